@@ -1,0 +1,24 @@
+"""Runs the migrations on the connection that `proxy.store.schema` gives, all in its one transaction.
+
+So a database is at the old revision or at the new one, never between, even after a crash.
+"""
+
+from __future__ import annotations
+
+from alembic import context
+from sqlalchemy import Connection, text
+
+from proxy.store.tables import metadata
+
+# Any number does, as long as every tokengrove uses the same: replicas that start together migrate one after another.
+ADVISORY_LOCK = 7_046_029
+
+
+def run(connection: Connection) -> None:
+    if connection.dialect.name == "postgresql":
+        connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": ADVISORY_LOCK})
+    context.configure(connection=connection, target_metadata=metadata, transactional_ddl=True)
+    context.run_migrations()
+
+
+run(context.config.attributes["connection"])

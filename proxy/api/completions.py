@@ -1,0 +1,50 @@
+"""The endpoints that agents speak to."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from typing import Any
+
+from starlette.requests import Request
+
+from proxy.api.http import caller_of, read_json
+from proxy.api.replies import StreamReply, UnaryReply
+from proxy.errors import NotImplementedYet
+from proxy.protocols.base import WireProtocol
+from proxy.sessions import Sessions
+from proxy.turns import Turns
+from proxy.types import TurnRequest
+
+Endpoint = Callable[[Request], Awaitable[Any]]
+
+
+def turn_endpoint(protocol: WireProtocol, sessions: Sessions, turns: Turns, max_body_bytes: int) -> Endpoint:
+    """The endpoint of one API: parse, resolve, begin, reply."""
+
+    async def endpoint(request: Request) -> UnaryReply | StreamReply:
+        body = await read_json(request, max_body_bytes)
+        turn_request = _with_headers(protocol.parse(body), request)
+        session = await sessions.resolve(caller_of(request, body))
+        turn = await turns.begin(session, turn_request, new_id=protocol.new_id)
+        if turn_request.stream:
+            return await StreamReply.open(turns, turn, protocol)
+        return UnaryReply(request, turns, turn, protocol)
+
+    return endpoint
+
+
+def _with_headers(turn_request: TurnRequest, request: Request) -> TurnRequest:
+    """What the harness says of a turn in `x-tokengrove-*` headers."""
+    headers = request.headers
+    tags = {
+        name: headers[f"x-tokengrove-{name.replace('_', '-')}"]
+        for name in ("state_hash", "purpose", "agent")
+        if f"x-tokengrove-{name.replace('_', '-')}" in headers
+    }
+    return replace(turn_request, **tags) if tags else turn_request
+
+
+async def not_implemented(request: Request) -> None:
+    """An API of the design that this version does not speak."""
+    raise NotImplementedYet(f"{request.url.path} is not implemented yet; use /v1/chat/completions")

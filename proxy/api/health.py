@@ -1,0 +1,30 @@
+"""Whether the process lives, whether it can serve, and what it counts."""
+
+from __future__ import annotations
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from proxy.api.http import JsonResponse
+from proxy.engine.base import Engine
+from proxy.metrics import CONTENT_TYPE, Metrics
+from proxy.store.store import Store
+
+
+class Health:
+    """`/health`, `/ready` and `/metrics`."""
+
+    def __init__(self, engine: Engine, store: Store, metrics: Metrics) -> None:
+        self._engine, self._store, self._metrics = engine, store, metrics
+
+    async def health(self, request: Request) -> JsonResponse:
+        return JsonResponse({"status": "ok"})
+
+    async def ready(self, request: Request) -> JsonResponse:
+        """200 when the store answers and the engine runs. Raises StoreUnavailable or EngineUnavailable."""
+        await self._store.ping()
+        info = self._engine.info()
+        return JsonResponse({"status": "ready", "engine": info.name, "weight_version": info.weight_version})
+
+    async def metrics(self, request: Request) -> Response:
+        return Response(self._metrics.text(), media_type=CONTENT_TYPE)

@@ -1,0 +1,48 @@
+"""`/v1/models` in a shape that both the OpenAI and the Anthropic SDK read."""
+
+from __future__ import annotations
+
+import time
+from datetime import UTC, datetime
+from typing import Any
+
+from starlette.requests import Request
+
+from proxy.api.http import JsonResponse
+from proxy.errors import ModelNotFound
+
+
+class Models:
+    """The one model that is served. Requests may name any; these endpoints know its own name only."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._created = int(time.time())
+
+    async def index(self, request: Request) -> JsonResponse:
+        model = self._model()
+        listing = {
+            "object": "list",
+            "data": [model],
+            "has_more": False,
+            "first_id": model["id"],
+            "last_id": model["id"],
+        }
+        return JsonResponse(listing)
+
+    async def show(self, request: Request) -> JsonResponse:
+        if request.path_params["model"] != self._name:
+            raise ModelNotFound(f"the model served here is {self._name!r}", param="model")
+        return JsonResponse(self._model())
+
+    def _model(self) -> dict[str, Any]:
+        created_at = datetime.fromtimestamp(self._created, UTC).isoformat().replace("+00:00", "Z")
+        return {
+            "id": self._name,
+            "object": "model",
+            "created": self._created,
+            "owned_by": "tokengrove",
+            "type": "model",
+            "display_name": self._name,
+            "created_at": created_at,
+        }

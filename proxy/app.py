@@ -1,0 +1,140 @@
+"""The composition root: the only file that knows all others. Routes, error handlers, and what starts and stops when."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from pathlib import Path
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from proxy.api import http
+from proxy.api.completions import not_implemented, turn_endpoint
+from proxy.api.export import Export
+from proxy.api.health import Health
+from proxy.api.models import Models
+from proxy.api.rl import Rl
+from proxy.engine.base import Engine
+from proxy.engine.choice import create_engine, model_folder, model_name
+from proxy.errors import ProxyError
+from proxy.metrics import Metrics
+from proxy.protocols.chat import ChatProtocol
+from proxy.rendering.renderer import Renderer, load_renderer
+from proxy.sessions import Sessions
+from proxy.settings import Settings
+from proxy.store.store import Store
+from proxy.turns import Turns
+
+logger = logging.getLogger(__name__)
+
+# Sessions that nobody used for this long are loaded from the store when they are needed again.
+_IDLE_S = 600.0
+_SWEEP_S = 60.0
+
+
+def build_app(
+    settings: Settings,
+    *,
+    engine: Engine | None = None,
+    renderer: Renderer | None = None,
+    store: Store | None = None,
+) -> Starlette:
+    """The server as an ASGI application. What is not given is built from `settings`.
+
+    The lifespan starts the engine, and at the end lets turns finish, then closes engine and store. Raises
+    ConfigurationError when something cannot be built.
+    """
+    if renderer is None:
+        renderer = load_renderer(settings, Path(settings.tokenizer) if settings.tokenizer else model_folder(settings))
+    engine = engine or create_engine(settings, renderer.vocab_size)
+    store = store or Store.open(settings.database_url)
+    metrics = Metrics()
+    sessions = Sessions(store, settings, metrics)
+    turns = Turns(engine=engine, renderer=renderer, store=store, sessions=sessions, settings=settings, metrics=metrics)
+
+    @asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        async with AsyncExitStack() as stack:
+            stack.push_async_callback(store.close)
+            await engine.start()
+            stack.push_async_callback(engine.close)
+            stack.push_async_callback(turns.drain, settings.shutdown_timeout_s)
+            sweeper = asyncio.create_task(_sweep(sessions))
+            stack.push_async_callback(_cancel, sweeper)
+            yield
+
+    app = Starlette(routes=_routes(settings, sessions, turns, store, engine, metrics), lifespan=lifespan)
+    app.state.engine, app.state.renderer, app.state.store, app.state.model = (
+        engine,
+        renderer,
+        store,
+        model_name(settings),
+    )
+    app.add_exception_handler(ProxyError, http.on_proxy_error)
+    app.add_exception_handler(ClientDisconnect, http.on_disconnect)
+    app.add_exception_handler(HTTPException, _on_http_exception)
+    app.add_exception_handler(404, http.on_not_found)
+    app.add_exception_handler(405, http.on_method_not_allowed)
+    app.add_exception_handler(Exception, http.on_crash)
+    return app
+
+
+def _routes(
+    settings: Settings, sessions: Sessions, turns: Turns, store: Store, engine: Engine, metrics: Metrics
+) -> list[Route]:
+    chat = turn_endpoint(ChatProtocol(), sessions, turns, settings.max_body_bytes)
+    rl = Rl(sessions, settings)
+    models = Models(model_name(settings))
+    health = Health(engine, store, metrics)
+    agent = [
+        *_aliases("/chat/completions", chat, ["POST"]),
+        *_aliases("/responses", not_implemented, ["POST"]),
+        *_aliases("/messages", not_implemented, ["POST"]),
+        *_aliases("/messages/count_tokens", not_implemented, ["POST"]),
+        *_aliases("/models", models.index, ["GET"]),
+        *_aliases("/models/{model:path}", models.show, ["GET"]),
+    ]
+    control = [
+        Route("/rl/start_session", rl.start_session, methods=["POST"]),
+        Route("/rl/sessions", rl.list_sessions, methods=["GET"]),
+        Route("/rl/sessions/{session:path}", rl.show_session, methods=["GET"]),
+        Route("/rl/set_reward", rl.set_reward, methods=["POST"]),
+        Route("/rl/end_session", rl.end_session, methods=["POST"]),
+        Route("/{session:path}/rl/set_reward", rl.set_reward, methods=["POST"]),
+        Route("/{session:path}/rl/end_session", rl.end_session, methods=["POST"]),
+        Route("/export_trajectories", Export(sessions, store, settings).export, methods=["POST"]),
+        Route("/health", health.health, methods=["GET"]),
+        Route("/ready", health.ready, methods=["GET"]),
+        Route("/metrics", health.metrics, methods=["GET"]),
+    ]
+    return control + agent
+
+
+def _aliases(path: str, endpoint: object, methods: list[str]) -> list[Route]:
+    """`/v1/...`, `/{session}/v1/...` and, for clients that drop it, `/{session}/...` without `/v1`."""
+    prefixes = ("/v1", "/{session:path}/v1", "/{session:path}")
+    return [Route(prefix + path, endpoint, methods=methods) for prefix in prefixes]  # type: ignore[arg-type]
+
+
+async def _on_http_exception(request: Request, error: Exception) -> Response:
+    """Starlette's own refusals other than 404 and 405."""
+    assert isinstance(error, HTTPException)
+    return http.JsonResponse({"error": {"message": error.detail, "type": "invalid_request_error"}}, error.status_code)
+
+
+async def _sweep(sessions: Sessions) -> None:
+    while True:
+        await asyncio.sleep(_SWEEP_S)
+        sessions.forget_idle(_IDLE_S)
+
+
+async def _cancel(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    with suppress(asyncio.CancelledError):
+        await task

@@ -1,0 +1,23 @@
+"""A typed HTTP client of this server's own endpoints, blocking and for asyncio.
+
+with Client(url).session("task") as session:
+    run_agent(base_url=session.base_url, api_key=session.api_key)
+    session.set_reward(1.0)
+samples = Client(url).export(session_id=session.session_id).samples
+"""
+
+from proxy.client.clients import AsyncClient, AsyncSession, Client, Session
+from proxy.client.values import Export, Sample, SessionTree, TreeNode
+from proxy.client.wire import ServerUnreachable
+
+__all__ = [
+    "AsyncClient",
+    "AsyncSession",
+    "Client",
+    "Export",
+    "Sample",
+    "ServerUnreachable",
+    "Session",
+    "SessionTree",
+    "TreeNode",
+]

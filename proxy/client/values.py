@@ -1,0 +1,183 @@
+"""What the client gives and takes: values as frozen dataclasses, options as typed dicts named as on the wire.
+
+Arrays have the dtypes and shapes of the export whatever JSON made of them; what the server adds later lands in `extra`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal, TypedDict
+
+import numpy as np
+from numpy.typing import NDArray
+
+Json = Any
+Int32 = NDArray[np.int32]
+Float32 = NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Sample:
+    """One training sample of L tokens: rewards float32 [1], mask bool [L], logprobs float32 [L], the others int32 [L].
+
+    `loss_mask` is 1 on the tokens to train. `logprobs` (natural logs) are 0, `versions` and `turn_ids` -1 elsewhere.
+    `turns` has one entry an interaction, in order; `interaction_id` is the last one's. `extra` is what else was sent.
+    """
+
+    session_id: str
+    interaction_id: str
+    interaction_ids: tuple[str, ...]
+    input_ids: Int32
+    loss_mask: Int32
+    logprobs: Float32
+    versions: Int32
+    turn_ids: Int32
+    attention_mask: NDArray[np.bool_]
+    rewards: Float32
+    raw_rewards: Float32
+    task_id: str | None = None
+    group_id: str | None = None
+    purpose: str | None = None
+    finish_reason: str | None = None
+    recomputable: bool | None = None
+    sampling: Mapping[str, Json] = field(default_factory=dict)
+    turns: tuple[Mapping[str, Json], ...] = ()
+    extra: Mapping[str, Json] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Export:
+    """All pages of an export. `sessions` says for each session id whether anything is missing."""
+
+    samples: list[Sample]
+    sessions: dict[str, dict[str, Json]]
+
+
+@dataclass(frozen=True, slots=True)
+class TreeNode:
+    """One interaction as the server lists it. `return_` is discounted with the session's own discount and credit."""
+
+    id: str
+    parent_id: str | None
+    aligned: bool
+    seq: int
+    api: str
+    reason: str
+    status: str
+    purpose: str | None
+    reward: float | None
+    return_: float | None
+    finish_reason: str | None
+    prompt_tokens: int
+    output_tokens: int
+    versions: Json
+
+
+@dataclass(frozen=True, slots=True)
+class SessionTree:
+    """One session with its interactions in order of completion. `extra` is what else was sent."""
+
+    session_id: str
+    status: str
+    task_id: str | None
+    group_id: str | None
+    outcome: str | None
+    interactions: tuple[TreeNode, ...]
+    extra: Mapping[str, Json] = field(default_factory=dict)
+
+
+class SessionOptions(TypedDict, total=False):
+    """What `start_session` takes beside the task."""
+
+    group_id: str
+    session_id: str
+    api_key: str
+    metadata: Mapping[str, Json]
+    sampling: Mapping[str, Json]
+    limits: Mapping[str, Json]
+    discount: float
+    credit: str
+
+
+class RewardOptions(TypedDict, total=False):
+    """Which reward is set, where it is not the one of the last complete interaction.
+
+    `name` keeps it apart from the other rewards of the interaction; `rewards` go by interaction id; `step_scores` has
+    one score a complete interaction in order of completion; `token_rewards` one a sampled token of `interaction_id`.
+    """
+
+    interaction_id: str
+    name: str
+    rewards: Mapping[str, float]
+    step_scores: Sequence[float]
+    token_rewards: Sequence[float] | Float32
+
+
+class EndOptions(TypedDict, total=False):
+    """What `end_session` takes. `outcome` is Finished, Failed, NoData or Timeout."""
+
+    reward: float
+    step_scores: Sequence[float]
+    outcome: str
+    exit_reason: str
+    metrics: Mapping[str, Json]
+    finished: bool
+
+
+class ExportOptions(TypedDict, total=False):
+    """How to export. `limit` is sessions a page; `wait_s` how long to wait until the named sessions have ended."""
+
+    layout: Literal["individual", "concat"]
+    discount: float
+    credit: str
+    wait_s: float
+    limit: int
+
+
+class SessionFilter(TypedDict, total=False):
+    """Which sessions to take; `since` (Unix seconds) keeps those that ended then or later, and live ones."""
+
+    group_id: str
+    task_id: str
+    status: str
+    outcome: str
+    since: float
+
+
+class ExportRequest(ExportOptions, SessionFilter, total=False):
+    """Options and filter of an export together."""
+
+
+def _known(kind: type, values: Mapping[str, Json]) -> dict[str, Json]:
+    """The fields of dataclass `kind` that `values` has; the rest as `extra`, where it has such a field."""
+    names = {spec.name for spec in fields(kind)}
+    known = {name: value for name, value in values.items() if name in names}
+    if "extra" in names:
+        known["extra"] = {name: value for name, value in values.items() if name not in names}
+    return known
+
+
+_ARRAYS: dict[str, Any] = {
+    "input_ids": np.int32,
+    "loss_mask": np.int32,
+    "logprobs": np.float32,
+    "versions": np.int32,
+    "turn_ids": np.int32,
+    "attention_mask": np.bool_,
+    "rewards": np.float32,
+    "raw_rewards": np.float32,
+}
+
+
+def sample_of(entry: Mapping[str, Json]) -> Sample:
+    """A sample as the export writes it."""
+    arrays = {name: np.asarray(entry[name], dtype=dtype) for name, dtype in _ARRAYS.items()}
+    sequences = {name: tuple(entry[name]) for name in ("interaction_ids", "turns")}
+    return Sample(**_known(Sample, {**entry, **arrays, **sequences}))
+
+
+def tree_of(answer: Mapping[str, Json]) -> SessionTree:
+    """A session as `GET /rl/sessions/{id}` shows it."""
+    nodes = tuple(TreeNode(**_known(TreeNode, {**node, "return_": node["return"]})) for node in answer["interactions"])
+    return SessionTree(**_known(SessionTree, {**answer, "interactions": nodes}))

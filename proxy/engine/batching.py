@@ -1,0 +1,171 @@
+"""transformers' continuous batching with our sampler in the place of its own. Nothing else touches its insides.
+
+The one hook is `ModelRunner._sample(scores, output_ids)`, equal in 5.19 to 5.23: it gets the logits of every request
+that takes a token in this step and writes the tokens. `check_hook` proves at start that it is there. Pausing parks the
+batching thread between two steps; `forget` may be called only then.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from proxy.errors import ConfigurationError, EngineFailed
+
+if TYPE_CHECKING:
+    import torch
+
+PAGE_TOKENS = 32
+"""Prefixes are shared in whole pages: small ones share more, and cost little next to a forward pass."""
+
+
+@dataclass(frozen=True, slots=True)
+class BatchSizes:
+    """Upper bounds in tokens: of the key-value cache over all requests, and of one forward pass (prefill included)."""
+
+    cache_tokens: int
+    batch_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepEntry:
+    """What one request did in a step: how many of its tokens went through the model, and whether it takes a new one."""
+
+    serial: str
+    processed: int
+    takes_token: bool
+
+
+StepSampler = Callable[[Sequence[StepEntry], "torch.Tensor"], Sequence[int]]
+"""Gets all entries of a step and the float32 logits [takers, vocabulary] of those that take a token, in their order;
+returns a token for each taker. It runs on the batching thread, and must not raise for the fault of one request."""
+
+
+class ContinuousBatch:
+    """Requests, each under a serial of its own, decoded together. All methods may be called from any thread, but
+    `pause` and `unpause` from one and the same."""
+
+    def __init__(self, model: Any, sizes: BatchSizes, sampler: StepSampler) -> None:
+        self._model = model
+        self._sizes = sizes
+        self._sampler = sampler
+        self._manager: Any = None
+        self._paused: AbstractContextManager[None] | None = None
+
+    def start(self) -> None:
+        """Allocate the cache and start the batching thread. Raises ConfigurationError."""
+        check_hook()
+        from transformers import ContinuousBatchingConfig, GenerationConfig
+
+        config = ContinuousBatchingConfig(
+            page_size=PAGE_TOKENS,
+            num_blocks=self._sizes.cache_tokens // PAGE_TOKENS,
+            max_batch_tokens=self._sizes.batch_tokens,
+            max_requests_per_batch=self._sizes.batch_tokens,
+            use_async_batching=False,  # a token is decided on the host before the next step is planned
+            use_cuda_graph=False,
+            auto_switch_to_flash=False,  # would look for kernels on a hub
+        )
+        try:
+            self._manager = self._model.init_continuous_batching(
+                generation_config=GenerationConfig(do_sample=False, eos_token_id=-1), continuous_batching_config=config
+            )
+            self._manager.warmup()  # makes the processor now, so that the sampler is in place before the first step
+        except (MemoryError, ValueError, RuntimeError) as error:
+            raise ConfigurationError(f"transformers cannot run this model in continuous batching: {error}") from error
+        self._manager.batch_processor.model_runner._sample = self._sample
+        self._manager.start()
+
+    @property
+    def alive(self) -> bool:
+        """Whether the batching thread runs."""
+        return self._manager is not None and bool(self._manager.is_running())
+
+    @property
+    def reason_of_death(self) -> str:
+        """What ended the batching thread, as far as it is known."""
+        error = self._manager.background_thread_status.fatal_error
+        return "the engine's batching thread has ended" + (f": {error}" if error is not None else "")
+
+    def submit(self, serial: str, ids: Sequence[int], max_tokens: int, stop_token_ids: Sequence[int]) -> None:
+        """Queue a request. Raises EngineFailed when the batching thread takes none."""
+        taken = self._manager.add_request(
+            list(ids), request_id=serial, max_new_tokens=max_tokens, eos_token_id=list(stop_token_ids) or [-1]
+        )
+        if taken is None:
+            raise EngineFailed(self.reason_of_death)
+
+    def cancel(self, serial: str) -> None:
+        """Free a request before the next step; an unknown serial is ignored."""
+        self._manager.cancel_request(serial)
+
+    def next_failure(self, timeout_s: float) -> tuple[str, str] | None:
+        """Serial and reason of a request that the engine gave up, or None after at most `timeout_s`."""
+        output = self._manager.get_result(timeout=timeout_s)
+        return (output.request_id, output.error) if output is not None and output.error is not None else None
+
+    def pause(self) -> None:
+        """Park the batching thread between two steps; a second call changes nothing. Raises EngineFailed."""
+        if self._paused is None:
+            paused = self._manager.pause()
+            try:
+                paused.__enter__()
+            except RuntimeError as error:
+                raise EngineFailed(f"the engine cannot pause: {error}") from error
+            self._paused = paused
+
+    def unpause(self) -> None:
+        """Let the batching thread go on."""
+        paused, self._paused = self._paused, None
+        if paused is not None:
+            paused.__exit__(None, None, None)
+
+    @property
+    def paused(self) -> bool:
+        """Whether the batching thread is parked."""
+        return self._paused is not None
+
+    def forget(self) -> None:
+        """Drop all requests that are scheduled and every cached key and value. The thread must be parked."""
+        self._manager.batch_processor.reset()
+        self._manager.batch_processor.cache.reset()
+
+    def stop(self, timeout_s: float) -> None:
+        """End the batching thread after its current step; what it still held fails."""
+        if self._manager is None:
+            return
+        self.unpause()
+        if self._manager.is_running():
+            self._manager.stop(block=True, timeout=timeout_s, hard_stop=True)
+
+    def _sample(self, scores: torch.Tensor, output_ids: torch.Tensor) -> None:
+        """Stands in for `ModelRunner._sample`: scores [1, takers, vocabulary], tokens go to output_ids[0]."""
+        import torch
+
+        futures = self._manager.batch_processor.inputs_and_outputs.requests_in_batch
+        entries = [StepEntry(f.state.request_id, f.query_length, f.has_new_token) for f in futures]
+        takers = sum(entry.takes_token for entry in entries)
+        tokens = self._sampler(entries, scores[0, :takers])
+        output_ids[0, :takers].copy_(torch.tensor(tokens, dtype=output_ids.dtype))
+
+
+def check_hook() -> None:
+    """Raise ConfigurationError unless this version of transformers has the hook in the form that is used here."""
+    import transformers
+
+    try:
+        from transformers.generation.continuous_batching.model_runner import ModelRunner
+        from transformers.generation.continuous_batching.requests import FutureRequestState
+
+        found = list(inspect.signature(ModelRunner._sample).parameters) == ["self", "scores", "output_ids"]
+        found = found and {"state", "has_new_token", "query_length"} <= set(FutureRequestState.__slots__)
+    except (ImportError, AttributeError):
+        found = False
+    if not found:
+        raise ConfigurationError(
+            f"transformers {transformers.__version__} has no place for our sampler in its continuous batching; "
+            "install transformers>=5.19,<5.24"
+        )

@@ -1,0 +1,253 @@
+"""What every engine must do, as checks that anyone can run on theirs: `for check in CHECKS: await check(engine, ids)`.
+
+Each check takes a started engine and a valid prompt, leaves the engine as it found it, and raises AssertionError with
+a sentence on the first thing that is wrong. What an engine says it cannot do (`info().capabilities`) is not asked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import math
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field, replace
+from typing import cast
+
+from proxy.engine.base import Capability, Engine, EngineInfo
+from proxy.errors import InvalidRequest
+from proxy.types import (
+    FinishReason,
+    GenerateRequest,
+    Grammar,
+    GrammarPart,
+    Ids,
+    SamplingParams,
+    TokenChunk,
+    ids_of,
+)
+
+Check = Callable[[Engine, Ids], Awaitable[None]]
+
+TIMEOUT_S = 120.0
+"""An engine that takes longer for any one of these small requests hangs."""
+
+_LONG = 1000
+_serials = itertools.count()
+
+
+@dataclass(slots=True)
+class Reply:
+    """All chunks of one request, joined."""
+
+    ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    versions: list[int] = field(default_factory=list)
+    top_logprobs: list[tuple[tuple[int, float], ...]] = field(default_factory=list)
+    finish: FinishReason | None = None
+    chunks: int = 0
+
+    def add(self, chunk: TokenChunk) -> None:
+        """Join a chunk; the invariants that hold for every chunk are checked here."""
+        assert self.finish is None, "a chunk came after the one with a finish reason"
+        assert len(chunk.ids) == len(chunk.logprobs), "a chunk has as many logprobs as ids"
+        assert chunk.ids or chunk.finish, "a chunk without tokens must be the last"
+        self.ids.extend(chunk.ids)
+        self.logprobs.extend(chunk.logprobs)
+        self.versions.extend([chunk.version] * len(chunk.ids))
+        self.top_logprobs.extend(chunk.top_logprobs)
+        self.finish = chunk.finish
+        self.chunks += 1
+
+
+async def complete(engine: Engine, request: GenerateRequest) -> Reply:
+    """The whole reply to `request`, with the invariants of every chunk checked."""
+    reply = Reply()
+    async with asyncio.timeout(TIMEOUT_S):
+        async for chunk in engine.generate(request):
+            reply.add(chunk)
+    assert reply.finish is not None, "the last chunk has a finish reason"
+    return reply
+
+
+def request_for(prompt_ids: Ids, max_tokens: int, temperature: float = 1.0, seed: int | None = None) -> GenerateRequest:
+    """A request under a fresh id that no end token ends."""
+    sampling = SamplingParams(temperature=temperature, max_tokens=max_tokens, seed=seed)
+    return GenerateRequest(f"contract-{next(_serials)}", prompt_ids, sampling)
+
+
+async def check_info_is_sane(engine: Engine, prompt_ids: Ids) -> None:
+    info = engine.info()
+    assert isinstance(info, EngineInfo), "info() gives an EngineInfo"
+    assert info.name and info.model, "an engine and its model have names"
+    assert info.vocab_size > max(prompt_ids), "the vocabulary holds the prompt"
+    assert info.context_length > len(prompt_ids), "the context holds the prompt"
+    assert info.weight_version >= 0, "weight versions count up from 0"
+
+
+async def check_chunks_keep_the_invariants(engine: Engine, prompt_ids: Ids) -> None:
+    reply = await complete(engine, request_for(prompt_ids, 8))
+    assert reply.ids, "something was sampled"
+    assert all(0 <= token < engine.info().vocab_size for token in reply.ids), "sampled ids are in the vocabulary"
+
+
+async def check_max_tokens_is_exact(engine: Engine, prompt_ids: Ids) -> None:
+    for max_tokens in (1, 2, 17):
+        reply = await complete(engine, request_for(prompt_ids, max_tokens))
+        assert len(reply.ids) == max_tokens, f"max_tokens {max_tokens} gave {len(reply.ids)} tokens"
+        assert reply.finish is FinishReason.LENGTH, f"a full budget ends with length, not {reply.finish}"
+
+
+async def check_a_stop_token_ends_and_is_included(engine: Engine, prompt_ids: Ids) -> None:
+    free = await complete(engine, request_for(prompt_ids, 16, temperature=0.0))
+    stop = free.ids[len(free.ids) // 2]
+    expected = free.ids[: free.ids.index(stop) + 1]
+    request = replace(request_for(prompt_ids, 16, temperature=0.0), stop_token_ids=(stop,))
+    reply = await complete(engine, request)
+    assert reply.ids == expected, "output ends with the first stop token and holds it"
+    assert reply.finish is FinishReason.STOP, f"a stop token ends with stop, not {reply.finish}"
+
+
+async def check_ignore_eos_passes_stop_tokens(engine: Engine, prompt_ids: Ids) -> None:
+    request = request_for(prompt_ids, 12, temperature=0.0)
+    first = (await complete(engine, request)).ids[0]
+    sampling = replace(request.sampling, ignore_eos=True)
+    ignoring = replace(request_for(prompt_ids, 12), sampling=sampling, stop_token_ids=(first,))
+    reply = await complete(engine, ignoring)
+    assert len(reply.ids) == 12, "with ignore_eos no stop token ends the output"
+
+
+async def check_temperature_zero_is_deterministic(engine: Engine, prompt_ids: Ids) -> None:
+    first = await complete(engine, request_for(prompt_ids, 12, temperature=0.0))
+    second = await complete(engine, request_for(prompt_ids, 12, temperature=0.0))
+    assert first.ids == second.ids, "temperature 0 gives the same tokens twice"
+
+
+async def check_a_seed_is_deterministic(engine: Engine, prompt_ids: Ids) -> None:
+    if Capability.SEED not in engine.info().capabilities:
+        return
+    replies = [await complete(engine, request_for(prompt_ids, 12, seed=seed)) for seed in (7, 7, 8)]
+    assert replies[0].ids == replies[1].ids, "one seed gives the same tokens twice"
+    assert replies[0].ids != replies[2].ids, "another seed gives other tokens"
+
+
+async def check_logprobs_are_finite_and_not_positive(engine: Engine, prompt_ids: Ids) -> None:
+    for temperature in (0.0, 0.7, 1.0):
+        reply = await complete(engine, request_for(prompt_ids, 12, temperature=temperature))
+        assert all(math.isfinite(value) and value <= 0.0 for value in reply.logprobs), "logprobs are finite and <= 0"
+
+
+async def check_top_logprobs_hold_the_best(engine: Engine, prompt_ids: Ids) -> None:
+    if Capability.TOP_LOGPROBS not in engine.info().capabilities:
+        return
+    request = replace(request_for(prompt_ids, 6, temperature=0.0), top_logprobs=3)
+    reply = await complete(engine, request)
+    assert len(reply.top_logprobs) == len(reply.ids), "one tuple of alternatives a token"
+    for token, logprob, top in zip(reply.ids, reply.logprobs, reply.top_logprobs, strict=True):
+        values = [value for _, value in top]
+        assert len(top) == 3 and values == sorted(values, reverse=True), "three alternatives, highest first"
+        assert (token, logprob) in top, "at temperature 0 the chosen token is among the best"
+
+
+async def check_tokens_stream(engine: Engine, prompt_ids: Ids) -> None:
+    reply = await complete(engine, request_for(prompt_ids, 32))
+    assert reply.chunks > 1, "32 tokens come in more than one chunk"
+
+
+async def check_versions_are_present(engine: Engine, prompt_ids: Ids) -> None:
+    reply = await complete(engine, request_for(prompt_ids, 4))
+    assert set(reply.versions) == {engine.info().weight_version}, "tokens carry the version that info() names"
+
+
+async def check_abort_finishes_and_frees(engine: Engine, prompt_ids: Ids) -> None:
+    request = request_for(prompt_ids, _long_budget(engine, prompt_ids))
+    reply = Reply()
+    async with asyncio.timeout(TIMEOUT_S):
+        async for chunk in engine.generate(request):
+            reply.add(chunk)
+            await engine.abort(request.request_id)
+    assert reply.finish is FinishReason.ABORT, f"an aborted request ends with abort, not {reply.finish}"
+    await engine.abort("contract-nobody")
+    await check_max_tokens_is_exact(engine, prompt_ids)
+
+
+async def check_closing_the_iterator_frees(engine: Engine, prompt_ids: Ids) -> None:
+    for _ in range(4):
+        async with asyncio.timeout(TIMEOUT_S), aclosing(_generator(engine, prompt_ids)) as chunks:
+            await anext(chunks)
+    await check_max_tokens_is_exact(engine, prompt_ids)
+
+
+async def check_cancelling_the_reader_frees(engine: Engine, prompt_ids: Ids) -> None:
+    request = request_for(prompt_ids, _long_budget(engine, prompt_ids))
+    reader = asyncio.create_task(complete(engine, request))
+    await asyncio.sleep(0.02)
+    reader.cancel()
+    results = await asyncio.gather(reader, return_exceptions=True)
+    assert isinstance(results[0], asyncio.CancelledError | Reply), f"cancelling raised {results[0]!r}"
+    await check_max_tokens_is_exact(engine, prompt_ids)
+
+
+async def check_concurrent_requests_are_independent(engine: Engine, prompt_ids: Ids) -> None:
+    prompts = [ids_of([*prompt_ids, *prompt_ids[: index % len(prompt_ids)]]) for index in range(32)]
+    requests = [request_for(prompt, 1 + index, float(index % 2)) for index, prompt in enumerate(prompts)]
+    replies = await asyncio.gather(*(complete(engine, request) for request in requests))
+    for index, reply in enumerate(replies):
+        assert len(reply.ids) == 1 + index, "each of 32 requests at once gets its own number of tokens"
+        assert all(math.isfinite(value) and value <= 0.0 for value in reply.logprobs), "and logprobs that are finite"
+
+
+async def check_out_of_vocabulary_is_refused(engine: Engine, prompt_ids: Ids) -> None:
+    for token in (engine.info().vocab_size, -1):
+        try:
+            await complete(engine, request_for(ids_of([*prompt_ids, token]), 4))
+        except InvalidRequest:
+            continue
+        raise AssertionError(f"input id {token} is outside of the vocabulary and must raise InvalidRequest")
+    await check_max_tokens_is_exact(engine, prompt_ids)
+
+
+CHECKS: tuple[Check, ...] = (
+    check_info_is_sane,
+    check_chunks_keep_the_invariants,
+    check_max_tokens_is_exact,
+    check_a_stop_token_ends_and_is_included,
+    check_ignore_eos_passes_stop_tokens,
+    check_temperature_zero_is_deterministic,
+    check_a_seed_is_deterministic,
+    check_logprobs_are_finite_and_not_positive,
+    check_top_logprobs_hold_the_best,
+    check_tokens_stream,
+    check_versions_are_present,
+    check_abort_finishes_and_frees,
+    check_closing_the_iterator_frees,
+    check_cancelling_the_reader_frees,
+    check_concurrent_requests_are_independent,
+    check_out_of_vocabulary_is_refused,
+)
+
+
+async def check_grammar_gives_json(
+    engine: Engine, prompt_ids: Ids, decode: Callable[[Sequence[int]], str], end_token_id: int
+) -> None:
+    """Not in CHECKS, since it needs the tokenizer: `decode` turns ids into text, `end_token_id` ends an output."""
+    if Capability.GRAMMAR not in engine.info().capabilities:
+        return
+    schema = {"type": "object", "properties": {"count": {"type": "integer"}}, "required": ["count"]}
+    grammar = Grammar(((GrammarPart(schema={**schema, "additionalProperties": False}),),))
+    request = replace(request_for(prompt_ids, 100), grammar=grammar, stop_token_ids=(end_token_id,))
+    reply = await complete(engine, request)
+    assert reply.finish is FinishReason.STOP and reply.ids[-1] == end_token_id, "a complete output ends by itself"
+    value = json.loads(decode(reply.ids[:-1]))
+    assert isinstance(value, dict) and type(value.get("count")) is int, f"the schema holds, not {value!r}"
+
+
+def _long_budget(engine: Engine, prompt_ids: Ids) -> int:
+    return min(_LONG, engine.info().context_length - len(prompt_ids))
+
+
+def _generator(engine: Engine, prompt_ids: Ids) -> AsyncGenerator[TokenChunk, None]:
+    chunks = engine.generate(request_for(prompt_ids, _long_budget(engine, prompt_ids)))
+    assert hasattr(chunks, "aclose"), "what generate gives can be closed"
+    return cast("AsyncGenerator[TokenChunk, None]", chunks)

@@ -1,0 +1,116 @@
+"""Bringing a constrained output to its end: of the tokens that a grammar allows, those that close rather than open.
+
+Narrowing never empties a mask and never allows what the grammar forbids. Inside a string only a quote closes; outside,
+brackets and markers close first, then separators move on, then the shortest values are begun.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+_END_OF_STRING = re.compile(rb'"[}\]]*')
+_END_OF_VALUE = re.compile(rb"[}\]]+")
+_SEPARATOR = re.compile(rb"[,:]")
+_SHORT_STRING = re.compile(rb'"{1,2}')
+_DIGIT = re.compile(rb"[0-9]")
+
+_MAX_DEPTH = 6
+"""How deep references of a schema are followed when its longest plain instance is guessed."""
+
+
+class Steering:
+    """Classes of the tokens of one vocabulary. `token_bytes[i]` is the text of token i, empty for a special one."""
+
+    def __init__(self, token_bytes: Sequence[bytes]) -> None:
+        import numpy as np
+
+        def matching(pattern: re.Pattern[bytes]) -> Any:
+            return np.fromiter((bool(pattern.fullmatch(text)) for text in token_bytes), dtype=bool)
+
+        self._bytes = token_bytes
+        self._in_string = (matching(_END_OF_STRING),)
+        self._outside = tuple(matching(kind) for kind in (_END_OF_VALUE, _SEPARATOR, _SHORT_STRING, _DIGIT))
+
+    def narrow(self, mask: Any, in_string: bool, marker_ids: tuple[int, ...]) -> Any:
+        """The part of `mask` (bool [vocabulary]) that closes most, or all of it where nothing in it closes."""
+        import numpy as np
+
+        if not in_string and marker_ids and mask[list(marker_ids)].any():
+            markers = np.zeros_like(mask)
+            markers[list(marker_ids)] = True
+            return mask & markers
+        for kind in self._in_string if in_string else self._outside:
+            closing = mask & kind
+            if closing.any():
+                return closing
+        return mask
+
+    def scan(self, token: int, in_string: bool, escaped: bool) -> tuple[bool, bool]:
+        """Whether the text stands inside a JSON string, and behind a backslash there, after `token`."""
+        for byte in self._bytes[token]:
+            if escaped:
+                escaped = False
+            elif in_string and byte == 0x5C:
+                escaped = True
+            elif byte == 0x22:
+                in_string = not in_string
+        return in_string, escaped
+
+
+def skeleton(schema: Any) -> str:
+    """A plain JSON text with every property of `schema` once: about the most that one value still has to write."""
+    return _skeleton(schema, schema, 0)
+
+
+def _skeleton(schema: Any, root: Any, depth: int) -> str:
+    if not isinstance(schema, Mapping) or depth > _MAX_DEPTH:
+        return '""'
+    if "$ref" in schema:
+        return _skeleton(_resolve(str(schema["$ref"]), root), root, depth + 1)
+    if "const" in schema or "enum" in schema:
+        values = [schema["const"]] if "const" in schema else schema["enum"]
+        return max((repr(value) for value in values), key=len, default='""') if isinstance(values, list) else '""'
+    for choice in ("anyOf", "oneOf"):
+        if isinstance(schema.get(choice), list):
+            return max((_skeleton(option, root, depth + 1) for option in schema[choice]), key=len, default='""')
+    if isinstance(schema.get("allOf"), list):
+        return "".join(_skeleton(part, root, depth + 1) for part in schema["allOf"])
+    return _plain(schema, root, depth)
+
+
+def _plain(schema: Mapping[str, Any], root: Any, depth: int) -> str:
+    properties = schema.get("properties")
+    if isinstance(properties, Mapping):
+        fields = (f'"{name}": {_skeleton(value, root, depth + 1)}' for name, value in properties.items())
+        return "{" + ", ".join(fields) + "}"
+    if "items" in schema or "prefixItems" in schema:
+        return _array(schema, root, depth)
+    if schema.get("type") == "string" or "pattern" in schema or "format" in schema:
+        return '"' + "x " * _count(schema.get("minLength")) + _pattern_room(schema) + '"'
+    return "-12.5" if schema.get("type") in ("number", "integer") else '{"": ""}'
+
+
+def _array(schema: Mapping[str, Any], root: Any, depth: int) -> str:
+    first = [_skeleton(item, root, depth + 1) for item in schema.get("prefixItems", ())]
+    rest = [_skeleton(schema.get("items", True), root, depth + 1)] * max(1, _count(schema.get("minItems")))
+    return "[" + ", ".join([*first, *rest]) + "]"
+
+
+def _pattern_room(schema: Mapping[str, Any]) -> str:
+    """Room for a text that a pattern or format asks for: a date and time, an identifier, a short word."""
+    return "2024-01-01T00:00:00.000Z 01234567" if "pattern" in schema or "format" in schema else ""
+
+
+def _count(value: Any) -> int:
+    return min(value, 1000) if isinstance(value, int) else 0
+
+
+def _resolve(reference: str, root: Any) -> Any:
+    """What a reference within the same schema points to; True (anything) where it leads nowhere."""
+    target = root
+    for step in reference.removeprefix("#").split("/")[1:]:
+        name = step.replace("~1", "/").replace("~0", "~")
+        target = target.get(name, True) if isinstance(target, Mapping) else True
+    return target

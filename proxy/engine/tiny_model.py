@@ -1,0 +1,186 @@
+"""The model that is there when nothing was downloaded: random, seeded, and the same to the byte wherever it is built.
+
+`build_tiny_model` writes an ordinary Hugging Face folder of the Qwen3 architecture. Its words are noise; its tokens,
+template, logprobs and speed are what the rest of the project is exercised with.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from proxy.engine.tiny_template import CHAT_TEMPLATE, MARKER_TOKENS, SPECIAL_TOKENS, TRAINING_TEXT
+from proxy.errors import ConfigurationError
+
+VOCAB_SIZE = 640
+"""256 bytes, 375 merges and 9 added tokens; no row is left over, so that every sampled id decodes."""
+
+CONTEXT_LENGTH = 131072
+HIDDEN, LAYERS, HEADS, KV_HEADS, HEAD_DIM, FEED_FORWARD = 64, 2, 4, 2, 16, 128
+
+FORMAT = 1
+"""Raise when the weights' recipe changes: the folder's name depends on it, so that nobody loads a stale build."""
+
+_SPLIT = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+
+
+def build_tiny_model(folder: Path, seed: int = 0) -> None:
+    """Write config, generation config, tokenizer and weights into `folder` (made if it is not there)."""
+    folder.mkdir(parents=True, exist_ok=True)
+    tokenizer = _train_tokenizer()
+    tokenizer.save(str(folder / "tokenizer.json"))
+    ids = {token: tokenizer.token_to_id(token) for token in SPECIAL_TOKENS}
+    _write_json(folder / "config.json", _model_config(ids))
+    _write_json(folder / "generation_config.json", _generation_config(ids))
+    _write_json(folder / "tokenizer_config.json", _tokenizer_config())
+    _write_weights(folder / "model.safetensors", seed)
+
+
+def builtin_model_folder(cache: Path | None = None) -> Path:
+    """Folder of the built-in model below `cache` (default: the user's cache folder), built on first use.
+
+    Safe against other processes that build it at the same time: each writes aside and renames. Raises
+    ConfigurationError when the folder cannot be written.
+    """
+    folder = (cache or _user_cache()) / f"tiny-qwen3-{_fingerprint()}"
+    if (folder / "config.json").is_file():
+        return folder
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        aside = Path(tempfile.mkdtemp(prefix=f"{folder.name}.", dir=folder.parent))
+        build_tiny_model(aside)
+        _move_into_place(aside, folder)
+    except OSError as error:
+        raise ConfigurationError(f"the built-in model cannot be written below {folder.parent}: {error}") from error
+    return folder
+
+
+def _move_into_place(aside: Path, folder: Path) -> None:
+    try:
+        aside.rename(folder)
+    except OSError:
+        shutil.rmtree(aside, ignore_errors=True)
+        if not (folder / "config.json").is_file():  # not a builder that was faster: a real failure
+            raise
+
+
+def _user_cache() -> Path:
+    home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    folder = Path(home) / "tokengrove"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError:  # a service user without a home
+        folder = Path(tempfile.gettempdir()) / f"tokengrove-{os.getuid() if hasattr(os, 'getuid') else 0}"
+    return folder
+
+
+def _fingerprint() -> str:
+    recipe = repr((FORMAT, VOCAB_SIZE, CONTEXT_LENGTH, HIDDEN, LAYERS, HEADS, KV_HEADS, HEAD_DIM, FEED_FORWARD))
+    return hashlib.sha256((recipe + CHAT_TEMPLATE + TRAINING_TEXT).encode()).hexdigest()[:12]
+
+
+def _train_tokenizer() -> Any:
+    from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.normalizer = normalizers.NFC()
+    split = pre_tokenizers.Split(Regex(_SPLIT), behavior="isolated")
+    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([split, byte_level])
+    tokenizer.decoder = decoders.ByteLevel()
+    added = len(SPECIAL_TOKENS) + len(MARKER_TOKENS)
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCAB_SIZE - added, initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()), show_progress=False
+    )
+    tokenizer.train_from_iterator([TRAINING_TEXT], trainer)
+    tokenizer.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in SPECIAL_TOKENS])
+    tokenizer.add_tokens([AddedToken(token, normalized=False, special=False) for token in MARKER_TOKENS])
+    if tokenizer.get_vocab_size() != VOCAB_SIZE:
+        raise ConfigurationError(f"the training text gave {tokenizer.get_vocab_size()} tokens, not {VOCAB_SIZE}")
+    return tokenizer
+
+
+def _model_config(ids: dict[str, int]) -> dict[str, Any]:
+    return {
+        "architectures": ["Qwen3ForCausalLM"],
+        "model_type": "qwen3",
+        "attention_bias": False,
+        "attention_dropout": 0.0,
+        "bos_token_id": ids["<|endoftext|>"],
+        "dtype": "float32",
+        "eos_token_id": ids["<|im_end|>"],
+        "head_dim": HEAD_DIM,
+        "hidden_act": "silu",
+        "hidden_size": HIDDEN,
+        "initializer_range": 0.02,
+        "intermediate_size": FEED_FORWARD,
+        "max_position_embeddings": CONTEXT_LENGTH,
+        "num_attention_heads": HEADS,
+        "num_hidden_layers": LAYERS,
+        "num_key_value_heads": KV_HEADS,
+        "rms_norm_eps": 1e-06,
+        "rope_theta": 1000000,
+        "tie_word_embeddings": False,
+        "use_cache": True,
+        "use_sliding_window": False,
+        "vocab_size": VOCAB_SIZE,
+    }
+
+
+def _generation_config(ids: dict[str, int]) -> dict[str, Any]:
+    stops = [ids["<|im_end|>"], ids["<|endoftext|>"]]
+    return {"bos_token_id": ids["<|endoftext|>"], "eos_token_id": stops, "pad_token_id": ids["<|endoftext|>"]}
+
+
+def _tokenizer_config() -> dict[str, Any]:
+    return {
+        "chat_template": CHAT_TEMPLATE,
+        "clean_up_tokenization_spaces": False,
+        "eos_token": "<|im_end|>",
+        "model_max_length": CONTEXT_LENGTH,
+        "pad_token": "<|endoftext|>",
+        "tokenizer_class": "PreTrainedTokenizerFast",
+    }
+
+
+def _weight_shapes() -> dict[str, tuple[int, ...]]:
+    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (VOCAB_SIZE, HIDDEN)}
+    for layer in range(LAYERS):
+        prefix = f"model.layers.{layer}."
+        for name, width in (("q", HEADS), ("k", KV_HEADS), ("v", KV_HEADS)):
+            shapes[f"{prefix}self_attn.{name}_proj.weight"] = (width * HEAD_DIM, HIDDEN)
+        shapes[f"{prefix}self_attn.o_proj.weight"] = (HIDDEN, HEADS * HEAD_DIM)
+        for name in ("self_attn.q_norm", "self_attn.k_norm"):
+            shapes[f"{prefix}{name}.weight"] = (HEAD_DIM,)
+        for name in ("mlp.gate_proj", "mlp.up_proj"):
+            shapes[f"{prefix}{name}.weight"] = (FEED_FORWARD, HIDDEN)
+        shapes[f"{prefix}mlp.down_proj.weight"] = (HIDDEN, FEED_FORWARD)
+        for name in ("input_layernorm", "post_attention_layernorm"):
+            shapes[f"{prefix}{name}.weight"] = (HIDDEN,)
+    return shapes | {"model.norm.weight": (HIDDEN,), "lm_head.weight": (VOCAB_SIZE, HIDDEN)}
+
+
+def _write_weights(path: Path, seed: int) -> None:
+    """Norms are ones; the rest is uniform, so wide that logits differ by a few nats: no two tokens are a near tie."""
+    import numpy as np
+    from safetensors.numpy import save_file
+
+    random = np.random.Generator(np.random.PCG64(seed))
+    weights = {}
+    for name, shape in _weight_shapes().items():
+        if len(shape) == 1:
+            weights[name] = np.ones(shape, dtype=np.float32)
+        else:
+            weights[name] = (random.random(shape, dtype=np.float32) - 0.5) * np.float32(0.5)
+    save_file(weights, path, metadata={"format": "pt"})
+
+
+def _write_json(path: Path, value: dict[str, Any]) -> None:
+    path.write_text(json.dumps(value, indent=2, sort_keys=True) + "\n", encoding="utf-8")

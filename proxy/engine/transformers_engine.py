@@ -1,0 +1,303 @@
+"""The engine that needs no GPU: transformers' continuous batching, with our own sampling, one row a request.
+
+Every token carries the version of the weights that sampled it, and its keys and values are always those of the current
+weights: an update submits what is in flight anew (prompt and output so far) and empties the prefix cache. When the
+batching thread dies, every request fails at once; none waits for ever.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import threading
+from collections.abc import AsyncIterator, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from proxy.engine.base import Capability, EngineInfo, PauseMode
+from proxy.engine.batching import ContinuousBatch, StepEntry
+from proxy.engine.grammar import GrammarCompiler, GrammarState
+from proxy.engine.inflight import InFlight, Item, aborted, check_request, post
+from proxy.engine.loading import (
+    choose_sizes,
+    context_limit,
+    end_token_ids,
+    load_model,
+    parse_options,
+    read_weights,
+)
+from proxy.engine.sampling import draw, new_row
+from proxy.errors import (
+    ConfigurationError,
+    EngineFailed,
+    EngineUnavailable,
+    UnsupportedParameter,
+)
+from proxy.settings import Settings
+from proxy.types import GenerateRequest, TokenChunk
+
+if TYPE_CHECKING:
+    import torch
+
+T = TypeVar("T")
+
+_WATCH_INTERVAL_S = 0.2
+"""How long the death of the batching thread may stay unseen."""
+
+_STOP_TIMEOUT_S = 30.0
+"""Longest wait for the step that is running when the engine closes."""
+
+
+class TransformersEngine:
+    """Implements `proxy.engine.base.Engine` on the Hugging Face model in `folder`."""
+
+    def __init__(self, settings: Settings, folder: Path) -> None:
+        """Raises ConfigurationError for an unknown `--engine-arg`; loads nothing yet."""
+        self._settings = settings
+        self._folder = folder
+        self._options = parse_options(settings.engine_arg)
+        self._model: Any = None
+        self._batch: ContinuousBatch | None = None
+        self._grammars: GrammarCompiler | None = None
+        self._context_length = 0
+        self._version = 0
+        self._flights: dict[str, InFlight] = {}
+        self._lock = threading.Lock()  # submitting a request against submitting all of them anew
+        self._serials = itertools.count()
+        self._down = "the engine was not started"
+        # Pausing is counted per thread in transformers: all of it happens on this one.
+        self._control = ThreadPoolExecutor(max_workers=1, thread_name_prefix="tokengrove-control")
+
+    async def start(self) -> None:
+        """Load the model and start the batching thread. Raises ConfigurationError."""
+        if find_spec("torch") is None:
+            raise ConfigurationError("the transformers engine needs torch: install tokengrove[cpu]")
+        await self._on_control(self._load)
+        self._down = ""
+        threading.Thread(target=self._watch, name="tokengrove-watch", daemon=True).start()
+
+    async def generate(self, request: GenerateRequest) -> AsyncIterator[TokenChunk]:
+        """Sample a continuation. Raises InvalidRequest, ContextLengthExceeded or EngineFailed."""
+        self._running()
+        check_request(request, self._vocab_size, self._context_length)
+        grammar = await asyncio.to_thread(self._compile, request) if request.grammar is not None else None
+        flight = self._submit(request, grammar)
+        finish = None
+        try:
+            while finish is None:
+                chunk = await flight.next_chunk()
+                finish = chunk.finish
+                yield chunk
+        finally:
+            self._release(flight)
+
+    async def abort(self, request_id: str) -> None:
+        """End a request with `FinishReason.ABORT`; unknown ids are ignored."""
+        self._abort([flight for flight in self._in_flight() if flight.request.request_id == request_id])
+
+    async def pause(self, mode: PauseMode) -> None:
+        """Park generation. RETRACT also empties the cache; ABORT ends what is in flight; new requests wait."""
+        batch = self._running()
+        await self._on_control(batch.pause)
+        if mode is PauseMode.RETRACT:
+            await self._on_control(self._resubmit_all)
+        elif mode is PauseMode.ABORT:
+            self._abort(self._in_flight())
+
+    async def resume(self) -> None:
+        """Go on after `pause`."""
+        await self._on_control(self._running().unpause)
+
+    async def update_weights(self, path: str, version: int | None = None) -> int:
+        """Load the weights in folder `path` in place. Raises InvalidRequest when they are not for this model."""
+        self._running()
+        return await self._on_control(lambda: self._replace_weights(Path(path), version))
+
+    async def flush_cache(self) -> None:
+        """Forget cached prefixes; requests in flight compute theirs anew and go on."""
+        self._running()
+        await self._on_control(lambda: self._while_paused(self._resubmit_all))
+
+    async def release_memory(self) -> None:
+        """Raises EngineUnavailable: weights and cache stay where they are."""
+        raise EngineUnavailable("the transformers engine cannot give its memory back while it runs")
+
+    async def resume_memory(self) -> None:
+        """Raises EngineUnavailable: nothing was ever released."""
+        raise EngineUnavailable("the transformers engine never gives its memory back, so it has none to take")
+
+    def info(self) -> EngineInfo:
+        """What runs here; valid after `start`."""
+        builtin = "built-in random weights: its words are noise; " if self._settings.model is None else ""
+        return EngineInfo(
+            name="transformers",
+            model=self._settings.served_model_name or self._folder.name,
+            vocab_size=self._vocab_size,
+            context_length=self._context_length,
+            weight_version=self._version,
+            capabilities=frozenset(Capability) - self._missing(),
+            detail=f"{builtin}{self._model.dtype} on {self._model.device}",
+        )
+
+    async def close(self) -> None:
+        """End requests in flight with ABORT, and the batching thread."""
+        self._down = "the engine is closed"
+        post((flight, aborted(self._version)) for flight in self._in_flight())
+        if self._batch is not None:
+            batch = self._batch
+            await self._on_control(lambda: batch.stop(_STOP_TIMEOUT_S))
+        self._control.shutdown(wait=False)
+
+    # What follows runs on the event loop.
+
+    def _running(self) -> ContinuousBatch:
+        if self._down or self._batch is None:
+            raise EngineFailed(self._down)
+        return self._batch
+
+    def _submit(self, request: GenerateRequest, grammar: GrammarState | None) -> InFlight:
+        stops = grammar.stop_token_ids if grammar else () if request.sampling.ignore_eos else request.stop_token_ids
+        row = new_row(request.sampling, request.input_ids, request.top_logprobs, grammar)
+        with self._lock:
+            flight = InFlight(request, row, frozenset(stops), f"r{next(self._serials)}", asyncio.get_running_loop())
+            self._flights[flight.serial] = flight
+            try:
+                self._send(flight)
+            except EngineFailed:
+                del self._flights[flight.serial]
+                raise
+        return flight
+
+    def _release(self, flight: InFlight) -> None:
+        with self._lock:
+            self._flights.pop(flight.serial, None)
+            if not flight.finished and self._batch is not None:
+                self._batch.cancel(flight.serial)
+
+    def _abort(self, flights: Sequence[InFlight]) -> None:
+        for flight in flights:
+            flight.finished = True
+            self._running().cancel(flight.serial)
+        post((flight, aborted(self._version)) for flight in flights)
+
+    def _in_flight(self) -> list[InFlight]:
+        with self._lock:
+            return list(self._flights.values())
+
+    async def _on_control(self, work: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._control, work)
+
+    # What follows runs on any thread.
+
+    def _send(self, flight: InFlight) -> None:
+        """Queue prompt and output so far. Raises EngineFailed."""
+        ids = [*flight.request.input_ids, *flight.output]
+        self._running().submit(flight.serial, ids, flight.row.remaining, sorted(flight.stop_token_ids))
+
+    def _compile(self, request: GenerateRequest) -> GrammarState:
+        if self._grammars is None or request.grammar is None:
+            raise UnsupportedParameter("constrained output needs the package llguidance", param="tools")
+        return self._grammars.compile(request.grammar, request.stop_token_ids or end_token_ids(self._model))
+
+    @property
+    def _vocab_size(self) -> int:
+        return int(self._model.config.get_text_config().vocab_size)
+
+    def _missing(self) -> frozenset[Capability]:
+        missing = {Capability.RELEASE_MEMORY}
+        return frozenset(missing if self._grammars is not None else missing | {Capability.GRAMMAR})
+
+    # What follows runs on the control thread.
+
+    def _load(self) -> None:
+        self._model = load_model(self._folder, self._options)
+        sizes = choose_sizes(self._model, self._settings, self._options)
+        bounds = [context_limit(self._model), sizes.cache_tokens]
+        self._context_length = min([*bounds, self._settings.max_context_tokens or sizes.cache_tokens])
+        if find_spec("llguidance") is not None:
+            self._grammars = GrammarCompiler(Path(self._settings.tokenizer or self._folder), self._vocab_size)
+        self._batch = ContinuousBatch(self._model, sizes, self._step)
+        self._batch.start()
+
+    def _replace_weights(self, folder: Path, version: int | None) -> int:
+        weights = read_weights(folder, self._model)
+
+        def swap() -> None:
+            self._model.load_state_dict(weights)
+            self._version = self._version + 1 if version is None else version
+            self._resubmit_all()
+
+        self._while_paused(swap)
+        return self._version
+
+    def _while_paused(self, work: Callable[[], None]) -> None:
+        batch = self._running()
+        was_paused = batch.paused
+        batch.pause()
+        try:
+            work()
+        finally:
+            if not was_paused:
+                batch.unpause()
+
+    def _resubmit_all(self) -> None:
+        """Empty the cache and queue every request anew with what it has so far; the thread is parked.
+
+        A request that was on its way to the scheduler may take one more step under its old serial: `_step` knows no
+        such serial any more, and the cancellation frees it after that.
+        """
+        batch = self._running()
+        batch.forget()
+        with self._lock:
+            for flight in [*self._flights.values()]:
+                batch.cancel(flight.serial)
+                del self._flights[flight.serial]
+                flight.serial, flight.processed = f"r{next(self._serials)}", 0
+                self._flights[flight.serial] = flight
+                if not flight.finished:
+                    self._send(flight)
+
+    # What follows runs on the batching thread.
+
+    def _step(self, entries: Sequence[StepEntry], logits: torch.Tensor) -> list[int]:
+        """Draw a token for each entry that takes one, and post them."""
+        takers = [self._flights.get(entry.serial) for entry in entries if entry.takes_token]
+        for entry in entries:
+            flight = self._flights.get(entry.serial)
+            if flight is not None and not flight.output:
+                flight.processed += entry.processed
+        known = [(place, flight) for place, flight in enumerate(takers) if flight is not None]
+        tokens = [0] * len(takers)
+        if known:
+            drawn = draw(logits[[place for place, _ in known]], [flight.row for _, flight in known])
+            for (place, _), token in zip(known, drawn, strict=True):
+                tokens[place] = token.token
+            post((flight, self._item(flight, token)) for (_, flight), token in zip(known, drawn, strict=True))
+        return tokens
+
+    def _item(self, flight: InFlight, drawn: Any) -> Item:
+        if drawn.failure is None:
+            return flight.take(drawn, self._version)
+        return EngineFailed(f"no token could be drawn: {drawn.failure}")
+
+    # What follows runs on the watching thread.
+
+    def _watch(self) -> None:
+        """Fail what the batch gives up, and everything once the batching thread is gone."""
+        batch = self._batch
+        assert batch is not None
+        while batch.alive:
+            failure = batch.next_failure(_WATCH_INTERVAL_S)
+            if failure is not None:
+                self._fail(*failure)
+            if not threading.main_thread().is_alive():  # nobody closed us: let the process end
+                batch.stop(_STOP_TIMEOUT_S)
+        self._down = self._down or batch.reason_of_death
+        post((flight, EngineFailed(self._down)) for flight in self._in_flight())
+
+    def _fail(self, serial: str, reason: str) -> None:
+        flight = self._flights.get(serial)
+        if flight is not None:
+            flight.end(EngineFailed(f"the engine gave the request up: {reason}"))

@@ -1,0 +1,108 @@
+"""Keys are kept as SHA-256 hashes and compared in constant time; nobody learns from this module whose key is wrong."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from dataclasses import dataclass
+
+from proxy.errors import Forbidden, Unauthorized
+from proxy.store.store import Store
+from proxy.types import SessionRecord, SessionStatus
+
+_MAX_UNKNOWN = 4096
+
+
+def hash_key(key: str) -> str:
+    """SHA-256 of a key, in hex."""
+    return hashlib.sha256(key.encode(errors="surrogatepass")).hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """What a key is good for: everything, or one session, as its agent or (`control`) as its environment."""
+
+    admin: bool = False
+    session_id: str | None = None
+    control: bool = False
+
+
+class Keyring:
+    """Which key opens what. Sessions of this process are looked up in memory, others in the store."""
+
+    def __init__(self, store: Store, admin_key: str | None) -> None:
+        self._store = store
+        self._admin_hash = hash_key(admin_key) if admin_key is not None else None
+        self._agents: dict[str, str] = {}
+        self._controls: dict[str, str] = {}
+        self._paths: dict[str, str | None] = {}
+        self._unknown: set[str] = set()
+
+    def add(self, record: SessionRecord) -> None:
+        """Make a new session's keys known; a chosen key moves to it."""
+        if record.api_key_hash:
+            self._agents[record.api_key_hash] = record.session_id
+            self._unknown.discard(record.api_key_hash)
+        if record.control_key_hash:
+            self._controls[record.control_key_hash] = record.session_id
+        self._paths[record.session_id] = record.path_key_hash
+
+    def release(self, record: SessionRecord) -> None:
+        """Forget an ended session in memory; the store still knows its keys."""
+        if self._agents.get(record.api_key_hash or "") == record.session_id:
+            del self._agents[record.api_key_hash or ""]
+        self._controls.pop(record.control_key_hash or "", None)
+        self._paths.pop(record.session_id, None)
+
+    def check_admin(self, key: str | None) -> None:
+        """Raise Unauthorized without a key, Forbidden with another one; an open server lets everybody pass."""
+        if self._admin_hash is None or (key is not None and self._is_admin(hash_key(key))):
+            return
+        if key is None:
+            raise Unauthorized("this needs the admin key: Authorization: Bearer KEY")
+        raise Forbidden("this needs the admin key, and the key that was sent is not it")
+
+    async def grant(self, key: str | None) -> Grant:
+        """What `key` is good for. Raises Unauthorized for a key that nobody here gave out, where keys are needed."""
+        if key is None:
+            return Grant()
+        digest = hash_key(key)
+        if self._is_admin(digest):
+            return Grant(admin=True)
+        if (session_id := self._controls.get(digest)) is not None:
+            return Grant(session_id=session_id, control=True)
+        if (session_id := await self._find_agent(digest)) is not None:
+            return Grant(session_id=session_id)
+        record = await self._store.find_session_by_control_key(digest)
+        return Grant(session_id=record.session_id, control=True) if record is not None else Grant()
+
+    async def find_session(self, key: str) -> str | None:
+        """The session whose agent key this is."""
+        return await self._find_agent(hash_key(key))
+
+    async def opens_path(self, session_id: str, secret: str) -> bool:
+        """Whether `secret` is the one in the capability path of `session_id`."""
+        if session_id not in self._paths:
+            record = await self._store.load_session(session_id)
+            if record is None:
+                return False
+            self._paths[session_id] = record.path_key_hash
+        expected = self._paths[session_id]
+        return expected is not None and hmac.compare_digest(expected, hash_key(secret))
+
+    def _is_admin(self, digest: str) -> bool:
+        return self._admin_hash is not None and hmac.compare_digest(digest, self._admin_hash)
+
+    async def _find_agent(self, digest: str) -> str | None:
+        session_id = self._agents.get(digest)
+        if session_id is not None or digest in self._unknown:
+            return session_id
+        record = await self._store.find_session_by_key(digest)
+        if record is None:
+            if len(self._unknown) >= _MAX_UNKNOWN:
+                self._unknown.clear()
+            self._unknown.add(digest)
+            return None
+        if record.status is SessionStatus.ACTIVE:
+            self._agents[digest] = record.session_id
+        return record.session_id

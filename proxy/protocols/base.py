@@ -1,0 +1,136 @@
+"""What a wire protocol is: pure functions between bytes of one API and the shared nouns. No protocol knows another.
+
+Unknown fields are accepted; what is known and cannot be done is refused by name; a failure never ends a stream cleanly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from proxy.errors import InvalidRequest, ProxyError
+from proxy.types import Api, Delta, Interaction, TurnRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Token counts of one reply; `cached_tokens` of the prompt, `reasoning_tokens` of the completion."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+    reasoning_tokens: int
+
+
+def usage_of(interaction: Interaction) -> Usage:
+    return Usage(
+        prompt_tokens=interaction.prompt_tokens,
+        completion_tokens=len(interaction.output_ids),
+        cached_tokens=interaction.cached_tokens or 0,
+        reasoning_tokens=interaction.reasoning_tokens,
+    )
+
+
+class StreamEncoder(Protocol):
+    """One reply as stream bytes. Calls come in order: start, delta*, then finish or error."""
+
+    def start(self) -> bytes:
+        """What goes out before the first delta."""
+
+    def delta(self, delta: Delta) -> bytes:
+        """One piece of the answer."""
+
+    def keepalive(self) -> bytes:
+        """Something that every client skips."""
+
+    def finish(self, interaction: Interaction) -> bytes:
+        """The end of the reply; only called once the interaction is committed."""
+
+    def error(self, error: ProxyError) -> bytes:
+        """A failure after the stream began; the connection closes after it."""
+
+
+class WireProtocol(Protocol):
+    """One API."""
+
+    api: Api
+
+    def parse(self, body: Any) -> TurnRequest:
+        """The request in a decoded JSON body. Raises InvalidRequest naming the field."""
+
+    def reply(self, request: TurnRequest, interaction: Interaction) -> dict[str, Any]:
+        """The unary reply."""
+
+    def stream(self, request: TurnRequest, interaction_id: str, created: int) -> StreamEncoder:
+        """An encoder for one streamed reply."""
+
+    def error_body(self, error: ProxyError, request_id: str) -> dict[str, Any]:
+        """The error envelope of this API."""
+
+    def new_id(self) -> str:
+        """An id for a reply, in this API's style."""
+
+
+def expect_object(value: Any, name: str) -> Mapping[str, Any]:
+    """`value` if it is a JSON object, else InvalidRequest naming it."""
+    if not isinstance(value, Mapping):
+        raise InvalidRequest(f"'{name}' must be an object, not {json_type(value)}", param=name)
+    return value
+
+
+def expect_list(value: Any, name: str) -> list[Any]:
+    """`value` if it is a JSON array, else InvalidRequest naming it."""
+    if not isinstance(value, list):
+        raise InvalidRequest(f"'{name}' must be an array, not {json_type(value)}", param=name)
+    return value
+
+
+def expect_str(value: Any, name: str) -> str:
+    """`value` if it is a string, else InvalidRequest naming it."""
+    if not isinstance(value, str):
+        raise InvalidRequest(f"'{name}' must be a string, not {json_type(value)}", param=name)
+    return value
+
+
+def expect_bool(value: Any, name: str) -> bool:
+    """`value` if it is a boolean, else InvalidRequest naming it."""
+    if not isinstance(value, bool):
+        raise InvalidRequest(f"'{name}' must be true or false, not {json_type(value)}", param=name)
+    return value
+
+
+def optional_int(body: Mapping[str, Any], name: str, *, least: int, most: int = 2**31 - 1) -> int | None:
+    """An integer field in least .. most, or None when absent or null."""
+    value = body.get(name)
+    if value is None:
+        return None
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise InvalidRequest(f"'{name}' must be an integer, not {json_type(value)}", param=name)
+    if not least <= value <= most:
+        raise InvalidRequest(f"'{name}' must be between {least} and {most}, not {value}", param=name)
+    return value
+
+
+def optional_float(body: Mapping[str, Any], name: str, *, least: float, most: float) -> float | None:
+    """A number field in least .. most, or None when absent or null."""
+    value = body.get(name)
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise InvalidRequest(f"'{name}' must be a number, not {json_type(value)}", param=name)
+    if not least <= value <= most:
+        raise InvalidRequest(f"'{name}' must be between {least:g} and {most:g}, not {value}", param=name)
+    return float(value)
+
+
+def json_type(value: Any) -> str:
+    """The JSON name of a value's type, for error messages."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "a boolean"
+    names = {str: "a string", int: "a number", float: "a number", list: "an array", dict: "an object"}
+    return names.get(type(value), type(value).__name__)

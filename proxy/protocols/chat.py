@@ -1,0 +1,358 @@
+"""OpenAI chat completions <-> types. Pure.
+
+honoured  model messages stream stream_options.include_usage tools tool_choice max_tokens max_completion_tokens stop
+          temperature top_p seed presence_penalty frequency_penalty logit_bias parallel_tool_calls reasoning_effort
+          and the engine extensions top_k min_p repetition_penalty chat_template_kwargs
+ignored   user metadata store service_tier safety_identifier prompt_cache_key prompt_cache_options
+          prompt_cache_retention verbosity prediction moderation, and every field not named here (recorded as dropped)
+refused   n > 1, logprobs, top_logprobs, response_format other than text, audio, modalities with audio, functions,
+          function_call, web_search_options, image parts
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from proxy.errors import InvalidRequest, ProxyError, UnsupportedParameter
+from proxy.protocols import sse
+from proxy.protocols.base import (
+    expect_bool,
+    expect_list,
+    expect_object,
+    expect_str,
+    optional_float,
+    optional_int,
+    usage_of,
+)
+from proxy.protocols.chat_messages import answer_by_order, parse_message
+from proxy.types import (
+    Api,
+    Delta,
+    FinishReason,
+    Interaction,
+    Message,
+    ReasoningDelta,
+    SamplingParams,
+    TextDelta,
+    Tool,
+    ToolCallArguments,
+    ToolCallStart,
+    ToolChoice,
+    ToolChoiceMode,
+    TurnRequest,
+)
+
+_HONOURED = frozenset(
+    {
+        *("model", "messages", "stream", "stream_options", "tools", "tool_choice", "parallel_tool_calls", "stop", "n"),
+        *("max_tokens", "max_completion_tokens", "temperature", "top_p", "top_k", "min_p", "seed", "logit_bias"),
+        *("presence_penalty", "frequency_penalty", "repetition_penalty", "reasoning_effort", "chat_template_kwargs"),
+        *("logprobs", "top_logprobs", "response_format", "modalities"),
+    }
+)
+_REFUSED = ("audio", "functions", "function_call", "web_search_options")
+_FINISH_REASONS = {
+    FinishReason.STOP: "stop",
+    FinishReason.STOP_STRING: "stop",
+    FinishReason.LENGTH: "length",
+    FinishReason.TOOL_CALLS: "tool_calls",
+    FinishReason.CONTENT_FILTER: "content_filter",
+    FinishReason.ABORT: "stop",
+}
+_MAX_STOP_STRINGS = 16
+
+
+class ChatProtocol:
+    """`/v1/chat/completions`."""
+
+    api = Api.CHAT
+
+    def new_id(self) -> str:
+        return "chatcmpl-" + uuid.uuid4().hex
+
+    def parse(self, body: Any) -> TurnRequest:
+        body = expect_object(body, "body")
+        _refuse_unsupported(body)
+        tools = _parse_tools(body.get("tools"))
+        sampling = _parse_sampling(body)
+        return TurnRequest(
+            api=Api.CHAT,
+            model=_parse_model(body),
+            messages=_parse_messages(body),
+            tools=tools,
+            tool_choice=_parse_tool_choice(body.get("tool_choice"), tools),
+            parallel_tool_calls=_optional_bool(body, "parallel_tool_calls", True),
+            sampling=SamplingParams(**sampling),
+            given=frozenset(sampling),
+            template_options=_parse_template_options(body),
+            stream=_optional_bool(body, "stream", False),
+            include_usage=_parse_include_usage(body),
+            dropped=tuple(sorted(key for key in body if key not in _HONOURED)),
+        )
+
+    def reply(self, request: TurnRequest, interaction: Interaction) -> dict[str, Any]:
+        return {
+            "id": interaction.id,
+            "object": "chat.completion",
+            "created": int(interaction.created_at),
+            "model": request.model,
+            "choices": [
+                {
+                    "index": 0,
+                    "message": _message_json(interaction),
+                    "logprobs": None,
+                    "finish_reason": _finish_reason(interaction),
+                }
+            ],
+            "usage": _usage_json(interaction),
+            "system_fingerprint": None,
+        }
+
+    def stream(self, request: TurnRequest, interaction_id: str, created: int) -> ChatStream:
+        return ChatStream(request, interaction_id, created)
+
+    def error_body(self, error: ProxyError, request_id: str) -> dict[str, Any]:
+        return openai_error(error)
+
+
+class ChatStream:
+    """One streamed chat completion: `chat.completion.chunk` events of the same id, ended by `[DONE]`."""
+
+    def __init__(self, request: TurnRequest, interaction_id: str, created: int) -> None:
+        self._include_usage = request.include_usage
+        self._head: dict[str, Any] = {
+            "id": interaction_id,
+            "object": "chat.completion.chunk",
+            "created": created,
+            "model": request.model,
+            "system_fingerprint": None,
+        }
+
+    def start(self) -> bytes:
+        return self._chunk({"role": "assistant", "content": ""})
+
+    def delta(self, delta: Delta) -> bytes:
+        match delta:
+            case TextDelta(text):
+                return self._chunk({"content": text})
+            case ReasoningDelta(text):
+                return self._chunk({"reasoning_content": text})
+            case ToolCallStart(index, call_id, name):
+                function = {"name": name, "arguments": ""}
+                return self._call({"index": index, "id": call_id, "type": "function", "function": function})
+            case ToolCallArguments(index, fragment):
+                return self._call({"index": index, "function": {"arguments": fragment}})
+            case _:
+                return b""  # chat has no event for the end of a call
+
+    def keepalive(self) -> bytes:
+        return sse.KEEPALIVE
+
+    def finish(self, interaction: Interaction) -> bytes:
+        out = self._chunk({}, _finish_reason(interaction))
+        if self._include_usage:
+            out += sse.data({**self._head, "choices": [], "usage": _usage_json(interaction)})
+        return out + sse.DONE
+
+    def error(self, error: ProxyError) -> bytes:
+        return sse.data(openai_error(error))
+
+    def _call(self, call: dict[str, Any]) -> bytes:
+        return self._chunk({"tool_calls": [call]})
+
+    def _chunk(self, delta: dict[str, Any], finish_reason: str | None = None) -> bytes:
+        choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
+        payload = {**self._head, "choices": [choice]}
+        if self._include_usage:
+            payload["usage"] = None
+        return sse.data(payload)
+
+
+_ERROR_TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    405: "invalid_request_error",
+    413: "invalid_request_error",
+    429: "rate_limit_error",
+}
+
+
+def openai_error(error: ProxyError) -> dict[str, Any]:
+    """The OpenAI error envelope; chat and responses share it."""
+    kind = _ERROR_TYPES.get(error.status, "server_error")
+    return {"error": {"message": error.message, "type": kind, "param": error.param, "code": error.code}}
+
+
+def _refuse_unsupported(body: Mapping[str, Any]) -> None:
+    for name in _REFUSED:
+        if body.get(name):
+            raise UnsupportedParameter(f"'{name}' is not supported by this server; leave it out", param=name)
+    if "audio" in (body.get("modalities") or ()):
+        raise UnsupportedParameter("'modalities' with audio is not supported: this gives text", param="modalities")
+    if (optional_int(body, "n", least=1, most=128) or 1) > 1:
+        raise UnsupportedParameter("'n' greater than 1 is not supported yet; send the request n times", param="n")
+    if body.get("logprobs") or body.get("top_logprobs"):
+        name = "logprobs" if body.get("logprobs") else "top_logprobs"
+        raise UnsupportedParameter(f"'{name}' in the reply is not supported yet; exports have logprobs", param=name)
+    response_format = body.get("response_format")
+    if response_format is not None and expect_object(response_format, "response_format").get("type") != "text":
+        raise UnsupportedParameter("'response_format' other than text is not supported yet", param="response_format")
+
+
+def _parse_model(body: Mapping[str, Any]) -> str:
+    if body.get("model") is None:
+        raise InvalidRequest("'model' is missing; any name will do, the reply echoes it", param="model")
+    return expect_str(body["model"], "model")
+
+
+def _parse_messages(body: Mapping[str, Any]) -> tuple[Message, ...]:
+    if body.get("messages") is None:
+        raise InvalidRequest("'messages' is missing", param="messages")
+    messages = expect_list(body["messages"], "messages")
+    if not messages:
+        raise InvalidRequest("'messages' must hold at least one message", param="messages")
+    parsed = [parse_message(message, f"messages[{index}]") for index, message in enumerate(messages)]
+    return tuple(answer_by_order(parsed))
+
+
+def _optional_bool(body: Mapping[str, Any], name: str, default: bool) -> bool:
+    value = body.get(name)
+    return default if value is None else expect_bool(value, name)
+
+
+def _parse_include_usage(body: Mapping[str, Any]) -> bool:
+    options = body.get("stream_options")
+    if options is None:
+        return False
+    value = expect_object(options, "stream_options").get("include_usage")
+    return False if value is None else expect_bool(value, "stream_options.include_usage")
+
+
+def _parse_template_options(body: Mapping[str, Any]) -> dict[str, Any]:
+    options = dict(expect_object(body.get("chat_template_kwargs") or {}, "chat_template_kwargs"))
+    if body.get("reasoning_effort") is not None:
+        options.setdefault("reasoning_effort", expect_str(body["reasoning_effort"], "reasoning_effort"))
+    return options
+
+
+def _parse_tools(value: Any) -> tuple[Tool, ...]:
+    if value is None:
+        return ()
+    tools = [_parse_tool(tool, f"tools[{index}]") for index, tool in enumerate(expect_list(value, "tools"))]
+    return tuple(tool for tool in tools if tool is not None)
+
+
+def _parse_tool(value: Any, name: str) -> Tool | None:
+    """A function tool; None for the types that this server cannot run, which are dropped."""
+    tool = expect_object(value, name)
+    if tool.get("type", "function") != "function":
+        return None
+    function = expect_object(tool.get("function"), f"{name}.function")
+    return Tool(
+        name=expect_str(function.get("name"), f"{name}.function.name"),
+        description=expect_str(function.get("description") or "", f"{name}.function.description"),
+        parameters=expect_object(function.get("parameters") or {}, f"{name}.function.parameters"),
+        strict=function.get("strict"),
+    )
+
+
+def _parse_tool_choice(value: Any, tools: Sequence[Tool]) -> ToolChoice:
+    if value is None:
+        return ToolChoice()
+    if isinstance(value, str):
+        if value not in ("auto", "none", "required"):
+            message = f"'tool_choice' must be auto, none, required or a function, not {value!r}"
+            raise InvalidRequest(message, param="tool_choice")
+        choice = ToolChoice(ToolChoiceMode(value))
+    else:
+        function = expect_object(expect_object(value, "tool_choice").get("function"), "tool_choice.function")
+        choice = ToolChoice(ToolChoiceMode.NAMED, expect_str(function.get("name"), "tool_choice.function.name"))
+    names = [tool.name for tool in tools]
+    if choice.mode is ToolChoiceMode.REQUIRED and not names:
+        raise InvalidRequest("'tool_choice' is required but 'tools' has no function", param="tool_choice")
+    if choice.name is not None and choice.name not in names:
+        raise InvalidRequest(f"'tool_choice' names {choice.name!r}, which is not in 'tools'", param="tool_choice")
+    return choice
+
+
+def _parse_sampling(body: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of SamplingParams that the client set."""
+    given: dict[str, Any] = {
+        "temperature": optional_float(body, "temperature", least=0.0, most=100.0),
+        "top_p": optional_float(body, "top_p", least=0.0, most=1.0),
+        "min_p": optional_float(body, "min_p", least=0.0, most=1.0),
+        "top_k": optional_int(body, "top_k", least=-1),
+        "presence_penalty": optional_float(body, "presence_penalty", least=-2.0, most=2.0),
+        "frequency_penalty": optional_float(body, "frequency_penalty", least=-2.0, most=2.0),
+        "repetition_penalty": optional_float(body, "repetition_penalty", least=0.01, most=100.0),
+        "seed": optional_int(body, "seed", least=-(2**63), most=2**63 - 1),
+        "max_tokens": _parse_max_tokens(body),
+        "logit_bias": _parse_logit_bias(body.get("logit_bias")),
+        "stop": _parse_stop(body.get("stop")),
+    }
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def _parse_max_tokens(body: Mapping[str, Any]) -> int | None:
+    limits = [optional_int(body, name, least=1) for name in ("max_completion_tokens", "max_tokens")]
+    return min((limit for limit in limits if limit is not None), default=None)
+
+
+def _parse_stop(value: Any) -> tuple[str, ...] | None:
+    if value is None:
+        return None
+    strings = [value] if isinstance(value, str) else expect_list(value, "stop")
+    if len(strings) > _MAX_STOP_STRINGS:
+        raise InvalidRequest(f"'stop' has {len(strings)} strings; at most {_MAX_STOP_STRINGS}", param="stop")
+    stop = tuple(expect_str(item, f"stop[{index}]") for index, item in enumerate(strings))
+    if "" in stop:
+        raise InvalidRequest("'stop' must not hold an empty string", param="stop")
+    return stop
+
+
+def _parse_logit_bias(value: Any) -> tuple[tuple[int, float], ...] | None:
+    if value is None:
+        return None
+    return tuple(sorted(_bias_entry(token, bias) for token, bias in expect_object(value, "logit_bias").items()))
+
+
+def _bias_entry(token: str, bias: Any) -> tuple[int, float]:
+    if not token.isascii() or not token.isdigit():
+        raise InvalidRequest(f"'logit_bias' has the key {token!r}; keys are token ids", param="logit_bias")
+    if isinstance(bias, bool) or not isinstance(bias, int | float) or not -100 <= bias <= 100:
+        raise InvalidRequest(f"'logit_bias.{token}' must be a number between -100 and 100", param="logit_bias")
+    return int(token), float(bias)
+
+
+def _message_json(interaction: Interaction) -> dict[str, Any]:
+    output = interaction.output
+    message: dict[str, Any] = {"role": "assistant", "content": output.content, "refusal": None}
+    if output.tool_calls:
+        message["content"] = output.content or None
+        message["tool_calls"] = [
+            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+            for call in output.tool_calls
+        ]
+    if output.reasoning is not None:
+        message["reasoning_content"] = output.reasoning
+    return message
+
+
+def _finish_reason(interaction: Interaction) -> str:
+    assert interaction.finish_reason is not None
+    return _FINISH_REASONS[interaction.finish_reason]
+
+
+def _usage_json(interaction: Interaction) -> dict[str, Any]:
+    usage = usage_of(interaction)
+    return {
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": usage.completion_tokens,
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+        "completion_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
+    }

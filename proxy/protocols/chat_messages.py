@@ -1,0 +1,111 @@
+"""One chat message of the wire -> `Message`. What clients replay in many spellings comes out as one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from proxy.errors import InvalidRequest, UnsupportedParameter
+from proxy.protocols.base import expect_list, expect_object, expect_str, json_type
+from proxy.types import Message, Role, ToolCall
+
+_ROLES = {
+    "system": Role.SYSTEM,
+    "developer": Role.SYSTEM,
+    "user": Role.USER,
+    "assistant": Role.ASSISTANT,
+    "tool": Role.TOOL,
+}
+
+
+def parse_message(value: Any, name: str) -> Message:
+    """A message of any role. Raises InvalidRequest with the path of the field at fault."""
+    if not isinstance(value, Mapping):
+        raise InvalidRequest(f"'{name}' must be an object, not {json_type(value)}", param=name)
+    role_name = value.get("role")
+    role = _ROLES.get(role_name) if isinstance(role_name, str) else None
+    if role is None:
+        raise InvalidRequest(f"'{name}.role' must be one of {', '.join(_ROLES)}", param=f"{name}.role")
+    content = value.get("content")
+    text = content if isinstance(content, str) else _parse_content(content, f"{name}.content")
+    if role is Role.USER or role is Role.SYSTEM:
+        return Message(role, text)
+    if role is Role.TOOL:
+        return Message(role, text, tool_call_id=_answered_call(value, name), name=_optional_str(value, "name", name))
+    return Message(
+        role,
+        text or _optional_str(value, "refusal", name) or "",
+        tool_calls=_parse_tool_calls(value.get("tool_calls"), f"{name}.tool_calls"),
+        reasoning=_parse_reasoning(value),
+    )
+
+
+def answer_by_order(messages: list[Message]) -> list[Message]:
+    """Give tool messages without a call id the id of the first call that is not answered yet."""
+    open_calls: list[str] = []
+    out: list[Message] = []
+    for message in messages:
+        if message.tool_calls:
+            open_calls = [call.id for call in message.tool_calls]
+        elif message.role is Role.TOOL:
+            if message.tool_call_id is None and open_calls:
+                message = replace(message, tool_call_id=open_calls[0])
+            if message.tool_call_id in open_calls:
+                open_calls.remove(message.tool_call_id)
+        out.append(message)
+    return out
+
+
+def _parse_content(content: Any, name: str) -> str:
+    if content is None:
+        return ""
+    return "".join(_part_text(part, f"{name}[{index}]") for index, part in enumerate(expect_list(content, name)))
+
+
+def _part_text(part: Any, name: str) -> str:
+    if isinstance(part, str):
+        return part
+    kind = expect_object(part, name).get("type", "text")
+    if kind == "text":
+        return expect_str(part.get("text"), f"{name}.text")
+    if kind == "refusal":
+        return expect_str(part.get("refusal"), f"{name}.refusal")
+    raise UnsupportedParameter(f"'{name}' has type {kind!r}; this model takes text only", param=name)
+
+
+def _optional_str(value: Mapping[str, Any], key: str, name: str) -> str | None:
+    item = value.get(key)
+    return None if item is None else expect_str(item, f"{name}.{key}")
+
+
+def _answered_call(value: Mapping[str, Any], name: str) -> str | None:
+    """The id of the call that a tool message answers; some clients send it as `id`, some not at all (then by order)."""
+    return _optional_str(value, "tool_call_id", name) or _optional_str(value, "id", name)
+
+
+def _parse_tool_calls(value: Any, name: str) -> tuple[ToolCall, ...]:
+    if value is None:
+        return ()
+    return tuple(_parse_tool_call(call, f"{name}[{index}]") for index, call in enumerate(expect_list(value, name)))
+
+
+def _parse_tool_call(value: Any, name: str) -> ToolCall:
+    call = expect_object(value, name)
+    function = expect_object(call.get("function"), f"{name}.function")
+    return ToolCall(
+        id=expect_str(call.get("id") or "", f"{name}.id"),
+        name=expect_str(function.get("name"), f"{name}.function.name"),
+        arguments=expect_str(function.get("arguments") or "", f"{name}.function.arguments"),
+    )
+
+
+def _parse_reasoning(value: Mapping[str, Any]) -> str | None:
+    for key in ("reasoning_content", "reasoning"):
+        if isinstance(value.get(key), str):
+            return str(value[key])
+    details = value.get("reasoning_details")
+    if isinstance(details, list):
+        texts = [part.get("text") for part in details if isinstance(part, Mapping)]
+        return "".join(text for text in texts if isinstance(text, str)) or None
+    return None

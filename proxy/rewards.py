@@ -1,0 +1,64 @@
+"""Rewards as the environment words them -> raw changes by interaction. Only complete interactions can be rewarded."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from proxy.errors import InvalidRequest, NotFound
+from proxy.sessions import Session
+from proxy.types import Interaction
+
+Changes = dict[str, dict[str, Any]]
+"""For each interaction id those of reward, rewards, token_rewards that change."""
+
+
+def reward_turn(session: Session, interaction_id: str | None, value: float, name: str | None) -> Changes:
+    """One reward of one interaction (none: the last complete one); with a name it is kept beside the main one."""
+    interaction = _find(session, interaction_id)
+    if name is None:
+        return {interaction.id: {"reward": value}}
+    return {interaction.id: {"rewards": {**interaction.rewards, name: value}}}
+
+
+def reward_turns(session: Session, rewards: Mapping[str, float]) -> Changes:
+    """A reward for each interaction id."""
+    return {_find(session, key).id: {"reward": value} for key, value in rewards.items()}
+
+
+def reward_step_scores(session: Session, scores: Sequence[float]) -> Changes:
+    """One score a turn, in order of completion. Raises InvalidRequest when the counts differ."""
+    complete = session.complete()
+    if len(scores) != len(complete):
+        raise InvalidRequest(
+            f"'step_scores' has {len(scores)} scores, but the session has {len(complete)} complete turns",
+            param="step_scores",
+        )
+    return {interaction.id: {"reward": score} for interaction, score in zip(complete, scores, strict=True)}
+
+
+def reward_tokens(session: Session, interaction_id: str | None, values: Sequence[float]) -> Changes:
+    """One reward an output token. Raises InvalidRequest when the lengths differ."""
+    interaction = _find(session, interaction_id)
+    if len(values) != len(interaction.output_ids):
+        raise InvalidRequest(
+            f"'token_rewards' has {len(values)} values, but interaction {interaction.id} has "
+            f"{len(interaction.output_ids)} output tokens",
+            param="token_rewards",
+        )
+    return {interaction.id: {"token_rewards": array("f", values)}}
+
+
+def _find(session: Session, interaction_id: str | None) -> Interaction:
+    if interaction_id is None:
+        complete = session.complete()
+        if not complete:
+            raise InvalidRequest(
+                f"session {session.id!r} has no complete interaction to reward", param="interaction_id"
+            )
+        return complete[-1]
+    node = session.cache.nodes.get(interaction_id)
+    if node is None or node.interaction.seq < 0:
+        raise NotFound(f"session {session.id!r} has no complete interaction {interaction_id!r}", param="interaction_id")
+    return node.interaction

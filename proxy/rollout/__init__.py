@@ -1,0 +1,1 @@
+"""Running agents. Speaks HTTP only: what works here works against a server anywhere."""

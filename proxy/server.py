@@ -1,0 +1,148 @@
+"""One server process: bind, start, say what is served, and end on SIGTERM or SIGINT with everything flushed.
+
+Whatever keeps it from starting is a ConfigurationError with one line, raised before anything is served.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import socket
+import threading
+from collections.abc import Callable, Iterator
+
+
+import uvicorn
+from starlette.applications import Starlette
+
+from proxy.app import build_app
+from proxy.errors import ConfigurationError
+from proxy.settings import Settings
+
+_BACKLOG = 2048
+_START_TIMEOUT_S = 120.0
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+class _Server(uvicorn.Server):
+    """uvicorn without its own signals: it would raise them again at the end, and the exit code would not be 0."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def run(settings: Settings, on_ready: Callable[[Starlette, str], None]) -> None:
+    """Serve until a signal comes. `on_ready` gets the app and its URL once it listens."""
+    with bind(settings) as listener:
+        app = build_app(settings)
+        runner = asyncio.Runner(loop_factory=_loop_factory())
+        with runner:
+            runner.run(_serve(app, settings, listener, on_ready, signals=True))
+
+
+@contextlib.contextmanager
+def serving(settings: Settings) -> Iterator[str]:
+    """A server in a thread of this process, for as long as the block lasts; gives its URL."""
+    with bind(settings) as listener:
+        app = build_app(settings)
+        ready: list[str] = []
+        failure: list[BaseException] = []
+        stop = threading.Event()
+        started = threading.Event()
+
+        def on_ready(app: Starlette, url: str) -> None:
+            ready.append(url)
+            started.set()
+
+        def target() -> None:
+            try:
+                with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+                    runner.run(_serve(app, settings, listener, on_ready, signals=False, stop=stop))
+            except BaseException as error:
+                failure.append(error)
+            finally:
+                started.set()
+
+        thread = threading.Thread(target=target, name="tokengrove-server")
+        thread.start()
+        try:
+            started.wait(_START_TIMEOUT_S)
+            if failure:
+                raise failure[0]
+            yield ready[0]
+        finally:
+            stop.set()
+            thread.join()
+
+
+def bind(settings: Settings) -> socket.socket:
+    """A listening socket. Raises ConfigurationError when the port is in use or the address is not ours."""
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((settings.host, settings.port))
+        listener.listen(_BACKLOG)
+    except OSError as error:
+        listener.close()
+        raise ConfigurationError(
+            f"cannot listen on {settings.host}:{settings.port}: {error.strerror or error}; choose another --port"
+        ) from None
+    return listener
+
+
+async def _serve(
+    app: Starlette,
+    settings: Settings,
+    listener: socket.socket,
+    on_ready: Callable[[Starlette, str], None],
+    *,
+    signals: bool,
+    stop: threading.Event | None = None,
+) -> None:
+    host = f"[{settings.host}]" if ":" in settings.host else settings.host
+    config = uvicorn.Config(
+        app,
+        lifespan="off",
+        log_level=settings.log_level if settings.log_level != "info" else "warning",
+        access_log=False,
+        timeout_graceful_shutdown=int(settings.shutdown_timeout_s),
+        timeout_keep_alive=75,
+        server_header=False,
+        proxy_headers=False,
+    )
+    server = _Server(config)
+    logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
+    async with app.router.lifespan_context(app):
+        if signals:
+            for number in _SIGNALS:
+                asyncio.get_running_loop().add_signal_handler(number, _ask_to_exit, server)
+        watcher = asyncio.create_task(_watch(stop, server)) if stop is not None else None
+        on_ready(app, f"http://{host}:{listener.getsockname()[1]}")
+        await server.serve(sockets=[listener])
+        if watcher is not None:
+            await watcher
+
+
+def _ask_to_exit(server: uvicorn.Server) -> None:
+    """The first signal ends gracefully, a second one at once."""
+    if server.should_exit:
+        server.force_exit = True
+    server.should_exit = True
+
+
+async def _watch(stop: threading.Event, server: uvicorn.Server) -> None:
+    while not stop.is_set():
+        await asyncio.sleep(0.05)
+    server.should_exit = True
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
+    try:
+        import uvloop
+    except ImportError:  # not on Windows
+        return asyncio.new_event_loop
+    return uvloop.new_event_loop

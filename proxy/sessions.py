@@ -1,0 +1,366 @@
+"""Live sessions: who is addressed, who may do what, and when a session ends. No request reaches another's session.
+
+A session is in memory while it is used and can be loaded again from the store at any time: both give the same tree.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import secrets
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from proxy.errors import (
+    Forbidden,
+    InvalidRequest,
+    KeyInUse,
+    ProxyError,
+    SessionClosed,
+    SessionNotFound,
+    Unauthorized,
+)
+from proxy.keys import Grant, Keyring, hash_key
+from proxy.metrics import Metrics
+from proxy.settings import Settings
+from proxy.store.store import Store
+from proxy.trajectory.cache import InteractionCache
+from proxy.trajectory.rewards import compute_returns
+from proxy.types import Credit, Interaction, Outcome, SessionRecord, SessionStatus
+
+DEFAULT_SESSION = "default"
+MAX_ID_BYTES = 200
+_PAGE = 1000
+_ID_PATTERN = re.compile(r"[\w.~:@+-]+(/[\w.~:@+-]+)*")
+_RESERVED = frozenset(
+    {
+        *("v1", "rl", "engine", "mailbox", "trajectories", "ui", "health", "ready", "metrics", "export_trajectories"),
+        *("grant_capacity",),
+    }
+)
+LIMITS = frozenset(
+    {"max_turns", "max_tokens_per_turn", "max_context_tokens", "max_total_tokens", "deadline_s", "on_context_overflow"}
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Where a request came in: the session part of its path, its key, and what the client hints at as a session."""
+
+    path: str | None = None
+    key: str | None = None
+    hint: str | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Session:
+    """A live session: its record, its tree, and the turns that run in it."""
+
+    record: SessionRecord
+    cache: InteractionCache
+    sampled_tokens: int = 0
+    turns: int = 0
+    used_at: float = field(default_factory=time.monotonic)
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def id(self) -> str:
+        return self.record.session_id
+
+    def check_open(self) -> None:
+        """Raise SessionClosed when the session takes no more turns."""
+        if self.record.status is not SessionStatus.ACTIVE:
+            raise SessionClosed(f"session {self.id!r} has ended; start a new one")
+
+    def complete(self) -> list[Interaction]:
+        """The committed complete interactions in order of `seq`."""
+        nodes = (node.interaction for node in self.cache.nodes.values())
+        return sorted((i for i in nodes if i.seq >= 0), key=lambda i: i.seq)
+
+
+@dataclass(frozen=True, slots=True)
+class StartedSession:
+    """A new session and its keys in the clear: nobody can read them again."""
+
+    record: SessionRecord
+    api_key: str
+    control_key: str
+    path_key: str
+
+
+class Sessions:
+    """All sessions of this server."""
+
+    def __init__(self, store: Store, settings: Settings, metrics: Metrics) -> None:
+        self._store = store
+        self._settings = settings
+        self._metrics = metrics
+        self._live: dict[str, Session] = {}
+        self._loading: dict[str, asyncio.Task[Session]] = {}
+        self._keys = Keyring(store, settings.admin_key)
+        self._next_number: dict[str, int] = {}
+
+    @property
+    def open_server(self) -> bool:
+        """Whether anybody may speak: on loopback, without an admin key."""
+        return self._settings.admin_key is None
+
+    # Addresses -------------------------------------------------------------------------------------------------
+
+    async def resolve(self, caller: Caller) -> Session:
+        """The open session that a turn is for. Raises Unauthorized, SessionNotFound or SessionClosed."""
+        session = await (self._by_path(caller) if caller.path else self._by_key_or_hint(caller))
+        session.used_at = time.monotonic()
+        session.check_open()
+        return session
+
+    async def for_control(self, caller: Caller) -> Session:
+        """The session that rewards or an end are for, if the caller may give them. Ended sessions are found too."""
+        grant = await self._grant(caller)
+        if caller.path:
+            session = await self._find_path(caller.path)
+        elif grant.session_id is not None:
+            session = await self.get(grant.session_id)
+        elif self.open_server:
+            session = await self.get(caller.hint or DEFAULT_SESSION)
+        else:
+            raise Unauthorized("name the session in the path, or use its control key")
+        self._check_control(session, grant)
+        return session
+
+    def check_admin(self, key: str | None) -> None:
+        """Raise Unauthorized or Forbidden unless the server is open or `key` is the admin key."""
+        self._keys.check_admin(key)
+
+    async def _by_path(self, caller: Caller) -> Session:
+        assert caller.path is not None
+        session_id, path_key = await self._split(caller.path)
+        if self.open_server:
+            return await self._get_or_create(session_id)
+        if path_key and not self._settings.require_key:
+            return await self.get(session_id)
+        grant = await self._grant(caller)
+        if grant.admin or (grant.session_id == session_id and not grant.control):
+            return await self.get(session_id)
+        raise Unauthorized(f"session {session_id!r} needs its own key")
+
+    async def _by_key_or_hint(self, caller: Caller) -> Session:
+        session_id = await self._keys.find_session(caller.key) if caller.key else None
+        if session_id is not None:
+            return await self.get(session_id)
+        if not self.open_server:
+            raise Unauthorized("use the api_key that start_session gave, or name the session in the path")
+        return await self._get_or_create(caller.hint or DEFAULT_SESSION)
+
+    async def _split(self, path: str) -> tuple[str, bool]:
+        """The session id in a path, and whether the path carries the session's secret."""
+        session_id, mark, secret = path.rpartition("~")
+        if mark and session_id and await self._keys.opens_path(session_id, secret):
+            return session_id, True
+        return check_session_id(path), False
+
+    async def _find_path(self, path: str) -> Session:
+        session_id, _ = await self._split(path)
+        return await self.get(session_id)
+
+    async def _grant(self, caller: Caller) -> Grant:
+        return await self._keys.grant(caller.key)
+
+    def _check_control(self, session: Session, grant: Grant) -> None:
+        if grant.admin or (grant.control and grant.session_id == session.id):
+            return
+        if self._settings.agents_may_reward and (self.open_server or grant.session_id == session.id):
+            return
+        if grant.session_id == session.id:
+            raise Forbidden("an agent's key may not reward or end its own session; use the control_key")
+        raise Unauthorized(f"session {session.id!r} is rewarded and ended with its control_key")
+
+    # Life ------------------------------------------------------------------------------------------------------
+
+    async def get(self, session_id: str) -> Session:
+        """A session from memory or from the store. Raises SessionNotFound."""
+        session = self._live.get(session_id)
+        if session is not None:
+            return session
+        task = self._loading.get(session_id)
+        if task is None:
+            task = self._loading[session_id] = asyncio.create_task(self._load(session_id))
+            task.add_done_callback(lambda _: self._loading.pop(session_id, None))
+        return await asyncio.shield(task)
+
+    async def start(self, body: Mapping[str, Any]) -> StartedSession:
+        """A new session with fresh keys. Raises InvalidRequest naming the field, KeyInUse."""
+        task_id = body.get("task_id", "")
+        if body.get("session_id") is None and task_id not in self._next_number:
+            self._next_number[task_id] = await self._store.count_sessions(task_id)
+        record = self._new_record(body)
+        api_key = body.get("api_key")
+        if api_key is not None:
+            await self._check_chosen(api_key)
+        keys = StartedSession(record, api_key or _new_key("sk"), _new_key("ck"), secrets.token_urlsafe(12))
+        record.api_key_hash, record.control_key_hash = hash_key(keys.api_key), hash_key(keys.control_key)
+        record.path_key_hash = hash_key(keys.path_key)
+        while True:
+            try:
+                await self._create(record)
+                return keys
+            except InvalidRequest:
+                if body.get("session_id") is not None:
+                    raise
+                record.session_id = self._number(record.task_id)
+
+    async def reward(self, session: Session, changes: Mapping[str, Mapping[str, Any]]) -> None:
+        """Set raw rewards: for each interaction id those of reward, rewards, token_rewards that change."""
+        await self._store.set_rewards(session.id, changes)
+        for interaction_id, change in changes.items():
+            for name, value in change.items():
+                setattr(session.cache.nodes[interaction_id].interaction, name, value)
+        await self.refresh_returns(session)
+
+    async def end(
+        self,
+        session: Session,
+        *,
+        outcome: Outcome | None = None,
+        exit_reason: str | None = None,
+        metrics: Mapping[str, Any] | None = None,
+        finished: bool | None = None,
+    ) -> int:
+        """Seal a session and persist its returns. Idempotent; returns the count of complete interactions."""
+        record = session.record
+        if record.status is SessionStatus.ACTIVE:
+            now = time.time()
+            session.record = replace(
+                record,
+                status=SessionStatus.ENDED,
+                ended_at=now,
+                updated_at=now,
+                outcome=outcome,
+                exit_reason=exit_reason,
+                metrics=metrics or {},
+                finished=finished,
+            )
+            try:
+                await self._store.end_session(session.record, self.returns(session))
+            except ProxyError:
+                session.record = record
+                raise
+            session.ended.set()
+            self._keys.release(session.record)
+        return len(session.complete())
+
+    async def list(self, after: str | None) -> list[SessionRecord]:
+        """A page of sessions, oldest first, after the session id `after`."""
+        return await self._store.find_sessions(after=after, limit=_PAGE)
+
+    async def look_at(self, session_id: str) -> tuple[Session, list[Interaction]]:
+        """A session and all its stored interactions, failed ones too, in order of `seq`."""
+        return await self.get(session_id), await self._store.load_interactions(session_id)
+
+    async def wait_ended(self, session_ids: Sequence[str], wait_s: float) -> None:
+        """Wait until all of these sessions have ended, for `wait_s` at most."""
+        sessions = [await self.get(session_id) for session_id in session_ids]
+        waits = [asyncio.ensure_future(session.ended.wait()) for session in sessions]
+        if waits:
+            _, pending = await asyncio.wait(waits, timeout=wait_s)
+            for task in pending:
+                task.cancel()
+
+    def returns(self, session: Session) -> dict[str, float]:
+        """The returns of a session by its own discount and credit rule."""
+        return compute_returns(session.complete(), session.record.discount, session.record.credit)
+
+    async def refresh_returns(self, session: Session) -> None:
+        """Persist the returns of an ended session anew: a reward or a late interaction changed them."""
+        record = session.record
+        if record.status is not SessionStatus.ACTIVE:
+            await self._store.set_returns(record.session_id, record.discount, record.credit, self.returns(session))
+
+    def forget_idle(self, idle_s: float) -> None:
+        """Drop from memory what nobody used for `idle_s` seconds; the store keeps everything."""
+        limit = time.monotonic() - idle_s
+        for session_id, session in list(self._live.items()):
+            if session.used_at < limit and not session.turns:
+                del self._live[session_id]
+        self._metrics.sessions.set(len(self._live))
+
+    async def _get_or_create(self, session_id: str) -> Session:
+        session = self._live.get(session_id)
+        if session is not None:
+            return session
+        try:
+            return await self.get(session_id)
+        except SessionNotFound:
+            record = self._new_record({"session_id": session_id, "task_id": session_id})
+        try:
+            return await self._create(record)
+        except InvalidRequest:  # another request created it meanwhile
+            return await self.get(session_id)
+
+    async def _create(self, record: SessionRecord) -> Session:
+        await self._store.create_session(record)
+        session = self._live.setdefault(record.session_id, Session(record, InteractionCache()))
+        self._keys.add(record)
+        self._metrics.sessions.set(len(self._live))
+        return session
+
+    async def _load(self, session_id: str) -> Session:
+        record = await self._store.load_session(session_id)
+        if record is None:
+            raise SessionNotFound(f"there is no session {session_id!r}; start it with POST /rl/start_session")
+        interactions = await self._store.load_interactions(session_id)
+        session = Session(record, InteractionCache(interactions), sum(len(i.output_ids) for i in interactions))
+        if record.status is not SessionStatus.ACTIVE:
+            session.ended.set()
+        session = self._live.setdefault(session_id, session)
+        self._metrics.sessions.set(len(self._live))
+        return session
+
+    async def _check_chosen(self, api_key: Any) -> None:
+        if not isinstance(api_key, str) or not api_key:
+            raise InvalidRequest("'api_key' must be a non-empty string", param="api_key")
+        if not (self._settings.loopback or self._settings.allow_chosen_keys):
+            raise InvalidRequest("choosing keys needs --allow-chosen-keys beyond loopback", param="api_key")
+        holder = await self._keys.find_session(api_key)
+        if holder is not None and (await self.get(holder)).record.status is SessionStatus.ACTIVE:
+            raise KeyInUse(f"this api_key belongs to the live session {holder!r}; end it first", param="api_key")
+
+    def _new_record(self, body: Mapping[str, Any]) -> SessionRecord:
+        session_id = body.get("session_id")
+        task_id = body.get("task_id", "" if session_id is None else session_id)
+        now = time.time()
+        return SessionRecord(
+            session_id=self._number(task_id) if session_id is None else check_session_id(session_id),
+            task_id=task_id,
+            group_id=body.get("group_id"),
+            sampling=body.get("sampling") or {},
+            limits=body.get("limits") or {},
+            metadata=body.get("metadata") or {},
+            discount=self._settings.discount if body.get("discount") is None else body["discount"],
+            credit=Credit(body.get("credit") or self._settings.credit),
+            created_at=now,
+            updated_at=now,
+        )
+
+    def _number(self, task_id: str) -> str:
+        """The next free `<task_id>-<n>` that this server knows of; the store refuses one that is taken."""
+        number = self._next_number.get(task_id, 0)
+        self._next_number[task_id] = number + 1
+        return check_session_id(f"{task_id}-{number}", "task_id")
+
+
+def check_session_id(value: Any, name: str = "session_id") -> str:
+    """`value` if it can be a session id. Raises InvalidRequest that says the rule."""
+    if not isinstance(value, str) or not _ID_PATTERN.fullmatch(value):
+        raise InvalidRequest(f"'{name}' must be word characters and . ~ : @ + - in parts joined by /", param=name)
+    if len(value.encode()) > MAX_ID_BYTES:
+        raise InvalidRequest(f"'{name}' is longer than {MAX_ID_BYTES} bytes", param=name)
+    if value.split("/", 1)[0] in _RESERVED:
+        raise InvalidRequest(f"'{name}' must not begin with the reserved word {value.split('/', 1)[0]!r}", param=name)
+    return value
+
+
+def _new_key(prefix: str) -> str:
+    return f"{prefix}-{secrets.token_urlsafe(24)}"

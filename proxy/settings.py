@@ -1,0 +1,128 @@
+"""One frozen `Settings`, read once. A flag wins over its TOKENGROVE_* variable, a variable over the default.
+
+Each field below is a flag of `tokengrove serve`, a variable and a line of the README; a test proves that these agree.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, get_type_hints
+
+from proxy.errors import ConfigurationError
+from proxy.types import Credit
+
+
+def _setting(default: Any, help_text: str) -> Any:
+    return field(default=default, metadata={"help": help_text})
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """How one server runs. Build with keyword arguments, or with `from_environment`."""
+
+    host: str = _setting("127.0.0.1", "Address to listen on; beyond loopback an admin key is required.")
+    port: int = _setting(8080, "Port to listen on; 0 takes a free one.")
+    public_url: str | None = _setting(None, "URL under which agents reach this server, for base_url answers.")
+    model: str | None = _setting(None, "Folder of a Hugging Face causal model; none: a tiny built-in random model.")
+    tokenizer: str | None = _setting(None, "Folder of the tokenizer, where it is not the model's.")
+    served_model_name: str | None = _setting(None, "Name that /v1/models shows; default: the folder's name.")
+    engine: str = _setting("auto", "auto, sglang, transformers, scripted, mailbox, package.module:Class, or URLs.")
+    engine_arg: tuple[str, ...] = _setting((), "Option of the engine as key=value; may be given several times.")
+    family: str | None = _setting(None, "Renderer family, where the model's own config does not tell it.")
+    tool_parser: str | None = _setting(None, "Tool-call format, where it is not the family's own.")
+    reasoning_parser: str | None = _setting(None, "Reasoning format, where it is not the family's own.")
+    thinking_retention: str = _setting("all", "Reasoning of earlier turns: all (stays as sampled) or template.")
+    database_url: str = _setting("sqlite:///tokengrove.db", "SQLAlchemy URL of the database.")
+    admin_key: str | None = _setting(None, "Key of the administrator; needed beyond loopback.")
+    rewards_by: str | None = _setting(None, "Who may reward: control or session; default: session when open.")
+    require_key: bool = _setting(False, "Refuse the key-less capability path.")
+    allow_chosen_keys: bool = _setting(False, "Let callers choose session keys beyond loopback.")
+    max_context_tokens: int | None = _setting(None, "Upper bound of prompt plus output, below the model's own.")
+    max_tokens_per_turn: int | None = _setting(None, "Upper bound of sampled tokens in one turn.")
+    max_body_bytes: int = _setting(64 * 1024 * 1024, "Longest request body.")
+    engine_timeout_s: float = _setting(600.0, "Longest wait for the next token of the engine.")
+    shutdown_timeout_s: float = _setting(30.0, "Longest wait for running generations at the end.")
+    discount: float = _setting(1.0, "Discount of rewards through the tree, 0 to 1.")
+    credit: Credit = _setting(Credit.TREE, "How rewards flow back: tree or linear.")
+    log_level: str = _setting("info", "debug, info, warning or error.")
+
+    def __post_init__(self) -> None:
+        _check(self)
+
+    @property
+    def loopback(self) -> bool:
+        """Whether only this machine can reach the server."""
+        if self.host == "localhost":
+            return True
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return False
+
+    @property
+    def agents_may_reward(self) -> bool:
+        """Whether a session's own key (or none, when open) may set rewards and end the session."""
+        return (self.rewards_by or ("control" if self.admin_key else "session")) == "session"
+
+
+VARIABLE_PREFIX = "TOKENGROVE_"
+
+
+def from_environment(given: Mapping[str, Any], environ: Mapping[str, str] = os.environ) -> Settings:
+    """Settings from flags (None means not given) and variables. Raises ConfigurationError naming the bad one."""
+    hints = get_type_hints(Settings)
+    values: dict[str, Any] = {}
+    for spec in fields(Settings):
+        if given.get(spec.name) not in (None, ()):
+            values[spec.name] = given[spec.name]
+        elif (text := environ.get(VARIABLE_PREFIX + spec.name.upper())) is not None:
+            values[spec.name] = _parse(spec.name, text, hints[spec.name])
+    return Settings(**values)
+
+
+def _parse(name: str, text: str, kind: Any) -> Any:
+    try:
+        if kind is bool:
+            return {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}[text.lower()]
+        if kind in (int, int | None):
+            return int(text)
+        if kind is float:
+            return float(text)
+        if kind is Credit:
+            return Credit(text)
+        if kind == tuple[str, ...]:
+            return tuple(part for part in text.split(";") if part)
+    except (ValueError, KeyError):
+        raise ConfigurationError(f"{VARIABLE_PREFIX}{name.upper()}={text!r} is not a valid value") from None
+    return text
+
+
+def _check(settings: Settings) -> None:
+    """Raise ConfigurationError for the first setting that cannot be."""
+    if not settings.loopback and not settings.admin_key:
+        raise ConfigurationError(
+            f"--host {settings.host} can be reached by others: give --admin-key (or TOKENGROVE_ADMIN_KEY), "
+            "or stay on 127.0.0.1"
+        )
+    if not 0 <= settings.port <= 65535:
+        raise ConfigurationError(f"--port {settings.port} is not between 0 and 65535")
+    if not 0.0 <= settings.discount <= 1.0:
+        raise ConfigurationError(f"--discount {settings.discount} is not between 0 and 1")
+    _check_choice("--rewards-by", settings.rewards_by, ("control", "session", None))
+    _check_choice("--thinking-retention", settings.thinking_retention, ("all", "template"))
+    _check_choice("--log-level", settings.log_level, ("debug", "info", "warning", "error"))
+    for name in ("max_context_tokens", "max_tokens_per_turn", "max_body_bytes", "engine_timeout_s"):
+        value = getattr(settings, name)
+        if value is not None and value <= 0:
+            raise ConfigurationError(f"--{name.replace('_', '-')} {value} is not positive")
+    if settings.tokenizer is not None and not Path(settings.tokenizer).is_dir():
+        raise ConfigurationError(f"--tokenizer {settings.tokenizer} is not a folder")
+
+
+def _check_choice(flag: str, value: str | None, choices: tuple[str | None, ...]) -> None:
+    if value not in choices:
+        raise ConfigurationError(f"{flag} {value} is not one of {', '.join(c for c in choices if c)}")

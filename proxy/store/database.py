@@ -1,0 +1,164 @@
+"""The one place that knows which database it is: addresses, connections, pragmas, and the lock beside a SQLite file.
+
+A SQLite file is served by one process at a time. The lock is the kernel's, so it ends with the process, however that
+ends.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from sqlite3 import Connection as SqliteConnection
+from typing import Any
+
+from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url
+from sqlalchemy.exc import ArgumentError, NoSuchModuleError
+
+from proxy.errors import ConfigurationError
+
+# How long a statement waits for another process that writes the same SQLite file, such as a shell.
+BUSY_TIMEOUT_MS = 5_000
+
+_WRITER_PRAGMAS = ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON", f"busy_timeout={BUSY_TIMEOUT_MS}")
+_READER_PRAGMAS = ("query_only=ON", f"busy_timeout={BUSY_TIMEOUT_MS}")
+
+
+def parse_url(text: str) -> URL:
+    """The URL with driver and, for SQLite, an absolute path. Raises ConfigurationError for what cannot be served."""
+    try:
+        url = make_url(text)
+    except (ArgumentError, ValueError):
+        raise ConfigurationError(
+            f"--database-url {text!r} is no database URL; one looks like sqlite:///tokengrove.db"
+        ) from None
+    if url.get_backend_name() == "sqlite":
+        return _sqlite_url(url)
+    if url.get_backend_name() in ("postgresql", "postgres"):
+        return url.set(drivername="postgresql+psycopg")
+    raise ConfigurationError(f"--database-url {label(url)} is neither SQLite nor PostgreSQL")
+
+
+def label(url: URL) -> str:
+    """The database as messages name it: the path of a file, else the URL without its password."""
+    if url.get_backend_name() == "sqlite" and url.database:
+        return url.database
+    return url.render_as_string(hide_password=True)
+
+
+def is_sqlite(url: URL) -> bool:
+    return url.get_backend_name() == "sqlite"
+
+
+def writer_engine(url: URL) -> Engine:
+    """One connection, whose transactions take the write lock at once. Raises ConfigurationError without a driver."""
+    engine = _engine(url, size=1)
+    if is_sqlite(url):
+        _prepare(engine, _WRITER_PRAGMAS, begin="BEGIN IMMEDIATE")
+    return engine
+
+
+def reader_engine(url: URL, size: int) -> Engine:
+    """`size` connections that cannot write; each transaction sees one state. Raises ConfigurationError."""
+    engine = _engine(url, size=size)
+    if is_sqlite(url):
+        _prepare(engine, _READER_PRAGMAS, begin="BEGIN")
+    return engine
+
+
+def check_file(url: URL) -> None:
+    """Raise ConfigurationError if a SQLite file at this place can be neither opened nor made."""
+    path = Path(label(url))
+    if not path.parent.is_dir():
+        raise ConfigurationError(f"the folder of the database, {path.parent}, does not exist")
+    if path.is_dir():
+        raise ConfigurationError(f"the database {path} is a folder")
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise ConfigurationError(f"the database {path} cannot be written: permission denied")
+
+
+class FileLock:
+    """Holds `<database>.lock` until `release` or the end of the process. Raises ConfigurationError when it is taken."""
+
+    def __init__(self, url: URL) -> None:
+        database = Path(label(url))
+        path = database.with_name(database.name + ".lock")
+        try:
+            self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        except OSError as error:
+            raise ConfigurationError(f"the database lock {path} cannot be written: {error.strerror}") from None
+        if not _try_lock(self._descriptor):
+            os.close(self._descriptor)
+            raise ConfigurationError(f"the database {database} is in use by another server")
+        _held.add(self._descriptor)
+
+    def release(self) -> None:
+        """The file stays: removing it would let two servers lock two files of one name."""
+        if self._descriptor in _held:
+            _held.remove(self._descriptor)
+            os.close(self._descriptor)
+
+
+_held: set[int] = set()
+
+
+def _close_held() -> None:
+    for descriptor in _held:
+        os.close(descriptor)
+    _held.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    # A forked child (an engine's worker) shares the lock and would keep it beyond the death of this process.
+    os.register_at_fork(after_in_child=_close_held)
+
+
+def _try_lock(descriptor: int) -> bool:
+    try:
+        if sys.platform == "win32":
+            import msvcrt
+
+            msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
+        else:
+            import fcntl
+
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
+
+
+def _sqlite_url(url: URL) -> URL:
+    if not url.database or url.database == ":memory:" or url.database.startswith("file:"):
+        raise ConfigurationError(
+            "--database-url needs a SQLite file, such as sqlite:///tokengrove.db; memory will not do"
+        )
+    # Absolute and without links: a later change of folder opens the same file, two names of one file share its lock.
+    return url.set(drivername="sqlite", database=os.path.realpath(url.database))
+
+
+def _engine(url: URL, size: int) -> Engine:
+    options: dict[str, Any] = {"pool_size": size, "max_overflow": 0}
+    if is_sqlite(url):
+        # Without the driver's own transactions; "begin" below starts them.
+        options["connect_args"] = {"isolation_level": None}
+    else:
+        options["pool_pre_ping"] = True
+    try:
+        return create_engine(url, **options)
+    except (ModuleNotFoundError, NoSuchModuleError):
+        raise ConfigurationError(
+            "PostgreSQL needs a driver: pip install 'tokengrove[postgres]', or use a sqlite:/// URL"
+        ) from None
+
+
+def _prepare(engine: Engine, pragmas: tuple[str, ...], begin: str) -> None:
+    def on_connect(connection: SqliteConnection, _record: object) -> None:
+        for pragma in pragmas:
+            connection.execute(f"PRAGMA {pragma}").close()
+
+    def on_begin(connection: Connection) -> None:
+        connection.exec_driver_sql(begin)
+
+    event.listen(engine, "connect", on_connect)
+    event.listen(engine, "begin", on_begin)

@@ -1,0 +1,137 @@
+"""Every question to the database. Each runs in a reader's thread, in one transaction that sees one committed state."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from sqlalchemy import Connection, Select, and_, case, func, literal, or_, select
+
+from proxy.errors import InvalidRequest
+from proxy.store import rows
+from proxy.store.tables import intents, interactions, returns, sessions
+from proxy.types import Credit, Interaction, Outcome, SessionRecord, SessionStatus, Status
+
+# Databases bound the values of one statement; 32,766 is the lowest bound among ours.
+MAX_SESSION_IDS = 10_000
+
+_INTERACTION_COLUMNS = [column for column in interactions.c if column.name not in ("replied_at", "idempotency_key")]
+
+
+@dataclass(frozen=True, slots=True)
+class SessionFilter:
+    """Which sessions; None means any. `since` (Unix seconds) keeps those ended then or later, and those still live.
+
+    `after` is the session_id that ended the last page.
+    """
+
+    session_ids: Collection[str] | None = None
+    group_id: str | None = None
+    task_id: str | None = None
+    status: SessionStatus | None = None
+    outcome: Outcome | None = None
+    since: float | None = None
+    after: str | None = None
+    limit: int | None = None
+
+
+def ping(connection: Connection) -> None:
+    connection.execute(select(sessions.c.number).limit(1)).all()
+
+
+def load_session(connection: Connection, session_id: str) -> SessionRecord | None:
+    row = connection.execute(select(sessions).where(sessions.c.session_id == session_id)).mappings().first()
+    return None if row is None else rows.session_of(row)
+
+
+def load_interactions(
+    connection: Connection, session_id: str, after_seq: int, statuses: Collection[Status] | None
+) -> list[Interaction]:
+    """Nodes of a session with a seq above `after_seq`, by seq."""
+    query = (
+        select(*_INTERACTION_COLUMNS)
+        .where(interactions.c.session_id == session_id, interactions.c.seq > after_seq)
+        .order_by(interactions.c.seq)
+    )
+    if statuses is not None:
+        query = query.where(interactions.c.status.in_([status.value for status in statuses]))
+    return [rows.interaction_of(row) for row in connection.execute(query).mappings()]
+
+
+def find_sessions(connection: Connection, wanted: SessionFilter) -> list[SessionRecord]:
+    """In order of creation. Raises InvalidRequest for an unknown cursor or too many ids."""
+    query = _filtered(select(sessions), wanted).order_by(sessions.c.number).limit(wanted.limit)
+    if wanted.after is not None:
+        number = connection.execute(select(sessions.c.number).where(sessions.c.session_id == wanted.after)).scalar()
+        if number is None:
+            raise InvalidRequest("the cursor is of no session", param="cursor")
+        query = query.where(sessions.c.number > number)
+    return [rows.session_of(row) for row in connection.execute(query).mappings()]
+
+
+def find_session_by_key(connection: Connection, key_hash: str) -> SessionRecord | None:
+    """The newest live session of a key, else the newest."""
+    live_first = case((sessions.c.status == SessionStatus.ACTIVE.value, 0), else_=1)
+    query = (
+        select(sessions)
+        .where(sessions.c.api_key_hash == key_hash)
+        .order_by(live_first, sessions.c.number.desc())
+        .limit(1)
+    )
+    row = connection.execute(query).mappings().first()
+    return None if row is None else rows.session_of(row)
+
+
+def find_interaction_session(connection: Connection, interaction_id: str) -> str | None:
+    return connection.execute(select(interactions.c.session_id).where(interactions.c.id == interaction_id)).scalar()
+
+
+def load_returns(connection: Connection, session_id: str) -> dict[tuple[str, float, Credit], float]:
+    """Every stored return of a session, by interaction, discount and credit rule."""
+    query = (
+        select(returns.c.interaction_id, returns.c.discount, returns.c.credit, returns.c.value)
+        .join(interactions, interactions.c.id == returns.c.interaction_id)
+        .where(interactions.c.session_id == session_id)
+    )
+    return {(name, discount, Credit(credit)): value for name, discount, credit, value in connection.execute(query)}
+
+
+def load_begun(connection: Connection, session_id: str) -> dict[str, float]:
+    """Calls that began and never ended, with the Unix seconds of their begin."""
+    query = select(intents.c.interaction_id, intents.c.begun_at).where(intents.c.session_id == session_id)
+    return {name: begun_at for name, begun_at in connection.execute(query)}
+
+
+def load_unreplied(connection: Connection, session_id: str) -> set[str]:
+    """Complete interactions the end of whose reply was never written out."""
+    query = select(interactions.c.id).where(
+        interactions.c.session_id == session_id,
+        interactions.c.status == Status.COMPLETE.value,
+        interactions.c.replied_at.is_(None),
+    )
+    return set(connection.execute(query).scalars())
+
+
+def count_sessions(connection: Connection, task_id: str) -> int:
+    query = select(func.count()).select_from(sessions).where(sessions.c.task_id == task_id)
+    return connection.execute(query).scalar_one()
+
+
+def _filtered(query: Select[tuple[object, ...]], wanted: SessionFilter) -> Select[tuple[object, ...]]:
+    conditions = [
+        column == value
+        for column, value in (
+            (sessions.c.group_id, wanted.group_id),
+            (sessions.c.task_id, wanted.task_id),
+            (sessions.c.status, wanted.status and wanted.status.value),
+            (sessions.c.outcome, wanted.outcome and wanted.outcome.value),
+        )
+        if value is not None
+    ]
+    if wanted.since is not None:
+        conditions.append(or_(sessions.c.ended_at.is_(None), sessions.c.ended_at >= wanted.since))
+    if wanted.session_ids is not None:
+        if len(wanted.session_ids) > MAX_SESSION_IDS:
+            raise InvalidRequest(f"at most {MAX_SESSION_IDS} session ids at once", param="session_ids")
+        conditions.append(sessions.c.session_id.in_(wanted.session_ids))
+    return query.where(and_(literal(True), *conditions))

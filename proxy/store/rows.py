@@ -1,0 +1,204 @@
+"""Interactions and session records as rows of the tables and back; every field of the types, none forgotten.
+
+A test holds the columns against the fields of both types.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from sqlalchemy import RowMapping
+
+from proxy.errors import InvalidRequest
+from proxy.store import codec
+from proxy.types import (
+    Api,
+    Credit,
+    FinishReason,
+    Interaction,
+    Message,
+    Outcome,
+    Reason,
+    SamplingParams,
+    SessionRecord,
+    SessionStatus,
+    Status,
+    Tool,
+)
+
+Row = dict[str, Any]
+
+
+def session_row(record: SessionRecord) -> Row:
+    """Values of every `sessions` column that the record has. Raises InvalidRequest for what cannot be stored."""
+    return {
+        "session_id": codec.check_text("session_id", record.session_id),
+        "task_id": codec.check_text("task_id", record.task_id),
+        "group_id": codec.check_text("group_id", record.group_id),
+        "status": record.status.value,
+        "api_key_hash": record.api_key_hash,
+        "control_key_hash": record.control_key_hash,
+        "path_key_hash": record.path_key_hash,
+        "sampling": codec.encode_json(record.sampling),
+        "limits": codec.encode_json(record.limits),
+        "metadata": codec.encode_json(record.metadata),
+        "discount": record.discount,
+        "credit": record.credit.value,
+        "outcome": record.outcome.value if record.outcome is not None else None,
+        "exit_reason": codec.check_text("exit_reason", record.exit_reason),
+        "finished": record.finished,
+        "metrics": codec.encode_json(record.metrics),
+        "weight_version": record.weight_version,
+        "created_at": record.created_at,
+        "updated_at": record.updated_at,
+        "ended_at": record.ended_at,
+    }
+
+
+def session_of(row: RowMapping) -> SessionRecord:
+    """The record of a `sessions` row."""
+    return SessionRecord(
+        session_id=row["session_id"],
+        task_id=row["task_id"],
+        group_id=row["group_id"],
+        status=SessionStatus(row["status"]),
+        api_key_hash=row["api_key_hash"],
+        control_key_hash=row["control_key_hash"],
+        path_key_hash=row["path_key_hash"],
+        sampling=codec.decode_json(row["sampling"], {}),
+        limits=codec.decode_json(row["limits"], {}),
+        metadata=codec.decode_json(row["metadata"], {}),
+        discount=row["discount"],
+        credit=Credit(row["credit"]),
+        outcome=None if row["outcome"] is None else Outcome(row["outcome"]),
+        exit_reason=row["exit_reason"],
+        finished=row["finished"],
+        metrics=codec.decode_json(row["metrics"], {}),
+        weight_version=row["weight_version"],
+        created_at=row["created_at"],
+        updated_at=row["updated_at"],
+        ended_at=row["ended_at"],
+    )
+
+
+def interaction_row(node: Interaction, seq: int) -> Row:
+    """Values of every `interactions` column that the node has. Raises InvalidRequest for what cannot be stored."""
+    check_lengths(node)
+    return {
+        "id": codec.check_text("id", node.id),
+        "session_id": node.session_id,
+        "seq": seq,
+        "parent_id": node.parent_id,
+        "aligned": node.aligned,
+        "reason": node.reason.value,
+        "api": node.api.value,
+        "status": node.status.value,
+        "model": codec.check_text("model", node.model),
+        "purpose": codec.check_text("purpose", node.purpose),
+        "agent": codec.check_text("agent", node.agent),
+        "state_hash": codec.check_text("state_hash", node.state_hash),
+        "request_hash": node.request_hash,
+        "new_messages": codec.encode_json([message.to_json() for message in node.new_messages]),
+        "output": codec.encode_json(node.output.to_json()),
+        "tools": codec.encode_json([tool.to_json() for tool in node.tools]),
+        "template_options": codec.encode_json(node.template_options),
+        "sampling": codec.encode_json(node.sampling.to_json()),
+        "prefix_length": node.prefix_length,
+        "prompt_tokens": node.prompt_tokens,
+        "output_tokens": len(node.output_ids),
+        "prompt_suffix": codec.encode_ids(node.prompt_suffix),
+        "output_ids": codec.encode_ids(node.output_ids),
+        "logprobs": codec.encode_floats(node.logprobs),
+        "versions": codec.encode_json(node.versions),
+        "finish_reason": node.finish_reason.value if node.finish_reason is not None else None,
+        "stop_string": codec.check_text("stop_string", node.stop_string),
+        **reward_columns({"reward": node.reward, "rewards": node.rewards, "token_rewards": node.token_rewards}),
+        "trainable": node.trainable,
+        "spans": codec.encode_json(node.spans),
+        "error": codec.clean_text(node.error),
+        "notes": codec.encode_json(node.notes),
+        "cached_tokens": node.cached_tokens,
+        "reasoning_tokens": node.reasoning_tokens,
+        "created_at": node.created_at,
+        "first_token_at": node.first_token_at,
+        "completed_at": node.completed_at,
+    }
+
+
+def interaction_of(row: RowMapping) -> Interaction:
+    """The interaction of an `interactions` row."""
+    return Interaction(
+        id=row["id"],
+        session_id=row["session_id"],
+        parent_id=row["parent_id"],
+        aligned=row["aligned"],
+        reason=Reason(row["reason"]),
+        api=Api(row["api"]),
+        status=Status(row["status"]),
+        new_messages=tuple(map(Message.from_json, codec.decode_json(row["new_messages"], ()))),
+        output=Message.from_json(codec.decode_json(row["output"])),
+        prefix_length=row["prefix_length"],
+        prompt_suffix=codec.decode_ids(row["prompt_suffix"]),
+        output_ids=codec.decode_ids(row["output_ids"]),
+        logprobs=codec.decode_floats(row["logprobs"]),
+        versions=_pairs(row["versions"]),
+        finish_reason=None if row["finish_reason"] is None else FinishReason(row["finish_reason"]),
+        sampling=SamplingParams.from_json(codec.decode_json(row["sampling"], {})),
+        tools=tuple(map(Tool.from_json, codec.decode_json(row["tools"], ()))),
+        template_options=codec.decode_json(row["template_options"], {}),
+        seq=row["seq"],
+        model=row["model"],
+        stop_string=row["stop_string"],
+        reward=row["reward"],
+        rewards=codec.decode_json(row["rewards"], {}),
+        token_rewards=None if row["token_rewards"] is None else codec.decode_floats(row["token_rewards"]),
+        state_hash=row["state_hash"],
+        purpose=row["purpose"],
+        agent=row["agent"],
+        trainable=row["trainable"],
+        spans=_pairs(row["spans"]),
+        request_hash=row["request_hash"],
+        error=row["error"],
+        notes=codec.decode_json(row["notes"], {}),
+        cached_tokens=row["cached_tokens"],
+        reasoning_tokens=row["reasoning_tokens"],
+        created_at=row["created_at"],
+        first_token_at=row["first_token_at"],
+        completed_at=row["completed_at"],
+    )
+
+
+def reward_columns(update: Mapping[str, Any]) -> Row:
+    """Column values of those of `reward`, `rewards`, `token_rewards` that are given. Raises InvalidRequest."""
+    columns: Row = {}
+    for name, value in update.items():
+        if name == "reward":
+            codec.check_finite(name, () if value is None else (value,))
+            columns[name] = value
+        elif name == "rewards":
+            codec.check_finite(name, value.values())
+            columns[name] = codec.encode_json(value)
+        elif name == "token_rewards":
+            codec.check_finite(name, () if value is None else value)
+            columns[name] = None if value is None else codec.encode_floats(value)
+        else:
+            raise InvalidRequest(f"{name} is not a reward column", param=name)
+    return columns
+
+
+def check_lengths(node: Interaction) -> None:
+    """Raise InvalidRequest unless a complete node has as many logprobs and versions as output ids.
+
+    Others are kept as they came: a wrong count may be the very reason why they failed.
+    """
+    length = len(node.output_ids)
+    versions = sum(count for count, _ in node.versions)
+    if node.status is Status.COMPLETE and not length == len(node.logprobs) == versions:
+        raise InvalidRequest(
+            f"interaction {node.id} has {length} output ids, {len(node.logprobs)} logprobs and {versions} versions"
+        )
+
+
+def _pairs(data: bytes | None) -> tuple[tuple[int, int], ...]:
+    return tuple((first, second) for first, second in codec.decode_json(data, ()))

@@ -1,0 +1,123 @@
+"""A database is served only at exactly the revision of this code: older ones are migrated first, newer ones refused.
+
+A revision is the number at the head of its file's name, so that a start with a current database needs no alembic, whose
+import takes longer than the rest of the start.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from sqlalchemy import URL, Connection, Engine, inspect, text
+from sqlalchemy.exc import DatabaseError, OperationalError
+
+from proxy.errors import ConfigurationError
+from proxy.store import database
+
+
+def current(database_url: str) -> str | None:
+    """Revision of the database, None where nothing was made yet. Raises ConfigurationError."""
+    url = database.parse_url(database_url)
+    if database.is_sqlite(url) and not Path(database.label(url)).exists():
+        return None
+    engine = database.writer_engine(url)
+    try:
+        return _revision(engine)
+    finally:
+        engine.dispose()
+
+
+def upgrade(database_url: str) -> str:
+    """Bring the database of no running server to the newest revision, which is returned. Raises ConfigurationError."""
+    url = database.parse_url(database_url)
+    lock = lock_file(url) if database.is_sqlite(url) else None
+    try:
+        engine = database.writer_engine(url)
+        try:
+            prepare(engine, migrate=True)
+        finally:
+            engine.dispose()
+    finally:
+        if lock is not None:
+            lock.release()
+    return head()
+
+
+def lock_file(url: URL) -> database.FileLock:
+    """The lock of a SQLite file that can be written. Raises ConfigurationError."""
+    database.check_file(url)
+    return database.FileLock(url)
+
+
+def head() -> str:
+    """The newest revision that this code knows."""
+    return max(_known())
+
+
+def prepare(engine: Engine, *, migrate: bool) -> None:
+    """Leave the database at `head()`. Raises ConfigurationError when it is newer, or older and not to be migrated."""
+    found, name = _revision(engine), database.label(engine.url)
+    if found == head():
+        return
+    if found is not None and found not in _known():
+        raise ConfigurationError(
+            f"the database {name} was made by a newer tokengrove (revision {found}); upgrade tokengrove"
+        )
+    if not migrate:
+        raise ConfigurationError(
+            f"the database {name} is at revision {found or 'none'} and needs {head()}; run: tokengrove db upgrade"
+        )
+    _migrate(engine)
+
+
+def migrations_folder() -> Path:
+    """Inside the package when installed, beside it in a checkout. Raises ConfigurationError where there is neither."""
+    package = Path(__file__).resolve().parents[1]
+    for folder in (package / "migrations", package.parent / "migrations"):
+        if (folder / "env.py").is_file():
+            return folder
+    raise ConfigurationError("the migrations are missing from this installation; install tokengrove again")
+
+
+def _known() -> set[str]:
+    names = {path.name.partition("_")[0] for path in (migrations_folder() / "versions").glob("[0-9]*_*.py")}
+    if not names:
+        raise ConfigurationError("the migrations are missing from this installation; install tokengrove again")
+    return names
+
+
+def _revision(engine: Engine) -> str | None:
+    try:
+        with engine.connect() as connection:
+            if not inspect(connection).has_table("alembic_version"):
+                return None
+            return connection.execute(text("SELECT version_num FROM alembic_version")).scalar()
+    except DatabaseError as error:
+        raise ConfigurationError(f"the database {database.label(engine.url)} cannot be opened: {error.orig}") from None
+
+
+def _migrate(engine: Engine) -> None:
+    from alembic import command
+    from alembic.config import Config
+
+    config = Config()
+    # Alembic reads a percent sign in a path as the start of a variable.
+    config.set_main_option("script_location", str(migrations_folder()).replace("%", "%%"))
+    config.set_main_option("path_separator", "os")
+    try:
+        with engine.begin() as connection:
+            _refuse_foreign_tables(connection)
+            config.attributes["connection"] = connection
+            command.upgrade(config, "head")
+    except OperationalError as error:
+        raise ConfigurationError(
+            f"the database {database.label(engine.url)} cannot be upgraded: {error.orig}"
+        ) from None
+
+
+def _refuse_foreign_tables(connection: Connection) -> None:
+    tables = set(inspect(connection).get_table_names())
+    if "sessions" in tables and "alembic_version" not in tables:
+        raise ConfigurationError(
+            f"the database {database.label(connection.engine.url)} has a table sessions that tokengrove did not make"
+        )

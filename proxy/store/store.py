@@ -1,0 +1,211 @@
+"""The store of an event loop: every method returns to the loop at once and is done when the database is.
+
+A write is done when it is committed and on the disk. A read sees every write that was done before it began.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Collection, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+from sqlalchemy import Connection, Engine
+from sqlalchemy.exc import SQLAlchemyError
+
+from proxy.errors import StoreUnavailable
+from proxy.store import codec, database, reads, rows, schema, writes
+from proxy.store.writer import Phase, Writer
+from proxy.types import Credit, Interaction, Outcome, SessionRecord, SessionStatus, Status
+
+# Reads are short and mostly decoding under the interpreter's lock; more threads would only wait for each other.
+READER_THREADS = 4
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class Store:
+    """Sessions, interactions, returns and intents in one database. Build with `open`, end with `close`.
+
+    Every method raises StoreUnavailable when the database refuses or the store is closed.
+    """
+
+    def __init__(self, writer_engine: Engine, reader_engine: Engine, lock: database.FileLock | None) -> None:
+        self._writer_engine = writer_engine
+        self._reader_engine = reader_engine
+        self._lock = lock
+        self._writer = Writer(writer_engine)
+        self._readers = ThreadPoolExecutor(READER_THREADS, thread_name_prefix="store-reader")
+
+    @classmethod
+    def open(cls, database_url: str, *, migrate: bool = True) -> Store:
+        """The store at a URL, its tables at the newest revision. Blocks. Raises ConfigurationError with one clear line.
+
+        With `migrate` False an older database is refused.
+        """
+        url = database.parse_url(database_url)
+        lock = schema.lock_file(url) if database.is_sqlite(url) else None
+        writer_engine = None
+        try:
+            writer_engine = database.writer_engine(url)
+            schema.prepare(writer_engine, migrate=migrate)
+            return cls(writer_engine, database.reader_engine(url, READER_THREADS), lock)
+        except BaseException:
+            if writer_engine is not None:
+                writer_engine.dispose()
+            if lock is not None:
+                lock.release()
+            raise
+
+    async def close(self) -> None:
+        """Write what is queued, then let go of threads, connections and lock. May be called again."""
+        self._writer.stop()
+        await asyncio.to_thread(self._close)
+
+    def _close(self) -> None:
+        self._writer.join()
+        self._readers.shutdown()
+        self._reader_engine.dispose()
+        self._writer_engine.dispose()
+        if self._lock is not None:
+            self._lock.release()
+
+    # Writes
+
+    async def create_session(self, record: SessionRecord) -> None:
+        """Raises InvalidRequest (param session_id) when it exists."""
+        await self._writer.submit(writes.create_sessions, rows.session_row(record))
+
+    async def append(self, interaction: Interaction) -> int:
+        """Commit a node; its seq is returned and set. Whoever is cancelled while waiting may find it committed.
+
+        Raises SessionNotFound, and InvalidRequest for a known id or for unequal lengths of a complete node.
+        """
+        interaction.seq = await self._writer.submit(writes.append_interactions, interaction)
+        return interaction.seq
+
+    async def set_rewards(self, session_id: str, updates: Mapping[str, Mapping[str, Any]]) -> None:
+        """Set those of reward, rewards, token_rewards that are given for each interaction id: all of them, or none.
+
+        Raises NotFound for an id that is not of the session, InvalidRequest for a value that is not finite.
+        """
+        await self._writer.submit(writes.set_rewards, writes.Rewards(session_id, updates))
+
+    async def update_session(self, record: SessionRecord) -> None:
+        """Replace the record. Raises SessionNotFound."""
+        await self._writer.submit(writes.update_sessions, rows.session_row(record))
+
+    async def end_session(self, record: SessionRecord, returns: Mapping[str, float]) -> None:
+        """Store the sealed record and its returns, under its own discount and credit, in one commit.
+
+        Raises SessionNotFound, and NotFound for a return of an unknown interaction.
+        """
+        values = writes.Returns(record.session_id, record.discount, record.credit, dict(returns))
+        await self._writer.submit(writes.end_sessions, writes.End(rows.session_row(record), values))
+
+    async def set_returns(self, session_id: str, discount: float, credit: Credit, values: Mapping[str, float]) -> None:
+        """Write or overwrite returns by interaction id. Raises SessionNotFound and NotFound."""
+        await self._writer.submit(writes.set_returns, writes.Returns(session_id, discount, credit, dict(values)))
+
+    async def mark(self, interaction_id: str, trainable: bool, spans: tuple[tuple[int, int], ...] = ()) -> None:
+        """Set whether, and which spans of, an interaction may be trained. Raises NotFound."""
+        columns = {"trainable": trainable, "spans": codec.encode_json(spans)}
+        await self._writer.submit(writes.update_interactions, (interaction_id, columns))
+
+    async def supersede(self, interaction_id: str) -> None:
+        """A retry replaces this failed or aborted attempt. Raises NotFound."""
+        await self._writer.submit(writes.supersede, interaction_id)
+
+    # Notes: in the same queue, not waited for
+
+    def note_begun(self, interaction_id: str, session_id: str) -> None:
+        """A call began; the append of its interaction ends the note."""
+        row = {"interaction_id": interaction_id, "session_id": session_id, "begun_at": time.time()}
+        self._writer.note(writes.insert_intents, row, Phase.FIRST)
+
+    def note_dropped(self, interaction_id: str) -> None:
+        """A call that began leaves no interaction: it was refused before anything was sampled."""
+        self._writer.note(writes.drop_intents, interaction_id)
+
+    def note_replied(self, interaction_id: str) -> None:
+        """The end of the reply was written out."""
+        row = {"of_interaction": interaction_id, "replied_at": time.time()}
+        self._writer.note(writes.set_replied, row, Phase.LAST)
+
+    # Reads
+
+    async def load_session(self, session_id: str) -> SessionRecord | None:
+        return await self._read(reads.load_session, session_id)
+
+    async def load_interactions(
+        self, session_id: str, after_seq: int = -1, statuses: Collection[Status] | None = None
+    ) -> list[Interaction]:
+        """Nodes with a seq above `after_seq`, by seq, of any status or of `statuses`."""
+        return await self._read(reads.load_interactions, session_id, after_seq, statuses)
+
+    async def find_sessions(
+        self,
+        *,
+        session_ids: Collection[str] | None = None,
+        group_id: str | None = None,
+        task_id: str | None = None,
+        status: SessionStatus | None = None,
+        outcome: Outcome | None = None,
+        since: float | None = None,
+        after: str | None = None,
+        limit: int | None = None,
+    ) -> list[SessionRecord]:
+        """Records in order of creation. `after` is the last session_id of the page before; `since` is Unix seconds.
+
+        `since` keeps sessions that ended then or later, and live ones. Raises InvalidRequest for an unknown `after`
+        (param cursor) and for more than 10,000 `session_ids`.
+        """
+        wanted = reads.SessionFilter(session_ids, group_id, task_id, status, outcome, since, after, limit)
+        return await self._read(reads.find_sessions, wanted)
+
+    async def find_session_by_key(self, key_hash: str) -> SessionRecord | None:
+        """The newest live session with this api_key_hash, else the newest."""
+        return await self._read(reads.find_session_by_key, key_hash)
+
+    async def find_interaction_session(self, interaction_id: str) -> str | None:
+        """The session_id of an interaction."""
+        return await self._read(reads.find_interaction_session, interaction_id)
+
+    async def load_returns(self, session_id: str) -> dict[tuple[str, float, Credit], float]:
+        """Stored returns by (interaction id, discount, credit)."""
+        return await self._read(reads.load_returns, session_id)
+
+    async def load_begun(self, session_id: str) -> dict[str, float]:
+        """Ids of calls that began and have not ended, with the Unix seconds of their begin."""
+        return await self._read(reads.load_begun, session_id)
+
+    async def load_unreplied(self, session_id: str) -> set[str]:
+        """Ids of complete interactions the end of whose reply was never written out."""
+        return await self._read(reads.load_unreplied, session_id)
+
+    async def count_sessions(self, task_id: str) -> int:
+        """How many sessions a task has: where to begin looking for a free `<task_id>-<n>`."""
+        return await self._read(reads.count_sessions, task_id)
+
+    async def ping(self) -> None:
+        """Raises StoreUnavailable unless the database answers and the writer runs."""
+        if not self._writer.running:
+            raise StoreUnavailable("the writer of the database has ended")
+        await self._read(reads.ping)
+
+    async def _read(self, read: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
+        if not self._writer.running:
+            raise StoreUnavailable("the store is closed")
+        return await asyncio.get_running_loop().run_in_executor(
+            self._readers, lambda: _read(self._reader_engine, read, *args, **kwargs)
+        )
+
+
+def _read(engine: Engine, read: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
+    try:
+        with engine.connect() as connection:
+            return read(connection, *args, **kwargs)
+    except SQLAlchemyError as error:
+        raise StoreUnavailable(f"the database refused a read: {getattr(error, 'orig', None) or error}") from error

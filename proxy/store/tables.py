@@ -1,0 +1,125 @@
+"""The tables, as the newest migration leaves them; a test compares the two.
+
+Only portable column types: text, integers, double precision, booleans and bytes. Bytes are made by `codec`. Interaction
+rows hold what a node adds and nothing that its parent has.
+"""
+
+from __future__ import annotations
+
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    Column,
+    Double,
+    ForeignKey,
+    Integer,
+    LargeBinary,
+    MetaData,
+    Table,
+    Text,
+    UniqueConstraint,
+)
+
+metadata = MetaData(
+    naming_convention={
+        "ix": "ix_%(table_name)s_%(column_0_name)s",
+        "uq": "uq_%(table_name)s_%(column_0_name)s",
+        "fk": "fk_%(table_name)s_%(column_0_name)s",
+        "pk": "pk_%(table_name)s",
+    }
+)
+
+sessions = Table(
+    "sessions",
+    metadata,
+    Column("number", Integer, primary_key=True, comment="order of creation, the cursor of listings"),
+    Column("session_id", Text, nullable=False, unique=True),
+    Column("task_id", Text, nullable=False, index=True),
+    Column("group_id", Text, index=True),
+    Column("status", Text, nullable=False, index=True),
+    Column("api_key_hash", Text, index=True),
+    Column("control_key_hash", Text),
+    Column("path_key_hash", Text),
+    Column("sampling", LargeBinary),
+    Column("limits", LargeBinary),
+    Column("metadata", LargeBinary),
+    Column("discount", Double, nullable=False),
+    Column("credit", Text, nullable=False),
+    Column("outcome", Text),
+    Column("exit_reason", Text),
+    Column("finished", Boolean),
+    Column("metrics", LargeBinary),
+    Column("weight_version", BigInteger),
+    Column("created_at", Double, nullable=False),
+    Column("updated_at", Double, nullable=False, comment="last commit or change, Unix seconds"),
+    Column("ended_at", Double, index=True),
+    Column("next_seq", Integer, nullable=False, comment="seq of the next interaction, so also their count"),
+    Column("ended_order", BigInteger, index=True, comment="order in which sessions ended, the order of claims"),
+    Column("claimed_by", Text),
+    Column("claimed_until", Double),
+    Column("acknowledged_at", Double),
+)
+
+interactions = Table(
+    "interactions",
+    metadata,
+    Column("id", Text, primary_key=True),
+    Column("session_id", Text, ForeignKey("sessions.session_id"), nullable=False),
+    Column("seq", Integer, nullable=False, comment="order of completion within the session, from 0, any status"),
+    Column("parent_id", Text),
+    Column("aligned", Boolean, nullable=False),
+    Column("reason", Text, nullable=False),
+    Column("api", Text, nullable=False),
+    Column("status", Text, nullable=False),
+    Column("model", Text, nullable=False),
+    Column("purpose", Text),
+    Column("agent", Text),
+    Column("state_hash", Text),
+    Column("request_hash", Text, nullable=False),
+    Column("idempotency_key", Text),
+    Column("new_messages", LargeBinary),
+    Column("output", LargeBinary),
+    Column("tools", LargeBinary),
+    Column("template_options", LargeBinary),
+    Column("sampling", LargeBinary),
+    Column("prefix_length", Integer, nullable=False),
+    Column("prompt_tokens", Integer, nullable=False, comment="prefix_length plus the ids in prompt_suffix"),
+    Column("output_tokens", Integer, nullable=False),
+    Column("prompt_suffix", LargeBinary, nullable=False, comment="int32, little-endian"),
+    Column("output_ids", LargeBinary, nullable=False, comment="int32, little-endian"),
+    Column("logprobs", LargeBinary, nullable=False, comment="float32, little-endian"),
+    Column("versions", LargeBinary, comment="runs of (count, version)"),
+    Column("finish_reason", Text),
+    Column("stop_string", Text),
+    Column("reward", Double, comment="raw, as it was set"),
+    Column("rewards", LargeBinary),
+    Column("token_rewards", LargeBinary, comment="float32, little-endian, one per output id"),
+    Column("trainable", Boolean, nullable=False),
+    Column("spans", LargeBinary),
+    Column("error", Text),
+    Column("notes", LargeBinary),
+    Column("cached_tokens", Integer),
+    Column("reasoning_tokens", Integer, nullable=False),
+    Column("created_at", Double, nullable=False),
+    Column("first_token_at", Double),
+    Column("completed_at", Double),
+    Column("replied_at", Double, comment="when the end of the reply was written out"),
+    UniqueConstraint("session_id", "seq"),
+)
+
+returns = Table(
+    "returns",
+    metadata,
+    Column("interaction_id", Text, ForeignKey("interactions.id"), primary_key=True),
+    Column("discount", Double, primary_key=True),
+    Column("credit", Text, primary_key=True),
+    Column("value", Double, nullable=False),
+)
+
+intents = Table(
+    "intents",
+    metadata,
+    Column("interaction_id", Text, primary_key=True),
+    Column("session_id", Text, nullable=False, index=True),
+    Column("begun_at", Double, nullable=False),
+)

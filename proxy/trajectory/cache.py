@@ -1,0 +1,200 @@
+"""`InteractionCache`: one session's forest of complete interactions, stored as what each node adds.
+
+A node is in the indexes only once it is committed. `aligned` is proven here on token ids, never assumed, and the
+reason of a node is decided here, when it is placed, so that concurrent requests come out as siblings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from proxy.trajectory.matching import ChainState, Identity, RootKeys, extend, identify
+from proxy.types import Ids, Interaction, Message, Reason, Role, Status, TurnRequest, ids_of
+
+
+@dataclass(slots=True, eq=False)
+class Node:
+    """An interaction in its tree. `start` and `end` are the chain before and after its answer."""
+
+    interaction: Interaction
+    parent: Node | None
+    root: RootKeys
+    start: ChainState
+    end: ChainState
+    children: list[Node] = field(default_factory=list)
+
+    @property
+    def length(self) -> int:
+        """Tokens of prompt and output."""
+        return self.interaction.prompt_tokens + len(self.interaction.output_ids)
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """The parent of a request and how many of its messages (leading system messages included) it covers."""
+
+    parent: Node | None
+    covered: int
+
+    def new_messages(self, messages: Sequence[Message]) -> tuple[Message, ...]:
+        """The messages that the parent has not seen."""
+        return tuple(messages[self.covered :])
+
+
+class InteractionCache:
+    """The live tree of one session. Not safe for threads: it belongs to the event loop."""
+
+    def __init__(self, interactions: Iterable[Interaction] = ()) -> None:
+        self.nodes: dict[str, Node] = {}
+        self._by_end: dict[int, list[Node]] = {}
+        self._by_start: dict[int, list[Node]] = {}
+        self._by_body: dict[int, list[Node]] = {}
+        for interaction in interactions:
+            if interaction.status is Status.COMPLETE:
+                self.add(self.place_stored(interaction))
+
+    def find_parent(self, request: TurnRequest, identity: Identity) -> Match:
+        """The deepest node whose conversation, answer included, is a prefix of the request's."""
+        states, lead, messages = identity.states, identity.lead, request.messages
+        for index in range(len(states) - 1, 0, -1):
+            if messages[lead + index - 1].role is not Role.ASSISTANT:
+                continue
+            if candidates := self._by_end.get(states[index].key):
+                covered = lead + index
+                return Match(_prefer(candidates, messages[:covered], request.previous_id), covered)
+        return Match(None, 0)
+
+    def token_ids(self, node: Node) -> Ids:
+        """The exact ids of a node's prompt and output, put together from what each node adds."""
+        pieces: list[Ids] = []
+        current: Node | None = node
+        while current is not None:
+            pieces += (current.interaction.output_ids, current.interaction.prompt_suffix)
+            current = current.parent if current.interaction.aligned else None
+        out = ids_of()
+        for piece in reversed(pieces):
+            out += piece
+        return out
+
+    def conversation(self, node: Node) -> tuple[Message, ...]:
+        """All messages of a node, its answer included."""
+        parts: list[tuple[Message, ...]] = []
+        current: Node | None = node
+        while current is not None:
+            parts.append((*current.interaction.new_messages, current.interaction.output))
+            current = current.parent
+        return tuple(message for part in reversed(parts) for message in part)
+
+    def proves(self, parent: Node, prompt_ids: Ids) -> bool:
+        """Whether `prompt_ids` begins with exactly the parent's prompt and output."""
+        prefix = self.token_ids(parent)
+        return len(prompt_ids) >= len(prefix) and prompt_ids[: len(prefix)].tobytes() == prefix.tobytes()
+
+    def reason_for(self, request: TurnRequest, identity: Identity, match: Match) -> Reason:
+        """Why an aligned (or parentless) node stands where it does, seen from the nodes that are there now."""
+        if identity.end.key in self._by_start:
+            return Reason.RESAMPLED
+        if self._is_rewrite(request.messages, identity, match):
+            return Reason.REWRITTEN
+        if match.parent is not None:
+            return Reason.BRANCHED if match.parent.children else Reason.CONTINUED
+        if not self.nodes:
+            return Reason.FIRST
+        return self._changed_head(request.messages, identity) or Reason.NEW_ROOT
+
+    def node_for(self, interaction: Interaction, identity: Identity, match: Match) -> Node:
+        """A node for a finished interaction; `add` puts it into the tree."""
+        end = extend(identity.end, [interaction.output])[-1]
+        return Node(interaction, match.parent, identity.root, identity.end, end)
+
+    def place_stored(self, interaction: Interaction) -> Node:
+        """A node for an interaction from the store, whose parent is already here."""
+        parent = self.nodes.get(interaction.parent_id) if interaction.parent_id else None
+        if parent is None:
+            identity = identify(interaction.new_messages, interaction.tools, interaction.template_options)
+            root, start = identity.root, identity.end
+        else:
+            root, start = parent.root, extend(parent.end, interaction.new_messages)[-1]
+        return Node(interaction, parent, root, start, extend(start, [interaction.output])[-1])
+
+    def claim(self, node: Node) -> None:
+        """Count a node among its siblings before its commit, so that one that ends meanwhile knows of it."""
+        self.nodes[node.interaction.id] = node
+        self._by_start.setdefault(node.start.key, []).append(node)
+        if node.parent is not None:
+            node.parent.children.append(node)
+
+    def release(self, node: Node) -> None:
+        """Take a claim back: the commit failed."""
+        del self.nodes[node.interaction.id]
+        _discard(self._by_start, node.start.key, node)
+        if node.parent is not None:
+            node.parent.children.remove(node)
+
+    def publish(self, node: Node) -> None:
+        """Let requests continue a claimed node: it is committed."""
+        self._by_end.setdefault(node.end.key, []).append(node)
+        self._by_body.setdefault(node.end.body_key, []).append(node)
+
+    def add(self, node: Node) -> None:
+        """Claim and publish in one."""
+        self.claim(node)
+        self.publish(node)
+
+    def _is_rewrite(self, messages: Sequence[Message], identity: Identity, match: Match) -> bool:
+        """Whether an answer of ours that stood beyond the parent was replaced by another assistant message."""
+        first = max(match.covered - identity.lead, 0)
+        return any(
+            messages[identity.lead + index].role is Role.ASSISTANT and identity.states[index].key in self._by_start
+            for index in range(first, len(identity.states) - 1)
+        )
+
+    def _changed_head(self, messages: Sequence[Message], identity: Identity) -> Reason | None:
+        """Which part of the head differs from a node that this request would otherwise have continued."""
+        for index in range(len(identity.states) - 1, 0, -1):
+            if messages[identity.lead + index - 1].role is not Role.ASSISTANT:
+                continue
+            if candidates := self._by_body.get(identity.states[index].body_key):
+                return _head_difference(candidates[-1].root, identity.root)
+        return None
+
+
+def _head_difference(old: RootKeys, new: RootKeys) -> Reason:
+    if old.tools != new.tools:
+        return Reason.TOOLS_CHANGED
+    return Reason.SYSTEM_CHANGED if old.system != new.system else Reason.OPTIONS_CHANGED
+
+
+def _discard(index: dict[int, list[Node]], key: int, node: Node) -> None:
+    index[key].remove(node)
+    if not index[key]:
+        del index[key]
+
+
+def _prefer(candidates: Sequence[Node], messages: Sequence[Message], previous_id: str | None) -> Node:
+    """Of equal nodes: the one named, else the best echo of ids, then of reasoning (latest first), else the newest."""
+    if len(candidates) == 1:
+        return candidates[0]
+    if previous_id is not None:
+        for node in candidates:
+            if node.interaction.id == previous_id:
+                return node
+    return max(candidates, key=lambda node: (_evidence(node, messages), node.interaction.seq))
+
+
+def _evidence(node: Node, messages: Sequence[Message]) -> list[tuple[bool, bool]]:
+    """For each answer on the node's path, latest first: whether its call ids and its reasoning were echoed exactly."""
+    out: list[tuple[bool, bool]] = []
+    current: Node | None = node
+    index = len(messages) - 1
+    while current is not None:
+        ours, echoed = current.interaction.output, messages[index]
+        out.append((_same_call_ids(ours, echoed), bool(ours.reasoning) and ours.reasoning == echoed.reasoning))
+        index -= len(current.interaction.new_messages) + 1
+        current = current.parent
+    return out
+
+
+def _same_call_ids(ours: Message, echoed: Message) -> bool:
+    return bool(ours.tool_calls) and [c.id for c in ours.tool_calls] == [c.id for c in echoed.tool_calls]

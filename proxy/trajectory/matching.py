@@ -1,0 +1,182 @@
+"""The canonical identity of a conversation: a hash chain, so that finding the parent costs the messages of the request.
+
+Two messages are the same when role, text, image digests, parsed calls and result text are the same, and tool-call ids
+agree up to consistent renaming. Reasoning, names, item ids and provider fields never count. The hashes guard nothing:
+they are fast ones, and what they match is proven on token ids before it is ever joined.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+from xxhash import xxh3_64_intdigest, xxh3_128_hexdigest
+
+from proxy.types import Message, Role, Tool, ToolCall, TurnRequest
+
+_ROLE_NUMBER = {role: number for number, role in enumerate(Role)}
+_UNKNOWN_CALL = -1
+_NO_CALL = -2
+
+
+@dataclass(frozen=True, slots=True)
+class RootKeys:
+    """What the head of a prompt is made of: tools, leading system messages, template options."""
+
+    tools: int
+    system: int
+    options: int
+
+    @property
+    def start(self) -> int:
+        """The first link of the chain."""
+        return hash((self.tools, self.system, self.options))
+
+
+@dataclass(frozen=True, slots=True)
+class ChainState:
+    """The chain after some messages: `key` with the root, `body_key` without; `calls` are the latest call ids."""
+
+    key: int
+    body_key: int
+    calls: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """The identity of a request: `states[i]` is the chain after i messages beyond the `lead` system messages."""
+
+    root: RootKeys
+    lead: int
+    states: tuple[ChainState, ...]
+
+    @property
+    def end(self) -> ChainState:
+        """The chain after the whole conversation."""
+        return self.states[-1]
+
+
+_EMPTY_BODY = ChainState(key=0, body_key=0)
+
+
+def identify(messages: Sequence[Message], tools: Sequence[Tool], options: Mapping[str, Any]) -> Identity:
+    """The identity of a conversation; linear in its text."""
+    lead = count_leading_system(messages)
+    root = RootKeys(_tools_key(tools), extend(_EMPTY_BODY, messages[:lead])[-1].body_key, _json_key(options))
+    start = ChainState(key=root.start, body_key=0)
+    return Identity(root, lead, tuple(extend(start, messages[lead:])))
+
+
+def count_leading_system(messages: Sequence[Message]) -> int:
+    """How many system messages stand at the head of a conversation."""
+    for index, message in enumerate(messages):
+        if message.role is not Role.SYSTEM:
+            return index
+    return len(messages)
+
+
+def extend(state: ChainState, messages: Sequence[Message]) -> list[ChainState]:
+    """The chain before the first and after each of `messages`: len(messages) + 1 states."""
+    states = [state]
+    for message in messages:
+        state = _next_state(state, message)
+        states.append(state)
+    return states
+
+
+def _next_state(state: ChainState, message: Message) -> ChainState:
+    link = message_key(message, state.calls)
+    calls = tuple(call.id for call in message.tool_calls) if message.tool_calls else state.calls
+    return ChainState(hash((state.key, link)), hash((state.body_key, link)), calls)
+
+
+def message_key(message: Message, calls: tuple[str, ...]) -> int:
+    """A 64-bit key of one message. `calls` are the ids of the latest assistant message that had calls: a result is
+    identified by the position of its call there, which makes ids equal up to consistent renaming."""
+    text = _text_key(message.content)
+    role = _ROLE_NUMBER[message.role]
+    if not (message.tool_calls or message.images or message.role is Role.TOOL):
+        return hash((role, text))
+    called = tuple(_call_key(call) for call in message.tool_calls)
+    answered = _call_position(message.tool_call_id, calls) if message.role is Role.TOOL else _NO_CALL
+    return hash((role, text, called, answered, tuple(_text_key(image) for image in message.images)))
+
+
+def _text_key(text: str) -> int:
+    return xxh3_64_intdigest(text.encode(errors="surrogatepass"))
+
+
+def _call_key(call: ToolCall) -> int:
+    return hash(
+        (
+            _text_key(call.name),
+            xxh3_64_intdigest(canonical_arguments(call.arguments)),
+        )
+    )
+
+
+def _call_position(call_id: str | None, calls: tuple[str, ...]) -> int:
+    try:
+        return calls.index(call_id) if call_id is not None else _UNKNOWN_CALL
+    except ValueError:
+        return _UNKNOWN_CALL
+
+
+def canonical_arguments(text: str) -> bytes:
+    """JSON text with sorted keys and no spaces, 1.0 as 1, empty as {}; text that is no JSON stays as it is."""
+    if not text.strip():
+        return b"{}"
+    try:
+        return canonical_json(orjson.loads(text))
+    except orjson.JSONDecodeError:
+        return text.encode(errors="surrogatepass")
+
+
+def canonical_json(value: Any) -> bytes:
+    """A JSON value as bytes that are equal exactly when the values are."""
+    value = _integral(value)
+    try:
+        return orjson.dumps(value, option=orjson.OPT_SORT_KEYS)
+    except orjson.JSONEncodeError:  # integers beyond 64 bits
+        return json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
+
+
+def _integral(value: Any) -> Any:
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    if isinstance(value, Mapping):
+        return {key: _integral(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_integral(item) for item in value]
+    return value
+
+
+def _tools_key(tools: Sequence[Tool]) -> int:
+    if not tools:
+        return 0
+    return xxh3_64_intdigest(canonical_json([tool.to_json() for tool in tools]))
+
+
+def _json_key(value: Mapping[str, Any]) -> int:
+    return xxh3_64_intdigest(canonical_json(value)) if value else 0
+
+
+def request_hash(request: TurnRequest, identity: Identity) -> str:
+    """The retry key of a request within its session, 32 hex digits: conversation, sampling, shape of the answer.
+
+    Whether it streams is left out: a client that falls back to a plain request is retrying the same one.
+    """
+    parts = (
+        request.api.value,
+        request.model,
+        identity.end.key,
+        request.tool_choice,
+        request.parallel_tool_calls,
+        request.sampling,
+        request.n,
+        request.top_logprobs if request.logprobs else None,
+    )
+    return xxh3_128_hexdigest(repr(parts).encode(errors="surrogatepass"))

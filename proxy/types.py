@@ -1,0 +1,448 @@
+"""The nouns that every part shares. Token arrays are `array('i')`, logprobs `array('f')`, never lists.
+
+`len(output_ids) == len(logprobs) == sum(count for count, _ in versions)` holds for every complete `Interaction`.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    Ids = array[int]
+    Logprobs = array[float]
+else:  # array.array takes no type argument at run time before Python 3.12
+    Ids = Logprobs = array
+Json = Any
+VersionRuns = tuple[tuple[int, int], ...]
+"""Weight versions of an output as runs (count of tokens, version), in order; one run unless weights changed inside."""
+
+
+def ids_of(values: Any = ()) -> Ids:
+    """An `array('i')` of token ids, each in 0 .. 2**31 - 1. Raises OverflowError or TypeError on anything else."""
+    return array("i", values)
+
+
+class Role(StrEnum):
+    SYSTEM = "system"
+    USER = "user"
+    ASSISTANT = "assistant"
+    TOOL = "tool"
+
+
+class Api(StrEnum):
+    CHAT = "chat"
+    RESPONSES = "responses"
+    MESSAGES = "messages"
+
+
+class FinishReason(StrEnum):
+    """Why sampling ended. Wire formats map these to their own words."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    TOOL_CALLS = "tool_calls"
+    STOP_STRING = "stop_string"
+    CONTENT_FILTER = "content_filter"
+    ABORT = "abort"
+
+
+class Status(StrEnum):
+    BEGUN = "begun"
+    COMPLETE = "complete"
+    FAILED = "failed"
+    ABORTED = "aborted"
+    SUPERSEDED = "superseded"
+
+
+class Reason(StrEnum):
+    """Where an interaction stands in the tree, and why."""
+
+    FIRST = "first"
+    CONTINUED = "continued"
+    RESAMPLED = "resampled"
+    BRANCHED = "branched"
+    REWRITTEN = "rewritten"
+    TOOLS_CHANGED = "tools_changed"
+    SYSTEM_CHANGED = "system_changed"
+    OPTIONS_CHANGED = "options_changed"
+    NEW_ROOT = "new_root"
+    TEMPLATE = "template"
+    DRIFT = "drift"
+
+
+class SessionStatus(StrEnum):
+    ACTIVE = "active"
+    ENDED = "ended"
+    EXPIRED = "expired"
+
+
+class Outcome(StrEnum):
+    FINISHED = "Finished"
+    FAILED = "Failed"
+    NO_DATA = "NoData"
+    TIMEOUT = "Timeout"
+
+
+class Credit(StrEnum):
+    """How a reward flows back: along the tree, or along the order of completion."""
+
+    TREE = "tree"
+    LINEAR = "linear"
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A call of a function. `arguments` is JSON text, as sampled or as the client wrote it."""
+
+    id: str
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One message of a conversation, the same for all APIs. `content` is the joined text of its parts.
+
+    `images` are digests. `tool_call_id` and `name` are for role `tool`. `reasoning` is never part of the identity.
+    """
+
+    role: Role
+    content: str = ""
+    tool_calls: tuple[ToolCall, ...] = ()
+    tool_call_id: str | None = None
+    reasoning: str | None = None
+    name: str | None = None
+    images: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Json]:
+        """A dict with only what is set; `from_json` gives the message back."""
+        out: dict[str, Json] = {"role": self.role.value, "content": self.content}
+        if self.tool_calls:
+            out["tool_calls"] = [[call.id, call.name, call.arguments] for call in self.tool_calls]
+        for key in ("tool_call_id", "reasoning", "name"):
+            value = getattr(self, key)
+            if value is not None:
+                out[key] = value
+        if self.images:
+            out["images"] = list(self.images)
+        return out
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Json]) -> Message:
+        return cls(
+            role=Role(data["role"]),
+            content=data["content"],
+            tool_calls=tuple(ToolCall(*call) for call in data.get("tool_calls", ())),
+            tool_call_id=data.get("tool_call_id"),
+            reasoning=data.get("reasoning"),
+            name=data.get("name"),
+            images=tuple(data.get("images", ())),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Tool:
+    """A function that the model may call. `parameters` is a JSON schema (an object), `strict` as the client sent it."""
+
+    name: str
+    description: str = ""
+    parameters: Mapping[str, Json] = field(default_factory=dict)
+    strict: bool | None = None
+
+    def to_json(self) -> dict[str, Json]:
+        out: dict[str, Json] = {"name": self.name, "description": self.description, "parameters": dict(self.parameters)}
+        if self.strict is not None:
+            out["strict"] = self.strict
+        return out
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Json]) -> Tool:
+        return cls(data["name"], data["description"], data["parameters"], data.get("strict"))
+
+
+class ToolChoiceMode(StrEnum):
+    AUTO = "auto"
+    NONE = "none"
+    REQUIRED = "required"
+    NAMED = "named"
+
+
+@dataclass(frozen=True, slots=True)
+class ToolChoice:
+    """`name` is set with mode `named` only."""
+
+    mode: ToolChoiceMode = ToolChoiceMode.AUTO
+    name: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How tokens are drawn. None means that neither client nor session said anything.
+
+    temperature 0 is greedy. top_k 0 and -1 mean off. `max_tokens` counts sampled tokens, the end token included.
+    `stop` are strings and the proxy's own business: engines never see them.
+    """
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    max_tokens: int | None = None
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    ignore_eos: bool = False
+
+    def to_json(self) -> dict[str, Json]:
+        """Only what differs from the defaults, as the fields of an export's `sampling`; temperature always."""
+        out: dict[str, Json] = {"temperature": self.temperature}
+        for name, default in _SAMPLING_DEFAULTS.items():
+            value = getattr(self, name)
+            if value != default:
+                out[name] = [list(v) if isinstance(v, tuple) else v for v in value] if type(value) is tuple else value
+        return out
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Json]) -> SamplingParams:
+        values = dict(data)
+        if "logit_bias" in values:
+            values["logit_bias"] = tuple((int(token), float(bias)) for token, bias in values["logit_bias"])
+        if "stop" in values:
+            values["stop"] = tuple(values["stop"])
+        return cls(**values)
+
+
+_SAMPLING_DEFAULTS: dict[str, Json] = {
+    "top_p": 1.0,
+    "top_k": 0,
+    "min_p": 0.0,
+    "max_tokens": None,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+    "repetition_penalty": 1.0,
+    "logit_bias": (),
+    "seed": None,
+    "stop": (),
+    "ignore_eos": False,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class TurnRequest:
+    """A parsed request of any API: what to continue, how to sample, and how to answer.
+
+    `template_options` change the head of the prompt (chat_template_kwargs, reasoning effort) and belong to the root's
+    identity. `given` names the sampling fields that the client set itself. `dropped` names what the client sent and this server left aside. `previous_id` is `previous_response_id`.
+    """
+
+    api: Api
+    model: str
+    messages: tuple[Message, ...]
+    tools: tuple[Tool, ...] = ()
+    tool_choice: ToolChoice = ToolChoice()
+    parallel_tool_calls: bool = True
+    sampling: SamplingParams = SamplingParams()
+    given: frozenset[str] = frozenset()
+    template_options: Mapping[str, Json] = field(default_factory=dict)
+    stream: bool = False
+    include_usage: bool = False
+    logprobs: bool = False
+    top_logprobs: int = 0
+    n: int = 1
+    dropped: tuple[str, ...] = ()
+    previous_id: str | None = None
+    state_hash: str | None = None
+    purpose: str | None = None
+    agent: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GrammarPart:
+    """One piece of a constrained output, in order: a literal, or a JSON value of `schema`.
+
+    A literal is exact token ids where the family has a marker token (`token_id`), else text, tokenised freely.
+    """
+
+    text: str = ""
+    token_id: int | None = None
+    schema: Mapping[str, Json] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Grammar:
+    """What an output must look like, engine-neutral: one of `alternatives`, once or (with `repeat`) one to many times.
+
+    Between repetitions stands `separator`. After the last part only an end token may follow.
+    """
+
+    alternatives: tuple[tuple[GrammarPart, ...], ...]
+    repeat: bool = False
+    separator: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class GenerateRequest:
+    """Token in, token out. `input_ids` were checked against the vocabulary; `sampling.max_tokens` is set and positive.
+
+    Sampling ends after any of `stop_token_ids` (it is part of the output). `turn` rides along for engines that answer
+    from messages (mailbox, scripted).
+    """
+
+    request_id: str
+    input_ids: Ids
+    sampling: SamplingParams
+    stop_token_ids: tuple[int, ...] = ()
+    grammar: Grammar | None = None
+    top_logprobs: int = 0
+    session_id: str = ""
+    turn: TurnRequest | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TokenChunk:
+    """One or more sampled tokens, in order. `finish` is set on the last chunk only, which may hold no tokens.
+
+    `logprobs` are natural logs by the rule of the design's section 8, one per id. `top_logprobs` has one tuple of
+    (token id, logprob) per id, highest first, and is empty when not asked for. `version` sampled all of `ids`.
+    `cached_tokens` is how many prompt tokens came from a prefix cache, when the engine says so.
+    """
+
+    ids: Ids
+    logprobs: Logprobs
+    version: int = 0
+    finish: FinishReason | None = None
+    top_logprobs: tuple[tuple[tuple[int, float], ...], ...] = ()
+    cached_tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TextDelta:
+    """A piece of the visible answer."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReasoningDelta:
+    """A piece of the reasoning, without its markers."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCallStart:
+    """A call begins; `index` counts the calls of this answer from 0."""
+
+    index: int
+    id: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCallArguments:
+    """A piece of the JSON text of the arguments of call `index`."""
+
+    index: int
+    fragment: str
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCallEnd:
+    """Call `index` is closed and well formed."""
+
+    index: int
+
+
+Delta = TextDelta | ReasoningDelta | ToolCallStart | ToolCallArguments | ToolCallEnd
+"""What an output parser makes of sampled tokens; the same, joined, is the output message."""
+
+
+@dataclass(slots=True)
+class Interaction:
+    """One node of a session's tree: what one call added, exactly as sent to and sampled by the engine.
+
+    `prompt_suffix` are the prompt ids after the parent's prompt and output when `aligned`, else the whole prompt
+    (`prefix_length` is then 0). `new_messages` are those since the parent's answer (a root: all). `tools` and
+    `template_options` are stored where the node is a root, else they are the parent's. `reward` is raw, as it was set.
+    `seq` is the order of completion within the session, from 0, given by the commit. Times are Unix seconds.
+    `notes` says what was dropped, malformed or replaced on the way.
+    """
+
+    id: str
+    session_id: str
+    parent_id: str | None
+    aligned: bool
+    reason: Reason
+    api: Api
+    status: Status
+    new_messages: tuple[Message, ...]
+    output: Message
+    prefix_length: int
+    prompt_suffix: Ids
+    output_ids: Ids
+    logprobs: Logprobs
+    versions: VersionRuns
+    finish_reason: FinishReason | None
+    sampling: SamplingParams
+    tools: tuple[Tool, ...] = ()
+    template_options: Mapping[str, Json] = field(default_factory=dict)
+    seq: int = -1
+    model: str = ""
+    stop_string: str | None = None
+    reward: float | None = None
+    rewards: Mapping[str, float] = field(default_factory=dict)
+    token_rewards: Logprobs | None = None
+    state_hash: str | None = None
+    purpose: str | None = None
+    agent: str | None = None
+    trainable: bool = True
+    spans: tuple[tuple[int, int], ...] = ()
+    request_hash: str = ""
+    error: str | None = None
+    notes: Mapping[str, Json] = field(default_factory=dict)
+    cached_tokens: int | None = None
+    reasoning_tokens: int = 0
+    created_at: float = 0.0
+    first_token_at: float | None = None
+    completed_at: float | None = None
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Length of the prompt in tokens, the shared prefix included."""
+        return self.prefix_length + len(self.prompt_suffix)
+
+
+@dataclass(slots=True)
+class SessionRecord:
+    """What is stored of a session apart from its interactions. Keys are SHA-256 hex digests. Times are Unix seconds.
+
+    `limits`: max_turns, max_tokens_per_turn, max_context_tokens, max_total_tokens, deadline_s, on_context_overflow.
+    """
+
+    session_id: str
+    task_id: str = ""
+    group_id: str | None = None
+    status: SessionStatus = SessionStatus.ACTIVE
+    api_key_hash: str | None = None
+    control_key_hash: str | None = None
+    path_key_hash: str | None = None
+    sampling: Mapping[str, Json] = field(default_factory=dict)
+    limits: Mapping[str, Json] = field(default_factory=dict)
+    metadata: Mapping[str, Json] = field(default_factory=dict)
+    discount: float = 1.0
+    credit: Credit = Credit.TREE
+    outcome: Outcome | None = None
+    exit_reason: str | None = None
+    finished: bool | None = None
+    metrics: Mapping[str, Json] = field(default_factory=dict)
+    weight_version: int | None = None
+    created_at: float = 0.0
+    updated_at: float = 0.0
+    ended_at: float | None = None

@@ -1,0 +1,105 @@
+"""The two servers of a bench, each a process on the first core: the proxy, and a bare handler of the same JSON."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import orjson
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+REPLY_TOKENS = 128
+REPLY_VARIABLE = "TOKENGROVE_BENCH_REPLY"
+START_TIMEOUT_S = 60.0
+
+
+def bare_app() -> Starlette:
+    """Reads the body as JSON and writes a reply of the proxy's as JSON; run by uvicorn as a factory."""
+    reply = orjson.loads(Path(os.environ[REPLY_VARIABLE]).read_bytes())
+
+    async def answer(request: Request) -> Response:
+        body = orjson.loads(await request.body())
+        return Response(orjson.dumps({**reply, "model": body["model"]}), media_type="application/json")
+
+    return Starlette(routes=[Route("/{session}/v1/chat/completions", answer, methods=["POST"])])
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    port: int
+    pid: int
+
+    def cpu_ns(self) -> int:
+        """CPU time of all threads so far, in ns; 0 where the system does not tell."""
+        tasks = Path(f"/proc/{self.pid}/task").glob("*/schedstat")
+        return sum(int(task.read_text().split()[0]) for task in tasks)
+
+
+@contextmanager
+def server_process(arguments: list[str], port: int, folder: Path, **environment: str) -> Iterator[Server]:
+    """A server that accepts connections; its output goes to a file that is shown when it does not come up."""
+    log = folder / f"{port}.log"
+    with log.open("wb") as output, on_core(0):
+        process = subprocess.Popen(
+            [sys.executable, *arguments], stdout=output, stderr=output, env={**os.environ, **environment}
+        )
+    try:
+        wait_until_accepting(process, port, log)
+        yield Server(port, process.pid)
+    finally:
+        process.terminate()
+        process.wait(timeout=START_TIMEOUT_S)
+
+
+def wait_until_accepting(process: subprocess.Popen[bytes], port: int, log: Path) -> None:
+    deadline = time.monotonic() + START_TIMEOUT_S
+    while process.poll() is None and time.monotonic() < deadline:
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", port)) == 0:
+                return
+        time.sleep(0.05)
+    raise SystemExit(f"the server did not start:\n{log.read_text(errors='replace')[-4000:]}")
+
+
+@contextmanager
+def on_core(index: int) -> Iterator[None]:
+    """Run (and start processes) on one core, where there are two; a new process keeps the core."""
+    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_setaffinity") else []
+    if len(cores) < 2:
+        yield
+        return
+    os.sched_setaffinity(0, {cores[index]})
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, cores)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def proxy_server(folder: Path, tokenizer: Path | None) -> AbstractContextManager[Server]:
+    port = free_port()
+    arguments = ["-m", "cli", "serve", "--port", str(port), "--database-url", f"sqlite:///{folder / 'bench.db'}"]
+    arguments += ["--engine", "scripted", "--engine-arg", f"tokens={REPLY_TOKENS}", "--log-level", "warning"]
+    return server_process(arguments + (["--tokenizer", str(tokenizer)] if tokenizer else []), port, folder)
+
+
+def bare_server(folder: Path, reply: Path) -> AbstractContextManager[Server]:
+    port = free_port()
+    arguments = ["-m", "uvicorn", "--factory", "tests.bench.servers:bare_app", "--port", str(port)]
+    arguments += ["--loop", "uvloop", "--http", "httptools", "--no-access-log", "--log-level", "warning"]
+    return server_process(arguments, port, folder, **{REPLY_VARIABLE: str(reply)})

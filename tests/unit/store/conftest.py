@@ -1,0 +1,68 @@
+"""A store on a fresh SQLite file, and builders of what it holds."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import pytest
+
+from proxy.store.store import Store
+from proxy.types import (
+    Api,
+    FinishReason,
+    Interaction,
+    Message,
+    Reason,
+    Role,
+    SamplingParams,
+    SessionRecord,
+    Status,
+    ids_of,
+)
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    return f"sqlite:///{tmp_path / 'grove.db'}"
+
+
+@pytest.fixture
+async def store(url: str) -> AsyncIterator[Store]:
+    opened = Store.open(url)
+    yield opened
+    await opened.close()
+
+
+@pytest.fixture
+async def session(store: Store) -> SessionRecord:
+    record = SessionRecord("task-0", task_id="task")
+    await store.create_session(record)
+    return record
+
+
+@pytest.fixture
+def node() -> Callable[..., Interaction]:
+    """Builds a small complete interaction of session `task-0`; keyword arguments replace fields."""
+
+    def build(name: str = "chatcmpl-1", **fields: object) -> Interaction:
+        values: dict[str, object] = {
+            "session_id": "task-0",
+            "parent_id": None,
+            "aligned": False,
+            "reason": Reason.FIRST,
+            "api": Api.CHAT,
+            "status": Status.COMPLETE,
+            "new_messages": (Message(Role.USER, "hello"),),
+            "output": Message(Role.ASSISTANT, "hi"),
+            "prefix_length": 0,
+            "prompt_suffix": ids_of([1, 2, 3]),
+            "output_ids": ids_of([4, 5]),
+            "logprobs": type(ids_of())("f", [-0.5, -0.25]),
+            "versions": ((2, 7),),
+            "finish_reason": FinishReason.STOP,
+            "sampling": SamplingParams(),
+        }
+        return Interaction(id=name, **(values | fields))  # type: ignore[arg-type]
+
+    return build

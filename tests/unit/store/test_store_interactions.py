@@ -1,0 +1,178 @@
+"""Interactions: every field survives, seq is the order of completion, notes ride along."""
+
+from __future__ import annotations
+
+import asyncio
+from array import array
+from typing import Any
+
+import pytest
+
+from proxy.errors import InvalidRequest, NotFound
+from proxy.store.store import Store
+from proxy.types import (
+    Api,
+    FinishReason,
+    Message,
+    Reason,
+    Role,
+    SamplingParams,
+    SessionRecord,
+    Status,
+    Tool,
+    ToolCall,
+    ids_of,
+)
+
+
+def full(node: Any) -> Any:
+    """An interaction with no field left at its default."""
+    return node(
+        "resp_1",
+        parent_id="chatcmpl-0",
+        aligned=True,
+        reason=Reason.CONTINUED,
+        api=Api.RESPONSES,
+        new_messages=(Message(Role.TOOL, "größe " * 300, tool_call_id="call_1", name="ls", images=("sha256:1",)),),
+        output=Message(Role.ASSISTANT, "", (ToolCall("call_2", "bash", '{"a": 1}'),), reasoning="hm"),
+        prefix_length=1_000,
+        prompt_suffix=ids_of([0, 2**31 - 1]),
+        output_ids=ids_of([9, 8, 7]),
+        logprobs=array("f", [-0.1, -1e-30, 0.0]),
+        versions=((1, 3), (2, 4)),
+        finish_reason=FinishReason.STOP_STRING,
+        sampling=SamplingParams(0.0, 0.9, 5, 0.1, 10, 0.1, 0.2, 1.1, ((5, -1.0),), 2**70, ("stop",), True),
+        tools=(Tool("bash", "runs", {"type": "object"}, True),),
+        template_options={"enable_thinking": False},
+        model="model/name",
+        stop_string="stop",
+        reward=0.1,
+        rewards={"format": 1.0},
+        token_rewards=array("f", [0.0, 0.5, 1.0]),
+        state_hash="state",
+        purpose="title",
+        agent="worker",
+        trainable=False,
+        spans=((0, 2),),
+        request_hash="hash",
+        error="none",
+        notes={"dropped": ["user"], "half": "\ud800"},
+        cached_tokens=4,
+        reasoning_tokens=2,
+        created_at=1.5,
+        first_token_at=1.75,
+        completed_at=2.5,
+    )
+
+
+async def test_every_field_of_an_interaction_comes_back(store: Store, session: SessionRecord, node: Any) -> None:
+    stored = full(node)
+    assert await store.append(stored) == stored.seq == 0
+    assert await store.load_interactions("task-0") == [stored]
+
+
+async def test_a_restart_gives_equal_sessions_and_interactions(url: str, node: Any) -> None:
+    store = Store.open(url)
+    await store.create_session(SessionRecord("task-0"))
+    nodes = [full(node), node("b", seq=-1), node("c", status=Status.ABORTED)]
+    for each in nodes:
+        await store.append(each)
+    before = await store.load_session("task-0")
+    await store.close()
+    store = Store.open(url)
+    assert await store.load_interactions("task-0") == nodes
+    assert await store.load_session("task-0") == before
+    assert await store.append(node("d")) == 3
+    await store.close()
+
+
+async def test_concurrent_appends_get_each_seq_once_in_the_order_they_were_queued(store: Store, node: Any) -> None:
+    for name in ("a", "b"):
+        await store.create_session(SessionRecord(name))
+    nodes = [node(f"n{n}", session_id="ab"[n % 2]) for n in range(200)]
+    seqs = await asyncio.gather(*map(store.append, nodes))
+    assert seqs[0::2] == seqs[1::2] == list(range(100))
+    for name in ("a", "b"):
+        assert [each.seq for each in await store.load_interactions(name)] == list(range(100))
+
+
+async def test_failed_nodes_take_a_seq_too(store: Store, session: SessionRecord, node: Any) -> None:
+    await store.append(node("a", status=Status.FAILED))
+    assert await store.append(node("b")) == 1
+
+
+async def test_a_refused_append_leaves_no_gap(store: Store, session: SessionRecord, node: Any) -> None:
+    await store.append(node("a"))
+    with pytest.raises(InvalidRequest):
+        await store.append(node("a"))
+    assert await store.append(node("b")) == 1
+
+
+async def test_interactions_are_loaded_after_a_seq_and_by_status(
+    store: Store, session: SessionRecord, node: Any
+) -> None:
+    for n, status in enumerate((Status.COMPLETE, Status.FAILED, Status.COMPLETE, Status.ABORTED)):
+        await store.append(node(f"n{n}", status=status))
+
+    async def loaded(**wanted: Any) -> list[int]:
+        return [each.seq for each in await store.load_interactions("task-0", **wanted)]
+
+    assert await loaded(after_seq=1) == [2, 3]
+    assert await loaded(statuses={Status.COMPLETE}) == [0, 2]
+    assert await loaded(after_seq=0, statuses=[Status.FAILED, Status.ABORTED]) == [1, 3]
+    assert await loaded(statuses=()) == []
+
+
+async def test_the_session_of_an_interaction_is_found(store: Store, session: SessionRecord, node: Any) -> None:
+    await store.append(node("one"))
+    assert await store.find_interaction_session("one") == "task-0"
+    assert await store.find_interaction_session("two") is None
+
+
+async def test_a_begun_call_is_on_record_until_its_interaction_is(
+    store: Store, session: SessionRecord, node: Any
+) -> None:
+    for name in ("one", "two", "three", "three"):
+        store.note_begun(name, "task-0")
+    await store.append(node("one"))
+    store.note_dropped("two")
+    await store.mark("one", True)
+    assert set(await store.load_begun("task-0")) == {"three"}
+
+
+async def test_a_reply_is_unwritten_until_it_is_noted(store: Store, session: SessionRecord, node: Any) -> None:
+    for name in ("one", "two"):
+        await store.append(node(name))
+    await store.append(node("three", status=Status.FAILED))
+    store.note_replied("one")
+    store.note_replied("nobody")
+    await store.mark("one", True)
+    assert await store.load_unreplied("task-0") == {"two"}
+
+
+async def test_a_superseded_attempt_is_known_as_one(store: Store, session: SessionRecord, node: Any) -> None:
+    await store.append(node("one", status=Status.FAILED))
+    await store.supersede("one")
+    [loaded] = await store.load_interactions("task-0", statuses={Status.SUPERSEDED})
+    assert loaded.id == "one"
+    with pytest.raises(NotFound):
+        await store.supersede("two")
+
+
+async def test_an_append_moves_the_last_activity_of_its_session(
+    store: Store, session: SessionRecord, node: Any
+) -> None:
+    await store.append(node("one"))
+    loaded = await store.load_session("task-0")
+    assert loaded is not None and loaded.updated_at > session.updated_at
+
+
+async def test_an_append_whose_caller_went_away_is_committed_all_the_same(
+    store: Store, session: SessionRecord, node: Any
+) -> None:
+    task = asyncio.ensure_future(store.append(node("one")))
+    await asyncio.sleep(0)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    await store.mark("one", True)
+    assert len(await store.load_interactions("task-0")) == 1

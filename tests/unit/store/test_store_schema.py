@@ -1,0 +1,192 @@
+"""A server starts on a database that it can serve, or ends with one line that says why not."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sqlite3
+import subprocess
+import sys
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
+
+from proxy.errors import ConfigurationError
+from proxy.store import database, schema
+from proxy.store.store import Store
+from proxy.store.tables import metadata
+
+
+def refusal(url: str, **options: bool) -> str:
+    """The one line with which `Store.open` refuses."""
+    with pytest.raises(ConfigurationError) as caught:
+        Store.open(url, **options)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_the_migrations_make_exactly_the_tables(url: str) -> None:
+    schema.upgrade(url)
+    engine = database.writer_engine(database.parse_url(url))
+    with engine.connect() as connection:
+        context = MigrationContext.configure(connection, opts={"compare_type": True, "compare_server_default": True})
+        assert compare_metadata(context, metadata) == []
+    engine.dispose()
+
+
+def test_the_head_is_the_number_of_the_newest_file_and_each_file_names_itself() -> None:
+    files = sorted((schema.migrations_folder() / "versions").glob("*.py"))
+    numbers = [path.name[:4] for path in files]
+    assert numbers == [f"{n:04}" for n in range(1, len(files) + 1)]
+    assert schema.head() == numbers[-1]
+    for path, number in zip(files, numbers, strict=True):
+        spec = importlib.util.spec_from_file_location("migration", path)
+        assert spec is not None and spec.loader is not None
+        migration = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(migration)
+        assert migration.revision == number
+        assert migration.down_revision == (f"{int(number) - 1:04}" if number != "0001" else None)
+
+
+def test_current_is_none_before_and_head_after_the_upgrade(url: str) -> None:
+    assert schema.current(url) is None
+    assert schema.upgrade(url) == schema.upgrade(url) == schema.current(url) == schema.head()
+
+
+def test_asking_for_the_revision_makes_no_file(url: str, tmp_path: Path) -> None:
+    schema.current(url)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_start_with_a_current_database_needs_no_alembic(url: str) -> None:
+    schema.upgrade(url)
+    script = (
+        "import asyncio, sys; from proxy.store.store import Store\n"
+        f"asyncio.run(Store.open({url!r}).close()); assert 'alembic' not in sys.modules"
+    )
+    root = str(Path(__file__).resolve().parents[3])
+    subprocess.run([sys.executable, "-c", script], check=True, env={**os.environ, "PYTHONPATH": root})
+
+
+def test_a_newer_database_is_refused_and_left_alone(url: str, tmp_path: Path) -> None:
+    schema.upgrade(url)
+    with closing(sqlite3.connect(tmp_path / "grove.db")) as connection, connection:
+        connection.execute("UPDATE alembic_version SET version_num = '9999'")
+    assert "was made by a newer tokengrove (revision 9999); upgrade tokengrove" in refusal(url)
+    assert schema.current(url) == "9999"
+
+
+def test_an_old_database_is_refused_without_migration(url: str) -> None:
+    assert "tokengrove db upgrade" in refusal(url, migrate=False)
+
+
+async def test_a_current_database_is_opened_without_migration(url: str) -> None:
+    schema.upgrade(url)
+    await Store.open(url, migrate=False).close()
+
+
+async def test_a_second_server_is_refused_until_the_first_ends(url: str) -> None:
+    store = Store.open(url)
+    assert "is in use by another server" in refusal(url)
+    with pytest.raises(ConfigurationError, match="is in use by another server"):
+        schema.upgrade(url)
+    await store.close()
+    await Store.open(url).close()
+
+
+async def test_another_name_of_the_same_file_is_the_same_database(url: str, tmp_path: Path) -> None:
+    store = Store.open(url)
+    (tmp_path / "link.db").symlink_to(tmp_path / "grove.db")
+    assert "is in use by another server" in refusal(f"sqlite:///{tmp_path / 'link.db'}")
+    await store.close()
+
+
+async def test_a_refused_start_leaves_no_lock(url: str, tmp_path: Path) -> None:
+    (tmp_path / "grove.db").write_text("no database")
+    refusal(url)
+    (tmp_path / "grove.db").unlink()
+    await Store.open(url).close()
+
+
+def test_a_file_that_is_no_database_is_refused(url: str, tmp_path: Path) -> None:
+    (tmp_path / "grove.db").write_text("this is a text file, and a long one at that" * 100)
+    assert "file is not a database" in refusal(url)
+
+
+def test_a_database_of_somebody_else_is_refused_and_left_alone(url: str, tmp_path: Path) -> None:
+    with closing(sqlite3.connect(tmp_path / "grove.db")) as connection, connection:
+        connection.execute("CREATE TABLE sessions (mine INTEGER)")
+    assert "tokengrove did not make" in refusal(url)
+    with closing(sqlite3.connect(tmp_path / "grove.db")) as connection:
+        assert connection.execute("SELECT name FROM sqlite_master").fetchall() == [("sessions",)]
+
+
+def test_a_missing_folder_is_named(tmp_path: Path) -> None:
+    assert f"{tmp_path / 'missing'}, does not exist" in refusal(f"sqlite:///{tmp_path / 'missing' / 'grove.db'}")
+
+
+def test_a_folder_as_the_database_is_refused(tmp_path: Path) -> None:
+    assert "is a folder" in refusal(f"sqlite:///{tmp_path}")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_folder_that_cannot_be_written_is_refused(url: str, tmp_path: Path) -> None:
+    tmp_path.chmod(0o555)
+    assert "permission denied" in refusal(url)
+
+
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs a folder that nobody can write")
+def test_a_place_where_nobody_can_write_is_refused() -> None:
+    assert "cannot be written" in refusal("sqlite:////proc/self/grove.db")
+
+
+@pytest.mark.parametrize("url", ["sqlite://", "sqlite:///:memory:", "sqlite:///file:x?mode=memory&uri=true"])
+def test_memory_is_refused(url: str) -> None:
+    assert "memory will not do" in refusal(url)
+
+
+@pytest.mark.parametrize("url", ["", "grove.db", "http//x", "sqlite:/grove.db", "postgresql://host:port/x"])
+def test_what_is_no_url_is_refused(url: str) -> None:
+    assert "--database-url" in refusal(url)
+
+
+def test_another_kind_of_database_is_refused_without_its_password() -> None:
+    line = refusal("mysql://me:secret@host/db")
+    assert "neither SQLite nor PostgreSQL" in line and "secret" not in line
+
+
+@pytest.mark.skipif(importlib.util.find_spec("psycopg") is not None, reason="psycopg is installed")
+def test_postgres_without_its_driver_says_what_to_install() -> None:
+    assert "tokengrove[postgres]" in refusal("postgresql://me:secret@host/db")
+
+
+async def test_a_relative_path_stays_the_same_file_when_the_folder_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    store = Store.open("sqlite:///a%20b.db")
+    monkeypatch.chdir("/")
+    await store.ping()
+    await store.close()
+    assert set(os.listdir(tmp_path)) == {"a b.db", "a b.db.lock"}
+
+
+async def test_the_journal_is_write_ahead_and_every_commit_reaches_the_disk(url: str) -> None:
+    store = Store.open(url)
+    await store.close()
+    engine = database.writer_engine(database.parse_url(url))
+    with engine.connect() as connection:
+        assert connection.exec_driver_sql("PRAGMA journal_mode").scalar() == "wal"
+        assert connection.exec_driver_sql("PRAGMA synchronous").scalar() == 2
+    engine.dispose()
+
+
+def test_a_reader_cannot_write(url: str) -> None:
+    schema.upgrade(url)
+    engine = database.reader_engine(database.parse_url(url), 1)
+    with engine.connect() as connection, pytest.raises(Exception, match="readonly"):
+        connection.exec_driver_sql("DELETE FROM sessions")
+    engine.dispose()

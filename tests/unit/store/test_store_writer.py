@@ -1,0 +1,167 @@
+"""One transaction takes all that is queued; a change fails alone; a refusal fails its own transaction only."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+import threading
+from collections.abc import AsyncIterator, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import Connection, event
+
+from proxy.errors import InvalidRequest, SessionNotFound, StoreUnavailable
+from proxy.store import database, rows, schema, writes
+from proxy.store.store import Store
+from proxy.store.writer import Phase, Writer
+from proxy.types import SessionRecord
+
+
+class Held:
+    """A writer that is kept inside its first transaction until `go`, and counts its commits."""
+
+    def __init__(self, url: str) -> None:
+        self.engine = database.writer_engine(database.parse_url(url))
+        schema.prepare(self.engine, migrate=True)
+        self.commits = 0
+        event.listen(self.engine, "commit", self._count)
+        self.writer = Writer(self.engine)
+        self._entered, self._go = threading.Event(), threading.Event()
+        self._first = self.writer.submit(self._hold, None)
+        self._entered.wait(10)
+
+    async def go(self) -> None:
+        self._go.set()
+        await self._first
+
+    def _hold(self, _connection: Connection, payloads: Sequence[Any]) -> Sequence[Any]:
+        self._entered.set()
+        self._go.wait(10)
+        return payloads
+
+    def _count(self, _connection: Connection) -> None:
+        self.commits += 1
+
+
+@pytest.fixture
+async def held(url: str) -> AsyncIterator[Held]:
+    holder = Held(url)
+    yield holder
+    holder._go.set()
+    holder.writer.stop()
+    holder.writer.join()
+    holder.engine.dispose()
+
+
+def queue(held: Held, node: Any, *names: str) -> list[asyncio.Future[Any]]:
+    return [held.writer.submit(writes.append_interactions, node(name)) for name in names]
+
+
+async def test_all_that_is_queued_shares_one_commit(held: Held, node: Any) -> None:
+    created = held.writer.submit(writes.create_sessions, rows.session_row(SessionRecord("task-0")))
+    appended = queue(held, node, *map(str, range(50)))
+    await held.go()
+    assert await asyncio.gather(created, *appended) == [None, *range(50)]
+    assert held.commits == 2
+
+
+async def test_a_bad_change_fails_alone_in_its_group(held: Held, node: Any) -> None:
+    created = held.writer.submit(writes.create_sessions, rows.session_row(SessionRecord("task-0")))
+    appended = queue(held, node, "a", "a", "b")
+    stranger = held.writer.submit(writes.append_interactions, node("c", session_id="nobody"))
+    broken = held.writer.submit(writes.append_interactions, node("d", output_ids=[1, 2]))
+    last = queue(held, node, "e")
+    await held.go()
+    done = await asyncio.gather(created, *appended, stranger, broken, *last, return_exceptions=True)
+    assert [type(one) for one in done] == [
+        type(None), int, InvalidRequest, int, SessionNotFound, StoreUnavailable, int
+    ]  # fmt: skip
+    assert (done[1], done[3], done[6]) == (0, 1, 2)
+    assert held.commits == 2
+
+
+async def test_begun_calls_go_first_and_reply_notes_last(held: Held) -> None:
+    order: list[str] = []
+
+    def write(_connection: Connection, payloads: Sequence[str]) -> Sequence[str]:
+        order.extend(payloads)
+        return payloads
+
+    held.writer.note(write, "replied", Phase.LAST)
+    first = held.writer.submit(write, "one")
+    held.writer.note(write, "begun", Phase.FIRST)
+    second = held.writer.submit(write, "two")
+    await held.go()
+    await asyncio.gather(first, second)
+    assert order == ["begun", "one", "two", "replied"]
+
+
+async def test_stopping_writes_what_is_queued_and_takes_no_more(held: Held, node: Any) -> None:
+    created = held.writer.submit(writes.create_sessions, rows.session_row(SessionRecord("task-0")))
+    [appended] = queue(held, node, "a")
+    held.writer.stop()
+    with pytest.raises(StoreUnavailable):
+        queue(held, node, "b")
+    await held.go()
+    assert await asyncio.gather(created, appended) == [None, 0]
+
+
+async def test_when_the_writer_ends_by_a_fault_nobody_waits_for_ever(
+    held: Held, node: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def die(_connection: Connection, _payloads: Sequence[Any]) -> Sequence[Any]:
+        raise MemoryError
+
+    # The thread's own report of its end.
+    monkeypatch.setattr(threading, "excepthook", lambda _args: None)
+    futures = [held.writer.submit(die, None), *queue(held, node, "a")]
+    await held.go()
+    for future in futures:
+        with pytest.raises(StoreUnavailable):
+            await future
+    with pytest.raises(StoreUnavailable):
+        await queue(held, node, "b")[0]
+    assert not held.writer.running
+
+
+async def test_many_changes_at_once_with_bad_ones_among_them(store: Store, session: SessionRecord, node: Any) -> None:
+    nodes = [node("same" if n % 7 == 0 else f"n{n}") for n in range(140)]
+    done = await asyncio.gather(*map(store.append, nodes), return_exceptions=True)
+    seqs = [one for one in done if isinstance(one, int)]
+    assert seqs == list(range(121))
+    assert sum(isinstance(one, InvalidRequest) for one in done) == 19
+    assert len(await store.load_interactions("task-0")) == 121
+
+
+async def test_after_a_refusal_of_the_database_the_writer_goes_on(
+    store: Store, session: SessionRecord, node: Any, tmp_path: Path
+) -> None:
+    with closing(sqlite3.connect(tmp_path / "grove.db", isolation_level=None)) as other:
+        other.execute("ALTER TABLE interactions RENAME TO elsewhere")
+        with pytest.raises(StoreUnavailable, match="no such table"):
+            await store.append(node("one"))
+        with pytest.raises(StoreUnavailable, match="no such table"):
+            await store.load_interactions("task-0")
+        other.execute("ALTER TABLE elsewhere RENAME TO interactions")
+    assert await store.append(node("one")) == 0
+
+
+async def test_a_note_that_fails_is_logged_and_harms_nobody(
+    store: Store, session: SessionRecord, node: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    store.note_begun(None, "task-0")  # type: ignore[arg-type]
+    assert await store.append(node("one")) == 0
+    assert "a note was not stored" in caplog.text
+
+
+async def test_ping_answers_until_the_store_is_closed(url: str, node: Any) -> None:
+    store = Store.open(url)
+    await store.ping()
+    await store.close()
+    await store.close()
+    for call in (store.ping(), store.append(node()), store.load_session("x")):
+        with pytest.raises(StoreUnavailable):
+            await call

@@ -1,0 +1,246 @@
+from __future__ import annotations
+
+import inspect
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import numpy as np
+import orjson
+import pytest
+
+from proxy.client import AsyncClient, AsyncSession, Client, Sample, ServerUnreachable, Session, operations
+from proxy.client.wire import read
+from proxy.errors import (
+    EngineUnavailable,
+    InvalidRequest,
+    NotFound,
+    ProxyError,
+    SessionNotFound,
+    TooManyRequests,
+    Unauthorized,
+)
+from proxy.server import serving
+from proxy.settings import Settings
+
+ADMIN_KEY = "admin-key-of-the-test"
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[str]:
+    """The real server on a real socket, since the blocking client needs one."""
+    settings = Settings(
+        port=0,
+        engine="scripted",
+        engine_arg=("tokens=8",),
+        admin_key=ADMIN_KEY,
+        database_url=f"sqlite:///{tmp_path / 'client.db'}",
+        log_level="warning",
+    )
+    with serving(settings) as url:
+        yield url
+
+
+@pytest.fixture
+def client(server: str) -> Iterator[Client]:
+    with Client(server, ADMIN_KEY) as client:
+        yield client
+
+
+def chat(session: Session | AsyncSession, *texts: str) -> str:
+    """One turn as an agent takes it: any HTTP client, the session's address and key. Returns the interaction's id."""
+    messages = [{"role": "user", "content": text} for text in texts]
+    response = httpx.post(
+        session.base_url + "/chat/completions",
+        json={"model": "any", "messages": messages},
+        headers={"authorization": f"Bearer {session.api_key}"},
+    )
+    assert response.status_code == 200, response.text
+    return str(response.json()["id"])
+
+
+def classes(root: type[ProxyError] = ProxyError) -> list[type[ProxyError]]:
+    return [root, *(found for below in root.__subclasses__() for found in classes(below))]
+
+
+def error_of(response: httpx.Response) -> ProxyError:
+    with pytest.raises(ProxyError) as caught:
+        read(response)
+    return caught.value
+
+
+@pytest.mark.parametrize("kind", classes(), ids=lambda kind: kind.__name__)
+def test_every_error_class_comes_back_from_its_code_with_the_servers_words(kind: type[ProxyError]) -> None:
+    body = {"error": {"message": "said so", "type": "any", "param": "field", "code": kind.code}}
+    error = error_of(httpx.Response(kind.status, json=body, headers={"retry-after": "3"}))
+    assert type(error) is kind
+    assert (str(error), error.message, error.param, error.retry_after_s) == ("said so", "said so", "field", 3.0)
+
+
+@pytest.mark.parametrize(
+    ("status", "content", "kind"),
+    [
+        (503, b"<html>bad gateway</html>", EngineUnavailable),
+        (429, b"[]", TooManyRequests),
+        (404, orjson.dumps({"error": "plain"}), NotFound),
+        (400, orjson.dumps({"type": "error", "error": {"type": "x", "message": "anthropic"}}), InvalidRequest),
+        (418, b"\xff", ProxyError),
+    ],
+)
+def test_an_answer_without_a_known_code_becomes_the_class_of_its_status(
+    status: int, content: bytes, kind: type[ProxyError]
+) -> None:
+    assert type(error_of(httpx.Response(status, content=content))) is kind
+
+
+def test_an_answer_that_is_not_json_is_an_error_that_names_the_address() -> None:
+    response = httpx.Response(200, text="hello", request=httpx.Request("GET", "http://elsewhere/health"))
+    assert "http://elsewhere/health" in str(error_of(response))
+
+
+def test_a_dead_address_is_server_unreachable_and_names_it() -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{unused.getsockname()[1]}"
+        with Client(url) as client, pytest.raises(ServerUnreachable, match=url):
+            client.health()
+
+
+def test_both_clients_have_the_same_methods_and_signatures() -> None:
+    assert _signatures(Client) == _signatures(AsyncClient)
+    assert _signatures(Session) == _signatures(AsyncSession)
+
+
+def _signatures(kind: type) -> dict[str, list[tuple[str, object, object]]]:
+    methods = {name.replace("aclose", "close"): m for name, m in vars(kind).items() if not name.startswith("_")}
+    return {
+        name: [(p.name, p.kind, p.annotation) for p in inspect.signature(method).parameters.values()]
+        for name, method in methods.items()
+    }
+
+
+def test_a_session_is_opened_rewarded_ended_and_exported_with_the_shapes_it_promises(client: Client) -> None:
+    with client.session("task", group_id="group", discount=0.5) as session:
+        interaction_id = chat(session, "hello")
+        session.set_reward(1.0)
+    [sample] = client.export(session_id=session.session_id).samples
+    assert (sample.session_id, sample.task_id, sample.group_id) == (session.session_id, "task", "group")
+    assert sample.interaction_ids == (interaction_id,)
+    assert_well_formed(sample)
+    assert sample.loss_mask.sum() == 8
+    assert sample.rewards.tolist() == [1.0]
+
+
+def assert_well_formed(sample: Sample) -> None:
+    length = len(sample.input_ids)
+    for name in ("input_ids", "loss_mask", "versions", "turn_ids"):
+        array = getattr(sample, name)
+        assert (array.dtype, array.shape) == (np.int32, (length,)), name
+    assert (sample.logprobs.dtype, sample.logprobs.shape) == (np.float32, (length,))
+    assert (sample.attention_mask.dtype, sample.attention_mask.shape) == (np.bool_, (length,))
+    for scalar in (sample.rewards, sample.raw_rewards):
+        assert (scalar.dtype, scalar.shape) == (np.float32, (1,))
+
+
+def test_leaving_the_block_seals_the_session(client: Client) -> None:
+    with client.session("task") as session:
+        assert client.session_tree(session.session_id).status == "active"
+    assert client.session_tree(session.session_id).status == "ended"
+
+
+def test_an_exception_ends_the_session_as_failed_with_its_reason_and_goes_on(client: Client) -> None:
+    with pytest.raises(ZeroDivisionError), client.session("task") as session:
+        raise ZeroDivisionError("the agent broke")
+    tree = client.session_tree(session.session_id)
+    assert (tree.status, tree.outcome) == ("ended", "Failed")
+    assert tree.extra["exit_reason"] == "ZeroDivisionError: the agent broke"
+
+
+def test_a_session_ended_in_its_block_keeps_that_outcome(client: Client) -> None:
+    with client.session("task") as session:
+        chat(session, "hello")
+        assert session.end(outcome="Timeout", reward=0.25) == 1
+    tree = client.session_tree(session.session_id)
+    assert tree.outcome == "Timeout"
+    assert [node.reward for node in tree.interactions] == [0.25]
+
+
+def test_the_tree_shows_parents_rewards_and_returns(client: Client) -> None:
+    with client.session("task") as session:
+        first, second = chat(session, "one"), chat(session, "two")
+        session.set_reward(rewards={first: 1.0, second: 2.0})
+    nodes = client.session_tree(session.session_id).interactions
+    assert [(node.id, node.parent_id, node.reward, node.return_) for node in nodes] == [
+        (first, None, 1.0, 1.0),
+        (second, None, 2.0, 2.0),
+    ]
+
+
+def test_numpy_rewards_are_welcome_and_nan_is_refused_before_it_is_sent(client: Client) -> None:
+    with client.session("task") as session:
+        chat(session, "hello")
+        session.set_reward(np.float32(0.5))
+        session.set_reward(step_scores=np.array([0.75], np.float32))
+        with pytest.raises(InvalidRequest, match="cannot be sent"):
+            session.set_reward(float("nan"))
+    assert [node.reward for node in client.session_tree(session.session_id).interactions] == [0.75]
+
+
+def test_an_export_follows_the_cursor_over_all_pages(client: Client) -> None:
+    ids = []
+    for _ in range(3):
+        with client.session("task", group_id="paged") as session:
+            chat(session, "hello")
+        ids.append(session.session_id)
+    export = client.export(group_id="paged", limit=1)
+    assert sorted(export.sessions) == sorted(ids) == sorted(sample.session_id for sample in export.samples)
+
+
+def test_errors_of_the_server_arrive_as_their_classes(client: Client, server: str) -> None:
+    with pytest.raises(SessionNotFound):
+        client.session_tree("nobody")
+    with Client(server) as stranger, pytest.raises(Unauthorized):
+        stranger.start_session("task")
+
+
+def test_all_sessions_are_listed(client: Client) -> None:
+    with client.session("one") as first, client.session("two") as second:
+        assert [entry["session_id"] for entry in client.sessions()] == [first.session_id, second.session_id]
+
+
+def test_granting_capacity_asks_for_n_and_tells_what_is_left() -> None:
+    steps = operations.grant_capacity(2)
+    assert next(steps) == operations.Call("POST", "/grant_capacity", {"n": 2})
+    with pytest.raises(StopIteration) as returned:
+        steps.send({"capacity": 3})
+    assert returned.value.value == 3
+
+
+async def test_the_asyncio_client_does_the_same(server: str) -> None:
+    async with AsyncClient(server, ADMIN_KEY) as client:
+        async with client.session("task") as session:
+            chat(session, "hello")
+            await session.set_reward(1.0)
+        with pytest.raises(ZeroDivisionError):
+            async with client.session("task") as broken:
+                raise ZeroDivisionError
+        export = await client.export(session_id=session.session_id)
+        tree = await client.session_tree(broken.session_id)
+        with pytest.raises(SessionNotFound):
+            await client.session_tree("nobody")
+    with Client(server, ADMIN_KEY) as blocking:
+        [expected] = blocking.export(session_id=session.session_id).samples
+    [sample] = export.samples
+    assert_well_formed(sample)
+    assert sample.input_ids.tolist() == expected.input_ids.tolist()
+    assert tree.outcome == "Failed"
+
+
+async def test_the_asyncio_client_names_a_dead_address() -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{unused.getsockname()[1]}"
+        async with AsyncClient(url) as client:
+            with pytest.raises(ServerUnreachable, match=url):
+                await client.health()
