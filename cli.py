@@ -54,7 +54,7 @@ def _announce(served: Starlette, url: str, settings: Settings) -> None:
     if info.detail:
         print(f"            {info.detail}")
     print(f"  renderer  {renderer.family}, encoding with {renderer.encoder}")
-    print(f"  database  {settings.database_url}")
+    print(f"  database  {served.state.store.label}")
     access = "admin key needed" if settings.admin_key else "open: any key or none, on this machine only"
     print(f"  access    {access}")
     print(

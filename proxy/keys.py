@@ -73,7 +73,7 @@ class Keyring:
             return Grant(session_id=session_id, control=True)
         if (session_id := await self._find_agent(digest)) is not None:
             return Grant(session_id=session_id)
-        record = await self._store.find_session_by_control_key(digest)
+        record = await self._store.find_session_by_key(digest, control=True)
         return Grant(session_id=record.session_id, control=True) if record is not None else Grant()
 
     async def find_session(self, key: str) -> str | None:

@@ -1,4 +1,4 @@
-"""Counters of this process, in Prometheus text form at `/metrics`. Labels are closed sets: no ids, no names of models."""
+"""Counters of this process, as Prometheus text at `/metrics`. Labels are closed sets: no ids, no model names."""
 
 from __future__ import annotations
 

@@ -13,7 +13,6 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 
-
 import uvicorn
 from starlette.applications import Starlette
 
@@ -135,8 +134,7 @@ def _ask_to_exit(server: uvicorn.Server) -> None:
 
 
 async def _watch(stop: threading.Event, server: uvicorn.Server) -> None:
-    while not stop.is_set():
-        await asyncio.sleep(0.05)
+    await asyncio.to_thread(stop.wait)
     server.should_exit = True
 
 

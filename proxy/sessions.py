@@ -251,7 +251,7 @@ class Sessions:
             self._keys.release(session.record)
         return len(session.complete())
 
-    async def list(self, after: str | None) -> list[SessionRecord]:
+    async def page(self, after: str | None) -> list[SessionRecord]:
         """A page of sessions, oldest first, after the session id `after`."""
         return await self._store.find_sessions(after=after, limit=_PAGE)
 

@@ -1,6 +1,6 @@
 """The life of a turn, written once for all APIs.
 
-1 the request is parsed (protocols)    2 its session is resolved (sessions)      3 retries (not yet: every request is new)
+1 the request is parsed (protocols)    2 its session is resolved (sessions)      3 retries (not yet)
 4 the parent is found                  5 the prompt is rendered or bridged       6 budgets are applied
 7 tokens are sampled and parsed        8 alignment is proven, the turn committed 9 only now the end goes out
 
@@ -12,10 +12,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import time
 import uuid
-from array import array
 from collections.abc import Callable, Coroutine, Mapping
 from contextlib import aclosing
 from dataclasses import replace
@@ -23,29 +21,25 @@ from typing import Any
 
 from proxy.budgets import apply_budgets
 from proxy.engine.base import Capability, Engine
-from proxy.errors import EngineFailed, EngineTimeout, EngineUnavailable, ProxyError, UnsupportedParameter
+from proxy.errors import EngineFailed, EngineTimeout, EngineUnavailable, InvalidRequest, ProxyError, UnsupportedParameter
 from proxy.metrics import Metrics
 from proxy.rendering.renderer import Renderer
 from proxy.sessions import Session, Sessions
 from proxy.settings import Settings
 from proxy.store.store import Store
 from proxy.trajectory.cache import Match, Node
-from proxy.trajectory.matching import identify, request_hash
-from proxy.turn import Prompt, Turn
+from proxy.trajectory.matching import identify
+from proxy.turn import Prompt, Turn, begin_interaction
 from proxy.types import (
     FinishReason,
     GenerateRequest,
     Ids,
     Interaction,
-    Message,
     Reason,
-    Role,
     SamplingParams,
     Status,
-    TokenChunk,
     ToolChoiceMode,
     TurnRequest,
-    ids_of,
 )
 
 logger = logging.getLogger(__name__)
@@ -90,7 +84,8 @@ class Turns:
             self._settings,
             self._engine.info().context_length,
         )
-        interaction = self._interaction(new_id(), session, replace(request, sampling=sampling), prompt)
+        interaction = begin_interaction(new_id(), session.id, replace(request, sampling=sampling), prompt)
+        self._check_vocabulary(prompt.ids)
         grammar = self._renderer.tool_grammar(request.tools, request.tool_choice, request.parallel_tool_calls)
         if grammar is not None:
             interaction.notes = {**interaction.notes, "grammar": True}
@@ -169,6 +164,7 @@ class Turns:
 
     def _start(self, turn: Turn) -> None:
         turn.session.turns += 1
+        self._store.note_begun(turn.interaction.id, turn.session.id)
         self._running.add(turn)
         self._metrics.in_flight.inc()
         turn.task = asyncio.create_task(self._run(turn))
@@ -185,7 +181,7 @@ class Turns:
 
     async def _run(self, turn: Turn) -> Interaction:
         try:
-            finish = await self._sample(turn)
+            finish = await self._sample(turn) if turn.generate.sampling.max_tokens else FinishReason.LENGTH
             return await self._complete(turn, finish)
         except ProxyError as error:
             await self._record_failure(turn, Status.FAILED, error.message)
@@ -206,7 +202,7 @@ class Turns:
             async with asyncio.timeout(limit_s) as timer, aclosing(self._chunks(turn)) as chunks:
                 async for chunk in chunks:
                     timer.reschedule(loop.time() + limit_s)
-                    finish = self._take(turn, chunk)
+                    finish = turn.take(chunk)
                     if finish is not None:
                         return finish
         except TimeoutError:
@@ -215,29 +211,6 @@ class Turns:
 
     def _chunks(self, turn: Turn) -> Any:
         return self._engine.generate(turn.generate)
-
-    def _take(self, turn: Turn, chunk: TokenChunk) -> FinishReason | None:
-        """Add a chunk to the turn; what follows an end token or a stop string never gets in."""
-        if len(chunk.ids) != len(chunk.logprobs):
-            raise EngineFailed(f"the engine gave {len(chunk.logprobs)} logprobs for {len(chunk.ids)} tokens")
-        if not all(map(math.isfinite, chunk.logprobs)):
-            raise EngineFailed("the engine gave a logprob that is not a finite number")
-        interaction = turn.interaction
-        if chunk.cached_tokens is not None:
-            interaction.cached_tokens = chunk.cached_tokens
-        ids, ended = _until_end(chunk.ids, turn.generate.stop_token_ids)
-        already = len(interaction.output_ids)
-        if ids and not already:
-            interaction.first_token_at = time.time()
-        deltas = turn.parser.feed(ids)
-        stopped = turn.parser.stop_string is not None
-        if stopped:
-            ids = ids[: turn.parser.kept - already]
-        _append(interaction, ids, chunk)
-        turn.publish(deltas)
-        if stopped:
-            return FinishReason.STOP_STRING
-        return FinishReason.STOP if ended else chunk.finish
 
     # 8 ---------------------------------------------------------------------------------------------------------
 
@@ -264,7 +237,7 @@ class Turns:
         return interaction
 
     async def _commit(self, turn: Turn, node: Node) -> None:
-        """Store the turn and let others see it. Shielded: once it is on its way to the disk, it becomes part of the tree."""
+        """Store the turn and let others see it. Shielded: once on its way to the disk, it becomes part of the tree."""
         session = turn.session
         await self._store.append(turn.interaction)
         session.cache.publish(node)
@@ -317,6 +290,12 @@ class Turns:
         if turn.readers == 0 and turn.task is not None and not turn.committing:
             turn.task.cancel()
 
+    def _check_vocabulary(self, ids: Ids) -> None:
+        """Raise InvalidRequest for an id that the model has no row for: some engines die of one."""
+        most = self._engine.info().vocab_size
+        if self._renderer.vocab_size > most and max(ids) >= most:
+            raise InvalidRequest(f"the prompt has token {max(ids)}, but the model knows {most} tokens", param="messages")
+
     # Pieces ----------------------------------------------------------------------------------------------------
 
     def _check_capabilities(self, request: TurnRequest) -> None:
@@ -332,36 +311,6 @@ class Turns:
         for name, (needed, capability) in needs.items():
             if needed and capability not in have:
                 raise UnsupportedParameter(f"this engine cannot honour '{name}'; leave it out", param=name)
-
-    def _interaction(self, interaction_id: str, session: Session, request: TurnRequest, prompt: Prompt) -> Interaction:
-        parent = prompt.match.parent
-        return Interaction(
-            id=interaction_id,
-            session_id=session.id,
-            parent_id=parent.interaction.id if parent is not None else None,
-            aligned=False,
-            reason=Reason.NEW_ROOT,
-            api=request.api,
-            status=Status.BEGUN,
-            new_messages=prompt.match.new_messages(request.messages),
-            output=Message(Role.ASSISTANT),
-            prefix_length=0,
-            prompt_suffix=ids_of(),
-            output_ids=ids_of(),
-            logprobs=array("f"),
-            versions=(),
-            finish_reason=None,
-            sampling=request.sampling,
-            tools=_unless(parent, request.tools, ()),
-            template_options=_unless(parent, request.template_options, {}),
-            model=request.model,
-            state_hash=request.state_hash,
-            purpose=request.purpose,
-            agent=request.agent,
-            request_hash=request_hash(request, prompt.identity),
-            notes={"dropped": list(request.dropped)} if request.dropped else {},
-            created_at=time.time(),
-        )
 
     def _count(self, turn: Turn) -> None:
         interaction, metrics = turn.interaction, self._metrics
@@ -399,33 +348,8 @@ def with_defaults(request: TurnRequest, defaults: Mapping[str, Any]) -> Sampling
     return replace(request.sampling, **rest) if rest else request.sampling
 
 
-def _unless(parent: Node | None, value: Any, default: Any) -> Any:
-    """A root's own value; a child has its root's."""
-    return value if parent is None else default
-
-
 async def _inline_or_thread(messages: Any, function: Callable[..., Any], *arguments: Any) -> Any:
     """Call a rendering function here when its text is short, else in a worker thread."""
     if sum(len(message.content) for message in messages) <= _INLINE_CHARS:
         return function(*arguments)
     return await asyncio.to_thread(function, *arguments)
-
-
-def _until_end(ids: Ids, stop_token_ids: tuple[int, ...]) -> tuple[Ids, bool]:
-    """`ids` up to and with the first end token, and whether there was one."""
-    for index, token in enumerate(ids):
-        if token in stop_token_ids:
-            return ids[: index + 1], True
-    return ids, False
-
-
-def _append(interaction: Interaction, ids: Ids, chunk: TokenChunk) -> None:
-    interaction.output_ids += ids
-    interaction.logprobs += chunk.logprobs[: len(ids)]
-    if not ids:
-        return
-    runs = interaction.versions
-    if runs and runs[-1][1] == chunk.version:
-        interaction.versions = (*runs[:-1], (runs[-1][0] + len(ids), chunk.version))
-    else:
-        interaction.versions = (*runs, (len(ids), chunk.version))

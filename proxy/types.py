@@ -239,7 +239,8 @@ class TurnRequest:
     """A parsed request of any API: what to continue, how to sample, and how to answer.
 
     `template_options` change the head of the prompt (chat_template_kwargs, reasoning effort) and belong to the root's
-    identity. `given` names the sampling fields that the client set itself. `dropped` names what the client sent and this server left aside. `previous_id` is `previous_response_id`.
+    identity. `given` names the sampling fields that the client set itself. `dropped` names what the client sent and
+    this server left aside. `previous_id` is `previous_response_id`.
     """
 
     api: Api

@@ -36,13 +36,12 @@ def turn_endpoint(protocol: WireProtocol, sessions: Sessions, turns: Turns, max_
 
 def _with_headers(turn_request: TurnRequest, request: Request) -> TurnRequest:
     """What the harness says of a turn in `x-tokengrove-*` headers."""
-    headers = request.headers
-    tags = {
-        name: headers[f"x-tokengrove-{name.replace('_', '-')}"]
-        for name in ("state_hash", "purpose", "agent")
-        if f"x-tokengrove-{name.replace('_', '-')}" in headers
-    }
-    return replace(turn_request, **tags) if tags else turn_request
+    return replace(
+        turn_request,
+        state_hash=request.headers.get("x-tokengrove-state-hash"),
+        purpose=request.headers.get("x-tokengrove-purpose"),
+        agent=request.headers.get("x-tokengrove-agent"),
+    )
 
 
 async def not_implemented(request: Request) -> None:

@@ -1,4 +1,4 @@
-"""Between HTTP and the rest: bodies within the limit, callers, JSON answers, errors in the envelope of the API called."""
+"""Between HTTP and the rest: bodies within the limit, callers, JSON, errors in the envelope of the API called."""
 
 from __future__ import annotations
 

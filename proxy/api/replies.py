@@ -1,4 +1,4 @@
-"""Turns as HTTP replies. The end of a reply is written only after the commit, and a leaving client is noticed at once."""
+"""Turns as HTTP replies. The end is written only after the commit, and a leaving client is noticed at once."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class StreamReply:
         turns.join(turn)
         try:
             batches = turn.stream(KEEPALIVE_S)
-            first = await anext(batches, [])
+            first: list[Delta] = await anext(batches, [])
         except BaseException:
             turns.leave(turn)
             raise

@@ -54,7 +54,7 @@ class Rl:
 
     async def list_sessions(self, request: Request) -> JsonResponse:
         self._sessions.check_admin(key_of(request))
-        records = await self._sessions.list(request.query_params.get("after"))
+        records = await self._sessions.page(request.query_params.get("after"))
         listing = [_record_json(record) for record in records]
         return JsonResponse({"sessions": listing})
 

@@ -16,6 +16,7 @@ from proxy.client.values import (
     Export,
     ExportRequest,
     Json,
+    Number,
     RewardOptions,
     SessionOptions,
     SessionTree,
@@ -33,7 +34,7 @@ class Session(StartedSession):
         super().__init__(answer)
         self._client = client
 
-    def set_reward(self, reward: float | None = None, **options: Unpack[RewardOptions]) -> None:
+    def set_reward(self, reward: Number | None = None, **options: Unpack[RewardOptions]) -> None:
         """Reward the last complete interaction, or whatever the options say (`interaction_id`, `rewards`, ...)."""
         self._client.run(operations.set_reward(self, reward, options))
 
@@ -125,7 +126,7 @@ class AsyncSession(StartedSession):
         super().__init__(answer)
         self._client = client
 
-    async def set_reward(self, reward: float | None = None, **options: Unpack[RewardOptions]) -> None:
+    async def set_reward(self, reward: Number | None = None, **options: Unpack[RewardOptions]) -> None:
         await self._client.run(operations.set_reward(self, reward, options))
 
     async def end(self, **options: Unpack[EndOptions]) -> int:

@@ -15,6 +15,7 @@ from proxy.client.values import (
     ExportOptions,
     ExportRequest,
     Json,
+    Number,
     RewardOptions,
     SessionOptions,
     SessionTree,
@@ -65,7 +66,7 @@ def start(task_id: str, options: SessionOptions) -> Steps[Mapping[str, Json]]:
     return answer
 
 
-def set_reward(session: StartedSession, reward: float | None, options: RewardOptions) -> Steps[None]:
+def set_reward(session: StartedSession, reward: Number | None, options: RewardOptions) -> Steps[None]:
     yield session.call("set_reward", _given({"reward": reward, **options}))
 
 

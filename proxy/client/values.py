@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 Json = Any
 Int32 = NDArray[np.int32]
 Float32 = NDArray[np.float32]
+Number = float | np.floating[Any]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -66,7 +67,7 @@ class TreeNode:
     reason: str
     status: str
     purpose: str | None
-    reward: float | None
+    reward: Number | None
     return_: float | None
     finish_reason: str | None
     prompt_tokens: int
@@ -109,16 +110,16 @@ class RewardOptions(TypedDict, total=False):
 
     interaction_id: str
     name: str
-    rewards: Mapping[str, float]
-    step_scores: Sequence[float]
+    rewards: Mapping[str, Number]
+    step_scores: Sequence[float] | Float32
     token_rewards: Sequence[float] | Float32
 
 
 class EndOptions(TypedDict, total=False):
     """What `end_session` takes. `outcome` is Finished, Failed, NoData or Timeout."""
 
-    reward: float
-    step_scores: Sequence[float]
+    reward: Number
+    step_scores: Sequence[float] | Float32
     outcome: str
     exit_reason: str
     metrics: Mapping[str, Json]

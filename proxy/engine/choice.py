@@ -51,7 +51,8 @@ def create_engine(settings: Settings, vocab_size: int) -> Engine:
 
         return scripted.from_arguments(engine_arguments(settings), vocab_size, _SCRIPTED_CONTEXT)
     if ":" in name and "//" not in name:
-        return _load_class(name)(settings)
+        engine: Engine = _load_class(name)(settings)
+        return engine
     raise ConfigurationError(
         f"--engine {name} is not one of auto, transformers, scripted, package.module:Class (sglang, servers by URL and "
         "mailbox are not here yet)"

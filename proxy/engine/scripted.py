@@ -20,7 +20,7 @@ _LOGPROB = math.log(0.5)
 
 
 class Fault(StrEnum):
-    """What goes wrong after `Reply.fault_after` tokens: an error, an end without a finish, too few logprobs, silence."""
+    """What goes wrong after `Reply.fault_after` tokens: error, end without a finish, too few logprobs, silence."""
 
     ERROR = "error"
     CUT = "cut"

@@ -20,14 +20,7 @@ from proxy.engine.base import Capability, EngineInfo, PauseMode
 from proxy.engine.batching import ContinuousBatch, StepEntry
 from proxy.engine.grammar import GrammarCompiler, GrammarState
 from proxy.engine.inflight import InFlight, Item, aborted, check_request, post
-from proxy.engine.loading import (
-    choose_sizes,
-    context_limit,
-    end_token_ids,
-    load_model,
-    parse_options,
-    read_weights,
-)
+from proxy.engine.loading import choose_sizes, context_limit, end_token_ids, load_model, parse_options, read_weights
 from proxy.engine.sampling import draw, new_row
 from proxy.errors import (
     ConfigurationError,

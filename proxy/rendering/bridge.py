@@ -31,10 +31,11 @@ _TOOL = Tool("synthesized", "", {})
 
 @dataclass(frozen=True, slots=True)
 class _Ends:
-    """What follows a synthetic answer: `closing` belongs to its turn, `rest` to the next messages."""
+    """What follows a synthetic answer: `closing` ends its turn (with an end token if `closes`), then comes `rest`."""
 
     closing: list[int]
     rest: list[int]
+    closes: bool
 
 
 class Bridge:
@@ -106,15 +107,13 @@ class Bridge:
         if ends is None:
             return None
         last = output_ids[-1] if output_ids else None
-        close = self._close_at(ends.closing)
-        if last in self._stops:
-            if close is not None:
-                return ends.closing[close + 1 :] + ends.rest
-            # The family ends a turn by opening the next one: that opener is there already, if it is the right one.
-            return ends.rest[1:] if ends.rest[:1] == [last] else ends.closing + ends.rest
-        opened = self._left_open(tail, output_ids)
-        closing = ends.closing if close is None else ends.closing[close:]
-        return (self._closer_ids() if opened else []) + closing + ends.rest
+        if last not in self._stops:
+            opened = self._left_open(tail, output_ids)
+            return (self._closer_ids() if opened else []) + ends.closing + ends.rest
+        if ends.closes:
+            return ends.rest
+        # The family ends a turn by opening the next one: that opener is there already, if it is the right one.
+        return ends.rest[1:] if ends.rest[:1] == [last] else ends.closing + ends.rest
 
     def _ends(
         self, answer: Message, new_messages: Sequence[Message], tools: Sequence[Tool], options: Options
@@ -127,9 +126,9 @@ class Bridge:
         except InvalidRequest:
             # Rendering the whole conversation decides whether it can be expressed at all.
             return None
-        return self._split(before, after)
+        return self._split(before, after, calls=bool(answer.tool_calls))
 
-    def _split(self, before: list[int], after: list[int]) -> _Ends | None:
+    def _split(self, before: list[int], after: list[int], *, calls: bool) -> _Ends | None:
         """Prove that `after` goes on where `before` ended. Reasoning markers in the answer itself may differ."""
         limit = len(before) + TAIL
         answered, times = self._find(before, _ANSWER, len(before)), self._count(before, _ANSWER)
@@ -137,27 +136,13 @@ class Bridge:
         goes_on = self._find(after, _ANSWER, limit, times)
         if answered is None or goes_on is None or asked is None or before[:asked] != after[:asked]:
             return None
-        closing = before[answered:]
-        close = self._close_at(closing)
-        if close is not None:
-            fixed = closing[: close + 1]
-            if after[goes_on : goes_on + len(fixed)] != fixed:
-                return None
-            return _Ends(fixed, after[goes_on + len(fixed) :])
-        if after[goes_on : goes_on + len(closing)] != closing:
+        close = next((at for at in range(answered, len(before)) if before[at] in self._stops), None)
+        fixed = before[answered:] if close is None else before[answered : close + 1]
+        if after[goes_on : goes_on + len(fixed)] != fixed:
             return None
-        return _Ends(closing, after[goes_on + len(closing) :])
-
-    def _close_at(self, closing: Sequence[int]) -> int | None:
-        """Where in `closing` the turn ends: at its first end token, else (history spells another) its last marker."""
-        for at, token in enumerate(closing):
-            if token in self._stops:
-                return at
-        inner = self._tool_format.closer if self._tool_format is not None else None
-        markers = [at for at, token in enumerate(closing) if self._tokenizer.is_marker(token)]
-        if markers and self._tokenizer.piece(closing[markers[-1]]).decode("utf-8", "replace") != inner:
-            return markers[-1]
-        return None
+        # After calls, what is fixed begins with the rest of the synthetic ones: only the end token is of use.
+        closing = fixed if not calls else fixed[-1:] if close is not None else []
+        return _Ends(closing, after[goes_on + len(fixed) :], closes=close is not None)
 
     def _find(self, ids: Sequence[int], text: str, limit: int, times: int | None = None) -> int | None:
         """Index after the token that completes the given (default: last) occurrence of `text`."""

@@ -69,12 +69,13 @@ def find_sessions(connection: Connection, wanted: SessionFilter) -> list[Session
     return [rows.session_of(row) for row in connection.execute(query).mappings()]
 
 
-def find_session_by_key(connection: Connection, key_hash: str) -> SessionRecord | None:
-    """The newest live session of a key, else the newest."""
+def find_session_by_key(connection: Connection, key_hash: str, *, control: bool = False) -> SessionRecord | None:
+    """The newest live session of an agent's (or control) key, else the newest."""
     live_first = case((sessions.c.status == SessionStatus.ACTIVE.value, 0), else_=1)
+    column = sessions.c.control_key_hash if control else sessions.c.api_key_hash
     query = (
         select(sessions)
-        .where(sessions.c.api_key_hash == key_hash)
+        .where(column == key_hash)
         .order_by(live_first, sessions.c.number.desc())
         .limit(1)
     )

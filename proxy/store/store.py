@@ -39,6 +39,11 @@ class Store:
         self._writer = Writer(writer_engine)
         self._readers = ThreadPoolExecutor(READER_THREADS, thread_name_prefix="store-reader")
 
+    @property
+    def label(self) -> str:
+        """The database as messages name it, without its password."""
+        return database.label(self._writer_engine.url)
+
     @classmethod
     def open(cls, database_url: str, *, migrate: bool = True) -> Store:
         """The store at a URL, its tables at the newest revision. Blocks. Raises ConfigurationError with one clear line.
@@ -165,9 +170,9 @@ class Store:
         wanted = reads.SessionFilter(session_ids, group_id, task_id, status, outcome, since, after, limit)
         return await self._read(reads.find_sessions, wanted)
 
-    async def find_session_by_key(self, key_hash: str) -> SessionRecord | None:
-        """The newest live session with this api_key_hash, else the newest."""
-        return await self._read(reads.find_session_by_key, key_hash)
+    async def find_session_by_key(self, key_hash: str, *, control: bool = False) -> SessionRecord | None:
+        """The newest live session with this api_key_hash (or control_key_hash), else the newest."""
+        return await self._read(reads.find_session_by_key, key_hash, control=control)
 
     async def find_interaction_session(self, interaction_id: str) -> str | None:
         """The session_id of an interaction."""

@@ -47,11 +47,11 @@ FRESH, REPEATED, GROWING = "first turn, fresh text", "first turn, repeated text"
 class Plan:
     """How much to measure. Each phase ends at its count or after `phase_s` seconds, whichever comes first."""
 
-    rounds: int = 5
-    first_turns: int = 400
+    rounds: int = 7
+    first_turns: int = 600
     connections: int = 16
     growing_sessions: int = 4
-    serial_sessions: int = 9
+    serial_sessions: int = 21
     phase_s: float = 4.0
 
 

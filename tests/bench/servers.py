@@ -47,28 +47,38 @@ class Server:
 
 @contextmanager
 def server_process(arguments: list[str], port: int, folder: Path, **environment: str) -> Iterator[Server]:
-    """A server that accepts connections; its output goes to a file that is shown when it does not come up."""
+    """A server that answers; its output goes to a file that is shown when it does not come up."""
     log = folder / f"{port}.log"
     with log.open("wb") as output, on_core(0):
         process = subprocess.Popen(
             [sys.executable, *arguments], stdout=output, stderr=output, env={**os.environ, **environment}
         )
     try:
-        wait_until_accepting(process, port, log)
+        wait_until_answering(process, port, log)
         yield Server(port, process.pid)
     finally:
         process.terminate()
         process.wait(timeout=START_TIMEOUT_S)
 
 
-def wait_until_accepting(process: subprocess.Popen[bytes], port: int, log: Path) -> None:
+def wait_until_answering(process: subprocess.Popen[bytes], port: int, log: Path) -> None:
+    """Returns with the first answer, of whatever status. Raises SystemExit with the log when none comes."""
     deadline = time.monotonic() + START_TIMEOUT_S
     while process.poll() is None and time.monotonic() < deadline:
-        with socket.socket() as probe:
-            if probe.connect_ex(("127.0.0.1", port)) == 0:
-                return
+        if _answers(port):
+            return
         time.sleep(0.05)
     raise SystemExit(f"the server did not start:\n{log.read_text(errors='replace')[-4000:]}")
+
+
+def _answers(port: int) -> bool:
+    """A connection alone says little: it is taken as soon as the socket listens, long before anything is served."""
+    try:
+        with socket.create_connection(("127.0.0.1", port), timeout=1.0) as probe:
+            probe.sendall(b"GET /health HTTP/1.1\r\nhost: 127.0.0.1\r\nconnection: close\r\n\r\n")
+            return bool(probe.recv(1))
+    except OSError:
+        return False
 
 
 @contextmanager

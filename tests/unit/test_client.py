@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gc
 import inspect
 import socket
 from collections.abc import Iterator
@@ -136,11 +137,18 @@ def assert_well_formed(sample: Sample) -> None:
     length = len(sample.input_ids)
     for name in ("input_ids", "loss_mask", "versions", "turn_ids"):
         array = getattr(sample, name)
-        assert (array.dtype, array.shape) == (np.int32, (length,)), name
-    assert (sample.logprobs.dtype, sample.logprobs.shape) == (np.float32, (length,))
-    assert (sample.attention_mask.dtype, sample.attention_mask.shape) == (np.bool_, (length,))
+        assert (array.dtype, array.shape) == (np.dtype(np.int32), (length,)), name
+    assert (sample.logprobs.dtype, sample.logprobs.shape) == (np.dtype(np.float32), (length,))
+    assert (sample.attention_mask.dtype, sample.attention_mask.shape) == (np.dtype(np.bool_), (length,))
     for scalar in (sample.rewards, sample.raw_rewards):
-        assert (scalar.dtype, scalar.shape) == (np.float32, (1,))
+        assert (scalar.dtype, scalar.shape) == (np.dtype(np.float32), (1,))
+
+
+def test_the_one_line_form_leaves_no_connection_open(server: str) -> None:
+    with Client(server, ADMIN_KEY).session("task") as session:
+        chat(session, "hello")
+    del session
+    gc.collect()  # an open socket would warn here, and warnings are errors
 
 
 def test_leaving_the_block_seals_the_session(client: Client) -> None:

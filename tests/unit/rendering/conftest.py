@@ -2,41 +2,15 @@
 
 from __future__ import annotations
 
-import json
-import os
-import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from rendering_folders import ASSETS, ENDS, MARKERS, write_folder
 
 from proxy.engine.tiny_model import build_tiny_model
 from proxy.rendering import Renderer, load_renderer
 from proxy.settings import Settings
-
-ROOT = Path(__file__).parents[3]
-ASSETS = Path(os.environ.get("TOKENGROVE_TEST_ASSETS", ROOT.parent / "shared"))
-
-# What each published template's own model ends a turn with, and what it is called in its configuration.
-ENDS = {
-    "cohere2": ("cohere2", ["<|END_OF_TURN_TOKEN|>"]),
-    "deepseekv3": ("deepseek_v3", ["<｜end▁of▁sentence｜>"]),
-    "gemma3": ("gemma3", ["<end_of_turn>"]),
-    "glm4moe": ("glm4_moe", ["<|endoftext|>", "<|user|>", "<|observation|>"]),
-    "gptoss": ("gpt_oss", ["<|return|>", "<|call|>"]),
-    "llama3_1": ("llama", ["<|eot_id|>", "<|eom_id|>"]),
-    "nemotron_3_nano": ("nemotron_h", ["<|im_end|>"]),
-    "phi3": ("phi3", ["<|end|>"]),
-    "qwen2_5": ("qwen2", ["<|im_end|>", "<|endoftext|>"]),
-    "qwen3": ("qwen3", ["<|im_end|>", "<|endoftext|>"]),
-    "qwen3_5_think": ("qwen3_5", ["<|im_end|>", "<|endoftext|>"]),
-    "qwen3_8": ("qwen3_8", ["<|im_end|>", "<|endoftext|>"]),
-    "qwen3_instruct_2507": ("qwen3", ["<|im_end|>", "<|endoftext|>"]),
-}
-
-_MARKERS = re.compile(
-    r"<[|｜][^<>\s]{1,40}[|｜]>|\[gMASK\]|<sop>|</?(?:start_of_turn|end_of_turn|think|tool_call|tool_response|arg_key|arg_value)>"
-)
 
 
 @pytest.fixture(scope="session")
@@ -76,27 +50,8 @@ def published(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> It
         if name not in made:
             model_type, ends = ENDS[name]
             text = source.read_text(encoding="utf-8")
-            markers = [*dict.fromkeys([*_MARKERS.findall(text), *ends, "<|begin_of_text|>"])]
+            markers = [*dict.fromkeys([*MARKERS.findall(text), *ends, "<|begin_of_text|>"])]
             made[name] = write_folder(tmp_path_factory.mktemp(name), tiny_folder, text, markers, ends, model_type)
         return made[name]
 
     yield make
-
-
-def write_folder(
-    folder: Path, base: Path, template: str | None, markers: list[str], ends: list[str], model_type: str
-) -> Path:
-    """A tokenizer folder: that of `base` with more markers, other end tokens and another template."""
-    from tokenizers import AddedToken, Tokenizer
-
-    tokenizer = Tokenizer.from_file(str(base / "tokenizer.json"))
-    tokenizer.add_special_tokens([AddedToken(marker, normalized=False, special=True) for marker in markers])
-    tokenizer.save(str(folder / "tokenizer.json"))
-    config = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": ends[0], "bos_token": "<|begin_of_text|>"}
-    if template is not None:
-        config["chat_template"] = template
-    (folder / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
-    (folder / "config.json").write_text(json.dumps({"model_type": model_type}), encoding="utf-8")
-    ids = [tokenizer.token_to_id(end) for end in ends]
-    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": ids}), encoding="utf-8")
-    return folder

@@ -1,0 +1,328 @@
+"""The transformers engine on the built-in model: the contract of all engines, and exact logprobs, grammars, weights."""
+
+import asyncio
+import json
+import re
+import threading
+from array import array
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+from proxy.engine.base import Capability, Engine, PauseMode
+from proxy.engine.contract import CHECKS, Check, Reply, check_grammar_gives_json, complete, request_for
+from proxy.engine.tiny_model import build_tiny_model
+from proxy.engine.transformers_engine import TransformersEngine
+from proxy.errors import ConfigurationError, ContextLengthExceeded, EngineFailed, EngineUnavailable, InvalidRequest
+from proxy.settings import Settings
+from proxy.types import FinishReason, Grammar, GrammarPart, SamplingParams, TokenChunk, ids_of
+
+PROMPT = ids_of(range(40, 60))
+
+
+def started(folder: Path, *engine_arg: str) -> TransformersEngine:
+    engine = TransformersEngine(Settings(engine_arg=engine_arg), folder)
+    asyncio.run(engine.start())
+    return engine
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("tiny")
+    build_tiny_model(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def other_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("other")
+    build_tiny_model(path, seed=1)
+    return path
+
+
+@pytest.fixture(scope="module")
+def engine(folder: Path) -> Iterator[TransformersEngine]:
+    engine = started(folder)  # an engine belongs to no event loop, so each test may have its own
+    yield engine
+    asyncio.run(engine.close())
+
+
+@pytest.fixture
+def own_engine(folder: Path) -> Iterator[TransformersEngine]:
+    """An engine that a test may pause, kill or fill; its cache holds 2048 tokens."""
+    engine = started(folder, "cache_mb=1")
+    yield engine
+    asyncio.run(engine.close())
+
+
+@pytest.fixture(scope="module")
+def tokenizer(folder: Path) -> object:
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(folder)
+
+
+def plain_logprobs(folder: Path, prompt: array, output: list[int], temperature: float = 1.0) -> list[float]:
+    """Logprobs of `output` by one forward pass of the same weights, without any cache."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype="float32")
+    with torch.no_grad():
+        logits = model(torch.tensor([[*prompt, *output]])).logits[0, len(prompt) - 1 : -1]
+    logprobs = (logits / (temperature or 1.0)).log_softmax(-1)
+    return logprobs[range(len(output)), output].tolist()
+
+
+async def begun(engine: TransformersEngine, max_tokens: int) -> tuple[Reply, AsyncIterator[TokenChunk]]:
+    """A request of which the first token is there, and the rest of its chunks."""
+    reply, chunks = Reply(), engine.generate(request_for(PROMPT, max_tokens))
+    reply.add(await anext(chunks))
+    return reply, chunks
+
+
+async def read_rest(reply: Reply, chunks: AsyncIterator[TokenChunk]) -> None:
+    async for chunk in chunks:
+        reply.add(chunk)
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__.removeprefix("check_"))
+async def test_contract(engine: TransformersEngine, check: Check) -> None:
+    await check(engine, PROMPT)
+
+
+async def test_contract_of_grammars(engine: TransformersEngine, tokenizer) -> None:
+    await check_grammar_gives_json(engine, PROMPT, tokenizer.decode, tokenizer.eos_token_id)
+
+
+def test_it_is_an_engine_and_says_what_it_can(engine: TransformersEngine) -> None:
+    info = engine.info()
+    assert isinstance(engine, Engine)
+    assert info.capabilities == frozenset(Capability) - {Capability.RELEASE_MEMORY}
+    assert info.context_length == 131072
+    assert "noise" in info.detail
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        SamplingParams(temperature=1.0),
+        SamplingParams(temperature=0.7),
+        SamplingParams(temperature=0.0),
+        SamplingParams(temperature=1.3, top_p=0.8, top_k=40, min_p=0.01),
+    ],
+    ids=["1", "0.7", "0", "truncated"],
+)
+async def test_logprobs_equal_a_plain_forward_pass(engine, folder: Path, sampling: SamplingParams) -> None:
+    request = replace(request_for(PROMPT, 60), sampling=replace(sampling, max_tokens=60, seed=1))
+    reply = await complete(engine, request)
+    assert reply.logprobs == pytest.approx(plain_logprobs(folder, PROMPT, reply.ids, sampling.temperature), abs=1e-4)
+
+
+async def test_a_growing_session_reuses_its_prefix_and_stays_exact(engine, folder: Path) -> None:
+    prompt, cached = ids_of([7, 8, 9] * 50), []
+    for _ in range(3):
+        chunks = [chunk async for chunk in engine.generate(request_for(prompt, 40))]
+        ids = [token for chunk in chunks for token in chunk.ids]
+        logprobs = [value for chunk in chunks for value in chunk.logprobs]
+        assert logprobs == pytest.approx(plain_logprobs(folder, prompt, ids), abs=1e-4)
+        cached.append(chunks[0].cached_tokens)
+        prompt = ids_of([*prompt, *ids, 11, 12, 13])
+    assert cached[1] >= 160 and cached[2] >= 192
+
+
+async def test_requests_of_very_different_lengths_share_a_batch(engine, folder: Path) -> None:
+    prompts = [ids_of([5 + n % 600 for n in range(length)]) for length in (1, 3000, 2, 700, 33, 1500)]
+    replies = await asyncio.gather(*(complete(engine, request_for(prompt, 20)) for prompt in prompts))
+    for prompt, reply in zip(prompts, replies, strict=True):
+        assert reply.logprobs == pytest.approx(plain_logprobs(folder, prompt, reply.ids), abs=1e-4)
+
+
+async def test_a_seed_gives_the_same_tokens_alone_and_in_a_crowd(engine) -> None:
+    alone = await complete(engine, request_for(PROMPT, 30, seed=5))
+    crowd = [request_for(ids_of(range(n + 1, n + 30)), 30) for n in range(63)]
+    replies = await asyncio.gather(
+        *(complete(engine, request) for request in [request_for(PROMPT, 30, seed=5), *crowd])
+    )
+    assert replies[0].ids == alone.ids
+
+
+def call_grammar(tokenizer, *, repeat: bool = False) -> Grammar:
+    begin, end = tokenizer.convert_tokens_to_ids(["<tool_call>", "</tool_call>"])
+    item = {"type": "object", "properties": {"line": {"type": "integer"}, "kind": {"enum": ["add", "remove"]}}}
+    properties = {"path": {"type": "string"}, "edits": {"type": "array", "items": item}, "force": {"type": "boolean"}}
+    schemas = {
+        "edit_file": {"type": "object", "properties": properties, "required": ["path", "edits"]},
+        "stop": {"type": "object", "properties": {}},
+    }
+    alternatives = tuple(
+        (
+            GrammarPart(token_id=begin),
+            GrammarPart(text=f'\n{{"name": "{name}", "arguments": '),
+            GrammarPart(schema=schema),
+            GrammarPart(text="}\n"),
+            GrammarPart(token_id=end),
+        )
+        for name, schema in schemas.items()
+    )
+    return Grammar(alternatives, repeat=repeat, separator="\n" if repeat else "")
+
+
+async def test_random_weights_give_calls_that_are_well_formed_and_close(engine, tokenizer) -> None:
+    async def call(seed: int) -> list[dict]:
+        grammar = call_grammar(tokenizer, repeat=seed % 2 == 1)
+        request = request_for(PROMPT, 150 + seed, seed=seed)
+        reply = await complete(engine, replace(request, grammar=grammar, stop_token_ids=(tokenizer.eos_token_id,)))
+        assert reply.finish is FinishReason.STOP
+        bodies = re.findall(r"<tool_call>\n(.*?)\n</tool_call>", tokenizer.decode(reply.ids[:-1]), re.DOTALL)
+        return [json.loads(body) for body in bodies]
+
+    for calls in await asyncio.gather(*(call(seed) for seed in range(20))):
+        assert calls
+        for value in calls:
+            assert value["name"] in ("edit_file", "stop")
+            assert value["name"] == "stop" or isinstance(value["arguments"]["path"], str)
+
+
+async def test_a_schema_that_cannot_be_is_refused_by_name(engine) -> None:
+    request = replace(request_for(PROMPT, 10), grammar=Grammar(((GrammarPart(schema={"type": "nonsense"}),),)))
+    with pytest.raises(InvalidRequest, match="tools: .*nonsense") as refused:
+        await complete(engine, request)
+    assert refused.value.param == "tools"
+
+
+async def test_new_weights_in_mid_generation_give_runs_of_versions(
+    own_engine, folder: Path, other_folder: Path
+) -> None:
+    reply, chunks = await begun(own_engine, 1500)
+    assert await own_engine.update_weights(str(other_folder)) == 1
+    await read_rest(reply, chunks)
+    before = reply.versions.count(0)
+    assert reply.versions == [0] * before + [1] * (1500 - before) and 0 < before < 1500
+    old, new = (plain_logprobs(path, PROMPT, reply.ids) for path in (folder, other_folder))
+    assert reply.logprobs == pytest.approx(old[:before] + new[before:], abs=1e-4)
+    assert await own_engine.update_weights(str(folder), version=17) == own_engine.info().weight_version == 17
+
+
+async def test_weights_of_another_model_are_refused(own_engine, folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(InvalidRequest, match="not a folder"):
+        await own_engine.update_weights(str(tmp_path))
+    build_tiny_model(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 1}))
+    with pytest.raises(InvalidRequest, match="another model"):
+        await own_engine.update_weights(str(tmp_path))
+    assert own_engine.info().weight_version == 0
+    await complete(own_engine, request_for(PROMPT, 4))
+
+
+@pytest.mark.parametrize("mode", [PauseMode.IN_PLACE, PauseMode.RETRACT])
+async def test_a_pause_holds_generation_and_loses_nothing(own_engine, folder: Path, mode: PauseMode) -> None:
+    reply, chunks = await begun(own_engine, 500)
+    await own_engine.pause(mode)
+    late = asyncio.create_task(complete(own_engine, request_for(PROMPT, 5)))
+    await asyncio.sleep(0.2)
+    assert not late.done()
+    await own_engine.resume()
+    await read_rest(reply, chunks)
+    assert len(reply.ids) == 500 and len((await late).ids) == 5
+    assert reply.logprobs == pytest.approx(plain_logprobs(folder, PROMPT, reply.ids), abs=1e-4)
+
+
+async def test_a_pause_with_abort_ends_what_is_in_flight(own_engine) -> None:
+    readings = [await begun(own_engine, 2000) for _ in range(3)]
+    await own_engine.pause(PauseMode.ABORT)
+    for reply, chunks in readings:
+        await read_rest(reply, chunks)
+        assert reply.finish is FinishReason.ABORT
+    await own_engine.resume()
+    assert len((await complete(own_engine, request_for(PROMPT, 5))).ids) == 5
+
+
+async def test_flushing_the_cache_forgets_prefixes(own_engine) -> None:
+    prompt = ids_of(range(200))
+    cached = []
+    for flush in (False, False, True):
+        if flush:
+            await own_engine.flush_cache()
+        chunks = [chunk async for chunk in own_engine.generate(request_for(prompt, 2))]
+        cached.append(chunks[0].cached_tokens)
+    assert cached == [0, 192, 0]
+
+
+async def test_more_requests_than_the_cache_holds_all_complete_exactly(own_engine, folder: Path) -> None:
+    prompts = [ids_of(range(n, n + 150)) for n in range(24)]
+    replies = await asyncio.gather(*(complete(own_engine, request_for(prompt, 150)) for prompt in prompts))
+    assert own_engine.info().context_length == 2048 < 24 * 300
+    for prompt, reply in zip(prompts, replies, strict=True):
+        assert reply.logprobs == pytest.approx(plain_logprobs(folder, prompt, reply.ids), abs=1e-4)
+
+
+async def test_a_request_longer_than_the_cache_is_refused(own_engine) -> None:
+    assert len((await complete(own_engine, request_for(ids_of([3] * 2000), 48))).ids) == 48
+    with pytest.raises(ContextLengthExceeded):
+        await complete(own_engine, request_for(ids_of([3] * 2000), 49))
+
+
+async def test_a_dead_batching_thread_fails_every_request(own_engine) -> None:
+    def break_down(*_: object) -> None:
+        raise RuntimeError("out of luck")
+
+    own_engine._model.register_forward_pre_hook(break_down)
+    results = await asyncio.gather(
+        *(complete(own_engine, request_for(PROMPT, 50)) for _ in range(3)), return_exceptions=True
+    )
+    assert all(isinstance(result, EngineFailed) for result in results)
+    with pytest.raises(EngineFailed, match="out of luck"):
+        await complete(own_engine, request_for(PROMPT, 50))
+
+
+async def test_logits_that_are_no_numbers_fail_the_request_alone(own_engine) -> None:
+    import torch
+
+    weight = own_engine._model.model.embed_tokens.weight
+    with torch.no_grad():
+        weight[3] = float("nan")
+    with pytest.raises(EngineFailed, match="not numbers"):
+        await complete(own_engine, request_for(ids_of([3]), 50))
+    sampling = replace(request_for(PROMPT, 20).sampling, logit_bias=((3, -100.0),))
+    assert len((await complete(own_engine, replace(request_for(PROMPT, 20), sampling=sampling))).ids) == 20
+
+
+async def test_closing_ends_requests_and_the_thread(folder: Path) -> None:
+    engine = TransformersEngine(Settings(engine_arg=("cache_mb=1",)), folder)
+    await engine.start()
+    before = threading.active_count()
+    reply, chunks = await begun(engine, 1900)
+    await engine.pause(PauseMode.IN_PLACE)
+    await engine.close()
+    await read_rest(reply, chunks)
+    assert reply.finish is FinishReason.ABORT
+    assert threading.active_count() < before
+    with pytest.raises(EngineFailed, match="closed"):
+        await complete(engine, request_for(PROMPT, 5))
+
+
+async def test_memory_cannot_be_released(engine) -> None:
+    with pytest.raises(EngineUnavailable):
+        await engine.release_memory()
+    with pytest.raises(EngineUnavailable):
+        await engine.resume_memory()
+
+
+async def test_a_folder_without_a_model_is_a_configuration_error(tmp_path: Path) -> None:
+    engine = TransformersEngine(Settings(), tmp_path)
+    with pytest.raises(ConfigurationError, match="not a folder with a Hugging Face model"):
+        await engine.start()
+    await engine.close()
+
+
+def test_an_unknown_engine_argument_is_a_configuration_error(tmp_path: Path) -> None:
+    for argument in ("speed=9", "threads=many", "cache_mb=0"):
+        with pytest.raises(ConfigurationError, match=argument):
+            TransformersEngine(Settings(engine_arg=(argument,)), tmp_path)

@@ -1,0 +1,42 @@
+"""Interactions made by hand, for tests of what is done with stored ones."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+
+from proxy.types import Api, FinishReason, Interaction, Message, Reason, Role, SamplingParams, Status, ids_of
+
+
+def interaction(
+    name: str,
+    *,
+    parent: str | None = None,
+    suffix: Sequence[int] = (1,),
+    output: Sequence[int] = (2,),
+    prefix: int = 0,
+    version: int = 0,
+    reward: float | None = None,
+    seq: int = 0,
+) -> Interaction:
+    """A complete interaction; aligned when `prefix` (tokens of the parent's prompt and output) is given."""
+    return Interaction(
+        id=name,
+        session_id="s",
+        parent_id=parent,
+        aligned=prefix > 0,
+        reason=Reason.CONTINUED if parent else Reason.FIRST,
+        api=Api.CHAT,
+        status=Status.COMPLETE,
+        new_messages=(Message(Role.USER, f"to {name}"),),
+        output=Message(Role.ASSISTANT, f"from {name}"),
+        prefix_length=prefix,
+        prompt_suffix=ids_of(suffix),
+        output_ids=ids_of(output),
+        logprobs=array("f", [-0.5] * len(output)),
+        versions=((len(output), version),) if output else (),
+        finish_reason=FinishReason.STOP,
+        sampling=SamplingParams(),
+        reward=reward,
+        seq=seq,
+    )

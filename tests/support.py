@@ -1,0 +1,113 @@
+"""What tests share: an app on the scripted engine, a conversation that an agent would have, and its replies."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import httpx
+from starlette.applications import Starlette
+
+from proxy.app import build_app
+from proxy.engine.choice import model_folder
+from proxy.engine.scripted import Reply, Script, ScriptedEngine, play
+from proxy.rendering.renderer import Renderer, load_renderer
+from proxy.settings import Settings
+from proxy.types import Ids, ids_of
+
+
+@cache
+def tiny_renderer() -> Renderer:
+    """The renderer of the built-in model."""
+    return load_renderer(Settings(), model_folder(Settings()))
+
+
+def sampled(text: str, *, end: bool = True) -> Ids:
+    """The ids of `text` as the built-in model would sample them, with its end token."""
+    renderer = tiny_renderer()
+    return renderer.encode(text) + (ids_of([renderer.stop_token_ids[0]]) if end else ids_of())
+
+
+def says(*texts: str) -> Script:
+    """A script of whole answers, in order."""
+    return play([Reply(sampled(text)) for text in texts])
+
+
+def call_text(name: str, arguments: str) -> str:
+    """A call as the built-in model samples it."""
+    return f'<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>'
+
+
+def user(text: str) -> dict[str, Any]:
+    return {"role": "user", "content": text}
+
+
+def system(text: str) -> dict[str, Any]:
+    return {"role": "system", "content": text}
+
+
+def assistant(text: str | None, **more: Any) -> dict[str, Any]:
+    return {"role": "assistant", "content": text, **more}
+
+
+def tool_result(call_id: str, text: str) -> dict[str, Any]:
+    return {"role": "tool", "tool_call_id": call_id, "content": text}
+
+
+def function_tool(name: str, properties: dict[str, Any] | None = None) -> dict[str, Any]:
+    parameters = {"type": "object", "properties": properties or {}, "required": list(properties or {})}
+    return {"type": "function", "function": {"name": name, "description": f"does {name}", "parameters": parameters}}
+
+
+@dataclass
+class Server:
+    """A running app, its HTTP client and its engine."""
+
+    app: Starlette
+    http: httpx.AsyncClient
+    engine: ScriptedEngine
+
+    async def post(self, path: str, body: Any, **more: Any) -> httpx.Response:
+        return await self.http.post(path, json=body, **more)
+
+    async def ok(self, path: str, body: Any, **more: Any) -> Any:
+        response = await self.post(path, body, **more)
+        assert response.status_code == 200, response.text
+        return response.json()
+
+    async def chat(self, messages: Sequence[Any], session: str = "s", **more: Any) -> Any:
+        """One unary turn; the reply's body."""
+        body = {"model": "m", "messages": list(messages), **more}
+        return await self.ok(f"/{session}/v1/chat/completions", body)
+
+    async def answer(self, messages: Sequence[Any], session: str = "s", **more: Any) -> Any:
+        """One unary turn; the assistant message, ready to be echoed."""
+        return (await self.chat(messages, session, **more))["choices"][0]["message"]
+
+    async def export(self, session: str = "s", layout: str = "concat", **more: Any) -> list[Any]:
+        return (await self.ok("/export_trajectories", {"session_id": session, "layout": layout, **more}))["samples"]
+
+    async def tree(self, session: str = "s") -> list[Any]:
+        response = await self.http.get(f"/rl/sessions/{session}")
+        assert response.status_code == 200, response.text
+        return response.json()["interactions"]
+
+    def prompts(self) -> list[list[int]]:
+        """The ids that the engine was given, in order of request."""
+        return [list(request.input_ids) for request in self.engine.requests]
+
+
+@contextlib.asynccontextmanager
+async def serving(folder: Path, script: Script, **settings: Any) -> AsyncIterator[Server]:
+    """An app on the scripted engine and a database in `folder`, with an HTTP client in front."""
+    renderer = tiny_renderer()
+    engine = ScriptedEngine(script, vocab_size=renderer.vocab_size)
+    configured = Settings(database_url=f"sqlite:///{folder / 'test.db'}", **settings)
+    app = build_app(configured, engine=engine, renderer=renderer)
+    transport = httpx.ASGITransport(app=app, raise_app_exceptions=False)
+    async with app.router.lifespan_context(app), httpx.AsyncClient(transport=transport, base_url="http://t") as http:
+        yield Server(app, http, engine)

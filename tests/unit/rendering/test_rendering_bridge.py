@@ -1,0 +1,306 @@
+"""Bridging: what the model saw stays, only new tokens are appended, and the history's length costs nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from rendering_folders import ENDS, write_folder
+
+from proxy.errors import InvalidRequest
+from proxy.rendering import Renderer, load_renderer
+from proxy.rendering.bridge import Bridge
+from proxy.rendering.library import LibraryTemplate
+from proxy.rendering.template import to_dicts
+from proxy.rendering.tokenizer import Tokenizer
+from proxy.rendering.tool_formats import reasoning_format
+from proxy.settings import Settings
+from proxy.types import Ids, Message, Role, Tool, ToolCall, ids_of
+
+TOOLS = (Tool("read", "Read a file.", {"type": "object", "properties": {"path": {"type": "string"}}}),)
+
+
+def user(text: str) -> Message:
+    return Message(Role.USER, text)
+
+
+def assistant(text: str, *calls: ToolCall, reasoning: str | None = None) -> Message:
+    return Message(Role.ASSISTANT, text, calls, reasoning=reasoning)
+
+
+def result(text: str, call_id: str) -> Message:
+    return Message(Role.TOOL, text, (), call_id)
+
+
+CALLS = (ToolCall("call_0", "read", '{"path": "a"}'), ToolCall("call_1", "read", '{"path": "b"}'))
+CONTINUATIONS = {
+    "user": (user("Again?"),),
+    "nothing": (),
+    "two users": (user("a"), user("b")),
+    "system": (Message(Role.SYSTEM, "Be brief."), user("x")),
+    "results": (result("1", "call_0"), result("2", "call_1")),
+    "results and user": (result("1", "call_0"), result("2", "call_1"), user("ok")),
+    "foreign answer": (user("a"), assistant("b"), user("c")),
+    "foreign answer first": (assistant("b"), user("c")),
+    "foreign call": (user("a"), assistant("", CALLS[0]), result("1", "call_0")),
+}
+
+
+def text_of(renderer: Renderer, prompt: Ids, output: Ids, answer: Message, new: tuple[Message, ...]) -> str:
+    suffix = renderer.bridge(prompt, output, answer, new, TOOLS, {})
+    assert suffix is not None
+    return renderer.decode(suffix)
+
+
+@pytest.mark.parametrize("which", ["tiny", "qwen3"])
+def test_g1_without_reasoning_the_second_prompt_equals_the_full_template(
+    which: str, request: pytest.FixtureRequest
+) -> None:
+    renderer: Renderer = request.getfixturevalue(which)
+    history = [Message(Role.SYSTEM, "Be brief."), user("Hi")]
+    prompt = renderer.render(history, TOOLS, {})
+    output = renderer.encode("Hello there.<|im_end|>")
+    suffix = renderer.bridge(prompt, output, assistant("Hello there."), [user("More")], TOOLS, {})
+    assert suffix is not None
+    assert prompt + output + suffix == renderer.render([*history, assistant("Hello there."), user("More")], TOOLS, {})
+
+
+def test_g1_with_calls_the_second_prompt_equals_the_full_template(qwen3: Renderer) -> None:
+    history, new = [user("Read both")], [result("1", "call_0"), result("2", "call_1")]
+    prompt = qwen3.render(history, TOOLS, {})
+    calls = "\n".join(f'<tool_call>\n{{"name": "read", "arguments": {{"path": "{p}"}}}}\n</tool_call>' for p in "ab")
+    output = qwen3.encode(calls + "<|im_end|>")
+    suffix = qwen3.bridge(prompt, output, assistant("", *CALLS), new, TOOLS, {})
+    assert suffix is not None
+    assert prompt + output + suffix == qwen3.render([*history, assistant("", *CALLS), *new], TOOLS, {})
+
+
+def test_g2_a_cut_turn_is_closed_once_as_context(tiny: Renderer) -> None:
+    prompt = tiny.render([user("Hi")], (), {})
+    cut = text_of(tiny, prompt, tiny.encode("Hel"), assistant("Hel"), (user("Go on"),))
+    assert cut == "<|im_end|>\n<|im_start|>user\nGo on<|im_end|>\n<|im_start|>assistant\n"
+
+
+def test_g3_a_rewritten_answer_has_one_assistant_header(tiny: Renderer) -> None:
+    prompt, output = tiny.render([user("Hi")], (), {}), tiny.encode("A1<|im_end|>")
+    new = (user("U2"), assistant("A2x"), user("U3"))
+    assert text_of(tiny, prompt, output, assistant("A1"), new) == (
+        "\n<|im_start|>user\nU2<|im_end|>\n<|im_start|>assistant\nA2x<|im_end|>\n"
+        "<|im_start|>user\nU3<|im_end|>\n<|im_start|>assistant\n"
+    )
+
+
+def test_g5_results_after_one_turn_are_one_user_turn(tiny: Renderer) -> None:
+    prompt, output = tiny.render([user("Hi")], TOOLS, {}), tiny.encode("<|im_end|>")
+    assert text_of(tiny, prompt, output, assistant("", *CALLS), CONTINUATIONS["results"]) == (
+        "\n<|im_start|>user\n<tool_response>\n1\n</tool_response>\n<tool_response>\n2\n</tool_response><|im_end|>\n"
+        "<|im_start|>assistant\n"
+    )
+
+
+def test_g13_reasoning_stays_as_sampled_where_the_template_would_strip_it(tiny: Renderer) -> None:
+    prompt = tiny.render([user("Hi")], (), {})
+    output = tiny.encode("<think>\nsecret\n</think>\n\nYo.<|im_end|>")
+    answer = assistant("Yo.", reasoning="secret")
+    assert "secret" not in tiny.decode(tiny.render([user("Hi"), answer, user("More")], (), {}))
+    assert text_of(tiny, prompt, output, answer, (user("More"),)).startswith("\n<|im_start|>user\nMore")
+
+
+def test_g17_marker_text_of_a_user_has_the_ids_of_the_template(qwen3: Renderer) -> None:
+    new = user("Is <tool_call> or <|im_end|> special?")
+    prompt, output = qwen3.render([user("Hi")], (), {}), qwen3.encode("Yo.<|im_end|>")
+    suffix = qwen3.bridge(prompt, output, assistant("Yo."), [new], (), {})
+    assert suffix is not None
+    assert prompt + output + suffix == qwen3.render([user("Hi"), assistant("Yo."), new], (), {})
+    assert 151657 in suffix
+
+
+@pytest.mark.parametrize("end", ["<|im_end|>", "<|endoftext|>"])
+def test_g19_a_sampled_end_token_is_not_repeated(tiny: Renderer, end: str) -> None:
+    prompt = tiny.render([user("Hi")], (), {})
+    assert text_of(tiny, prompt, tiny.encode(f"Yo.{end}"), assistant("Yo."), (user("x"),)).startswith("\n<|im_start|>")
+
+
+def test_tokens_after_an_end_token_are_kept_and_the_turn_is_closed_after_them(tiny: Renderer) -> None:
+    prompt = tiny.render([user("Hi")], (), {})
+    suffix = text_of(tiny, prompt, tiny.encode("Yo.<|im_end|>abc"), assistant("Yo."), (user("x"),))
+    assert suffix == "<|im_end|>\n<|im_start|>user\nx<|im_end|>\n<|im_start|>assistant\n"
+
+
+@pytest.mark.parametrize("new", CONTINUATIONS.values(), ids=CONTINUATIONS)
+@pytest.mark.parametrize("output", ["", "Yo", "<think>\nhm", f"<think>hm</think>{'x' * 50}"])
+def test_a_cut_turn_is_closed_and_open_reasoning_before_it(
+    tiny: Renderer, output: str, new: tuple[Message, ...]
+) -> None:
+    prompt = tiny.render([user("Hi")], TOOLS, {})
+    suffix = text_of(tiny, prompt, tiny.encode(output), assistant("", *CALLS), new)
+    opened = "<think>" in output and "</think>" not in output
+    assert suffix.startswith("</think><|im_end|>\n" if opened else "<|im_end|>\n")
+    assert suffix.endswith("<|im_end|>\n<|im_start|>assistant\n")
+
+
+def test_qwen_boundary_ids(qwen3: Renderer) -> None:
+    suffix = qwen3.bridge(qwen3.render([user("Hi")], (), {}), ids_of([1, 151645]), assistant("x"), [user("y")], (), {})
+    assert suffix is not None
+    assert suffix[:3].tolist() == [198, 151644, 872]
+
+
+def test_disabled_thinking_prefills_every_generation_prompt(tiny: Renderer) -> None:
+    options = {"enable_thinking": False}
+    prompt = tiny.render([user("Hi")], (), options)
+    for new in CONTINUATIONS.values():
+        suffix = tiny.bridge(prompt, tiny.encode("Yo.<|im_end|>"), assistant("", *CALLS), new, TOOLS, options)
+        assert suffix is not None
+        assert tiny.decode(suffix).endswith("<|im_start|>assistant\n<think>\n\n</think>\n\n")
+
+
+texts = st.text(alphabet="ab \n<>é🙂", max_size=12)
+turns = st.lists(
+    st.one_of(texts.map(user), texts.map(lambda t: Message(Role.SYSTEM, t)), texts.map(lambda t: result(t, "call_0"))),
+    min_size=1,
+    max_size=5,
+)
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    history=st.lists(texts, max_size=4),
+    output=st.sampled_from(["", "Yo", "Yo<|im_end|>", "<think>hm", "<think>hm</think>Yo<|im_end|>", "<|endoftext|>"]),
+    new=turns,
+    thinking=st.booleans(),
+)
+def test_the_short_tail_the_whole_history_and_our_own_bridge_give_the_same_ids(
+    tiny: Renderer, history: list[str], output: str, new: list[Message], thinking: bool
+) -> None:
+    options = {} if thinking else {"enable_thinking": False}
+    messages = [user("Hi")]
+    for text in history:
+        messages += [assistant(text, reasoning="r"), user(text)]
+    prompt, sampled = tiny.render(messages, TOOLS, options), tiny.encode(output)
+    library = tiny._template
+    assert isinstance(library, LibraryTemplate)
+    whole = library._renderer(options).bridge_to_next_turn(prompt.tolist(), sampled.tolist(), to_dicts(new))
+    ours = only_ours(tiny).suffix(prompt, sampled, assistant("", CALLS[0]), new, TOOLS, options)
+    suffix = tiny.bridge(prompt, sampled, assistant("", CALLS[0]), new, TOOLS, options)
+    assert suffix is not None
+    assert suffix == ours
+    if whole is not None:
+        assert (prompt + sampled + suffix).tolist() == whole.token_ids
+
+
+def only_ours(renderer: Renderer) -> Bridge:
+    """The bridge of a template that has no shorter way of its own."""
+
+    class Plain:
+        render = staticmethod(renderer._template.render)
+
+        @staticmethod
+        def extend(*_: object) -> None:
+            return None
+
+    return Bridge(
+        renderer._tokenizer,
+        Plain(),
+        renderer.stop_token_ids,
+        renderer.reasoning,
+        renderer.tool_format,  # type: ignore[arg-type]
+    )
+
+
+@pytest.mark.parametrize("name", [name for name in ENDS if name != "gptoss"])
+def test_every_published_template_is_extended_as_it_would_have_rendered_the_new_turn(
+    published: Callable[[str], Path], name: str
+) -> None:
+    renderer = load_renderer(Settings(), published(name))
+    prompt = renderer.render([user("Hi")], (), {})
+    output = renderer.encode("Yo") + ids_of(renderer.stop_token_ids[:1])
+    suffix = renderer.bridge(prompt, output, assistant("Yo"), [user("Again")], (), {})
+    assert suffix is not None
+    full = renderer.render([user("Hi"), assistant("Yo"), user("Again")], (), {})
+    assert full[len(full) - len(suffix) :] == suffix
+
+
+def test_a_template_that_rewrites_its_history_is_not_extended(
+    published: Callable[[str], Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    renderer = load_renderer(Settings(), published("deepseekv3"))
+    prompt, output = renderer.render([user("Hi")], (), {}), renderer.encode("Yo<\uff5cend\u2581of\u2581sentence\uff5c>")
+    new = [Message(Role.SYSTEM, "To the head."), user("x")]
+    for _ in range(2):
+        assert renderer.bridge(prompt, output, assistant("Yo"), new, (), {}) is None
+    assert [record.levelname for record in caplog.records if "append-only" in record.message] == ["WARNING"]
+
+
+def test_glm_keeps_the_sampled_opener_of_the_next_role(published: Callable[[str], Path]) -> None:
+    renderer = load_renderer(Settings(), published("glm4moe"))
+    prompt = renderer.render([user("Hi")], TOOLS, {})
+    same = text_of(renderer, prompt, renderer.encode("Yo<|user|>"), assistant("Yo"), (user("x"),))
+    assert same == "\nx<|assistant|>"
+    called = assistant("", CALLS[0])
+    seen = text_of(renderer, prompt, renderer.encode("Yo<|observation|>"), called, (result("1", "call_0"),))
+    assert seen == "\n<tool_response>\n1\n</tool_response><|assistant|>"
+    other = text_of(renderer, prompt, renderer.encode("Yo<|user|>"), called, (result("1", "call_0"),))
+    assert other == "<|observation|>\n<tool_response>\n1\n</tool_response><|assistant|>"
+
+
+@pytest.mark.parametrize(
+    ("family", "markers", "end", "header", "tail"),
+    [
+        (
+            "minimax-m2",
+            ["]~!b[", "]~b]", "[e~[", "<minimax:tool_call>", "</minimax:tool_call>"],
+            "[e~[",
+            "]~b]ai\n<think>\n",
+            "\n]~b]user\nx[e~[\n]~b]ai\n<think>\n",
+        ),
+        (
+            "glm-4.5",
+            [
+                "[gMASK]",
+                "<sop>",
+                "<|system|>",
+                "<|user|>",
+                "<|assistant|>",
+                "<|observation|>",
+                "<arg_key>",
+                "</arg_key>",
+                "<arg_value>",
+                "</arg_value>",
+                "/nothink",
+            ],
+            "<|user|>",
+            "<|assistant|>",
+            "\nx<|assistant|>",
+        ),
+    ],
+)
+def test_boundaries_of_library_families(
+    tiny_folder: Path, tmp_path: Path, family: str, markers: list[str], end: str, header: str, tail: str
+) -> None:
+    folder = write_folder(tmp_path, tiny_folder, None, markers, [end], "x")
+    tokenizer = Tokenizer.load(folder)
+    library = LibraryTemplate(family, tokenizer)
+    bridge = Bridge(tokenizer, library, library.stop_token_ids, reasoning_format("think"), None)
+    prompt = ids_of(library.render([user("Hi")], (), {}))
+    assert tokenizer.decode(prompt).endswith(header)
+    output = ids_of(tokenizer.encode(f"hm</think>Yo{end}"))
+    suffix = bridge.suffix(prompt, output, assistant("Yo"), [user("x")], (), {})
+    assert suffix is not None
+    assert tokenizer.decode(suffix) == tail
+
+
+def test_template_retention_renders_anew_at_a_user_message_only(tiny_folder: Path) -> None:
+    renderer = load_renderer(Settings(thinking_retention="template"), tiny_folder)
+    prompt, output = renderer.render([user("Hi")], TOOLS, {}), renderer.encode("Yo<|im_end|>")
+    answer = assistant("", *CALLS)
+    assert renderer.bridge(prompt, output, answer, [user("x")], TOOLS, {}) is None
+    assert renderer.bridge(prompt, output, answer, [result("1", "call_0")], TOOLS, {}) is not None
+
+
+def test_an_image_is_refused_when_bridging_too(tiny: Renderer) -> None:
+    prompt, output = tiny.render([user("Hi")], (), {}), tiny.encode("Yo<|im_end|>")
+    with pytest.raises(InvalidRequest, match="no images"):
+        tiny.bridge(prompt, output, assistant("Yo"), [Message(Role.USER, "x", images=("d",))], (), {})

@@ -1,0 +1,80 @@
+"""The vocabulary: ids are those of Hugging Face, pieces joined are its decoding, from any thread."""
+
+from __future__ import annotations
+
+import itertools
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from proxy.errors import ConfigurationError
+from proxy.rendering import Renderer
+from proxy.rendering.detokenizer import WindowDetokenizer
+from proxy.rendering.tokenizer import Tokenizer, sample_texts
+
+quick = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+markers = st.sampled_from(["<|im_start|>", "<|im_end|>", "<tool_call>", "<think>", "<|endoftext|>"])
+
+
+@quick
+@given(parts=st.lists(st.one_of(st.text(max_size=20), markers), max_size=6))
+def test_ids_are_those_of_hugging_face(tiny: Renderer, parts: list[str]) -> None:
+    text = "".join(parts).encode("utf-8", "ignore").decode()
+    expected = tiny._tokenizer.hugging_face(text, add_special_tokens=False)["input_ids"]
+    assert tiny.encode(text).tolist() == expected
+
+
+def test_the_fast_encoder_is_used_for_the_real_vocabulary_and_agrees(qwen3: Renderer) -> None:
+    assert qwen3.encoder.startswith("fastokens")
+    for text in sample_texts():
+        assert qwen3.encode(text).tolist() == qwen3._tokenizer.hugging_face(text, add_special_tokens=False)["input_ids"]
+
+
+@quick
+@given(ids=st.lists(st.integers(0, 700), max_size=30), cuts=st.lists(st.integers(0, 30), max_size=4))
+def test_pieces_joined_are_the_decoding(tiny: Renderer, ids: list[int], cuts: list[int]) -> None:
+    detokenizer = tiny._tokenizer.detokenizer()
+    edges = [0, *sorted(min(cut, len(ids)) for cut in cuts), len(ids)]
+    text = "".join(detokenizer.push(ids[a:b]) for a, b in itertools.pairwise(edges))
+    assert text + detokenizer.flush() == tiny.decode(ids)
+
+
+@quick
+@given(text=st.text(max_size=30))
+def test_a_window_decoder_gives_the_same_text(tiny: Renderer, text: str) -> None:
+    text = text.encode("utf-8", "ignore").decode()
+    detokenizer = WindowDetokenizer(tiny.decode)
+    ids = tiny.encode(text)
+    assert "".join([*(detokenizer.push((token,)) for token in ids), detokenizer.flush()]) == tiny.decode(ids)
+
+
+def test_ids_beyond_the_vocabulary_have_no_text(tiny: Renderer) -> None:
+    assert tiny.vocab_size == 640
+    assert tiny.decode([10**6]) == ""
+    assert tiny._tokenizer.piece(10**6) == b""
+
+
+def test_threads_encode_alike_and_an_idle_encoder_is_used_again(tiny: Renderer) -> None:
+    texts = sample_texts() * 10
+    expected = [tiny.encode(text) for text in texts]
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(tiny.encode, texts)) == expected
+    assert 1 <= len(tiny._tokenizer._idle) <= 5
+
+
+@pytest.mark.parametrize("content", [None, "{broken"])
+def test_a_folder_without_a_tokenizer_is_one_line(tmp_path: Path, content: str | None) -> None:
+    if content is not None:
+        (tmp_path / "tokenizer.json").write_text(content, encoding="utf-8")
+    with pytest.raises(ConfigurationError) as caught:
+        Tokenizer.load(tmp_path)
+    assert "\n" not in str(caught.value)
+    assert str(tmp_path) in str(caught.value)
+
+
+def test_a_folder_that_is_not_there_is_said(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="is not a folder"):
+        Tokenizer.load(tmp_path / "nowhere")

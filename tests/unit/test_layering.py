@@ -1,0 +1,113 @@
+"""The import table of the design, exactly: what each part may import from the project, and who may import what outside."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+SHARED = {"types", "errors", "settings"}
+TURN_PARTS = {
+    "protocols",
+    "rendering",
+    "trajectory",
+    "engine",
+    "store",
+    "sessions",
+    "keys",
+    "rewards",
+    "budgets",
+    "metrics",
+}
+ALLOWED = {
+    "types": set(),
+    "errors": set(),
+    "metrics": set(),
+    "settings": {"errors", "types"},
+    "protocols": {"types", "errors"},
+    "rendering": SHARED,
+    "trajectory": SHARED,
+    "engine": SHARED,
+    "store": SHARED,
+    "keys": SHARED | {"store"},
+    "sessions": SHARED | {"trajectory", "store", "keys", "metrics"},
+    "rewards": SHARED | {"sessions"},
+    "budgets": SHARED | {"sessions"},
+    "turn": SHARED | TURN_PARTS,
+    "turns": SHARED | TURN_PARTS | {"turn"},
+    "api": SHARED | {"turns", "turn", "sessions", "rewards", "protocols", "trajectory", "engine", "store", "metrics"},
+    "client": {"errors"},
+    "rollout": {"client", "errors"},
+    "server": SHARED | {"app"},
+    "cli": SHARED | {"app", "server", "client", "rollout"},
+}
+OUTSIDE = {
+    "starlette": {"app", "api", "server", "cli"},
+    "sqlalchemy": {"store"},
+    "torch": {"engine", "rendering"},
+    "sglang": {"engine", "rendering"},
+    "transformers": {"engine", "rendering"},
+    "renderers": {"engine", "rendering"},
+    "fastokens": {"engine", "rendering"},
+    "llguidance": {"engine", "rendering"},
+}
+LAZY = {"torch", "sglang", "transformers", "renderers", "fastokens", "llguidance"}
+
+
+def parts() -> list[tuple[str, Path]]:
+    files = [
+        (path.relative_to(ROOT / "proxy").parts[0].removesuffix(".py"), path) for path in (ROOT / "proxy").rglob("*.py")
+    ]
+    return [*((part, path) for part, path in files if part != "__init__"), ("cli", ROOT / "cli.py")]
+
+
+def imports(path: Path, *, top_level_only: bool = False) -> set[str]:
+    tree = ast.parse(path.read_text())
+    typing_only = {
+        id(inner)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and getattr(node.test, "id", "") == "TYPE_CHECKING"
+        for inner in ast.walk(node)
+    }
+    nodes = tree.body if top_level_only else list(ast.walk(tree))
+    found: set[str] = set()
+    for node in nodes:
+        if id(node) in typing_only:
+            continue
+        if isinstance(node, ast.Import):
+            found.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found.update(f"{node.module}.{alias.name}" for alias in node.names)
+    return found
+
+
+@pytest.mark.parametrize(("part", "path"), parts(), ids=lambda value: value.stem if isinstance(value, Path) else value)
+def test_a_part_imports_only_what_the_table_allows(part: str, path: Path) -> None:
+    if part == "app":
+        return
+    inside = {name.split(".")[1] for name in imports(path) if name.startswith("proxy.")}
+    assert inside - {part} <= ALLOWED[part]
+    for package, holders in OUTSIDE.items():
+        if any(name.split(".")[0] == package for name in imports(path)):
+            assert part in holders, f"{path} imports {package}"
+
+
+def test_heavy_packages_are_imported_inside_functions_only() -> None:
+    for _, path in parts():
+        top = {name.split(".")[0] for name in imports(path, top_level_only=True)}
+        sampling = path.name in (
+            "sampling.py",
+            "batching.py",
+            "steering.py",
+        )  # torch modules, imported lazily themselves
+        assert sampling or not top & LAZY, path
+
+
+def test_the_app_imports_without_heavy_packages() -> None:
+    code = "import sys, proxy.app, cli; print([m for m in sys.modules if m in %r])" % sorted(LAZY)
+    run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert run.stdout.strip() == "[]"

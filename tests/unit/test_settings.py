@@ -1,0 +1,59 @@
+"""Settings: flags, variables, README and code agree; what cannot be is refused in one line."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+import cli
+from proxy.errors import ConfigurationError
+from proxy.settings import VARIABLE_PREFIX, Settings, from_environment
+from proxy.types import Credit
+
+ROOT = Path(__file__).resolve().parents[2]
+NAMES = [spec.name for spec in fields(Settings)]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_setting_is_a_flag_a_variable_and_a_readme_line(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "400")
+    text = CliRunner().invoke(cli.app, ["serve", "--help"]).output
+    assert f"--{name.replace('_', '-')}" in text
+    assert VARIABLE_PREFIX + name.upper() in text
+    assert f"`--{name.replace('_', '-')}`" in (ROOT / "README.md").read_text()
+
+
+def test_a_flag_wins_over_its_variable_and_a_variable_over_the_default() -> None:
+    environ = {"TOKENGROVE_PORT": "1", "TOKENGROVE_CREDIT": "linear", "TOKENGROVE_REQUIRE_KEY": "true"}
+    settings = from_environment({"port": 2}, environ)
+    assert (settings.port, settings.credit, settings.require_key, settings.host) == (
+        2,
+        Credit.LINEAR,
+        True,
+        "127.0.0.1",
+    )
+
+
+@pytest.mark.parametrize("text", ["many", ""])
+def test_a_bad_variable_is_named(text: str) -> None:
+    with pytest.raises(ConfigurationError, match="TOKENGROVE_PORT"):
+        from_environment({}, {"TOKENGROVE_PORT": text})
+
+
+@pytest.mark.parametrize(
+    ("given", "word"),
+    [
+        ({"host": "0.0.0.0"}, "admin-key"),
+        ({"port": 70000}, "--port"),
+        ({"discount": 1.5}, "--discount"),
+        ({"rewards_by": "anyone"}, "--rewards-by"),
+        ({"tokenizer": "/nowhere"}, "--tokenizer"),
+        ({"max_body_bytes": 0}, "--max-body-bytes"),
+    ],
+)
+def test_a_setting_that_cannot_be_is_refused_by_its_flag(given: dict[str, object], word: str) -> None:
+    with pytest.raises(ConfigurationError, match=word):
+        Settings(**given)  # type: ignore[arg-type]

@@ -1,0 +1,91 @@
+"""GOLDEN.md's concatenation cases on interactions made by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from proxy.trajectory.export import ExportOptions, Layout, Sample, certificate, export_session
+from proxy.types import Credit, Interaction, SessionRecord, Status
+from tests.interactions import interaction
+
+RECORD = SessionRecord("s", discount=1.0)
+
+
+def export(nodes: list[Interaction], layout: Layout, discount: float | None = None) -> list[Sample]:
+    return export_session(RECORD, nodes, ExportOptions(layout, discount))
+
+
+def pair(**child: float) -> list[Interaction]:
+    return [
+        interaction("p", suffix=[1, 2, 3], output=[4, 5], version=0, seq=0, reward=child.get("first")),
+        interaction(
+            "c", parent="p", prefix=5, suffix=[6, 7], output=[8, 9], version=1, seq=1, reward=child.get("second", 1.0)
+        ),
+    ]
+
+
+def test_concat_joins_masks_versions_and_turns_as_golden_says() -> None:
+    (sample,) = export(pair(), Layout.CONCAT)
+    arrays = sample.arrays
+    assert arrays.input_ids.tolist() == [1, 2, 3, 4, 5, 6, 7, 8, 9]
+    assert arrays.loss_mask.tolist() == [0, 0, 0, 1, 1, 0, 0, 1, 1]
+    assert arrays.versions.tolist() == [-1, -1, -1, 0, 0, -1, -1, 1, 1]
+    assert arrays.turn_ids.tolist() == [-1, -1, -1, 0, 0, -1, -1, 1, 1]
+    assert arrays.logprobs.tolist() == [0, 0, 0, -0.5, -0.5, 0, 0, -0.5, -0.5]
+    assert arrays.spans == ((3, 5), (7, 9))
+
+
+def test_concat_rewards_are_the_score_and_individual_rewards_the_returns() -> None:
+    nodes = pair(first=0.5)
+    (sample,) = export(nodes, Layout.CONCAT)
+    assert (sample.rewards.tolist(), sample.raw_rewards.tolist(), sample.returns) == ([1.5], [1.0], (1.5, 1.0))
+    singles = export(nodes, Layout.INDIVIDUAL)
+    assert [single.rewards.tolist() for single in singles] == [[1.5], [1.0]]
+    assert [single.raw_rewards.tolist() for single in singles] == [[0.5], [1.0]]
+
+
+def test_one_reward_at_the_leaf_is_discounted_in_individual_only() -> None:
+    nodes = [
+        interaction("a", seq=0),
+        interaction("b", parent="a", prefix=2, seq=1),
+        interaction("c", parent="b", prefix=4, seq=2, reward=1.0),
+    ]
+    (sample,) = export(nodes, Layout.CONCAT, 0.9)
+    assert sample.rewards.tolist() == [1.0]
+    rewards = [single.rewards.item() for single in export(nodes, Layout.INDIVIDUAL, 0.9)]
+    assert rewards == pytest.approx([0.81, 0.9, 1.0])
+
+
+def test_an_unaligned_child_is_never_joined() -> None:
+    nodes = [interaction("p", seq=0), interaction("c", parent="p", suffix=[7, 8, 9], seq=1)]
+    first, second = export(nodes, Layout.CONCAT)
+    assert [first.arrays.input_ids.tolist(), second.arrays.input_ids.tolist()] == [[1, 2], [7, 8, 9, 2]]
+    assert certificate(RECORD, nodes)["unaligned"] == 1
+
+
+def test_untrainable_turns_and_spans_are_context() -> None:
+    nodes = pair()
+    nodes[0].trainable = False
+    nodes[1].spans = ((1, 2),)
+    (sample,) = export(nodes, Layout.CONCAT)
+    assert sample.arrays.loss_mask.tolist() == [0, 0, 0, 0, 0, 0, 0, 0, 1]
+    assert sample.arrays.logprobs.tolist() == [0] * 8 + [-0.5]
+
+
+def test_an_empty_session_exports_nothing_and_says_so() -> None:
+    assert export([], Layout.CONCAT) == []
+    entry = certificate(RECORD, [])
+    assert entry["complete"] and not entry["rewarded"]
+
+
+def test_a_certificate_counts_what_is_missing() -> None:
+    failed = interaction("f", seq=1)
+    failed.status = Status.FAILED
+    entry = certificate(RECORD, [interaction("a", seq=0, reward=1.0), failed], begun_not_ended=2)
+    assert (entry["complete"], entry["failed"], entry["begun_not_ended"], entry["rewarded"]) == (False, 1, 2, True)
+
+
+def test_an_export_may_ask_for_another_credit_rule() -> None:
+    nodes = [interaction("a", seq=0), interaction("b", seq=1, reward=1.0)]
+    options = ExportOptions(Layout.INDIVIDUAL, 0.9, Credit.LINEAR)
+    assert [sample.rewards.item() for sample in export_session(RECORD, nodes, options)] == pytest.approx([0.9, 1.0])
