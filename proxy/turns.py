@@ -21,7 +21,14 @@ from typing import Any
 
 from proxy.budgets import apply_budgets
 from proxy.engine.base import Capability, Engine
-from proxy.errors import EngineFailed, EngineTimeout, EngineUnavailable, InvalidRequest, ProxyError, UnsupportedParameter
+from proxy.errors import (
+    EngineFailed,
+    EngineTimeout,
+    EngineUnavailable,
+    InvalidRequest,
+    ProxyError,
+    UnsupportedParameter,
+)
 from proxy.metrics import Metrics
 from proxy.rendering.renderer import Renderer
 from proxy.sessions import Session, Sessions
@@ -294,7 +301,9 @@ class Turns:
         """Raise InvalidRequest for an id that the model has no row for: some engines die of one."""
         most = self._engine.info().vocab_size
         if self._renderer.vocab_size > most and max(ids) >= most:
-            raise InvalidRequest(f"the prompt has token {max(ids)}, but the model knows {most} tokens", param="messages")
+            raise InvalidRequest(
+                f"the prompt has token {max(ids)}, the model knows {most}", param="messages"
+            )
 
     # Pieces ----------------------------------------------------------------------------------------------------
 

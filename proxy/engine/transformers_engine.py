@@ -172,7 +172,8 @@ class TransformersEngine:
     def _abort(self, flights: Sequence[InFlight]) -> None:
         for flight in flights:
             flight.finished = True
-            self._running().cancel(flight.serial)
+            if self._batch is not None:
+                self._batch.cancel(flight.serial)
         post((flight, aborted(self._version)) for flight in flights)
 
     def _in_flight(self) -> list[InFlight]:

@@ -11,9 +11,6 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("torch")
-pytest.importorskip("transformers")
-
 from proxy.engine.base import Capability, Engine, PauseMode
 from proxy.engine.contract import CHECKS, Check, Reply, check_grammar_gives_json, complete, request_for
 from proxy.engine.tiny_model import build_tiny_model
@@ -21,6 +18,10 @@ from proxy.engine.transformers_engine import TransformersEngine
 from proxy.errors import ConfigurationError, ContextLengthExceeded, EngineFailed, EngineUnavailable, InvalidRequest
 from proxy.settings import Settings
 from proxy.types import FinishReason, Grammar, GrammarPart, SamplingParams, TokenChunk, ids_of
+
+pytest.importorskip("torch")
+pytest.importorskip("transformers")
+pytest.importorskip("llguidance")
 
 PROMPT = ids_of(range(40, 60))
 
@@ -191,7 +192,7 @@ async def test_random_weights_give_calls_that_are_well_formed_and_close(engine, 
 
 async def test_a_schema_that_cannot_be_is_refused_by_name(engine) -> None:
     request = replace(request_for(PROMPT, 10), grammar=Grammar(((GrammarPart(schema={"type": "nonsense"}),),)))
-    with pytest.raises(InvalidRequest, match="tools: .*nonsense") as refused:
+    with pytest.raises(InvalidRequest, match=r"tools: .*nonsense") as refused:
         await complete(engine, request)
     assert refused.value.param == "tools"
 

@@ -4,13 +4,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-pytest.importorskip("llguidance")
-
 from proxy.engine.grammar import GrammarCompiler
 from proxy.engine.steering import Steering, skeleton
 from proxy.engine.tiny_model import VOCAB_SIZE, build_tiny_model
 from proxy.errors import ConfigurationError, InvalidRequest
 from proxy.types import Grammar, GrammarPart
+
+pytest.importorskip("llguidance")
 
 OBJECT = {"type": "object", "properties": {"a": {"type": "string"}, "b": {"type": "integer"}}, "required": ["a"]}
 

@@ -4,10 +4,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-torch = pytest.importorskip("torch")
-
 from proxy.engine.sampling import Drawn, SamplingRow, draw, new_row
 from proxy.types import SamplingParams, ids_of
+
+torch = pytest.importorskip("torch")
 
 LOGITS = [2.0, 1.0, 0.5, 0.0, -1.0, -3.0]
 

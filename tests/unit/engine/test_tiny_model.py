@@ -6,12 +6,11 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("tokenizers")
-transformers = pytest.importorskip("transformers")
-
 from proxy.engine.tiny_model import CONTEXT_LENGTH, VOCAB_SIZE, build_tiny_model, builtin_model_folder
 from proxy.engine.tiny_template import MARKER_TOKENS, SPECIAL_TOKENS
 from proxy.errors import ConfigurationError
+
+transformers = pytest.importorskip("transformers")
 
 ASSETS = Path(os.environ.get("TOKENGROVE_TEST_ASSETS", Path(__file__).parents[3].parent / "shared"))
 TOOL = {"type": "function", "function": {"name": "f", "description": "é", "parameters": {"type": "object"}}}
