@@ -12,6 +12,8 @@ from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 
+import numpy as np
+
 from proxy.engine.base import Capability, EngineInfo, PauseMode
 from proxy.errors import ConfigurationError, EngineFailed, EngineUnavailable, InvalidRequest
 from proxy.types import FinishReason, GenerateRequest, Ids, TokenChunk, ids_of
@@ -150,7 +152,8 @@ class ScriptedEngine:
             stopped.set()
 
     def _check(self, request: GenerateRequest) -> None:
-        if request.input_ids and not 0 <= max(request.input_ids) < self._info[0]:
+        ids = np.frombuffer(request.input_ids, np.int32)
+        if len(ids) and not 0 <= ids.min() <= ids.max() < self._info[0]:
             raise InvalidRequest("an input id is outside the vocabulary", param="input_ids")
 
     async def _play(self, reply: Reply, request: GenerateRequest, stopped: asyncio.Event) -> AsyncIterator[TokenChunk]:
