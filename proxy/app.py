@@ -113,7 +113,7 @@ def _routes(
         Route("/ready", health.ready, methods=["GET"]),
         Route("/metrics", health.metrics, methods=["GET"]),
     ]
-    return control + agent
+    return agent + control  # turns are what comes often
 
 
 def _aliases(path: str, endpoint: object, methods: list[str]) -> list[Route]:

@@ -16,13 +16,13 @@ def apply_budgets(
 ) -> SamplingParams:
     """`sampling` with `max_tokens` set: at least 1, or 0 for a prompt that leaves no room, where the session's
     `on_context_overflow` is length. Raises ContextLengthExceeded or LimitReached."""
+    _check_session(session)
     limits = session.record.limits
     context = _least(context_length, settings.max_context_tokens, limits.get("max_context_tokens"))
     if prompt_tokens >= context:
         if limits.get("on_context_overflow") == "length":
             return replace(sampling, max_tokens=0)
         raise ContextLengthExceeded(prompt_tokens=prompt_tokens, context_tokens=context)
-    _check_session(session)
     left = _left_in_session(session)
     most = _least(
         context - prompt_tokens,

@@ -28,7 +28,7 @@ from proxy.settings import Settings
 from proxy.store.store import Store
 from proxy.trajectory.cache import InteractionCache
 from proxy.trajectory.rewards import compute_returns
-from proxy.types import Credit, Interaction, Outcome, SessionRecord, SessionStatus
+from proxy.types import Credit, Interaction, Outcome, SessionRecord, SessionStatus, Status
 
 DEFAULT_SESSION = "default"
 MAX_ID_BYTES = 200
@@ -40,9 +40,8 @@ _RESERVED = frozenset(
         *("grant_capacity",),
     }
 )
-LIMITS = frozenset(
-    {"max_turns", "max_tokens_per_turn", "max_context_tokens", "max_total_tokens", "deadline_s", "on_context_overflow"}
-)
+LIMIT_COUNTS = frozenset({"max_turns", "max_tokens_per_turn", "max_context_tokens", "max_total_tokens"})
+LIMITS = LIMIT_COUNTS | {"deadline_s", "on_context_overflow"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +100,7 @@ class Sessions:
         self._loading: dict[str, asyncio.Task[Session]] = {}
         self._keys = Keyring(store, settings.admin_key)
         self._next_number: dict[str, int] = {}
+        self._choosing = asyncio.Lock()
 
     @property
     def open_server(self) -> bool:
@@ -142,14 +142,14 @@ class Sessions:
         if path_key and not self._settings.require_key:
             return await self.get(session_id)
         grant = await self._grant(caller)
-        if grant.admin or (grant.session_id == session_id and not grant.control):
+        if grant.admin or grant.session_id == session_id:
             return await self.get(session_id)
         raise Unauthorized(f"session {session_id!r} needs its own key")
 
     async def _by_key_or_hint(self, caller: Caller) -> Session:
-        session_id = await self._keys.find_session(caller.key) if caller.key else None
-        if session_id is not None:
-            return await self.get(session_id)
+        grant = await self._grant(caller)
+        if grant.session_id is not None:
+            return await self.get(grant.session_id)
         if not self.open_server:
             raise Unauthorized("use the api_key that start_session gave, or name the session in the path")
         return await self._get_or_create(caller.hint or DEFAULT_SESSION)
@@ -197,9 +197,14 @@ class Sessions:
             self._next_number[task_id] = await self._store.count_sessions(task_id)
         record = self._new_record(body)
         api_key = body.get("api_key")
-        if api_key is not None:
+        if api_key is None:
+            return await self._start(record, _new_key("sk"), body.get("session_id") is not None)
+        async with self._choosing:  # of two that choose the same key at once, the second finds it in use
             await self._check_chosen(api_key)
-        keys = StartedSession(record, api_key or _new_key("sk"), _new_key("ck"), secrets.token_urlsafe(12))
+            return await self._start(record, api_key, body.get("session_id") is not None)
+
+    async def _start(self, record: SessionRecord, api_key: str, chosen_id: bool) -> StartedSession:
+        keys = StartedSession(record, api_key, _new_key("ck"), secrets.token_urlsafe(12))
         record.api_key_hash, record.control_key_hash = hash_key(keys.api_key), hash_key(keys.control_key)
         record.path_key_hash = hash_key(keys.path_key)
         while True:
@@ -207,7 +212,7 @@ class Sessions:
                 await self._create(record)
                 return keys
             except InvalidRequest:
-                if body.get("session_id") is not None:
+                if chosen_id:
                     raise
                 record.session_id = self._number(record.task_id)
 
@@ -287,6 +292,7 @@ class Sessions:
         self._metrics.sessions.set(len(self._live))
 
     async def _get_or_create(self, session_id: str) -> Session:
+        """The session, new when nobody named it before. Its row goes to the disk no later than its first turn."""
         session = self._live.get(session_id)
         if session is not None:
             return session
@@ -294,10 +300,15 @@ class Sessions:
             return await self.get(session_id)
         except SessionNotFound:
             record = self._new_record({"session_id": session_id, "task_id": session_id})
-        try:
-            return await self._create(record)
-        except InvalidRequest:  # another request created it meanwhile
-            return await self.get(session_id)
+        if session_id not in self._live:
+            creation = asyncio.ensure_future(self._store.create_session(record))
+            creation.add_done_callback(lambda done: self._created(session_id, done))
+            self._live[session_id] = Session(record, InteractionCache())
+        return self._live[session_id]
+
+    def _created(self, session_id: str, creation: asyncio.Future[None]) -> None:
+        if not creation.cancelled() and creation.exception() is not None:
+            self._live.pop(session_id, None)  # the next request tries again, or loads what another server created
 
     async def _create(self, record: SessionRecord) -> Session:
         await self._store.create_session(record)
@@ -307,11 +318,12 @@ class Sessions:
         return session
 
     async def _load(self, session_id: str) -> Session:
-        record = await self._store.load_session(session_id)
+        # What cannot be an id is not looked up: some databases fail on a NUL character.
+        record = await self._store.load_session(session_id) if _ID_PATTERN.fullmatch(session_id) else None
         if record is None:
             raise SessionNotFound(f"there is no session {session_id!r}; start it with POST /rl/start_session")
         interactions = await self._store.load_interactions(session_id)
-        session = Session(record, InteractionCache(interactions), sum(len(i.output_ids) for i in interactions))
+        session = Session(record, InteractionCache(interactions), _count_sampled(interactions))
         if record.status is not SessionStatus.ACTIVE:
             session.ended.set()
         session = self._live.setdefault(session_id, session)
@@ -360,6 +372,10 @@ def check_session_id(value: Any, name: str = "session_id") -> str:
     if value.split("/", 1)[0] in _RESERVED:
         raise InvalidRequest(f"'{name}' must not begin with the reserved word {value.split('/', 1)[0]!r}", param=name)
     return value
+
+
+def _count_sampled(interactions: Sequence[Interaction]) -> int:
+    return sum(len(i.output_ids) for i in interactions if i.status is Status.COMPLETE)
 
 
 def _new_key(prefix: str) -> str:

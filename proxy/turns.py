@@ -27,6 +27,8 @@ from proxy.errors import (
     EngineUnavailable,
     InvalidRequest,
     ProxyError,
+    SessionNotFound,
+    StoreUnavailable,
     UnsupportedParameter,
 )
 from proxy.metrics import Metrics
@@ -246,7 +248,10 @@ class Turns:
     async def _commit(self, turn: Turn, node: Node) -> None:
         """Store the turn and let others see it. Shielded: once on its way to the disk, it becomes part of the tree."""
         session = turn.session
-        await self._store.append(turn.interaction)
+        try:
+            await self._store.append(turn.interaction)
+        except SessionNotFound:
+            raise StoreUnavailable(f"session {session.id!r} could not be stored; try again") from None
         session.cache.publish(node)
         session.sampled_tokens += len(turn.interaction.output_ids)
         turn.release()
@@ -301,9 +306,7 @@ class Turns:
         """Raise InvalidRequest for an id that the model has no row for: some engines die of one."""
         most = self._engine.info().vocab_size
         if self._renderer.vocab_size > most and max(ids) >= most:
-            raise InvalidRequest(
-                f"the prompt has token {max(ids)}, the model knows {most}", param="messages"
-            )
+            raise InvalidRequest(f"the prompt has token {max(ids)}, the model knows {most}", param="messages")
 
     # Pieces ----------------------------------------------------------------------------------------------------
 

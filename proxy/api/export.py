@@ -11,7 +11,15 @@ from starlette.requests import Request
 
 from proxy.api.http import JsonResponse, key_of, read_object
 from proxy.errors import InvalidRequest, SessionNotFound, UnsupportedParameter
-from proxy.protocols.base import expect_list, expect_object, expect_str, json_type, optional_float, optional_int
+from proxy.protocols.base import (
+    expect_list,
+    expect_str,
+    json_type,
+    optional_float,
+    optional_int,
+    optional_object,
+    optional_str,
+)
 from proxy.sessions import Sessions
 from proxy.settings import Settings
 from proxy.store.store import Store
@@ -93,14 +101,17 @@ def parse_export(body: Mapping[str, Any]) -> ExportRequest:
     if credit not in (None, *Credit):
         raise InvalidRequest(f"'credit' must be one of {', '.join(Credit)}", param="credit")
     discount = optional_float(body, "discount", least=0.0, most=1.0)
-    cursor = body.get("cursor")
+    session_ids = _parse_session_ids(body)
+    wait_s = optional_float(body, "wait_s", least=0.0, most=_MAX_WAIT_S) or 0.0
+    if wait_s and session_ids is None:
+        raise InvalidRequest("'wait_s' needs 'session_id' or 'session_ids': whom to wait for", param="wait_s")
     return ExportRequest(
-        session_ids=_parse_session_ids(body),
-        filters=_parse_filters(expect_object(body.get("filter") or {}, "filter")),
+        session_ids=session_ids,
+        filters=_parse_filters(optional_object(body, "filter")),
         options=ExportOptions(_parse_layout(body), discount, Credit(credit) if credit else None),
-        wait_s=optional_float(body, "wait_s", least=0.0, most=_MAX_WAIT_S) or 0.0,
+        wait_s=wait_s,
         limit=optional_int(body, "limit", least=1, most=_MAX_LIMIT) or _MAX_LIMIT,
-        cursor=None if cursor is None else expect_str(cursor, "cursor"),
+        cursor=_optional_text(body, "cursor"),
     )
 
 
@@ -110,24 +121,40 @@ def _check_format(body: Mapping[str, Any]) -> None:
     if body.get("format") not in (None, *_FORMATS):
         raise InvalidRequest(f"'format' must be one of {', '.join(_FORMATS)}", param="format")
     for name in ("train", "include"):
-        if body.get(name):
+        if body.get(name) not in (None, {}, []):
             raise UnsupportedParameter(f"'{name}' is not supported yet; leave it out", param=name)
 
 
 def _parse_layout(body: Mapping[str, Any]) -> Layout:
-    name = body.get("layout", "individual")
+    name = body.get("layout")
+    if name is None:
+        return Layout.INDIVIDUAL
     if not isinstance(name, str) or name not in _LAYOUT_NAMES:
         raise InvalidRequest(f"'layout' must be one of {', '.join(_LAYOUT_NAMES)}", param="layout")
     return _LAYOUT_NAMES[name]
 
 
 def _parse_session_ids(body: Mapping[str, Any]) -> tuple[str, ...] | None:
-    if body.get("session_id") is not None:
-        return (expect_str(body["session_id"], "session_id"),)
-    if body.get("session_ids") is not None:
-        ids = expect_list(body["session_ids"], "session_ids")
-        return tuple(expect_str(item, f"session_ids[{index}]") for index, item in enumerate(ids))
-    return None
+    one, many = _optional_text(body, "session_id"), body.get("session_ids")
+    if many is None:
+        return None if one is None else (one,)
+    if one is not None:
+        raise InvalidRequest("give 'session_id' or 'session_ids', not both", param="session_ids")
+    ids = expect_list(many, "session_ids")
+    texts = (expect_str(item, f"session_ids[{index}]") for index, item in enumerate(ids))
+    return tuple(_check_text(text, "session_ids") for text in texts)
+
+
+def _optional_text(body: Mapping[str, Any], name: str, at: str = "") -> str | None:
+    text = optional_str(body, name, at)
+    return None if text is None else _check_text(text, at + name)
+
+
+def _check_text(text: str, name: str) -> str:
+    """Raise InvalidRequest for a NUL character: databases do not even compare it."""
+    if "\0" in text:
+        raise InvalidRequest(f"'{name}' must not hold a NUL character", param=name)
+    return text
 
 
 def _parse_filters(filters: Mapping[str, Any]) -> dict[str, Any]:
@@ -135,8 +162,8 @@ def _parse_filters(filters: Mapping[str, Any]) -> dict[str, Any]:
         if name not in _FILTERS:
             message = f"'filter.{name}' is not supported; filters are {', '.join(_FILTERS)}"
             raise UnsupportedParameter(message, param=f"filter.{name}")
-    out = {name: expect_str(filters[name], f"filter.{name}") for name in ("group_id", "task_id") if filters.get(name)}
-    parsed: dict[str, Any] = dict(out)
+    texts = {name: _optional_text(filters, name, "filter.") for name in ("group_id", "task_id")}
+    parsed: dict[str, Any] = {name: text for name, text in texts.items() if text is not None}
     for name, choices in (("status", SessionStatus), ("outcome", Outcome)):
         if filters.get(name) is not None:
             if filters[name] not in list(choices):

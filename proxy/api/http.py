@@ -33,7 +33,7 @@ async def read_body(request: Request, limit: int) -> bytes:
     """The whole body. Raises BodyTooLarge as soon as it is known to be longer than `limit` bytes."""
     too_large = BodyTooLarge(f"the body is longer than {limit} bytes (--max-body-bytes)")
     length = request.headers.get("content-length", "")
-    if length.isdigit() and int(length) > limit:
+    if length.isdecimal() and int(length) > limit:
         raise too_large
     chunks: list[bytes] = []
     size = 0
@@ -138,8 +138,10 @@ async def on_not_found(request: Request, error: Exception) -> Response:
 
 
 async def on_method_not_allowed(request: Request, error: Exception) -> Response:
-    """A route has this path, with another method."""
-    return error_response(request, MethodNotAllowed(f"{request.url.path} does not take {request.method}"))
+    """A route has this path, with another method; Starlette says which in `allow`."""
+    response = error_response(request, MethodNotAllowed(f"{request.url.path} does not take {request.method}"))
+    response.headers.update(getattr(error, "headers", None) or {})
+    return response
 
 
 async def on_disconnect(request: Request, error: Exception) -> Response:

@@ -11,13 +11,27 @@ from starlette.requests import Request
 
 from proxy.api.http import JsonResponse, caller_of, key_of, read_object
 from proxy.errors import InvalidRequest
-from proxy.protocols.base import expect_bool, expect_list, expect_object, expect_str, json_type, optional_float
+from proxy.protocols.base import (
+    expect_bool,
+    expect_list,
+    expect_object,
+    json_type,
+    optional_float,
+    optional_int,
+    optional_object,
+    optional_str,
+)
+from proxy.protocols.sampling import parse_drawing
 from proxy.rewards import Changes, reward_step_scores, reward_tokens, reward_turn, reward_turns
-from proxy.sessions import LIMITS, Session, Sessions, StartedSession
+from proxy.sessions import LIMIT_COUNTS, LIMITS, Session, Sessions, StartedSession
 from proxy.settings import Settings
 from proxy.types import Credit, Interaction, Outcome, SamplingParams
 
 _SAMPLING_FIELDS = frozenset(SamplingParams.__dataclass_fields__) - {"logit_bias", "stop", "ignore_eos"}
+_REWARDS = ("reward", "rewards", "step_scores", "token_rewards")
+# Exports are float32, and a sum of rewards must stay finite there.
+_MAX_REWARD = 1e30
+_MAX_DEADLINE_S = 366 * 86_400.0
 
 
 class Rl:
@@ -28,9 +42,7 @@ class Rl:
 
     async def start_session(self, request: Request) -> JsonResponse:
         self._sessions.check_admin(key_of(request))
-        body = await self._body(request)
-        _check_start(body)
-        started = await self._sessions.start(body)
+        started = await self._sessions.start(_parse_start(await self._body(request)))
         return JsonResponse(self._started_json(request, started))
 
     async def set_reward(self, request: Request) -> JsonResponse:
@@ -84,22 +96,31 @@ class Rl:
 
 def parse_reward(session: Session, body: Mapping[str, Any]) -> Changes:
     """The rewards in a body as changes by interaction id. Raises InvalidRequest or NotFound naming the field."""
-    if body.get("rewards") is not None:
-        rewards = expect_object(body["rewards"], "rewards")
-        return reward_turns(session, {key: _finite(value, f"rewards.{key}") for key, value in rewards.items()})
-    if body.get("step_scores") is not None:
-        return reward_step_scores(session, _numbers(body["step_scores"], "step_scores"))
-    interaction_id = body.get("interaction_id")
-    if interaction_id is not None:
-        expect_str(interaction_id, "interaction_id")
-    if body.get("token_rewards") is not None:
-        return reward_tokens(session, interaction_id, _numbers(body["token_rewards"], "token_rewards"))
-    if body.get("reward") is None:
-        return {}
-    name = body.get("name")
-    if name is not None:
-        expect_str(name, "name")
-    return reward_turn(session, interaction_id, _finite(body["reward"], "reward"), name)
+    kind = _kind_of_reward(body)
+    interaction_id, name = optional_str(body, "interaction_id"), optional_str(body, "name")
+    match kind:
+        case "rewards":
+            rewards = expect_object(body["rewards"], "rewards")
+            return reward_turns(session, {key: _finite(value, f"rewards.{key}") for key, value in rewards.items()})
+        case "step_scores":
+            return reward_step_scores(session, _numbers(body["step_scores"], "step_scores"))
+        case "token_rewards":
+            return reward_tokens(session, interaction_id, _numbers(body["token_rewards"], "token_rewards"))
+        case "reward":
+            return reward_turn(session, interaction_id, _finite(body["reward"], "reward"), name)
+    return {}
+
+
+def _kind_of_reward(body: Mapping[str, Any]) -> str | None:
+    """Which of the ways to reward a body takes. Raises InvalidRequest for what would be left aside silently."""
+    kinds = [name for name in _REWARDS if body.get(name) is not None]
+    if len(kinds) > 1:
+        raise InvalidRequest(f"give one of {', '.join(_REWARDS)}, not {' and '.join(kinds)}", param=kinds[1])
+    kind = kinds[0] if kinds else None
+    for name, takers in (("interaction_id", ("reward", "token_rewards")), ("name", ("reward",))):
+        if kind is not None and body.get(name) is not None and kind not in takers:
+            raise InvalidRequest(f"'{name}' goes with {' or '.join(takers)}, not with {kind}", param=name)
+    return kind
 
 
 def _numbers(value: Any, name: str) -> list[float]:
@@ -113,48 +134,62 @@ def _finite(value: Any, name: str) -> float:
         number = float(value)
     except OverflowError:
         number = math.inf
-    if not math.isfinite(number):
-        raise InvalidRequest(f"'{name}' must be a finite number", param=name)
+    if not abs(number) <= _MAX_REWARD:
+        raise InvalidRequest(f"'{name}' must be a finite number below {_MAX_REWARD:g}", param=name)
     return number
 
 
-def _check_start(body: Mapping[str, Any]) -> None:
-    """Raise InvalidRequest for the first field of start_session that is not as it must be."""
+def _parse_start(body: Mapping[str, Any]) -> dict[str, Any]:
+    """What start_session asks for, nulls left out. Raises InvalidRequest for the first field that is wrong."""
     if body.get("task_id") is None and body.get("session_id") is None:
         raise InvalidRequest("'task_id' is missing; session ids are made from it", param="task_id")
-    for name in ("task_id", "group_id", "api_key"):
-        if body.get(name) is not None:
-            expect_str(body[name], name)
-    expect_object(body.get("metadata") or {}, "metadata")
+    for name in ("task_id", "session_id", "group_id", "api_key"):
+        optional_str(body, name)
+    optional_object(body, "metadata")
     optional_float(body, "discount", least=0.0, most=1.0)
     if body.get("credit") not in (None, *Credit):
         raise InvalidRequest(f"'credit' must be one of {', '.join(Credit)}", param="credit")
-    _check_known(expect_object(body.get("limits") or {}, "limits"), LIMITS, "limits")
-    _check_known(expect_object(body.get("sampling") or {}, "sampling"), _SAMPLING_FIELDS, "sampling")
+    given = {name: value for name, value in body.items() if value is not None}
+    return {**given, "limits": _parse_limits(body), "sampling": _parse_defaults(body)}
+
+
+def _parse_limits(body: Mapping[str, Any]) -> dict[str, Any]:
+    """The limits that are given. Raises InvalidRequest for an unknown one or one that no turn could meet."""
+    limits = optional_object(body, "limits")
+    _check_known(limits, LIMITS, "limits")
+    overflow = limits.get("on_context_overflow")
+    if overflow not in (None, "error", "length"):
+        raise InvalidRequest("'limits.on_context_overflow' must be error or length", param="limits.on_context_overflow")
+    counts = {name: optional_int(limits, name, least=1, at="limits.") for name in sorted(LIMIT_COUNTS)}
+    deadline_s = optional_float(limits, "deadline_s", least=0.0, most=_MAX_DEADLINE_S, at="limits.")
+    given = {**counts, "deadline_s": deadline_s, "on_context_overflow": overflow}
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def _parse_defaults(body: Mapping[str, Any]) -> dict[str, Any]:
+    """The session's sampling, by the same rules as a request's."""
+    sampling = optional_object(body, "sampling")
+    _check_known(sampling, _SAMPLING_FIELDS, "sampling")
+    return parse_drawing(sampling, "sampling.")
 
 
 def _check_known(values: Mapping[str, Any], known: frozenset[str], name: str) -> None:
-    for key, value in values.items():
+    for key in values:
         if key not in known:
             raise InvalidRequest(
                 f"'{name}.{key}' is unknown; {name} has {', '.join(sorted(known))}", param=f"{name}.{key}"
             )
-        if key == "on_context_overflow":
-            if value not in ("error", "length"):
-                raise InvalidRequest(f"'{name}.{key}' must be error or length", param=f"{name}.{key}")
-        elif _finite(value, f"{name}.{key}") < 0 and key != "seed":
-            raise InvalidRequest(f"'{name}.{key}' must not be negative", param=f"{name}.{key}")
 
 
 def _parse_ending(body: Mapping[str, Any]) -> dict[str, Any]:
     outcome = body.get("outcome")
     if outcome not in (None, *Outcome):
         raise InvalidRequest(f"'outcome' must be one of {', '.join(Outcome)}", param="outcome")
-    exit_reason, finished = body.get("exit_reason"), body.get("finished")
+    finished = body.get("finished")
     return {
         "outcome": Outcome(outcome) if outcome is not None else None,
-        "exit_reason": expect_str(exit_reason, "exit_reason") if exit_reason is not None else None,
-        "metrics": dict(expect_object(body.get("metrics") or {}, "metrics")),
+        "exit_reason": optional_str(body, "exit_reason"),
+        "metrics": dict(optional_object(body, "metrics")),
         "finished": expect_bool(finished, "finished") if finished is not None else None,
     }
 

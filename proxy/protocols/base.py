@@ -100,9 +100,21 @@ def expect_bool(value: Any, name: str) -> bool:
     return value
 
 
-def optional_int(body: Mapping[str, Any], name: str, *, least: int, most: int = 2**31 - 1) -> int | None:
-    """An integer field in least .. most, or None when absent or null."""
+def optional_object(body: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """An object field, empty when absent or null."""
     value = body.get(name)
+    return {} if value is None else expect_object(value, name)
+
+
+def optional_str(body: Mapping[str, Any], name: str, at: str = "") -> str | None:
+    """A string field, or None when absent or null. `at` is the path of `body`, with its dot."""
+    value = body.get(name)
+    return None if value is None else expect_str(value, at + name)
+
+
+def optional_int(body: Mapping[str, Any], name: str, *, least: int, most: int = 2**31 - 1, at: str = "") -> int | None:
+    """An integer field in least .. most, or None when absent or null. `at` is the path of `body`, with its dot."""
+    value, name = body.get(name), at + name
     if value is None:
         return None
     if isinstance(value, float) and value.is_integer():
@@ -114,9 +126,9 @@ def optional_int(body: Mapping[str, Any], name: str, *, least: int, most: int = 
     return value
 
 
-def optional_float(body: Mapping[str, Any], name: str, *, least: float, most: float) -> float | None:
-    """A number field in least .. most, or None when absent or null."""
-    value = body.get(name)
+def optional_float(body: Mapping[str, Any], name: str, *, least: float, most: float, at: str = "") -> float | None:
+    """A number field in least .. most, or None when absent or null. `at` is the path of `body`, with its dot."""
+    value, name = body.get(name), at + name
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int | float):

@@ -22,11 +22,13 @@ from proxy.protocols.base import (
     expect_list,
     expect_object,
     expect_str,
-    optional_float,
     optional_int,
+    optional_object,
+    optional_str,
     usage_of,
 )
 from proxy.protocols.chat_messages import answer_by_order, parse_message
+from proxy.protocols.sampling import parse_sampling
 from proxy.types import (
     Api,
     Delta,
@@ -61,7 +63,6 @@ _FINISH_REASONS = {
     FinishReason.CONTENT_FILTER: "content_filter",
     FinishReason.ABORT: "stop",
 }
-_MAX_STOP_STRINGS = 16
 
 
 class ChatProtocol:
@@ -75,8 +76,8 @@ class ChatProtocol:
     def parse(self, body: Any) -> TurnRequest:
         body = expect_object(body, "body")
         _refuse_unsupported(body)
-        tools = _parse_tools(body.get("tools"))
-        sampling = _parse_sampling(body)
+        tools, dropped_tools = _parse_tools(body.get("tools"))
+        sampling = parse_sampling(body)
         return TurnRequest(
             api=Api.CHAT,
             model=_parse_model(body),
@@ -89,7 +90,7 @@ class ChatProtocol:
             template_options=_parse_template_options(body),
             stream=_optional_bool(body, "stream", False),
             include_usage=_parse_include_usage(body),
-            dropped=tuple(sorted(key for key in body if key not in _HONOURED)),
+            dropped=(*sorted(key for key in body if key not in _HONOURED), *dropped_tools),
         )
 
     def reply(self, request: TurnRequest, interaction: Interaction) -> dict[str, Any]:
@@ -191,7 +192,8 @@ def _refuse_unsupported(body: Mapping[str, Any]) -> None:
     for name in _REFUSED:
         if body.get(name):
             raise UnsupportedParameter(f"'{name}' is not supported by this server; leave it out", param=name)
-    if "audio" in (body.get("modalities") or ()):
+    modalities = body.get("modalities")
+    if modalities is not None and "audio" in expect_list(modalities, "modalities"):
         raise UnsupportedParameter("'modalities' with audio is not supported: this gives text", param="modalities")
     if (optional_int(body, "n", least=1, most=128) or 1) > 1:
         raise UnsupportedParameter("'n' greater than 1 is not supported yet; send the request n times", param="n")
@@ -206,7 +208,10 @@ def _refuse_unsupported(body: Mapping[str, Any]) -> None:
 def _parse_model(body: Mapping[str, Any]) -> str:
     if body.get("model") is None:
         raise InvalidRequest("'model' is missing; any name will do, the reply echoes it", param="model")
-    return expect_str(body["model"], "model")
+    model = expect_str(body["model"], "model")
+    if "\0" in model:  # no text column holds it, and after sampling it would be too late to say so
+        raise InvalidRequest("'model' must not hold a NUL character", param="model")
+    return model
 
 
 def _parse_messages(body: Mapping[str, Any]) -> tuple[Message, ...]:
@@ -233,30 +238,37 @@ def _parse_include_usage(body: Mapping[str, Any]) -> bool:
 
 
 def _parse_template_options(body: Mapping[str, Any]) -> dict[str, Any]:
-    options = dict(expect_object(body.get("chat_template_kwargs") or {}, "chat_template_kwargs"))
-    if body.get("reasoning_effort") is not None:
-        options.setdefault("reasoning_effort", expect_str(body["reasoning_effort"], "reasoning_effort"))
+    options = dict(optional_object(body, "chat_template_kwargs"))
+    if (effort := optional_str(body, "reasoning_effort")) is not None:
+        options.setdefault("reasoning_effort", effort)
     return options
 
 
-def _parse_tools(value: Any) -> tuple[Tool, ...]:
+def _parse_tools(value: Any) -> tuple[tuple[Tool, ...], list[str]]:
+    """The function tools, and which of the others are dropped: those that only a provider could run."""
     if value is None:
-        return ()
-    tools = [_parse_tool(tool, f"tools[{index}]") for index, tool in enumerate(expect_list(value, "tools"))]
-    return tuple(tool for tool in tools if tool is not None)
+        return (), []
+    tools: list[Tool] = []
+    dropped: list[str] = []
+    for index, item in enumerate(expect_list(value, "tools")):
+        name = f"tools[{index}]"
+        tool = expect_object(item, name)
+        kind = optional_str(tool, "type", f"{name}.") or "function"
+        if kind == "function":
+            tools.append(_parse_tool(tool, name))
+        else:
+            dropped.append(f"{name} of type {kind}")
+    return tuple(tools), dropped
 
 
-def _parse_tool(value: Any, name: str) -> Tool | None:
-    """A function tool; None for the types that this server cannot run, which are dropped."""
-    tool = expect_object(value, name)
-    if tool.get("type", "function") != "function":
-        return None
+def _parse_tool(tool: Mapping[str, Any], name: str) -> Tool:
     function = expect_object(tool.get("function"), f"{name}.function")
+    parameters, strict = function.get("parameters"), function.get("strict")
     return Tool(
         name=expect_str(function.get("name"), f"{name}.function.name"),
-        description=expect_str(function.get("description") or "", f"{name}.function.description"),
-        parameters=expect_object(function.get("parameters") or {}, f"{name}.function.parameters"),
-        strict=function.get("strict"),
+        description=optional_str(function, "description", f"{name}.function.") or "",
+        parameters={} if parameters is None else expect_object(parameters, f"{name}.function.parameters"),
+        strict=None if strict is None else expect_bool(strict, f"{name}.function.strict"),
     )
 
 
@@ -277,55 +289,6 @@ def _parse_tool_choice(value: Any, tools: Sequence[Tool]) -> ToolChoice:
     if choice.name is not None and choice.name not in names:
         raise InvalidRequest(f"'tool_choice' names {choice.name!r}, which is not in 'tools'", param="tool_choice")
     return choice
-
-
-def _parse_sampling(body: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of SamplingParams that the client set."""
-    given: dict[str, Any] = {
-        "temperature": optional_float(body, "temperature", least=0.0, most=100.0),
-        "top_p": optional_float(body, "top_p", least=0.0, most=1.0),
-        "min_p": optional_float(body, "min_p", least=0.0, most=1.0),
-        "top_k": optional_int(body, "top_k", least=-1),
-        "presence_penalty": optional_float(body, "presence_penalty", least=-2.0, most=2.0),
-        "frequency_penalty": optional_float(body, "frequency_penalty", least=-2.0, most=2.0),
-        "repetition_penalty": optional_float(body, "repetition_penalty", least=0.01, most=100.0),
-        "seed": optional_int(body, "seed", least=-(2**63), most=2**63 - 1),
-        "max_tokens": _parse_max_tokens(body),
-        "logit_bias": _parse_logit_bias(body.get("logit_bias")),
-        "stop": _parse_stop(body.get("stop")),
-    }
-    return {name: value for name, value in given.items() if value is not None}
-
-
-def _parse_max_tokens(body: Mapping[str, Any]) -> int | None:
-    limits = [optional_int(body, name, least=1) for name in ("max_completion_tokens", "max_tokens")]
-    return min((limit for limit in limits if limit is not None), default=None)
-
-
-def _parse_stop(value: Any) -> tuple[str, ...] | None:
-    if value is None:
-        return None
-    strings = [value] if isinstance(value, str) else expect_list(value, "stop")
-    if len(strings) > _MAX_STOP_STRINGS:
-        raise InvalidRequest(f"'stop' has {len(strings)} strings; at most {_MAX_STOP_STRINGS}", param="stop")
-    stop = tuple(expect_str(item, f"stop[{index}]") for index, item in enumerate(strings))
-    if "" in stop:
-        raise InvalidRequest("'stop' must not hold an empty string", param="stop")
-    return stop
-
-
-def _parse_logit_bias(value: Any) -> tuple[tuple[int, float], ...] | None:
-    if value is None:
-        return None
-    return tuple(sorted(_bias_entry(token, bias) for token, bias in expect_object(value, "logit_bias").items()))
-
-
-def _bias_entry(token: str, bias: Any) -> tuple[int, float]:
-    if not token.isascii() or not token.isdigit():
-        raise InvalidRequest(f"'logit_bias' has the key {token!r}; keys are token ids", param="logit_bias")
-    if isinstance(bias, bool) or not isinstance(bias, int | float) or not -100 <= bias <= 100:
-        raise InvalidRequest(f"'logit_bias.{token}' must be a number between -100 and 100", param="logit_bias")
-    return int(token), float(bias)
 
 
 def _message_json(interaction: Interaction) -> dict[str, Any]:

@@ -33,9 +33,10 @@ def parse_message(value: Any, name: str) -> Message:
         return Message(role, text)
     if role is Role.TOOL:
         return Message(role, text, tool_call_id=_answered_call(value, name), name=_optional_str(value, "name", name))
+    refusal = _optional_str(value, "refusal", name)
     return Message(
         role,
-        text or _optional_str(value, "refusal", name) or "",
+        text or refusal or "",
         tool_calls=_parse_tool_calls(value.get("tool_calls"), f"{name}.tool_calls"),
         reasoning=_parse_reasoning(value),
     )
@@ -94,9 +95,9 @@ def _parse_tool_call(value: Any, name: str) -> ToolCall:
     call = expect_object(value, name)
     function = expect_object(call.get("function"), f"{name}.function")
     return ToolCall(
-        id=expect_str(call.get("id") or "", f"{name}.id"),
+        id=_optional_str(call, "id", name) or "",
         name=expect_str(function.get("name"), f"{name}.function.name"),
-        arguments=expect_str(function.get("arguments") or "", f"{name}.function.arguments"),
+        arguments=_optional_str(function, "arguments", f"{name}.function") or "",
     )
 
 

@@ -97,6 +97,7 @@ def _by_parity(tokenizer: Tokenizer, chat: ChatTemplate, model_type: Any, retent
         except ConfigurationError:
             continue
         if agrees(template, chat):
+            template.twin = chat
             return Choice(family, template, chat)
     return Choice(family_named("generic"), chat, chat)
 

@@ -23,10 +23,14 @@ _READY = 32
 
 
 class LibraryTemplate:
-    """One family of the `renderers` package; `retention` "all" keeps earlier reasoning when bridging."""
+    """One family of the `renderers` package; `retention` "all" keeps earlier reasoning when bridging.
+
+    `twin` is the folder's chat template once it was seen to write the same ids: it renders in full, three times faster.
+    """
 
     def __init__(self, name: str, tokenizer: Tokenizer, retention: str = "all") -> None:
         self.name = name
+        self.twin: ChatTemplate | None = None
         self._tokenizer = _LibraryTokenizer(tokenizer)
         self._retention = retention
         self._ready: dict[str, Any] = {}
@@ -38,6 +42,8 @@ class LibraryTemplate:
     def render(
         self, messages: Sequence[Message], tools: Sequence[Tool], options: Options, *, prompt: bool = True
     ) -> list[int]:
+        if self.twin is not None and not options:
+            return self.twin.render(messages, tools, options, prompt=prompt)
         require_text(messages)
         renderer = self._renderer(options)
         try:

@@ -4,6 +4,7 @@ A change fails alone: when one of a group cannot be applied, the group is applie
 savepoint. What the database itself refuses (full, locked, I/O) fails exactly the changes of that transaction; the next
 group goes on. Changes keep the order in which they came, but for begun calls, which go first, and reply notes, which go
 last: neither touches what the others do, and so long runs of equal changes remain, which the database takes at once.
+Notes, which nobody waits for, cost no commit of their own: they linger for the next change that somebody waits for.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import asyncio
 import contextlib
 import logging
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
@@ -31,6 +33,10 @@ logger = logging.getLogger(__name__)
 _REFUSALS = (OperationalError, InterfaceError, InternalError)
 # What a single change can be at fault for, besides a ProxyError: a value of the wrong type or size.
 _FAULTS = (SQLAlchemyError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
+
+
+# How long a note may wait for company; a crash within this time may lose it.
+_LINGER_S = 0.05
 
 
 class Phase(IntEnum):
@@ -112,13 +118,16 @@ class Writer:
             self._fail_rest()
 
     def _take(self) -> bool:
-        """Wait for a change, then take all there are; False at the end of the queue."""
+        """Wait for a change (for company, if it is a note), then take all there are; False at the end."""
         self._group = []
         change = self._queue.get()
+        deadline = time.monotonic() + _LINGER_S
+        awaited = False
         with contextlib.suppress(Empty):
             while change is not None:
                 self._group.append(change)
-                change = self._queue.get_nowait()
+                awaited = awaited or change.future is not None
+                change = self._queue.get(not awaited, None if awaited else max(deadline - time.monotonic(), 0.0))
         if change is None:
             # The end, found while collecting, is kept for the next round.
             self._queue.put(None)

@@ -1,0 +1,224 @@
+"""Who may do what: agents speak, the environment rewards and ends, the administrator does the rest."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from proxy.engine.scripted import Reply, Script
+from tests.support import Server, sampled, serving, user
+
+ADMIN = {"authorization": "Bearer admin"}
+
+
+def always() -> Script:
+    reply = Reply(sampled("ok"), chunk=64)
+    return lambda request: reply
+
+
+def bearer(key: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {key}"}
+
+
+async def start(server: Server, session: str = "s", **more: Any) -> Any:
+    body = {"task_id": "t", "session_id": session, **more}
+    return await server.ok("/rl/start_session", body, headers=ADMIN)
+
+
+async def speak(server: Server, key: str, path: str = "/v1") -> httpx.Response:
+    body = {"model": "m", "messages": [user("hi")]}
+    return await server.post(f"{path}/chat/completions", body, headers=bearer(key))
+
+
+CONTROL = [("/rl/set_reward", {"reward": 1}), ("/rl/end_session", {})]
+
+
+@pytest.mark.parametrize("by_path", [True, False])
+@pytest.mark.parametrize(("path", "body"), CONTROL)
+@pytest.mark.parametrize(
+    ("rewards_by", "key", "status"),
+    [
+        (None, "api_key", 403),
+        ("control", "api_key", 403),
+        ("session", "api_key", 200),
+        (None, "control_key", 200),
+        ("session", "control_key", 200),
+    ],
+)
+async def test_who_may_reward_and_end_on_a_keyed_server(
+    tmp_path: Path, rewards_by: str | None, key: str, status: int, path: str, body: dict[str, Any], by_path: bool
+) -> None:
+    async with serving(tmp_path, always(), admin_key="admin", rewards_by=rewards_by) as server:
+        started = await start(server)
+        assert (await speak(server, started["api_key"])).status_code == 200
+        response = await server.post(f"/s{path}" if by_path else path, body, headers=bearer(started[key]))
+        assert response.status_code == status, response.text
+        if status == 403:
+            assert response.json()["error"]["code"] == "forbidden"
+
+
+@pytest.mark.parametrize(("path", "body"), CONTROL)
+async def test_the_admin_rewards_and_ends_by_path_and_strangers_get_401(
+    tmp_path: Path, path: str, body: dict[str, Any]
+) -> None:
+    async with serving(tmp_path, always(), admin_key="admin") as server:
+        started = await start(server)
+        await speak(server, started["api_key"])
+        capability = "/" + started["root_url"].split("/", 3)[3]
+        for headers in ({}, bearer("stranger")):
+            for address in ("/s", "", capability):
+                response = await server.post(address + path, body, headers=headers)
+                assert response.status_code == 401, (address, response.text)
+        assert (await server.post(path, body, headers=ADMIN)).status_code == 401
+        assert (await server.post("/s" + path, body, headers=ADMIN)).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("POST", "/rl/start_session"),
+        ("POST", "/export_trajectories"),
+        ("GET", "/rl/sessions"),
+        ("GET", "/rl/sessions/s"),
+    ],
+)
+async def test_administration_takes_the_admin_key_only(tmp_path: Path, method: str, path: str) -> None:
+    async with serving(tmp_path, always(), admin_key="admin") as server:
+        started = await start(server)
+        body = {"task_id": "n"} if "start" in path else {}
+        expected = {"": 401, "wrong": 403, started["api_key"]: 403, started["control_key"]: 403, "admin": 200}
+        for key, status in expected.items():
+            headers = bearer(key) if key else {}
+            response = await server.http.request(method, path, json=body, headers=headers)
+            assert response.status_code == status, (key, response.text)
+            if status != 200:
+                code = {401: "invalid_api_key", 403: "forbidden"}[status]
+                assert response.json()["error"]["code"] == code
+        response = await server.http.request(method, path, json=body, headers={"x-api-key": "admin"})
+        assert response.status_code == 200
+
+
+@pytest.mark.parametrize("rewards_by", [None, "session", "control"])
+async def test_on_an_open_server_the_agent_rewards_unless_control_is_asked_for(
+    tmp_path: Path, rewards_by: str | None
+) -> None:
+    async with serving(tmp_path, always(), rewards_by=rewards_by) as server:
+        started = await start(server)
+        await speak(server, started["api_key"])
+        status = 403 if rewards_by == "control" else 200
+        for path in ("/rl/set_reward", "/s/rl/set_reward"):
+            response = await server.post(path, {"reward": 1}, headers=bearer(started["api_key"]))
+            assert response.status_code == status
+            response = await server.post(path, {"reward": 1}, headers=bearer(started["control_key"]))
+            assert response.status_code == 200
+        bare = await server.post("/s/rl/set_reward", {"reward": 1})
+        assert bare.status_code == (401 if rewards_by == "control" else 200)
+
+
+async def test_keys_of_one_session_never_work_on_another(tmp_path: Path) -> None:
+    async with serving(tmp_path, always(), admin_key="admin", rewards_by="session") as server:
+        a, b = await start(server, "a"), await start(server, "b")
+        await speak(server, b["api_key"])
+        for key in (a["api_key"], a["control_key"]):
+            assert (await speak(server, key, "/b/v1")).status_code == 401
+            for path, body in CONTROL:
+                response = await server.post(f"/b{path}", body, headers=bearer(key))
+                assert response.status_code == 401, response.text
+        shown = (await server.http.get("/rl/sessions/b", headers=ADMIN)).json()
+        assert shown["status"] == "active" and len(shown["interactions"]) == 1
+        assert shown["interactions"][0]["reward"] is None
+
+
+async def test_a_chosen_key_moves_to_the_next_session_after_the_end(tmp_path: Path) -> None:
+    async with serving(tmp_path, always(), admin_key="admin") as server:
+        first = await start(server, "one", api_key="17")
+        assert first["api_key"] == "17"
+        taken = await server.post("/rl/start_session", {"task_id": "t", "api_key": "17"}, headers=ADMIN)
+        assert (taken.status_code, taken.json()["error"]["code"]) == (400, "key_in_use")
+        assert taken.json()["error"]["param"] == "api_key"
+        await server.ok("/rl/end_session", {}, headers=bearer(first["control_key"]))
+        closed = await speak(server, "17")
+        assert (closed.status_code, closed.json()["error"]["code"]) == (403, "session_closed")
+        await start(server, "two", api_key="17")
+        assert (await speak(server, "17")).status_code == 200
+        assert (await speak(server, "17", "/one/v1")).status_code == 401
+        shown = (await server.http.get("/rl/sessions/two", headers=ADMIN)).json()
+        assert len(shown["interactions"]) == 1
+        # The first one's own control key still rewards the first one.
+        again = await server.ok("/rl/end_session", {}, headers=bearer(first["control_key"]))
+        assert again == {"interaction_count": 0}
+
+
+async def test_of_two_sessions_that_choose_one_key_at_once_only_one_starts(tmp_path: Path) -> None:
+    async with serving(tmp_path, always()) as server:
+        body = {"task_id": "t", "api_key": "17"}
+        responses = await asyncio.gather(*(server.post("/rl/start_session", body) for _ in range(8)))
+        assert sorted(response.status_code for response in responses) == [200] + [400] * 7
+
+
+async def test_choosing_keys_beyond_loopback_needs_to_be_allowed(tmp_path: Path) -> None:
+    for allowed in (False, True):
+        folder = tmp_path / str(allowed)
+        folder.mkdir()
+        settings = {"host": "0.0.0.0", "admin_key": "admin", "allow_chosen_keys": allowed}
+        async with serving(folder, always(), **settings) as server:
+            response = await server.post("/rl/start_session", {"task_id": "t", "api_key": "17"}, headers=ADMIN)
+            assert response.status_code == (200 if allowed else 400)
+            if not allowed:
+                assert response.json()["error"]["param"] == "api_key"
+
+
+@pytest.mark.parametrize("key", ["", 17, ["17"], {}, True])
+async def test_a_chosen_key_must_be_a_non_empty_string(tmp_path: Path, key: Any) -> None:
+    async with serving(tmp_path, always()) as server:
+        response = await server.post("/rl/start_session", {"task_id": "t", "api_key": key})
+        assert (response.status_code, response.json()["error"]["param"]) == (400, "api_key")
+
+
+async def test_the_database_holds_no_key_in_the_clear(tmp_path: Path) -> None:
+    async with serving(tmp_path, always(), admin_key="admin-secret-key") as server:
+        headers = bearer("admin-secret-key")
+        body = {"task_id": "t", "api_key": "chosen-agent-key"}
+        started = await server.ok("/rl/start_session", body, headers=headers)
+        await speak(server, started["api_key"])
+        await server.ok("/rl/end_session", {}, headers=bearer(started["control_key"]))
+    secret = started["root_url"].rpartition("~")[2]
+    stored = b"".join(path.read_bytes() for path in tmp_path.iterdir())
+    for key in (started["api_key"], started["control_key"], secret, "admin-secret-key"):
+        assert key.encode() not in stored
+    connection = sqlite3.connect(tmp_path / "test.db")
+    row = connection.execute("select api_key_hash, control_key_hash, path_key_hash from sessions").fetchone()
+    connection.close()
+    assert all(len(value) == 64 for value in row)
+
+
+async def test_keys_work_after_a_restart(tmp_path: Path) -> None:
+    async with serving(tmp_path, always(), admin_key="admin") as server:
+        live, ended = await start(server, "live"), await start(server, "ended", api_key="17")
+        await speak(server, live["api_key"])
+        await speak(server, "17")
+        await server.ok("/rl/end_session", {}, headers=bearer(ended["control_key"]))
+    async with serving(tmp_path, always(), admin_key="admin") as server:
+        assert (await speak(server, live["api_key"])).status_code == 200
+        assert (await speak(server, live["api_key"], "/live/v1")).status_code == 200
+        body = {"model": "m", "messages": [user("hi")]}
+        assert (await server.post(live["base_url"] + "/chat/completions", body)).status_code == 200
+        assert (await speak(server, "17")).json()["error"]["code"] == "session_closed"
+        await server.ok("/rl/set_reward", {"reward": 1}, headers=bearer(live["control_key"]))
+        await server.ok("/rl/set_reward", {"reward": 1}, headers=bearer(ended["control_key"]))
+        assert (await server.post("/rl/set_reward", {"reward": 1}, headers=bearer("17"))).status_code == 403
+        shown = (await server.http.get("/rl/sessions/live", headers=ADMIN)).json()["interactions"]
+        assert [node["reason"] for node in shown] == ["first", "resampled", "resampled"]
+        assert [node["reward"] for node in shown] == [None, None, 1.0]
+
+
+@pytest.mark.parametrize("header", ["Basic admin", "Bearer", "Bearer  ", "admin", ""])
+async def test_a_malformed_authorization_header_is_no_key(tmp_path: Path, header: str) -> None:
+    async with serving(tmp_path, always(), admin_key="admin") as server:
+        response = await server.http.get("/rl/sessions", headers={"authorization": header})
+        assert response.status_code == 401
