@@ -73,12 +73,7 @@ def find_session_by_key(connection: Connection, key_hash: str, *, control: bool 
     """The newest live session of an agent's (or control) key, else the newest."""
     live_first = case((sessions.c.status == SessionStatus.ACTIVE.value, 0), else_=1)
     column = sessions.c.control_key_hash if control else sessions.c.api_key_hash
-    query = (
-        select(sessions)
-        .where(column == key_hash)
-        .order_by(live_first, sessions.c.number.desc())
-        .limit(1)
-    )
+    query = select(sessions).where(column == key_hash).order_by(live_first, sessions.c.number.desc()).limit(1)
     row = connection.execute(query).mappings().first()
     return None if row is None else rows.session_of(row)
 

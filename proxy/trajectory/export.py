@@ -81,6 +81,7 @@ class Sample:
             "return": self.returns[index],
             "finish_reason": interaction.finish_reason.value if interaction.finish_reason else None,
             "state_hash": interaction.state_hash,
+            "recomputable": recomputable(interaction),
             "span": list(self.arrays.spans[index]),
         }
 

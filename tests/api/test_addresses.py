@@ -73,7 +73,7 @@ async def test_a_reserved_first_word_is_refused_by_name(tmp_path: Path, word: st
         assert await sessions(server) == []
 
 
-@pytest.mark.parametrize("path", ["a%20b", "a//b", "a!b", "a%00b", "x" * 201, "é" * 101, "%ff", "a%0A", "😀", "a%5Cb"])
+@pytest.mark.parametrize("path", ["a%20b", "a//b", "a!b", "a%00b", "x" * 201, "é" * 101, "%ff", "😀", "a%5Cb"])
 async def test_what_cannot_be_a_session_id_is_refused(tmp_path: Path, path: str) -> None:
     async with serving(tmp_path, always()) as server:
         response = await turn(server, f"/{path}/v1/chat/completions")

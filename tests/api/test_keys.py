@@ -213,8 +213,8 @@ async def test_keys_work_after_a_restart(tmp_path: Path) -> None:
         await server.ok("/rl/set_reward", {"reward": 1}, headers=bearer(ended["control_key"]))
         assert (await server.post("/rl/set_reward", {"reward": 1}, headers=bearer("17"))).status_code == 403
         shown = (await server.http.get("/rl/sessions/live", headers=ADMIN)).json()["interactions"]
-        assert [node["reason"] for node in shown] == ["first", "resampled", "resampled"]
-        assert [node["reward"] for node in shown] == [None, None, 1.0]
+        assert [node["reason"] for node in shown] == ["first", *["resampled"] * 3]
+        assert [node["reward"] for node in shown] == [None, None, None, 1.0]
 
 
 @pytest.mark.parametrize("header", ["Basic admin", "Bearer", "Bearer  ", "admin", ""])

@@ -1,0 +1,306 @@
+"""Every failure has its status, its code and the envelope of the API that was called; retryable ones say when."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from starlette.requests import Request
+from starlette.routing import Route
+
+from proxy import errors
+from proxy.engine.scripted import Fault, Reply, Script
+from proxy.types import GenerateRequest
+from tests.support import Server, sampled, serving, user
+
+CHAT = "/s/v1/chat/completions"
+GOOD = {"model": "m", "messages": [user("hi")]}
+Case = Callable[[Server], Any]
+
+
+def always(reply: Reply | None = None) -> Script:
+    reply = reply or Reply(sampled("ok"), chunk=64)
+    return lambda request: reply
+
+
+def raising(error: Exception) -> Script:
+    def script(request: GenerateRequest) -> Reply:
+        raise error
+
+    return script
+
+
+async def good(server: Server) -> httpx.Response:
+    return await server.post(CHAT, GOOD)
+
+
+async def two_parts(server: Server) -> httpx.Response:
+    return await server.post(CHAT, {**GOOD, "n": 2})
+
+
+async def no_json(server: Server) -> httpx.Response:
+    return await server.http.post(CHAT, content=b"{")
+
+
+async def key_in_use(server: Server) -> httpx.Response:
+    await server.ok("/rl/start_session", {"task_id": "t", "api_key": "17"})
+    return await server.post("/rl/start_session", {"task_id": "t", "api_key": "17"})
+
+
+async def closed(server: Server) -> httpx.Response:
+    await server.post(CHAT, GOOD)
+    await server.ok("/s/rl/end_session", {})
+    return await server.post(CHAT, GOOD)
+
+
+async def limit_reached(server: Server) -> httpx.Response:
+    await server.ok("/rl/start_session", {"session_id": "s", "limits": {"max_turns": 1}})
+    await server.post(CHAT, GOOD)
+    return await server.post(CHAT, GOOD)
+
+
+async def store_closed(server: Server) -> httpx.Response:
+    await server.app.state.store.close()
+    return await server.post(CHAT, GOOD)
+
+
+def get(path: str, **more: Any) -> Case:
+    async def call(server: Server) -> httpx.Response:
+        return await server.http.get(path, **more)
+
+    return call
+
+
+async def crash(server: Server) -> httpx.Response:
+    async def endpoint(request: Request) -> None:
+        raise RuntimeError("a bug")
+
+    server.app.router.routes.append(Route("/crash", endpoint))
+    return await server.http.get("/crash")
+
+
+def unknown_interaction(server: Server) -> Any:
+    async def call() -> httpx.Response:
+        await server.post(CHAT, GOOD)
+        return await server.post("/s/rl/set_reward", {"reward": 1, "interaction_id": "chatcmpl-unknown"})
+
+    return call()
+
+
+KEYED = {"admin_key": "admin"}
+HANG = Reply(sampled("ok"), fault=Fault.HANG)
+FAIL = Reply(sampled("ok"), fault=Fault.ERROR)
+CASES: list[tuple[type[errors.ProxyError], Case, Script, dict[str, Any]]] = [
+    (errors.ProxyError, crash, always(), {}),
+    (errors.InvalidRequest, no_json, always(), {}),
+    (errors.UnsupportedParameter, two_parts, always(), {}),
+    (errors.ContextLengthExceeded, good, always(), {"max_context_tokens": 5}),
+    (errors.KeyInUse, key_in_use, always(), {}),
+    (errors.Unauthorized, get("/rl/sessions"), always(), KEYED),
+    (errors.Forbidden, get("/rl/sessions", headers={"x-api-key": "x"}), always(), KEYED),
+    (errors.SessionClosed, closed, always(), {}),
+    (errors.LimitReached, limit_reached, always(), {}),
+    (errors.NotFound, unknown_interaction, always(), {}),
+    (errors.NotFound, get("/nothing/here"), always(), {}),
+    (errors.ModelNotFound, get("/v1/models/other"), always(), {}),
+    (errors.SessionNotFound, get("/rl/sessions/other"), always(), {}),
+    (errors.MethodNotAllowed, get(CHAT), always(), {}),
+    (errors.BodyTooLarge, good, always(), {"max_body_bytes": 10}),
+    (errors.TooManyRequests, good, raising(errors.TooManyRequests("full", retry_after_s=400)), {}),
+    (errors.NotImplementedYet, lambda server: server.post("/v1/responses", GOOD), always(), {}),
+    (errors.EngineFailed, good, always(FAIL), {}),
+    (errors.EngineFailed, good, raising(ZeroDivisionError("a bug in the engine")), {}),
+    (errors.EngineUnavailable, good, raising(errors.EngineUnavailable("paused")), {}),
+    (errors.StoreUnavailable, store_closed, always(), {}),
+    (errors.EngineTimeout, good, always(HANG), {"engine_timeout_s": 0.05}),
+]
+OPENAI_TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    405: "invalid_request_error",
+    413: "invalid_request_error",
+    429: "rate_limit_error",
+}
+
+
+def every_class(root: type[errors.ProxyError]) -> set[type[errors.ProxyError]]:
+    return {root}.union(*map(every_class, root.__subclasses__()))
+
+
+def test_every_error_class_has_a_case() -> None:
+    assert {case[0] for case in CASES} == every_class(errors.ProxyError)
+
+
+@pytest.mark.parametrize(("kind", "case", "script", "settings"), CASES, ids=lambda value: getattr(value, "__name__", ""))
+async def test_each_error_has_its_status_and_openai_envelope(
+    tmp_path: Path, kind: type[errors.ProxyError], case: Case, script: Script, settings: dict[str, Any]
+) -> None:
+    async with serving(tmp_path, script, **settings) as server:
+        response = await case(server)
+        assert response.status_code == kind.status, response.text
+        assert response.headers["content-type"] == "application/json"
+        assert set(response.json()) == {"error"}
+        error = response.json()["error"]
+        assert set(error) == {"message", "type", "param", "code"}
+        assert error["code"] == kind.code
+        assert error["type"] == OPENAI_TYPES.get(kind.status, "server_error")
+        assert isinstance(error["message"], str) and error["message"]
+        assert response.headers["x-should-retry"] == ("true" if kind.retryable else "false")
+        assert response.headers["request-id"].startswith("req_")
+        if kind.status in (429, 503):
+            assert 1 <= int(response.headers["retry-after"]) <= 30
+        else:
+            assert "retry-after" not in response.headers
+
+
+def test_only_what_can_get_better_is_retried_by_clients() -> None:
+    """SDKs retry 408, 409, 429 and 5xx on their own: nothing final may have such a status, 501 is told by a header."""
+    for kind in every_class(errors.ProxyError):
+        final = kind.status < 500 and kind.status not in (408, 409, 429)
+        assert kind.retryable is not (final or kind.status == 501), kind
+
+
+@pytest.mark.parametrize("path", ["/v1/messages", "/s/v1/messages", "/s/messages", "/s/v1/messages/count_tokens"])
+async def test_messages_answer_501_in_anthropics_envelope(tmp_path: Path, path: str) -> None:
+    async with serving(tmp_path, always()) as server:
+        response = await server.post(f"{path}?beta=true", GOOD)
+        assert response.status_code == 501
+        body = response.json()
+        assert set(body) == {"type", "error", "request_id"}
+        assert body["type"] == "error" and body["request_id"] == response.headers["request-id"]
+        assert set(body["error"]) == {"type", "message"} and body["error"]["type"] == "api_error"
+        assert response.headers["x-should-retry"] == "false"
+        wrong = await server.http.get(path)
+        assert (wrong.status_code, wrong.json()["type"]) == (405, "error")
+
+
+@pytest.mark.parametrize("path", ["/v1/responses", "/s/v1/responses", "/s/responses"])
+async def test_responses_answer_501_in_openais_envelope(tmp_path: Path, path: str) -> None:
+    async with serving(tmp_path, always()) as server:
+        response = await server.post(path, GOOD)
+        assert (response.status_code, response.json()["error"]["code"]) == (501, "not_implemented")
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("GET", "/"),
+        ("POST", "/"),
+        ("GET", "/s"),
+        ("POST", "/v1"),
+        ("POST", "/v1/embeddings"),
+        ("POST", "/v1/completions"),
+        ("POST", "/s/v1/audio/speech"),
+        ("GET", "/rl"),
+        ("POST", "/rl/unknown"),
+        ("DELETE", "/favicon.ico"),
+        ("GET", "/%00%ff"),
+    ],
+)
+async def test_an_unknown_path_is_404_json(tmp_path: Path, method: str, path: str) -> None:
+    async with serving(tmp_path, always()) as server:
+        response = await server.http.request(method, path)
+        assert response.status_code == 404, response.text
+        assert response.json()["error"]["code"] == "not_found"
+
+
+async def test_a_head_request_to_the_base_is_harmless(tmp_path: Path) -> None:
+    async with serving(tmp_path, always()) as server:
+        assert (await server.http.head("/s")).status_code == 404
+        assert (await server.http.head("/health")).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "allowed"),
+    [
+        ("GET", "/v1/chat/completions", "POST"),
+        ("PUT", "/s/v1/chat/completions", "POST"),
+        ("GET", "/rl/set_reward", "POST"),
+        ("DELETE", "/rl/sessions", "GET"),
+        ("POST", "/health", "GET"),
+        ("GET", "/export_trajectories", "POST"),
+        ("POST", "/v1/models", "GET"),
+    ],
+)
+async def test_a_wrong_method_is_405_and_names_the_right_one(
+    tmp_path: Path, method: str, path: str, allowed: str
+) -> None:
+    async with serving(tmp_path, always()) as server:
+        response = await server.http.request(method, path)
+        assert (response.status_code, response.json()["error"]["code"]) == (405, "method_not_allowed")
+        assert allowed in response.headers["allow"]
+
+
+async def test_models_are_shown_in_the_shape_of_both_sdks(tmp_path: Path) -> None:
+    async with serving(tmp_path, always(), admin_key="admin", served_model_name="org/my-model") as server:
+        for prefix in ("/v1", "/s/v1", "/s"):
+            listing = (await server.http.get(f"{prefix}/models")).json()
+            assert listing["object"] == "list" and listing["has_more"] is False
+            (model,) = listing["data"]
+            assert (model["id"], model["object"], model["type"]) == ("org/my-model", "model", "model")
+            assert isinstance(model["created"], int) and model["created_at"].endswith("Z")
+            assert listing["first_id"] == listing["last_id"] == model["id"]
+            assert (await server.http.get(f"{prefix}/models/org/my-model")).json() == model
+
+
+async def test_an_over_long_prompt_is_said_in_openais_words(tmp_path: Path) -> None:
+    async with serving(tmp_path, always(), max_context_tokens=20) as server:
+        error = (await server.post(CHAT, {"model": "m", "messages": [user("word " * 50)]})).json()["error"]
+        assert error["code"] == "context_length_exceeded" and error["param"] == "messages"
+        assert "maximum context length is 20 tokens" in error["message"]
+
+
+async def test_on_context_overflow_length_answers_an_empty_message(tmp_path: Path) -> None:
+    async with serving(tmp_path, always()) as server:
+        limits = {"max_context_tokens": 20, "on_context_overflow": "length"}
+        await server.ok("/rl/start_session", {"session_id": "s", "limits": limits})
+        reply = await server.chat([user("word " * 50)])
+        choice = reply["choices"][0]
+        assert choice["finish_reason"] == "length" and choice["message"]["content"] == ""
+        assert reply["usage"]["completion_tokens"] == 0
+        assert server.engine.requests == []
+
+
+@pytest.mark.parametrize(
+    ("limits", "turns", "param"),
+    [
+        ({"max_turns": 2}, 2, "limits.max_turns"),
+        ({"max_total_tokens": 3}, 2, "limits.max_total_tokens"),
+        ({"deadline_s": 0}, 0, "limits.deadline_s"),
+    ],
+)
+async def test_a_used_up_limit_is_403_before_and_after_a_restart(
+    tmp_path: Path, limits: dict[str, Any], turns: int, param: str
+) -> None:
+    async with serving(tmp_path, always(Reply(sampled("ok")))) as server:
+        await server.ok("/rl/start_session", {"session_id": "s", "limits": limits})
+        for _ in range(turns):
+            await server.chat([user("hi")])
+        response = await server.post(CHAT, GOOD)
+        assert (response.status_code, response.json()["error"]["param"]) == (403, param)
+        assert response.json()["error"]["code"] == "session_limit_reached"
+    async with serving(tmp_path, always()) as server:
+        assert (await server.post(CHAT, GOOD)).status_code == 403
+
+
+async def test_max_tokens_per_turn_cuts_whatever_the_client_asks(tmp_path: Path) -> None:
+    async with serving(tmp_path, always(Reply(sampled("one two three four five")))) as server:
+        await server.ok("/rl/start_session", {"session_id": "s", "limits": {"max_tokens_per_turn": 2}})
+        for asked in ({}, {"max_tokens": 100}, {"max_completion_tokens": 2}):
+            reply = await server.chat([user("hi")], **asked)
+            assert reply["usage"]["completion_tokens"] == 2
+            assert reply["choices"][0]["finish_reason"] == "length"
+
+
+async def test_failed_turns_use_up_no_tokens_of_the_session_even_after_a_restart(tmp_path: Path) -> None:
+    fails = Reply(sampled("long enough"), fault=Fault.ERROR, fault_after=1)
+    async with serving(tmp_path, always(fails)) as server:
+        await server.ok("/rl/start_session", {"session_id": "s", "limits": {"max_total_tokens": 1}})
+        assert (await server.post(CHAT, GOOD)).status_code == 502
+    async with serving(tmp_path, always()) as server:
+        assert (await server.post(CHAT, GOOD)).status_code == 200

@@ -1,0 +1,108 @@
+"""The command: it starts, says what it serves, and whatever keeps it from starting is one line and a non-zero exit."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.e2e.processes import ROOT, server_process
+from tests.support import user
+
+
+def tokengrove(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", "cli", *arguments]
+    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=120)
+
+
+def assert_one_line(run: subprocess.CompletedProcess[str], *words: str) -> None:
+    assert run.returncode != 0
+    assert "Traceback" not in run.stderr + run.stdout
+    (line,) = run.stderr.strip().splitlines()
+    assert all(word in line for word in words), line
+
+
+def test_without_arguments_it_serves_the_built_in_model_and_says_so(tmp_path: Path) -> None:
+    with server_process(tmp_path) as process:
+        body = {"model": "any", "max_tokens": 4, "messages": [user("hello")]}
+        reply = httpx.post(f"{process.url}/try-1/v1/chat/completions", json=body, timeout=60).json()
+        assert reply["usage"]["completion_tokens"] <= 4
+        process.terminate()
+        assert process.wait() == 0
+    for word in ("tokengrove-tiny", "transformers", "noise", "served.db", "curl"):
+        assert word in process.output
+    assert (tmp_path / "served.db").exists()
+
+
+def test_a_port_in_use_is_one_line(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        run = tokengrove("serve", "--engine", "scripted", "--port", port, cwd=tmp_path)
+    assert_one_line(run, port, "--port")
+
+
+@pytest.mark.parametrize("folder", ["nowhere", "."])
+def test_a_folder_without_a_model_is_one_line(tmp_path: Path, folder: str) -> None:
+    assert_one_line(tokengrove("serve", "--port", "0", "--model", folder, cwd=tmp_path), "--model", folder)
+
+
+def test_a_database_newer_than_the_code_is_one_line(tmp_path: Path) -> None:
+    with sqlite3.connect(tmp_path / "new.db") as connection:
+        connection.execute("CREATE TABLE alembic_version (version_num VARCHAR(32) NOT NULL)")
+        connection.execute("INSERT INTO alembic_version VALUES ('9999')")
+    connection.close()
+    flags = ("--engine", "scripted", "--port", "0", "--database-url", "sqlite:///new.db")
+    assert_one_line(tokengrove("serve", *flags, cwd=tmp_path), "newer", "9999")
+
+
+@pytest.mark.parametrize("url", ["sqlite:///missing/folder/x.db", "sqlite:///.", "mysql://x/y", "nonsense"])
+def test_a_database_that_cannot_be_is_one_line(tmp_path: Path, url: str) -> None:
+    flags = ("--engine", "scripted", "--port", "0", "--database-url", url)
+    assert_one_line(tokengrove("serve", *flags, cwd=tmp_path))
+
+
+def test_a_second_server_on_one_database_is_one_line(tmp_path: Path) -> None:
+    with server_process(tmp_path, "--engine", "scripted"):
+        flags = ("--engine", "scripted", "--port", "0", "--database-url", "sqlite:///served.db")
+        assert_one_line(tokengrove("serve", *flags, cwd=tmp_path), "served.db")
+
+
+@pytest.mark.parametrize(
+    ("flags", "word"),
+    [
+        (("--host", "0.0.0.0"), "--admin-key"),
+        (("--engine", "warp"), "--engine"),
+        (("--engine", "scripted", "--engine-arg", "speed=9"), "speed"),
+        (("--engine", "no.such:Engine"), "no.such"),
+        (("--engine", "scripted", "--family", "none-such"), "qwen3"),
+    ],
+)
+def test_a_setting_that_cannot_be_is_one_line(tmp_path: Path, flags: tuple[str, ...], word: str) -> None:
+    assert_one_line(tokengrove("serve", "--port", "0", *flags, cwd=tmp_path), word)
+
+
+def test_an_engine_of_somebody_else_is_loaded_by_name(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        "from proxy.engine.scripted import ScriptedEngine, babble\n"
+        "def Engine(settings):\n"
+        "    return ScriptedEngine(babble(8, 300, 8), vocab_size=300, model='mine')\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{tmp_path}"}
+    code = "from proxy.engine.choice import create_engine; from proxy.settings import Settings; "
+    code += "print(create_engine(Settings(engine='mine:Engine'), 300).info().model)"
+    run = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert run.stdout.strip() == "mine"
+
+
+def test_the_demo_shows_trees_and_samples(tmp_path: Path) -> None:
+    run = tokengrove("demo", cwd=tmp_path)
+    assert run.returncode == 0, run.stderr
+    for word in ("noise", "continued, aligned", "Export, layout concat", "tokengrove serve"):
+        assert word in run.stdout
