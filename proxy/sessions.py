@@ -211,8 +211,8 @@ class Sessions:
             try:
                 await self._create(record)
                 return keys
-            except InvalidRequest:
-                if chosen_id:
+            except InvalidRequest as error:
+                if chosen_id or error.param != "session_id":
                     raise
                 record.session_id = self._number(record.task_id)
 

@@ -131,8 +131,9 @@ class Turns:
         tasks = [turn.task for turn in self._running if turn.task is not None]
         if tasks:
             await asyncio.wait(tasks, timeout=timeout_s)
-        for task in tasks:
-            task.cancel()
+        for turn in list(self._running):
+            if turn.task is not None and not turn.committing:
+                turn.task.cancel()
         await asyncio.gather(*tasks, *self._background, return_exceptions=True)
 
     # 4 and 5 ---------------------------------------------------------------------------------------------------
@@ -229,29 +230,25 @@ class Turns:
             raise EngineFailed("the engine aborted this reply")
         turn.publish(turn.parser.finish())
         self._describe(turn, finish)
-        cache = session.cache
-        parent = prompt.match.parent
-        interaction.aligned = prompt.bridged and parent is not None and cache.proves(parent, prompt.ids)
-        self._set_prompt(interaction, prompt, parent)
-        interaction.reason = self._reason(turn, parent)
-        node = cache.node_for(interaction, prompt.identity, prompt.match)
-        cache.claim(node)
-        turn.committing = True
+        _prove(turn)
+        interaction.reason = self._reason(turn)
+        node = session.cache.node_for(interaction, prompt.identity, prompt.match)
+        session.cache.claim(node)
+        turn.committing = True  # from here on nobody cancels it: it is on its way to the disk
         try:
-            await asyncio.shield(self._commit(turn, node))
-        except ProxyError:
+            await self._store.append(interaction)
+        except ProxyError as error:
             turn.committing = False
-            cache.release(node)
+            session.cache.release(node)
+            if isinstance(error, SessionNotFound):
+                raise StoreUnavailable(f"session {session.id!r} could not be stored; try again") from None
             raise
+        self._committed(turn, node)
         return interaction
 
-    async def _commit(self, turn: Turn, node: Node) -> None:
-        """Store the turn and let others see it. Shielded: once on its way to the disk, it becomes part of the tree."""
+    def _committed(self, turn: Turn, node: Node) -> None:
+        """Let everybody see a turn that is on the disk."""
         session = turn.session
-        try:
-            await self._store.append(turn.interaction)
-        except SessionNotFound:
-            raise StoreUnavailable(f"session {session.id!r} could not be stored; try again") from None
         session.cache.publish(node)
         session.sampled_tokens += len(turn.interaction.output_ids)
         turn.release()
@@ -271,13 +268,8 @@ class Turns:
         interaction.status = Status.COMPLETE
         interaction.completed_at = time.time()
 
-    def _set_prompt(self, interaction: Interaction, prompt: Prompt, parent: Node | None) -> None:
-        """Keep only what the prompt adds to an aligned parent, else all of it."""
-        interaction.prefix_length = parent.length if parent is not None and interaction.aligned else 0
-        interaction.prompt_suffix = prompt.ids[interaction.prefix_length :]
-
-    def _reason(self, turn: Turn, parent: Node | None) -> Reason:
-        if parent is not None and not turn.interaction.aligned:
+    def _reason(self, turn: Turn) -> Reason:
+        if turn.interaction.parent_id is not None and not turn.interaction.aligned:
             return Reason.DRIFT if turn.prompt.bridged else Reason.TEMPLATE
         return turn.session.cache.reason_for(turn.request, turn.prompt.identity, turn.prompt.match)
 
@@ -287,8 +279,7 @@ class Turns:
         if turn.committing:
             return
         interaction.status, interaction.error, interaction.completed_at = status, error, time.time()
-        interaction.aligned = False
-        self._set_prompt(interaction, turn.prompt, None)
+        _prove(turn)
         turn.parser.finish()
         interaction.output = turn.parser.message
         self._metrics.turns.labels(turn.request.api.value, status.value).inc()
@@ -346,6 +337,15 @@ class Turns:
 
 
 _FORCED = (ToolChoiceMode.REQUIRED, ToolChoiceMode.NAMED)
+
+
+def _prove(turn: Turn) -> None:
+    """Set `aligned` by comparing ids, and keep only what the prompt adds to an aligned parent, else all of it."""
+    interaction, prompt, parent = turn.interaction, turn.prompt, turn.prompt.match.parent
+    aligned = parent is not None and prompt.bridged and turn.session.cache.proves(parent, prompt.ids)
+    interaction.aligned = aligned
+    interaction.prefix_length = parent.length if parent is not None and aligned else 0
+    interaction.prompt_suffix = prompt.ids[interaction.prefix_length :]
 
 
 def new_call_id() -> str:

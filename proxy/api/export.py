@@ -12,13 +12,14 @@ from starlette.requests import Request
 from proxy.api.http import JsonResponse, key_of, read_object
 from proxy.errors import InvalidRequest, SessionNotFound, UnsupportedParameter
 from proxy.protocols.base import (
+    check_text,
     expect_list,
     expect_str,
     json_type,
     optional_float,
     optional_int,
     optional_object,
-    optional_str,
+    optional_text,
 )
 from proxy.sessions import Sessions
 from proxy.settings import Settings
@@ -111,7 +112,7 @@ def parse_export(body: Mapping[str, Any]) -> ExportRequest:
         options=ExportOptions(_parse_layout(body), discount, Credit(credit) if credit else None),
         wait_s=wait_s,
         limit=optional_int(body, "limit", least=1, most=_MAX_LIMIT) or _MAX_LIMIT,
-        cursor=_optional_text(body, "cursor"),
+        cursor=optional_text(body, "cursor"),
     )
 
 
@@ -135,26 +136,14 @@ def _parse_layout(body: Mapping[str, Any]) -> Layout:
 
 
 def _parse_session_ids(body: Mapping[str, Any]) -> tuple[str, ...] | None:
-    one, many = _optional_text(body, "session_id"), body.get("session_ids")
+    one, many = optional_text(body, "session_id"), body.get("session_ids")
     if many is None:
         return None if one is None else (one,)
     if one is not None:
         raise InvalidRequest("give 'session_id' or 'session_ids', not both", param="session_ids")
     ids = expect_list(many, "session_ids")
     texts = (expect_str(item, f"session_ids[{index}]") for index, item in enumerate(ids))
-    return tuple(_check_text(text, "session_ids") for text in texts)
-
-
-def _optional_text(body: Mapping[str, Any], name: str, at: str = "") -> str | None:
-    text = optional_str(body, name, at)
-    return None if text is None else _check_text(text, at + name)
-
-
-def _check_text(text: str, name: str) -> str:
-    """Raise InvalidRequest for a NUL character: databases do not even compare it."""
-    if "\0" in text:
-        raise InvalidRequest(f"'{name}' must not hold a NUL character", param=name)
-    return text
+    return tuple(check_text(text, "session_ids") for text in texts)
 
 
 def _parse_filters(filters: Mapping[str, Any]) -> dict[str, Any]:
@@ -162,7 +151,7 @@ def _parse_filters(filters: Mapping[str, Any]) -> dict[str, Any]:
         if name not in _FILTERS:
             message = f"'filter.{name}' is not supported; filters are {', '.join(_FILTERS)}"
             raise UnsupportedParameter(message, param=f"filter.{name}")
-    texts = {name: _optional_text(filters, name, "filter.") for name in ("group_id", "task_id")}
+    texts = {name: optional_text(filters, name, "filter.") for name in ("group_id", "task_id")}
     parsed: dict[str, Any] = {name: text for name, text in texts.items() if text is not None}
     for name, choices in (("status", SessionStatus), ("outcome", Outcome)):
         if filters.get(name) is not None:

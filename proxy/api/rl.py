@@ -20,6 +20,7 @@ from proxy.protocols.base import (
     optional_int,
     optional_object,
     optional_str,
+    optional_text,
 )
 from proxy.protocols.sampling import parse_drawing
 from proxy.rewards import Changes, reward_step_scores, reward_tokens, reward_turn, reward_turns
@@ -144,7 +145,7 @@ def _parse_start(body: Mapping[str, Any]) -> dict[str, Any]:
     if body.get("task_id") is None and body.get("session_id") is None:
         raise InvalidRequest("'task_id' is missing; session ids are made from it", param="task_id")
     for name in ("task_id", "session_id", "group_id", "api_key"):
-        optional_str(body, name)
+        optional_text(body, name)
     optional_object(body, "metadata")
     optional_float(body, "discount", least=0.0, most=1.0)
     if body.get("credit") not in (None, *Credit):
@@ -188,7 +189,7 @@ def _parse_ending(body: Mapping[str, Any]) -> dict[str, Any]:
     finished = body.get("finished")
     return {
         "outcome": Outcome(outcome) if outcome is not None else None,
-        "exit_reason": optional_str(body, "exit_reason"),
+        "exit_reason": optional_text(body, "exit_reason"),
         "metrics": dict(optional_object(body, "metrics")),
         "finished": expect_bool(finished, "finished") if finished is not None else None,
     }

@@ -112,6 +112,19 @@ def optional_str(body: Mapping[str, Any], name: str, at: str = "") -> str | None
     return None if value is None else expect_str(value, at + name)
 
 
+def optional_text(body: Mapping[str, Any], name: str, at: str = "") -> str | None:
+    """A string field that is stored or looked up, or None when absent or null."""
+    text = optional_str(body, name, at)
+    return None if text is None else check_text(text, at + name)
+
+
+def check_text(text: str, name: str) -> str:
+    """`text` if any database takes it. Raises InvalidRequest for a NUL character: some do not even compare it."""
+    if "\0" in text:
+        raise InvalidRequest(f"'{name}' must not hold a NUL character", param=name)
+    return text
+
+
 def optional_int(body: Mapping[str, Any], name: str, *, least: int, most: int = 2**31 - 1, at: str = "") -> int | None:
     """An integer field in least .. most, or None when absent or null. `at` is the path of `body`, with its dot."""
     value, name = body.get(name), at + name

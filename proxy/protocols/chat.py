@@ -18,6 +18,7 @@ from typing import Any
 from proxy.errors import InvalidRequest, ProxyError, UnsupportedParameter
 from proxy.protocols import sse
 from proxy.protocols.base import (
+    check_text,
     expect_bool,
     expect_list,
     expect_object,
@@ -208,10 +209,7 @@ def _refuse_unsupported(body: Mapping[str, Any]) -> None:
 def _parse_model(body: Mapping[str, Any]) -> str:
     if body.get("model") is None:
         raise InvalidRequest("'model' is missing; any name will do, the reply echoes it", param="model")
-    model = expect_str(body["model"], "model")
-    if "\0" in model:  # no text column holds it, and after sampling it would be too late to say so
-        raise InvalidRequest("'model' must not hold a NUL character", param="model")
-    return model
+    return check_text(expect_str(body["model"], "model"), "model")
 
 
 def _parse_messages(body: Mapping[str, Any]) -> tuple[Message, ...]:

@@ -143,7 +143,6 @@ BAD = [
     ({"rewrad": 1}, "reward"),
     ([], "body"),
     ("x", "body"),
-    (None, "body"),
 ]
 
 
