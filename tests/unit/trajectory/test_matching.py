@@ -1,0 +1,87 @@
+"""The canonical identity: what is the same message, and what is not."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from proxy.trajectory.matching import canonical_arguments, identify, request_hash
+from proxy.types import Api, Message, Role, SamplingParams, Tool, ToolCall, TurnRequest
+
+ASK = Message(Role.USER, "q")
+CALLS = Message(Role.ASSISTANT, tool_calls=(ToolCall("1", "f", '{"a": 1}'), ToolCall("2", "f", '{"a": 2}')))
+
+
+def end(*messages: Message, tools: tuple[Tool, ...] = (), **options: str) -> int:
+    return identify(messages, tools, options).end.key
+
+
+def results(first: str, second: str) -> tuple[Message, Message]:
+    return Message(Role.TOOL, "one", tool_call_id=first), Message(Role.TOOL, "two", tool_call_id=second)
+
+
+def test_reasoning_and_names_do_not_count() -> None:
+    answer = Message(Role.ASSISTANT, "a")
+    assert end(ASK, answer) == end(ASK, replace(answer, reasoning="because", name="me"))
+
+
+def test_call_ids_count_up_to_consistent_renaming() -> None:
+    renamed = replace(CALLS, tool_calls=tuple(replace(call, id=f"x{call.id}") for call in CALLS.tool_calls))
+    assert end(ASK, CALLS, *results("1", "2")) == end(ASK, renamed, *results("x1", "x2"))
+    assert end(ASK, CALLS, *results("1", "2")) != end(ASK, CALLS, *results("2", "1"))
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ('{"a": 1, "b": 2}', '{"b":2,"a":1}'),
+        ('{"a": 1.0}', '{"a":1}'),
+        ("", "{}"),
+        ('{"n": {"y": [1, {"b": 1, "a": 2}]}}', '{"n":{"y":[1,{"a":2,"b":1}]}}'),
+        ('{"a": 123456789012345678901234567890}', '{"a":123456789012345678901234567890}'),
+    ],
+)
+def test_arguments_are_compared_as_json(one: str, other: str) -> None:
+    assert canonical_arguments(one) == canonical_arguments(other)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"), [('{"a": 1}', '{"a": "1"}'), ("not json", "not  json"), ('{"a":null}', "{}")]
+)
+def test_other_arguments_are_other_messages(one: str, other: str) -> None:
+    assert canonical_arguments(one) != canonical_arguments(other)
+
+
+def test_tools_system_and_options_belong_to_the_root() -> None:
+    tool = Tool("f", "d", {"type": "object"})
+    keys = {
+        end(ASK),
+        end(ASK, tools=(tool,)),
+        end(ASK, tools=(replace(tool, description="e"),)),
+        end(ASK, effort="low"),
+        end(Message(Role.SYSTEM, "s"), ASK),
+        end(ASK, Message(Role.SYSTEM, "s")),
+    }
+    assert len(keys) == 6
+
+
+@given(st.lists(st.tuples(st.sampled_from(Role), st.text(max_size=5)), max_size=6), st.integers(0, 5))
+def test_the_chain_of_a_prefix_is_a_prefix_of_the_chain(parts: list[tuple[Role, str]], length: int) -> None:
+    messages = [ASK, *(Message(role, text) for role, text in parts)]
+    whole, part = identify(messages, (), {}), identify(messages[: length + 1], (), {})
+    assert whole.states[: len(part.states)] == part.states
+
+
+def test_the_retry_key_leaves_streaming_out_and_keeps_sampling_in() -> None:
+    request = TurnRequest(Api.CHAT, "m", (ASK,))
+    identity = identify(request.messages, (), {})
+    assert request_hash(request, identity) == request_hash(replace(request, stream=True), identity)
+    hotter = replace(request, sampling=SamplingParams(temperature=0.5))
+    assert request_hash(request, identity) != request_hash(hotter, identity)
+
+
+def test_text_that_utf8_cannot_hold_has_an_identity_too() -> None:
+    assert end(Message(Role.USER, "\ud800")) != end(Message(Role.USER, "\ud801"))
