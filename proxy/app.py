@@ -22,7 +22,7 @@ from proxy.api.models import Models
 from proxy.api.rl import Rl
 from proxy.engine.base import Engine
 from proxy.engine.choice import create_engine, model_folder, model_name
-from proxy.errors import ProxyError
+from proxy.errors import InvalidRequest, ProxyError
 from proxy.metrics import Metrics
 from proxy.protocols.chat import ChatProtocol
 from proxy.rendering.renderer import Renderer, load_renderer
@@ -125,7 +125,7 @@ def _aliases(path: str, endpoint: object, methods: list[str]) -> list[Route]:
 async def _on_http_exception(request: Request, error: Exception) -> Response:
     """Starlette's own refusals other than 404 and 405."""
     assert isinstance(error, HTTPException)
-    return http.JsonResponse({"error": {"message": error.detail, "type": "invalid_request_error"}}, error.status_code)
+    return http.error_response(request, InvalidRequest(error.detail))
 
 
 async def _sweep(sessions: Sessions) -> None:

@@ -120,7 +120,10 @@ class Sessions:
         """The session that rewards or an end are for, if the caller may give them. Ended sessions are found too."""
         grant = await self._grant(caller)
         if caller.path:
-            session = await self._find_path(caller.path)
+            session_id, path_key = await self._split(caller.path)
+            session = await self.get(session_id)
+            if path_key and not self._settings.require_key and grant.session_id is None:
+                grant = Grant(grant.admin, session_id)  # the path is the capability: it speaks as the agent's key
         elif grant.session_id is not None:
             session = await self.get(grant.session_id)
         elif self.open_server:
@@ -160,10 +163,6 @@ class Sessions:
         if mark and session_id and await self._keys.opens_path(session_id, secret):
             return session_id, True
         return check_session_id(path), False
-
-    async def _find_path(self, path: str) -> Session:
-        session_id, _ = await self._split(path)
-        return await self.get(session_id)
 
     async def _grant(self, caller: Caller) -> Grant:
         return await self._keys.grant(caller.key)

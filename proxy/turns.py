@@ -20,7 +20,7 @@ from dataclasses import replace
 from typing import Any
 
 from proxy.budgets import apply_budgets
-from proxy.engine.base import Capability, Engine
+from proxy.engine.base import Capability, Engine, EngineInfo
 from proxy.errors import (
     EngineFailed,
     EngineTimeout,
@@ -47,6 +47,7 @@ from proxy.types import (
     Reason,
     SamplingParams,
     Status,
+    ToolChoice,
     ToolChoiceMode,
     TurnRequest,
 )
@@ -80,19 +81,16 @@ class Turns:
         self._metrics = metrics
         self._running: set[Turn] = set()
         self._background: set[asyncio.Task[None]] = set()
+        self._graces: set[asyncio.Task[None]] = set()
 
     async def begin(self, session: Session, request: TurnRequest, *, new_id: Callable[[], str]) -> Turn:
         """Start a turn: parent, prompt and budgets are settled, sampling runs. Raises InvalidRequest and its kin."""
         session.check_open()
-        self._check_capabilities(request)
+        info = self._engine.info()
+        wanted = with_defaults(request, session.record.sampling)
+        _check_capabilities(request.tool_choice, wanted, info)
         prompt = await self._prompt(session, request)
-        sampling = apply_budgets(
-            with_defaults(request, session.record.sampling),
-            session,
-            len(prompt.ids),
-            self._settings,
-            self._engine.info().context_length,
-        )
+        sampling = apply_budgets(wanted, session, len(prompt.ids), self._settings, info.context_length)
         interaction = begin_interaction(new_id(), session.id, replace(request, sampling=sampling), prompt)
         self._check_vocabulary(prompt.ids)
         grammar = self._renderer.tool_grammar(request.tools, request.tool_choice, request.parallel_tool_calls)
@@ -120,7 +118,7 @@ class Turns:
         """A client is gone. The last one leaving an unfinished turn ends it after the grace."""
         turn.readers -= 1
         if turn.readers == 0 and turn.task is not None and not turn.task.done():
-            self._in_background(self._end_deserted(turn))
+            self._in_background(self._end_deserted(turn), self._graces)
 
     def replied(self, interaction: Interaction) -> None:
         """The end of a reply was written out."""
@@ -134,7 +132,10 @@ class Turns:
         for turn in list(self._running):
             if turn.task is not None and not turn.committing:
                 turn.task.cancel()
-        await asyncio.gather(*tasks, *self._background, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for grace in self._graces:
+            grace.cancel()
+        await asyncio.gather(*self._graces, *self._background, return_exceptions=True)
 
     # 4 and 5 ---------------------------------------------------------------------------------------------------
 
@@ -299,22 +300,6 @@ class Turns:
         if self._renderer.vocab_size > most and max(ids) >= most:
             raise InvalidRequest(f"the prompt has token {max(ids)}, the model knows {most}", param="messages")
 
-    # Pieces ----------------------------------------------------------------------------------------------------
-
-    def _check_capabilities(self, request: TurnRequest) -> None:
-        have = self._engine.info().capabilities
-        sampling = request.sampling
-        penalties = (sampling.presence_penalty, sampling.frequency_penalty, sampling.repetition_penalty)
-        needs = {
-            "tool_choice": (request.tool_choice.mode in _FORCED, Capability.GRAMMAR),
-            "seed": (sampling.seed is not None, Capability.SEED),
-            "logit_bias": (bool(sampling.logit_bias), Capability.LOGIT_BIAS),
-            "presence_penalty": (penalties != (0.0, 0.0, 1.0), Capability.PENALTIES),
-        }
-        for name, (needed, capability) in needs.items():
-            if needed and capability not in have:
-                raise UnsupportedParameter(f"this engine cannot honour '{name}'; leave it out", param=name)
-
     def _count(self, turn: Turn) -> None:
         interaction, metrics = turn.interaction, self._metrics
         metrics.turns.labels(interaction.api.value, interaction.status.value).inc()
@@ -330,13 +315,32 @@ class Turns:
             metrics.first_token.observe(interaction.first_token_at - interaction.created_at)
         metrics.duration.observe(time.time() - interaction.created_at)
 
-    def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
+    def _in_background(self, work: Coroutine[Any, Any, None], group: set[asyncio.Task[None]] | None = None) -> None:
+        tasks = self._background if group is None else group
         task = asyncio.create_task(work)
-        self._background.add(task)
-        task.add_done_callback(self._background.discard)
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)
 
 
 _FORCED = (ToolChoiceMode.REQUIRED, ToolChoiceMode.NAMED)
+
+
+def _check_capabilities(choice: ToolChoice, sampling: SamplingParams, info: EngineInfo) -> None:
+    """Raise UnsupportedParameter for what the engine cannot honour, InvalidRequest for a bias on an unknown token."""
+    penalties = (sampling.presence_penalty, sampling.frequency_penalty, sampling.repetition_penalty)
+    needs = {
+        "tool_choice": (choice.mode in _FORCED, Capability.GRAMMAR),
+        "seed": (sampling.seed is not None, Capability.SEED),
+        "logit_bias": (bool(sampling.logit_bias), Capability.LOGIT_BIAS),
+        "presence_penalty": (penalties != (0.0, 0.0, 1.0), Capability.PENALTIES),
+    }
+    for name, (needed, capability) in needs.items():
+        if needed and capability not in info.capabilities:
+            raise UnsupportedParameter(f"this engine cannot honour '{name}'; leave it out", param=name)
+    for token, _ in sampling.logit_bias:
+        if token >= info.vocab_size:
+            message = f"'logit_bias' names token {token}, but the vocabulary has {info.vocab_size}"
+            raise InvalidRequest(message, param="logit_bias")
 
 
 def _prove(turn: Turn) -> None:

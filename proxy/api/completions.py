@@ -10,7 +10,7 @@ from starlette.requests import Request
 
 from proxy.api.http import caller_of, read_json
 from proxy.api.replies import StreamReply, UnaryReply
-from proxy.errors import NotImplementedYet
+from proxy.errors import InvalidRequest, NotImplementedYet
 from proxy.protocols.base import WireProtocol
 from proxy.sessions import Sessions
 from proxy.turns import Turns
@@ -26,7 +26,10 @@ def turn_endpoint(protocol: WireProtocol, sessions: Sessions, turns: Turns, max_
         body = await read_json(request, max_body_bytes)
         turn_request = _with_headers(protocol.parse(body), request)
         session = await sessions.resolve(caller_of(request, body))
-        turn = await turns.begin(session, turn_request, new_id=protocol.new_id)
+        try:
+            turn = await turns.begin(session, turn_request, new_id=protocol.new_id)
+        except RecursionError:  # schemas and options are walked by Python and by templates
+            raise InvalidRequest("the body is nested too deeply", param="body") from None
         if turn_request.stream:
             return await StreamReply.open(turns, turn, protocol)
         return UnaryReply(request, turns, turn, protocol)

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import quote
 
+import orjson
 from starlette.requests import Request
 
 from proxy.api.http import JsonResponse, caller_of, key_of, read_object
@@ -32,6 +33,8 @@ _SAMPLING_FIELDS = frozenset(SamplingParams.__dataclass_fields__) - {"logit_bias
 _REWARDS = ("reward", "rewards", "step_scores", "token_rewards")
 # Exports are float32, and a sum of rewards must stay finite there.
 _MAX_REWARD = 1e30
+# How many lists and objects an answer puts around what a caller stored; no answer has more than four.
+_LEVELS_AROUND = 8
 _MAX_DEADLINE_S = 366 * 86_400.0
 
 
@@ -124,6 +127,19 @@ def _kind_of_reward(body: Mapping[str, Any]) -> str | None:
     return kind
 
 
+def _shallow_object(body: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """An object that answers can show again: the encoder of JSON goes less deep than the decoder."""
+    value: Any = optional_object(body, name)
+    wrapped = value
+    for _ in range(_LEVELS_AROUND):
+        wrapped = [wrapped]
+    try:
+        orjson.dumps(wrapped)
+    except TypeError:
+        raise InvalidRequest(f"'{name}' is nested too deeply", param=name) from None
+    return dict(value)
+
+
 def _numbers(value: Any, name: str) -> list[float]:
     return [_finite(item, f"{name}[{index}]") for index, item in enumerate(expect_list(value, name))]
 
@@ -146,7 +162,7 @@ def _parse_start(body: Mapping[str, Any]) -> dict[str, Any]:
         raise InvalidRequest("'task_id' is missing; session ids are made from it", param="task_id")
     for name in ("task_id", "session_id", "group_id", "api_key"):
         optional_text(body, name)
-    optional_object(body, "metadata")
+    _shallow_object(body, "metadata")
     optional_float(body, "discount", least=0.0, most=1.0)
     if body.get("credit") not in (None, *Credit):
         raise InvalidRequest(f"'credit' must be one of {', '.join(Credit)}", param="credit")
@@ -190,7 +206,7 @@ def _parse_ending(body: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "outcome": Outcome(outcome) if outcome is not None else None,
         "exit_reason": optional_text(body, "exit_reason"),
-        "metrics": dict(optional_object(body, "metrics")),
+        "metrics": _shallow_object(body, "metrics"),
         "finished": expect_bool(finished, "finished") if finished is not None else None,
     }
 

@@ -6,15 +6,19 @@ taken only if the new messages left everything before them as it was (proof by t
 template is not append-only here and the answer is None.
 
 A turn that was cut (length, stop string, abort) is closed first, as context; reasoning left open at the cut is closed
-before that. A closed turn is never closed again, whatever end token the model chose.
+before that. A closed turn is never closed again, whatever end token the model chose: where a template writes another
+token in history than the model samples (gpt-oss: `<|end|>` for `<|return|>`), the sampled one stays.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 from proxy.errors import InvalidRequest
+from proxy.rendering.call_ids import sampled_call_ids
 from proxy.rendering.template import Options, Template
 from proxy.rendering.tokenizer import Tokenizer
 from proxy.rendering.tool_formats import ReasoningFormat, ToolFormat
@@ -26,7 +30,23 @@ TAIL = 64
 # Letters only, so that every vocabulary spells them alike wherever they stand.
 _USER = "Synthesized question"
 _ANSWER = "Synthesized answer"
+_SECOND = "Synthesized follow up"
+_SYSTEM = Message(Role.SYSTEM, "Synthesized rules")
 _TOOL = Tool("synthesized", "", {})
+
+# Renderings of the synthetic conversation that are kept; clients choose the options, so the number is bounded.
+_READY = 64
+
+
+@dataclass(frozen=True, slots=True)
+class _Frame:
+    """What stands before the synthetic answer: the tools of the head, and whether a system message is there."""
+
+    tools: tuple[Tool, ...] = ()
+    system: bool = False
+
+    def history(self, answer: Message) -> list[Message]:
+        return [*([_SYSTEM] if self.system else []), Message(Role.USER, _USER), answer]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +74,7 @@ class Bridge:
         self._stops = frozenset(stop_token_ids)
         self._reasoning = reasoning
         self._tool_format = tool_format
+        self._before: dict[str, list[int]] = {}
 
     def suffix(
         self,
@@ -66,6 +87,7 @@ class Bridge:
     ) -> Ids | None:
         """The ids to append after `prompt_ids + output_ids`, all of them context, or None. Raises InvalidRequest."""
         tail = self._header(prompt_ids)
+        answer, new_messages = _referring(answer, new_messages, lambda: self._tokenizer.decode(output_ids))
         found = self._from_library(tail, output_ids, new_messages, options)
         if found is None:
             found = self._from_template(tail, output_ids, answer, new_messages, tools, options)
@@ -88,7 +110,7 @@ class Bridge:
         if not new_messages or any(message.role is Role.ASSISTANT for message in new_messages):
             return None
         if output_ids and output_ids[-1] in self._stops:
-            closed = self._closer_ids() if self._opened(tail) else []
+            closed = self._closer_ids if self._opened(tail) else []
             return self._template.extend(tail, [*closed, output_ids[-1]], new_messages, options)
         if any(stop in output_ids for stop in self._stops):
             return None
@@ -103,30 +125,53 @@ class Bridge:
         tools: Sequence[Tool],
         options: Options,
     ) -> list[int] | None:
-        ends = self._ends(answer, new_messages, tools, options)
-        if ends is None:
-            return None
+        synthetic = _synthetic(answer)
+        for frame in _frames(new_messages, tools):
+            try:
+                ends = self._ends(frame, synthetic, new_messages, options)
+            except InvalidRequest:
+                # Rendering the whole conversation decides whether it can be expressed at all.
+                continue
+            if ends is not None:
+                return self._after(tail, output_ids, ends)
+        return None
+
+    def _after(self, tail: list[int], output_ids: Ids, ends: _Ends) -> list[int]:
         last = output_ids[-1] if output_ids else None
-        if last not in self._stops:
-            opened = self._left_open(tail, output_ids)
-            return (self._closer_ids() if opened else []) + ends.closing + ends.rest
-        if ends.closes:
+        if ends.closes and (last in self._stops or last == ends.closing[-1]):
             return ends.rest
-        # The family ends a turn by opening the next one: that opener is there already, if it is the right one.
-        return ends.rest[1:] if ends.rest[:1] == [last] else ends.closing + ends.rest
+        if last in self._stops:
+            # The family ends a turn by opening the next one: that opener is there already, if it is the right one.
+            return ends.rest[1:] if ends.rest[:1] == [last] else ends.closing + ends.rest
+        closing = self._closer_ids if self._left_open(tail, output_ids) else []
+        closing = closing + ends.closing[self._overlap(closing, ends.closing) :]
+        return closing[self._overlap(output_ids[-len(closing) :], closing) if closing else 0 :] + ends.rest
+
+    def _overlap(self, ids: Sequence[int], closing: Sequence[int]) -> int:
+        """How many markers at the start of `closing` stand at the end of `ids` already."""
+        for size in range(min(len(ids), len(closing)), 0, -1):
+            if list(ids[-size:]) == list(closing[:size]) and all(map(self._tokenizer.is_marker, closing[:size])):
+                return size
+        return 0
 
     def _ends(
-        self, answer: Message, new_messages: Sequence[Message], tools: Sequence[Tool], options: Options
+        self, frame: _Frame, answer: Message, new_messages: Sequence[Message], options: Options
     ) -> _Ends | None:
-        history = [Message(Role.USER, _USER), _synthetic(answer)]
-        some_tool = [_TOOL] if tools else []
-        try:
-            before = self._template.render(history, some_tool, options, prompt=False)
-            after = self._template.render([*history, *new_messages], some_tool, options)
-        except InvalidRequest:
-            # Rendering the whole conversation decides whether it can be expressed at all.
-            return None
-        return self._split(before, after, calls=bool(answer.tool_calls))
+        history = frame.history(answer)
+        after = self._template.render([*history, *new_messages], frame.tools, options)
+        key = None if answer.tool_calls else json.dumps([bool(frame.tools), frame.system, options], default=str)
+        kept = None if key is None else self._before.get(key)
+        found = None if kept is None else self._split(kept, after, calls=False)
+        if found is None:
+            before = self._template.render(history, frame.tools, options, prompt=False)
+            if key is not None:
+                # A template may write the date: what was kept from yesterday is replaced.
+                if len(self._before) >= _READY:
+                    self._before.clear()
+                self._before[key] = before
+            if before != kept:
+                found = self._split(before, after, calls=bool(answer.tool_calls))
+        return found
 
     def _split(self, before: list[int], after: list[int], *, calls: bool) -> _Ends | None:
         """Prove that `after` goes on where `before` ended. Reasoning markers in the answer itself may differ."""
@@ -138,11 +183,35 @@ class Bridge:
             return None
         close = next((at for at in range(answered, len(before)) if before[at] in self._stops), None)
         fixed = before[answered:] if close is None else before[answered : close + 1]
-        if after[goes_on : goes_on + len(fixed)] != fixed:
-            return None
+        found = after[goes_on : goes_on + len(fixed)]
+        if found != fixed:
+            replaced = close is not None and found[:-1] == fixed[:-1] and found[-1:] == [self._closer_in_history]
+            if not replaced:
+                return None
         # After calls, what is fixed begins with the rest of the synthetic ones: only the end token is of use.
-        closing = fixed if not calls else fixed[-1:] if close is not None else []
+        closing = found if not calls else found[-1:] if close is not None else []
         return _Ends(closing, after[goes_on + len(fixed) :], closes=close is not None)
+
+    @cached_property
+    def _closer_in_history(self) -> int | None:
+        """The marker that the template writes after an earlier answer where it writes an end token after the last one.
+
+        It closes a turn, so whatever follows does not change it, and no turn is opened with it.
+        """
+        history = _Frame().history(Message(Role.ASSISTANT, _ANSWER))
+        second = [*history, Message(Role.USER, _SECOND)]
+        try:
+            asked = self._template.render(history[:1], (), {}, prompt=False)
+            header = self._template.render(history[:1], (), {})
+            shown = [self._template.render(messages, (), {}) for messages in (history, second)]
+        except InvalidRequest:
+            return None
+        ends = [self._find(ids, _ANSWER, len(ids)) for ids in shown]
+        written = {tuple(ids[end : end + 1]) for ids, end in zip(shown, ends, strict=True) if end is not None}
+        closer = next(iter(written), ())
+        if len(written) != 1 or not closer or closer[0] in header[len(asked) :]:
+            return None
+        return closer[0] if self._tokenizer.is_marker(closer[0]) else None
 
     def _find(self, ids: Sequence[int], text: str, limit: int, times: int | None = None) -> int | None:
         """Index after the token that completes the given (default: last) occurrence of `text`."""
@@ -175,14 +244,49 @@ class Bridge:
         text = self._tokenizer.decode(header)
         return text.rfind(self._reasoning.opener) > text.rfind(self._reasoning.closer)
 
+    @cached_property
     def _closer_ids(self) -> list[int]:
         return self._tokenizer.encode(self._reasoning.closer) if self._reasoning is not None else []
+
+
+def _frames(new_messages: Sequence[Message], tools: Sequence[Tool]) -> Iterator[_Frame]:
+    """The ordinary one first. Some templates write the tools before the last question only (Mistral): there they stay
+    where they were written, and nothing is repeated. Some move the first system message to the head (Cohere): after
+    one that is there already, another stays in its place."""
+    head = (_TOOL,) if tools else ()
+    yield _Frame(head)
+    if tools:
+        yield _Frame()
+    if any(message.role is Role.SYSTEM for message in new_messages):
+        yield _Frame(head, system=True)
 
 
 def _synthetic(answer: Message) -> Message:
     """An answer of the same kind, short: its calls keep ids and names, which tool results refer to."""
     calls = tuple(ToolCall(call.id, call.name, f'{{"text": "{_ANSWER}"}}') for call in answer.tool_calls)
-    return Message(Role.ASSISTANT, _ANSWER, calls)
+    return Message(Role.ASSISTANT, "" if calls else _ANSWER, calls)
+
+
+def _referring(
+    answer: Message, new_messages: Sequence[Message], text: Callable[[], str]
+) -> tuple[Message, Sequence[Message]]:
+    """Tool results with the name of their call, and with the id that the model itself gave it in `text`, if it did."""
+    if not answer.tool_calls:
+        return answer, new_messages
+    sampled = sampled_call_ids(answer.tool_calls, text)
+    calls = tuple(replace(call, id=sampled.get(call.id, call.id)) for call in answer.tool_calls)
+    names = {call.id: call.name for call in answer.tool_calls}
+    renamed = [
+        replace(
+            message,
+            tool_call_id=sampled.get(message.tool_call_id or "", message.tool_call_id),
+            name=message.name or names.get(message.tool_call_id or ""),
+        )
+        if message.role is Role.TOOL
+        else message
+        for message in new_messages
+    ]
+    return replace(answer, tool_calls=calls), renamed
 
 
 def _token_at(pieces: Sequence[bytes], end: int) -> int:

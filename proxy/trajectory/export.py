@@ -1,6 +1,7 @@
 """Samples of one session. In layout concat every selected sampled token carries mask 1 in exactly one sample.
 
-Only nodes proven aligned are joined with their parent. Exporting never changes what is stored.
+(With drift policy `mask`, one that stands nowhere as sampled is trained nowhere, and counted.) Exporting never changes
+what is stored.
 """
 
 from __future__ import annotations
@@ -13,8 +14,10 @@ from typing import Any
 import numpy as np
 
 from proxy.trajectory.cache import InteractionCache, Node
+from proxy.trajectory.paths import Drift, leaves, path_to
+from proxy.trajectory.purpose import derive
 from proxy.trajectory.rewards import compute_returns
-from proxy.trajectory.tensors import FloatArray, Piece, TokenArrays, join
+from proxy.trajectory.tensors import FloatArray, Placement, TokenArrays, fill
 from proxy.types import Credit, Interaction, SessionRecord, Status
 
 
@@ -25,19 +28,23 @@ class Layout(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ExportOptions:
-    """How to export; None takes the session's own discount and credit rule."""
+    """How to export. `discount` and `credit` None: the session's own. `purposes` and `agents` None: all of them."""
 
     layout: Layout = Layout.INDIVIDUAL
     discount: float | None = None
     credit: Credit | None = None
+    drift: Drift = Drift.FORK
+    purposes: frozenset[str] | None = None
+    agents: frozenset[str] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One training sample: `interactions` in order (one for layout individual), their token arrays and returns."""
+    """One training sample: its interactions in order (one for layout individual), where they stand, and returns."""
 
     session: SessionRecord
-    interactions: tuple[Interaction, ...]
+    placements: tuple[Placement, ...]
+    purpose: str
     arrays: TokenArrays
     returns: tuple[float, ...]
     rewards: FloatArray
@@ -46,22 +53,27 @@ class Sample:
     @property
     def last(self) -> Interaction:
         """The interaction that the sample ends with."""
-        return self.interactions[-1]
+        return self.placements[-1].interaction
+
+    @property
+    def masked_tokens(self) -> int:
+        """Sampled tokens of its path that stand nowhere in it as sampled."""
+        return sum(len(placed.interaction.output_ids) for placed in self.placements if placed.start is None)
 
     def to_json(self) -> dict[str, Any]:
         """The sample as a dict whose arrays are numpy: int32 and float32 [L], attention_mask bool [L], rewards [1]."""
         last, arrays = self.last, self.arrays
         return {
             "interaction_id": last.id,
-            "interaction_ids": [interaction.id for interaction in self.interactions],
+            "interaction_ids": [placed.interaction.id for placed in self.placements],
             "session_id": self.session.session_id,
             "group_id": self.session.group_id,
             "task_id": self.session.task_id,
-            "purpose": last.purpose,
+            "purpose": self.purpose,
             "finish_reason": last.finish_reason.value if last.finish_reason else None,
             "sampling": last.sampling.to_json(),
-            "recomputable": all(recomputable(interaction) for interaction in self.interactions),
-            "turns": [self._turn(index) for index in range(len(self.interactions))],
+            "recomputable": all(recomputable(placed.interaction) for placed in self.placements),
+            "turns": [self._turn(placed) for placed in self.placements],
             "input_ids": arrays.input_ids,
             "loss_mask": arrays.loss_mask,
             "logprobs": arrays.logprobs,
@@ -72,17 +84,17 @@ class Sample:
             "raw_rewards": self.raw_rewards,
         }
 
-    def _turn(self, index: int) -> dict[str, Any]:
-        interaction = self.interactions[index]
+    def _turn(self, placed: Placement) -> dict[str, Any]:
+        interaction = placed.interaction
         return {
             "interaction_id": interaction.id,
             "sampling": interaction.sampling.to_json(),
             "reward": interaction.reward,
-            "return": self.returns[index],
+            "return": self.returns[placed.turn],
             "finish_reason": interaction.finish_reason.value if interaction.finish_reason else None,
             "state_hash": interaction.state_hash,
             "recomputable": recomputable(interaction),
-            "span": list(self.arrays.spans[index]),
+            "span": list(placed.span) if placed.span is not None else None,
         }
 
 
@@ -96,56 +108,65 @@ def recomputable(interaction: Interaction) -> bool:
 def export_session(record: SessionRecord, interactions: Sequence[Interaction], options: ExportOptions) -> list[Sample]:
     """The samples of one session, by their last interaction. `interactions` are all of it, in order of `seq`."""
     discount = record.discount if options.discount is None else options.discount
-    returns = compute_returns(interactions, discount, options.credit or record.credit)
-    cache = InteractionCache(interactions)
-    nodes = list(cache.nodes.values())
-    if options.layout is Layout.INDIVIDUAL:
-        return [_individual(record, cache, node, returns) for node in nodes]
-    return _concat(record, nodes, returns)
+    exporter = _Exporter(
+        record,
+        InteractionCache(interactions),
+        compute_returns(interactions, discount, options.credit or record.credit),
+        derive(interactions),
+        options,
+    )
+    return exporter.individual() if options.layout is Layout.INDIVIDUAL else exporter.concat()
 
 
-def _individual(record: SessionRecord, cache: InteractionCache, node: Node, returns: Mapping[str, float]) -> Sample:
-    interaction = node.interaction
-    prompt = cache.token_ids(node)[: interaction.prompt_tokens]
-    arrays = join([Piece(prompt, interaction, 0, interaction.trainable)])
-    value = returns[interaction.id]
-    return Sample(record, (interaction,), arrays, (value,), _scalar(value), _scalar(interaction.reward or 0.0))
+@dataclass(frozen=True, slots=True)
+class _Exporter:
+    """One session while it is exported; `returns` and `purposes` are by interaction id."""
 
+    record: SessionRecord
+    cache: InteractionCache
+    returns: Mapping[str, float]
+    purposes: Mapping[str, str]
+    options: ExportOptions
 
-def _concat(record: SessionRecord, nodes: Sequence[Node], returns: Mapping[str, float]) -> list[Sample]:
-    """One sample a leaf, leaves by rising `seq`: the first whose path holds a node trains it."""
-    samples: list[Sample] = []
-    trained: set[str] = set()
-    for leaf in sorted(_leaves(nodes), key=lambda node: node.interaction.seq):
-        path = aligned_path(leaf)
-        pieces = [
-            Piece(node.interaction.prompt_suffix, node.interaction, at, _trains(node, trained))
-            for at, node in enumerate(path)
-        ]
-        trained.update(node.interaction.id for node in path)
-        interactions = tuple(node.interaction for node in path)
-        score = sum(interaction.reward or 0.0 for interaction in interactions)
-        values = tuple(returns[interaction.id] for interaction in interactions)
-        samples.append(
-            Sample(record, interactions, join(pieces), values, _scalar(score), _scalar(leaf.interaction.reward or 0.0))
-        )
-    return samples
+    def individual(self) -> list[Sample]:
+        return [self._single(node) for node in self.cache.nodes.values() if self._selected(node)]
 
+    def concat(self) -> list[Sample]:
+        """One sample a leaf, leaves by rising `seq`: the first in which a node stands as sampled trains it."""
+        nodes = list(self.cache.nodes.values())
+        selected = {node.interaction.id for node in nodes if self._selected(node)}
+        samples: list[Sample] = []
+        trained: set[str] = set()
+        for leaf in leaves(nodes, selected, self.options.drift):
+            path = path_to(self.cache, leaf, self.options.drift)
+            places = tuple(
+                Placement(node.interaction, turn, start, self._trains(node, selected - trained))
+                for turn, (node, start) in enumerate(zip(path.nodes, path.starts, strict=True))
+            )
+            trained.update(place.interaction.id for place in places if place.start is not None)
+            score = sum(place.interaction.reward or 0.0 for place in places)
+            samples.append(self._sample(places, fill(path.ids, places), score))
+        return samples
 
-def _trains(node: Node, trained: set[str]) -> bool:
-    return node.interaction.trainable and node.interaction.id not in trained
+    def _single(self, node: Node) -> Sample:
+        interaction = node.interaction
+        place = Placement(interaction, 0, interaction.prompt_tokens, interaction.trainable)
+        return self._sample((place,), fill(self.cache.token_ids(node), (place,)), self.returns[interaction.id])
 
+    def _sample(self, places: tuple[Placement, ...], arrays: TokenArrays, reward: float) -> Sample:
+        last = places[-1].interaction
+        returns = tuple(self.returns[place.interaction.id] for place in places)
+        raw = last.reward or 0.0
+        return Sample(self.record, places, self.purposes[last.id], arrays, returns, _scalar(reward), _scalar(raw))
 
-def _leaves(nodes: Sequence[Node]) -> list[Node]:
-    return [node for node in nodes if not any(child.interaction.aligned for child in node.children)]
+    def _selected(self, node: Node) -> bool:
+        interaction, options = node.interaction, self.options
+        if options.agents is not None and interaction.agent not in options.agents:
+            return False
+        return options.purposes is None or self.purposes[interaction.id] in options.purposes
 
-
-def aligned_path(leaf: Node) -> list[Node]:
-    """From the first node of the leaf's aligned chain to the leaf."""
-    path = [leaf]
-    while path[-1].interaction.aligned and path[-1].parent is not None:
-        path.append(path[-1].parent)
-    return path[::-1]
+    def _trains(self, node: Node, wanted: set[str]) -> bool:
+        return node.interaction.trainable and node.interaction.id in wanted
 
 
 def _scalar(value: float) -> FloatArray:

@@ -126,12 +126,12 @@ def _call_position(call_id: str | None, calls: tuple[str, ...]) -> int:
 
 
 def canonical_arguments(text: str) -> bytes:
-    """JSON text with sorted keys and no spaces, 1.0 as 1, empty as {}; text that is no JSON stays as it is."""
+    """JSON text with sorted keys and no spaces, 1.0 as 1, empty as {}; text that is no JSON (or too deep) stays."""
     if not text.strip():
         return b"{}"
     try:
         return canonical_json(orjson.loads(text))
-    except orjson.JSONDecodeError:
+    except (orjson.JSONDecodeError, RecursionError):
         return text.encode(errors="surrogatepass")
 
 

@@ -12,63 +12,59 @@ from proxy.types import Ids, Interaction
 
 IntArray = NDArray[np.int32]
 FloatArray = NDArray[np.float32]
+Span = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
-    """The tokens that one interaction adds to a sample: context ids, then its sampled ids. `turn` counts from 0."""
+class Placement:
+    """Where an interaction's output stands in a sample, None if it does not; `turn` counts from 0."""
 
-    context: Ids
     interaction: Interaction
     turn: int
+    start: int | None
     train: bool
+
+    @property
+    def span(self) -> Span | None:
+        """Its output in [0, L)."""
+        return None if self.start is None else (self.start, self.start + len(self.interaction.output_ids))
 
 
 @dataclass(frozen=True, slots=True)
 class TokenArrays:
-    """`input_ids`, `loss_mask`, `versions`, `turn_ids` int32 [L]; `logprobs` float32 [L]; output `spans`."""
+    """`input_ids`, `loss_mask`, `versions`, `turn_ids` int32 [L]; `logprobs` float32 [L]."""
 
     input_ids: IntArray
     loss_mask: IntArray
     logprobs: FloatArray
     versions: IntArray
     turn_ids: IntArray
-    spans: tuple[tuple[int, int], ...]
 
 
-def join(pieces: Sequence[Piece]) -> TokenArrays:
-    """One sample's arrays from its pieces in order. Untrained outputs are context: mask 0."""
-    length = sum(len(piece.context) + len(piece.interaction.output_ids) for piece in pieces)
+def fill(ids: Ids, placements: Sequence[Placement]) -> TokenArrays:
+    """A sample's arrays. Outputs that are not trained are context: mask 0, logprob 0, version -1, turn -1."""
+    length = len(ids)
     arrays = TokenArrays(
-        input_ids=np.zeros(length, np.int32),
+        input_ids=np.array(ids, np.int32),
         loss_mask=np.zeros(length, np.int32),
         logprobs=np.zeros(length, np.float32),
         versions=np.full(length, -1, np.int32),
         turn_ids=np.full(length, -1, np.int32),
-        spans=(),
     )
-    spans: list[tuple[int, int]] = []
-    end = 0
-    for piece in pieces:
-        start, end = end + len(piece.context), end + len(piece.context) + len(piece.interaction.output_ids)
-        arrays.input_ids[start - len(piece.context) : start] = piece.context
-        arrays.input_ids[start:end] = piece.interaction.output_ids
-        spans.append((start, end))
-        if piece.train:
-            _fill_trained(arrays, piece, start, end)
-    return TokenArrays(
-        arrays.input_ids, arrays.loss_mask, arrays.logprobs, arrays.versions, arrays.turn_ids, tuple(spans)
-    )
+    for placement in placements:
+        if placement.train and placement.span is not None:
+            _fill_trained(arrays, placement.interaction, placement.turn, *placement.span)
+    return arrays
 
 
-def _fill_trained(arrays: TokenArrays, piece: Piece, start: int, end: int) -> None:
+def _fill_trained(arrays: TokenArrays, interaction: Interaction, turn: int, start: int, end: int) -> None:
     trained = np.zeros(end - start, bool)
-    for first, last in piece.interaction.spans or ((0, end - start),):
+    for first, last in interaction.spans or ((0, end - start),):
         trained[first:last] = True
     arrays.loss_mask[start:end] = trained
-    arrays.logprobs[start:end] = np.where(trained, np.asarray(piece.interaction.logprobs), 0.0)
-    arrays.versions[start:end] = np.where(trained, token_versions(piece.interaction), -1)
-    arrays.turn_ids[start:end] = np.where(trained, piece.turn, -1)
+    arrays.logprobs[start:end] = np.where(trained, np.asarray(interaction.logprobs), 0.0)
+    arrays.versions[start:end] = np.where(trained, token_versions(interaction), -1)
+    arrays.turn_ids[start:end] = np.where(trained, turn, -1)
 
 
 def token_versions(interaction: Interaction) -> IntArray:

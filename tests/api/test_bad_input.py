@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import select
 import socket
+import sys
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -26,7 +29,6 @@ VALUES: list[Any] = [
     *([], [1], ["a"], [None], [[]], [{}], {}, {"a": 1}, {"type": 5}, {"type": "function"}, "x" * 3000),
 ]
 # What each field takes of VALUES; None: ignored by design, takes all of them.
-NUMBERS: list[Any] = [0, 1, 2.5, -1, -0.5]
 TAKES: dict[str, list[Any] | None] = {
     "model": ["text", "", "x" * 3000],
     "messages": [],
@@ -264,8 +266,6 @@ async def test_deep_nesting_never_breaks_the_server(tmp_path: Path, depth: int) 
 
 def deep_json(body: Any) -> str:
     """JSON text of a value deeper than Python's own recursion limit allows."""
-    import sys
-
     limit = sys.getrecursionlimit()
     sys.setrecursionlimit(20_000)
     try:
@@ -274,11 +274,12 @@ def deep_json(body: Any) -> str:
         sys.setrecursionlimit(limit)
 
 
-@pytest.mark.parametrize("text", ["\0", "a\0b", "\uffff", "😀" * 100, "\u202e", "\r\n", "<|im_end|>", "{{ x }}{% y %}", ""])
-async def test_any_text_is_content_and_is_given_back_unchanged(tmp_path: Path, text: str) -> None:
+@pytest.mark.parametrize(
+    "text", ["\0", "a\0b", "\uffff", "😀" * 100, "\u202e", "\r\n", "<|im_end|>", "{{ x }}{% y %}", ""]
+)
+async def test_any_text_may_be_content(tmp_path: Path, text: str) -> None:
     async with serving(tmp_path, always()) as server:
         for content in (text, [{"type": "text", "text": text}]):
-            assert (await server.post(CHAT, {"model": text or "m", "messages": [user("x")]})).status_code in (200, 400)
             await server.chat([{"role": "system", "content": content}, {"role": "user", "content": content}])
         tree = await server.tree()
         assert all(node["status"] == "complete" for node in tree)
@@ -325,8 +326,6 @@ BODY = st.fixed_dictionaries(
 
 
 async def test_no_body_at_all_gives_a_5xx(tmp_path: Path) -> None:
-    import asyncio
-
     async with serving(tmp_path, always()) as server:
         loop = asyncio.get_running_loop()
 
@@ -382,8 +381,6 @@ def test_a_hundred_megabytes_are_refused_without_being_read(tmp_path: Path) -> N
 
 def send_until_refused(connection: socket.socket) -> int:
     """Send chunks until the server has answered; how many bytes it took."""
-    import select
-
     piece = b"100000\r\n" + b" " * 0x100000 + b"\r\n"
     sent = 0
     while sent < 100 * 1024 * 1024:

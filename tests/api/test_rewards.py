@@ -111,6 +111,13 @@ async def test_the_last_reward_wins_and_all_of_a_body_or_none_is_set(tmp_path: P
         assert await column(server, "reward") == [None, 0.0]
 
 
+def nested(depth: int) -> Any:
+    value: Any = {}
+    for _ in range(depth):
+        value = {"a": value}
+    return value
+
+
 BAD = [
     ({"reward": "1"}, "reward"),
     ({"reward": True}, "reward"),
@@ -151,7 +158,7 @@ async def test_a_bad_reward_is_400_names_the_field_and_changes_nothing(tmp_path:
     async with serving(tmp_path, says("a")) as server:
         (node,) = await conversation(server, 1)
         if isinstance(body, dict) and isinstance(body.get("rewards"), dict):
-            body = {**body, "rewards": {node: value for value in body["rewards"].values()}}
+            body = {**body, "rewards": dict.fromkeys([node] * len(body["rewards"]), *body["rewards"].values())}
         response = await server.post("/s/rl/set_reward", body)
         assert response.status_code == 400, response.text
         assert response.json()["error"]["param"] == param.replace("ID", node)
@@ -226,6 +233,9 @@ async def test_the_end_takes_a_body_or_none_is_idempotent_and_seals(tmp_path: Pa
         ({"reward": "x"}, "reward"),
         ({"step_scores": [1, 2, 3]}, "step_scores"),
         ({"reward": 1, "finished": 0}, "finished"),
+        ({"reward": 1, "exit_reason": "a\0b"}, "exit_reason"),
+        ({"metrics": nested(260)}, "metrics"),
+        ({"metrics": nested(250)}, "metrics"),
     ],
 )
 async def test_a_bad_end_is_400_names_the_field_and_leaves_the_session_open(
@@ -262,6 +272,7 @@ async def test_many_ends_and_rewards_at_once_leave_one_consistent_end(tmp_path: 
         ({"task_id": "t", "group_id": "a\0"}, "group_id"),
         ({"task_id": "t", "metadata": [1]}, "metadata"),
         ({"task_id": "t", "metadata": 0}, "metadata"),
+        ({"task_id": "t", "metadata": nested(260)}, "metadata"),
         ({"task_id": "t", "discount": 1.5}, "discount"),
         ({"task_id": "t", "discount": "1"}, "discount"),
         ({"task_id": "t", "discount": True}, "discount"),

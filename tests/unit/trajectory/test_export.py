@@ -32,7 +32,7 @@ def test_concat_joins_masks_versions_and_turns_as_golden_says() -> None:
     assert arrays.versions.tolist() == [-1, -1, -1, 0, 0, -1, -1, 1, 1]
     assert arrays.turn_ids.tolist() == [-1, -1, -1, 0, 0, -1, -1, 1, 1]
     assert arrays.logprobs.tolist() == [0, 0, 0, -0.5, -0.5, 0, 0, -0.5, -0.5]
-    assert arrays.spans == ((3, 5), (7, 9))
+    assert [placed.span for placed in sample.placements] == [(3, 5), (7, 9)]
 
 
 def test_concat_rewards_are_the_score_and_individual_rewards_the_returns() -> None:

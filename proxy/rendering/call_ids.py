@@ -1,0 +1,60 @@
+"""Ids of tool calls as a template writes them: a call and its result always get the same one.
+
+Most templates write no ids. Mistral's want nine letters or digits, Kimi's `functions.<name>:<number>`; clients know
+neither. What the model itself sampled is kept: a result refers to the id that stands in the model's own tokens.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable, Mapping, Sequence
+from enum import StrEnum
+
+from proxy.types import Message, ToolCall
+
+
+class CallIds(StrEnum):
+    """How a template wants the ids of calls."""
+
+    GIVEN = "given"
+    NINE = "nine letters or digits"
+    NUMBERED = "functions.name:number"
+
+
+# Where families that sample ids put them: Kimi, and Mistral's newer and older form.
+_SAMPLED = (
+    re.compile(r"<\|tool_call_begin\|>\s*(functions\.[^\s<:]+:\d+)"),
+    re.compile(r"\[CALL_ID\]([A-Za-z0-9]{9})\b"),
+    re.compile(r'\[TOOL_CALLS\](?=.*?"id": ?"([A-Za-z0-9]{9})")', re.DOTALL),
+)
+_NUMBERED = re.compile(r"functions\.[^\s<:]+:\d+")
+_NINE = re.compile(r"[A-Za-z0-9]{9}")
+
+
+def rewritten_ids(messages: Sequence[Message], style: CallIds) -> Mapping[str, str]:
+    """The id to write for each id in `messages` that does not fit `style`."""
+    if style is CallIds.GIVEN:
+        return {}
+    calls = [call for message in messages for call in message.tool_calls]
+    if style is CallIds.NUMBERED:
+        fits = _NUMBERED.fullmatch
+        return {
+            call.id: f"functions.{call.name}:{number}" for number, call in enumerate(calls) if not fits(call.id)
+        }
+    given = {call.id for call in calls} | {message.tool_call_id or "" for message in messages}
+    return {one: _nine(one) for one in given if not _NINE.fullmatch(one)}
+
+
+def sampled_call_ids(calls: Sequence[ToolCall], text: Callable[[], str]) -> Mapping[str, str]:
+    """Our id of each call to the id in the model's own words, where it wrote exactly one for each call."""
+    spoken = text()
+    for pattern in _SAMPLED:
+        found = pattern.findall(spoken)
+        if len(found) == len(calls):
+            return {call.id: own for call, own in zip(calls, found, strict=True)}
+    return {}
+
+
+def _nine(one: str) -> str:
+    return hashlib.blake2b(one.encode(), digest_size=8).hexdigest()[:9]

@@ -1,0 +1,83 @@
+"""Our messages in the form that chat templates and `renderers` take.
+
+Nothing is lost that a template could write: a result names its call, arguments are an object where they are one.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from enum import StrEnum
+from typing import Any
+
+from proxy.rendering.call_ids import CallIds, rewritten_ids
+from proxy.types import Message, Role, Tool, ToolCall
+
+MessageDict = dict[str, Any]
+
+
+class Arguments(StrEnum):
+    """How a template wants the arguments of a call."""
+
+    OBJECT = "object"
+    STRING = "string"
+
+
+def to_dicts(
+    messages: Sequence[Message], arguments: Arguments = Arguments.OBJECT, ids: CallIds = CallIds.GIVEN
+) -> list[MessageDict]:
+    """Messages in the form that chat templates and `renderers` take; tool results get the name of their call."""
+    names: dict[str, str] = {}
+    written = rewritten_ids(messages, ids)
+    out = []
+    for message in messages:
+        names.update((call.id, call.name) for call in message.tool_calls)
+        out.append(_to_dict(message, names, written, arguments))
+    return out
+
+
+def _to_dict(
+    message: Message, names: Mapping[str, str], written: Mapping[str, str], arguments: Arguments
+) -> MessageDict:
+    out: MessageDict = {"role": message.role.value, "content": message.content}
+    if message.reasoning is not None:
+        out["reasoning_content"] = message.reasoning
+    if message.tool_calls:
+        out["tool_calls"] = [_call_dict(call, written, arguments) for call in message.tool_calls]
+    if message.role is Role.TOOL:
+        known = message.tool_call_id or ""
+        out["tool_call_id"] = written.get(known, message.tool_call_id)
+        out["name"] = message.name or names.get(known)
+    return out
+
+
+def _call_dict(call: ToolCall, written: Mapping[str, str], arguments: Arguments) -> dict[str, Any]:
+    value: Any = call.arguments
+    if arguments is Arguments.OBJECT:
+        value = _parsed_object(call.arguments)
+    shown = written.get(call.id, call.id)
+    return {"id": shown, "type": "function", "function": {"name": call.name, "arguments": value}}
+
+
+def _parsed_object(text: str) -> Any:
+    """The object, or the text itself where it is none (some templates write that as it stands)."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+    return value if isinstance(value, dict) else text
+
+
+def tool_dicts(tools: Sequence[Tool]) -> list[dict[str, Any]] | None:
+    """Tools in OpenAI's form, with the key order of Hugging Face's own schemas; None without tools."""
+    return [
+        {
+            "type": "function",
+            "function": {
+                "name": tool.name,
+                "description": tool.description,
+                "parameters": dict(tool.parameters) or {"type": "object", "properties": {}},
+            },
+        }
+        for tool in tools
+    ] or None

@@ -1,0 +1,93 @@
+"""From a leaf to the tokens of its sample. Only nodes proven aligned are joined token by token.
+
+Where a child is not aligned, drift policy `fork` begins a new sample with it; `mask` goes on above it: the child's own
+prompt stands, and those older answers that are still in it exactly as sampled, behind their generation prompt, are
+found again. The others are context.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from proxy.trajectory.cache import InteractionCache, Node
+from proxy.types import Ids
+
+# An older answer is looked for together with this many tokens of the prompt before it, which hold the assistant's
+# header: a short answer would else be found in a user's text.
+_ANCHOR = 3
+
+
+class Drift(StrEnum):
+    """What an export does with a child whose prompt does not begin with its parent's tokens."""
+
+    FORK = "fork"
+    MASK = "mask"
+
+
+@dataclass(frozen=True, slots=True)
+class Path:
+    """The nodes of a sample, oldest first, its ids, and where each output begins in them (None: not as sampled)."""
+
+    nodes: tuple[Node, ...]
+    ids: Ids
+    starts: tuple[int | None, ...]
+
+
+def leaves(nodes: Sequence[Node], selected: Collection[str], drift: Drift) -> list[Node]:
+    """The selected nodes that no selected node continues, by rising `seq`."""
+    continued = {
+        id(node.parent)
+        for node in nodes
+        if node.interaction.id in selected and (node.interaction.aligned or drift is Drift.MASK)
+    }
+    found = [node for node in nodes if node.interaction.id in selected and id(node) not in continued]
+    return sorted(found, key=lambda node: node.interaction.seq)
+
+
+def path_to(cache: InteractionCache, leaf: Node, drift: Drift) -> Path:
+    """The sample that ends with `leaf`."""
+    joined = [leaf]
+    while joined[-1].interaction.aligned and joined[-1].parent is not None:
+        joined.append(joined[-1].parent)
+    starts: list[int | None] = [node.interaction.prompt_tokens for node in joined]
+    if drift is Drift.MASK:
+        above = _ancestors(joined[-1])
+        starts += reversed(_find_again(cache, above[::-1], cache.token_ids(joined[-1])))
+        joined += above
+    return Path(tuple(reversed(joined)), cache.token_ids(leaf), tuple(reversed(starts)))
+
+
+def _ancestors(node: Node) -> list[Node]:
+    """Everything above a node, nearest first."""
+    found: list[Node] = []
+    while node.parent is not None:
+        node = node.parent
+        found.append(node)
+    return found
+
+
+def _find_again(cache: InteractionCache, nodes: Sequence[Node], ids: Ids) -> list[int | None]:
+    """Where the outputs of `nodes`, oldest first, stand in `ids`, each after the one before."""
+    starts: list[int | None] = []
+    after = 0
+    for node in nodes:
+        output = node.interaction.output_ids
+        prompt = cache.token_ids(node)[: node.interaction.prompt_tokens]
+        anchor = prompt[-_ANCHOR:]
+        at = find_ids(ids, anchor + output, max(after - len(anchor), 0))
+        starts.append(None if at is None else at + len(anchor))
+        if at is not None:
+            after = at + len(anchor) + len(output)
+    return starts
+
+
+def find_ids(ids: Ids, wanted: Ids, start: int = 0) -> int | None:
+    """The first index from `start` at which `wanted` stands in `ids`."""
+    width = ids.itemsize
+    haystack, needle = ids.tobytes(), wanted.tobytes()
+    at = haystack.find(needle, start * width)
+    while at >= 0 and at % width:
+        at = haystack.find(needle, at + 1)
+    return at // width if at >= 0 else None

@@ -1,0 +1,94 @@
+"""What an interaction was for. A tag never changes tokens: it is what exports filter on.
+
+A header or a prompt that a known client sends says it outright and is stored. The rest is derived from the whole tree
+when it is asked for, since the first request of a session may turn out to be a title beside the agent's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import StrEnum
+
+from proxy.trajectory.matching import identify
+from proxy.types import Interaction, Message, Role, Status, TurnRequest
+
+
+class Purpose(StrEnum):
+    """main: the agent's own work. aux: side calls that are none of the others."""
+
+    MAIN = "main"
+    TITLE = "title"
+    SUMMARY = "summary"
+    SUBAGENT = "subagent"
+    AUX = "aux"
+
+
+# How known clients begin the system prompt of their title calls, and the user message of their compactions.
+_TITLE_PROMPTS = (
+    "you are a title generator",  # opencode
+    "generate a concise, sentence-case title",  # Claude Code
+    "summarize this coding conversation in under 50 characters",  # Claude Code, older
+    "analyze if this message indicates a new conversation topic",  # Claude Code, older
+)
+_SUMMARY_PROMPTS = (
+    "your task is to create a detailed summary of the conversation so far",  # Claude Code, qwen-code
+    "you are performing a context checkpoint compaction",  # Codex
+    "provide a detailed prompt for continuing our conversation above",  # opencode
+    "you are a helpful ai assistant tasked with summarizing conversations",  # Claude Code, as system prompt
+)
+
+
+def hinted(request: TurnRequest) -> Purpose | None:
+    """The purpose that the client's own words give away."""
+    system = "\n".join(message.content for message in request.messages if message.role is Role.SYSTEM).lower()
+    last = request.messages[-1].content.lstrip().lower() if request.messages else ""
+    if any(prompt in system for prompt in _TITLE_PROMPTS):
+        return Purpose.TITLE
+    if any(last.startswith(prompt) or prompt in system for prompt in _SUMMARY_PROMPTS):
+        return Purpose.SUMMARY
+    return None
+
+
+def derive(interactions: Sequence[Interaction]) -> dict[str, str]:
+    """The purpose of every complete interaction of a session by id; what is stored stands."""
+    complete = [interaction for interaction in interactions if interaction.status is Status.COMPLETE]
+    roots = [interaction for interaction in complete if interaction.parent_id is None]
+    purposes = _root_purposes([root for root in roots if root.purpose is None])
+    out: dict[str, str] = {}
+    for interaction in complete:  # parents come before their children
+        inherited = (
+            _inherited(out.get(interaction.parent_id)) if interaction.parent_id else purposes.get(interaction.id)
+        )
+        out[interaction.id] = interaction.purpose or inherited or Purpose.MAIN
+    return out
+
+
+def _inherited(purpose: str | None) -> str | None:
+    """A summary is one call: what follows it is the agent's own work again."""
+    return None if purpose == Purpose.SUMMARY else purpose
+
+
+def _root_purposes(roots: Sequence[Interaction]) -> dict[str, Purpose]:
+    """Beside a tooled root, one without tools that does not begin as it does is aux; a tooled one is a sub-agent's when
+    both its system messages and its beginning are others."""
+    first = next((root for root in roots if root.tools), None)
+    if first is None:
+        return {root.id: Purpose.MAIN for root in roots}
+    return {root.id: _beside(first, root) for root in roots}
+
+
+def _beside(first: Interaction, root: Interaction) -> Purpose:
+    if _beginning(root) == _beginning(first):
+        return Purpose.MAIN
+    if not root.tools:
+        return Purpose.AUX
+    return Purpose.MAIN if _system_key(root) == _system_key(first) else Purpose.SUBAGENT
+
+
+def _beginning(root: Interaction) -> Message | None:
+    """The first message that is not the system's."""
+    return next((message for message in root.new_messages if message.role is not Role.SYSTEM), None)
+
+
+def _system_key(root: Interaction) -> int:
+    return identify(root.new_messages, (), {}).root.system
