@@ -11,7 +11,8 @@ ProxyError                        status  code
 │   └── LimitReached              403     session_limit_reached
 ├── NotFound                      404     not_found
 │   ├── ModelNotFound             404     model_not_found
-│   └── SessionNotFound           404     session_not_found
+│   ├── SessionNotFound           404     session_not_found
+│   └── PreviousResponseNotFound  404     previous_response_not_found
 ├── MethodNotAllowed              405     method_not_allowed
 ├── BodyTooLarge                  413     body_too_large
 ├── TooManyRequests               429     rate_limit_exceeded
@@ -127,6 +128,12 @@ class SessionNotFound(NotFound):
     """The addressed session does not exist."""
 
     code = "session_not_found"
+
+
+class PreviousResponseNotFound(NotFound):
+    """`previous_response_id` names no complete response of this session."""
+
+    code = "previous_response_not_found"
 
 
 class MethodNotAllowed(ProxyError):

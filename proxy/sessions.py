@@ -259,9 +259,11 @@ class Sessions:
         """A page of sessions, oldest first, after the session id `after`."""
         return await self._store.find_sessions(after=after, limit=_PAGE)
 
-    async def look_at(self, session_id: str) -> tuple[Session, list[Interaction]]:
-        """A session and all its stored interactions, failed ones too, in order of `seq`."""
-        return await self.get(session_id), await self._store.load_interactions(session_id)
+    async def look_at(self, session_id: str) -> tuple[Session, list[Interaction], int]:
+        """A session, all its stored interactions (failed ones too) by `seq`, and how many calls began and did not end."""
+        session = await self.get(session_id)
+        interactions = await self._store.load_interactions(session_id)
+        return session, interactions, len(await self._store.load_begun(session_id))
 
     async def wait_ended(self, session_ids: Sequence[str], wait_s: float) -> None:
         """Wait until all of these sessions have ended, for `wait_s` at most."""

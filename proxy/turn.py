@@ -17,6 +17,7 @@ from proxy.rendering.output_parser import OutputParser
 from proxy.sessions import Session
 from proxy.trajectory.cache import Match
 from proxy.trajectory.matching import Identity, request_hash
+from proxy.trajectory.purpose import hinted
 from proxy.types import (
     Delta,
     FinishReason,
@@ -169,7 +170,7 @@ def begin_interaction(interaction_id: str, session_id: str, request: TurnRequest
         template_options=request.template_options if parent is None else {},
         model=request.model,
         state_hash=request.state_hash,
-        purpose=request.purpose,
+        purpose=request.purpose or hinted(request),
         agent=request.agent,
         request_hash=request_hash(request, prompt.identity),
         notes={"dropped": list(request.dropped)} if request.dropped else {},

@@ -107,7 +107,9 @@ class ToolCall:
 class Message:
     """One message of a conversation, the same for all APIs. `content` is the joined text of its parts.
 
-    `images` are digests. `tool_call_id` and `name` are for role `tool`. `reasoning` is never part of the identity.
+    `images` are digests. `tool_call_id` is for role `tool`. `name` is the tool's, or `instructions` for a system message
+    that came as instructions. `origin` is the interaction that an echoed answer says it is from (by item id, signature or
+    encrypted content). Of these only role, content, calls and images are identity, and `tool_call_id` up to renaming.
     """
 
     role: Role
@@ -117,9 +119,10 @@ class Message:
     reasoning: str | None = None
     name: str | None = None
     images: tuple[str, ...] = ()
+    origin: str | None = None
 
     def to_json(self) -> dict[str, Json]:
-        """A dict with only what is set; `from_json` gives the message back."""
+        """A dict with only what is set; `from_json` gives the message back. `origin` is for one request only."""
         out: dict[str, Json] = {"role": self.role.value, "content": self.content}
         if self.tool_calls:
             out["tool_calls"] = [[call.id, call.name, call.arguments] for call in self.tool_calls]
@@ -235,12 +238,20 @@ _SAMPLING_DEFAULTS: dict[str, Json] = {
 
 
 @dataclass(frozen=True, slots=True)
+class ResponseFormat:
+    """The answer must be JSON: any object, or (with `schema`) a value of that schema."""
+
+    schema: Mapping[str, Json] | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class TurnRequest:
     """A parsed request of any API: what to continue, how to sample, and how to answer.
 
     `template_options` change the head of the prompt (chat_template_kwargs, reasoning effort) and belong to the root's
     identity. `given` names the sampling fields that the client set itself. `dropped` names what the client sent and
-    this server left aside. `previous_id` is `previous_response_id`.
+    this server left aside. `previous_id` is `previous_response_id`: `messages` are then only those after it. `echo` are
+    fields that the reply repeats as they came.
     """
 
     api: Api
@@ -259,6 +270,8 @@ class TurnRequest:
     n: int = 1
     dropped: tuple[str, ...] = ()
     previous_id: str | None = None
+    response_format: ResponseFormat | None = None
+    echo: Mapping[str, Json] = field(default_factory=dict)
     state_hash: str | None = None
     purpose: str | None = None
     agent: str | None = None

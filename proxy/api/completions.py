@@ -13,6 +13,7 @@ from proxy.api.replies import StreamReply, UnaryReply
 from proxy.errors import InvalidRequest, NotImplementedYet
 from proxy.protocols.base import WireProtocol
 from proxy.sessions import Sessions
+from proxy.trajectory.purpose import Purpose
 from proxy.turns import Turns
 from proxy.types import TurnRequest
 
@@ -42,9 +43,15 @@ def _with_headers(turn_request: TurnRequest, request: Request) -> TurnRequest:
     return replace(
         turn_request,
         state_hash=request.headers.get("x-tokengrove-state-hash"),
-        purpose=request.headers.get("x-tokengrove-purpose"),
+        purpose=_purpose(request.headers.get("x-tokengrove-purpose")),
         agent=request.headers.get("x-tokengrove-agent"),
     )
+
+
+def _purpose(name: str | None) -> str | None:
+    if name is not None and name not in list(Purpose):
+        raise InvalidRequest(f"x-tokengrove-purpose must be one of {', '.join(Purpose)}", param="x-tokengrove-purpose")
+    return name
 
 
 async def not_implemented(request: Request) -> None:

@@ -27,6 +27,8 @@ from proxy.protocols.sampling import parse_drawing
 from proxy.rewards import Changes, reward_step_scores, reward_tokens, reward_turn, reward_turns
 from proxy.sessions import LIMIT_COUNTS, LIMITS, Session, Sessions, StartedSession
 from proxy.settings import Settings
+from proxy.trajectory.export import certificate
+from proxy.trajectory.purpose import derive
 from proxy.types import Credit, Interaction, Outcome, SamplingParams
 
 _SAMPLING_FIELDS = frozenset(SamplingParams.__dataclass_fields__) - {"logit_bias", "stop", "ignore_eos"}
@@ -76,10 +78,15 @@ class Rl:
 
     async def show_session(self, request: Request) -> JsonResponse:
         self._sessions.check_admin(key_of(request))
-        session, interactions = await self._sessions.look_at(request.path_params["session"])
-        returns = self._sessions.returns(session)
-        nodes = [_interaction_json(interaction, returns.get(interaction.id)) for interaction in interactions]
-        return JsonResponse({**_record_json(session.record), "interactions": nodes})
+        session, interactions, begun = await self._sessions.look_at(request.path_params["session"])
+        returns, purposes = self._sessions.returns(session), derive(interactions)
+        nodes = [
+            _interaction_json(interaction, returns.get(interaction.id), purposes.get(interaction.id))
+            for interaction in interactions
+        ]
+        counts = certificate(session.record, interactions, begun)
+        shown = {name: counts[name] for name in ("reasons", "unaligned", "failed", "aborted", "superseded")}
+        return JsonResponse({**_record_json(session.record), **shown, "begun_not_ended": begun, "interactions": nodes})
 
     async def _body(self, request: Request) -> Mapping[str, Any]:
         return await read_object(request, self._settings.max_body_bytes)
@@ -229,7 +236,7 @@ def _record_json(record: Any) -> dict[str, Any]:
     }
 
 
-def _interaction_json(interaction: Interaction, value: float | None) -> dict[str, Any]:
+def _interaction_json(interaction: Interaction, value: float | None, purpose: str | None) -> dict[str, Any]:
     return {
         "id": interaction.id,
         "parent_id": interaction.parent_id,
@@ -238,7 +245,7 @@ def _interaction_json(interaction: Interaction, value: float | None) -> dict[str
         "api": interaction.api.value,
         "reason": interaction.reason.value,
         "status": interaction.status.value,
-        "purpose": interaction.purpose,
+        "purpose": purpose or interaction.purpose,
         "reward": interaction.reward,
         "rewards": dict(interaction.rewards),
         "return": value,

@@ -154,9 +154,7 @@ class Bridge:
                 return size
         return 0
 
-    def _ends(
-        self, frame: _Frame, answer: Message, new_messages: Sequence[Message], options: Options
-    ) -> _Ends | None:
+    def _ends(self, frame: _Frame, answer: Message, new_messages: Sequence[Message], options: Options) -> _Ends | None:
         history = frame.history(answer)
         after = self._template.render([*history, *new_messages], frame.tools, options)
         key = None if answer.tool_calls else json.dumps([bool(frame.tools), frame.system, options], default=str)

@@ -39,9 +39,7 @@ def rewritten_ids(messages: Sequence[Message], style: CallIds) -> Mapping[str, s
     calls = [call for message in messages for call in message.tool_calls]
     if style is CallIds.NUMBERED:
         fits = _NUMBERED.fullmatch
-        return {
-            call.id: f"functions.{call.name}:{number}" for number, call in enumerate(calls) if not fits(call.id)
-        }
+        return {call.id: f"functions.{call.name}:{number}" for number, call in enumerate(calls) if not fits(call.id)}
     given = {call.id for call in calls} | {message.tool_call_id or "" for message in messages}
     return {one: _nine(one) for one in given if not _NINE.fullmatch(one)}
 

@@ -93,7 +93,7 @@ class _Collected:
 
 def read_calls(calls: ToolFormat, text: str, tools: Sequence[Tool] = ()) -> list[tuple[str, str]]:
     """Names and arguments of the first region of calls written in `text`; markers are found by their text."""
-    before, opener, region = text.partition(calls.opener)
+    _, opener, region = text.partition(calls.opener)
     if not opener:
         starts = [text.find(char) for char in calls.bare if char in text]
         if not starts:

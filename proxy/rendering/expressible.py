@@ -71,6 +71,7 @@ _LATE = Message(Role.SYSTEM, "Probe-late")
 _CALL = ToolCall("call_0", "probe_tool", '{"probe_key": "probe_value"}')
 _OTHER = ToolCall("call_1", "probe_other", '{"probe_key": "other_value"}')
 _RESULTS = (Message(Role.TOOL, "Probe-result", (), "call_0"), Message(Role.TOOL, "Probe-other", (), "call_1"))
+_RESULT_TEXTS = tuple(message.content for message in _RESULTS)
 _TOOL = Tool("probe_tool", "Probe-description", {"type": "object", "properties": {"probe_key": {"type": "string"}}})
 
 
@@ -82,7 +83,7 @@ def probe(write: Write) -> Expressible:
     return Expressible(
         arguments=arguments,
         call_ids=ids,
-        parallel_calls=probes.shows((_USER, two, *_RESULTS), "probe_value", "other_value", "Probe-result", "Probe-other"),
+        parallel_calls=probes.shows((_USER, two, *_RESULTS), "probe_value", "other_value", *_RESULT_TEXTS),
         reasoning_key=next((key for key in _REASONING_KEYS if probes.shows_reasoning(key)), None),
         tools=probes.shows((_USER,), "Probe-user", "probe_tool", tools=(_TOOL,)),
         tool_results=probes.shows((_USER, one, _RESULTS[0]), "Probe-result"),
@@ -125,18 +126,19 @@ class _Probes:
 
 
 def _call_forms(write: Write) -> Iterator[tuple[Arguments, CallIds]]:
-    """The forms in which a call comes out whole, and not as Python would print it or encoded twice."""
-    result = Message(Role.TOOL, "Probe-result", (), "call_0")
+    """The forms in which a call and its result come out whole, not as Python would print it or encoded twice.
+
+    A template without tool results may still write calls, so the result decides only about the ids.
+    """
+    called = (_USER, Message(Role.ASSISTANT, "", (_CALL,)))
     for ids, arguments in itertools.product((CallIds.GIVEN, CallIds.NINE), Arguments):
-        probes = _Probes(write, arguments, ids)
-        text = probes.text((_USER, Message(Role.ASSISTANT, "", (_CALL,))))
+        text = _Probes(write, arguments, ids).text(called)
         whole = all(needle in text for needle in ("probe_tool", "probe_key", "probe_value"))
         if not whole or "{'probe_key'" in text or '\\"probe_key' in text:
             continue
-        # A template that checks ids may check those of results only.
-        if ids is CallIds.GIVEN and not probes.shows((_USER, Message(Role.ASSISTANT, "", (_CALL,)), result), "Probe-result"):
-            nine = _Probes(write, arguments, CallIds.NINE)
-            if nine.shows((_USER, Message(Role.ASSISTANT, "", (_CALL,)), result), "Probe-result"):
-                ids = CallIds.NINE
+        given, nine = (_Probes(write, arguments, style) for style in (ids, CallIds.NINE))
+        answered = (*called, _RESULTS[0])
+        if not given.shows(answered, "Probe-result") and nine.shows(answered, "Probe-result"):
+            yield arguments, CallIds.NINE
         numbered = ids is CallIds.GIVEN and "<|tool_call_argument_begin|>" in text
         yield arguments, CallIds.NUMBERED if numbered else ids

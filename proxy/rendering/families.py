@@ -1,55 +1,107 @@
-"""Which family a folder belongs to: said by `--family`, else by its `model_type`, else found by parity.
+"""The known model families: what each is called in `config.json`, what its chat template holds, how it calls tools.
 
-The folder's own chat template is the truth: a renderer of the library is used only where it writes the same ids. A
-family is one line of the table; `library` is the renderer's name in the `renderers` package, None where the chat
-template itself is used.
+A family only says where to look first. The folder's own chat template is the truth: a renderer of the library is
+used where it writes the same ids, a call format where it reads back what the template wrote (choice.py, formats.py).
 """
 
 from __future__ import annotations
 
-import json
-import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 from proxy.errors import ConfigurationError
-from proxy.rendering.library import LibraryTemplate, agrees
-from proxy.rendering.template import ChatTemplate, Template
-from proxy.rendering.tokenizer import Tokenizer
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """`tool_format` and `reasoning` are names of tool_formats.py; None: found in the chat template, if it has any."""
+    """`holds` and `lacks` are texts by which a chat template is known. `library`: renderers of the `renderers` package
+    to try, in order. `tool_format` and `reasoning` are names of tool_formats.py."""
 
     name: str
     model_types: tuple[str, ...] = ()
-    library: str | None = None
+    holds: tuple[str, ...] = ()
+    lacks: tuple[str, ...] = ()
+    library: tuple[str, ...] = ()
     tool_format: str | None = None
     reasoning: str | None = None
-    needs: tuple[str, ...] = ()
+
+    def knows(self, source: str) -> bool:
+        """Whether the chat template `source` is one of this family."""
+        fits = bool(self.holds) and all(text in source for text in self.holds)
+        return fits and not any(text in source for text in self.lacks)
 
 
+_IM = "<|im_start|>"
+_DEEPSEEK = "<\uff5cAssistant\uff5c>"
+_QWEN3 = ("qwen3", "qwen3_moe", "qwen3_next", "qwen3_vl", "qwen3_vl_moe")
+_QWEN3_5 = ("qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text", "qwen3_6", "qwen3_6_moe")
+_GLM_5 = ("glm4_moe_lite", "glm_moe_dsa", "glm5", "glm5_moe")
+_DEEPSEEK_3 = ("deepseek_v3", "deepseek_v2", "deepseek_v32")
+
+# In order: where two families fit, the first one is meant. No renderer of the library for gpt-oss: it fetches its
+# vocabulary from the network.
 FAMILIES = (
-    Family("qwen3", ("qwen3", "qwen3_moe"), "qwen3", "hermes", "think", ("<|im_start|>", "<tool_call>", "</think>")),
-    Family("qwen2.5", ("qwen2", "qwen2_moe"), None, "hermes"),
-    Family("glm-4.5", ("glm4_moe",), "glm-4.5", None, "think", ("<|observation|>", "<tool_call>", "</think>")),
-    Family("minimax-m2", ("minimax_m2", "minimax"), "minimax-m2", None, "think", ("]~b]", "[e~[")),
+    Family("qwen3", _QWEN3, (_IM, "</think>"), ("<function=",), ("qwen3",), "hermes", "qwen3"),
+    Family("qwen3-coder", _QWEN3, (_IM, "<function="), ("</think>",), (), "qwen3_coder"),
+    Family("qwen3-instruct", _QWEN3, (_IM, "<tool_call>"), ("</think>", "<function="), (), "hermes"),
+    Family(
+        "qwen3.8",
+        ("qwen3_8", "qwen3_8_text", "qwen3_8_moe", "qwen3_8_moe_text"),
+        (_IM, "<function=", "</think>", "Reasoning effort is set to"),
+        library=("qwen3.8",),
+        tool_format="qwen3_coder",
+        reasoning="qwen3",
+    ),
+    Family(
+        "nemotron-3",
+        ("nemotron_h", "nemotron_h_moe", "nemotron3"),
+        (_IM, "<function=", "truncate_history_thinking"),
+        library=("nemotron-3", "nemotron-3-ultra", "nemotron-3.5"),
+        tool_format="qwen3_coder",
+        reasoning="qwen3",
+    ),
+    Family("qwen3.5", _QWEN3_5, (_IM, "<function=", "</think>"), (), ("qwen3.5", "qwen3.6"), "qwen3_coder", "qwen3"),
+    Family("qwen2.5", ("qwen2", "qwen2_moe", "qwen2_vl", "qwen2_5_vl"), (_IM, "<tool_call>"), (), (), "hermes"),
+    Family("llama-3", ("llama", "mllama"), ("<|start_header_id|>",), (), ("llama-3",), "llama3"),
+    Family("llama-4", ("llama4", "llama4_text"), ("<|header_start|>",), tool_format="pythonic"),
+    Family(
+        "mistral",
+        ("mistral", "mistral3", "ministral", "ministral3", "mixtral", "pixtral"),
+        ("[INST]",),
+        tool_format="mistral",
+        reasoning="mistral",
+    ),
+    Family("phi-4", ("phi3", "phi4mm"), ("<|im_sep|>",)),
+    Family("phi-3", ("phi3", "phi", "phimoe", "phi4mm"), ("<|assistant|>", "<|end|>"), ("<|observation|>",)),
+    Family("gemma-4", ("gemma4", "gemma4_text"), ("<|turn>",), (), ("gemma4",), "gemma4", "gemma4"),
+    Family("gemma", ("gemma", "gemma2", "gemma3", "gemma3_text", "gemma3n", "gemma3n_text"), ("<start_of_turn>",)),
+    Family("glm-5", _GLM_5, ("<|observation|>", "<arg_key>"), (), ("glm-5", "glm-5.1", "glm-5.3"), "glm47", "glm45"),
+    Family("glm-4.5", ("glm4_moe", "glm4v_moe"), ("<|observation|>",), (), ("glm-4.5",), "glm45", "glm45"),
+    Family(
+        "deepseek-r1",
+        _DEEPSEEK_3,
+        (f"{_DEEPSEEK}<think>",),
+        library=("deepseek-r1",),
+        tool_format="deepseekv3",
+        reasoning="deepseek-r1",
+    ),
+    Family("deepseek-v3", _DEEPSEEK_3, (_DEEPSEEK, "```json"), (), ("deepseek-v3",), "deepseekv3"),
+    Family("deepseek-v4", ("deepseek_v4",), (), (), ("deepseek-v4",), "deepseekv4", "deepseek-v3"),
+    Family("deepseek-v3.1", _DEEPSEEK_3, (_DEEPSEEK,), ("```json",), (), "deepseekv31", "deepseek-v3"),
+    Family(
+        "kimi-k2",
+        ("kimi_k2", "kimi_k25", "kimi_linear"),
+        ("<|im_middle|>",),
+        library=("kimi-k2", "kimi-k2.5"),
+        tool_format="kimi_k2",
+        reasoning="kimi_k2",
+    ),
+    Family("minimax-m2", ("minimax_m2", "minimax"), ("]~b]",), (), ("minimax-m2",), "minimax-m2", "minimax"),
+    Family("gpt-oss", ("gpt_oss",), ("<|channel|>", "<|start|>"), tool_format="gpt-oss", reasoning="gpt-oss"),
+    Family("cohere", ("cohere", "cohere2"), ("<|START_OF_TURN_TOKEN|>",)),
+    Family("hunyuan", ("hunyuan_v1_dense", "hunyuan_v1_moe", "hy3"), (), (), ("hy3",), "hunyuan", "hunyuan"),
     Family("generic"),
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """A family with the template that writes for it; `chat` is the folder's own, where it has one."""
-
-    family: Family
-    template: Template
-    chat: ChatTemplate | None
 
 
 def family_named(name: str) -> Family:
@@ -60,54 +112,8 @@ def family_named(name: str) -> Family:
     raise ConfigurationError(f"--family {name} is not one of {', '.join(family.name for family in FAMILIES)}")
 
 
-def choose(tokenizer: Tokenizer, folder: Path, named: str | None, retention: str) -> Choice:
-    """Raises ConfigurationError for an unknown name, a family that the tokenizer does not fit, or no chat template."""
-    given = None if named is None else family_named(named)
-    chat = ChatTemplate(tokenizer) if tokenizer.hugging_face.chat_template else None
-    if given is not None and given.library is not None:
-        template = LibraryTemplate(given.library, tokenizer, retention)
-        if chat is not None and not agrees(template, chat):
-            log.warning("--family %s writes other ids than the chat template in %s", given.name, folder)
-        return Choice(given, template, chat)
-    if chat is None:
-        raise ConfigurationError(f"no chat template in {folder} (chat_template.jinja or tokenizer_config.json)")
-    if given is not None:
-        return Choice(given, chat, chat)
-    model_type = read_json(folder / "config.json").get("model_type")
-    return _by_parity(tokenizer, chat, model_type, retention)
-
-
-def read_json(path: Path) -> Mapping[str, Any]:
-    """The object in a JSON file, empty where there is none. Raises ConfigurationError on a broken file."""
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError) as error:
-        raise ConfigurationError(f"{path} cannot be read: {error}") from error
-    return value if isinstance(value, dict) else {}
-
-
-def _by_parity(tokenizer: Tokenizer, chat: ChatTemplate, model_type: Any, retention: str) -> Choice:
-    for family in _candidates(tokenizer, model_type):
-        if family.library is None:
-            return Choice(family, chat, chat)
-        try:
-            template = LibraryTemplate(family.library, tokenizer, retention)
-        except ConfigurationError:
-            continue
-        if agrees(template, chat):
-            template.twin = chat
-            return Choice(family, template, chat)
-    return Choice(family_named("generic"), chat, chat)
-
-
-def _candidates(tokenizer: Tokenizer, model_type: Any) -> Iterator[Family]:
-    """Those of the model type, then those whose markers the vocabulary has."""
+def candidates(model_type: str | None, source: str) -> Iterator[Family]:
+    """Those of the model type that know the template, then any other that does, then those of the type alone."""
     by_type = [family for family in FAMILIES if model_type in family.model_types]
-    yield from (family for family in by_type if family.library is not None)
-    for family in FAMILIES:
-        fits = all(tokenizer.token_id(marker) is not None for marker in family.needs)
-        if family not in by_type and family.library is not None and fits:
-            yield family
-    yield from (family for family in by_type if family.library is None)
+    known = [family for family in FAMILIES if family.knows(source)]
+    yield from dict.fromkeys([*(f for f in by_type if f in known), *known, *by_type, family_named("generic")])

@@ -2,14 +2,16 @@
 
 A mark is found by its token id where the vocabulary has one, and only there: the same text spelled with ordinary
 tokens is text. Where the vocabulary has none, the mark is found in the text, held back while it may be starting.
+Marks that only have a meaning inside of calls are looked for only while `inside` is set.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+from proxy.rendering.call_reader import spelling_pattern
 from proxy.rendering.tokenizer import Tokenizer
 
 
@@ -18,6 +20,8 @@ class Mark(StrEnum):
     THINK_CLOSE = "think_close"
     CALL_OPEN = "call_open"
     CALL_CLOSE = "call_close"
+    INNER = "inner"
+    HIDDEN = "hidden"
     END = "end"
 
 
@@ -32,29 +36,42 @@ class Lexeme:
 
 
 class Lexer:
-    """`spellings` are the marks to find, by their text; `ends` the ids that end a turn.
+    """`spellings` are the marks to find, by their text; `inner` those of calls; `ends` the ids that end a turn.
 
     With `single` every token is a lexeme of its own, so that positions are exact.
     """
 
     def __init__(
-        self, tokenizer: Tokenizer, spellings: Mapping[str, Mark], ends: Sequence[int], *, single: bool
+        self,
+        tokenizer: Tokenizer,
+        spellings: Mapping[str, Mark],
+        ends: Sequence[int],
+        *,
+        single: bool,
+        inner: Collection[str] = (),
     ) -> None:
-        by_text = {text: (tokenizer.token_id(text), mark) for text, mark in spellings.items()}
+        by_text = {text: (tokenizer.token_id(text), mark) for text, mark in spellings.items() if text}
+        inner_ids = {text: tokenizer.token_id(text) for text in inner if text and text not in by_text}
         self._marks = {token: mark for token, mark in by_text.values() if token is not None}
         self._marks.update(dict.fromkeys(ends, Mark.END))
-        self._spellings = {text: mark for text, (token, mark) in by_text.items() if token is None}
-        self._single = single or bool(self._spellings)
+        self._inner = {token for token in inner_ids.values() if token is not None} - self._marks.keys()
+        outer = {text: mark for text, (token, mark) in by_text.items() if token is None}
+        self._outside = _Spellings(outer)
+        self._within = _Spellings({text: Mark.INNER for text, token in inner_ids.items() if token is None} | outer)
+        self._single = single or bool(outer)
         self._tokenizer = tokenizer
         self._detokenizer = tokenizer.detokenizer()
         self._held = ""
         self._held_tokens = 0
         self.position = 0
+        self.inside = False
 
     def feed(self, ids: Sequence[int]) -> Iterator[Lexeme]:
         marks, start = self._marks, 0
         for index, token in enumerate(ids):
             mark = marks.get(token)
+            if mark is None and self.inside and token in self._inner:
+                mark = Mark.INNER
             if mark is None:
                 if self._single:
                     yield from self._text(ids[index : index + 1])
@@ -76,22 +93,28 @@ class Lexer:
             yield Lexeme(text, None, self.position, self._held_tokens)
         self._held, self._held_tokens = "", 0
 
+    @property
+    def _spellings(self) -> _Spellings:
+        return self._within if self.inside else self._outside
+
     def _text(self, ids: Sequence[int]) -> Iterator[Lexeme]:
         self.position += len(ids)
         text = self._detokenizer.push(ids)
-        if self._spellings:
+        if self._held_tokens or self._spellings.marks:
             self._held_tokens += len(ids)
             yield from self._find_spellings(self._held + text)
         else:
             yield Lexeme(text, None, self.position, len(ids))
 
     def _find_spellings(self, text: str) -> Iterator[Lexeme]:
-        while found := min(((text.find(s), s) for s in self._spellings if s in text), default=None):
-            at, spelling = found
-            yield self._release(text[:at], None)
-            yield self._release(spelling, self._spellings[spelling])
+        # What is looked for may change with every lexeme that is given out.
+        while (found := self._spellings.find(text)) is not None:
+            at, spelling, mark = found
+            if at:
+                yield self._release(text[:at], None)
+            yield self._release(spelling, mark)
             text = text[at + len(spelling) :]
-        keep = longest_start(text, self._spellings)
+        keep = self._spellings.longest_start(text)
         self._held = text[len(text) - keep :]
         if keep < len(text):
             yield self._release(text[: len(text) - keep], None)
@@ -101,11 +124,30 @@ class Lexer:
         return Lexeme(text, mark, self.position, tokens)
 
 
-def longest_start(text: str, words: Mapping[str, object] | Sequence[str]) -> int:
+class _Spellings:
+    """Marks that are looked for in the text."""
+
+    def __init__(self, marks: Mapping[str, Mark]) -> None:
+        self.marks = marks
+        self._words = tuple(marks)
+        self._pattern = spelling_pattern(self._words)
+
+    def find(self, text: str) -> tuple[int, str, Mark] | None:
+        found = self._pattern.search(text) if self._pattern is not None else None
+        return None if found is None else (found.start(), found.group(), self.marks[found.group()])
+
+    def longest_start(self, text: str) -> int:
+        return longest_start(text, self._words)
+
+
+def longest_start(text: str, words: Sequence[str]) -> int:
     """Length of the longest end of `text` that begins one of `words` without being all of it."""
-    limit = min(len(text), max(map(len, words), default=1) - 1)
-    for size in range(limit, 0, -1):
-        end = text[len(text) - size :]
-        if any(len(word) > size and word.startswith(end) for word in words):
-            return size
-    return 0
+    longest = 0
+    for word in words:
+        at = text.find(word[0], max(0, len(text) - len(word) + 1))
+        while 0 <= at < len(text) - longest:
+            if word.startswith(text[at:]):
+                longest = len(text) - at
+                break
+            at = text.find(word[0], at + 1)
+    return longest

@@ -11,7 +11,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from proxy.errors import ConfigurationError, InvalidRequest
-from proxy.rendering.template import ChatTemplate, Options, require_text, to_dicts, tool_dicts
+from proxy.rendering.message_dicts import to_dicts, tool_dicts
+from proxy.rendering.template import ChatTemplate, Options, require_text
 from proxy.rendering.tokenizer import Tokenizer
 from proxy.types import Message, Role, Tool, ToolCall
 
@@ -36,7 +37,7 @@ class LibraryTemplate:
         self._ready: dict[str, Any] = {}
         try:
             self.stop_token_ids = tuple(self._renderer({}).get_stop_token_ids())
-        except AssertionError as error:
+        except (AssertionError, ImportError, *_RENDER_ERRORS) as error:
             raise ConfigurationError(f"the tokenizer does not fit family {name}: {error}") from error
 
     def render(
@@ -98,12 +99,12 @@ class LibraryTemplate:
 class _LibraryTokenizer:
     """What the library asks of a tokenizer; without `__call__`, so that it does not compute offsets."""
 
-    unk_token_id: int | None
+    # The library takes any token that equals it for missing: Qwen's tokenizers name their end of text so.
+    unk_token_id: int | None = None
     name_or_path = ""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        self.unk_token_id = tokenizer.hugging_face.unk_token_id
         self.eos_token_id = tokenizer.hugging_face.eos_token_id
         self.bos_token_id = tokenizer.hugging_face.bos_token_id
         self.all_special_tokens = list(tokenizer.hugging_face.all_special_tokens)
@@ -116,8 +117,7 @@ class _LibraryTokenizer:
 
     def convert_tokens_to_ids(self, tokens: Any) -> Any:
         if isinstance(tokens, str):
-            found = self._tokenizer.token_id(tokens)
-            return self.unk_token_id if found is None else found
+            return self._tokenizer.token_id(tokens)
         return [self.convert_tokens_to_ids(token) for token in tokens]
 
     def get_vocab(self) -> dict[str, int]:

@@ -234,10 +234,7 @@ class _GemmaValue:
 
     def _pair(self, depth: int) -> tuple[str, Any]:
         self._skip_space()
-        if self._text.startswith(self._quote, self._at):
-            key = self._string()
-        else:
-            key = self._until(":,{}[]")
+        key = self._string() if self._text.startswith(self._quote, self._at) else self._until(":,{}[]")
         if not key or not self._take(":"):
             raise Malformed
         return key, self._value(depth + 1)

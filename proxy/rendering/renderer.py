@@ -7,28 +7,22 @@ from __future__ import annotations
 
 import logging
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from proxy.errors import ConfigurationError, InvalidRequest, UnsupportedParameter
+from proxy.errors import InvalidRequest, UnsupportedParameter
 from proxy.rendering.bridge import Bridge
-from proxy.rendering.families import Choice, choose, read_json
-from proxy.rendering.lexer import Lexer, Mark
+from proxy.rendering.call_reader import split_marks
+from proxy.rendering.choice import Choice, choose
+from proxy.rendering.formats import choose_reasoning, choose_tool_format, stop_tokens
 from proxy.rendering.library import LibraryTemplate
 from proxy.rendering.output_parser import OutputParser
-from proxy.rendering.template import ChatTemplate
+from proxy.rendering.parsing import build_parser
 from proxy.rendering.tokenizer import Tokenizer
-from proxy.rendering.tool_formats import (
-    REASONING_FORMATS,
-    TOOL_FORMATS,
-    ReasoningFormat,
-    ToolFormat,
-    reasoning_format,
-    tool_format,
-)
+from proxy.rendering.tool_formats import ReasoningFormat, ToolFormat
 from proxy.settings import Settings
-from proxy.types import Grammar, GrammarPart, Ids, Message, Role, Tool, ToolCall, ToolChoice, ToolChoiceMode, ids_of
+from proxy.types import Grammar, GrammarPart, Ids, Message, Role, Tool, ToolChoice, ToolChoiceMode, ids_of
 
 log = logging.getLogger(__name__)
 
@@ -37,14 +31,12 @@ def load_renderer(settings: Settings, folder: Path) -> Renderer:
     """The renderer for the tokenizer in `folder`. Raises ConfigurationError, one line, where it cannot be used."""
     tokenizer = Tokenizer.load(folder)
     choice = choose(tokenizer, folder, settings.family, settings.thinking_retention)
-    reasoning = _reasoning(choice, settings.reasoning_parser)
-    calls = _tool_format(choice, settings.tool_parser)
     return Renderer(
         tokenizer,
         choice,
-        stop_token_ids=_stop_token_ids(tokenizer, choice, folder),
-        reasoning=reasoning,
-        tool_format=calls,
+        stop_token_ids=stop_tokens(tokenizer, choice, folder),
+        reasoning=choose_reasoning(choice, settings.reasoning_parser),
+        tool_format=choose_tool_format(choice, settings.tool_parser),
         retention=settings.thinking_retention,
     )
 
@@ -52,7 +44,8 @@ def load_renderer(settings: Settings, folder: Path) -> Renderer:
 class Renderer:
     """Messages to ids and back for one model. Safe to use from several threads.
 
-    `encoder` says which encoder runs and why. `vocab_size` is one more than the highest id with a text.
+    `why` says how the family was found, `encoder` which encoder runs and why. `vocab_size` is one more than the
+    highest id with a text.
     """
 
     def __init__(
@@ -66,6 +59,7 @@ class Renderer:
         retention: str = "all",
     ) -> None:
         self.family = choice.family.name
+        self.why = choice.why
         self.encoder = tokenizer.encoder
         self.vocab_size = tokenizer.vocab_size
         self.stop_token_ids = stop_token_ids
@@ -115,14 +109,22 @@ class Renderer:
     ) -> OutputParser:
         """A parser of one output. Without tools, or with tool choice `none`, calls stay text."""
         calls = self.tool_format if tools and tool_choice.mode is not ToolChoiceMode.NONE else None
-        lexer = Lexer(self._tokenizer, self._spellings(calls), self.stop_token_ids, single=bool(stop))
-        opened = self._bridge.reasoning_open(prompt_ids)
-        return OutputParser(lexer, calls, reasoning_open=opened, stop=stop, call_id=call_id)
+        return build_parser(
+            self._tokenizer,
+            self.stop_token_ids,
+            self.reasoning,
+            calls,
+            tools=tools,
+            reasoning_open=self._bridge.reasoning_open(prompt_ids),
+            stop=stop,
+            call_id=call_id,
+        )
 
     def tool_grammar(self, tools: Sequence[Tool], tool_choice: ToolChoice, parallel: bool) -> Grammar | None:
         """What a forced call looks like, for modes `required` and `named`; None for the others.
 
-        Raises UnsupportedParameter where this family's calls are not known, InvalidRequest for a name not in `tools`.
+        Raises UnsupportedParameter where this family's calls are not known or not JSON, InvalidRequest for a name that
+        is not in `tools`.
         """
         if tool_choice.mode not in (ToolChoiceMode.REQUIRED, ToolChoiceMode.NAMED):
             return None
@@ -132,8 +134,9 @@ class Renderer:
         chosen = [tool for tool in tools if not named or tool.name == tool_choice.name]
         if not chosen:
             raise InvalidRequest(f"tool_choice needs a tool that is there: {tool_choice.name}", param="tool_choice")
+        separator = self.tool_format.separator
         alternatives = tuple(self._call_parts(self.tool_format, tool) for tool in chosen)
-        return Grammar(alternatives, repeat=parallel, separator=self.tool_format.separator)
+        return Grammar(alternatives, repeat=parallel and separator is not None, separator=separator or "")
 
     def encode(self, text: str) -> Ids:
         return ids_of(self._tokenizer.encode(text))
@@ -142,19 +145,10 @@ class Renderer:
         return self._tokenizer.decode(ids)
 
     def _call_parts(self, calls: ToolFormat, tool: Tool) -> tuple[GrammarPart, ...]:
-        return (self._literal(calls.opener), *calls.body(tool), self._literal(calls.closer))
-
-    def _literal(self, text: str) -> GrammarPart:
-        token = self._tokenizer.token_id(text)
-        return GrammarPart(text=text) if token is None else GrammarPart(text=text, token_id=token)
-
-    def _spellings(self, calls: ToolFormat | None) -> dict[str, Mark]:
-        found: dict[str, Mark] = {}
-        if self.reasoning is not None:
-            found |= {self.reasoning.opener: Mark.THINK_OPEN, self.reasoning.closer: Mark.THINK_CLOSE}
-        if calls is not None:
-            found |= {calls.opener: Mark.CALL_OPEN, calls.closer: Mark.CALL_CLOSE}
-        return found
+        """What is forced, with the markers as tokens where the vocabulary has them."""
+        marks = [calls.opener, calls.closer, *calls.marks]
+        tokens = {mark: token for mark in marks if mark and (token := self._tokenizer.token_id(mark)) is not None}
+        return tuple(piece for part in calls.forced(tool) for piece in _pieces(part, tokens))
 
     def _template_rewrites(self, new_messages: Sequence[Message]) -> bool:
         """Whether the template may take back reasoning: the library's families do at a new user message."""
@@ -162,55 +156,9 @@ class Renderer:
         return not known or any(message.role is not Role.TOOL for message in new_messages) or not new_messages
 
 
-def _reasoning(choice: Choice, named: str | None) -> ReasoningFormat | None:
-    name = named or choice.family.reasoning
-    if name is not None:
-        return reasoning_format(name)
-    return next((found for found in REASONING_FORMATS.values() if found.closer in _source(choice.chat)), None)
-
-
-def _tool_format(choice: Choice, named: str | None) -> ToolFormat | None:
-    name = named or choice.family.tool_format
-    if name is not None:
-        return tool_format(name)
-    if choice.chat is None:
-        return None
-    return next((found for found in TOOL_FORMATS.values() if _writes(choice.chat, found)), None)
-
-
-def _source(chat: ChatTemplate | None) -> str:
-    return "" if chat is None else chat.source
-
-
-def _writes(chat: ChatTemplate, calls: ToolFormat) -> bool:
-    """Whether a call that the template wrote is read back as that call."""
-    if chat.expressible.arguments is None:
-        return False
-    history = [Message(Role.USER, "x"), Message(Role.ASSISTANT, "", (ToolCall("call_0", "probe", '{"key": "value"}'),))]
-    text = chat.text(history)
-    inner = text.rpartition(calls.opener)[2].partition(calls.closer)[0]
-    return calls.opener in text and calls.read(inner) == ("probe", '{"key": "value"}')
-
-
-def _stop_token_ids(tokenizer: Tokenizer, choice: Choice, folder: Path) -> tuple[int, ...]:
-    """The library's, else what the folder's configuration says; and the template's own end of a turn where the
-    template never writes one of those (fine-tunes that kept the end token of their base model)."""
-    if isinstance(choice.template, LibraryTemplate):
-        return tuple(dict.fromkeys(choice.template.stop_token_ids))
-    ids = _configured_ends(tokenizer, folder)
-    if choice.chat is not None:
-        source = choice.chat.source
-        written = [token for token in ids if tokenizer.piece(token).decode("utf-8", "replace") in source]
-        if not written and "eos_token" not in source:
-            ids += choice.chat.end_of_turn()
-    if not ids:
-        raise ConfigurationError(f"no end token in {folder}: neither a configuration nor the chat template names one")
-    return tuple(dict.fromkeys(ids))
-
-
-def _configured_ends(tokenizer: Tokenizer, folder: Path) -> list[int]:
-    ids = [tokenizer.hugging_face.eos_token_id]
-    for name in ("generation_config.json", "config.json"):
-        value = read_json(folder / name).get("eos_token_id")
-        ids += value if isinstance(value, list) else [value]
-    return [token for token in ids if isinstance(token, int)]
+def _pieces(part: GrammarPart, tokens: Mapping[str, int]) -> Iterator[GrammarPart]:
+    if part.schema is not None:
+        yield part
+        return
+    for text, is_mark in split_marks(part.text, tuple(tokens)):
+        yield GrammarPart(text=text, token_id=tokens[text]) if is_mark else GrammarPart(text=text)

@@ -11,6 +11,7 @@ import random
 from array import array
 from collections import deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -34,8 +35,11 @@ class Tokenizer:
         self._json: str = self._backend.to_str()
         self._added = {int(key): str(token) for key, token in hugging_face.added_tokens_decoder.items()}
         self._pieces: dict[int, bytes] = {}
-        self._make, self.encoder = self._choose_encoder()
-        self._idle: deque[Encode] = deque([self._make()])
+        self._idle: deque[Encode] = deque()
+        # Reading the vocabulary once more takes a second, in Rust: meanwhile Hugging Face encodes.
+        with_it = ThreadPoolExecutor(1, "encoder")
+        self._chosen: Future[tuple[Callable[[], Encode], str]] = with_it.submit(self._choose_encoder)
+        with_it.shutdown(wait=False)
 
     @classmethod
     def load(cls, folder: Path) -> Tokenizer:
@@ -53,6 +57,11 @@ class Tokenizer:
         return cls(loaded)
 
     @property
+    def encoder(self) -> str:
+        """Which encoder runs and why; waits until that is known."""
+        return self._chosen.result()[1]
+
+    @property
     def vocab_size(self) -> int:
         """One more than the highest id that the vocabulary names."""
         return max(len(self.hugging_face), max(self._added, default=-1) + 1)
@@ -61,10 +70,12 @@ class Tokenizer:
         """Ids of `text`, special tokens in it included, none added around it."""
         if not text:
             return []
+        if not self._chosen.done():
+            return self._encode_by_reference(text)
         try:
             encode = self._idle.pop()
         except IndexError:
-            encode = self._make()
+            encode = self._chosen.result()[0]()
         try:
             return encode(text)
         finally:
@@ -116,14 +127,18 @@ class Tokenizer:
         return str(text).replace("\u2581", " ").encode()
 
     def _choose_encoder(self) -> tuple[Callable[[], Encode], str]:
+        """How to make an encoder, and why. The first one made is idle then."""
         try:
             fast = self._make_fast()
         except (ImportError, ValueError, RuntimeError, NotImplementedError) as error:
             return self._make_reference, f"tokenizers (fastokens: {str(error).strip().splitlines()[0]})"
-        reference = self._make_reference()
-        if any(fast(text) != reference(text) for text in sample_texts()):
+        if any(fast(text) != self._encode_by_reference(text) for text in sample_texts()):
             return self._make_reference, "tokenizers (fastokens gave other ids in the self-check)"
+        self._idle.append(fast)
         return self._make_fast, "fastokens (same ids as tokenizers in the self-check)"
+
+    def _encode_by_reference(self, text: str) -> list[int]:
+        return list(self._backend.encode(text, add_special_tokens=False).ids)
 
     def _make_fast(self) -> Encode:
         from fastokens import Tokenizer as FastTokenizer

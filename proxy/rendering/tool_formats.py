@@ -1,92 +1,152 @@
-"""How models write calls. A format reads the text between its markers, and says what a forced call must look like.
-
-A text that is not exactly one call of the format is no call at all: `read` gives None and the text stays visible.
-"""
+"""Which formats of calls are known, by the names that SGLang, vLLM, verl and ROLL use. One line a format."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, Protocol
 
 from proxy.errors import ConfigurationError
-from proxy.types import GrammarPart, Tool
+from proxy.rendering.call_reader import ToolFormat, read_calls, schema_of
+from proxy.rendering.harmony import HarmonyFormat
+from proxy.rendering.json_calls import JsonFormat
+from proxy.rendering.literal_calls import GemmaFormat, PythonFormat
+from proxy.rendering.marked_calls import MarkedFormat, MistralFormat
+from proxy.rendering.reasoning_formats import REASONING_FORMATS, ReasoningFormat, reasoning_format
+from proxy.rendering.tagged_calls import PairFormat, TagFormat
+
+__all__ = [
+    "REASONING_FORMATS",
+    "TOOL_FORMATS",
+    "ReasoningFormat",
+    "ToolFormat",
+    "read_calls",
+    "reasoning_format",
+    "schema_of",
+    "tool_format",
+]
+
+_HERMES = JsonFormat("hermes", "<tool_call>", "</tool_call>", arguments=("arguments",), separator="\n")
+_LLAMA = JsonFormat(
+    "llama3", "<|python_tag|>", "", arguments=("parameters", "arguments"), several=True, bare="{", head="", tail=""
+)
+_PYTHONIC = PythonFormat()
+_CODER = TagFormat("qwen3_coder", "<tool_call>", "</tool_call>", lines=True)
+_MINIMAX = TagFormat(
+    "minimax-m2",
+    "<minimax:tool_call>",
+    "</minimax:tool_call>",
+    call="<invoke name=",
+    end_call="</invoke>",
+    key="<parameter name=",
+    quote='"',
+)
 
 
-class ToolFormat(Protocol):
-    """`opener` and `closer` are the markers around a call; `separator` stands between two calls."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def opener(self) -> str: ...
-    @property
-    def closer(self) -> str: ...
-    @property
-    def separator(self) -> str: ...
-
-    def read(self, text: str) -> tuple[str, str] | None:
-        """Name and arguments (text of a JSON object, as sampled) of the call written as `text`, or None."""
-
-    def body(self, tool: Tool) -> tuple[GrammarPart, ...]:
-        """What stands between the markers of a call of `tool`."""
+def _dsml(name: str, block: str) -> TagFormat:
+    sign = "\uff5cDSML\uff5c"
+    return TagFormat(
+        name,
+        f"<{sign}{block}>",
+        f"</{sign}{block}>",
+        call=f"<{sign}invoke name=",
+        end_call=f"</{sign}invoke>",
+        key=f"<{sign}parameter name=",
+        end_value=f"</{sign}parameter>",
+        quote='"',
+        typed=True,
+    )
 
 
-@dataclass(frozen=True, slots=True)
-class HermesFormat:
-    """`<tool_call>\\n{"name": ..., "arguments": {...}}\\n</tool_call>`: Hermes, Qwen2.5 and Qwen3.
+def _deepseek(name: str, *, fenced: bool) -> MarkedFormat:
+    def mark(text: str) -> str:
+        return f"<\uff5ctool\u2581{text}\uff5c>"
 
-    A call needs a name. Its arguments are an object, or a string that holds one (some fine-tunes encode twice), or
-    absent, which means none. The name need not be among the tools: the agent is told, as OpenAI does.
-    """
-
-    name: str = "hermes"
-    opener: str = "<tool_call>"
-    closer: str = "</tool_call>"
-    separator: str = "\n"
-
-    def read(self, text: str) -> tuple[str, str] | None:
-        text = text.strip()
-        call = _strict_json(text)
-        if not isinstance(call, dict):
-            return None
-        name, arguments = call.get("name"), call.get("arguments", {})
-        if not isinstance(name, str) or not name:
-            return None
-        if isinstance(arguments, str):
-            return (name, arguments) if isinstance(_strict_json(arguments), dict) else None
-        if not isinstance(arguments, dict):
-            return None
-        return name, _raw_member(text, "arguments") or "{}"
-
-    def body(self, tool: Tool) -> tuple[GrammarPart, ...]:
-        head = '\n{"name": ' + json.dumps(tool.name, ensure_ascii=False) + ', "arguments": '
-        return (GrammarPart(text=head), GrammarPart(schema=schema_of(tool)), GrammarPart(text="}\n"))
+    return MarkedFormat(
+        name,
+        mark("calls\u2581begin"),
+        mark("calls\u2581end"),
+        mark("call\u2581begin"),
+        mark("sep"),
+        mark("call\u2581end"),
+        head=r"(.*)",
+        written=f"function{mark('sep')}{{name}}" if fenced else f"{{name}}{mark('sep')}",
+        fenced=fenced,
+    )
 
 
-_HERMES = HermesFormat()
+_DEEPSEEK_V3 = _deepseek("deepseekv3", fenced=True)
+_DEEPSEEK_V31 = _deepseek("deepseekv31", fenced=False)
+_KIMI = MarkedFormat(
+    "kimi_k2",
+    "<|tool_calls_section_begin|>",
+    "<|tool_calls_section_end|>",
+    "<|tool_call_begin|>",
+    "<|tool_call_argument_begin|>",
+    "<|tool_call_end|>",
+    head=r"(?:[^.:]*\.)?([^:]+)(?::.*)?",
+    written="functions.{name}:0<|tool_call_argument_begin|>",
+)
+_MISTRAL = MistralFormat()
+_GLM = PairFormat()
+_HARMONY = HarmonyFormat()
+_COHERE = JsonFormat(
+    "cohere",
+    "<|START_ACTION|>",
+    "<|END_ACTION|>",
+    names=("tool_name",),
+    arguments=("parameters",),
+    several=True,
+    head="[\n    ",
+    tail="\n]",
+)
+_SEED = TagFormat("seed_oss", "<seed:tool_call>", "</seed:tool_call>", lines=True)
 
-TOOL_FORMATS: Mapping[str, ToolFormat] = {"hermes": _HERMES, "qwen": _HERMES, "qwen25": _HERMES, "qwen3": _HERMES}
-"""By the names that SGLang, vLLM, verl and ROLL use."""
-
-
-@dataclass(frozen=True, slots=True)
-class ReasoningFormat:
-    """Markers around the reasoning with which an answer may begin."""
-
-    opener: str
-    closer: str
-
-
-_THINK = ReasoningFormat("<think>", "</think>")
-
-REASONING_FORMATS: Mapping[str, ReasoningFormat] = {
-    "think": _THINK,
-    "qwen3": _THINK,
-    "deepseek-r1": _THINK,
-    "deepseek_r1": _THINK,
-    "glm45": _THINK,
+TOOL_FORMATS: Mapping[str, ToolFormat] = {
+    "hermes": _HERMES,
+    "qwen": _HERMES,
+    "qwen25": _HERMES,
+    "qwen3": _HERMES,
+    "qwen2_5": _HERMES,
+    "longcat": JsonFormat("longcat", "<longcat_tool_call>", "</longcat_tool_call>", separator="\n"),
+    "qwen3_coder": _CODER,
+    "qwen3_xml": _CODER,
+    "mimo": _CODER,
+    "nemotron": _CODER,
+    "nemotron_3": _CODER,
+    "step3p5": _CODER,
+    "nanbeige": _CODER,
+    "seed_oss": _SEED,
+    "glm": _GLM,
+    "glm45": _GLM,
+    "glm47": _GLM,
+    "minimax-m2": _MINIMAX,
+    "minimax_m2": _MINIMAX,
+    "deepseekv3": _DEEPSEEK_V3,
+    "deepseek_v3": _DEEPSEEK_V3,
+    "deepseek_r1": _DEEPSEEK_V3,
+    "deepseekv31": _DEEPSEEK_V31,
+    "deepseek_v31": _DEEPSEEK_V31,
+    "deepseekv32": _dsml("deepseekv32", "function_calls"),
+    "deepseekv4": _dsml("deepseekv4", "tool_calls"),
+    "kimi_k2": _KIMI,
+    "mistral": _MISTRAL,
+    "gpt-oss": _HARMONY,
+    "gptoss": _HARMONY,
+    "openai": _HARMONY,
+    "gemma4": GemmaFormat(),
+    "functiongemma": GemmaFormat("functiongemma", "<start_function_call>", "<end_function_call>", quote="<escape>"),
+    "cohere": _COHERE,
+    "cohere_command4": _COHERE,
+    "phi4_mini": JsonFormat("phi4_mini", "<|tool_call|>", "<|/tool_call|>", several=True, head="[", tail="]"),
+    "phi4_mini_json": JsonFormat("phi4_mini_json", "functools", "", several=True, head="[", tail="]"),
+    "granite": JsonFormat("granite", "<|tool_call|>", "", several=True, head="[", tail="]"),
+    "jamba": JsonFormat("jamba", "<tool_calls>", "</tool_calls>", several=True, head="[", tail="]"),
+    "lfm2": PythonFormat("lfm2", "<|tool_call_start|>", "<|tool_call_end|>", bare=""),
+    "llama3": _LLAMA,
+    "llama3_json": _LLAMA,
+    "llama4_json": _LLAMA,
+    "pythonic": _PYTHONIC,
+    "llama4": _PYTHONIC,
+    "llama4_pythonic": _PYTHONIC,
 }
 
 
@@ -95,50 +155,3 @@ def tool_format(name: str) -> ToolFormat:
     if name not in TOOL_FORMATS:
         raise ConfigurationError(f"--tool-parser {name} is not one of {', '.join(TOOL_FORMATS)}")
     return TOOL_FORMATS[name]
-
-
-def reasoning_format(name: str) -> ReasoningFormat:
-    """Raises ConfigurationError naming the known ones."""
-    if name not in REASONING_FORMATS:
-        raise ConfigurationError(f"--reasoning-parser {name} is not one of {', '.join(REASONING_FORMATS)}")
-    return REASONING_FORMATS[name]
-
-
-def schema_of(tool: Tool) -> Mapping[str, Any]:
-    """The JSON schema of the arguments: an object, also where the client gave none."""
-    return tool.parameters or {"type": "object", "properties": {}}
-
-
-def _strict_json(text: str) -> Any:
-    """The value, or None where `text` is not standard JSON (Python would take NaN, agents do not)."""
-    try:
-        return json.loads(text, parse_constant=_refuse_constant)
-    except (ValueError, RecursionError):
-        return None
-
-
-def _refuse_constant(name: str) -> Any:
-    raise ValueError(name)
-
-
-def _raw_member(text: str, wanted: str) -> str | None:
-    """The text of a member of a valid JSON object, as written; the last one where it is there twice."""
-    decoder = json.JSONDecoder()
-    at = _skip_space(text, 1)
-    found = None
-    while text[at] == '"':
-        key, at = decoder.raw_decode(text, at)
-        start = _skip_space(text, _skip_space(text, at) + 1)
-        _, end = decoder.raw_decode(text, start)
-        if key == wanted:
-            found = text[start:end]
-        at = _skip_space(text, end)
-        if text[at] == ",":
-            at = _skip_space(text, at + 1)
-    return found
-
-
-def _skip_space(text: str, at: int) -> int:
-    while text[at] in " \t\n\r":
-        at += 1
-    return at

@@ -190,7 +190,8 @@ def _evidence(node: Node, messages: Sequence[Message]) -> list[tuple[bool, bool]
     index = len(messages) - 1
     while current is not None:
         ours, echoed = current.interaction.output, messages[index]
-        out.append((_same_call_ids(ours, echoed), bool(ours.reasoning) and ours.reasoning == echoed.reasoning))
+        exact = echoed.origin == current.interaction.id or _same_call_ids(ours, echoed)
+        out.append((exact, bool(ours.reasoning) and ours.reasoning == echoed.reasoning))
         index -= len(current.interaction.new_messages) + 1
         current = current.parent
     return out

@@ -72,6 +72,7 @@ class Sample:
             "purpose": self.purpose,
             "finish_reason": last.finish_reason.value if last.finish_reason else None,
             "sampling": last.sampling.to_json(),
+            "masked_tokens": self.masked_tokens,
             "recomputable": all(recomputable(placed.interaction) for placed in self.placements),
             "turns": [self._turn(placed) for placed in self.placements],
             "input_ids": arrays.input_ids,

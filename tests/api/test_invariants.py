@@ -1,6 +1,7 @@
-"""The seven invariants of the design, each on random agents: whatever an agent does with its history, they hold.
+"""The seven invariants of the design: whatever an agent does with its history, they hold.
 
-An agent is a list of moves drawn by hypothesis; the server is the real one on the scripted engine.
+Five of them are checked after every move of a random agent against the real server on the scripted engine, from what
+the store gives back.
 """
 
 from __future__ import annotations
@@ -12,13 +13,14 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import AsyncExitStack, closing
 from pathlib import Path
 from typing import Any
 
 import httpx
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from proxy.engine.scripted import Fault, Reply
 from proxy.server import serving as real_server
@@ -35,118 +37,154 @@ from tests.support import (
     sampled,
     serving,
     system,
+    tiny_renderer,
     tool_result,
     user,
 )
 
 TOOLS = [function_tool("add", {"a": {"type": "integer"}})]
-MOVES = ("append", "append", "retry", "rewrite", "fork", "root", "tools", "reasoning", "rename", "fail", "cut", "twice")
 SESSIONS = ("one", "two")
-moves = st.lists(st.tuples(st.sampled_from(MOVES), st.sampled_from(SESSIONS), st.integers(0, 2**16)), max_size=12)
-
-
-class Agent:
-    """Plays moves against a server; every conversation it had can be gone back to."""
-
-    def __init__(self, server: Server) -> None:
-        self.server = server
-        self.histories: dict[str, list[list[Any]]] = {name: [[system("S"), user("q")]] for name in SESSIONS}
-
-    async def play(self, move: str, session: str, number: int) -> None:
-        chooser = random.Random(number)
-        histories = self.histories[session]
-        history = list(histories[-1] if move not in ("fork", "retry") else chooser.choice(histories))
-        if move == "root":
-            history = [user(f"other {number % 3}")]
-        elif move == "rewrite":
-            history = [self._edited(message, number) for message in history]
-        elif move == "reasoning":
-            history = [{k: v for k, v in message.items() if k != "reasoning_content"} for message in history]
-        elif move == "rename":
-            history = _renamed(history, number)
-        tools = TOOLS if move != "tools" else [*TOOLS, function_tool(f"t{number % 2}")]
-        if move == "twice":
-            await asyncio.gather(*(self._turn(session, history, tools, number) for _ in range(2)))
-        else:
-            await self._turn(session, history, tools, number)
-
-    def _edited(self, message: Any, number: int) -> Any:
-        return assistant(f"edited {number % 3}") if message["role"] == "assistant" and number % 2 else message
-
-    async def _turn(self, session: str, history: list[Any], tools: list[Any], number: int) -> None:
-        body = {"model": "m", "messages": history, "tools": tools, "stream": number % 3 == 0}
-        response = await self.server.post(f"/{session}/v1/chat/completions", body)
-        if response.status_code != 200 or body["stream"]:
-            return
-        message = response.json()["choices"][0]["message"]
-        results = [tool_result(call["id"], "result") for call in message.get("tool_calls") or []]
-        self.histories[session].append([*history, message, *(results or [user(f"next {number % 4}")])])
-
-
-def _renamed(history: list[Any], number: int) -> list[Any]:
-    out = []
-    for message in history:
-        renamed = dict(message)
-        if renamed.get("tool_calls"):
-            renamed["tool_calls"] = [{**call, "id": f"{call['id']}-{number}"} for call in renamed["tool_calls"]]
-        if renamed["role"] == "tool":
-            renamed["tool_call_id"] = f"{renamed['tool_call_id']}-{number}"
-        out.append(renamed)
-    return out
+KINDS = ("whole", "whole", "whole", "cut", "stopped", "fail", "short")
+ANSWERS = ("yes", "no", "maybe so", "", call_text("add", '{"a": 1}'), "<tool_call>\nbroken", "same")
+THOUGHTS = ("", "", "<think>\nhm\n</think>\n\n", "<think>\nother\n</think>\n\n")
 
 
 class RandomEngine:
     """A script: answers of many kinds, some cut, some failing; remembers what it was given and what it gave."""
 
-    def __init__(self, moves: list[tuple[str, str, int]]) -> None:
-        self.chooser = random.Random(str(moves))
+    def __init__(self) -> None:
+        self.chooser = random.Random(0)
         self.given: dict[str, tuple[list[int], list[int]]] = {}
 
     def __call__(self, request: GenerateRequest) -> Reply:
-        thought = self.chooser.choice(["", "<think>\nhm\n</think>\n\n"])
-        text = self.chooser.choice(["yes", "no", "maybe so", call_text("add", '{"a": 1}'), "<tool_call>\nbroken"])
-        kind = self.chooser.choice(["whole", "whole", "whole", "cut", "fail", "short"])
-        ids = sampled(thought + text, end=kind != "cut")
+        text = self.chooser.choice(THOUGHTS) + self.chooser.choice(ANSWERS)
+        kind = self.chooser.choice(KINDS)
+        ids = sampled(text, end=kind != "cut") if text or kind != "cut" else sampled("x", end=False)
+        if kind == "stopped":
+            ids += sampled("after the end")
         fault = {"fail": Fault.ERROR, "short": Fault.BAD_LENGTHS}.get(kind)
-        self.given[request.request_id] = (list(request.input_ids), list(ids))
+        end = tiny_renderer().stop_token_ids[0]
+        kept = list(ids[: ids.index(end) + 1]) if end in ids else list(ids)
+        self.given[request.request_id] = (list(request.input_ids), kept)
         return Reply(ids, chunk=self.chooser.choice([1, 3, 100]), fault=fault, fault_after=2)
 
 
-async def played(drawn: list[tuple[str, str, int]], folder: Path) -> tuple[RandomEngine, dict[str, Any]]:
-    engine = RandomEngine(drawn)
-    async with serving(folder, engine) as server:
-        agent = Agent(server)
-        for move in drawn:
-            await agent.play(*move)
-        exports = {name: await server.export(name) for name in SESSIONS if any(move[1] == name for move in drawn)}
-    return engine, exports
+class AgentMachine(RuleBasedStateMachine):
+    """An agent that does anything with its histories; every one that it had can be gone back to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.folder = tempfile.TemporaryDirectory()
+        self.runner = asyncio.Runner()
+        self.engine = RandomEngine()
+        self.histories: dict[str, list[list[Any]]] = {name: [[system("S"), user("q")]] for name in SESSIONS}
+        self.stack = AsyncExitStack()
+        self.server = self.runner.run(self._open())
+
+    def teardown(self) -> None:
+        self.runner.run(self.stack.aclose())
+        self.runner.close()
+        self.folder.cleanup()
+
+    async def _open(self) -> Server:
+        return await self.stack.enter_async_context(serving(Path(self.folder.name), self.engine))
+
+    @rule(session=st.sampled_from(SESSIONS), seed=st.integers(0, 9999), stream=st.booleans())
+    def append(self, session: str, seed: int, stream: bool) -> None:
+        self._turns(session, self.histories[session][-1], seed, stream=stream)
+
+    @rule(session=st.sampled_from(SESSIONS), seed=st.integers(0, 9999), data=st.data())
+    def go_back_or_retry(self, session: str, seed: int, data: st.DataObject) -> None:
+        self._turns(session, data.draw(st.sampled_from(self.histories[session])), seed)
+
+    @rule(session=st.sampled_from(SESSIONS), seed=st.integers(0, 9999), text=st.sampled_from(["edited", "yes", ""]))
+    def rewrite_an_answer(self, session: str, seed: int, text: str) -> None:
+        history = list(self.histories[session][-1])
+        answers = [at for at, message in enumerate(history) if message["role"] == "assistant"]
+        if answers:
+            history[answers[seed % len(answers)]] = assistant(text)
+            self._turns(session, without_dangling_results(history), seed)
+
+    @rule(session=st.sampled_from(SESSIONS), seed=st.integers(0, 9999), text=st.sampled_from(["other", "q"]))
+    def begin_anew(self, session: str, seed: int, text: str) -> None:
+        self._turns(session, [user(text)], seed)
+
+    @rule(session=st.sampled_from(SESSIONS), seed=st.integers(0, 9999), name=st.sampled_from(["t0", "t1"]))
+    def change_the_tools(self, session: str, seed: int, name: str) -> None:
+        self._turns(session, self.histories[session][-1], seed, tools=[*TOOLS, function_tool(name)])
+
+    @rule(session=st.sampled_from(SESSIONS), seed=st.integers(0, 9999))
+    def drop_reasoning_and_rename_ids(self, session: str, seed: int) -> None:
+        history = [
+            {k: v for k, v in message.items() if k != "reasoning_content"} for message in self.histories[session][-1]
+        ]
+        self._turns(session, renamed(history, seed), seed)
+
+    @rule(seed=st.integers(0, 9999), data=st.data())
+    def ask_several_at_once(self, seed: int, data: st.DataObject) -> None:
+        drawn = [(name, data.draw(st.sampled_from(self.histories[name]))) for name in ("one", "one", "two")]
+        self.engine.chooser.seed(seed)
+        self.runner.run(self._gather(drawn))
+
+    @rule()
+    def restart(self) -> None:
+        self.runner.run(self.stack.aclose())
+        self.server = self.runner.run(self._open())
+
+    @invariant()
+    def the_invariants_hold_in_the_store(self) -> None:
+        self.runner.run(self._check())
+
+    async def _check(self) -> None:
+        seen: set[str] = set()
+        for name in SESSIONS:
+            interactions = await self.server.app.state.store.load_interactions(name)
+            exported = await self.server.export(name) if interactions else []
+            check_token_exactness(self.engine, interactions)
+            check_prefix_truth(self.engine, interactions)
+            check_trained_once(exported, interactions)
+            check_all_or_nothing(interactions, exported)
+            check_isolation(name, interactions, seen)
+
+    def _turns(self, session: str, history: list[Any], seed: int, **more: Any) -> None:
+        self.engine.chooser.seed(seed)
+        self.runner.run(self._turn(session, history, **more))
+
+    async def _gather(self, drawn: list[tuple[str, list[Any]]]) -> None:
+        await asyncio.gather(*(self._turn(name, history) for name, history in drawn))
+
+    async def _turn(self, session: str, history: list[Any], *, tools: Any = TOOLS, stream: bool = False) -> None:
+        body = {"model": "m", "messages": history, "tools": tools, "stream": stream}
+        response = await self.server.post(f"/{session}/v1/chat/completions", body)
+        assert response.status_code in (200, 502), response.text
+        if response.status_code != 200 or stream:
+            return
+        message = response.json()["choices"][0]["message"]
+        results = [tool_result(call["id"], "result") for call in message.get("tool_calls") or []]
+        self.histories[session].append([*history, message, *(results or [user(f"next {len(history) % 4}")])])
 
 
-async def stored(folder: Path) -> dict[str, list[Interaction]]:
-    store = Store.open(f"sqlite:///{folder / 'test.db'}")
-    try:
-        return {name: await store.load_interactions(name) for name in SESSIONS}
-    finally:
-        await store.close()
+def renamed(history: list[Any], number: int) -> list[Any]:
+    """The same conversation with other tool-call ids."""
+    out = []
+    for message in history:
+        copy = dict(message)
+        if copy.get("tool_calls"):
+            copy["tool_calls"] = [{**call, "id": f"{call['id']}-{number}"} for call in copy["tool_calls"]]
+        if copy["role"] == "tool":
+            copy["tool_call_id"] = f"{copy['tool_call_id']}-{number}"
+        out.append(copy)
+    return out
 
 
-def run(drawn: list[tuple[str, str, int]]) -> tuple[RandomEngine, dict[str, Any], dict[str, list[Interaction]]]:
-    with tempfile.TemporaryDirectory() as name:
-        engine, exports = asyncio.run(played(drawn, Path(name)))
-        return engine, exports, asyncio.run(stored(Path(name)))
+def without_dangling_results(history: list[Any]) -> list[Any]:
+    """Without the results of calls that are gone."""
+    calls = {call["id"] for message in history for call in message.get("tool_calls") or []}
+    return [message for message in history if message["role"] != "tool" or message["tool_call_id"] in calls]
 
 
-@settings(max_examples=40, deadline=None)
-@given(moves)
-def test_invariants_1_2_3_5_6_hold_whatever_the_agent_does(drawn: list[tuple[str, str, int]]) -> None:
-    engine, exports, sessions = run(drawn)
-    seen: set[str] = set()
-    for name, interactions in sessions.items():
-        check_token_exactness(engine, interactions)
-        check_prefix_truth(engine, interactions)
-        check_trained_once(exports.get(name, []), interactions)
-        check_all_or_nothing(interactions, exports.get(name, []))
-        check_isolation(name, interactions, seen)
+AgentMachine.TestCase.settings = settings(max_examples=25, stateful_step_count=15, deadline=None)
+TestInvariants1And2And3And5And6HoldWhateverTheAgentDoes = AgentMachine.TestCase
 
 
 def check_token_exactness(engine: RandomEngine, interactions: list[Interaction]) -> None:

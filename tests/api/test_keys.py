@@ -63,6 +63,15 @@ async def test_who_may_reward_and_end_on_a_keyed_server(
 
 
 @pytest.mark.parametrize(("path", "body"), CONTROL)
+async def test_the_capability_path_rewards_where_agents_may(tmp_path: Path, path: str, body: dict[str, Any]) -> None:
+    async with serving(tmp_path, always(), admin_key="admin", rewards_by="session") as server:
+        started = await start(server)
+        await speak(server, started["api_key"])
+        capability = "/" + started["root_url"].split("/", 3)[3]
+        assert (await server.post(capability + path, body, headers=bearer("DUMMY"))).status_code == 200
+
+
+@pytest.mark.parametrize(("path", "body"), CONTROL)
 async def test_the_admin_rewards_and_ends_by_path_and_strangers_get_401(
     tmp_path: Path, path: str, body: dict[str, Any]
 ) -> None:
@@ -71,9 +80,9 @@ async def test_the_admin_rewards_and_ends_by_path_and_strangers_get_401(
         await speak(server, started["api_key"])
         capability = "/" + started["root_url"].split("/", 3)[3]
         for headers in ({}, bearer("stranger")):
-            for address in ("/s", "", capability):
+            for address, status in (("/s", 401), ("", 401), (capability, 403)):
                 response = await server.post(address + path, body, headers=headers)
-                assert response.status_code == 401, (address, response.text)
+                assert response.status_code == status, (address, response.text)
         assert (await server.post(path, body, headers=ADMIN)).status_code == 401
         assert (await server.post("/s" + path, body, headers=ADMIN)).status_code == 200
 

@@ -14,7 +14,7 @@ from proxy.errors import InvalidRequest
 from proxy.rendering import Renderer, load_renderer
 from proxy.rendering.bridge import Bridge
 from proxy.rendering.library import LibraryTemplate
-from proxy.rendering.template import to_dicts
+from proxy.rendering.message_dicts import to_dicts
 from proxy.rendering.tokenizer import Tokenizer
 from proxy.rendering.tool_formats import reasoning_format
 from proxy.settings import Settings

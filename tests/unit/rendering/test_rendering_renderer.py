@@ -14,7 +14,7 @@ from rendering_folders import ENDS
 from proxy.errors import ConfigurationError, InvalidRequest, UnsupportedParameter
 from proxy.rendering import Renderer, load_renderer
 from proxy.rendering.library import probe_conversations
-from proxy.rendering.template import Arguments, to_dicts, tool_dicts
+from proxy.rendering.message_dicts import Arguments, to_dicts, tool_dicts
 from proxy.settings import Settings
 from proxy.types import Message, Role, Tool, ToolCall, ToolChoice, ToolChoiceMode
 

@@ -1,0 +1,102 @@
+"""Which family a folder belongs to: said by `--family`, else by its `model_type` and its chat template. Never a hub.
+
+A renderer of the library is used only where it writes the same ids as the folder's own chat template for every probe
+conversation, or where there is no template and the family was named.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from proxy.errors import ConfigurationError
+from proxy.rendering.families import Family, candidates, family_named
+from proxy.rendering.library import LibraryTemplate, agrees
+from proxy.rendering.template import ChatTemplate, Template
+from proxy.rendering.tokenizer import Tokenizer
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A family with the template that writes for it; `chat` is the folder's own, where it has one. `why`: one line."""
+
+    family: Family
+    template: Template
+    chat: ChatTemplate | None
+    why: str
+
+
+def choose(tokenizer: Tokenizer, folder: Path, named: str | None, retention: str) -> Choice:
+    """Raises ConfigurationError for an unknown name, a family that the tokenizer does not fit, or no chat template."""
+    given = None if named is None else family_named(named)
+    chat = ChatTemplate(tokenizer) if tokenizer.hugging_face.chat_template else None
+    if given is not None and given.library:
+        return _named(given, tokenizer, chat, folder, retention)
+    if chat is None:
+        raise ConfigurationError(f"no chat template in {folder} (chat_template.jinja or tokenizer_config.json)")
+    if given is not None:
+        return Choice(given, chat, chat, "--family; the folder's chat template")
+    return _found(tokenizer, chat, _model_type(folder), retention)
+
+
+def read_json(path: Path) -> Mapping[str, Any]:
+    """The object in a JSON file, empty where there is none. Raises ConfigurationError on a broken file."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(f"{path} cannot be read: {error}") from error
+    return value if isinstance(value, dict) else {}
+
+
+def _model_type(folder: Path) -> str | None:
+    found = read_json(folder / "config.json").get("model_type")
+    return found if isinstance(found, str) else None
+
+
+def _named(family: Family, tokenizer: Tokenizer, chat: ChatTemplate | None, folder: Path, retention: str) -> Choice:
+    """The renderer that agrees with the chat template, else the first one that fits, with a warning."""
+    fitting, failure = [], ""
+    for name in family.library:
+        try:
+            fitting.append(LibraryTemplate(name, tokenizer, retention))
+        except ConfigurationError as error:
+            failure = failure or str(error)
+    if not fitting:
+        raise ConfigurationError(failure)
+    if chat is None:
+        return Choice(family, fitting[0], None, f"--family; renderer {fitting[0].name}, no chat template in the folder")
+    for template in fitting:
+        if agrees(template, chat):
+            template.twin = chat
+            return Choice(family, template, chat, f"--family; renderer {template.name} writes the chat template's ids")
+    log.warning("--family %s writes other ids than the chat template in %s", family.name, folder)
+    return Choice(family, fitting[0], chat, f"--family; renderer {fitting[0].name}, unlike the chat template")
+
+
+def _found(tokenizer: Tokenizer, chat: ChatTemplate, model_type: str | None, retention: str) -> Choice:
+    fits = list(candidates(model_type, chat.source))
+    for family in fits:
+        for template in _libraries(family, tokenizer, retention):
+            if agrees(template, chat):
+                template.twin = chat
+                why = f"model_type {model_type}; renderer {template.name} writes the chat template's ids"
+                return Choice(family, template, chat, why)
+    tried = any(family.library for family in fits)
+    why = f"model_type {model_type}; the folder's chat template" + (", no renderer writes the same ids" * tried)
+    return Choice(fits[0], chat, chat, why)
+
+
+def _libraries(family: Family, tokenizer: Tokenizer, retention: str) -> Iterator[LibraryTemplate]:
+    for name in family.library:
+        try:
+            yield LibraryTemplate(name, tokenizer, retention)
+        except ConfigurationError as error:
+            log.debug("%s", error)

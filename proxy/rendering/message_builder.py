@@ -1,0 +1,161 @@
+"""Deltas and the message that they make, built together: joined, the deltas are the message."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from proxy.rendering.call_reader import Malformed
+from proxy.rendering.visible_text import VisibleText
+from proxy.types import (
+    Delta,
+    Message,
+    ReasoningDelta,
+    Role,
+    TextDelta,
+    ToolCall,
+    ToolCallArguments,
+    ToolCallEnd,
+    ToolCallStart,
+)
+
+
+class MessageBuilder:
+    """`sink` is what a reader of calls writes to; `called` says whether any call has begun."""
+
+    def __init__(self, stop: Sequence[str], call_id: Callable[[], str]) -> None:
+        self._content = VisibleText(stop)
+        self._reasoning = VisibleText()
+        self._call_id = call_id
+        self._calls: list[ToolCall] = []
+        self._out: list[Delta] = []
+        self._label = ""
+        self._maybe_label = ""
+        self.sink = RegionSink(self, None)
+
+    @property
+    def called(self) -> bool:
+        return bool(self._calls) or self.sink.open
+
+    @property
+    def stop_string(self) -> str | None:
+        return self._content.stop_string
+
+    @property
+    def message(self) -> Message:
+        calls = (*self._calls, *self.sink.unfinished())
+        return Message(
+            role=Role.ASSISTANT,
+            content=self._content.text,
+            tool_calls=calls,
+            reasoning=self._reasoning.text or None,
+        )
+
+    def region(self, names: frozenset[str] | None) -> RegionSink:
+        """A sink for a new region of calls; with `names`, only these can be called."""
+        self.sink = RegionSink(self, names)
+        return self.sink
+
+    def text(self, text: str) -> None:
+        self._add_text(self._content.push(text))
+
+    def flush(self) -> None:
+        self.end_label()
+        self._add_text(self._content.flush())
+
+    def begin_label(self, label: str) -> None:
+        """The reasoning that begins now may begin with `label`, which is no reasoning."""
+        self._label = label
+
+    def end_label(self) -> None:
+        """The reasoning is over: what might have been the start of a label was none."""
+        self._label, text, self._maybe_label = "", self._maybe_label, ""
+        self._add_reasoning(text)
+
+    def reasoning(self, text: str) -> None:
+        if self._label:
+            self._maybe_label += text
+            if self._maybe_label.startswith(self._label):
+                self._maybe_label = self._maybe_label[len(self._label) :]
+            elif self._label.startswith(self._maybe_label):
+                return
+            self.end_label()
+        else:
+            self._add_reasoning(text)
+
+    def give(self) -> list[Delta]:
+        """The deltas since the last time."""
+        out, self._out = self._out, []
+        return out
+
+    def add(self, delta: Delta) -> None:
+        self._out.append(delta)
+
+    def begin_call(self, name: str) -> ToolCall:
+        call = ToolCall(self._call_id(), name, "")
+        self.add(ToolCallStart(len(self._calls), call.id, name))
+        return call
+
+    def add_arguments(self, fragment: str) -> None:
+        self.add(ToolCallArguments(len(self._calls), fragment))
+
+    def end_call(self, call: ToolCall) -> None:
+        self.add(ToolCallEnd(len(self._calls)))
+        self._calls.append(call)
+
+    def _add_text(self, text: str) -> None:
+        if text:
+            self.add(TextDelta(text))
+
+    def _add_reasoning(self, text: str) -> None:
+        shown = self._reasoning.push(text)
+        if shown:
+            self.add(ReasoningDelta(shown))
+
+
+class RegionSink:
+    """Takes the calls of one region. `rest` is set when a call has ended: what was left of the piece being read."""
+
+    def __init__(self, built: MessageBuilder, names: frozenset[str] | None) -> None:
+        self._built = built
+        self._names = names
+        self._call: ToolCall | None = None
+        self._parts: list[str] = []
+        self.rest: str | None = None
+
+    @property
+    def open(self) -> bool:
+        return self._call is not None
+
+    def start(self, name: str) -> None:
+        if (self._names is not None and name not in self._names) or not _is_text(name):
+            raise Malformed
+        self._call = self._built.begin_call(name)
+        self._parts = []
+
+    def arguments(self, fragment: str) -> None:
+        if fragment:
+            self._parts.append(fragment)
+            self._built.add_arguments(fragment)
+
+    def end(self, rest: str) -> None:
+        self.cut()
+        self.rest = rest
+
+    def cut(self) -> None:
+        """The call ends here, whatever its arguments are."""
+        for call in self.unfinished():
+            self._call = None
+            self._built.end_call(call)
+
+    def unfinished(self) -> tuple[ToolCall, ...]:
+        call = self._call
+        return () if call is None else (ToolCall(call.id, call.name, "".join(self._parts)),)
+
+
+def _is_text(name: str) -> bool:
+    """A lone surrogate can be written in JSON, but cannot be sent."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
