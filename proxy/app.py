@@ -25,6 +25,7 @@ from proxy.engine.choice import create_engine, model_folder, model_name
 from proxy.errors import InvalidRequest, ProxyError
 from proxy.metrics import Metrics
 from proxy.protocols.chat import ChatProtocol
+from proxy.rendering.doctor import Examination, examine
 from proxy.rendering.renderer import Renderer, load_renderer
 from proxy.sessions import Sessions
 from proxy.settings import Settings
@@ -36,6 +37,15 @@ logger = logging.getLogger(__name__)
 # Sessions that nobody used for this long are loaded from the store when they are needed again.
 _IDLE_S = 600.0
 _SWEEP_S = 60.0
+
+
+def examine_model(settings: Settings) -> Examination:
+    """What works with the model of `settings`, from tokenizer and chat template alone. Raises ConfigurationError."""
+    return examine(load_renderer(settings, _tokenizer_folder(settings)))
+
+
+def _tokenizer_folder(settings: Settings) -> Path:
+    return Path(settings.tokenizer) if settings.tokenizer else model_folder(settings)
 
 
 def build_app(
@@ -51,7 +61,7 @@ def build_app(
     ConfigurationError when something cannot be built.
     """
     if renderer is None:
-        renderer = load_renderer(settings, Path(settings.tokenizer) if settings.tokenizer else model_folder(settings))
+        renderer = load_renderer(settings, _tokenizer_folder(settings))
     engine = engine or create_engine(settings, renderer.vocab_size)
     store = store or Store.open(settings.database_url)
     metrics = Metrics()

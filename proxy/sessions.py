@@ -55,12 +55,19 @@ class Caller:
 
 @dataclass(slots=True, eq=False)
 class Session:
-    """A live session: its record, its tree, and the turns that run in it."""
+    """A live session: its record, its tree, and the turns that run in it.
+
+    By request hash: `replies`, the choices of the newest committed reply, and `failures`, ids of attempts that failed
+    since. `unwritten` are ids of replies whose end was never written out.
+    """
 
     record: SessionRecord
     cache: InteractionCache
     sampled_tokens: int = 0
     turns: int = 0
+    replies: dict[str, list[Interaction]] = field(default_factory=dict)
+    failures: dict[str, list[str]] = field(default_factory=dict)
+    unwritten: set[str] = field(default_factory=set)
     used_at: float = field(default_factory=time.monotonic)
     ended: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -72,6 +79,20 @@ class Session:
         """Raise SessionClosed when the session takes no more turns."""
         if self.record.status is not SessionStatus.ACTIVE:
             raise SessionClosed(f"session {self.id!r} has ended; start a new one")
+
+    def remember(self, interaction: Interaction) -> None:
+        """Note an ended attempt for the rules of retries."""
+        key = interaction.request_hash
+        if interaction.status in (Status.FAILED, Status.ABORTED):
+            self.failures.setdefault(key, []).append(interaction.id)
+        elif interaction.status is Status.COMPLETE:
+            self.failures.pop(key, None)
+            reply_id, _, _ = interaction.id.partition(".")
+            choices = self.replies.get(key)
+            if choices is None or choices[0].id.partition(".")[0] != reply_id:
+                choices = self.replies[key] = []
+            choices.append(interaction)
+            choices.sort(key=lambda choice: (len(choice.id), choice.id))
 
     def complete(self) -> list[Interaction]:
         """The committed complete interactions in order of `seq`."""
@@ -260,7 +281,7 @@ class Sessions:
         return await self._store.find_sessions(after=after, limit=_PAGE)
 
     async def look_at(self, session_id: str) -> tuple[Session, list[Interaction], int]:
-        """A session, all its stored interactions (failed ones too) by `seq`, and how many calls began and did not end."""
+        """A session, all its stored interactions (failed ones too) by `seq`, and how many calls have not ended."""
         session = await self.get(session_id)
         interactions = await self._store.load_interactions(session_id)
         return session, interactions, len(await self._store.load_begun(session_id))
@@ -325,6 +346,9 @@ class Sessions:
             raise SessionNotFound(f"there is no session {session_id!r}; start it with POST /rl/start_session")
         interactions = await self._store.load_interactions(session_id)
         session = Session(record, InteractionCache(interactions), _count_sampled(interactions))
+        session.unwritten |= await self._store.load_unreplied(session_id)
+        for interaction in interactions:
+            session.remember(interaction)
         if record.status is not SessionStatus.ACTIVE:
             session.ended.set()
         session = self._live.setdefault(session_id, session)

@@ -9,14 +9,16 @@ import asyncio
 import math
 import time
 from array import array
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 from proxy.errors import EngineFailed
+from proxy.protocols.base import Answer
 from proxy.rendering.output_parser import OutputParser
 from proxy.sessions import Session
 from proxy.trajectory.cache import Match
-from proxy.trajectory.matching import Identity, request_hash
+from proxy.trajectory.matching import Identity
 from proxy.trajectory.purpose import hinted
 from proxy.types import (
     Delta,
@@ -26,9 +28,14 @@ from proxy.types import (
     Interaction,
     Message,
     Reason,
+    ReasoningDelta,
     Role,
     Status,
+    TextDelta,
     TokenChunk,
+    TokenLogprob,
+    ToolCallArguments,
+    ToolCallEnd,
     ToolCallStart,
     TurnRequest,
     ids_of,
@@ -55,17 +62,25 @@ class Turn:
     prompt: Prompt
     generate: GenerateRequest
     parser: OutputParser
+    piece: Callable[[int], bytes]
     deltas: list[Delta] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
     committing: bool = False
-    task: asyncio.Task[Interaction] | None = None
+    task: asyncio.Future[Interaction] | None = None
     readers: int = 0
+    _unreported: list[TokenLogprob] = field(default_factory=list)
     _held: list[Delta] = field(default_factory=list)
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
 
-    async def result(self) -> Interaction:
-        """The committed interaction. Raises the ProxyError that ended the turn."""
+    @property
+    def committed(self) -> bool:
+        """Whether its interaction is on the disk."""
+        return self.task is not None and self.task.done() and self.task.exception() is None
+
+    def answer(self) -> Answer:
+        """The committed interaction of an ended turn. Raises the ProxyError that ended it otherwise."""
         assert self.task is not None
-        return await asyncio.shield(self.task)
+        return Answer(self.task.result(), tuple(self.logprobs) if self.request.logprobs else None)
 
     async def stream(self, patience_s: float) -> AsyncIterator[list[Delta]]:
         """The deltas in batches as they come, an empty batch after `patience_s` without one.
@@ -99,27 +114,60 @@ class Turn:
         Returns why sampling ends here, None while it goes on. Raises EngineFailed for an inconsistent chunk.
         """
         _check_chunk(chunk)
-        interaction, parser = self.interaction, self.parser
+        interaction = self.interaction
         if chunk.cached_tokens is not None:
             interaction.cached_tokens = chunk.cached_tokens
         ids, ended = _until_end(chunk.ids, self.generate.stop_token_ids)
-        already = len(interaction.output_ids)
-        if ids and not already:
+        if ids and not interaction.output_ids:
             interaction.first_token_at = time.time()
+        step = len(ids) if self._takes_whole_chunks else 1
+        for at in range(0, len(ids), step or 1):
+            finish = self._feed(ids[at : at + step], chunk, at)
+            if finish is not None:
+                return finish
+        return FinishReason.STOP if ended else chunk.finish
+
+    @property
+    def _takes_whole_chunks(self) -> bool:
+        """Not where each token matters by itself: for its logprob, or because the first call is to be the last."""
+        return not self.request.logprobs and (self.request.parallel_tool_calls or not self.request.tools)
+
+    def _feed(self, ids: Ids, chunk: TokenChunk, at: int) -> FinishReason | None:
+        """Parse ids that begin at `at` in their chunk; returns why sampling ends with them."""
+        parser, already = self.parser, len(self.interaction.output_ids)
+        reasoned = parser.reasoning_tokens
         deltas = parser.feed(ids)
         stopped = parser.stop_string is not None
-        self._append(ids[: parser.kept - already] if stopped else ids, chunk)
+        kept = ids[: parser.kept - already] if stopped else ids
+        self._append(kept, chunk, at)
+        if self.request.logprobs and kept and parser.reasoning_tokens == reasoned:
+            self._note_logprob(kept[0], chunk, at)
         self.publish(deltas)
         if stopped:
             return FinishReason.STOP_STRING
-        return FinishReason.STOP if ended else chunk.finish
+        one_call = not self.request.parallel_tool_calls and any(isinstance(delta, ToolCallEnd) for delta in deltas)
+        return FinishReason.STOP if one_call else None
 
-    def _append(self, ids: Ids, chunk: TokenChunk) -> None:
+    def _note_logprob(self, token: int, chunk: TokenChunk, at: int) -> None:
+        """Report a visible token once, with the next piece of text that goes out."""
+        if token in self.generate.stop_token_ids:
+            return
+        top = chunk.top_logprobs[at] if chunk.top_logprobs else ()
+        alternatives = tuple(self._logprob(other, value) for other, value in top)
+        entry = self._logprob(token, chunk.logprobs[at], alternatives)
+        self.logprobs.append(entry)
+        self._unreported.append(entry)
+
+    def _logprob(self, token: int, value: float, top: tuple[TokenLogprob, ...] = ()) -> TokenLogprob:
+        utf8 = self.piece(token)
+        return TokenLogprob(utf8.decode("utf-8", "replace"), utf8, value, top)
+
+    def _append(self, ids: Ids, chunk: TokenChunk, at: int) -> None:
         if not ids:
             return
         interaction = self.interaction
         interaction.output_ids += ids
-        interaction.logprobs += chunk.logprobs[: len(ids)]
+        interaction.logprobs += chunk.logprobs[at : at + len(ids)]
         *runs, last = interaction.versions or ((0, chunk.version),)
         if last[1] == chunk.version:
             interaction.versions = (*runs, (last[0] + len(ids), chunk.version))
@@ -127,13 +175,29 @@ class Turn:
             interaction.versions = (*runs, last, (len(ids), chunk.version))
 
     def publish(self, deltas: list[Delta]) -> None:
-        """Pass deltas on, or hold them: a client may act on a closed call, so the commit comes first."""
+        """Pass deltas on, or hold them: a client may act on a closed call, so from there on the commit comes first.
+
+        The last fragment of the arguments closes a call for those clients whose API has no event for it.
+        """
         for delta in deltas:
-            if self._held or isinstance(delta, ToolCallStart):
-                self._held.append(delta)
+            if isinstance(delta, TextDelta) and self._unreported:
+                delta = TextDelta(delta.text, tuple(self._unreported))
+                self._unreported.clear()
+            if self._held or isinstance(delta, ToolCallArguments | ToolCallEnd):
+                self._hold(delta)
             else:
                 self.deltas.append(delta)
         self._changed.set()
+
+    def _hold(self, delta: Delta) -> None:
+        """Hold a delta; while no call is closed, the fragment of arguments before it turns out not to be the last."""
+        if (
+            isinstance(delta, ToolCallArguments)
+            and len(self._held) == 1
+            and isinstance(self._held[0], ToolCallArguments)
+        ):
+            self.deltas.append(self._held.pop())
+        self._held.append(delta)
 
     def release(self) -> None:
         """Let go what was held: the turn is committed."""
@@ -141,12 +205,28 @@ class Turn:
         self._held.clear()
         self._changed.set()
 
+    def replay(self) -> None:
+        """Become a turn that ended with its stored interaction."""
+        output = self.interaction.output
+        if output.reasoning:
+            self.deltas.append(ReasoningDelta(output.reasoning))
+        if output.content:
+            self.deltas.append(TextDelta(output.content))
+        for index, call in enumerate(output.tool_calls):
+            self.deltas.append(ToolCallStart(index, call.id, call.name))
+            self.deltas.append(ToolCallArguments(index, call.arguments))
+            self.deltas.append(ToolCallEnd(index))
+        self.task = asyncio.get_running_loop().create_future()
+        self.task.set_result(self.interaction)
+
     def wake(self) -> None:
         """Let readers look again: the task has ended."""
         self._changed.set()
 
 
-def begin_interaction(interaction_id: str, session_id: str, request: TurnRequest, prompt: Prompt) -> Interaction:
+def begin_interaction(
+    interaction_id: str, session_id: str, request: TurnRequest, prompt: Prompt, key: str
+) -> Interaction:
     """The interaction of a turn that begins now; the tree and the tokens come at its end."""
     parent = prompt.match.parent
     return Interaction(
@@ -172,10 +252,17 @@ def begin_interaction(interaction_id: str, session_id: str, request: TurnRequest
         state_hash=request.state_hash,
         purpose=request.purpose or hinted(request),
         agent=request.agent,
-        request_hash=request_hash(request, prompt.identity),
-        notes={"dropped": list(request.dropped)} if request.dropped else {},
+        request_hash=key,
+        notes=_notes(request),
         created_at=time.time(),
     )
+
+
+def _notes(request: TurnRequest) -> dict[str, Any]:
+    notes: dict[str, Any] = {"dropped": list(request.dropped)} if request.dropped else {}
+    if request.idempotency_key is not None:
+        notes["idempotency_key"] = request.idempotency_key
+    return notes
 
 
 def _check_chunk(chunk: TokenChunk) -> None:

@@ -1,6 +1,6 @@
 """The life of a turn, written once for all APIs.
 
-1 the request is parsed (protocols)    2 its session is resolved (sessions)      3 retries (not yet)
+1 the request is parsed (protocols)    2 its session is resolved (sessions)      3 retries attach or replay
 4 the parent is found                  5 the prompt is rendered or bridged       6 budgets are applied
 7 tokens are sampled and parsed        8 alignment is proven, the turn committed 9 only now the end goes out
 
@@ -14,37 +14,45 @@ import asyncio
 import logging
 import time
 import uuid
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from typing import Any
 
 from proxy.budgets import apply_budgets
-from proxy.engine.base import Capability, Engine, EngineInfo
+from proxy.engine.base import Engine, EngineInfo
 from proxy.errors import (
     EngineFailed,
     EngineTimeout,
     EngineUnavailable,
     InvalidRequest,
+    PreviousResponseNotFound,
     ProxyError,
     SessionNotFound,
     StoreUnavailable,
-    UnsupportedParameter,
 )
 from proxy.metrics import Metrics
 from proxy.rendering.renderer import Renderer
+from proxy.retries import Anew, Attach, Replay, Retries
+from proxy.sampling import check_capabilities, choice_of, with_defaults
 from proxy.sessions import Session, Sessions
 from proxy.settings import Settings
 from proxy.store.store import Store
 from proxy.trajectory.cache import Match, Node
-from proxy.trajectory.matching import identify
+from proxy.trajectory.matching import Identity, count_leading_system, identify, request_hash
 from proxy.turn import Prompt, Turn, begin_interaction
 from proxy.types import (
+    INSTRUCTIONS,
+    Api,
     FinishReason,
     GenerateRequest,
+    Grammar,
+    GrammarPart,
     Ids,
     Interaction,
+    Message,
     Reason,
+    Role,
     SamplingParams,
     Status,
     ToolChoice,
@@ -79,21 +87,62 @@ class Turns:
         self._sessions = sessions
         self._settings = settings
         self._metrics = metrics
+        self._retries = Retries()
         self._running: set[Turn] = set()
         self._background: set[asyncio.Task[None]] = set()
         self._graces: set[asyncio.Task[None]] = set()
 
-    async def begin(self, session: Session, request: TurnRequest, *, new_id: Callable[[], str]) -> Turn:
-        """Start a turn: parent, prompt and budgets are settled, sampling runs. Raises InvalidRequest and its kin."""
+    async def begin(self, session: Session, request: TurnRequest, *, new_id: Callable[[], str]) -> Sequence[Turn]:
+        """Start a turn for each of `n` choices: parent, prompt and budgets are settled, sampling runs.
+
+        Raises InvalidRequest and its kin before anything is sampled.
+        """
         session.check_open()
         info = self._engine.info()
         wanted = with_defaults(request, session.record.sampling)
-        _check_capabilities(request.tool_choice, wanted, info)
-        prompt = await self._prompt(session, request)
+        check_capabilities(request, wanted, info)
+        request = _with_history(session, request)
+        identity = identify(request.messages, request.tools, request.template_options)
+        key = request_hash(replace(request, sampling=wanted), identity)
+        match self._retries.decide(session, request, key):
+            case Attach(choices):
+                return choices
+            case Replay(interactions):
+                return [await self._replayed(session, request, interaction) for interaction in interactions]
+            case Anew(superseded):
+                self._supersede(session, key, superseded)
+        prompt = await self._prompt(session, request, identity)
+        self._check_vocabulary(prompt.ids, info)
         sampling = apply_budgets(wanted, session, len(prompt.ids), self._settings, info.context_length)
-        interaction = begin_interaction(new_id(), session.id, replace(request, sampling=sampling), prompt)
-        self._check_vocabulary(prompt.ids)
-        grammar = self._renderer.tool_grammar(request.tools, request.tool_choice, request.parallel_tool_calls)
+        grammar = self._grammar(request)
+        reply_id = new_id()
+        choices = [
+            self._choice(session, request, prompt, key, choice_of(sampling, k), grammar, reply_id, k)
+            for k in range(request.n)
+        ]
+        self._start(session, key, choices)
+        return choices
+
+    async def count(self, session: Session, request: TurnRequest) -> int:
+        """How many prompt tokens a turn would have. Raises InvalidRequest."""
+        request = _with_history(session, request)
+        identity = identify(request.messages, request.tools, request.template_options)
+        return len((await self._prompt(session, request, identity)).ids)
+
+    def _choice(
+        self,
+        session: Session,
+        request: TurnRequest,
+        prompt: Prompt,
+        key: str,
+        sampling: SamplingParams,
+        grammar: Grammar | None,
+        reply_id: str,
+        k: int,
+    ) -> Turn:
+        """Choice `k` of a reply, not yet started."""
+        interaction_id = reply_id if k == 0 else f"{reply_id}.{k}"
+        interaction = begin_interaction(interaction_id, session.id, replace(request, sampling=sampling), prompt, key)
         if grammar is not None:
             interaction.notes = {**interaction.notes, "grammar": True}
         generate = GenerateRequest(
@@ -102,13 +151,26 @@ class Turns:
             sampling=sampling,
             stop_token_ids=self._renderer.stop_token_ids,
             grammar=grammar,
+            top_logprobs=request.top_logprobs,
             session_id=session.id,
             turn=request,
         )
-        parser = self._renderer.parser(request.tools, request.tool_choice, prompt.ids, sampling.stop, new_call_id)
-        turn = Turn(interaction, request, session, prompt, generate, parser)
-        self._start(turn)
-        return turn
+        make_id = new_call_id if request.api is not Api.MESSAGES else new_tool_use_id
+        parser = self._renderer.parser(request.tools, request.tool_choice, prompt.ids, sampling.stop, make_id)
+        return Turn(interaction, request, session, prompt, generate, parser, self._renderer.piece)
+
+    def _grammar(self, request: TurnRequest) -> Grammar | None:
+        """What the output must look like: a forced call, or JSON (or, where tools may be called, either)."""
+        forced = self._renderer.tool_grammar(request.tools, request.tool_choice, request.parallel_tool_calls)
+        if forced is not None or request.response_format is None:
+            return forced
+        schema = request.response_format.schema
+        json_part = (GrammarPart(schema={"type": "object"} if schema is None else schema),)
+        calls: tuple[tuple[GrammarPart, ...], ...] = ()
+        if request.tools and request.tool_choice.mode is ToolChoiceMode.AUTO:
+            required = self._renderer.tool_grammar(request.tools, ToolChoice(ToolChoiceMode.REQUIRED), False)
+            calls = required.alternatives if required is not None else ()
+        return Grammar((json_part, *calls))
 
     def join(self, turn: Turn) -> None:
         """A client begins to read a turn."""
@@ -120,9 +182,11 @@ class Turns:
         if turn.readers == 0 and turn.task is not None and not turn.task.done():
             self._in_background(self._end_deserted(turn), self._graces)
 
-    def replied(self, interaction: Interaction) -> None:
+    def replied(self, turn: Turn) -> None:
         """The end of a reply was written out."""
-        self._store.note_replied(interaction.id)
+        if turn.interaction.id in turn.session.unwritten:
+            turn.session.unwritten.discard(turn.interaction.id)
+            self._store.note_replied(turn.interaction.id)
 
     async def drain(self, timeout_s: float) -> None:
         """Let running turns end, for `timeout_s` at most; then cancel them. What they sampled is recorded."""
@@ -139,8 +203,7 @@ class Turns:
 
     # 4 and 5 ---------------------------------------------------------------------------------------------------
 
-    async def _prompt(self, session: Session, request: TurnRequest) -> Prompt:
-        identity = identify(request.messages, request.tools, request.template_options)
+    async def _prompt(self, session: Session, request: TurnRequest, identity: Identity) -> Prompt:
         match = session.cache.find_parent(request, identity)
         if match.parent is not None:
             ids = await self._bridge(session, request, match)
@@ -173,13 +236,24 @@ class Turns:
 
     # 7 ---------------------------------------------------------------------------------------------------------
 
-    def _start(self, turn: Turn) -> None:
-        turn.session.turns += 1
-        self._store.note_begun(turn.interaction.id, turn.session.id)
-        self._running.add(turn)
-        self._metrics.in_flight.inc()
-        turn.task = asyncio.create_task(self._run(turn))
-        turn.task.add_done_callback(lambda _: self._ended(turn))
+    def _start(self, session: Session, key: str, choices: Sequence[Turn]) -> None:
+        self._retries.begin(session, key, choices)
+        left = len(choices)
+
+        def ended(turn: Turn) -> None:
+            nonlocal left
+            left -= 1
+            if not left:
+                self._retries.end(session, key, choices)
+            self._ended(turn)
+
+        for turn in choices:
+            session.turns += 1
+            self._store.note_begun(turn.interaction.id, session.id)
+            self._running.add(turn)
+            self._metrics.in_flight.inc()
+            turn.task = asyncio.create_task(self._run(turn))
+            turn.task.add_done_callback(lambda _, turn=turn: ended(turn))  # type: ignore[misc]
 
     def _ended(self, turn: Turn) -> None:
         turn.session.turns -= 1
@@ -189,6 +263,22 @@ class Turns:
         turn.wake()
         if turn.task is not None and not turn.task.cancelled():
             turn.task.exception()  # readers get it; without readers nobody is to be warned about it
+
+    async def _replayed(self, session: Session, request: TurnRequest, interaction: Interaction) -> Turn:
+        """A turn that has ended already: the committed interaction, to be written out again."""
+        node = session.cache.nodes[interaction.id]
+        ids = session.cache.token_ids(node)[: interaction.prompt_tokens]
+        prompt = Prompt(ids, Match(node.parent, 0), identify((), (), {}), bridged=interaction.aligned)
+        generate = GenerateRequest(interaction.id, ids, interaction.sampling, self._renderer.stop_token_ids)
+        parser = self._renderer.parser(request.tools, request.tool_choice, ids)
+        turn = Turn(interaction, request, session, prompt, generate, parser, self._renderer.piece, committing=True)
+        turn.replay()
+        return turn
+
+    def _supersede(self, session: Session, key: str, superseded: Sequence[str]) -> None:
+        for interaction_id in superseded:
+            self._in_background(self._store.supersede(interaction_id))
+        session.failures.pop(key, None)
 
     async def _run(self, turn: Turn) -> Interaction:
         try:
@@ -252,6 +342,8 @@ class Turns:
         session = turn.session
         session.cache.publish(node)
         session.sampled_tokens += len(turn.interaction.output_ids)
+        session.unwritten.add(turn.interaction.id)
+        session.remember(turn.interaction)
         turn.release()
         self._count(turn)
         if session.ended.is_set():
@@ -286,6 +378,7 @@ class Turns:
         self._metrics.turns.labels(turn.request.api.value, status.value).inc()
         try:
             await self._store.append(interaction)
+            turn.session.remember(interaction)
         except ProxyError as problem:
             logger.error("could not record the %s turn %s: %s", status, interaction.id, problem.message)
 
@@ -294,9 +387,9 @@ class Turns:
         if turn.readers == 0 and turn.task is not None and not turn.committing:
             turn.task.cancel()
 
-    def _check_vocabulary(self, ids: Ids) -> None:
+    def _check_vocabulary(self, ids: Ids, info: EngineInfo) -> None:
         """Raise InvalidRequest for an id that the model has no row for: some engines die of one."""
-        most = self._engine.info().vocab_size
+        most = info.vocab_size
         if self._renderer.vocab_size > most and max(ids) >= most:
             raise InvalidRequest(f"the prompt has token {max(ids)}, the model knows {most}", param="messages")
 
@@ -322,25 +415,24 @@ class Turns:
         task.add_done_callback(tasks.discard)
 
 
-_FORCED = (ToolChoiceMode.REQUIRED, ToolChoiceMode.NAMED)
+def _with_history(session: Session, request: TurnRequest) -> TurnRequest:
+    """The whole conversation of a request that names the response before it. Raises PreviousResponseNotFound.
+
+    As in the API, instructions are not carried over; what came as messages is.
+    """
+    if request.previous_id is None:
+        return request
+    node = session.cache.nodes.get(request.previous_id)
+    if node is None or node.interaction.seq < 0:
+        message = f"there is no response {request.previous_id!r} in session {session.id!r}"
+        raise PreviousResponseNotFound(message, param="previous_response_id")
+    lead = count_leading_system(request.messages)
+    history = (message for message in session.cache.conversation(node) if not _is_instructions(message))
+    return replace(request, messages=(*request.messages[:lead], *history, *request.messages[lead:]))
 
 
-def _check_capabilities(choice: ToolChoice, sampling: SamplingParams, info: EngineInfo) -> None:
-    """Raise UnsupportedParameter for what the engine cannot honour, InvalidRequest for a bias on an unknown token."""
-    penalties = (sampling.presence_penalty, sampling.frequency_penalty, sampling.repetition_penalty)
-    needs = {
-        "tool_choice": (choice.mode in _FORCED, Capability.GRAMMAR),
-        "seed": (sampling.seed is not None, Capability.SEED),
-        "logit_bias": (bool(sampling.logit_bias), Capability.LOGIT_BIAS),
-        "presence_penalty": (penalties != (0.0, 0.0, 1.0), Capability.PENALTIES),
-    }
-    for name, (needed, capability) in needs.items():
-        if needed and capability not in info.capabilities:
-            raise UnsupportedParameter(f"this engine cannot honour '{name}'; leave it out", param=name)
-    for token, _ in sampling.logit_bias:
-        if token >= info.vocab_size:
-            message = f"'logit_bias' names token {token}, but the vocabulary has {info.vocab_size}"
-            raise InvalidRequest(message, param="logit_bias")
+def _is_instructions(message: Message) -> bool:
+    return message.role is Role.SYSTEM and message.name == INSTRUCTIONS
 
 
 def _prove(turn: Turn) -> None:
@@ -352,16 +444,15 @@ def _prove(turn: Turn) -> None:
     interaction.prompt_suffix = prompt.ids[interaction.prefix_length :]
 
 
+def new_tool_use_id() -> str:
+    """An id for a tool call in Anthropic's style."""
+    return "toolu_" + uuid.uuid4().hex[:24]
+
+
 def new_call_id() -> str:
-    """An id for a tool call that was sampled here."""
+    """An id for a tool call in OpenAI's style."""
 
     return "call_" + uuid.uuid4().hex[:24]
-
-
-def with_defaults(request: TurnRequest, defaults: Mapping[str, Any]) -> SamplingParams:
-    """The request's sampling, with the session's own where the request says nothing."""
-    rest = {name: value for name, value in defaults.items() if name not in request.given}
-    return replace(request.sampling, **rest) if rest else request.sampling
 
 
 async def _inline_or_thread(messages: Any, function: Callable[..., Any], *arguments: Any) -> Any:

@@ -21,6 +21,10 @@ VersionRuns = tuple[tuple[int, int], ...]
 """Weight versions of an output as runs (count of tokens, version), in order; one run unless weights changed inside."""
 
 
+INSTRUCTIONS = "instructions"
+"""The name of a system message that came as `instructions`: it is not carried over to the next response."""
+
+
 def ids_of(values: Any = ()) -> Ids:
     """An `array('i')` of token ids, each in 0 .. 2**31 - 1. Raises OverflowError or TypeError on anything else."""
     return array("i", values)
@@ -107,9 +111,9 @@ class ToolCall:
 class Message:
     """One message of a conversation, the same for all APIs. `content` is the joined text of its parts.
 
-    `images` are digests. `tool_call_id` is for role `tool`. `name` is the tool's, or `instructions` for a system message
-    that came as instructions. `origin` is the interaction that an echoed answer says it is from (by item id, signature or
-    encrypted content). Of these only role, content, calls and images are identity, and `tool_call_id` up to renaming.
+    `images` are digests. `tool_call_id` is for role `tool`. `name` is the tool's, or `instructions` for a system
+    message that came as instructions. `origin` is the interaction that an echoed answer says it is from (by item id,
+    signature or encrypted content). Identity is role, content, calls and images, and `tool_call_id` up to renaming.
     """
 
     role: Role
@@ -251,7 +255,7 @@ class TurnRequest:
     `template_options` change the head of the prompt (chat_template_kwargs, reasoning effort) and belong to the root's
     identity. `given` names the sampling fields that the client set itself. `dropped` names what the client sent and
     this server left aside. `previous_id` is `previous_response_id`: `messages` are then only those after it. `echo` are
-    fields that the reply repeats as they came.
+    fields that the reply repeats as they came. `retry`: the client says that it made this request before.
     """
 
     api: Api
@@ -272,6 +276,8 @@ class TurnRequest:
     previous_id: str | None = None
     response_format: ResponseFormat | None = None
     echo: Mapping[str, Json] = field(default_factory=dict)
+    retry: bool = False
+    idempotency_key: str | None = None
     state_hash: str | None = None
     purpose: str | None = None
     agent: str | None = None
@@ -337,10 +343,21 @@ class TokenChunk:
 
 
 @dataclass(frozen=True, slots=True)
-class TextDelta:
-    """A piece of the visible answer."""
+class TokenLogprob:
+    """A sampled token with its logprob (natural) and, in `top`, the likeliest ones in its place, highest first."""
 
     text: str
+    utf8: bytes
+    logprob: float
+    top: tuple[TokenLogprob, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class TextDelta:
+    """A piece of the visible answer. `logprobs` are of tokens not yet reported, where the request asks for them."""
+
+    text: str
+    logprobs: tuple[TokenLogprob, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,12 +28,12 @@ def turn_endpoint(protocol: WireProtocol, sessions: Sessions, turns: Turns, max_
         turn_request = _with_headers(protocol.parse(body), request)
         session = await sessions.resolve(caller_of(request, body))
         try:
-            turn = await turns.begin(session, turn_request, new_id=protocol.new_id)
+            choices = await turns.begin(session, turn_request, new_id=protocol.new_id)
         except RecursionError:  # schemas and options are walked by Python and by templates
             raise InvalidRequest("the body is nested too deeply", param="body") from None
         if turn_request.stream:
-            return await StreamReply.open(turns, turn, protocol)
-        return UnaryReply(request, turns, turn, protocol)
+            return await StreamReply.open(request, turns, turn_request, choices, protocol)
+        return UnaryReply(request, turns, turn_request, choices, protocol)
 
     return endpoint
 
@@ -42,10 +42,17 @@ def _with_headers(turn_request: TurnRequest, request: Request) -> TurnRequest:
     """What the harness says of a turn in `x-tokengrove-*` headers."""
     return replace(
         turn_request,
+        retry=_is_retry(request.headers.get("x-stainless-retry-count")),
+        idempotency_key=request.headers.get("idempotency-key"),
         state_hash=request.headers.get("x-tokengrove-state-hash"),
         purpose=_purpose(request.headers.get("x-tokengrove-purpose")),
         agent=request.headers.get("x-tokengrove-agent"),
     )
+
+
+def _is_retry(count: str | None) -> bool:
+    """OpenAI's and Anthropic's SDKs count their retries from 0."""
+    return count is not None and count.isdecimal() and int(count) > 0
 
 
 def _purpose(name: str | None) -> str | None:

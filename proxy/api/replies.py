@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import functools
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import contextmanager
 
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from proxy.api.http import JsonResponse, error_response
@@ -14,69 +17,82 @@ from proxy.protocols.base import StreamEncoder, WireProtocol
 from proxy.protocols.sse import CONTENT_TYPE
 from proxy.turn import Turn
 from proxy.turns import Turns
-from proxy.types import Delta
+from proxy.types import Delta, TurnRequest
 
 # Codex gives a silent stream up after 300 s, proxies in between often after 30 to 60.
 KEEPALIVE_S = 5.0
 
+Batch = list[tuple[int, Delta]]
+"""Deltas, each with the number of its choice."""
+Batches = AsyncIterator[Batch]
+
 
 class UnaryReply:
-    """Waits for the committed turn and answers in one body."""
+    """Waits for the committed turns (one a choice) and answers in one body."""
 
-    def __init__(self, request: Request, turns: Turns, turn: Turn, protocol: WireProtocol) -> None:
-        self._request, self._turns, self._turn, self._protocol = request, turns, turn, protocol
+    def __init__(
+        self, request: Request, turns: Turns, asked: TurnRequest, choices: Sequence[Turn], protocol: WireProtocol
+    ) -> None:
+        self._request, self._turns, self._choices = request, turns, choices
+        self._reply = functools.partial(protocol.reply, asked)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        turn = self._turn
-        assert turn.task is not None
-        self._turns.join(turn)
-        gone = asyncio.ensure_future(_disconnected(receive))
-        try:
+        with _joined(self._turns, self._choices):
+            gone = asyncio.ensure_future(_disconnected(receive))
+            try:
+                if await self._all_done(gone):
+                    await self._answer()(scope, receive, send)
+                    self._written()
+            finally:
+                gone.cancel()
+
+    async def _all_done(self, gone: asyncio.Future[None]) -> bool:
+        """Whether every choice ended before the client left."""
+        for turn in self._choices:
+            assert turn.task is not None
             await asyncio.wait((turn.task, gone), return_when=asyncio.FIRST_COMPLETED)
-            if turn.task.done():
-                await self._answer(turn)(scope, receive, send)
-                self._written(turn)
-        finally:
-            gone.cancel()
-            self._turns.leave(turn)
+            if not turn.task.done():
+                return False
+        return True
 
-    def _answer(self, turn: Turn) -> JsonResponse:
-        assert turn.task is not None
+    def _answer(self) -> Response:
         try:
-            interaction = turn.task.result()
+            answers = [turn.answer() for turn in self._choices]
         except ProxyError as error:
-            response = error_response(self._request, error)
-            assert isinstance(response, JsonResponse)
-            return response
-        return JsonResponse(self._protocol.reply(turn.request, interaction))
+            return error_response(self._request, error)
+        return JsonResponse(self._reply(answers))
 
-    def _written(self, turn: Turn) -> None:
-        assert turn.task is not None
-        if turn.task.exception() is None:
-            self._turns.replied(turn.interaction)
+    def _written(self) -> None:
+        for turn in self._choices:
+            if turn.committed:
+                self._turns.replied(turn)
 
 
 class StreamReply:
     """Sends events as tokens come. Built by `open`, which waits for the first of them: early failures stay statuses."""
 
     def __init__(
-        self, turns: Turns, turn: Turn, encoder: StreamEncoder, batches: AsyncIterator[list[Delta]], first: list[Delta]
+        self, turns: Turns, choices: Sequence[Turn], encoder: StreamEncoder, batches: Batches, first: Batch
     ) -> None:
-        self._turns, self._turn, self._encoder = turns, turn, encoder
+        self._turns, self._choices, self._encoder = turns, choices, encoder
         self._batches, self._first = batches, first
 
     @classmethod
-    async def open(cls, turns: Turns, turn: Turn, protocol: WireProtocol) -> StreamReply:
-        """A reply whose first deltas (or first silence) are here. Raises the ProxyError that ended the turn before."""
-        turns.join(turn)
-        try:
-            batches = turn.stream(KEEPALIVE_S)
-            first: list[Delta] = await anext(batches, [])
-        except BaseException:
-            turns.leave(turn)
-            raise
-        encoder = protocol.stream(turn.request, turn.interaction.id, int(turn.interaction.created_at))
-        return cls(turns, turn, encoder, batches, first)
+    async def open(
+        cls, request: Request, turns: Turns, asked: TurnRequest, choices: Sequence[Turn], protocol: WireProtocol
+    ) -> StreamReply:
+        """A reply whose first deltas (or first silence) are here.
+
+        Raises the ProxyError that ended the turn before, ClientDisconnect when nobody waits for it any more.
+        """
+        with _joined(turns, choices):
+            batches = _one(choices[0]) if len(choices) == 1 else _merged(choices)
+            first = await _first_batch(batches, request)
+            _join(turns, choices)  # once more, for the time from here to the call
+        turn = choices[0]
+        created, prompt_tokens = int(turn.interaction.created_at), len(turn.prompt.ids)
+        encoder = protocol.stream(asked, turn.interaction.id, created, prompt_tokens)
+        return cls(turns, choices, encoder, batches, first)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         gone = asyncio.ensure_future(_disconnected(receive))
@@ -88,7 +104,8 @@ class StreamReply:
         finally:
             gone.cancel()
             pump.cancel()
-            self._turns.leave(self._turn)
+            for turn in self._choices:
+                self._turns.leave(turn)
 
     async def _pump(self, send: Send) -> None:
         headers = [
@@ -101,14 +118,83 @@ class StreamReply:
         try:
             async for batch in self._batches:
                 await send(_body(self._encode(batch)))
+            end = self._encoder.finish([turn.answer() for turn in self._choices])
         except ProxyError as error:
             await send(_body(self._encoder.error(error), more=False))
             return
-        await send(_body(self._encoder.finish(self._turn.interaction), more=False))
-        self._turns.replied(self._turn.interaction)
+        await send(_body(end, more=False))
+        for turn in self._choices:
+            self._turns.replied(turn)
 
-    def _encode(self, batch: list[Delta]) -> bytes:
-        return b"".join(map(self._encoder.delta, batch)) if batch else self._encoder.keepalive()
+    def _encode(self, batch: Batch) -> bytes:
+        if not batch:
+            return self._encoder.keepalive()
+        return b"".join(self._encoder.delta(delta, choice) for choice, delta in batch)
+
+
+async def _first_batch(batches: Batches, request: Request) -> Batch:
+    waiting = asyncio.ensure_future(_next(batches))
+    gone = asyncio.ensure_future(_disconnected(request.receive))
+    try:
+        await asyncio.wait((waiting, gone), return_when=asyncio.FIRST_COMPLETED)
+        if not waiting.done():
+            raise ClientDisconnect
+        return waiting.result()
+    finally:
+        gone.cancel()
+        waiting.cancel()
+
+
+async def _next(batches: Batches) -> Batch:
+    return await anext(batches, [])
+
+
+@contextmanager
+def _joined(turns: Turns, choices: Sequence[Turn]) -> Iterator[None]:
+    _join(turns, choices)
+    try:
+        yield
+    finally:
+        for turn in choices:
+            turns.leave(turn)
+
+
+def _join(turns: Turns, choices: Sequence[Turn]) -> None:
+    for turn in choices:
+        turns.join(turn)
+
+
+async def _one(turn: Turn) -> Batches:
+    async for deltas in turn.stream(KEEPALIVE_S):
+        yield [(0, delta) for delta in deltas]
+
+
+async def _merged(choices: Sequence[Turn]) -> Batches:
+    """The deltas of several turns as they come; a batch is of one turn."""
+    queue: asyncio.Queue[Batch | BaseException | None] = asyncio.Queue()
+
+    async def read(index: int, turn: Turn) -> None:
+        try:
+            async for deltas in turn.stream(KEEPALIVE_S):
+                queue.put_nowait([(index, delta) for delta in deltas])
+        except ProxyError as error:
+            queue.put_nowait(error)
+        queue.put_nowait(None)
+
+    readers = [asyncio.create_task(read(index, turn)) for index, turn in enumerate(choices)]
+    try:
+        running = len(readers)
+        while running:
+            item = await queue.get()
+            if isinstance(item, BaseException):
+                raise item
+            if item is None:
+                running -= 1
+            else:
+                yield item
+    finally:
+        for reader in readers:
+            reader.cancel()
 
 
 def _body(data: bytes, more: bool = True) -> Message:

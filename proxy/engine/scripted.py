@@ -144,7 +144,7 @@ class ScriptedEngine:
             vocab_size=vocab_size,
             context_length=context_length,
             weight_version=self._version,
-            capabilities=frozenset(Capability) - {Capability.RELEASE_MEMORY, Capability.TOP_LOGPROBS},
+            capabilities=frozenset(Capability) - {Capability.RELEASE_MEMORY},
         )
 
     async def close(self) -> None:
@@ -169,7 +169,7 @@ class ScriptedEngine:
                 return
             piece = ids[start : start + reply.chunk]
             finish = self._finish(reply, ids, request) if start + reply.chunk >= len(ids) else None
-            yield self._chunk(reply, piece, finish)
+            yield self._chunk(reply, piece, finish, request.top_logprobs)
 
     async def _wait(self, delay_s: float, stopped: asyncio.Event) -> None:
         if delay_s:
@@ -193,10 +193,16 @@ class ScriptedEngine:
             return reply.finish
         return FinishReason.STOP if ids and ids[-1] in request.stop_token_ids else FinishReason.LENGTH
 
-    def _chunk(self, reply: Reply, ids: Ids, finish: FinishReason | None) -> TokenChunk:
+    def _chunk(self, reply: Reply, ids: Ids, finish: FinishReason | None, top: int) -> TokenChunk:
         count = len(ids) - 1 if reply.fault is Fault.BAD_LENGTHS else len(ids)
         version = self._version if reply.version is None else reply.version
-        return TokenChunk(ids, array("f", [_LOGPROB]) * count, version, finish)
+        others = tuple(tuple(self._ranked(token, top)) for token in ids) if top else ()
+        return TokenChunk(ids, array("f", [_LOGPROB]) * count, version, finish, others)
+
+    def _ranked(self, token: int, top: int) -> Iterator[tuple[int, float]]:
+        """The sampled token first, then its neighbours in the vocabulary, each half as likely as the one before."""
+        for rank in range(top):
+            yield (token + rank) % self._info[0], _LOGPROB * (rank + 1)
 
 
 def from_arguments(arguments: dict[str, str], vocab_size: int, context_length: int) -> ScriptedEngine:

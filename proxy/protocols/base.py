@@ -5,12 +5,12 @@ Unknown fields are accepted; what is known and cannot be done is refused by name
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from proxy.errors import InvalidRequest, ProxyError
-from proxy.types import Api, Delta, Interaction, TurnRequest
+from proxy.types import Api, Delta, Interaction, TokenLogprob, TurnRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,20 +32,28 @@ def usage_of(interaction: Interaction) -> Usage:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One committed choice of a reply; `logprobs` of its visible tokens where the request asks for them."""
+
+    interaction: Interaction
+    logprobs: tuple[TokenLogprob, ...] | None = None
+
+
 class StreamEncoder(Protocol):
     """One reply as stream bytes. Calls come in order: start, delta*, then finish or error."""
 
     def start(self) -> bytes:
         """What goes out before the first delta."""
 
-    def delta(self, delta: Delta) -> bytes:
-        """One piece of the answer."""
+    def delta(self, delta: Delta, choice: int = 0) -> bytes:
+        """One piece of the answer; several choices only where the request has `n` above 1."""
 
     def keepalive(self) -> bytes:
         """Something that every client skips."""
 
-    def finish(self, interaction: Interaction) -> bytes:
-        """The end of the reply; only called once the interaction is committed."""
+    def finish(self, answers: Sequence[Answer]) -> bytes:
+        """The end of the reply; only called once its interactions are committed."""
 
     def error(self, error: ProxyError) -> bytes:
         """A failure after the stream began; the connection closes after it."""
@@ -59,11 +67,11 @@ class WireProtocol(Protocol):
     def parse(self, body: Any) -> TurnRequest:
         """The request in a decoded JSON body. Raises InvalidRequest naming the field."""
 
-    def reply(self, request: TurnRequest, interaction: Interaction) -> dict[str, Any]:
-        """The unary reply."""
+    def reply(self, request: TurnRequest, answers: Sequence[Answer]) -> dict[str, Any]:
+        """The unary reply; one answer for each of `n` choices."""
 
-    def stream(self, request: TurnRequest, interaction_id: str, created: int) -> StreamEncoder:
-        """An encoder for one streamed reply."""
+    def stream(self, request: TurnRequest, reply_id: str, created: int, prompt_tokens: int) -> StreamEncoder:
+        """An encoder for one streamed reply; `created` in Unix seconds."""
 
     def error_body(self, error: ProxyError, request_id: str) -> dict[str, Any]:
         """The error envelope of this API."""

@@ -1,12 +1,12 @@
 """OpenAI chat completions <-> types. Pure.
 
 honoured  model messages stream stream_options.include_usage tools tool_choice max_tokens max_completion_tokens stop
-          temperature top_p seed presence_penalty frequency_penalty logit_bias parallel_tool_calls reasoning_effort
-          and the engine extensions top_k min_p repetition_penalty chat_template_kwargs
+          temperature top_p seed presence_penalty frequency_penalty logit_bias parallel_tool_calls reasoning_effort n
+          logprobs top_logprobs response_format and the engine extensions top_k min_p repetition_penalty
+          chat_template_kwargs (refused by name where the engine cannot)
 ignored   user metadata store service_tier safety_identifier prompt_cache_key prompt_cache_options
           prompt_cache_retention verbosity prediction moderation, and every field not named here (recorded as dropped)
-refused   n > 1, logprobs, top_logprobs, response_format other than text, audio, modalities with audio, functions,
-          function_call, web_search_options, image parts
+refused   audio, modalities with audio, functions, function_call, web_search_options, image parts
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import Any
 from proxy.errors import InvalidRequest, ProxyError, UnsupportedParameter
 from proxy.protocols import sse
 from proxy.protocols.base import (
+    Answer,
     check_text,
     expect_bool,
     expect_list,
@@ -37,8 +38,10 @@ from proxy.types import (
     Interaction,
     Message,
     ReasoningDelta,
+    ResponseFormat,
     SamplingParams,
     TextDelta,
+    TokenLogprob,
     Tool,
     ToolCallArguments,
     ToolCallStart,
@@ -55,6 +58,8 @@ _HONOURED = frozenset(
         *("logprobs", "top_logprobs", "response_format", "modalities"),
     }
 )
+_MAX_CHOICES = 128
+_MAX_TOP_LOGPROBS = 20
 _REFUSED = ("audio", "functions", "function_call", "web_search_options")
 _FINISH_REASONS = {
     FinishReason.STOP: "stop",
@@ -79,6 +84,7 @@ class ChatProtocol:
         _refuse_unsupported(body)
         tools, dropped_tools = _parse_tools(body.get("tools"))
         sampling = parse_sampling(body)
+        logprobs, top_logprobs = _parse_logprobs(body)
         return TurnRequest(
             api=Api.CHAT,
             model=_parse_model(body),
@@ -91,29 +97,35 @@ class ChatProtocol:
             template_options=_parse_template_options(body),
             stream=_optional_bool(body, "stream", False),
             include_usage=_parse_include_usage(body),
+            logprobs=logprobs,
+            top_logprobs=top_logprobs,
+            n=optional_int(body, "n", least=1, most=_MAX_CHOICES) or 1,
+            response_format=parse_response_format(body.get("response_format"), "response_format"),
             dropped=(*sorted(key for key in body if key not in _HONOURED), *dropped_tools),
         )
 
-    def reply(self, request: TurnRequest, interaction: Interaction) -> dict[str, Any]:
+    def reply(self, request: TurnRequest, answers: Sequence[Answer]) -> dict[str, Any]:
+        first = answers[0].interaction
         return {
-            "id": interaction.id,
+            "id": first.id,
             "object": "chat.completion",
-            "created": int(interaction.created_at),
+            "created": int(first.created_at),
             "model": request.model,
             "choices": [
                 {
-                    "index": 0,
-                    "message": _message_json(interaction),
-                    "logprobs": None,
-                    "finish_reason": _finish_reason(interaction),
+                    "index": index,
+                    "message": _message_json(answer.interaction),
+                    "logprobs": None if answer.logprobs is None else _logprobs_json(answer.logprobs),
+                    "finish_reason": _finish_reason(answer.interaction),
                 }
+                for index, answer in enumerate(answers)
             ],
-            "usage": _usage_json(interaction),
+            "usage": _usage_json(answers),
             "system_fingerprint": None,
         }
 
-    def stream(self, request: TurnRequest, interaction_id: str, created: int) -> ChatStream:
-        return ChatStream(request, interaction_id, created)
+    def stream(self, request: TurnRequest, reply_id: str, created: int, prompt_tokens: int) -> ChatStream:
+        return ChatStream(request, reply_id, created)
 
     def error_body(self, error: ProxyError, request_id: str) -> dict[str, Any]:
         return openai_error(error)
@@ -122,10 +134,11 @@ class ChatProtocol:
 class ChatStream:
     """One streamed chat completion: `chat.completion.chunk` events of the same id, ended by `[DONE]`."""
 
-    def __init__(self, request: TurnRequest, interaction_id: str, created: int) -> None:
+    def __init__(self, request: TurnRequest, reply_id: str, created: int) -> None:
         self._include_usage = request.include_usage
+        self._choices = request.n
         self._head: dict[str, Any] = {
-            "id": interaction_id,
+            "id": reply_id,
             "object": "chat.completion.chunk",
             "created": created,
             "model": request.model,
@@ -133,39 +146,42 @@ class ChatStream:
         }
 
     def start(self) -> bytes:
-        return self._chunk({"role": "assistant", "content": ""})
+        return b"".join(self._chunk({"role": "assistant", "content": ""}, choice) for choice in range(self._choices))
 
-    def delta(self, delta: Delta) -> bytes:
+    def delta(self, delta: Delta, choice: int = 0) -> bytes:
         match delta:
-            case TextDelta(text):
-                return self._chunk({"content": text})
+            case TextDelta(text, logprobs):
+                return self._chunk({"content": text}, choice, logprobs=_logprobs_json(logprobs) if logprobs else None)
             case ReasoningDelta(text):
-                return self._chunk({"reasoning_content": text})
+                return self._chunk({"reasoning_content": text}, choice)
             case ToolCallStart(index, call_id, name):
                 function = {"name": name, "arguments": ""}
-                return self._call({"index": index, "id": call_id, "type": "function", "function": function})
+                return self._call({"index": index, "id": call_id, "type": "function", "function": function}, choice)
             case ToolCallArguments(index, fragment):
-                return self._call({"index": index, "function": {"arguments": fragment}})
+                return self._call({"index": index, "function": {"arguments": fragment}}, choice)
             case _:
                 return b""  # chat has no event for the end of a call
 
     def keepalive(self) -> bytes:
         return sse.KEEPALIVE
 
-    def finish(self, interaction: Interaction) -> bytes:
-        out = self._chunk({}, _finish_reason(interaction))
+    def finish(self, answers: Sequence[Answer]) -> bytes:
+        ends = (self._chunk({}, at, _finish_reason(answer.interaction)) for at, answer in enumerate(answers))
+        out = b"".join(ends)
         if self._include_usage:
-            out += sse.data({**self._head, "choices": [], "usage": _usage_json(interaction)})
+            out += sse.data({**self._head, "choices": [], "usage": _usage_json(answers)})
         return out + sse.DONE
 
     def error(self, error: ProxyError) -> bytes:
         return sse.data(openai_error(error))
 
-    def _call(self, call: dict[str, Any]) -> bytes:
-        return self._chunk({"tool_calls": [call]})
+    def _call(self, call: dict[str, Any], choice: int) -> bytes:
+        return self._chunk({"tool_calls": [call]}, choice)
 
-    def _chunk(self, delta: dict[str, Any], finish_reason: str | None = None) -> bytes:
-        choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
+    def _chunk(
+        self, delta: dict[str, Any], index: int, finish_reason: str | None = None, logprobs: Any = None
+    ) -> bytes:
+        choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason}
         payload = {**self._head, "choices": [choice]}
         if self._include_usage:
             payload["usage"] = None
@@ -196,14 +212,33 @@ def _refuse_unsupported(body: Mapping[str, Any]) -> None:
     modalities = body.get("modalities")
     if modalities is not None and "audio" in expect_list(modalities, "modalities"):
         raise UnsupportedParameter("'modalities' with audio is not supported: this gives text", param="modalities")
-    if (optional_int(body, "n", least=1, most=128) or 1) > 1:
-        raise UnsupportedParameter("'n' greater than 1 is not supported yet; send the request n times", param="n")
-    if body.get("logprobs") or body.get("top_logprobs"):
-        name = "logprobs" if body.get("logprobs") else "top_logprobs"
-        raise UnsupportedParameter(f"'{name}' in the reply is not supported yet; exports have logprobs", param=name)
-    response_format = body.get("response_format")
-    if response_format is not None and expect_object(response_format, "response_format").get("type") != "text":
-        raise UnsupportedParameter("'response_format' other than text is not supported yet", param="response_format")
+
+
+def _parse_logprobs(body: Mapping[str, Any]) -> tuple[bool, int]:
+    """Whether logprobs are asked for, and how many alternatives."""
+    wanted = _optional_bool(body, "logprobs", False)
+    top = optional_int(body, "top_logprobs", least=0, most=_MAX_TOP_LOGPROBS) or 0
+    if top and not wanted:
+        raise InvalidRequest("'top_logprobs' needs 'logprobs': true", param="top_logprobs")
+    return wanted, top
+
+
+def parse_response_format(value: Any, name: str) -> ResponseFormat | None:
+    """What `response_format` (or the like in other APIs) asks for; None for text."""
+    if value is None:
+        return None
+    wanted = expect_object(value, name)
+    match wanted.get("type"):
+        case "text":
+            return None
+        case "json_object":
+            return ResponseFormat()
+        case "json_schema":
+            holder = expect_object(wanted.get("json_schema", wanted), f"{name}.json_schema")
+            return ResponseFormat(expect_object(holder.get("schema"), f"{name}.json_schema.schema"))
+        case kind:
+            message = f"'{name}.type' must be text, json_object or json_schema, not {kind!r}"
+            raise InvalidRequest(message, param=f"{name}.type")
 
 
 def _parse_model(body: Mapping[str, Any]) -> str:
@@ -308,12 +343,23 @@ def _finish_reason(interaction: Interaction) -> str:
     return _FINISH_REASONS[interaction.finish_reason]
 
 
-def _usage_json(interaction: Interaction) -> dict[str, Any]:
-    usage = usage_of(interaction)
+def _usage_json(answers: Sequence[Answer]) -> dict[str, Any]:
+    """The prompt counts once, however many choices were sampled from it."""
+    usages = [usage_of(answer.interaction) for answer in answers]
+    prompt, completion = usages[0].prompt_tokens, sum(usage.completion_tokens for usage in usages)
     return {
-        "prompt_tokens": usage.prompt_tokens,
-        "completion_tokens": usage.completion_tokens,
-        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
-        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
-        "completion_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
+        "prompt_tokens": prompt,
+        "completion_tokens": completion,
+        "total_tokens": prompt + completion,
+        "prompt_tokens_details": {"cached_tokens": usages[0].cached_tokens},
+        "completion_tokens_details": {"reasoning_tokens": sum(usage.reasoning_tokens for usage in usages)},
     }
+
+
+def _logprobs_json(tokens: Sequence[TokenLogprob]) -> dict[str, Any]:
+    entries = [{**_token_json(token), "top_logprobs": [_token_json(other) for other in token.top]} for token in tokens]
+    return {"content": entries, "refusal": None}
+
+
+def _token_json(token: TokenLogprob) -> dict[str, Any]:
+    return {"token": token.text, "logprob": token.logprob, "bytes": list(token.utf8)}

@@ -240,7 +240,8 @@ class Bridge:
         if self._reasoning is None:
             return False
         text = self._tokenizer.decode(header)
-        return text.rfind(self._reasoning.opener) > text.rfind(self._reasoning.closer)
+        opened, closed = text.rfind(self._reasoning.opener), text.rfind(self._reasoning.closer)
+        return opened > closed or (self._reasoning.forced and closed < 0)
 
     @cached_property
     def _closer_ids(self) -> list[int]:

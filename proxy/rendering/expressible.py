@@ -128,10 +128,11 @@ class _Probes:
 def _call_forms(write: Write) -> Iterator[tuple[Arguments, CallIds]]:
     """The forms in which a call and its result come out whole, not as Python would print it or encoded twice.
 
-    A template without tool results may still write calls, so the result decides only about the ids.
+    A template that writes the id only (Kimi) shows the name where the id holds it. One without tool results may still
+    write calls, so the result decides only about the ids.
     """
     called = (_USER, Message(Role.ASSISTANT, "", (_CALL,)))
-    for ids, arguments in itertools.product((CallIds.GIVEN, CallIds.NINE), Arguments):
+    for ids, arguments in itertools.product((CallIds.GIVEN, CallIds.NUMBERED, CallIds.NINE), Arguments):
         text = _Probes(write, arguments, ids).text(called)
         whole = all(needle in text for needle in ("probe_tool", "probe_key", "probe_value"))
         if not whole or "{'probe_key'" in text or '\\"probe_key' in text:
@@ -140,5 +141,4 @@ def _call_forms(write: Write) -> Iterator[tuple[Arguments, CallIds]]:
         answered = (*called, _RESULTS[0])
         if not given.shows(answered, "Probe-result") and nine.shows(answered, "Probe-result"):
             yield arguments, CallIds.NINE
-        numbered = ids is CallIds.GIVEN and "<|tool_call_argument_begin|>" in text
-        yield arguments, CallIds.NUMBERED if numbered else ids
+        yield arguments, ids

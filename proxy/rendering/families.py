@@ -99,7 +99,7 @@ FAMILIES = (
     Family("minimax-m2", ("minimax_m2", "minimax"), ("]~b]",), (), ("minimax-m2",), "minimax-m2", "minimax"),
     Family("gpt-oss", ("gpt_oss",), ("<|channel|>", "<|start|>"), tool_format="gpt-oss", reasoning="gpt-oss"),
     Family("cohere", ("cohere", "cohere2"), ("<|START_OF_TURN_TOKEN|>",)),
-    Family("hunyuan", ("hunyuan_v1_dense", "hunyuan_v1_moe", "hy3"), (), (), ("hy3",), "hunyuan", "hunyuan"),
+    Family("hunyuan", ("hunyuan_v1_dense", "hunyuan_v1_moe", "hy3"), (), (), ("hy3",)),
     Family("generic"),
 )
 

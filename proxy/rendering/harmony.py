@@ -32,7 +32,7 @@ class HarmonyFormat:
     closer: str = "<|call|>"
     bare: str = ""
     separator: str | None = None
-    marks: tuple[str, ...] = ("<|channel|>", "<|constrain|>", _MESSAGE)
+    marks: tuple[str, ...] = HARMONY_MARKS
 
     def reader(self, tools: Sequence[Tool], sink: CallSink) -> CallReader:
         return _HarmonyReader(sink)
@@ -97,9 +97,8 @@ class HarmonyParser(OutputParser):
         self._first = not reasoning_open
         lexer.inside = True
 
-    @property
-    def _inside(self) -> bool:
-        return True
+    def _look_inside(self) -> None:
+        self._lexer.inside = True
 
     def _step(self, lexeme: Lexeme) -> None:
         mark = lexeme.text if lexeme.mark in (Mark.INNER, Mark.END) else ""

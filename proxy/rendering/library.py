@@ -43,10 +43,10 @@ class LibraryTemplate:
     def render(
         self, messages: Sequence[Message], tools: Sequence[Tool], options: Options, *, prompt: bool = True
     ) -> list[int]:
-        if self.twin is not None and not options:
+        renderer = self._renderer(options)
+        if self.twin is not None:
             return self.twin.render(messages, tools, options, prompt=prompt)
         require_text(messages)
-        renderer = self._renderer(options)
         try:
             ids = renderer.render_ids(to_dicts(messages), tools=tool_dicts(tools), add_generation_prompt=prompt)
         except _RENDER_ERRORS as error:

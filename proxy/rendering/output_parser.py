@@ -96,15 +96,18 @@ class OutputParser:
             self._step(lexeme)
             if self._state is State.DONE:
                 return
-            self._lexer.inside = self._inside
+            self._look_inside()
 
-    @property
-    def _inside(self) -> bool:
-        """Whether the marks inside of calls are to be found now."""
-        return self._state in (State.CALL, State.DRAFT)
+    def _look_inside(self) -> None:
+        """The marks inside of calls are only looked for there."""
+        state = self._state
+        self._lexer.inside = state is State.CALL or state is State.DRAFT
 
     def _step(self, lexeme: Lexeme) -> None:
-        if lexeme.mark is Mark.END:
+        if lexeme.mark is None and not self._fresh and self._state is State.CONTENT:
+            if not self._built.called:
+                self._push_content(lexeme)
+        elif lexeme.mark is Mark.END:
             self._resolve_held()
             self._end(lexeme.position)
         elif self._state is State.CALL:

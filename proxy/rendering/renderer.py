@@ -71,9 +71,11 @@ class Renderer:
         self._bridge = Bridge(tokenizer, choice.template, stop_token_ids, reasoning, tool_format)
         self._warned = False
 
-    def render(self, messages: Sequence[Message], tools: Sequence[Tool], options: Mapping[str, Any]) -> Ids:
-        """The whole conversation, ending with the generation prompt. Raises InvalidRequest."""
-        return ids_of(self._template.render(messages, tools, options))
+    def render(
+        self, messages: Sequence[Message], tools: Sequence[Tool], options: Mapping[str, Any], *, prompt: bool = True
+    ) -> Ids:
+        """The whole conversation, ending with the generation prompt if `prompt`. Raises InvalidRequest."""
+        return ids_of(self._template.render(messages, tools, options, prompt=prompt))
 
     def bridge(
         self,
@@ -143,6 +145,10 @@ class Renderer:
 
     def decode(self, ids: Sequence[int]) -> str:
         return self._tokenizer.decode(ids)
+
+    def piece(self, token: int) -> bytes:
+        """The UTF-8 bytes of one token, which may be a part of a character; empty outside the vocabulary."""
+        return self._tokenizer.piece(token)
 
     def _call_parts(self, calls: ToolFormat, tool: Tool) -> tuple[GrammarPart, ...]:
         """What is forced, with the markers as tokens where the vocabulary has them."""

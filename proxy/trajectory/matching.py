@@ -157,7 +157,8 @@ def _integral(value: Any) -> Any:
 def _tools_key(tools: Sequence[Tool]) -> int:
     if not tools:
         return 0
-    return xxh3_64_intdigest(canonical_json([tool.to_json() for tool in tools]))
+    # `strict` is a word of some APIs; templates do not see it.
+    return xxh3_64_intdigest(canonical_json([[tool.name, tool.description, tool.parameters] for tool in tools]))
 
 
 def _json_key(value: Mapping[str, Any]) -> int:

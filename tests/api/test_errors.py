@@ -37,8 +37,12 @@ async def good(server: Server) -> httpx.Response:
     return await server.post(CHAT, GOOD)
 
 
-async def two_parts(server: Server) -> httpx.Response:
-    return await server.post(CHAT, {**GOOD, "n": 2})
+async def audio(server: Server) -> httpx.Response:
+    return await server.post(CHAT, {**GOOD, "audio": {"voice": "x"}})
+
+
+async def no_such_response(server: Server) -> httpx.Response:
+    return await server.post("/s/v1/responses", {"model": "m", "input": "x", "previous_response_id": "resp_x"})
 
 
 async def no_json(server: Server) -> httpx.Response:
@@ -96,7 +100,7 @@ FAIL = Reply(sampled("ok"), fault=Fault.ERROR)
 CASES: list[tuple[type[errors.ProxyError], Case, Script, dict[str, Any]]] = [
     (errors.ProxyError, crash, always(), {}),
     (errors.InvalidRequest, no_json, always(), {}),
-    (errors.UnsupportedParameter, two_parts, always(), {}),
+    (errors.UnsupportedParameter, audio, always(), {}),
     (errors.ContextLengthExceeded, good, always(), {"max_context_tokens": 5}),
     (errors.KeyInUse, key_in_use, always(), {}),
     (errors.Unauthorized, get("/rl/sessions"), always(), KEYED),
@@ -106,6 +110,7 @@ CASES: list[tuple[type[errors.ProxyError], Case, Script, dict[str, Any]]] = [
     (errors.NotFound, unknown_interaction, always(), {}),
     (errors.NotFound, get("/nothing/here"), always(), {}),
     (errors.ModelNotFound, get("/v1/models/other"), always(), {}),
+    (errors.PreviousResponseNotFound, no_such_response, always(), {}),
     (errors.SessionNotFound, get("/rl/sessions/other"), always(), {}),
     (errors.MethodNotAllowed, get(CHAT), always(), {}),
     (errors.BodyTooLarge, good, always(), {"max_body_bytes": 10}),

@@ -206,14 +206,30 @@ async def test_the_end_and_every_call_go_out_only_after_the_commit(tmp_path: Pat
     async with serving(tmp_path, says(text)) as server:
         late: list[bytes] = []
 
+        seen: list[bytes] = []
+
         async def look(data: bytes) -> None:
             stored = len(await server.app.state.store.load_interactions("s"))
-            if b"tool_calls" in data or b'"finish_reason":"' in data or b"[DONE]" in data:
+            seen.append(data)
+            if has_whole_call(b"".join(seen)) or b'"finish_reason":"' in data or b"[DONE]" in data:
                 late.append(data)
                 assert stored == 1, data
 
         await raw_stream(server, look, tools=ADD)
         assert late and late[-1].endswith(b"data: [DONE]\n\n")
+
+
+def has_whole_call(stream: bytes) -> bool:
+    """Whether a client could parse the arguments of a call from what it has."""
+    arguments = ""
+    for chunk in events(stream.decode()):
+        for choice in chunk["choices"] if chunk != "[DONE]" else []:
+            for call in choice["delta"].get("tool_calls") or []:
+                arguments += call["function"].get("arguments") or ""
+    try:
+        return bool(json.loads(arguments))
+    except ValueError:
+        return False
 
 
 async def test_text_goes_out_as_it_comes_and_not_at_the_end(tmp_path: Path) -> None:

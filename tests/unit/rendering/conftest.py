@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from rendering_folders import ASSETS, ENDS, MARKERS, write_folder
+from rendering_folders import ASSETS, ENDS, MARKERS, write_folder, write_spelled_folder, write_spelled_tokenizer
 
 from proxy.engine.tiny_model import build_tiny_model
 from proxy.rendering import Renderer, load_renderer
@@ -55,3 +55,21 @@ def published(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> It
         return made[name]
 
     yield make
+
+
+@pytest.fixture(scope="session")
+def spelled(qwen3_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Renderer]:
+    """The renderer of a published template over the real Qwen3 vocabulary with every family's markers."""
+    if not all((ASSETS / "chat_templates" / f"{name}.jinja").is_file() for name in ENDS):
+        pytest.skip(f"no chat templates at {ASSETS / 'chat_templates'}")
+    tokenizer = tmp_path_factory.mktemp("spelled") / "tokenizer.json"
+    ids = write_spelled_tokenizer(qwen3_folder, tokenizer)
+    loaded: dict[str, Renderer] = {}
+
+    def load(name: str) -> Renderer:
+        if name not in loaded:
+            folder = write_spelled_folder(tmp_path_factory.mktemp(name), tokenizer, name, ids)
+            loaded[name] = load_renderer(Settings(), folder)
+        return loaded[name]
+
+    return load

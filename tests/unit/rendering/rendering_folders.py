@@ -50,3 +50,34 @@ def write_folder(
     ids = [tokenizer.token_to_id(end) for end in ends]
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": ids}), encoding="utf-8")
     return folder
+
+
+def write_spelled_tokenizer(base: Path, target: Path) -> dict[str, int]:
+    """The vocabulary of `base` with the markers of every published template; gives their ids."""
+    from tokenizers import AddedToken, Tokenizer
+
+    sources = [(ASSETS / "chat_templates" / f"{name}.jinja").read_text(encoding="utf-8") for name in ENDS]
+    ends = [end for _, found in ENDS.values() for end in found]
+    markers = dict.fromkeys([*(m for text in sources for m in MARKERS.findall(text)), *ends, "<|begin_of_text|>"])
+    tokenizer = Tokenizer.from_file(str(base / "tokenizer.json"))
+    tokenizer.add_special_tokens([AddedToken(marker, normalized=False, special=True) for marker in markers])
+    tokenizer.save(str(target))
+    return {marker: tokenizer.token_to_id(marker) for marker in markers}
+
+
+def write_spelled_folder(folder: Path, tokenizer: Path, name: str, ids: dict[str, int]) -> Path:
+    """A folder of the published template `name` over such a tokenizer."""
+    model_type, ends = ENDS[name]
+    template = (ASSETS / "chat_templates" / f"{name}.jinja").read_text(encoding="utf-8")
+    config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "eos_token": ends[0],
+        "bos_token": "<|begin_of_text|>",
+        "chat_template": template,
+    }
+    (folder / "tokenizer.json").symlink_to(tokenizer)
+    (folder / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
+    (folder / "config.json").write_text(json.dumps({"model_type": model_type}), encoding="utf-8")
+    eos = {"eos_token_id": [ids[end] for end in ends]}
+    (folder / "generation_config.json").write_text(json.dumps(eos), encoding="utf-8")
+    return folder

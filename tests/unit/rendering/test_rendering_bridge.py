@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -290,6 +292,30 @@ def test_boundaries_of_library_families(
     suffix = bridge.suffix(prompt, output, assistant("Yo"), [user("x")], (), {})
     assert suffix is not None
     assert tokenizer.decode(suffix) == tail
+
+
+class OnlyTheTail(array):  # type: ignore[type-arg]
+    """Token ids of a long history that may be sliced, and looked at in no other way."""
+
+    def __iter__(self) -> NoReturn:
+        raise AssertionError("the whole history was read")
+
+    def tolist(self) -> NoReturn:
+        raise AssertionError("the whole history was copied")
+
+    def __contains__(self, _: object) -> NoReturn:
+        raise AssertionError("the whole history was searched")
+
+
+@pytest.mark.parametrize("name", ["qwen3", "glm4moe", "gptoss", "llama3_1"])
+@pytest.mark.parametrize("end", [True, False], ids=["ended", "cut"])
+def test_no_more_than_the_tail_of_the_history_is_read(published: Callable[[str], Path], name: str, end: bool) -> None:
+    renderer = load_renderer(Settings(), published(name))
+    prompt = renderer.render([user("Hi")], (), {})
+    long = OnlyTheTail("i", (prompt * 1000).tobytes())
+    output = renderer.encode("Yo") + ids_of(renderer.stop_token_ids[:1] if end else ())
+    suffix = renderer.bridge(long, output, assistant("Yo"), [user("x")], (), {})
+    assert suffix == renderer.bridge(prompt, output, assistant("Yo"), [user("x")], (), {})
 
 
 def test_template_retention_renders_anew_at_a_user_message_only(tiny_folder: Path) -> None:

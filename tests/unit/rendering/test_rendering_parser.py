@@ -228,8 +228,10 @@ def test_arguments_encoded_twice_are_the_inner_object(tiny: Renderer) -> None:
         '{"name": "read", "arguments": [1]}',
         '{"name": "read", "arguments": null}',
         '{"name": "read", "arguments": "x"}',
-        '{"name": "read", "arguments": {"a": NaN}}',
-        '{"name": "read", "arguments": {}} trailing',
+        '{"name": "read", "arguments": NaN}',
+        '{"name": "read", "arguments": {a: 1}}',
+        '{"name": "\\ud800", "arguments": {}}',
+        "{'name': 'read', 'arguments': {}}",
         "[" * 3000,
     ],
 )

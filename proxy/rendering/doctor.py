@@ -1,0 +1,208 @@
+"""What works with one model, found by trying: which formats are read back, which conversations are bridged or fork.
+
+Needs the tokenizer and the chat template only, no weights. Each check takes the answer from the chat template itself,
+hands it to the renderer as if it had been sampled, and compares with what the template writes for the whole
+conversation. Nothing is printed here.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from proxy.errors import InvalidRequest
+from proxy.rendering.renderer import Renderer
+from proxy.types import Ids, Message, Role, Tool, ToolCall, ToolChoice, ids_of
+
+
+class Verdict(StrEnum):
+    HOLDS = "holds"
+    FORKS = "forks"  # rendered in full: right, but the turn begins a new sample
+    REFUSED = "refused"  # the template cannot express it: a 400 that says so
+    BREAKS = "breaks"
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    name: str
+    verdict: Verdict
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class Examination:
+    """`facts` are pairs of a name and what was found, in order."""
+
+    facts: tuple[tuple[str, str], ...]
+    checks: tuple[Check, ...]
+
+    @property
+    def broken(self) -> bool:
+        return any(check.verdict is Verdict.BREAKS for check in self.checks)
+
+
+@dataclass(frozen=True, slots=True)
+class _Shape:
+    """A conversation: what came before, the answer, what follows it. `cut`: the answer ends in its middle."""
+
+    name: str
+    history: tuple[Message, ...]
+    answer: Message
+    new: tuple[Message, ...]
+    tools: tuple[Tool, ...] = ()
+    cut: bool = False
+
+
+_READ = Tool("read_file", "Read a file.", {"type": "object", "properties": {"path": {"type": "string"}}})
+_SYSTEM = Message(Role.SYSTEM, "You are careful.")
+_ASK = Message(Role.USER, "What does a.txt say?")
+_AGAIN = Message(Role.USER, "And b.txt?")
+_PLAIN = Message(Role.ASSISTANT, "It says nothing of note.")
+_FOREIGN = Message(Role.ASSISTANT, "Nobody here sampled this.")
+_CALLS = (ToolCall("call_0", "read_file", '{"path": "a.txt"}'), ToolCall("call_1", "read_file", '{"path": "b.txt"}'))
+_ONE, _TWO = Message(Role.ASSISTANT, "", _CALLS[:1]), Message(Role.ASSISTANT, "", _CALLS)
+_FIRST, _SECOND = (Message(Role.TOOL, f"content {call.id}", (), call.id) for call in _CALLS)
+_THOUGHT = Message(Role.ASSISTANT, "It says nothing of note.", reasoning="I remember that file.")
+_THOUGHT_CALL = Message(Role.ASSISTANT, "", _CALLS[:1], reasoning="I should read it.")
+
+SHAPES = (
+    _Shape("new user turn", (_SYSTEM, _ASK), _PLAIN, (_AGAIN,)),
+    _Shape("new user turn, tools", (_ASK,), _PLAIN, (_AGAIN,), (_READ,)),
+    _Shape("tool loop", (_ASK,), _ONE, (_FIRST,), (_READ,)),
+    _Shape("second tool loop", (_ASK, _ONE, _FIRST), Message(Role.ASSISTANT, "", _CALLS[1:]), (_SECOND,), (_READ,)),
+    _Shape("after a tool loop", (_ASK, _ONE, _FIRST), _PLAIN, (_AGAIN,), (_READ,)),
+    _Shape("parallel tools", (_ASK,), _TWO, (_FIRST, _SECOND), (_READ,)),
+    _Shape("result and user turn", (_ASK,), _ONE, (_FIRST, _AGAIN), (_READ,)),
+    _Shape("reasoning kept", (_ASK,), _THOUGHT, (_AGAIN,)),
+    _Shape("reasoning kept, tool loop", (_ASK,), _THOUGHT_CALL, (_FIRST,), (_READ,)),
+    _Shape("cut by length", (_ASK,), _PLAIN, (_AGAIN,), cut=True),
+    _Shape("cut inside reasoning", (_ASK,), _THOUGHT, (_AGAIN,), cut=True),
+    _Shape("foreign assistant", (_ASK,), _PLAIN, (_AGAIN, _FOREIGN, _ASK)),
+    _Shape("edited answer follows", (_ASK,), _PLAIN, (_FOREIGN, _AGAIN)),
+    _Shape("two user turns", (_ASK,), _PLAIN, (_AGAIN, _ASK)),
+    _Shape("late system message", (_SYSTEM, _ASK), _PLAIN, (_SYSTEM, _AGAIN)),
+    _Shape("no new messages", (_ASK,), _PLAIN, ()),
+)
+
+
+def examine(renderer: Renderer) -> Examination:
+    """Tries every shape. Takes some hundredths of a second and changes nothing."""
+    reasoning, calls = renderer.reasoning, renderer.tool_format
+    facts = (
+        ("family", renderer.family),
+        ("renderer", renderer.why),
+        ("encoder", renderer.encoder),
+        ("end of turn", " ".join(renderer.decode([token]) for token in renderer.stop_token_ids)),
+        ("tool calls", "none known" if calls is None else f"{calls.name} ({calls.opener or 'bare'})"),
+        ("reasoning", "none known" if reasoning is None else f"{reasoning.opener} ... {reasoning.closer}"),
+    )
+    return Examination(facts, tuple(check for shape in SHAPES for check in _checks(renderer, shape)))
+
+
+def _checks(renderer: Renderer, shape: _Shape) -> Iterator[Check]:
+    try:
+        prompt = renderer.render(shape.history, shape.tools, {})
+        output = sampled(renderer, shape, prompt)
+        if shape.cut:
+            output = _cut(renderer, shape.answer, output)
+        yield _bridged(renderer, shape, prompt, output)
+        if not shape.cut and (shape.answer.tool_calls or shape.answer.reasoning):
+            yield from _read_back(renderer, shape, prompt, output)
+    except InvalidRequest as error:
+        yield Check(shape.name, Verdict.REFUSED, str(error))
+
+
+def sampled(renderer: Renderer, shape: _Shape, prompt: Ids) -> Ids:
+    """The answer of `shape` as the model would sample it after `prompt`: as the template writes it, with an end."""
+    written = renderer.render([*shape.history, shape.answer], shape.tools, {}, prompt=False)
+    common = next((at for at, (a, b) in enumerate(zip(prompt, written, strict=False)) if a != b), len(prompt))
+    body = written[common:]
+    ends = [at for at, token in enumerate(body) if token in renderer.stop_token_ids]
+    # Reasoning written before an answer may hold no end of turn; what a template writes after the first end is layout.
+    body = body[: ends[0]] if ends else body
+    end = written[common + ends[0]] if ends else _opener(renderer, shape)
+    if common < len(prompt):
+        body = renderer.encode(_after_prefill(renderer, shape.answer, renderer.decode(body)))
+    return body + ids_of([end])
+
+
+def _cut(renderer: Renderer, answer: Message, output: Ids) -> Ids:
+    """In the middle of the reasoning, where there is some in the output, else in the middle."""
+    thought = " ".join((answer.reasoning or "").split()[:2])
+    inside = next((at for at in range(1, len(output)) if thought in renderer.decode(output[:at])), 0) if thought else 0
+    return output[: inside or max(1, len(output) // 2)]
+
+
+def _opener(renderer: Renderer, shape: _Shape) -> int:
+    """The end token of a family that ends turns by opening the next one."""
+    answered = [*shape.history, replace(shape.answer, reasoning=None)]
+    written = renderer.render(answered, shape.tools, {}, prompt=False)
+    whole = renderer.render([*answered, *shape.new], shape.tools, {}) if shape.new else written
+    following = whole[len(written) : len(written) + 1]
+    return following[0] if following and following[0] in renderer.stop_token_ids else renderer.stop_token_ids[0]
+
+
+def _after_prefill(renderer: Renderer, answer: Message, text: str) -> str:
+    """The answer after a generation prompt that history does not repeat: most often reasoning that it opened."""
+    reasoning = renderer.reasoning
+    if reasoning is None:
+        return text
+    shown = text.rpartition(reasoning.closer)[2] if reasoning.closer in text else text
+    return f"{answer.reasoning or ''}\n{reasoning.closer}\n\n{shown.lstrip()}"
+
+
+def _bridged(renderer: Renderer, shape: _Shape, prompt: Ids, output: Ids) -> Check:
+    suffix = renderer.bridge(prompt, output, shape.answer, shape.new, shape.tools, {})
+    whole = renderer.render([*shape.history, shape.answer, *shape.new], shape.tools, {})
+    if suffix is None:
+        return Check(shape.name, Verdict.FORKS, "the template rewrites its head: rendered in full")
+    if prompt + output + suffix == whole:
+        return Check(shape.name, Verdict.HOLDS, "equals the full template")
+    if shape.cut:
+        return _closed(renderer, shape, suffix, whole)
+    if suffix and whole[len(whole) - len(suffix) :] == suffix:
+        return Check(shape.name, Verdict.HOLDS, "template's own ids after the answer as sampled")
+    # Some templates move the first system message to the head, which is written already.
+    if not shape.new or shape.new[0].role is not Role.SYSTEM:
+        detail = f"appended {renderer.decode(suffix)!r}, but the template ends with {renderer.decode(whole[-12:])!r}"
+        return Check(shape.name, Verdict.BREAKS, detail)
+    return Check(shape.name, Verdict.HOLDS, "stays in its place, where the template would move it")
+
+
+def _closed(renderer: Renderer, shape: _Shape, suffix: Ids, whole: Ids) -> Check:
+    """The suffix of a cut turn: what closes it, then what would have followed anyhow."""
+    prompt = renderer.render(shape.history, shape.tools, {})
+    ended = renderer.bridge(prompt, sampled(renderer, shape, prompt), shape.answer, shape.new, shape.tools, {})
+    if ended is None or suffix[len(suffix) - len(ended) :] != ended or whole[len(whole) - len(ended) :] != ended:
+        return Check(shape.name, Verdict.BREAKS, f"appended {renderer.decode(suffix)!r}")
+    closing = renderer.decode(suffix[: len(suffix) - len(ended)])
+    return Check(shape.name, Verdict.HOLDS, f"closed with {closing!r} as context")
+
+
+def _read_back(renderer: Renderer, shape: _Shape, prompt: Ids, output: Ids) -> Iterator[Check]:
+    parser = renderer.parser(shape.tools, ToolChoice(), prompt)
+    parser.feed(output)
+    parser.finish()
+    found = parser.message
+    if shape.answer.tool_calls:
+        name = f"{shape.name}: calls read back"
+        if renderer.tool_format is None:
+            yield Check(name, Verdict.BREAKS, "no format reads the template's calls: try --tool-parser")
+        elif _plain(found.tool_calls) == _plain(shape.answer.tool_calls):
+            yield Check(name, Verdict.HOLDS, renderer.tool_format.name)
+        else:
+            yield Check(
+                name, Verdict.BREAKS, f"{renderer.tool_format.name} reads {renderer.decode(output)!r} otherwise"
+            )
+    if shape.answer.reasoning and shape.answer.reasoning in renderer.decode(output):
+        name = f"{shape.name}: reasoning read back"
+        if (found.reasoning or "").strip() == shape.answer.reasoning:
+            yield Check(name, Verdict.HOLDS, "")
+        else:
+            yield Check(name, Verdict.BREAKS, f"{renderer.decode(output)!r} is read as {found.reasoning!r}")
+
+
+def _plain(calls: Sequence[ToolCall]) -> list[tuple[str, object]]:
+    return [(call.name, json.loads(call.arguments)) for call in calls]

@@ -1,0 +1,204 @@
+"""DESIGN's table of retries, every cell; and choices, which are siblings."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import proxy.turns
+from proxy.engine.scripted import Fault, Reply, Script, play
+from tests.support import Server, call_text, function_tool, sampled, says, serving, tiny_renderer, user
+
+BODY = {"model": "m", "messages": [user("hi")]}
+MARKS: list[dict[str, str]] = [{"x-stainless-retry-count": "1"}, {"idempotency-key": "k"}]
+CHAT = "/s/v1/chat/completions"
+
+
+@pytest.fixture(autouse=True)
+def _short_grace(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(proxy.turns, "GRACE_S", 0.2)
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    for _ in range(1000):
+        if holds():
+            return
+        await asyncio.sleep(0.005)
+    raise AssertionError("it never came to that")
+
+
+async def ask(server: Server, **headers: str) -> Any:
+    response = await server.post(CHAT, BODY, headers=headers)
+    return response.json()
+
+
+async def in_flight(server: Server, **headers: str) -> asyncio.Task[Any]:
+    before = len(server.engine.requests)
+    task = asyncio.create_task(ask(server, **headers))
+    await until(lambda: len(server.engine.requests) > before)
+    return task
+
+
+def slow(*texts: str) -> Script:
+    return play([Reply(sampled(text), delay_s=0.03) for text in texts])
+
+
+@pytest.mark.parametrize("mark", MARKS)
+async def test_in_flight_with_its_client_a_marked_retry_attaches(tmp_path: Path, mark: dict[str, str]) -> None:
+    async with serving(tmp_path, slow("one two three")) as server:
+        first = await in_flight(server, **({} if "x-stainless-retry-count" in mark else mark))
+        second = await ask(server, **mark)
+        assert second == await first
+        assert len(server.engine.requests) == 1
+        assert len(await server.tree()) == 1
+
+
+async def test_in_flight_with_its_client_an_unmarked_request_is_another_sample(tmp_path: Path) -> None:
+    async with serving(tmp_path, slow("one two", "three four")) as server:
+        first = await in_flight(server)
+        second = await ask(server)
+        assert second["id"] != (await first)["id"]
+        assert [node["reason"] for node in await server.tree()] == ["first", "resampled"]
+
+
+@pytest.mark.parametrize("mark", [{}, *MARKS])
+async def test_in_flight_without_its_client_a_retry_attaches(tmp_path: Path, mark: dict[str, str]) -> None:
+    async with serving(tmp_path, slow("one two three four five six seven")) as server:
+        first = await in_flight(server)
+        first.cancel()  # over ASGI this is how a client goes away
+        await asyncio.sleep(0.02)
+        reply = await ask(server, **mark)
+        assert reply["choices"][0]["message"]["content"] == "one two three four five six seven"
+        assert len(server.engine.requests) == 1
+        assert [node["status"] for node in await server.tree()] == ["complete"]
+
+
+@pytest.mark.parametrize("mark", [{}, *MARKS])
+async def test_a_failed_attempt_is_superseded(tmp_path: Path, mark: dict[str, str]) -> None:
+    script = play([Reply(sampled("one"), fault=Fault.ERROR, fault_after=1), Reply(sampled("two"))])
+    async with serving(tmp_path, script) as server:
+        assert (await ask(server))["error"]["code"] == "engine_failed"
+        assert (await ask(server, **mark))["choices"][0]["message"]["content"] == "two"
+        await asyncio.sleep(0.1)
+        tree = await server.tree()
+        assert sorted(node["status"] for node in tree) == ["complete", "superseded"]
+        exported = await server.ok("/export_trajectories", {"session_id": "s"})
+        entry = exported["sessions"]["s"]
+        assert (entry["complete"], entry["failed"], entry["superseded"]) == (True, 0, 1)
+
+
+async def test_an_aborted_attempt_is_superseded(tmp_path: Path) -> None:
+    script = play([Reply(sampled("one two"), fault=Fault.HANG, fault_after=1), Reply(sampled("two"))])
+    async with serving(tmp_path, script) as server:
+        first = await in_flight(server)
+        first.cancel()
+        await asyncio.sleep(0.5)  # past the grace
+        assert (await ask(server))["choices"][0]["message"]["content"] == "two"
+        await asyncio.sleep(0.1)
+        assert sorted(node["status"] for node in await server.tree()) == ["complete", "superseded"]
+
+
+@pytest.mark.parametrize("mark", [{}, *MARKS])
+@pytest.mark.parametrize("restarted", [False, True])
+async def test_a_committed_reply_that_was_never_written_is_replayed(
+    tmp_path: Path, mark: dict[str, str], restarted: bool
+) -> None:
+    async with serving(tmp_path, slow("one")) as server:
+        first = await in_flight(server)
+        first.cancel()
+        await asyncio.sleep(0.15)  # it is committed within the grace, and nobody reads it
+        tree = await server.tree()
+        assert [node["status"] for node in tree] == ["complete"]
+        if not restarted:
+            await assert_replays(server, mark, tree[0]["id"])
+    if restarted:
+        async with serving(tmp_path, says()) as server:
+            await assert_replays(server, mark, tree[0]["id"])
+
+
+async def assert_replays(server: Server, mark: dict[str, str], reply_id: str) -> None:
+    before = len(server.engine.requests)
+    reply = await ask(server, **mark)
+    assert (reply["id"], reply["choices"][0]["message"]["content"]) == (reply_id, "one")
+    assert len(server.engine.requests) == before
+    assert len(await server.tree()) == 1
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+async def test_a_written_reply_is_replayed_to_a_marked_retry_only(tmp_path: Path, restarted: bool) -> None:
+    mark = {"x-stainless-retry-count": "2"}
+    async with serving(tmp_path, says("one", "two")) as server:
+        first = await ask(server)
+        if not restarted:
+            assert await ask(server, **mark) == first
+            assert (await ask(server))["choices"][0]["message"]["content"] == "two"
+    if restarted:
+        async with serving(tmp_path, says("two")) as server:
+            assert (await ask(server, **mark))["id"] == first["id"]
+            assert (await ask(server))["choices"][0]["message"]["content"] == "two"
+
+
+async def test_a_replay_streams_what_was_unary_with_calls_and_reasoning(tmp_path: Path) -> None:
+    tools = [function_tool("add", {"a": {"type": "integer"}})]
+    text = "<think>\nwhy\n</think>\n\n" + call_text("add", '{"a": 1}')
+    async with serving(tmp_path, says(text)) as server:
+        first = await server.chat([user("q")], tools=tools)
+        body = {"model": "m", "messages": [user("q")], "tools": tools, "stream": True}
+        response = await server.post(CHAT, body, headers={"x-stainless-retry-count": "1"})
+        assert response.text.endswith("data: [DONE]\n\n")
+        for piece in (first["id"], "why", '\\"a\\"', first["choices"][0]["message"]["tool_calls"][0]["id"]):
+            assert piece in response.text
+        assert len(server.engine.requests) == 1
+
+
+async def test_the_retry_count_zero_of_a_first_attempt_marks_nothing(tmp_path: Path) -> None:
+    async with serving(tmp_path, says("one", "two")) as server:
+        headers = {"x-stainless-retry-count": "0"}
+        assert (await ask(server, **headers))["id"] != (await ask(server, **headers))["id"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_choices_are_siblings_of_one_reply(tmp_path: Path, stream: bool) -> None:
+    async with serving(tmp_path, says("one", "two", "three")) as server:
+        response = await server.post(CHAT, {**BODY, "n": 3, "stream": stream})
+        tree = await server.tree()
+        ids = sorted(node["id"] for node in tree)
+        assert ids == [ids[0], f"{ids[0]}.1", f"{ids[0]}.2"]
+        assert sorted(node["reason"] for node in tree) == ["first", "resampled", "resampled"]
+        assert len(await server.export()) == 3
+        if not stream:
+            choices = response.json()["choices"]
+            assert [choice["index"] for choice in choices] == [0, 1, 2]
+            assert [choice["message"]["content"] for choice in choices] == ["one", "two", "three"]
+            retried = await server.post(CHAT, {**BODY, "n": 3}, headers={"x-stainless-retry-count": "1"})
+            assert retried.json() == response.json()
+        else:
+            assert response.text.count('"finish_reason":"stop"') == 3
+
+
+async def test_logprobs_of_visible_tokens_come_with_their_alternatives(tmp_path: Path) -> None:
+    async with serving(tmp_path, says("<think>\nhm\n</think>\n\nhello there", "hello there")) as server:
+        reply = await server.chat([user("q")], logprobs=True, top_logprobs=2)
+        content = reply["choices"][0]["logprobs"]["content"]
+        assert "".join(token["token"] for token in content).strip() == "hello there"
+        assert all(len(token["top_logprobs"]) == 2 and token["logprob"] < 0 for token in content)
+        assert all(bytes(token["bytes"]).decode() == token["token"] for token in content)
+        streamed = await server.post(CHAT, {**BODY, "logprobs": True, "stream": True})
+        assert streamed.text.count('"top_logprobs":[]') == len(sampled("hello there", end=False))
+
+
+async def test_without_parallel_calls_sampling_ends_with_the_first(tmp_path: Path) -> None:
+    tools = [function_tool("add", {"a": {"type": "integer"}})]
+    calls = call_text("add", '{"a": 1}') + "\n" + call_text("add", '{"a": 2}')
+    async with serving(tmp_path, play([Reply(sampled(calls), chunk=500), Reply(sampled("ok"))])) as server:
+        reply = await server.chat([user("q")], tools=tools, parallel_tool_calls=False)
+        assert len(reply["choices"][0]["message"]["tool_calls"]) == 1
+        assert reply["choices"][0]["finish_reason"] == "tool_calls"
+        (sample,) = await server.export()
+        kept = sampled(call_text("add", '{"a": 1}'), end=False)
+        assert sample["input_ids"][-len(kept) :] == list(kept)
+        assert tiny_renderer().stop_token_ids[0] not in sample["input_ids"][-len(kept) :]

@@ -1,0 +1,185 @@
+"""Families: known by configuration and chat template, formats by what the template writes, habits by probing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from rendering_folders import write_folder
+
+from proxy.errors import InvalidRequest
+from proxy.rendering import Renderer, load_renderer
+from proxy.rendering.families import FAMILIES, candidates
+from proxy.rendering.tool_formats import REASONING_FORMATS, TOOL_FORMATS
+from proxy.settings import Settings
+from proxy.types import Message, Role, Tool, ToolCall, ids_of
+
+TOOLS = (Tool("read", "Read a file.", {"type": "object", "properties": {"path": {"type": "string"}}}),)
+USER = Message(Role.USER, "Hi")
+CALL = ToolCall("call_0123456789", "read", '{"path": "a"}')
+CALLED = Message(Role.ASSISTANT, "", (CALL,))
+RESULT = Message(Role.TOOL, "42", (), CALL.id)
+
+# Written for these tests. As Mistral's: ids of nine characters, tools before the last question only.
+MISTRAL = """{{- bos_token }}
+{%- set ns = namespace(last=0) %}
+{%- for m in messages %}{% if m.role == 'user' %}{% set ns.last = loop.index0 %}{% endif %}{% endfor %}
+{%- for m in messages %}
+{%- if m.role == 'user' %}
+{%- if tools and loop.index0 == ns.last %}{{ '[AVAILABLE_TOOLS]' + (tools | tojson) + '[/AVAILABLE_TOOLS]' }}{% endif %}
+{{- '[INST]' + m.content + '[/INST]' }}
+{%- elif m.tool_calls %}
+{{- '[TOOL_CALLS][' }}
+{%- for call in m.tool_calls %}
+{%- if call.id | length != 9 %}{{ raise_exception('Tool call IDs should be 9 long') }}{% endif %}
+{{- '{"name": "' + call.function.name + '", "arguments": ' + (call.function.arguments | tojson) }}
+{{- ', "id": "' + call.id + '"}' + ('' if loop.last else ', ') }}
+{%- endfor %}{{ ']' + eos_token }}
+{%- elif m.role == 'tool' %}
+{%- if m.tool_call_id | length != 9 %}{{ raise_exception('Tool call IDs should be 9 long') }}{% endif %}
+{{- '[TOOL_RESULTS]{"content": "' + m.content + '", "call_id": "' + m.tool_call_id + '"}[/TOOL_RESULTS]' }}
+{%- elif m.role == 'assistant' %}{{ m.content + eos_token }}
+{%- else %}{{ raise_exception('no') }}{% endif %}
+{%- endfor %}"""
+MISTRAL_MARKERS = ["</s>", "[INST]", "[/INST]", "[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]", "[TOOL_CALLS]"]
+MISTRAL_MARKERS += ["[TOOL_RESULTS]", "[/TOOL_RESULTS]"]
+
+# As Kimi's: ids are names with a running number, and stand in calls and results.
+KIMI_MARKERS = [f"<|{name}|>" for name in ("im_user", "im_assistant", "im_system", "im_middle", "im_end")]
+KIMI_MARKERS += [f"<|tool_calls_section_{end}|>" for end in ("begin", "end")]
+KIMI_MARKERS += [f"<|tool_call_{end}|>" for end in ("begin", "argument_begin", "end")]
+KIMI = """{%- for m in messages %}
+{{- '<|im_' + (m.role if m.role != 'tool' else 'system') + '|>' + m.role + '<|im_middle|>' }}
+{%- if m.role == 'tool' %}{{ '## Return of ' + m.tool_call_id + '\\n' }}{% endif %}
+{{- m.content }}
+{%- if m.tool_calls %}{{ '<|tool_calls_section_begin|>' }}
+{%- for call in m.tool_calls %}
+{{- '<|tool_call_begin|>' + call.id + '<|tool_call_argument_begin|>' }}
+{{- (call.function.arguments if call.function.arguments is string else call.function.arguments | tojson) }}
+{{- '<|tool_call_end|>' }}
+{%- endfor %}{{ '<|tool_calls_section_end|>' }}{% endif %}
+{{- '<|im_end|>' }}
+{%- endfor %}
+{%- if tools %}{{ '' }}{% endif %}
+{%- if add_generation_prompt %}{{ '<|im_assistant|>assistant<|im_middle|>' }}{% endif %}"""
+
+
+@pytest.mark.parametrize(
+    ("name", "family", "calls", "reasoning"),
+    [
+        ("cohere2", "cohere", None, None),
+        ("deepseekv3", "deepseek-r1", "deepseekv3", "</think>"),
+        ("gemma3", "gemma", None, None),
+        ("glm4moe", "glm-4.5", "glm45", "</think>"),
+        ("gptoss", "gpt-oss", "gpt-oss", "<|end|>"),
+        ("llama3_1", "llama-3", "llama3", None),
+        ("nemotron_3_nano", "nemotron-3", "qwen3_coder", "</think>"),
+        ("phi3", "phi-3", None, None),
+        ("qwen2_5", "qwen2.5", "hermes", None),
+        ("qwen3", "qwen3", "hermes", "</think>"),
+        ("qwen3_5_think", "qwen3.5", "qwen3_coder", "</think>"),
+        ("qwen3_8", "qwen3.8", "qwen3_coder", "</think>"),
+        ("qwen3_instruct_2507", "qwen3-instruct", "hermes", None),
+    ],
+)
+def test_a_published_template_is_known(
+    spelled: Callable[[str], Renderer], name: str, family: str, calls: str | None, reasoning: str | None
+) -> None:
+    renderer = spelled(name)
+    assert renderer.family == family
+    assert (renderer.tool_format and renderer.tool_format.name) == calls
+    assert (renderer.reasoning and renderer.reasoning.closer) == reasoning
+
+
+def test_every_format_that_a_family_names_is_there() -> None:
+    assert {family.tool_format for family in FAMILIES if family.tool_format} <= set(TOOL_FORMATS)
+    assert {family.reasoning for family in FAMILIES if family.reasoning} <= set(REASONING_FORMATS)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "source", "family"),
+    [
+        ("qwen3_moe", "<|im_start|> <function=", "qwen3-coder"),
+        ("qwen3_moe", "<|im_start|> </think>", "qwen3"),
+        ("qwen2", "<\uff5cAssistant\uff5c><think>\n", "deepseek-r1"),  # a distilled one
+        ("llama", "<|im_start|> <tool_call>", "qwen3-instruct"),  # a ChatML fine-tune
+        ("deepseek_v3", "<\uff5cAssistant\uff5c> ```json", "deepseek-v3"),
+        ("deepseek_v3", "<\uff5cAssistant\uff5c></think>", "deepseek-v3.1"),
+        ("kimi_k2", "<|im_middle|>", "kimi-k2"),
+        ("minimax_m2", "]~b]", "minimax-m2"),
+        ("gemma3_text", "<start_of_turn>", "gemma"),
+        ("mistral", "[INST]", "mistral"),
+        ("phi3", "<|im_sep|>", "phi-4"),
+        ("glm_moe_dsa", "<|observation|><arg_key>", "glm-5"),
+        ("never heard of", "{{ messages }}", "generic"),
+        (None, "<|start_header_id|>", "llama-3"),
+    ],
+)
+def test_a_family_is_found_by_type_and_template(model_type: str | None, source: str, family: str) -> None:
+    assert next(candidates(model_type, source)).name == family
+
+
+@pytest.mark.parametrize("family", [family for family in FAMILIES if family.model_types], ids=lambda f: f.name)
+def test_every_model_type_leads_to_its_family(family: object) -> None:
+    for model_type in family.model_types:  # type: ignore[attr-defined]
+        assert family in list(candidates(model_type, ""))
+
+
+def renderer_of(folder: Path, base: Path, template: str, markers: list[str], end: str, model_type: str) -> Renderer:
+    write_folder(folder, base, template, [*markers, "<|begin_of_text|>"], [end], model_type)
+    return load_renderer(Settings(), folder)
+
+
+def test_mistral_gets_ids_of_nine_characters_and_its_tools_are_not_repeated(tiny_folder: Path, tmp_path: Path) -> None:
+    renderer = renderer_of(tmp_path, tiny_folder, MISTRAL, MISTRAL_MARKERS, "</s>", "mistral")
+    assert renderer.family == "mistral"
+    prompt = renderer.render([USER], TOOLS, {})
+    assert renderer.decode(prompt).endswith("[INST]Hi[/INST]")
+    whole = renderer.decode(renderer.render([USER, CALLED, RESULT], TOOLS, {}))
+    call_id = whole.partition('"id": "')[2][:9]
+    assert call_id.isalnum()
+    assert f'"call_id": "{call_id}"' in whole
+    suffix = renderer.bridge(prompt, renderer.encode("Yo</s>"), Message(Role.ASSISTANT, "Yo"), [USER], TOOLS, {})
+    assert suffix is not None
+    assert renderer.decode(suffix) == "[INST]Hi[/INST]"
+    with pytest.raises(InvalidRequest):
+        renderer.render([Message(Role.SYSTEM, "x"), USER], (), {})
+
+
+def test_a_result_refers_to_the_id_that_the_model_sampled(tiny_folder: Path, tmp_path: Path) -> None:
+    mistral = renderer_of(tmp_path, tiny_folder, MISTRAL, MISTRAL_MARKERS, "</s>", "mistral")
+    output = mistral.encode('[TOOL_CALLS][{"name": "read", "arguments": {"path": "a"}, "id": "Xy12AbCd9"}]</s>')
+    suffix = mistral.bridge(mistral.render([USER], TOOLS, {}), output, CALLED, [RESULT], TOOLS, {})
+    assert suffix is not None
+    assert mistral.decode(suffix) == '[TOOL_RESULTS]{"content": "42", "call_id": "Xy12AbCd9"}[/TOOL_RESULTS]'
+
+
+def test_kimi_numbers_its_calls_and_keeps_the_numbers_it_sampled(tiny_folder: Path, tmp_path: Path) -> None:
+    renderer = renderer_of(tmp_path, tiny_folder, KIMI, KIMI_MARKERS, "<|im_end|>", "kimi_k2")
+    assert (renderer.family, renderer.tool_format and renderer.tool_format.name) == ("kimi-k2", "kimi_k2")
+    again = Message(Role.ASSISTANT, "", (ToolCall("call_z", "read", "{}"),))
+    whole = renderer.decode(renderer.render([USER, CALLED, RESULT, again], (), {}))
+    assert "## Return of functions.read:0\n" in whole
+    assert "<|tool_call_begin|>functions.read:1<|tool_call_argument_begin|>" in whole
+    said = "<|tool_calls_section_begin|><|tool_call_begin|>functions.read:7<|tool_call_argument_begin|>"
+    output = renderer.encode(said + '{"path": "a"}<|tool_call_end|><|tool_calls_section_end|><|im_end|>')
+    suffix = renderer.bridge(renderer.render([USER], (), {}), output, CALLED, [RESULT], (), {})
+    assert suffix is not None
+    assert renderer.decode(suffix).startswith("<|im_system|>tool<|im_middle|>## Return of functions.read:7\n42")
+
+
+def test_the_end_of_turn_is_found_where_the_configuration_names_another(tiny_folder: Path, tmp_path: Path) -> None:
+    """As Phi-3 without its generation configuration."""
+    template = (
+        "{% for m in messages %}{{ '<|' + m.role + '|>\\n' + m.content + '<|end|>\\n' }}{% endfor %}"
+        "{% if add_generation_prompt %}{{ '<|assistant|>\\n' }}{% else %}{{ eos_token }}{% endif %}"
+    )
+    markers = ["<|user|>", "<|assistant|>", "<|system|>", "<|end|>", "<|endoftext|>"]
+    renderer = renderer_of(tmp_path, tiny_folder, template, markers, "<|endoftext|>", "phi3")
+    assert [renderer.decode([token]) for token in renderer.stop_token_ids] == ["<|endoftext|>", "<|end|>"]
+    for end in renderer.stop_token_ids:
+        output = renderer.encode("Yo") + ids_of([end])
+        suffix = renderer.bridge(renderer.render([USER], (), {}), output, Message(Role.ASSISTANT, "Yo"), [USER], (), {})
+        assert suffix is not None
+        assert renderer.decode(suffix) == "\n<|user|>\nHi<|end|>\n<|assistant|>\n"
