@@ -31,6 +31,7 @@ from proxy.protocols.base import (
 )
 from proxy.protocols.chat_messages import answer_by_order, parse_message
 from proxy.protocols.sampling import parse_sampling
+from proxy.protocols.tool_choice import check_tool_choice
 from proxy.types import (
     Api,
     Delta,
@@ -50,7 +51,7 @@ from proxy.types import (
     TurnRequest,
 )
 
-_HONOURED = frozenset(
+HONOURED = frozenset(
     {
         *("model", "messages", "stream", "stream_options", "tools", "tool_choice", "parallel_tool_calls", "stop", "n"),
         *("max_tokens", "max_completion_tokens", "temperature", "top_p", "top_k", "min_p", "seed", "logit_bias"),
@@ -58,9 +59,15 @@ _HONOURED = frozenset(
         *("logprobs", "top_logprobs", "response_format", "modalities"),
     }
 )
+IGNORED = frozenset(
+    {
+        *("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_options"),
+        *("prompt_cache_retention", "verbosity", "prediction", "moderation"),
+    }
+)
+REFUSED = frozenset({"audio", "functions", "function_call", "web_search_options"})
 _MAX_CHOICES = 128
 _MAX_TOP_LOGPROBS = 20
-_REFUSED = ("audio", "functions", "function_call", "web_search_options")
 _FINISH_REASONS = {
     FinishReason.STOP: "stop",
     FinishReason.STOP_STRING: "stop",
@@ -101,7 +108,7 @@ class ChatProtocol:
             top_logprobs=top_logprobs,
             n=optional_int(body, "n", least=1, most=_MAX_CHOICES) or 1,
             response_format=parse_response_format(body.get("response_format"), "response_format"),
-            dropped=(*sorted(key for key in body if key not in _HONOURED), *dropped_tools),
+            dropped=(*sorted(key for key in body if key not in HONOURED), *dropped_tools),
         )
 
     def reply(self, request: TurnRequest, answers: Sequence[Answer]) -> dict[str, Any]:
@@ -206,7 +213,7 @@ def openai_error(error: ProxyError) -> dict[str, Any]:
 
 
 def _refuse_unsupported(body: Mapping[str, Any]) -> None:
-    for name in _REFUSED:
+    for name in sorted(REFUSED):
         if body.get(name):
             raise UnsupportedParameter(f"'{name}' is not supported by this server; leave it out", param=name)
     modalities = body.get("modalities")
@@ -316,12 +323,7 @@ def _parse_tool_choice(value: Any, tools: Sequence[Tool]) -> ToolChoice:
     else:
         function = expect_object(expect_object(value, "tool_choice").get("function"), "tool_choice.function")
         choice = ToolChoice(ToolChoiceMode.NAMED, expect_str(function.get("name"), "tool_choice.function.name"))
-    names = [tool.name for tool in tools]
-    if choice.mode is ToolChoiceMode.REQUIRED and not names:
-        raise InvalidRequest("'tool_choice' is required but 'tools' has no function", param="tool_choice")
-    if choice.name is not None and choice.name not in names:
-        raise InvalidRequest(f"'tool_choice' names {choice.name!r}, which is not in 'tools'", param="tool_choice")
-    return choice
+    return check_tool_choice(choice, tools)
 
 
 def _message_json(interaction: Interaction) -> dict[str, Any]:

@@ -1,25 +1,257 @@
-"""Anthropic messages: the error envelope. The API itself answers 501 in this shape until it is here."""
+"""Anthropic messages <-> types. Pure.
+
+honoured  model messages system max_tokens stop_sequences stream temperature top_p top_k (in both API versions)
+          tools (name description input_schema type; defer_loading drops the tool) tool_choice (type name
+          disable_parallel_tool_use) output_config.format output_format (its older place)
+          thinking.type: `disabled` asks the template for no thinking; the others leave the template as it is, since
+          template options are part of a root's identity and clients vary what else they say of thinking
+ignored   cache_control (anywhere) metadata (a hint at the session) context_management service_tier speed inference_geo
+          diagnostics billing_policy fallbacks fallback_credit_token output_config.effort output_config.task_budget
+          thinking.budget_tokens thinking.display thinking.block_binding tools.strict tools.cache_control
+          tools.eager_input_streaming tools.input_examples tools.allowed_callers; betas user_profile_id workspace_id
+          (headers); and every field not named here (top-level ones are recorded as dropped)
+refused   mcp_servers container compaction thread; tools that the API's own servers run or whose schema only they know;
+          images, documents and server tools' blocks; a last message of the assistant's (prefill)
+"""
 
 from __future__ import annotations
 
+import uuid
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from proxy.errors import ProxyError
+from proxy.errors import InvalidRequest, ProxyError, UnsupportedParameter
+from proxy.protocols.base import (
+    Answer,
+    check_text,
+    expect_bool,
+    expect_list,
+    expect_object,
+    expect_str,
+    optional_object,
+    optional_str,
+)
+from proxy.protocols.message_blocks import parse_message, parse_system
+from proxy.protocols.message_stream import MessageStream, error_json, message_json
+from proxy.protocols.sampling import parse_drawing
+from proxy.types import (
+    Api,
+    Message,
+    ResponseFormat,
+    Role,
+    SamplingParams,
+    Tool,
+    ToolChoice,
+    ToolChoiceMode,
+    TurnRequest,
+)
 
-_ERROR_TYPES = {
-    400: "invalid_request_error",
-    401: "authentication_error",
-    403: "permission_error",
-    404: "not_found_error",
-    405: "invalid_request_error",
-    413: "request_too_large",
-    429: "rate_limit_error",
-    503: "overloaded_error",
-    504: "timeout_error",
+HONOURED = frozenset(
+    {
+        *("model", "messages", "system", "max_tokens", "stop_sequences", "stream", "temperature", "top_p", "top_k"),
+        *("tools", "tools.name", "tools.description", "tools.input_schema", "tools.type", "tools.defer_loading"),
+        *("tool_choice", "tool_choice.type", "tool_choice.name", "tool_choice.disable_parallel_tool_use"),
+        *("output_config", "output_config.format", "output_format", "thinking", "thinking.type"),
+    }
+)
+IGNORED = frozenset(
+    {
+        *("cache_control", "metadata", "context_management", "service_tier", "speed", "inference_geo", "diagnostics"),
+        *("billing_policy", "fallbacks", "fallback_credit_token", "betas", "user_profile_id", "workspace_id"),
+        *("output_config.effort", "output_config.task_budget"),
+        *("thinking.budget_tokens", "thinking.display", "thinking.block_binding"),
+        *("tools.strict", "tools.cache_control", "tools.eager_input_streaming", "tools.input_examples"),
+        "tools.allowed_callers",
+    }
+)
+REFUSED = frozenset({"mcp_servers", "container", "compaction", "thread"})
+
+_SAMPLING = ("max_tokens", "temperature", "top_p", "top_k")
+_THINKING = ("enabled", "disabled", "adaptive", "between_tools")
+_CHOICES = {
+    "auto": ToolChoiceMode.AUTO,
+    "any": ToolChoiceMode.REQUIRED,
+    "tool": ToolChoiceMode.NAMED,
+    "none": ToolChoiceMode.NONE,
 }
+# Every token is searched for each of them; real clients send a handful.
+_MAX_STOP_SEQUENCES = 64
+
+
+class MessagesProtocol:
+    """`/v1/messages`."""
+
+    api = Api.MESSAGES
+
+    def new_id(self) -> str:
+        return "msg_" + uuid.uuid4().hex
+
+    def parse(self, body: Any) -> TurnRequest:
+        body = expect_object(body, "body")
+        if body.get("max_tokens") is None:
+            raise InvalidRequest("'max_tokens' is missing", param="max_tokens")
+        request = _parse(body)
+        if request.messages[-1].role is Role.ASSISTANT:
+            message = "the last of 'messages' is the assistant's: continuing it (prefill) is not supported"
+            raise UnsupportedParameter(message, param="messages")
+        return request
+
+    def parse_count(self, body: Any) -> TurnRequest:
+        """The request of `/v1/messages/count_tokens`, which says nothing about the answer."""
+        body = expect_object(body, "body")
+        return _parse({name: value for name, value in body.items() if name not in ("max_tokens", "stream")})
+
+    def reply(self, request: TurnRequest, answers: Sequence[Answer]) -> dict[str, Any]:
+        return message_json(request, answers[0].interaction)
+
+    def stream(self, request: TurnRequest, reply_id: str, created: int, prompt_tokens: int) -> MessageStream:
+        return MessageStream(request, reply_id, prompt_tokens)
+
+    def error_body(self, error: ProxyError, request_id: str) -> dict[str, Any]:
+        return anthropic_error(error, request_id)
+
+
+def count_reply(input_tokens: int) -> dict[str, Any]:
+    """The reply of `/v1/messages/count_tokens`."""
+    return {"input_tokens": input_tokens}
 
 
 def anthropic_error(error: ProxyError, request_id: str) -> dict[str, Any]:
     """The Anthropic error envelope."""
-    kind = _ERROR_TYPES.get(error.status, "api_error")
-    return {"type": "error", "error": {"type": kind, "message": error.message}, "request_id": request_id}
+    return {**error_json(error), "request_id": request_id}
+
+
+def _parse(body: Mapping[str, Any]) -> TurnRequest:
+    for name in sorted(REFUSED):
+        if body.get(name):
+            raise UnsupportedParameter(f"'{name}' is not supported by this server; leave it out", param=name)
+    dropped = sorted(key for key in body if key not in HONOURED)
+    sampling = _parse_sampling(body)
+    tools = _parse_tools(body.get("tools"), dropped)
+    choice = optional_object(body, "tool_choice")
+    return TurnRequest(
+        api=Api.MESSAGES,
+        model=_parse_model(body),
+        messages=_parse_messages(body, dropped),
+        tools=tools,
+        tool_choice=_parse_tool_choice(choice, tools),
+        parallel_tool_calls=not _flag(choice, "disable_parallel_tool_use", "tool_choice."),
+        sampling=SamplingParams(**sampling),
+        given=frozenset(sampling),
+        template_options=_parse_thinking(body, dropped),
+        stream=_flag(body, "stream"),
+        response_format=_parse_format(body, dropped),
+        dropped=tuple(dropped),
+    )
+
+
+def _parse_model(body: Mapping[str, Any]) -> str:
+    if body.get("model") is None:
+        raise InvalidRequest("'model' is missing; any name will do, the reply echoes it", param="model")
+    return check_text(expect_str(body["model"], "model"), "model")
+
+
+def _parse_messages(body: Mapping[str, Any], dropped: list[str]) -> tuple[Message, ...]:
+    if body.get("messages") is None:
+        raise InvalidRequest("'messages' is missing", param="messages")
+    values = expect_list(body["messages"], "messages")
+    if not values:
+        raise InvalidRequest("'messages' must hold at least one message", param="messages")
+    messages = list(parse_system(body.get("system"), dropped))
+    for index, value in enumerate(values):
+        messages += parse_message(value, f"messages[{index}]", dropped)
+    return tuple(messages)
+
+
+def _parse_sampling(body: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of SamplingParams that `body` sets."""
+    sampling = parse_drawing({name: body.get(name) for name in _SAMPLING})
+    if (value := body.get("stop_sequences")) is not None:
+        sampling["stop"] = _parse_stop(expect_list(value, "stop_sequences"))
+    return sampling
+
+
+def _parse_stop(values: list[Any]) -> tuple[str, ...]:
+    stop = tuple(expect_str(value, f"stop_sequences[{index}]") for index, value in enumerate(values))
+    if len(stop) > _MAX_STOP_SEQUENCES:
+        message = f"'stop_sequences' has {len(stop)} strings; at most {_MAX_STOP_SEQUENCES}"
+        raise InvalidRequest(message, param="stop_sequences")
+    if "" in stop:
+        raise InvalidRequest("'stop_sequences' must not hold an empty string", param="stop_sequences")
+    return stop
+
+
+def _parse_tools(value: Any, dropped: list[str]) -> tuple[Tool, ...]:
+    """The tools that the client runs. Deferred ones are left aside: nothing here would ever load them."""
+    tools: list[Tool] = []
+    for index, item in enumerate([] if value is None else expect_list(value, "tools")):
+        name = f"tools[{index}]"
+        tool = expect_object(item, name)
+        if _flag(tool, "defer_loading", f"{name}."):
+            dropped.append(f"{name} with defer_loading")
+        else:
+            tools.append(_parse_tool(tool, name))
+    return tuple(tools)
+
+
+def _parse_tool(tool: Mapping[str, Any], name: str) -> Tool:
+    kind, schema = tool.get("type"), tool.get("input_schema")
+    if kind not in (None, "custom") and schema is None:
+        message = f"'{name}' has type {kind!r}, which is not supported: only tools with an 'input_schema' are"
+        raise UnsupportedParameter(message, param=name)
+    return Tool(
+        name=expect_str(tool.get("name"), f"{name}.name"),
+        description=optional_str(tool, "description", f"{name}.") or "",
+        parameters=expect_object(schema, f"{name}.input_schema"),
+    )
+
+
+def _parse_tool_choice(choice: Mapping[str, Any], tools: Sequence[Tool]) -> ToolChoice:
+    if not choice:
+        return ToolChoice()
+    kind = expect_str(choice.get("type"), "tool_choice.type")
+    mode = _CHOICES.get(kind)
+    if mode is None:
+        message = f"'tool_choice.type' must be one of {', '.join(_CHOICES)}, not {kind!r}"
+        raise InvalidRequest(message, param="tool_choice.type")
+    if mode is ToolChoiceMode.REQUIRED and not tools:
+        raise InvalidRequest("'tool_choice' is any, but 'tools' has none that can be called", param="tool_choice")
+    if mode is not ToolChoiceMode.NAMED:
+        return ToolChoice(mode)
+    name = expect_str(choice.get("name"), "tool_choice.name")
+    if all(tool.name != name for tool in tools):
+        raise InvalidRequest(f"'tool_choice' names {name!r}, which is not in 'tools'", param="tool_choice.name")
+    return ToolChoice(mode, name)
+
+
+def _parse_thinking(body: Mapping[str, Any], dropped: list[str]) -> dict[str, Any]:
+    """The template options that the `thinking` field stands for."""
+    thinking = optional_object(body, "thinking")
+    if not thinking:
+        return {}
+    kind = thinking.get("type")
+    if kind not in _THINKING:
+        raise InvalidRequest(f"'thinking.type' must be one of {', '.join(_THINKING)}", param="thinking.type")
+    dropped += (f"thinking.{name}" for name in sorted(thinking) if name != "type")
+    return {"enable_thinking": False} if kind == "disabled" else {}
+
+
+def _parse_format(body: Mapping[str, Any], dropped: list[str]) -> ResponseFormat | None:
+    """The JSON schema of `output_config.format`, or of `output_format`, where it stood before."""
+    config = optional_object(body, "output_config")
+    dropped += (f"output_config.{name}" for name in sorted(config) if name != "format")
+    at, value = "output_config.format", config.get("format")
+    if value is None:
+        at, value = "output_format", body.get("output_format")
+    if value is None:
+        return None
+    wanted = expect_object(value, at)
+    if wanted.get("type") != "json_schema":
+        raise InvalidRequest(f"'{at}.type' must be json_schema", param=f"{at}.type")
+    return ResponseFormat(expect_object(wanted.get("schema"), f"{at}.schema"))
+
+
+def _flag(body: Mapping[str, Any], name: str, at: str = "") -> bool:
+    """A boolean field, false when absent or null. `at` is the path of `body`, with its dot."""
+    value = body.get(name)
+    return False if value is None else expect_bool(value, at + name)

@@ -62,23 +62,27 @@ def _model_type(folder: Path) -> str | None:
 
 
 def _named(family: Family, tokenizer: Tokenizer, chat: ChatTemplate | None, folder: Path, retention: str) -> Choice:
-    """The renderer that agrees with the chat template, else the first one that fits, with a warning."""
+    """The renderer that agrees with the folder's chat template, else that template; without one, the first that fits.
+
+    Raises ConfigurationError where no renderer fits the tokenizer and the chat template is another family's.
+    """
     fitting, failure = [], ""
     for name in family.library:
         try:
             fitting.append(LibraryTemplate(name, tokenizer, retention))
         except ConfigurationError as error:
             failure = failure or str(error)
-    if not fitting:
-        raise ConfigurationError(failure)
-    if chat is None:
+    if chat is None and fitting:
         return Choice(family, fitting[0], None, f"--family; renderer {fitting[0].name}, no chat template in the folder")
+    if chat is None or not (fitting or family.knows(chat.source)):
+        raise ConfigurationError(failure)
     for template in fitting:
         if agrees(template, chat):
             template.twin = chat
             return Choice(family, template, chat, f"--family; renderer {template.name} writes the chat template's ids")
-    log.warning("--family %s writes other ids than the chat template in %s", family.name, folder)
-    return Choice(family, fitting[0], chat, f"--family; renderer {fitting[0].name}, unlike the chat template")
+    if not family.knows(chat.source):
+        log.warning("the chat template in %s does not look like one of family %s", folder, family.name)
+    return Choice(family, chat, chat, "--family; the folder's chat template, no renderer writes the same ids")
 
 
 def _found(tokenizer: Tokenizer, chat: ChatTemplate, model_type: str | None, retention: str) -> Choice:

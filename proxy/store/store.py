@@ -81,7 +81,7 @@ class Store:
 
     async def create_session(self, record: SessionRecord) -> None:
         """Raises InvalidRequest (param session_id) when it exists."""
-        await self._writer.submit(writes.create_sessions, rows.session_row(record))
+        await self._writer.submit(writes.create_sessions, rows.session_row(record), Phase.SESSIONS)
 
     async def append(self, interaction: Interaction) -> int:
         """Commit a node; its seq is returned and set. Whoever is cancelled while waiting may find it committed.

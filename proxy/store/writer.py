@@ -2,8 +2,9 @@
 
 A change fails alone: when one of a group cannot be applied, the group is applied again, each change in its own
 savepoint. What the database itself refuses (full, locked, I/O) fails exactly the changes of that transaction; the next
-group goes on. Changes keep the order in which they came, but for begun calls, which go first, and reply notes, which go
-last: neither touches what the others do, and so long runs of equal changes remain, which the database takes at once.
+group goes on. Changes keep the order in which they came, but for new sessions and begun calls, which go first, and reply
+notes, which go last: none touches what came before it, and so long runs of equal changes remain, which the database
+takes at once.
 Notes, which nobody waits for, cost no commit of their own: they linger for the next change that somebody waits for.
 """
 
@@ -35,6 +36,10 @@ _REFUSALS = (OperationalError, InterfaceError, InternalError)
 _FAULTS = (SQLAlchemyError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 
 
+# A transaction costs ten times what one more turn in it does. Where turns come together, a group waits this long for
+# more of them, or for this many.
+_GATHER_S = 0.002
+_GATHER_CHANGES = 32
 # How long a note may wait for company; a crash within this time may lose it.
 _LINGER_S = 0.05
 
@@ -42,9 +47,10 @@ _LINGER_S = 0.05
 class Phase(IntEnum):
     """When a change is applied within its group."""
 
-    FIRST = 0
-    ORDERED = 1
-    LAST = 2
+    SESSIONS = 0
+    FIRST = 1
+    ORDERED = 2
+    LAST = 3
 
 
 @dataclass(slots=True)
@@ -70,6 +76,7 @@ class Writer:
         self._engine = engine
         self._queue: SimpleQueue[Change | None] = SimpleQueue()
         self._group: list[Change] = []
+        self._company = False
         self._closing = False
         self._stopped = False
         self._thread = threading.Thread(target=self._run, name="store-writer", daemon=True)
@@ -79,13 +86,13 @@ class Writer:
     def running(self) -> bool:
         return not (self._closing or self._stopped)
 
-    def submit(self, write: Write, payload: Any) -> asyncio.Future[Any]:
+    def submit(self, write: Write, payload: Any, phase: Phase = Phase.ORDERED) -> asyncio.Future[Any]:
         """A future of the change's result, resolved after its commit. Cancelling it does not take the change back.
 
         The future raises StoreUnavailable, or the ProxyError that `write` raised. Raises StoreUnavailable when closed.
         """
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self._put(Change(write, payload, Phase.ORDERED, future))
+        self._put(Change(write, payload, phase, future))
         return future
 
     def note(self, write: Write, payload: Any, phase: Phase = Phase.ORDERED) -> None:
@@ -121,17 +128,25 @@ class Writer:
         """Wait for a change (for company, if it is a note), then take all there are; False at the end."""
         self._group = []
         change = self._queue.get()
-        deadline = time.monotonic() + _LINGER_S
-        awaited = False
+        begun = time.monotonic()
+        awaited = 0
         with contextlib.suppress(Empty):
             while change is not None:
                 self._group.append(change)
-                awaited = awaited or change.future is not None
-                change = self._queue.get(not awaited, None if awaited else max(deadline - time.monotonic(), 0.0))
+                awaited += change.future is not None
+                left = begun + self._patience(awaited) - time.monotonic()
+                change = self._queue.get(left > 0, max(left, 0.0))
+        self._company = awaited > 1
         if change is None:
             # The end, found while collecting, is kept for the next round.
             self._queue.put(None)
         return bool(self._group)
+
+    def _patience(self, awaited: int) -> float:
+        """How long the group may wait for more: a lone change that follows a lone one is committed at once."""
+        if not awaited:
+            return _LINGER_S
+        return _GATHER_S if self._company and awaited < _GATHER_CHANGES else 0.0
 
     def _commit(self, group: list[Change]) -> list[Outcome]:
         """Each change with its result or its exception."""

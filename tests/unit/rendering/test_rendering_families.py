@@ -183,3 +183,12 @@ def test_the_end_of_turn_is_found_where_the_configuration_names_another(tiny_fol
         suffix = renderer.bridge(renderer.render([USER], (), {}), output, Message(Role.ASSISTANT, "Yo"), [USER], (), {})
         assert suffix is not None
         assert renderer.decode(suffix) == "\n<|user|>\nHi<|end|>\n<|assistant|>\n"
+
+
+def test_a_named_family_still_writes_what_the_folder_says(published: Callable[[str], Path]) -> None:
+    """The library writes parallel calls of GLM-4.5 otherwise than this template."""
+    folder = published("glm4moe")
+    named, found = load_renderer(Settings(family="glm-4.5"), folder), load_renderer(Settings(), folder)
+    two = Message(Role.ASSISTANT, "", (CALL, ToolCall("call_1", "read", "{}")))
+    assert named.render([USER, two], TOOLS, {}) == found.render([USER, two], TOOLS, {})
+    assert named.family == found.family == "glm-4.5"

@@ -5,13 +5,15 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from proxy.rendering import OutputParser, Renderer
+from proxy.rendering import OutputParser, Renderer, load_renderer
 from proxy.rendering.library import LibraryTemplate
+from proxy.settings import Settings
 from proxy.types import (
     Delta,
     Message,
@@ -270,6 +272,29 @@ def test_reasoning_opened_by_the_prompt_is_recognised(tiny: Renderer) -> None:
     assert (parser.message.reasoning, parser.message.content) == ("hm", "Yes.")
     closed = parse(tiny, "Yes.", PROMPT + "<think>\n\n</think>\n\n")
     assert (closed.message.reasoning, closed.message.content) == (None, "Yes.")
+
+
+def test_a_family_that_always_reasons_needs_no_opener(tiny_folder: Path) -> None:
+    """As DeepSeek-R1's first template: neither the prompt nor the model writes `<think>`."""
+    renderer = load_renderer(Settings(reasoning_parser="deepseek-r1"), tiny_folder)
+    message = parse(renderer, "hm</think>\n\nYes.").message
+    assert (message.reasoning, message.content) == ("hm", "Yes.")
+    message = parse(renderer, "<think>hm</think>\n\nYes.").message
+    assert (message.reasoning, message.content) == ("hm", "Yes.")
+    closed = parse(renderer, "Yes.", PROMPT + "<think>\n\n</think>\n\n").message
+    assert (closed.reasoning, closed.content) == (None, "Yes.")
+
+
+def test_a_call_goes_out_as_it_is_sampled(tiny: Renderer) -> None:
+    parser = parser_of(tiny)
+    assert parser.feed(tiny.encode('<tool_call>\n{"name": "read", "arguments": {')) == []
+    assert parser.feed(tiny.encode('"path": "a')) == [
+        ToolCallStart(0, "call_0", "read"),
+        ToolCallArguments(0, '{"path": "a'),
+    ]
+    assert parser.feed(tiny.encode('b"}')) == [ToolCallArguments(0, 'b"}')]
+    assert parser.feed(tiny.encode("}\n")) == []
+    assert parser.feed(tiny.encode("</tool_call>")) == [ToolCallEnd(0)]
 
 
 def test_reasoning_tokens_count_the_markers(tiny: Renderer) -> None:

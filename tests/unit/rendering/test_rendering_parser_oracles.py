@@ -1,7 +1,8 @@
 """The parsers of the `renderers` package, and SGLang's where it is installed, read outputs as ours do.
 
 Where ours differ, they do so on purpose, and `Family` says in what:
-- `white`: values of tagged arguments keep their white space, since indentation is part of code; theirs are stripped.
+- Values of tagged arguments keep their white space, as in SGLang, since indentation is part of code; theirs are
+  stripped.
 - `drafts`: a call closes reasoning that nothing else closes, and a call before a closer is a draft, for every family
   alike. Their GLM ends reasoning at any call, their DeepSeek never does.
 - `sections`: every section of calls is read, and one without a call in it is a malformed call; they read the first.
@@ -291,7 +292,9 @@ def test_sglang_reads_the_same_calls(name: str, tokenizer: Tokenizer) -> None:
         SglangTool(type="function", function=Function(name=tool.name, parameters=dict(tool.parameters) or None))
         for tool in TOOLS
     ]
-    text = "Look.\n" * (name not in ("llama3", "pythonic")) + SAMPLES[name]
+    # SGLang's Mistral wants the space that the first template of that family wrote.
+    sample = SAMPLES[name].replace("[TOOL_CALLS][", "[TOOL_CALLS] [")
+    text = "Look.\n" * (name not in ("llama3", "pythonic")) + sample
     _, found = FunctionCallParser(tools, SGLANG[name]).parse_non_stream(text)
     reading = read(parser_for(tokenizer, name), [tokenizer.encode(text)])
     assert calls_of(reading.parser.message) == [(call.name, json.loads(call.parameters)) for call in found]

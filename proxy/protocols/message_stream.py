@@ -1,0 +1,197 @@
+"""Interaction -> the reply of the Messages API, whole or as events. Both give the same message.
+
+Blocks are strictly sequential. The last block is closed by `finish` only, which comes after the commit, and
+nothing after a failure looks like an end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import orjson
+
+from proxy.errors import ContextLengthExceeded, ProxyError
+from proxy.protocols import sse
+from proxy.protocols.base import Answer, usage_of
+from proxy.protocols.message_blocks import RAW_ARGUMENTS, input_of, signature_of
+from proxy.types import (
+    Delta,
+    FinishReason,
+    Interaction,
+    ReasoningDelta,
+    TextDelta,
+    ToolCallArguments,
+    ToolCallStart,
+    TurnRequest,
+)
+
+_STOP_REASONS = {
+    FinishReason.STOP: "end_turn",
+    FinishReason.STOP_STRING: "stop_sequence",
+    FinishReason.LENGTH: "max_tokens",
+    FinishReason.TOOL_CALLS: "tool_use",
+    FinishReason.CONTENT_FILTER: "refusal",
+    FinishReason.ABORT: "end_turn",
+}
+_ERROR_TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    405: "invalid_request_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+
+
+def error_json(error: ProxyError) -> dict[str, Any]:
+    """A failure as the API words it; in the envelope of a response stands its request id as well."""
+    kind = _ERROR_TYPES.get(error.status, "api_error")
+    return {"type": "error", "error": {"type": kind, "message": _error_message(error)}}
+
+
+def _error_message(error: ProxyError) -> str:
+    """Claude Code compacts and tries again on exactly these words."""
+    if not isinstance(error, ContextLengthExceeded):
+        return error.message
+    return f"prompt is too long: {error.prompt_tokens} tokens > {error.context_tokens} maximum"
+
+
+def message_json(request: TurnRequest, interaction: Interaction) -> dict[str, Any]:
+    """A whole `message` object."""
+    return {
+        "id": interaction.id,
+        "type": "message",
+        "role": "assistant",
+        "model": request.model,
+        "content": _content_json(interaction),
+        **_stop_json(interaction),
+        "usage": _usage_json(interaction),
+    }
+
+
+def _content_json(interaction: Interaction) -> list[dict[str, Any]]:
+    output = interaction.output
+    blocks: list[dict[str, Any]] = []
+    if output.reasoning:
+        signature = signature_of(interaction.id)
+        blocks.append({"type": "thinking", "thinking": output.reasoning, "signature": signature})
+    if output.content:
+        blocks.append({"type": "text", "text": output.content})
+    for call in output.tool_calls:
+        blocks.append({"type": "tool_use", "id": call.id, "name": call.name, "input": input_of(call.arguments)})
+    return blocks
+
+
+def _stop_json(interaction: Interaction) -> dict[str, Any]:
+    finish = interaction.finish_reason
+    assert finish is not None
+    reason = _STOP_REASONS[finish]
+    if finish is FinishReason.LENGTH and not interaction.output_ids:  # the prompt left no room for a single token
+        reason = "model_context_window_exceeded"
+    sequence = interaction.stop_string if finish is FinishReason.STOP_STRING else None
+    return {"stop_reason": reason, "stop_sequence": sequence}
+
+
+def _usage_json(interaction: Interaction) -> dict[str, Any]:
+    """Tokens read from a cache are not among `input_tokens`: clients add the two up to know how full the context is."""
+    usage = usage_of(interaction)
+    return {
+        "input_tokens": usage.prompt_tokens - usage.cached_tokens,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": usage.cached_tokens,
+        "output_tokens": usage.completion_tokens,
+        "output_tokens_details": {"thinking_tokens": usage.reasoning_tokens},
+    }
+
+
+class MessageStream:
+    """One streamed message: named events, from `message_start` to `message_stop`."""
+
+    def __init__(self, request: TurnRequest, reply_id: str, prompt_tokens: int) -> None:
+        self._model = request.model
+        self._id = reply_id
+        self._prompt_tokens = prompt_tokens
+        self._index = -1
+        self._open: str | None = None
+        self._arguments: str | None = None
+
+    def start(self) -> bytes:
+        usage = {"input_tokens": self._prompt_tokens, "output_tokens": 0}
+        usage |= {"cache_creation_input_tokens": 0, "cache_read_input_tokens": 0}
+        message: dict[str, Any] = {"id": self._id, "type": "message", "role": "assistant", "model": self._model}
+        message |= {"content": [], "stop_reason": None, "stop_sequence": None, "usage": usage}
+        return _event("message_start", message=message) + self.keepalive()
+
+    def delta(self, delta: Delta, choice: int = 0) -> bytes:
+        match delta:
+            case TextDelta(text):
+                head = self._in_block("text", {"text": ""})
+                return head + self._piece("text_delta", text=text)
+            case ReasoningDelta(text):
+                head = self._in_block("thinking", {"thinking": "", "signature": ""})
+                return head + self._piece("thinking_delta", thinking=text)
+            case ToolCallStart(_, call_id, name):
+                head = self._close() + self._in_block("tool_use", {"id": call_id, "name": name, "input": {}})
+                self._arguments = ""
+                return head + self._piece("input_json_delta", partial_json="")
+            case ToolCallArguments(_, fragment):
+                return self._add_arguments(fragment)
+            case _:
+                return b""  # a call is closed when the next block begins or the reply ends
+
+    def keepalive(self) -> bytes:
+        return _event("ping")
+
+    def finish(self, answers: Sequence[Answer]) -> bytes:
+        interaction = answers[0].interaction
+        end = _event("message_delta", delta=_stop_json(interaction), usage=_usage_json(interaction))
+        return self._close() + end + _event("message_stop")
+
+    def error(self, error: ProxyError) -> bytes:
+        return sse.event("error", error_json(error))
+
+    def _in_block(self, kind: str, empty: dict[str, Any]) -> bytes:
+        """What has to go out before a piece of a block of `kind`: nothing while one is open."""
+        if self._open == kind:
+            return b""
+        out = self._close()
+        self._index += 1
+        self._open = kind
+        return out + _event("content_block_start", index=self._index, content_block={"type": kind, **empty})
+
+    def _close(self) -> bytes:
+        """The end of the open block, if one is."""
+        kind, self._open = self._open, None
+        if kind is None:
+            return b""
+        out = self._piece("signature_delta", signature=signature_of(self._id)) if kind == "thinking" else b""
+        if kind == "tool_use":
+            out = self._held_arguments()
+        return out + _event("content_block_stop", index=self._index)
+
+    def _add_arguments(self, fragment: str) -> bytes:
+        """Pass the text of an object on as it comes; hold what is none: `input` can be nothing else."""
+        if self._arguments is None:
+            return self._piece("input_json_delta", partial_json=fragment)
+        self._arguments += fragment
+        if not self._arguments.lstrip().startswith("{"):
+            return b""
+        arguments, self._arguments = self._arguments, None
+        return self._piece("input_json_delta", partial_json=arguments)
+
+    def _held_arguments(self) -> bytes:
+        held, self._arguments = self._arguments, None
+        if not held or not held.strip():
+            return b""
+        return self._piece("input_json_delta", partial_json=orjson.dumps({RAW_ARGUMENTS: held}).decode())
+
+    def _piece(self, kind: str, **fields: str) -> bytes:
+        return _event("content_block_delta", index=self._index, delta={"type": kind, **fields})
+
+
+def _event(kind: str, **fields: Any) -> bytes:
+    return sse.event(kind, {"type": kind, **fields})

@@ -1,0 +1,203 @@
+"""Committed answers -> the response object and its output items. Every key of the contract is in every response.
+
+`TurnRequest.echo` has what the reply repeats, by the names of ECHOED, and two entries that shape its items and are not
+repeated: `include` as it came, and `namespaces` (function name -> namespace).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from proxy.protocols.base import Answer, usage_of
+from proxy.protocols.response_ids import call_item_id, encrypt, message_id, reasoning_id
+from proxy.types import FinishReason, Interaction, SamplingParams, TokenLogprob, Tool, ToolCall, TurnRequest
+
+INCLUDE_ENCRYPTED = "reasoning.encrypted_content"
+INCLUDE_LOGPROBS = "message.output_text.logprobs"
+
+# What the reply says where the request says nothing.
+ECHOED: Mapping[str, Any] = {
+    "instructions": None,
+    "max_output_tokens": None,
+    "max_tool_calls": None,
+    "previous_response_id": None,
+    "reasoning": {"effort": None, "summary": None},
+    "store": True,
+    "text": {"format": {"type": "text"}},
+    "tool_choice": "auto",
+    "truncation": "disabled",
+    "safety_identifier": None,
+    "prompt_cache_key": None,
+    "user": None,
+    "metadata": {},
+}
+_INCOMPLETE = {FinishReason.LENGTH: "max_output_tokens", FinishReason.CONTENT_FILTER: "content_filter"}
+
+
+def response_head(request: TurnRequest, response_id: str, created: int) -> dict[str, Any]:
+    """A response that has just begun; `created` in Unix seconds."""
+    return {
+        "id": response_id,
+        "object": "response",
+        "created_at": created,
+        "completed_at": None,
+        "status": "in_progress",
+        "background": False,
+        "error": None,
+        "incomplete_details": None,
+        "model": request.model,
+        "output": [],
+        "parallel_tool_calls": request.parallel_tool_calls,
+        "tools": [_tool_json(tool) for tool in request.tools],
+        "top_logprobs": request.top_logprobs,
+        "service_tier": "default",
+        "usage": None,
+        **_sampling_json(request.sampling),
+        **{name: request.echo.get(name, default) for name, default in ECHOED.items()},
+    }
+
+
+def response_end(head: Mapping[str, Any], interaction: Interaction, output: list[dict[str, Any]]) -> dict[str, Any]:
+    """The whole response once it is committed; sampling parameters are those that were used."""
+    reason = _incomplete_reason(interaction)
+    return {
+        **head,
+        "status": "incomplete" if reason else "completed",
+        "completed_at": None if reason else int(interaction.completed_at or interaction.created_at),
+        "incomplete_details": {"reason": reason} if reason else None,
+        "output": output,
+        "usage": _usage_json(interaction),
+        **_sampling_json(interaction.sampling),
+    }
+
+
+def last_status(interaction: Interaction) -> str:
+    """The status of the last item: the one that a cut falls into."""
+    return "incomplete" if _incomplete_reason(interaction) else "completed"
+
+
+@dataclass(frozen=True, slots=True)
+class OutputItems:
+    """Builds the items of one response. `number` counts the items of one kind from 0."""
+
+    response_id: str
+    encrypted: bool
+    namespaces: Mapping[str, str]
+
+    @classmethod
+    def of(cls, request: TurnRequest, response_id: str) -> OutputItems:
+        include = request.echo.get("include", ())
+        return cls(response_id, INCLUDE_ENCRYPTED in include, request.echo.get("namespaces", {}))
+
+    def all(self, answer: Answer) -> list[dict[str, Any]]:
+        """Reasoning, message and calls of a committed answer; an empty message where there is nothing else."""
+        output, status = answer.interaction.output, last_status(answer.interaction)
+        items = [self.reasoning(0, output.reasoning, "completed")] if output.reasoning else []
+        if output.content or not (items or output.tool_calls):
+            logprobs = text_logprobs(answer.logprobs or (), output.content)
+            items.append(self.message(0, output.content, "completed", logprobs))
+        items += [self.call(number, call, "completed") for number, call in enumerate(output.tool_calls)]
+        return [*items[:-1], {**items[-1], "status": status}]
+
+    def reasoning(self, number: int, text: str, status: str) -> dict[str, Any]:
+        """A reasoning item; without text it is one that begins."""
+        item = {
+            "id": reasoning_id(self.response_id, number),
+            "type": "reasoning",
+            "summary": [],
+            "content": [{"type": "reasoning_text", "text": text}] if text else [],
+            "status": status,
+        }
+        if self.encrypted and text:
+            item["encrypted_content"] = encrypt(self.response_id, text)
+        return item
+
+    def message(
+        self, number: int, text: str | None, status: str, logprobs: Sequence[TokenLogprob] = ()
+    ) -> dict[str, Any]:
+        """A message item; with None it is one that begins and has no part yet."""
+        return {
+            "id": message_id(self.response_id, number),
+            "type": "message",
+            "role": "assistant",
+            "content": [] if text is None else [text_part(text, logprobs)],
+            "status": status,
+        }
+
+    def call(self, number: int, call: ToolCall, status: str) -> dict[str, Any]:
+        """A call of a function."""
+        item = {
+            "id": call_item_id(self.response_id, number),
+            "type": "function_call",
+            "call_id": call.id,
+            "name": call.name,
+            "arguments": call.arguments,
+            "status": status,
+        }
+        if call.name in self.namespaces:
+            item["namespace"] = self.namespaces[call.name]
+        return item
+
+
+def text_part(text: str, logprobs: Sequence[TokenLogprob] = ()) -> dict[str, Any]:
+    """The one content part of a message item."""
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs_json(logprobs)}
+
+
+def logprobs_json(tokens: Sequence[TokenLogprob]) -> list[dict[str, Any]]:
+    """Tokens with their likeliest alternatives."""
+    return [{**_token_json(token), "top_logprobs": [_token_json(other) for other in token.top]} for token in tokens]
+
+
+def text_logprobs(tokens: Sequence[TokenLogprob], text: str) -> Sequence[TokenLogprob]:
+    """Those of the visible tokens that `text` is made of; all where it is not found among them."""
+    start = b"".join(token.utf8 for token in tokens).find(text.encode())
+    if start < 0 or not text:
+        return tokens if text else ()
+    end, at, kept = start + len(text.encode()), 0, []
+    for token in tokens:
+        if at < end and at + len(token.utf8) > start:
+            kept.append(token)
+        at += len(token.utf8)
+    return kept
+
+
+def _token_json(token: TokenLogprob) -> dict[str, Any]:
+    return {"token": token.text, "logprob": token.logprob, "bytes": list(token.utf8)}
+
+
+def _tool_json(tool: Tool) -> dict[str, Any]:
+    return {
+        "type": "function",
+        "name": tool.name,
+        "description": tool.description,
+        "parameters": dict(tool.parameters),
+        "strict": tool.strict,
+    }
+
+
+def _sampling_json(sampling: SamplingParams) -> dict[str, Any]:
+    return {
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "presence_penalty": sampling.presence_penalty,
+        "frequency_penalty": sampling.frequency_penalty,
+    }
+
+
+def _incomplete_reason(interaction: Interaction) -> str | None:
+    assert interaction.finish_reason is not None
+    return _INCOMPLETE.get(interaction.finish_reason)
+
+
+def _usage_json(interaction: Interaction) -> dict[str, Any]:
+    usage = usage_of(interaction)
+    return {
+        "input_tokens": usage.prompt_tokens,
+        "input_tokens_details": {"cached_tokens": usage.cached_tokens, "cache_write_tokens": 0},
+        "output_tokens": usage.completion_tokens,
+        "output_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+    }

@@ -1,0 +1,190 @@
+"""One streamed response. What the events say, joined, is the final response, and nothing is announced twice.
+
+Items go out one after the other; an item ends when the next begins, and the last one in `finish`, after the commit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from proxy.errors import ContextLengthExceeded, ProxyError, TooManyRequests
+from proxy.protocols import sse
+from proxy.protocols.base import Answer
+from proxy.protocols.response_object import (
+    OutputItems,
+    last_status,
+    logprobs_json,
+    response_end,
+    response_head,
+    text_logprobs,
+    text_part,
+)
+from proxy.types import (
+    Delta,
+    ReasoningDelta,
+    TextDelta,
+    TokenLogprob,
+    ToolCall,
+    ToolCallArguments,
+    ToolCallStart,
+    TurnRequest,
+)
+
+
+class _Kind(StrEnum):
+    REASONING = "reasoning"
+    MESSAGE = "message"
+    CALL = "function_call"
+
+
+@dataclass(slots=True)
+class _OpenItem:
+    """The item that is being streamed: `index` among all items, `number` among those of its kind."""
+
+    kind: _Kind
+    index: int
+    number: int
+    id: str
+    call_id: str = ""
+    name: str = ""
+    parts: list[str] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+
+    @property
+    def text(self) -> str:
+        """All of its text so far; of a call, its arguments."""
+        return "".join(self.parts)
+
+
+class ResponseStream:
+    """`response.created` and `.in_progress`, the events of each item, a terminal event with everything, `[DONE]`."""
+
+    def __init__(self, request: TurnRequest, response_id: str, created: int) -> None:
+        self._head = response_head(request, response_id, created)
+        self._items = OutputItems.of(request, response_id)
+        self._closed: list[dict[str, Any]] = []
+        self._open: _OpenItem | None = None
+        self._sequence = 0
+
+    def start(self) -> bytes:
+        events = ("response.created", "response.in_progress")
+        return b"".join(self._event(name, response=self._head) for name in events)
+
+    def delta(self, delta: Delta, choice: int = 0) -> bytes:
+        match delta:
+            case ReasoningDelta(text) if text:
+                out, item = self._enter(_Kind.REASONING)
+                return out + self._piece("response.reasoning_text.delta", item, text, content_index=0)
+            case TextDelta(text, logprobs) if text:
+                out, item = self._enter(_Kind.MESSAGE)
+                item.logprobs += logprobs
+                more = {"content_index": 0, "logprobs": logprobs_json(logprobs)}
+                return out + self._piece("response.output_text.delta", item, text, **more)
+            case ToolCallStart(index, call_id, name):
+                return self._close("completed") + self._begin(_Kind.CALL, index, call_id, name)
+            case ToolCallArguments(_, fragment) if fragment:
+                assert self._open is not None and self._open.kind is _Kind.CALL
+                return self._piece("response.function_call_arguments.delta", self._open, fragment)
+            case _:
+                return b""  # an item ends when something follows, or with the reply
+
+    def keepalive(self) -> bytes:
+        return sse.KEEPALIVE
+
+    def finish(self, answers: Sequence[Answer]) -> bytes:
+        (answer,) = answers
+        interaction = answer.interaction
+        out = b"" if self._open is not None else self._begin(_Kind.MESSAGE)
+        if answer.logprobs is not None and self._open is not None:
+            self._open.logprobs = list(text_logprobs(answer.logprobs, self._open.text))
+        out += self._close(last_status(interaction))
+        response = response_end(self._head, interaction, self._closed)
+        return out + self._event(f"response.{response['status']}", response=response) + sse.DONE
+
+    def error(self, error: ProxyError) -> bytes:
+        failure = {"code": _error_code(error), "message": _error_message(error)}
+        response = {**self._head, "status": "failed", "error": failure, "output": self._closed}
+        return self._event("response.failed", response=response) + sse.DONE
+
+    def _enter(self, kind: _Kind) -> tuple[bytes, _OpenItem]:
+        """The open item if it is of this kind, else a new one, and the events that this takes."""
+        out = b""
+        if self._open is None or self._open.kind is not kind:
+            out = self._close("completed") + self._begin(kind)
+        assert self._open is not None
+        return out, self._open
+
+    def _begin(self, kind: _Kind, number: int | None = None, call_id: str = "", name: str = "") -> bytes:
+        if number is None:
+            number = sum(item["type"] == kind for item in self._closed)
+        item = _OpenItem(kind, len(self._closed), number, "", call_id, name)
+        announced = self._item_json(item, "in_progress")
+        item.id = announced["id"]
+        self._open = item
+        out = self._event("response.output_item.added", output_index=item.index, item=announced)
+        if kind is _Kind.MESSAGE:
+            out += self._item_event("response.content_part.added", item, content_index=0, part=text_part(""))
+        return out
+
+    def _piece(self, name: str, item: _OpenItem, text: str, **more: Any) -> bytes:
+        item.parts.append(text)
+        return self._item_event(name, item, delta=text, **more)
+
+    def _close(self, status: str) -> bytes:
+        """The events that end the open item, if there is one."""
+        item = self._open
+        if item is None:
+            return b""
+        done = self._item_json(item, status)
+        self._closed.append(done)
+        self._open = None
+        return self._ended(item) + self._event("response.output_item.done", output_index=item.index, item=done)
+
+    def _ended(self, item: _OpenItem) -> bytes:
+        text = item.text
+        match item.kind:
+            case _Kind.REASONING:
+                return self._item_event("response.reasoning_text.done", item, content_index=0, text=text)
+            case _Kind.CALL:
+                event = "response.function_call_arguments.done"
+                return self._item_event(event, item, name=item.name, arguments=text)
+            case _Kind.MESSAGE:
+                part = text_part(text, item.logprobs)
+                more = {"content_index": 0, "text": text, "logprobs": part["logprobs"]}
+                out = self._item_event("response.output_text.done", item, **more)
+                return out + self._item_event("response.content_part.done", item, content_index=0, part=part)
+
+    def _item_json(self, item: _OpenItem, status: str) -> dict[str, Any]:
+        match item.kind:
+            case _Kind.REASONING:
+                return self._items.reasoning(item.number, item.text, status)
+            case _Kind.CALL:
+                return self._items.call(item.number, ToolCall(item.call_id, item.name, item.text), status)
+            case _Kind.MESSAGE:
+                text = None if status == "in_progress" else item.text
+                return self._items.message(item.number, text, status, item.logprobs)
+
+    def _item_event(self, event: str, item: _OpenItem, **more: Any) -> bytes:
+        return self._event(event, item_id=item.id, output_index=item.index, **more)
+
+    def _event(self, event: str, **fields: Any) -> bytes:
+        payload = {"type": event, "sequence_number": self._sequence, **fields}
+        self._sequence += 1
+        return sse.event(event, payload)
+
+
+def _error_code(error: ProxyError) -> str:
+    """Codex tries again after all of these but the context one."""
+    if isinstance(error, ContextLengthExceeded | TooManyRequests):
+        return error.code
+    return "server_error" if error.retryable else "invalid_prompt"
+
+
+def _error_message(error: ProxyError) -> str:
+    """Codex reads the time to wait from these words."""
+    if isinstance(error, TooManyRequests) and error.retry_after_s is not None:
+        return f"{error.message}. Please try again in {error.retry_after_s:g}s."
+    return error.message

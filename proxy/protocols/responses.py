@@ -1,0 +1,200 @@
+"""OpenAI responses <-> types. Pure.
+
+honoured  model input instructions tools (functions, also those in a namespace) tool_choice (auto none required, a
+          function, allowed_tools) parallel_tool_calls max_output_tokens temperature top_p text.format reasoning.effort
+          include (reasoning.encrypted_content, message.output_text.logprobs) top_logprobs previous_response_id store
+          metadata stream, and the engine extensions top_k min_p repetition_penalty presence_penalty frequency_penalty
+          logit_bias seed stop chat_template_kwargs (refused by name where the engine cannot)
+ignored   user prompt_cache_key prompt_cache_options prompt_cache_retention safety_identifier service_tier
+          client_metadata stream_options max_tool_calls access_programs context_management image moderation, the rest
+          of text, reasoning and include, and every field not named here (recorded as dropped, like tools and items of
+          other types)
+refused   background, truncation (other than disabled), conversation, prompt; a tool choice that names a hosted tool;
+          input other than text
+
+Sampling without a store is not a thing here: a response can be continued by its id whatever `store` says.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from proxy.errors import InvalidRequest, ProxyError, UnsupportedParameter
+from proxy.protocols.base import (
+    Answer,
+    check_text,
+    expect_bool,
+    expect_list,
+    expect_object,
+    expect_str,
+    optional_int,
+    optional_object,
+    optional_str,
+    optional_text,
+)
+from proxy.protocols.chat import openai_error, parse_response_format
+from proxy.protocols.response_items import parse_input
+from proxy.protocols.response_object import (
+    ECHOED,
+    INCLUDE_LOGPROBS,
+    OutputItems,
+    response_end,
+    response_head,
+)
+from proxy.protocols.response_stream import ResponseStream
+from proxy.protocols.response_tools import parse_tool_choice, parse_tools
+from proxy.protocols.sampling import parse_sampling
+from proxy.types import Api, Message, ResponseFormat, Role, SamplingParams, TurnRequest
+
+HONOURED = frozenset(
+    {
+        *("model", "input", "instructions", "tools", "tool_choice", "parallel_tool_calls", "max_output_tokens", "text"),
+        *("temperature", "top_p", "reasoning", "include", "top_logprobs", "previous_response_id", "store", "metadata"),
+        *("stream", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias"),
+        *("seed", "stop", "chat_template_kwargs"),
+    }
+)
+IGNORED = frozenset(
+    {
+        *("user", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention", "safety_identifier"),
+        *("service_tier", "client_metadata", "stream_options", "max_tool_calls", "access_programs", "image"),
+        *("context_management", "moderation"),
+    }
+)
+REFUSED = frozenset({"background", "truncation", "conversation", "prompt"})
+_MAX_TOP_LOGPROBS = 20
+# Ignored fields that the reply repeats all the same, where they have the type that clients expect there.
+_REPEATED: Mapping[str, type] = {"max_tool_calls": int, "safety_identifier": str, "prompt_cache_key": str, "user": str}
+# Names that the chat API has for the same; here they are unknown fields like any other.
+_FOREIGN = ("max_tokens", "max_completion_tokens")
+
+
+class ResponsesProtocol:
+    """`/v1/responses`."""
+
+    api = Api.RESPONSES
+
+    def new_id(self) -> str:
+        return "resp_" + uuid.uuid4().hex
+
+    def parse(self, body: Any) -> TurnRequest:
+        body = expect_object(body, "body")
+        _refuse_unsupported(body)
+        tools = parse_tools(body.get("tools"))
+        tool_choice, functions = parse_tool_choice(body.get("tool_choice"), tools)
+        messages, dropped_items = _parse_messages(body)
+        sampling = _parse_sampling(body)
+        include = _parse_include(body)
+        top_logprobs = optional_int(body, "top_logprobs", least=0, most=_MAX_TOP_LOGPROBS) or 0
+        return TurnRequest(
+            api=Api.RESPONSES,
+            model=_parse_model(body),
+            messages=messages,
+            tools=functions,
+            tool_choice=tool_choice,
+            parallel_tool_calls=_optional_bool(body, "parallel_tool_calls", True),
+            sampling=SamplingParams(**sampling),
+            given=frozenset(sampling),
+            template_options=_parse_template_options(body),
+            stream=_optional_bool(body, "stream", False),
+            logprobs=INCLUDE_LOGPROBS in include or top_logprobs > 0,
+            top_logprobs=top_logprobs,
+            dropped=(*_left_aside(body), *tools.dropped, *dropped_items),
+            previous_id=optional_text(body, "previous_response_id"),
+            response_format=_parse_format(body),
+            echo={**_parse_echo(body), "include": include, "namespaces": tools.namespaces},
+        )
+
+    def reply(self, request: TurnRequest, answers: Sequence[Answer]) -> dict[str, Any]:
+        (answer,) = answers
+        interaction = answer.interaction
+        head = response_head(request, interaction.id, int(interaction.created_at))
+        return response_end(head, interaction, OutputItems.of(request, interaction.id).all(answer))
+
+    def stream(self, request: TurnRequest, reply_id: str, created: int, prompt_tokens: int) -> ResponseStream:
+        return ResponseStream(request, reply_id, created)
+
+    def error_body(self, error: ProxyError, request_id: str) -> dict[str, Any]:
+        return openai_error(error)
+
+
+def _refuse_unsupported(body: Mapping[str, Any]) -> None:
+    for name in ("conversation", "prompt"):
+        if body.get(name) is not None:
+            raise UnsupportedParameter(f"'{name}' is not supported by this server; leave it out", param=name)
+    if _optional_bool(body, "background", False):
+        raise UnsupportedParameter("'background' is not supported: replies are awaited or streamed", param="background")
+    truncation = optional_str(body, "truncation")
+    if truncation == "auto":
+        raise UnsupportedParameter("'truncation' auto is not supported: nothing is cut silently", param="truncation")
+    if truncation not in (None, "disabled"):
+        raise InvalidRequest(f"'truncation' must be disabled, not {truncation!r}", param="truncation")
+
+
+def _left_aside(body: Mapping[str, Any]) -> list[str]:
+    return sorted(key for key in body if key not in HONOURED and key not in REFUSED)
+
+
+def _parse_model(body: Mapping[str, Any]) -> str:
+    if body.get("model") is None:
+        raise InvalidRequest("'model' is missing; any name will do, the reply echoes it", param="model")
+    return check_text(expect_str(body["model"], "model"), "model")
+
+
+def _parse_messages(body: Mapping[str, Any]) -> tuple[tuple[Message, ...], list[str]]:
+    """Instructions first, then the input; the latter may be empty only after a previous response."""
+    messages, dropped = parse_input([] if body.get("input") is None else body["input"])
+    if not messages and body.get("previous_response_id") is None:
+        raise InvalidRequest("'input' must hold at least one message", param="input")
+    if instructions := optional_str(body, "instructions"):
+        messages.insert(0, Message(Role.SYSTEM, instructions, name="instructions"))
+    return tuple(messages), dropped
+
+
+def _parse_sampling(body: Mapping[str, Any]) -> dict[str, Any]:
+    sampling = parse_sampling({name: value for name, value in body.items() if name not in _FOREIGN})
+    if (limit := optional_int(body, "max_output_tokens", least=1)) is not None:
+        sampling["max_tokens"] = limit
+    return sampling
+
+
+def _parse_include(body: Mapping[str, Any]) -> list[str]:
+    items = expect_list([] if body.get("include") is None else body["include"], "include")
+    return [expect_str(item, f"include[{index}]") for index, item in enumerate(items)]
+
+
+def _parse_template_options(body: Mapping[str, Any]) -> dict[str, Any]:
+    options = dict(optional_object(body, "chat_template_kwargs"))
+    effort = optional_str(optional_object(body, "reasoning"), "effort", "reasoning.")
+    if effort is not None:
+        options.setdefault("reasoning_effort", effort)
+    return options
+
+
+def _parse_format(body: Mapping[str, Any]) -> ResponseFormat | None:
+    wanted = optional_object(optional_object(body, "text"), "format")
+    if wanted.get("type") == "json_schema":
+        expect_object(wanted.get("schema"), "text.format.schema")
+    return parse_response_format(wanted, "text.format") if wanted else None
+
+
+def _parse_echo(body: Mapping[str, Any]) -> dict[str, Any]:
+    """What the reply repeats, as it came; what was left out or null is not in it."""
+    for name in ("metadata", "reasoning", "text"):
+        optional_object(body, name)
+    _optional_bool(body, "store", True)
+    given = {name: body[name] for name in ECHOED if body.get(name) is not None}
+    for name, kind in _REPEATED.items():
+        if name in given and type(given[name]) is not kind:
+            del given[name]
+    for name in ("reasoning", "text"):
+        if name in given:
+            given[name] = {**ECHOED[name], **{key: item for key, item in given[name].items() if item is not None}}
+    return given
+
+
+def _optional_bool(body: Mapping[str, Any], name: str, default: bool) -> bool:
+    value = body.get(name)
+    return default if value is None else expect_bool(value, name)

@@ -1,0 +1,102 @@
+"""The table at the top of the Messages API has a row for every field that the anthropic SDK knows."""
+
+from __future__ import annotations
+
+import re
+import typing
+from typing import Any
+
+import anthropic.types as plain
+import anthropic.types.beta as beta
+import pytest
+from anthropic.types import message_count_tokens_params as count
+from anthropic.types import message_create_params as create
+from anthropic.types import tool_choice_param
+from anthropic.types.beta import message_count_tokens_params as beta_count
+from anthropic.types.beta import message_create_params as beta_create
+
+from proxy.errors import UnsupportedParameter
+from proxy.protocols import messages
+from proxy.protocols.messages import HONOURED, IGNORED, REFUSED, MessagesProtocol
+from tests.unit.protocols.message_bodies import READ, body, says
+
+BODIES = [
+    create.MessageCreateParamsStreaming,
+    create.MessageCreateParamsNonStreaming,
+    count.MessageCountTokensParams,
+    beta_create.MessageCreateParamsStreaming,
+    beta_create.MessageCreateParamsNonStreaming,
+    beta_count.MessageCountTokensParams,
+]
+NESTED = [
+    ("tools.", (plain.ToolParam, beta.BetaToolParam)),
+    ("output_config.", (plain.OutputConfigParam, beta.BetaOutputConfigParam)),
+    ("thinking.", (plain.ThinkingConfigParam, beta.BetaThinkingConfigParam)),
+    ("tool_choice.", (tool_choice_param.ToolChoiceParam, beta.BetaToolChoiceParam)),
+]
+
+
+def fields(kind: Any) -> set[str]:
+    """The fields of a parameter type, of all members of a union."""
+    members = typing.get_args(kind) or (kind,)
+    return {name for member in members for name in typing.get_type_hints(member)}
+
+
+def kinds(union: Any) -> set[str]:
+    """The values of `type` of a union of blocks or tools."""
+    hints = [typing.get_type_hints(member).get("type") for member in typing.get_args(union)]
+    return {value for hint in hints for value in typing.get_args(hint) if isinstance(value, str)}
+
+
+def test_every_field_is_in_one_row() -> None:
+    assert not HONOURED & IGNORED
+    assert not HONOURED & REFUSED
+    assert not IGNORED & REFUSED
+
+
+def test_the_rows_are_those_of_the_docstring() -> None:
+    told = set(re.findall(r"[a-z_]+(?:\.[a-z_]+)?", messages.__doc__ or ""))
+    rows = HONOURED | IGNORED | REFUSED
+    assert {name for name in rows if name not in told and name.rpartition(".")[2] not in told} == set()
+
+
+@pytest.mark.parametrize("kind", BODIES)
+def test_every_request_field_of_the_sdk_has_a_row(kind: Any) -> None:
+    assert fields(kind) - HONOURED - IGNORED - REFUSED == set()
+
+
+@pytest.mark.parametrize(("prefix", "types"), NESTED)
+def test_every_nested_field_of_the_sdk_has_a_row(prefix: str, types: tuple[Any, ...]) -> None:
+    names = {prefix + name for kind in types for name in fields(kind)}
+    assert names - HONOURED - IGNORED - REFUSED == set()
+
+
+@pytest.mark.parametrize("name", sorted(REFUSED))
+def test_what_the_table_refuses_is_refused_by_name(name: str) -> None:
+    with pytest.raises(UnsupportedParameter, match=f"'{name}'") as refusal:
+        MessagesProtocol().parse(body(**{name: {"type": "x"}}))
+    assert refusal.value.param == name
+
+
+@pytest.mark.parametrize("name", sorted(name for name in IGNORED if "." not in name))
+def test_what_the_table_ignores_is_recorded(name: str) -> None:
+    assert MessagesProtocol().parse(body(**{name: {"type": "x"}})).dropped == (name,)
+
+
+@pytest.mark.parametrize("role", ["user", "assistant"])
+def test_every_block_of_the_sdk_is_taken_or_refused_by_name(role: str) -> None:
+    taken = {"user": {"text", "tool_result"}, "assistant": {"text", "thinking", "redacted_thinking", "tool_use"}}
+    for kind in kinds(plain.ContentBlockParam) | kinds(beta.BetaContentBlockParam):
+        if kind not in taken[role]:
+            with pytest.raises(UnsupportedParameter, match=kind) as refusal:
+                MessagesProtocol().parse(body(says(role, [{"type": kind, "text": "x"}]), says("user", "x")))
+            assert refusal.value.param == "messages[0].content[0]"
+
+
+def test_every_typed_tool_of_the_sdk_is_refused_by_name() -> None:
+    known = kinds(plain.ToolUnionParam) | kinds(beta.BetaToolUnionParam)
+    assert {"bash_20250124", "web_search_20250305"} <= known
+    for kind in known - {"custom"}:
+        with pytest.raises(UnsupportedParameter, match=kind) as refusal:
+            MessagesProtocol().parse(body(tools=[READ, {"type": kind, "name": "t"}]))
+        assert refusal.value.param == "tools[1]"
