@@ -15,7 +15,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from proxy.api import http
-from proxy.api.completions import not_implemented, turn_endpoint
+from proxy.api.completions import count_endpoint, turn_endpoint
 from proxy.api.export import Export
 from proxy.api.health import Health
 from proxy.api.models import Models
@@ -25,6 +25,8 @@ from proxy.engine.choice import create_engine, model_folder, model_name
 from proxy.errors import InvalidRequest, ProxyError
 from proxy.metrics import Metrics
 from proxy.protocols.chat import ChatProtocol
+from proxy.protocols.messages import MessagesProtocol
+from proxy.protocols.responses import ResponsesProtocol
 from proxy.rendering.doctor import Examination, examine
 from proxy.rendering.renderer import Renderer, load_renderer
 from proxy.sessions import Sessions
@@ -98,15 +100,16 @@ def build_app(
 def _routes(
     settings: Settings, sessions: Sessions, turns: Turns, store: Store, engine: Engine, metrics: Metrics
 ) -> list[Route]:
-    chat = turn_endpoint(ChatProtocol(), sessions, turns, settings.max_body_bytes)
+    limit = settings.max_body_bytes
+    messages = MessagesProtocol()
     rl = Rl(sessions, settings)
     models = Models(model_name(settings))
     health = Health(engine, store, metrics)
     agent = [
-        *_aliases("/chat/completions", chat, ["POST"]),
-        *_aliases("/responses", not_implemented, ["POST"]),
-        *_aliases("/messages", not_implemented, ["POST"]),
-        *_aliases("/messages/count_tokens", not_implemented, ["POST"]),
+        *_aliases("/chat/completions", turn_endpoint(ChatProtocol(), sessions, turns, limit), ["POST"]),
+        *_aliases("/responses", turn_endpoint(ResponsesProtocol(), sessions, turns, limit), ["POST"]),
+        *_aliases("/messages", turn_endpoint(messages, sessions, turns, limit), ["POST"]),
+        *_aliases("/messages/count_tokens", count_endpoint(messages, sessions, turns, limit), ["POST"]),
         *_aliases("/models", models.index, ["GET"]),
         *_aliases("/models/{model:path}", models.show, ["GET"]),
     ]

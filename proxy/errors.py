@@ -16,7 +16,6 @@ ProxyError                        status  code
 ├── MethodNotAllowed              405     method_not_allowed
 ├── BodyTooLarge                  413     body_too_large
 ├── TooManyRequests               429     rate_limit_exceeded
-├── NotImplementedYet             501     not_implemented
 ├── EngineFailed                  502     engine_failed
 ├── EngineUnavailable             503     engine_unavailable
 ├── StoreUnavailable              503     store_unavailable
@@ -157,14 +156,6 @@ class TooManyRequests(ProxyError):
 
     status = 429
     code = "rate_limit_exceeded"
-
-
-class NotImplementedYet(ProxyError):
-    """A part of the API that this version does not have."""
-
-    status = 501
-    code = "not_implemented"
-    retryable = False
 
 
 class EngineFailed(ProxyError):

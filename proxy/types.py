@@ -386,7 +386,7 @@ class ToolCallArguments:
 
 @dataclass(frozen=True, slots=True)
 class ToolCallEnd:
-    """Call `index` is closed and well formed."""
+    """Call `index` is closed."""
 
     index: int
 

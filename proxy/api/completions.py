@@ -8,10 +8,11 @@ from typing import Any
 
 from starlette.requests import Request
 
-from proxy.api.http import caller_of, read_json
+from proxy.api.http import JsonResponse, caller_of, read_json
 from proxy.api.replies import StreamReply, UnaryReply
-from proxy.errors import InvalidRequest, NotImplementedYet
+from proxy.errors import InvalidRequest
 from proxy.protocols.base import WireProtocol
+from proxy.protocols.messages import MessagesProtocol, count_reply
 from proxy.sessions import Sessions
 from proxy.trajectory.purpose import Purpose
 from proxy.turns import Turns
@@ -61,6 +62,13 @@ def _purpose(name: str | None) -> str | None:
     return name
 
 
-async def not_implemented(request: Request) -> None:
-    """An API of the design that this version does not speak."""
-    raise NotImplementedYet(f"{request.url.path} is not implemented yet; use /v1/chat/completions")
+def count_endpoint(protocol: MessagesProtocol, sessions: Sessions, turns: Turns, max_body_bytes: int) -> Endpoint:
+    """Anthropic's count_tokens: the prompt tokens that the same body would have as a turn."""
+
+    async def endpoint(request: Request) -> JsonResponse:
+        body = await read_json(request, max_body_bytes)
+        turn_request = protocol.parse_count(body)
+        session = await sessions.resolve(caller_of(request, body))
+        return JsonResponse(count_reply(await turns.count(session, turn_request)))
+
+    return endpoint

@@ -17,7 +17,7 @@ from proxy.protocols.base import StreamEncoder, WireProtocol
 from proxy.protocols.sse import CONTENT_TYPE
 from proxy.turn import Turn
 from proxy.turns import Turns
-from proxy.types import Delta, TurnRequest
+from proxy.types import Api, Delta, TurnRequest
 
 # Codex gives a silent stream up after 300 s, proxies in between often after 30 to 60.
 KEEPALIVE_S = 5.0
@@ -35,6 +35,7 @@ class UnaryReply:
     ) -> None:
         self._request, self._turns, self._choices = request, turns, choices
         self._reply = functools.partial(protocol.reply, asked)
+        self._headers = request_id_header(protocol.api, choices[0].interaction.id)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         with _joined(self._turns, self._choices):
@@ -60,7 +61,7 @@ class UnaryReply:
             answers = [turn.answer() for turn in self._choices]
         except ProxyError as error:
             return error_response(self._request, error)
-        return JsonResponse(self._reply(answers))
+        return JsonResponse(self._reply(answers), headers=self._headers)
 
     def _written(self) -> None:
         for turn in self._choices:
@@ -76,6 +77,7 @@ class StreamReply:
     ) -> None:
         self._turns, self._choices, self._encoder = turns, choices, encoder
         self._batches, self._first = batches, first
+        self._headers = request_id_header(choices[0].request.api, choices[0].interaction.id)
 
     @classmethod
     async def open(
@@ -112,6 +114,7 @@ class StreamReply:
             (b"content-type", CONTENT_TYPE.encode()),
             (b"cache-control", b"no-cache"),
             (b"x-accel-buffering", b"no"),
+            *((name.encode(), value.encode()) for name, value in self._headers.items()),
         ]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send(_body(self._encoder.start() + self._encode(self._first)))
@@ -147,6 +150,15 @@ async def _first_batch(batches: Batches, request: Request) -> Batch:
 
 async def _next(batches: Batches) -> Batch:
     return await anext(batches, [])
+
+
+def request_id_header(api: Api, interaction_id: str) -> dict[str, str]:
+    """The header by which a client reports a reply, made of the interaction's id."""
+    return {
+        "request-id"
+        if api is Api.MESSAGES
+        else "x-request-id": f"req_{interaction_id.partition('_')[2] or interaction_id}"
+    }
 
 
 @contextmanager

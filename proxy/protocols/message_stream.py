@@ -99,10 +99,11 @@ def _stop_json(interaction: Interaction) -> dict[str, Any]:
 def _usage_json(interaction: Interaction) -> dict[str, Any]:
     """Tokens read from a cache are not among `input_tokens`: clients add the two up to know how full the context is."""
     usage = usage_of(interaction)
+    cached = min(usage.cached_tokens, usage.prompt_tokens)  # an engine that took up a reply again counts that as well
     return {
-        "input_tokens": usage.prompt_tokens - usage.cached_tokens,
+        "input_tokens": usage.prompt_tokens - cached,
         "cache_creation_input_tokens": 0,
-        "cache_read_input_tokens": usage.cached_tokens,
+        "cache_read_input_tokens": cached,
         "output_tokens": usage.completion_tokens,
         "output_tokens_details": {"thinking_tokens": usage.reasoning_tokens},
     }

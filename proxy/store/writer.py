@@ -2,9 +2,9 @@
 
 A change fails alone: when one of a group cannot be applied, the group is applied again, each change in its own
 savepoint. What the database itself refuses (full, locked, I/O) fails exactly the changes of that transaction; the next
-group goes on. Changes keep the order in which they came, but for new sessions and begun calls, which go first, and reply
-notes, which go last: none touches what came before it, and so long runs of equal changes remain, which the database
-takes at once.
+group goes on. Changes keep the order in which they came, but for new sessions and begun calls, which go first, and
+reply notes, which go last: none touches what came before it, and so long runs of equal changes remain, which the
+database takes at once.
 Notes, which nobody waits for, cost no commit of their own: they linger for the next change that somebody waits for.
 """
 

@@ -115,7 +115,6 @@ CASES: list[tuple[type[errors.ProxyError], Case, Script, dict[str, Any]]] = [
     (errors.MethodNotAllowed, get(CHAT), always(), {}),
     (errors.BodyTooLarge, good, always(), {"max_body_bytes": 10}),
     (errors.TooManyRequests, good, raising(errors.TooManyRequests("full", retry_after_s=400)), {}),
-    (errors.NotImplementedYet, lambda server: server.post("/v1/responses", GOOD), always(), {}),
     (errors.EngineFailed, good, always(FAIL), {}),
     (errors.EngineFailed, good, raising(ZeroDivisionError("a bug in the engine")), {}),
     (errors.EngineUnavailable, good, raising(errors.EngineUnavailable("paused")), {}),
@@ -172,27 +171,6 @@ def test_only_what_can_get_better_is_retried_by_clients() -> None:
     for kind in every_class(errors.ProxyError):
         final = kind.status < 500 and kind.status not in (408, 409, 429)
         assert kind.retryable is not (final or kind.status == 501), kind
-
-
-@pytest.mark.parametrize("path", ["/v1/messages", "/s/v1/messages", "/s/messages", "/s/v1/messages/count_tokens"])
-async def test_messages_answer_501_in_anthropics_envelope(tmp_path: Path, path: str) -> None:
-    async with serving(tmp_path, always()) as server:
-        response = await server.post(f"{path}?beta=true", GOOD)
-        assert response.status_code == 501
-        body = response.json()
-        assert set(body) == {"type", "error", "request_id"}
-        assert body["type"] == "error" and body["request_id"] == response.headers["request-id"]
-        assert set(body["error"]) == {"type", "message"} and body["error"]["type"] == "api_error"
-        assert response.headers["x-should-retry"] == "false"
-        wrong = await server.http.get(path)
-        assert (wrong.status_code, wrong.json()["type"]) == (405, "error")
-
-
-@pytest.mark.parametrize("path", ["/v1/responses", "/s/v1/responses", "/s/responses"])
-async def test_responses_answer_501_in_openais_envelope(tmp_path: Path, path: str) -> None:
-    async with serving(tmp_path, always()) as server:
-        response = await server.post(path, GOOD)
-        assert (response.status_code, response.json()["error"]["code"]) == (501, "not_implemented")
 
 
 @pytest.mark.parametrize(

@@ -43,9 +43,14 @@ def fields(kind: Any) -> set[str]:
 
 
 def kinds(union: Any) -> set[str]:
-    """The values of `type` of a union of blocks or tools."""
-    hints = [typing.get_type_hints(member).get("type") for member in typing.get_args(union)]
-    return {value for hint in hints for value in typing.get_args(hint) if isinstance(value, str)}
+    """The values of `type` of a union of blocks or tools, unions within it included."""
+    if members := typing.get_args(union):
+        return {kind for member in members for kind in kinds(member)}
+    if hasattr(union, "model_fields"):  # the SDK takes its own reply blocks back
+        hint = union.model_fields["type"].annotation
+    else:
+        hint = typing.get_type_hints(union).get("type") if isinstance(union, type) else None
+    return {value for value in typing.get_args(hint) if isinstance(value, str)}
 
 
 def test_every_field_is_in_one_row() -> None:
@@ -57,7 +62,8 @@ def test_every_field_is_in_one_row() -> None:
 def test_the_rows_are_those_of_the_docstring() -> None:
     told = set(re.findall(r"[a-z_]+(?:\.[a-z_]+)?", messages.__doc__ or ""))
     rows = HONOURED | IGNORED | REFUSED
-    assert {name for name in rows if name not in told and name.rpartition(".")[2] not in told} == set()
+    heads = {name.partition(".")[0] for name in told}
+    assert {name for name in rows if name.rpartition(".")[2] not in told and name not in told | heads} == set()
 
 
 @pytest.mark.parametrize("kind", BODIES)

@@ -1,0 +1,182 @@
+"""What goes out over the responses API: valid for the SDK, whole, and matched again when it comes back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from openai.types.responses import Response
+
+from proxy.errors import EngineFailed, ProxyError
+from proxy.protocols.response_object import text_logprobs
+from proxy.types import FinishReason, Message, Role, TokenLogprob
+from tests.unit.protocols.response_bodies import (
+    PROTOCOL,
+    WEATHER,
+    assistant,
+    check_events,
+    committed,
+    deltas_of,
+    request,
+    streamed,
+)
+
+KEYS = """id object created_at completed_at status background error incomplete_details instructions max_output_tokens
+max_tool_calls model output parallel_tool_calls previous_response_id reasoning store temperature text tool_choice tools
+top_logprobs top_p truncation presence_penalty frequency_penalty service_tier safety_identifier prompt_cache_key user
+metadata usage""".split()
+CALL = ("call_1", "weather", '{"city": "Rome"}')
+FULL = assistant("wait", CALL, ("call_2", "weather", "{}"), reasoning="hm")
+ENCRYPTED = {"include": ["reasoning.encrypted_content"]}
+WORDS = st.text(st.characters(exclude_categories=("Cs",)), max_size=12)
+CALLS = st.lists(st.tuples(st.uuids().map(lambda u: f"call_{u.hex}"), st.just("weather"), WORDS), max_size=3)
+
+
+def reply(output: Message, finish: FinishReason = FinishReason.STOP, **fields: Any) -> dict[str, Any]:
+    return PROTOCOL.reply(request(**fields), [committed(output, finish=finish)])
+
+
+def kinds(body: dict[str, Any]) -> list[str]:
+    return [item["type"] for item in body["output"]]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"tools": [WEATHER, {"type": "web_search"}], "tool_choice": {"type": "function", "name": "weather"}},
+        {"text": {"format": {"type": "json_schema", "name": "n", "schema": {"type": "object"}}, "verbosity": "low"}},
+        {"reasoning": {"effort": "low", "summary": None}, "metadata": {"a": "b"}, "user": "u", "store": False},
+        {**ENCRYPTED, "instructions": "be kind", "max_output_tokens": 5, "previous_response_id": "resp_1"},
+    ],
+)
+def test_a_reply_is_valid_for_the_sdk_and_has_every_key(fields: dict[str, Any]) -> None:
+    body = reply(FULL, **fields)
+    parsed = Response.model_validate(body)
+    assert sorted(body) == sorted(KEYS)
+    assert parsed.output_text == "wait"
+    for name, value in fields.items():
+        if name not in ("include", "tools", "reasoning", "text"):
+            assert body[name] == value
+    assert [tool["name"] for tool in body["tools"]] == ["weather"] * ("tools" in fields)
+
+
+def test_ids_tell_the_interaction_and_are_of_their_kind() -> None:
+    body = reply(FULL)
+    hex_id = body["id"].removeprefix("resp_")
+    assert [item["id"] for item in body["output"]] == [
+        f"rs_{hex_id}",
+        f"msg_{hex_id}",
+        f"fc_{hex_id}_0",
+        f"fc_{hex_id}_1",
+    ]
+    assert [item["call_id"] for item in body["output"][2:]] == ["call_1", "call_2"]
+
+
+def test_usage_and_times_and_sampling_are_those_of_the_interaction() -> None:
+    body = reply(FULL)
+    assert body["usage"] == {
+        "input_tokens": 3,
+        "input_tokens_details": {"cached_tokens": 1, "cache_write_tokens": 0},
+        "output_tokens": 2,
+        "output_tokens_details": {"reasoning_tokens": 1},
+        "total_tokens": 5,
+    }
+    assert (body["created_at"], body["completed_at"], body["temperature"]) == (1000, 1001, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("finish", "reason"),
+    [(FinishReason.LENGTH, "max_output_tokens"), (FinishReason.CONTENT_FILTER, "content_filter")],
+)
+def test_a_cut_reply_is_incomplete_and_so_is_its_last_item(finish: FinishReason, reason: str) -> None:
+    body = reply(FULL, finish)
+    assert (body["status"], body["incomplete_details"], body["completed_at"]) == ("incomplete", {"reason": reason}, None)
+    assert [item["status"] for item in body["output"]] == ["completed", "completed", "completed", "incomplete"]
+    Response.model_validate(body)
+
+
+@pytest.mark.parametrize("finish", [FinishReason.STOP, FinishReason.STOP_STRING, FinishReason.TOOL_CALLS])
+def test_every_other_end_is_completed(finish: FinishReason) -> None:
+    assert (reply(FULL, finish)["status"], reply(FULL, finish)["incomplete_details"]) == ("completed", None)
+
+
+def test_there_is_a_message_where_there_is_text_or_nothing_else() -> None:
+    assert kinds(reply(assistant())) == ["message"]
+    assert kinds(reply(assistant(reasoning="hm"))) == ["reasoning"]
+    assert kinds(reply(assistant("", CALL))) == ["function_call"]
+    assert kinds(reply(FULL)) == ["reasoning", "message", "function_call", "function_call"]
+
+
+def test_encrypted_content_is_there_only_when_asked_for() -> None:
+    assert "encrypted_content" not in reply(FULL)["output"][0]
+    assert reply(FULL, **ENCRYPTED)["output"][0]["encrypted_content"]
+
+
+def test_a_call_of_a_function_in_a_namespace_names_it() -> None:
+    tools = [{"type": "namespace", "name": "mcp", "description": "", "tools": [WEATHER]}]
+    assert reply(assistant("", CALL), tools=tools)["output"][0]["namespace"] == "mcp"
+    assert "namespace" not in reply(assistant("", CALL), tools=[WEATHER])["output"][0]
+
+
+def token(text: str) -> TokenLogprob:
+    utf8 = text.encode()
+    return TokenLogprob(text, utf8, -0.5, (TokenLogprob(text, utf8, -0.5), TokenLogprob("x", b"x", -1.0)))
+
+
+def test_logprobs_are_those_of_the_text() -> None:
+    tokens = (token("wa"), token("it"), token("<tool_call>"), token("{}"))
+    turn = request(include=["message.output_text.logprobs"], top_logprobs=2)
+    body = PROTOCOL.reply(turn, [committed(FULL, logprobs=tokens)])
+    logprobs = body["output"][1]["content"][0]["logprobs"]
+    assert [entry["token"] for entry in logprobs] == ["wa", "it"]
+    assert logprobs[0]["top_logprobs"][1] == {"token": "x", "logprob": -1.0, "bytes": [120]}
+    Response.model_validate(body)
+
+
+def test_logprobs_of_a_text_that_is_not_found_are_all_of_them() -> None:
+    tokens = (token("\ufffd"), token("b"))
+    assert text_logprobs(tokens, "ab") == tokens
+    assert text_logprobs(tokens, "") == ()
+
+
+def strip(items: list[dict[str, Any]], without: str) -> list[dict[str, Any]]:
+    """The items as a client echoes them: all, without ids, or with nothing of the reasoning but what is encrypted."""
+    if without == "ids":
+        return [{key: value for key, value in item.items() if key != "id"} for item in items]
+    if without == "reasoning":
+        return [{**item, "content": None} if item["type"] == "reasoning" else item for item in items]
+    return items
+
+
+@given(WORDS, CALLS, WORDS, st.sampled_from(["nothing", "ids", "reasoning"]), st.booleans())
+def test_a_reply_that_is_echoed_comes_back_as_the_one_message_that_it_was(
+    text: str, calls: list[tuple[str, str, str]], reasoning: str, without: str, stream: bool
+) -> None:
+    answer = committed(assistant(text, *calls, reasoning=reasoning or None))
+    turn = request(**ENCRYPTED)
+    body = check_events(streamed(turn, answer)) if stream else PROTOCOL.reply(turn, [answer])
+    user = {"role": "user", "content": "hi"}
+    messages = request(input=[user, *strip(body["output"], without), user]).messages
+    assert [message.role for message in messages] == [Role.USER, Role.ASSISTANT, Role.USER]
+    origin = None if without == "ids" and not reasoning else answer.interaction.id
+    assert messages[1] == assistant(text, *calls, reasoning=reasoning or None, origin=origin)
+
+
+@given(WORDS, CALLS, WORDS, st.integers(1, 5), st.sampled_from([FinishReason.STOP, FinishReason.LENGTH]))
+def test_however_the_deltas_are_cut_the_stream_ends_in_the_unary_reply(
+    text: str, calls: list[tuple[str, str, str]], reasoning: str, size: int, finish: FinishReason
+) -> None:
+    answer = committed(assistant(text, *calls, reasoning=reasoning or None), finish=finish)
+    turn = request(**ENCRYPTED)
+    final = check_events(streamed(turn, answer, deltas_of(answer.interaction.output, size)))
+    assert final == PROTOCOL.reply(turn, [answer])
+
+
+def test_errors_have_the_envelope_of_openai() -> None:
+    error: ProxyError = EngineFailed("it died")
+    assert PROTOCOL.error_body(error, "req_1") == {
+        "error": {"message": "it died", "type": "server_error", "param": None, "code": "engine_failed"}
+    }
