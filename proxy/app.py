@@ -64,7 +64,7 @@ def build_app(
     """
     if renderer is None:
         renderer = load_renderer(settings, _tokenizer_folder(settings))
-    engine = engine or create_engine(settings, renderer.vocab_size)
+    engine = engine or create_engine(settings, renderer.vocab_size, renderer)
     store = store or Store.open(settings.database_url)
     metrics = Metrics()
     sessions = Sessions(store, settings, metrics)

@@ -20,18 +20,17 @@ from dataclasses import replace
 from typing import Any
 
 from proxy.budgets import apply_budgets
-from proxy.engine.base import Engine, EngineInfo
+from proxy.engine.base import Engine
 from proxy.errors import (
     EngineFailed,
     EngineTimeout,
     EngineUnavailable,
-    InvalidRequest,
-    PreviousResponseNotFound,
     ProxyError,
     SessionNotFound,
     StoreUnavailable,
 )
 from proxy.metrics import Metrics
+from proxy.prompts import Prompts, with_history
 from proxy.rendering.renderer import Renderer
 from proxy.retries import Anew, Attach, Replay, Retries
 from proxy.sampling import check_capabilities, choice_of, with_defaults
@@ -39,24 +38,17 @@ from proxy.sessions import Session, Sessions
 from proxy.settings import Settings
 from proxy.store.store import Store
 from proxy.trajectory.cache import Match, Node
-from proxy.trajectory.matching import Identity, count_leading_system, identify, request_hash
+from proxy.trajectory.matching import identify, request_hash
 from proxy.turn import Prompt, Turn, begin_interaction
 from proxy.types import (
-    INSTRUCTIONS,
     Api,
     FinishReason,
     GenerateRequest,
     Grammar,
-    GrammarPart,
-    Ids,
     Interaction,
-    Message,
     Reason,
-    Role,
     SamplingParams,
     Status,
-    ToolChoice,
-    ToolChoiceMode,
     TurnRequest,
 )
 
@@ -64,8 +56,6 @@ logger = logging.getLogger(__name__)
 
 # A client that goes away may be retrying; another request may take its generation over within this time.
 GRACE_S = 2.0
-# Longer texts are rendered in a worker thread, so that they do not hold up everybody else's tokens.
-_INLINE_CHARS = 40_000
 
 
 class Turns:
@@ -87,6 +77,7 @@ class Turns:
         self._sessions = sessions
         self._settings = settings
         self._metrics = metrics
+        self._prompts = Prompts(renderer)
         self._retries = Retries()
         self._running: set[Turn] = set()
         self._background: set[asyncio.Task[None]] = set()
@@ -101,7 +92,7 @@ class Turns:
         info = self._engine.info()
         wanted = with_defaults(request, session.record.sampling)
         check_capabilities(request, wanted, info)
-        request = _with_history(session, request)
+        request = with_history(session, request)
         identity = identify(request.messages, request.tools, request.template_options)
         key = request_hash(replace(request, sampling=wanted), identity)
         match self._retries.decide(session, request, key):
@@ -111,10 +102,10 @@ class Turns:
                 return [await self._replayed(session, request, interaction) for interaction in interactions]
             case Anew(superseded):
                 self._supersede(session, key, superseded)
-        prompt = await self._prompt(session, request, identity)
-        self._check_vocabulary(prompt.ids, info)
+        prompt = await self._prompts.build(session, request, identity)
+        self._prompts.check_vocabulary(prompt.ids, info.vocab_size)
         sampling = apply_budgets(wanted, session, len(prompt.ids), self._settings, info.context_length)
-        grammar = self._grammar(request)
+        grammar = self._prompts.grammar(request)
         reply_id = new_id()
         choices = [
             self._choice(session, request, prompt, key, choice_of(sampling, k), grammar, reply_id, k)
@@ -125,9 +116,9 @@ class Turns:
 
     async def count(self, session: Session, request: TurnRequest) -> int:
         """How many prompt tokens a turn would have. Raises InvalidRequest."""
-        request = _with_history(session, request)
+        request = with_history(session, request)
         identity = identify(request.messages, request.tools, request.template_options)
-        return len((await self._prompt(session, request, identity)).ids)
+        return len((await self._prompts.build(session, request, identity)).ids)
 
     def _choice(
         self,
@@ -159,19 +150,6 @@ class Turns:
         parser = self._renderer.parser(request.tools, request.tool_choice, prompt.ids, sampling.stop, make_id)
         return Turn(interaction, request, session, prompt, generate, parser, self._renderer.piece)
 
-    def _grammar(self, request: TurnRequest) -> Grammar | None:
-        """What the output must look like: a forced call, or JSON (or, where tools may be called, either)."""
-        forced = self._renderer.tool_grammar(request.tools, request.tool_choice, request.parallel_tool_calls)
-        if forced is not None or request.response_format is None:
-            return forced
-        schema = request.response_format.schema
-        json_part = (GrammarPart(schema={"type": "object"} if schema is None else schema),)
-        calls: tuple[tuple[GrammarPart, ...], ...] = ()
-        if request.tools and request.tool_choice.mode is ToolChoiceMode.AUTO:
-            required = self._renderer.tool_grammar(request.tools, ToolChoice(ToolChoiceMode.REQUIRED), False)
-            calls = required.alternatives if required is not None else ()
-        return Grammar((json_part, *calls))
-
     def join(self, turn: Turn) -> None:
         """A client begins to read a turn."""
         turn.readers += 1
@@ -200,39 +178,6 @@ class Turns:
         for grace in self._graces:
             grace.cancel()
         await asyncio.gather(*self._graces, *self._background, return_exceptions=True)
-
-    # 4 and 5 ---------------------------------------------------------------------------------------------------
-
-    async def _prompt(self, session: Session, request: TurnRequest, identity: Identity) -> Prompt:
-        match = session.cache.find_parent(request, identity)
-        if match.parent is not None:
-            ids = await self._bridge(session, request, match)
-            if ids is not None:
-                return Prompt(ids, match, identity, bridged=True)
-        render = self._renderer.render
-        ids = await _inline_or_thread(
-            request.messages, render, request.messages, request.tools, request.template_options
-        )
-        return Prompt(ids, match, identity, bridged=False)
-
-    async def _bridge(self, session: Session, request: TurnRequest, match: Match) -> Ids | None:
-        """The parent's exact tokens and the new messages' tokens after them."""
-        assert match.parent is not None
-        before = session.cache.token_ids(match.parent)
-        answer = match.parent.interaction
-        split = len(before) - len(answer.output_ids)
-        new = match.new_messages(request.messages)
-        suffix = await _inline_or_thread(
-            new,
-            self._renderer.bridge,
-            before[:split],
-            answer.output_ids,
-            answer.output,
-            new,
-            request.tools,
-            request.template_options,
-        )
-        return None if suffix is None else before + suffix
 
     # 7 ---------------------------------------------------------------------------------------------------------
 
@@ -387,12 +332,6 @@ class Turns:
         if turn.readers == 0 and turn.task is not None and not turn.committing:
             turn.task.cancel()
 
-    def _check_vocabulary(self, ids: Ids, info: EngineInfo) -> None:
-        """Raise InvalidRequest for an id that the model has no row for: some engines die of one."""
-        most = info.vocab_size
-        if self._renderer.vocab_size > most and max(ids) >= most:
-            raise InvalidRequest(f"the prompt has token {max(ids)}, the model knows {most}", param="messages")
-
     def _count(self, turn: Turn) -> None:
         interaction, metrics = turn.interaction, self._metrics
         metrics.turns.labels(interaction.api.value, interaction.status.value).inc()
@@ -415,26 +354,6 @@ class Turns:
         task.add_done_callback(tasks.discard)
 
 
-def _with_history(session: Session, request: TurnRequest) -> TurnRequest:
-    """The whole conversation of a request that names the response before it. Raises PreviousResponseNotFound.
-
-    As in the API, instructions are not carried over; what came as messages is.
-    """
-    if request.previous_id is None:
-        return request
-    node = session.cache.nodes.get(request.previous_id)
-    if node is None or node.interaction.seq < 0:
-        message = f"there is no response {request.previous_id!r} in session {session.id!r}"
-        raise PreviousResponseNotFound(message, param="previous_response_id")
-    lead = count_leading_system(request.messages)
-    history = (message for message in session.cache.conversation(node) if not _is_instructions(message))
-    return replace(request, messages=(*request.messages[:lead], *history, *request.messages[lead:]))
-
-
-def _is_instructions(message: Message) -> bool:
-    return message.role is Role.SYSTEM and message.name == INSTRUCTIONS
-
-
 def _prove(turn: Turn) -> None:
     """Set `aligned` by comparing ids, and keep only what the prompt adds to an aligned parent, else all of it."""
     interaction, prompt, parent = turn.interaction, turn.prompt, turn.prompt.match.parent
@@ -453,10 +372,3 @@ def new_call_id() -> str:
     """An id for a tool call in OpenAI's style."""
 
     return "call_" + uuid.uuid4().hex[:24]
-
-
-async def _inline_or_thread(messages: Any, function: Callable[..., Any], *arguments: Any) -> Any:
-    """Call a rendering function here when its text is short, else in a worker thread."""
-    if sum(len(message.content) for message in messages) <= _INLINE_CHARS:
-        return function(*arguments)
-    return await asyncio.to_thread(function, *arguments)

@@ -5,11 +5,14 @@ from __future__ import annotations
 import importlib
 import importlib.util
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from proxy.engine.base import Engine
 from proxy.errors import ConfigurationError
 from proxy.settings import Settings
+
+if TYPE_CHECKING:
+    from proxy.engine.acting import Speech
 
 _SCRIPTED_CONTEXT = 131_072
 BUILTIN_NAME = "tokengrove-tiny"
@@ -38,8 +41,11 @@ def model_name(settings: Settings) -> str:
     return Path(source).expanduser().resolve().name if source else BUILTIN_NAME
 
 
-def create_engine(settings: Settings, vocab_size: int) -> Engine:
-    """The engine that `--engine` names; not started yet. Raises ConfigurationError."""
+def create_engine(settings: Settings, vocab_size: int, speech: Speech | None = None) -> Engine:
+    """The engine that `--engine` names; not started yet. `speech`: the renderer, for a scripted engine that acts.
+
+    Raises ConfigurationError.
+    """
     name = settings.engine
     if name in ("auto", "transformers"):
         _require("transformers", "torch", "llguidance")
@@ -49,7 +55,7 @@ def create_engine(settings: Settings, vocab_size: int) -> Engine:
     if name == "scripted":
         from proxy.engine import scripted
 
-        return scripted.from_arguments(engine_arguments(settings), vocab_size, _SCRIPTED_CONTEXT)
+        return scripted.from_arguments(engine_arguments(settings), vocab_size, _SCRIPTED_CONTEXT, speech)
     if ":" in name and "//" not in name:
         engine: Engine = _load_class(name)(settings)
         return engine

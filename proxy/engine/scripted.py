@@ -11,12 +11,16 @@ from array import array
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from proxy.engine.base import Capability, EngineInfo, PauseMode
-from proxy.errors import ConfigurationError, EngineFailed, EngineUnavailable, InvalidRequest
+from proxy.errors import EngineFailed, EngineUnavailable, InvalidRequest
 from proxy.types import FinishReason, GenerateRequest, Ids, TokenChunk, ids_of
+
+if TYPE_CHECKING:
+    from proxy.engine.acting import Speech
 
 _LOGPROB = math.log(0.5)
 
@@ -205,23 +209,40 @@ class ScriptedEngine:
             yield (token + rank) % self._info[0], _LOGPROB * (rank + 1)
 
 
-def from_arguments(arguments: dict[str, str], vocab_size: int, context_length: int) -> ScriptedEngine:
-    """The engine of `serve --engine scripted`: `tokens` (128), `chunk` (all at once), `delay_s` a chunk (0)."""
-    unknown = set(arguments) - {"tokens", "chunk", "delay_s"}
-    if unknown:
-        raise ConfigurationError(
-            f"--engine-arg {min(unknown)} is unknown; the scripted engine has tokens, chunk, delay_s"
-        )
+def from_arguments(
+    arguments: dict[str, str], vocab_size: int, context_length: int, speech: Speech | None = None
+) -> ScriptedEngine:
+    """The engine of `serve --engine scripted`, as `--engine-arg` says.
+
+    play=babble: `tokens` (128), `chunk` (all at once). play=agent: `chunk` (1), `think` (0). Both: `delay_s` a chunk (0).
+    """
+    playing = arguments.get("play", "babble")
+    own = {"babble": {"tokens"}, "agent": {"think"}}.get(playing)
+    if own is None:
+        raise ConfigurationError(f"--engine-arg play={playing} is not one of babble, agent")
+    if unknown := set(arguments) - {"play", "chunk", "delay_s", *own}:
+        known = ", ".join(sorted({"play", "chunk", "delay_s", *own}))
+        raise ConfigurationError(f"--engine-arg {min(unknown)} is unknown; play={playing} has {known}")
     try:
-        tokens = int(arguments.get("tokens", "128"))
-        chunk = int(arguments.get("chunk", str(tokens)))
-        delay_s = float(arguments.get("delay_s", "0"))
+        script = _script(playing, arguments, vocab_size, speech)
     except ValueError as error:
         raise ConfigurationError(f"--engine-arg: {error}") from None
-    if tokens < 1 or chunk < 1 or delay_s < 0:
-        raise ConfigurationError("--engine-arg: tokens and chunk must be at least 1, delay_s at least 0")
-    engine = ScriptedEngine(
-        babble(tokens, vocab_size, chunk, delay_s), vocab_size=vocab_size, context_length=context_length
-    )
+    engine = ScriptedEngine(script, vocab_size=vocab_size, context_length=context_length)
     engine.keep_requests = False
     return engine
+
+
+def _script(playing: str, arguments: dict[str, str], vocab_size: int, speech: Speech | None) -> Script:
+    """Raises ValueError for a number that is none or out of range."""
+    tokens = int(arguments.get("tokens", "128"))
+    chunk = int(arguments.get("chunk", str(tokens) if playing == "babble" else "1"))
+    delay_s = float(arguments.get("delay_s", "0"))
+    if tokens < 1 or chunk < 1 or delay_s < 0:
+        raise ValueError("tokens and chunk must be at least 1, delay_s at least 0")
+    if playing == "babble":
+        return babble(tokens, vocab_size, chunk, delay_s)
+    if speech is None:
+        raise ConfigurationError("--engine-arg play=agent needs a renderer")
+    from proxy.engine.acting import act  # it imports this module
+
+    return act(speech, think=bool(int(arguments.get("think", "0"))), chunk=chunk, delay_s=delay_s)

@@ -21,7 +21,9 @@ class Process:
     """`tokengrove serve` on a free port; `url` once it listens, `output` what it printed so far."""
 
     def __init__(self, folder: Path, *flags: str) -> None:
-        command = [sys.executable, "-m", "cli", "serve", "--port", "0", *flags]
+        # Clients under test may live in an environment of their own, without the server.
+        python = os.environ.get("TOKENGROVE_SERVER_PYTHON", sys.executable)
+        command = [python, "-m", "cli", "serve", "--port", "0", *flags]
         command += ["--database-url", f"sqlite:///{folder / 'served.db'}"]
         environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
         self._process = subprocess.Popen(

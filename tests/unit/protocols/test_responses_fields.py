@@ -1,4 +1,4 @@
-"""Every field that the SDK can send is in one row of the protocol's table: a new release fails here, not at a user's."""
+"""Every field that the SDK can send is in one row of a protocol's table: a new release fails here and not at a user."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import pytest
 from openai.types.chat import completion_create_params as chat_params
 from openai.types.responses import response_create_params as responses_params
 from openai.types.responses.response_input_item_param import ResponseInputItemParam
-
 
 from proxy.errors import InvalidRequest, UnsupportedParameter
 from proxy.protocols import chat, responses

@@ -51,7 +51,9 @@ def test_a_string_is_one_user_message_and_instructions_lead() -> None:
 
 
 def test_items_without_a_type_are_messages_and_developers_are_systems() -> None:
-    parsed = parse({"role": "developer", "content": "d"}, {"role": "user", "content": [{"type": "input_text", "text": "u"}]})
+    parsed = parse(
+        {"role": "developer", "content": "d"}, {"role": "user", "content": [{"type": "input_text", "text": "u"}]}
+    )
     assert parsed == (Message(Role.SYSTEM, "d"), Message(Role.USER, "u"))
 
 
@@ -64,7 +66,9 @@ def test_an_answer_of_ours_comes_back_as_one_message_with_its_origin() -> None:
 
 
 def test_items_without_ids_are_put_together_where_they_can_be_of_one_answer() -> None:
-    parsed = parse(thought("hm"), said("a"), call("call_1"), call("call_2"), output("call_1"), output("call_2"), said("b"))
+    parsed = parse(
+        thought("hm"), said("a"), call("call_1"), call("call_2"), output("call_1"), output("call_2"), said("b")
+    )
     two = (("call_1", "weather", "{}"), ("call_2", "weather", "{}"))
     assert [m for m in parsed if m.role is Role.ASSISTANT] == [assistant("a", *two, reasoning="hm"), assistant("b")]
 
@@ -293,7 +297,8 @@ WORDS = ("message", "reasoning", "function_call", "function_call_output", "item_
 VALUES = JSON | st.sampled_from([*WORDS, f"msg_{HEX}", f"fc_{HEX}_0", "function", "namespace", "allowed_tools", "auto"])
 ITEMS = st.lists(st.dictionaries(st.sampled_from(ITEM_KEYS), VALUES, max_size=6) | VALUES, max_size=5)
 TOOLS = st.lists(
-    st.dictionaries(st.sampled_from(["type", "name", "tools", "parameters", "strict", "mode"]), VALUES | ITEMS), max_size=3
+    st.dictionaries(st.sampled_from(["type", "name", "tools", "parameters", "strict", "mode"]), VALUES | ITEMS),
+    max_size=3,
 )
 FIELDS = st.sampled_from(sorted(HONOURED | IGNORED | REFUSED))
 

@@ -1,0 +1,115 @@
+"""Steps 4 and 5 of a turn: the parent, and the exact ids for the engine.
+
+With a parent, the prompt is the parent's stored tokens and those of the new messages, never the replayed text.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from proxy.errors import InvalidRequest, PreviousResponseNotFound
+from proxy.rendering.renderer import Renderer
+from proxy.sessions import Session
+from proxy.trajectory.cache import Match
+from proxy.trajectory.matching import Identity, count_leading_system
+from proxy.turn import Prompt
+from proxy.types import (
+    INSTRUCTIONS,
+    Grammar,
+    GrammarPart,
+    Ids,
+    Message,
+    Role,
+    ToolChoice,
+    ToolChoiceMode,
+    TurnRequest,
+)
+
+# Longer texts are rendered in a worker thread, so that they do not hold up everybody else's tokens.
+_INLINE_CHARS = 40_000
+
+
+class Prompts:
+    """Makes prompts with one renderer."""
+
+    def __init__(self, renderer: Renderer) -> None:
+        self._renderer = renderer
+
+    async def build(self, session: Session, request: TurnRequest, identity: Identity) -> Prompt:
+        match = session.cache.find_parent(request, identity)
+        if match.parent is not None:
+            ids = await self._bridge(session, request, match)
+            if ids is not None:
+                return Prompt(ids, match, identity, bridged=True)
+        render = self._renderer.render
+        ids = await _inline_or_thread(
+            request.messages, render, request.messages, request.tools, request.template_options
+        )
+        return Prompt(ids, match, identity, bridged=False)
+
+    async def _bridge(self, session: Session, request: TurnRequest, match: Match) -> Ids | None:
+        """The parent's exact tokens and the new messages' tokens after them."""
+        assert match.parent is not None
+        before = session.cache.token_ids(match.parent)
+        answer = match.parent.interaction
+        split = len(before) - len(answer.output_ids)
+        new = match.new_messages(request.messages)
+        suffix = await _inline_or_thread(
+            new,
+            self._renderer.bridge,
+            before[:split],
+            answer.output_ids,
+            answer.output,
+            new,
+            request.tools,
+            request.template_options,
+        )
+        return None if suffix is None else before + suffix
+
+    def check_vocabulary(self, ids: Ids, most: int) -> None:
+        """Raise InvalidRequest for an id from `most` on: the model has no row for it, and some engines die of one."""
+        if self._renderer.vocab_size > most and max(ids) >= most:
+            raise InvalidRequest(f"the prompt has token {max(ids)}, the model knows {most}", param="messages")
+
+    def grammar(self, request: TurnRequest) -> Grammar | None:
+        """What the output must look like: a forced call, or JSON (or, where tools may be called, either)."""
+        forced = self._renderer.tool_grammar(request.tools, request.tool_choice, request.parallel_tool_calls)
+        if forced is not None or request.response_format is None:
+            return forced
+        schema = request.response_format.schema
+        json_part = (GrammarPart(schema={"type": "object"} if schema is None else schema),)
+        calls: tuple[tuple[GrammarPart, ...], ...] = ()
+        if request.tools and request.tool_choice.mode is ToolChoiceMode.AUTO:
+            required = self._renderer.tool_grammar(request.tools, ToolChoice(ToolChoiceMode.REQUIRED), False)
+            calls = required.alternatives if required is not None else ()
+        return Grammar((json_part, *calls))
+
+
+def with_history(session: Session, request: TurnRequest) -> TurnRequest:
+    """The whole conversation of a request that names the response before it. Raises PreviousResponseNotFound.
+
+    As in the API, instructions are not carried over; what came as messages is.
+    """
+    if request.previous_id is None:
+        return request
+    node = session.cache.nodes.get(request.previous_id)
+    if node is None or node.interaction.seq < 0:
+        message = f"there is no response {request.previous_id!r} in session {session.id!r}"
+        raise PreviousResponseNotFound(message, param="previous_response_id")
+    lead = count_leading_system(request.messages)
+    history = (message for message in session.cache.conversation(node) if not _is_instructions(message))
+    return replace(request, messages=(*request.messages[:lead], *history, *request.messages[lead:]))
+
+
+def _is_instructions(message: Message) -> bool:
+    return message.role is Role.SYSTEM and message.name == INSTRUCTIONS
+
+
+async def _inline_or_thread(messages: Any, function: Callable[..., Any], *arguments: Any) -> Any:
+    """Call a rendering function here when its text is short, else in a worker thread."""
+    if sum(len(message.content) for message in messages) <= _INLINE_CHARS:
+        return function(*arguments)
+    return await asyncio.to_thread(function, *arguments)
