@@ -13,11 +13,12 @@ from typing import Any
 from proxy.errors import InvalidRequest, PreviousResponseNotFound
 from proxy.rendering.renderer import Renderer
 from proxy.sessions import Session
-from proxy.trajectory.cache import Match
-from proxy.trajectory.matching import Identity, count_leading_system
+from proxy.trajectory.cache import Match, Node
+from proxy.trajectory.matching import Identity
 from proxy.turn import Prompt
 from proxy.types import (
     INSTRUCTIONS,
+    ITEM_REFERENCE,
     Grammar,
     GrammarPart,
     Ids,
@@ -89,19 +90,33 @@ class Prompts:
 
 
 def with_history(session: Session, request: TurnRequest) -> TurnRequest:
-    """The whole conversation of a request that names the response before it. Raises PreviousResponseNotFound.
+    """The whole conversation of a request that names the response before it, or answers of ours by reference.
 
-    As in the API, instructions are not carried over; what came as messages is.
+    As in the API, instructions are not carried over; what came as messages is. Raises PreviousResponseNotFound.
     """
-    if request.previous_id is None:
-        return request
-    node = session.cache.nodes.get(request.previous_id)
+    messages = tuple(_dereferenced(session, message) for message in request.messages)
+    if request.previous_id is not None:
+        node = _find(session, request.previous_id, "previous_response_id")
+        lead = 1 if messages and _is_instructions(messages[0]) else 0
+        history = (message for message in session.cache.conversation(node) if not _is_instructions(message))
+        messages = (*messages[:lead], *history, *messages[lead:])
+    return request if messages == request.messages else replace(request, messages=messages)
+
+
+def _dereferenced(session: Session, message: Message) -> Message:
+    """The answer that an item reference stands for; any other message as it is."""
+    if message.name != ITEM_REFERENCE or message.origin is None:
+        return message
+    return replace(_find(session, message.origin, "input").interaction.output, origin=message.origin)
+
+
+def _find(session: Session, interaction_id: str, param: str) -> Node:
+    node = session.cache.nodes.get(interaction_id)
     if node is None or node.interaction.seq < 0:
-        message = f"there is no response {request.previous_id!r} in session {session.id!r}"
-        raise PreviousResponseNotFound(message, param="previous_response_id")
-    lead = count_leading_system(request.messages)
-    history = (message for message in session.cache.conversation(node) if not _is_instructions(message))
-    return replace(request, messages=(*request.messages[:lead], *history, *request.messages[lead:]))
+        raise PreviousResponseNotFound(
+            f"there is no response {interaction_id!r} in session {session.id!r}", param=param
+        )
+    return node
 
 
 def _is_instructions(message: Message) -> bool:

@@ -25,6 +25,10 @@ INSTRUCTIONS = "instructions"
 """The name of a system message that came as `instructions`: it is not carried over to the next response."""
 
 
+ITEM_REFERENCE = "item_reference"
+"""The name of an assistant message that stands for the answer of its `origin`, without repeating it."""
+
+
 def ids_of(values: Any = ()) -> Ids:
     """An `array('i')` of token ids, each in 0 .. 2**31 - 1. Raises OverflowError or TypeError on anything else."""
     return array("i", values)

@@ -44,7 +44,7 @@ _WORD = re.compile(
     r"\b(?:reply|respond|answer|say)\b(?: with)? (?:exactly|only|just)(?: the (?:word|text|number))? (\w+)\W*$", re.I
 )
 _COUNT = re.compile(r"\bcount\b.*?\b(\d{1,4})\b.*?\bto\b.*?\b(\d{1,4})\b", re.I | re.S)
-_SUM = re.compile(r"(-?\d{1,9})\s*([+*x×-])\s*(-?\d{1,9})")
+_SUM = re.compile(r"(-?\d{1,9})\s*([+*x\u00d7-])\s*(-?\d{1,9})")
 _MY_NAME = re.compile(r"\bmy name is (\w+)", re.I)
 _ASKS_NAME = re.compile(r"\bwhat(?:'s| is) my name\b", re.I)
 _LONG = re.compile(r"\b(?:essay|story|long|length|poem|haikus?|paragraphs?|explain|detail)\b", re.I)
@@ -166,7 +166,7 @@ def text_answer(turn: TurnRequest) -> str:
     if latest_results(turn.messages):
         return f"Here is what came back: {results_text(turn.messages)}"
     asked = latest_question(turn.messages)
-    for rule in (_name_answer, _exact_answer, _count_answer, _sum_answer):
+    for rule in (_ordered_answer, _name_answer, _exact_answer, _count_answer, _sum_answer):
         if (answer := rule(turn, asked)) is not None:
             return answer
     about = " ".join(asked.split())[:120] or "nothing in particular"
@@ -238,6 +238,16 @@ def _rounds(tool: Tool, asked: str, parallel: bool) -> list[Mentions]:
     if parallel and single and len(mentions.words) > 1 and re.search(r"\b(?:and|both|each)\b", asked):
         return [replace(mentions, words=[word]) for word in mentions.words[:4]]
     return [mentions]
+
+
+def _ordered_answer(turn: TurnRequest, asked: str) -> str | None:
+    """What a system message says to answer, whatever is asked."""
+    orders = (
+        _exact_answer(turn, m.content)
+        for m in turn.messages
+        if m.role is Role.SYSTEM and "whatever" in m.content.lower()
+    )
+    return next(filter(None, orders), None)
 
 
 def _name_answer(turn: TurnRequest, asked: str) -> str | None:

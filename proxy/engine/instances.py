@@ -103,7 +103,11 @@ class Mentions:
         return cls(text, mentioned_words(text), [_number(found) for found in _NUMBER.findall(text)])
 
     def word(self, name: str) -> str:
-        """The next word, else the whole text in short, else the name of what is to be filled."""
+        """What the text gives for `name` ("name: word", "name exactly: text"), else the next word, else the whole text
+        in short, else the name of what is to be filled."""
+        given = re.search(rf"\b{re.escape(name)}(?: exactly:\s*(?s:(.+))|[:=]\s*(\S+))", self.text)
+        if given:
+            return given[1] or given[2]
         if self.words:
             return self.words.pop(0)
         return " ".join(self.text.split())[:80] or name
@@ -183,29 +187,29 @@ class _Filling:
         if schema.get("format") in _FORMATS:
             return _FORMATS[schema["format"]]
         word = self.mentions.word(name)
-        word += "." * max(schema.get("minLength", 0) - len(word), 0)
-        return word[: schema["maxLength"]] if "maxLength" in schema else word
+        word = word.ljust(int(schema.get("minLength", 0)), ".")
+        return word[: int(schema["maxLength"])] if "maxLength" in schema else word
 
     def _resolved(self, schema: Any) -> Mapping[str, Any]:
         """References followed, the first useful alternative taken, `allOf` merged."""
-        if not isinstance(schema, Mapping):
-            return {}
+        found: Mapping[str, Any] = schema if isinstance(schema, Mapping) else {}
         for _ in range(_DEPTH_LIMIT):
-            if "$ref" in schema:
-                schema = {**self._pointed(schema["$ref"]), **{k: v for k, v in schema.items() if k != "$ref"}}
-            elif options := schema.get("anyOf") or schema.get("oneOf"):
-                schema = next((one for one in options if one.get("type") != "null"), options[0])
-            elif parts := schema.get("allOf"):
-                schema = _merged(schema, [self._resolved(part) for part in parts])
+            if "$ref" in found:
+                found = {**self._pointed(found["$ref"]), **{k: v for k, v in found.items() if k != "$ref"}}
+            elif options := found.get("anyOf") or found.get("oneOf"):
+                found = next((one for one in options if one.get("type") != "null"), options[0])
+            elif parts := found.get("allOf"):
+                found = _merged(found, [self._resolved(part) for part in parts])
             else:
                 break
-        return schema
+        return found
 
     def _pointed(self, reference: str) -> Mapping[str, Any]:
-        found: Any = self.root
+        found: Mapping[str, Any] = self.root
         for step in reference.removeprefix("#").strip("/").split("/"):
-            found = found.get(step, {}) if isinstance(found, Mapping) else {}
-        return found if isinstance(found, Mapping) else {}
+            inner = found.get(step)
+            found = inner if isinstance(inner, Mapping) else {}
+        return found
 
 
 def _merged(schema: Mapping[str, Any], parts: list[Mapping[str, Any]]) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from proxy.engine.base import Capability, EngineInfo, PauseMode
-from proxy.errors import EngineFailed, EngineUnavailable, InvalidRequest
+from proxy.errors import ConfigurationError, EngineFailed, EngineUnavailable, InvalidRequest
 from proxy.types import FinishReason, GenerateRequest, Ids, TokenChunk, ids_of
 
 if TYPE_CHECKING:
@@ -214,7 +214,8 @@ def from_arguments(
 ) -> ScriptedEngine:
     """The engine of `serve --engine scripted`, as `--engine-arg` says.
 
-    play=babble: `tokens` (128), `chunk` (all at once). play=agent: `chunk` (1), `think` (0). Both: `delay_s` a chunk (0).
+    play=babble (the default): `tokens` (128), `chunk` (all at once). play=agent: `chunk` (1), `think` (0), see
+    `acting`. Both: `delay_s` a chunk (0).
     """
     playing = arguments.get("play", "babble")
     own = {"babble": {"tokens"}, "agent": {"think"}}.get(playing)

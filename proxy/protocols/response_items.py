@@ -17,9 +17,8 @@ from proxy.errors import InvalidRequest, UnsupportedParameter
 from proxy.protocols.base import expect_list, expect_object, expect_str, optional_str
 from proxy.protocols.chat_messages import answer_by_order
 from proxy.protocols.response_ids import origin_of, read_encrypted
-from proxy.types import Message, Role, ToolCall
+from proxy.types import ITEM_REFERENCE, Message, Role, ToolCall
 
-ITEM_REFERENCE = "item_reference"
 PARSED_ITEMS = frozenset({"message", "reasoning", "function_call", "function_call_output", ITEM_REFERENCE})
 # What tools of a provider leave behind. We run none of them, so these come from elsewhere: dropped and recorded.
 DROPPED_ITEMS = frozenset(

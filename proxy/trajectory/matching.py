@@ -178,6 +178,7 @@ def request_hash(request: TurnRequest, identity: Identity) -> str:
         request.parallel_tool_calls,
         request.sampling,
         request.n,
+        request.response_format,
         request.top_logprobs if request.logprobs else None,
     )
     return xxh3_128_hexdigest(repr(parts).encode(errors="surrogatepass"))

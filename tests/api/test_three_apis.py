@@ -94,6 +94,26 @@ async def test_previous_response_id_goes_on_from_the_store_also_after_a_restart(
         assert (refused.status_code, refused.json()["error"]["code"]) == (404, "previous_response_not_found")
 
 
+async def test_a_developer_message_after_the_previous_response_stays_behind_the_history(tmp_path: Path) -> None:
+    async with serving(tmp_path, says("one", "two")) as server:
+        first = await server.ok(RESPONSES, body(RESPONSES, instructions="S"))
+        items = [{"role": "developer", "content": "be quick"}, user("more")]
+        more = {"model": "m", "input": items, "instructions": "S", "previous_response_id": first["id"]}
+        await server.ok(RESPONSES, more)
+        assert [node["reason"] for node in await server.tree()] == ["first", "continued"]
+
+
+async def test_answers_by_reference_are_the_answers_themselves(tmp_path: Path) -> None:
+    async with serving(tmp_path, says("<think>\nhm\n</think>\n\none", "two")) as server:
+        first = await server.ok(RESPONSES, body(RESPONSES))
+        references = [{"type": "item_reference", "id": item["id"]} for item in first["output"]]
+        await server.ok(RESPONSES, {"model": "m", "input": [user("hi"), *references, user("more")]})
+        assert [node["reason"] for node in await server.tree()] == ["first", "continued"]
+        unknown = {"type": "item_reference", "id": "msg_" + "0" * 32}
+        refused = await server.post(RESPONSES, {"model": "m", "input": [user("hi"), unknown]})
+        assert (refused.status_code, refused.json()["error"]["param"]) == (404, "input")
+
+
 @pytest.mark.parametrize("drop_reasoning", [False, True])
 async def test_of_equal_answers_the_one_whose_item_ids_are_echoed_is_continued(
     tmp_path: Path, drop_reasoning: bool

@@ -101,6 +101,11 @@ def test_results_between_calls_of_one_answer_do_not_tear_it() -> None:
     assert [result.tool_call_id for result in results] == ["call_1", "call_2"]
 
 
+def test_without_ids_a_result_ends_an_answer() -> None:
+    parsed = parse(call("call_1"), output("call_1"), call("call_2"), output("call_2"), said("a"))
+    assert [len(message.tool_calls) for message in parsed] == [1, 0, 1, 0, 0]
+
+
 def test_a_user_message_ends_an_answer_whatever_its_ids_say() -> None:
     parsed = parse(said("a", f"msg_{HEX}"), {"role": "user", "content": "u"}, call("c", f"fc_{HEX}_0"))
     assert [message.role for message in parsed] == [Role.ASSISTANT, Role.USER, Role.ASSISTANT]
@@ -126,6 +131,11 @@ def test_references_come_out_as_the_answer_that_is_stored() -> None:
     first, second = parse(*items)
     assert first == Message(Role.ASSISTANT, name=ITEM_REFERENCE, origin=ORIGIN)
     assert second.tool_call_id == "c"
+
+
+def test_a_reference_never_swallows_an_answer_of_someone_else() -> None:
+    parsed = parse(call("c"), {"type": "item_reference", "id": f"msg_{HEX}"})
+    assert [message.origin for message in parsed] == [None, ORIGIN]
 
 
 def test_a_reference_to_nothing_of_ours_is_an_error() -> None:

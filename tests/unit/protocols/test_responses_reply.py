@@ -134,7 +134,7 @@ def token(text: str) -> TokenLogprob:
 
 
 def test_logprobs_are_those_of_the_text() -> None:
-    tokens = (token("wa"), token("it"), token("<tool_call>"), token("{}"))
+    tokens = (token("\n"), token("wa"), token("it"), token("<tool_call>"), token("{}"))
     turn = request(include=["message.output_text.logprobs"], top_logprobs=2)
     body = PROTOCOL.reply(turn, [committed(FULL, logprobs=tokens)])
     logprobs = body["output"][1]["content"][0]["logprobs"]

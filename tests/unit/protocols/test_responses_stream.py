@@ -131,6 +131,15 @@ def test_logprobs_go_with_the_text_and_are_whole_at_the_end() -> None:
     assert check_events(stream) == PROTOCOL.reply(turn, [answer])
 
 
+def test_a_text_before_a_call_ends_with_the_logprobs_that_went_with_it() -> None:
+    wait, rest = TokenLogprob("wait", b"wait", -0.5), TokenLogprob("{}", b"{}", -0.5)
+    output = assistant("wait", ("call_1", "weather", "{}"))
+    answer = committed(output, logprobs=(wait, rest))
+    turn = request(include=["message.output_text.logprobs"])
+    stream = streamed(turn, answer, [TextDelta("wait", (wait,)), *deltas_of(output)[2:]])
+    assert check_events(stream) == PROTOCOL.reply(turn, [answer])
+
+
 @pytest.mark.parametrize(
     ("error", "code"),
     [

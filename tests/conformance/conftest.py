@@ -1,0 +1,58 @@
+"""One server for all clients, and no way out: what does not go to this machine is refused."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.conformance.served import MODEL, Served
+from tests.e2e.processes import server_process
+
+# Read when the packages are imported: no reporting, no price lists, no proxies.
+QUIET = {
+    "NO_PROXY": "127.0.0.1,localhost",
+    "no_proxy": "127.0.0.1,localhost",
+    "OPENAI_AGENTS_DISABLE_TRACING": "1",
+    "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+    "LANGSMITH_TRACING": "false",
+    "AGNO_TELEMETRY": "false",
+    "CAMEL_TELEMETRY_DISABLED": "true",
+    "OTEL_SDK_DISABLED": "true",
+    "MSWEA_SILENT_STARTUP": "1",
+    "MSWEA_CONFIGURED": "true",
+    "MSWEA_COST_TRACKING": "ignore_errors",
+}
+os.environ.update(QUIET)
+_LOCAL = ("127.", "::1", "localhost", "0.0.0.0")
+
+
+@pytest.fixture(scope="session")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """A server whose model calls tools, writes JSON and answers."""
+    folder = tmp_path_factory.mktemp("served")
+    flags = ("--engine", "scripted", "--engine-arg", "play=agent", "--served-model-name", MODEL)
+    with server_process(folder, *flags) as process:
+        yield Served(process.url.rstrip("/"))
+
+
+@pytest.fixture(autouse=True)
+def only_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Connections to elsewhere fail at once, and so do look-ups of names."""
+    connect, look_up = socket.socket.connect, socket.getaddrinfo
+
+    def guarded_connect(self: socket.socket, address: Any) -> None:
+        if self.family in (socket.AF_INET, socket.AF_INET6) and not str(address[0]).startswith(_LOCAL):
+            raise OSError(f"a test must not connect to {address[0]}")
+        connect(self, address)
+
+    def guarded_look_up(host: Any, *more: Any, **options: Any) -> Any:
+        if host is not None and not str(host).startswith(_LOCAL):
+            raise OSError(f"a test must not look up {host}")
+        return look_up(host, *more, **options)
+
+    monkeypatch.setattr(socket.socket, "connect", guarded_connect)
+    monkeypatch.setattr(socket, "getaddrinfo", guarded_look_up)

@@ -1,0 +1,54 @@
+"""A server under test, seen from a client's side: addresses of sessions, and what became of them. Standard library
+only: clients live in an environment of their own, without the server's packages."""
+
+from __future__ import annotations
+
+import json
+import urllib.request
+from dataclasses import dataclass
+from typing import Any
+
+MODEL = "agent-model"
+
+
+@dataclass(frozen=True)
+class Served:
+    """`url` without a slash at the end."""
+
+    url: str
+
+    def openai(self, session: str) -> str:
+        """The base URL for the OpenAI SDK and all that is built on it."""
+        return f"{self.url}/{session}/v1"
+
+    def anthropic(self, session: str) -> str:
+        """The base URL for the Anthropic SDK and all that is built on it."""
+        return f"{self.url}/{session}"
+
+    def tree(self, session: str) -> list[Any]:
+        """The interactions of a session, in order of completion."""
+        found: list[Any] = self._json(f"/rl/sessions/{session}")["interactions"]
+        return found
+
+    def samples(self, session: str) -> list[Any]:
+        """The session's chains, as a trainer gets them."""
+        found: list[Any] = self._json("/export_trajectories", {"session_id": session, "layout": "concat"})["samples"]
+        return found
+
+    def _json(self, path: str, body: Any = None) -> Any:
+        data = None if body is None else json.dumps(body).encode()
+        headers = {"content-type": "application/json"}
+        with urllib.request.urlopen(urllib.request.Request(self.url + path, data, headers), timeout=30) as response:
+            return json.loads(response.read())
+
+
+def assert_one_chain(served: Served, session: str, turns: int) -> None:
+    """The session is one sample of `turns` turns in which every sampled token is trained once."""
+    tree = served.tree(session)
+    assert [node["status"] for node in tree] == ["complete"] * turns, tree
+    samples = served.samples(session)
+    assert len(samples) == 1, [(node["reason"], node["parent_id"]) for node in tree]
+    (sample,) = samples
+    assert sample["interaction_ids"] == [node["id"] for node in tree]
+    assert sum(sample["loss_mask"]) == sum(node["output_tokens"] for node in tree)
+    assert all(node["aligned"] for node in tree[1:])

@@ -1,0 +1,86 @@
+"""Purposes: said outright, given away by a client's prompt, or derived from the whole tree; exports filter on them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from proxy.trajectory.export import ExportOptions, Layout, export_session
+from proxy.trajectory.purpose import Purpose, derive, hinted
+from proxy.types import Api, Interaction, Message, Role, SessionRecord, Tool, TurnRequest
+from tests.interactions import interaction
+
+TOOLS = (Tool("read"),)
+
+
+def root(name: str, seq: int, first: str, *, tooled: bool = False, system: str = "S") -> Interaction:
+    messages = (Message(Role.SYSTEM, system), Message(Role.USER, first))
+    return replace(interaction(name, seq=seq), new_messages=messages, tools=TOOLS if tooled else ())
+
+
+def ask(last: str, system: str = "") -> TurnRequest:
+    return TurnRequest(Api.CHAT, "m", (Message(Role.SYSTEM, system), Message(Role.USER, last)))
+
+
+def test_a_session_of_one_root_is_main() -> None:
+    assert derive([root("a", 0, "q"), interaction("b", parent="a", seq=1)]) == {"a": "main", "b": "main"}
+
+
+def test_a_title_call_that_came_first_is_aux_beside_a_tooled_root() -> None:
+    nodes = [root("t", 0, "name this", system="T"), root("a", 1, "q", tooled=True)]
+    assert derive(nodes) == {"t": "aux", "a": "main"}
+    assert derive(nodes[:1]) == {"t": "main"}
+
+
+def test_a_tooled_root_with_another_system_and_beginning_is_a_subagent() -> None:
+    nodes = [
+        root("a", 0, "q", tooled=True),
+        root("b", 1, "look around", tooled=True, system="You explore."),
+        interaction("c", parent="b", seq=2),
+        root("d", 3, "q", tooled=True, system="S2"),
+    ]
+    assert derive(nodes) == {"a": "main", "b": "subagent", "c": "subagent", "d": "main"}
+
+
+def test_what_is_said_stands_and_a_summary_is_one_call() -> None:
+    nodes = [
+        replace(root("a", 0, "q"), purpose="subagent"),
+        replace(interaction("b", parent="a", seq=1), purpose="summary"),
+        interaction("c", parent="b", seq=2),
+    ]
+    assert derive(nodes) == {"a": "subagent", "b": "summary", "c": "main"}
+
+
+@pytest.mark.parametrize(
+    ("request_", "purpose"),
+    [
+        (ask("hi", "You are a title generator. You output ONLY a thread title."), Purpose.TITLE),
+        (ask("Your task is to create a detailed summary of the conversation so far, paying"), Purpose.SUMMARY),
+        (ask("please create a summary", "You are an agent."), None),
+    ],
+)
+def test_prompts_of_known_clients_give_their_purpose_away(request_: TurnRequest, purpose: Purpose | None) -> None:
+    assert hinted(request_) is purpose
+
+
+def test_exports_filter_on_purpose_and_a_dropped_leaf_leaves_its_tokens_to_another() -> None:
+    nodes = [
+        interaction("a", seq=0),
+        replace(interaction("b", parent="a", prefix=2, seq=1), purpose="summary"),
+        interaction("c", parent="a", prefix=2, seq=2),
+    ]
+    record = SessionRecord("s")
+    everything = export_session(record, nodes, ExportOptions(Layout.CONCAT))
+    assert [int(sample.arrays.loss_mask.sum()) for sample in everything] == [2, 1]
+    options = ExportOptions(Layout.CONCAT, purposes=frozenset({"main"}))
+    (main,) = export_session(record, nodes, options)
+    assert (main.last.id, main.purpose, int(main.arrays.loss_mask.sum())) == ("c", "main", 2)
+    singles = export_session(record, nodes, ExportOptions(Layout.INDIVIDUAL, purposes=frozenset({"summary"})))
+    assert [sample.last.id for sample in singles] == ["b"]
+
+
+def test_exports_filter_on_agents() -> None:
+    nodes = [replace(interaction("a", seq=0), agent="x"), replace(interaction("b", seq=1), agent="y")]
+    options = ExportOptions(Layout.CONCAT, agents=frozenset({"y"}))
+    assert [sample.last.id for sample in export_session(SessionRecord("s"), nodes, options)] == ["b"]
