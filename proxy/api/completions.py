@@ -8,6 +8,7 @@ from typing import Any
 
 from starlette.requests import Request
 
+from proxy.api.client_hints import told_purpose
 from proxy.api.http import JsonResponse, caller_of, read_json
 from proxy.api.replies import StreamReply, UnaryReply
 from proxy.errors import InvalidRequest
@@ -40,13 +41,13 @@ def turn_endpoint(protocol: WireProtocol, sessions: Sessions, turns: Turns, max_
 
 
 def _with_headers(turn_request: TurnRequest, request: Request) -> TurnRequest:
-    """What the harness says of a turn in `x-tokengrove-*` headers."""
+    """What the harness says of a turn in `x-tokengrove-*` headers, and clients in headers of their own."""
     return replace(
         turn_request,
         retry=_is_retry(request.headers.get("x-stainless-retry-count")),
         idempotency_key=request.headers.get("idempotency-key"),
         state_hash=request.headers.get("x-tokengrove-state-hash"),
-        purpose=_purpose(request.headers.get("x-tokengrove-purpose")),
+        purpose=_purpose(request.headers.get("x-tokengrove-purpose")) or told_purpose(request.headers, turn_request),
         agent=request.headers.get("x-tokengrove-agent"),
     )
 

@@ -17,7 +17,8 @@ from proxy.sessions import Caller, check_session_id
 
 # Above this, openai clients refuse to retry and anthropic ones sleep on.
 _MAX_RETRY_AFTER_S = 30
-_HINT_HEADERS = ("x-claude-code-session-id", "session-id", "x-session-id")
+# opencode gives a sub-agent a session of its own: it belongs to the one that started it.
+_HINT_HEADERS = ("x-claude-code-session-id", "session-id", "x-parent-session-id", "x-session-id")
 
 
 class JsonResponse(Response):

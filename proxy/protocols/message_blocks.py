@@ -21,6 +21,8 @@ BILLING_HEADER = "x-anthropic-billing-header:"
 _SIGNATURE_MARK = "tokengrove:"
 # The one key of a `tool_use.input` whose arguments are no JSON object: the API knows only objects there.
 RAW_ARGUMENTS = "_raw"
+# The one key under which Claude Code (2.1) sends back arguments that it could not parse: {"raw": text, "len": its length}.
+_UNPARSED = "__unparsedToolInput"
 
 
 def parse_system(value: Any, dropped: list[str]) -> tuple[Message, ...]:
@@ -80,14 +82,27 @@ def input_of(arguments: str) -> dict[str, Any]:
 
 
 def arguments_of(tool_input: Mapping[str, Any], name: str) -> str:
-    """The JSON text of a `tool_use.input`, undoing `input_of`."""
-    raw = tool_input.get(RAW_ARGUMENTS)
-    if len(tool_input) == 1 and isinstance(raw, str) and _object_in(raw) is None:
+    """The JSON text of a `tool_use.input`, undoing `input_of` and what clients do to arguments that are no JSON."""
+    raw = _raw_arguments(tool_input)
+    if raw is not None and _object_in(raw) is None:
         return raw
     try:
         return _json_text(tool_input)
     except RecursionError:
         raise InvalidRequest(f"'{name}' is nested too deeply", param=name) from None
+
+
+def _raw_arguments(tool_input: Mapping[str, Any]) -> str | None:
+    """The text that stands for itself; a text that the client cut short does not."""
+    if len(tool_input) != 1:
+        return None
+    unparsed = tool_input.get(_UNPARSED)
+    raw = tool_input.get(RAW_ARGUMENTS)
+    if isinstance(unparsed, Mapping):
+        raw = unparsed.get("raw")
+        if isinstance(raw, str) and unparsed.get("len") not in (None, len(raw)):
+            return None
+    return raw if isinstance(raw, str) else None
 
 
 def _json_text(value: Mapping[str, Any]) -> str:

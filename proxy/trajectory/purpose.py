@@ -23,7 +23,8 @@ class Purpose(StrEnum):
     AUX = "aux"
 
 
-# How known clients begin the system prompt of their title calls, and the user message of their compactions.
+# What known clients say in the system prompt of their title calls, and at the beginning of a line in the user message
+# (or anywhere in the system prompt) of their compactions.
 _TITLE_PROMPTS = (
     "you are a title generator",  # opencode
     "generate a concise, sentence-case title",  # Claude Code
@@ -31,20 +32,24 @@ _TITLE_PROMPTS = (
     "analyze if this message indicates a new conversation topic",  # Claude Code, older
 )
 _SUMMARY_PROMPTS = (
-    "your task is to create a detailed summary of the conversation so far",  # Claude Code, qwen-code
+    "your task is to create a detailed summary of ",  # Claude Code
     "you are performing a context checkpoint compaction",  # Codex
     "provide a detailed prompt for continuing our conversation above",  # opencode
     "you are a helpful ai assistant tasked with summarizing conversations",  # Claude Code, as system prompt
+    "first, reason in your <analysis> block. then, produce the <state_snapshot> xml",  # qwen-code
+    "create a new anchored summary from the conversation history",  # opencode
+    "you are a context summarization a",  # opencode (agent) and pi (assistant), as system prompt
+    "*briefly* summarize this partial conversation",  # aider, as system prompt
 )
 
 
 def hinted(request: TurnRequest) -> Purpose | None:
     """The purpose that the client's own words give away."""
     system = "\n".join(message.content for message in request.messages if message.role is Role.SYSTEM).lower()
-    last = request.messages[-1].content.lstrip().lower() if request.messages else ""
+    last = "\n" + request.messages[-1].content.lower() if request.messages else ""
     if any(prompt in system for prompt in _TITLE_PROMPTS):
         return Purpose.TITLE
-    if any(last.startswith(prompt) or prompt in system for prompt in _SUMMARY_PROMPTS):
+    if any(f"\n{prompt}" in last or prompt in system for prompt in _SUMMARY_PROMPTS):
         return Purpose.SUMMARY
     return None
 

@@ -93,9 +93,9 @@ class AgentMachine(RuleBasedStateMachine):
     def append(self, session: str, seed: int, stream: bool) -> None:
         self._turns(session, self.histories[session][-1], seed, stream=stream)
 
-    @rule(session=st.sampled_from(SESSIONS), seed=st.integers(0, 9999), data=st.data())
-    def go_back_or_retry(self, session: str, seed: int, data: st.DataObject) -> None:
-        self._turns(session, data.draw(st.sampled_from(self.histories[session])), seed)
+    @rule(session=st.sampled_from(SESSIONS), seed=st.integers(0, 9999), back=st.integers(0, 20))
+    def go_back_or_retry(self, session: str, seed: int, back: int) -> None:
+        self._turns(session, self._history(session, back), seed)
 
     @rule(session=st.sampled_from(SESSIONS), seed=st.integers(0, 9999), text=st.sampled_from(["edited", "yes", ""]))
     def rewrite_an_answer(self, session: str, seed: int, text: str) -> None:
@@ -120,9 +120,9 @@ class AgentMachine(RuleBasedStateMachine):
         ]
         self._turns(session, renamed(history, seed), seed)
 
-    @rule(seed=st.integers(0, 9999), data=st.data())
-    def ask_several_at_once(self, seed: int, data: st.DataObject) -> None:
-        drawn = [(name, data.draw(st.sampled_from(self.histories[name]))) for name in ("one", "one", "two")]
+    @rule(seed=st.integers(0, 9999), backs=st.tuples(*[st.integers(0, 20)] * 3))
+    def ask_several_at_once(self, seed: int, backs: tuple[int, int, int]) -> None:
+        drawn = [(name, self._history(name, back)) for name, back in zip(("one", "one", "two"), backs, strict=True)]
         self.engine.chooser.seed(seed)
         self.runner.run(self._gather(drawn))
 
@@ -134,6 +134,11 @@ class AgentMachine(RuleBasedStateMachine):
     @invariant()
     def the_invariants_hold_in_the_store(self) -> None:
         self.runner.run(self._check())
+
+    def _history(self, session: str, back: int) -> list[Any]:
+        """A conversation that was had `back` turns ago. Which one it is may differ from run to run: requests race."""
+        histories = self.histories[session]
+        return histories[-1 - back % len(histories)]
 
     async def _check(self) -> None:
         seen: set[str] = set()

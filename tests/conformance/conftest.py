@@ -30,11 +30,12 @@ os.environ.update(QUIET)
 _LOCAL = ("127.", "::1", "localhost", "0.0.0.0")
 
 
-@pytest.fixture(scope="session")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """A server whose model calls tools, writes JSON and answers."""
+@pytest.fixture(scope="session", params=["0", "1"], ids=["plain", "thinking"])
+def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """A server whose model calls tools, writes JSON and answers; once without and once with reasoning before it."""
     folder = tmp_path_factory.mktemp("served")
-    flags = ("--engine", "scripted", "--engine-arg", "play=agent", "--served-model-name", MODEL)
+    flags = ["--engine", "scripted", "--engine-arg", "play=agent", "--engine-arg", f"think={request.param}"]
+    flags += ["--served-model-name", MODEL]
     with server_process(folder, *flags) as process:
         yield Served(process.url.rstrip("/"))
 

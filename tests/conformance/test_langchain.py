@@ -51,6 +51,7 @@ class TestResponses(Suite):
         return {**common, "use_responses_api": True}
 
 
+@pytest.mark.parametrize("served", ["0"], ids=["plain"], indirect=True)  # the suite wants text alone, no thinking
 class TestMessages(Suite):
     chat_model_class = langchain_anthropic.ChatAnthropic
 

@@ -38,6 +38,11 @@ def person() -> Any:
     return pydantic.create_model("Person", name=(str, ...), age=(int, ...))
 
 
+def calls(items: list[Any]) -> list[Any]:
+    """Those of the output items or content blocks that are calls; reasoning may come before them."""
+    return [item for item in items if item.type in ("function_call", "tool_use")]
+
+
 def test_chat_stream_assembles_a_tool_loop_of_one_chain(served: Served) -> None:
     client = openai_client(served, "sdk-chat")
     messages: list[Any] = [{"role": "user", "content": QUESTION}]
@@ -80,7 +85,7 @@ def test_chat_logprobs_and_choices_come_as_asked(served: Served) -> None:
     )
     assert [choice.index for choice in completion.choices] == [0, 1]
     for choice in completion.choices:
-        assert "".join(token.token for token in choice.logprobs.content).startswith("one two")
+        assert "one two" in "".join(token.token for token in choice.logprobs.content)
         assert all(len(token.top_logprobs) == 2 for token in choice.logprobs.content)
 
 
@@ -91,7 +96,7 @@ def test_responses_stream_assembles_a_tool_loop_of_one_chain(served: Served) -> 
         kinds = [event.type for event in stream]
         response = stream.get_final_response()
     assert kinds[:2] == ["response.created", "response.in_progress"] and kinds[-1] == "response.completed"
-    (call,) = response.output
+    (call,) = calls(response.output)
     assert json.loads(call.arguments) == {"city": "Paris"}
     items += [item.to_dict() for item in response.output]
     items.append({"type": "function_call_output", "call_id": call.call_id, "output": RESULT})
@@ -104,7 +109,7 @@ def test_responses_stream_assembles_a_tool_loop_of_one_chain(served: Served) -> 
 def test_responses_continue_by_previous_response_id(served: Served) -> None:
     client = openai_client(served, "sdk-previous")
     first = client.responses.create(model=MODEL, input=QUESTION, tools=[RESPONSES_TOOL])
-    (call,) = first.output
+    (call,) = calls(first.output)
     final = client.responses.create(
         model=MODEL,
         previous_response_id=first.id,
@@ -132,7 +137,7 @@ def test_messages_stream_assembles_a_tool_loop_of_one_chain(served: Served) -> N
         message = stream.get_final_message()
     assert kinds[0] == "message_start" and kinds[-1] == "message_stop" and "input_json" in kinds
     assert message.stop_reason == "tool_use"
-    (call,) = message.content
+    (call,) = calls(message.content)
     assert call.input == {"city": "Paris"}
     result = {"type": "tool_result", "tool_use_id": call.id, "content": RESULT}
     messages += [
@@ -168,7 +173,7 @@ def test_a_conversation_that_changes_its_api_stays_one_chain(served: Served) -> 
     answer = {"role": "assistant", "content": first.choices[0].message.content}
     more = [question, answer, {"role": "user", "content": "Say exactly: two"}]
     second = messages.messages.create(model=MODEL, max_tokens=500, messages=more)
-    assert second.content[0].text == "two"
+    assert second.content[-1].text == "two"
     assert_one_chain(served, "sdk-mixed", turns=2)
 
 
