@@ -1,6 +1,6 @@
 """What known clients say in headers of their own about the purpose of a request. Never a reason to refuse one.
 
-codex     x-openai-subagent names the kind of a sub-agent; x-codex-turn-metadata (JSON) says of a compaction that it is one
+codex     x-openai-subagent names the kind of a sub-agent, x-codex-turn-metadata (JSON) the kind of a request
 claude    x-claude-code-agent-id is there on the requests of a sub-agent only
 opencode  x-parent-session-id is there on the requests of a sub-agent only
 """

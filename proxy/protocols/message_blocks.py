@@ -21,7 +21,7 @@ BILLING_HEADER = "x-anthropic-billing-header:"
 _SIGNATURE_MARK = "tokengrove:"
 # The one key of a `tool_use.input` whose arguments are no JSON object: the API knows only objects there.
 RAW_ARGUMENTS = "_raw"
-# The one key under which Claude Code (2.1) sends back arguments that it could not parse: {"raw": text, "len": its length}.
+# The one key under which Claude Code sends back arguments that it could not parse: {"raw": text, "len": its length}.
 _UNPARSED = "__unparsedToolInput"
 
 

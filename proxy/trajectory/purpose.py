@@ -37,6 +37,7 @@ _SUMMARY_PROMPTS = (
     "provide a detailed prompt for continuing our conversation above",  # opencode
     "you are a helpful ai assistant tasked with summarizing conversations",  # Claude Code, as system prompt
     "first, reason in your <analysis> block. then, produce the <state_snapshot> xml",  # qwen-code
+    "do not call tools; tool execution is disabled for this request. first, reason in your <analysis>",  # qwen-code
     "create a new anchored summary from the conversation history",  # opencode
     "you are a context summarization a",  # opencode (agent) and pi (assistant), as system prompt
     "*briefly* summarize this partial conversation",  # aider, as system prompt
@@ -46,12 +47,18 @@ _SUMMARY_PROMPTS = (
 def hinted(request: TurnRequest) -> Purpose | None:
     """The purpose that the client's own words give away."""
     system = "\n".join(message.content for message in request.messages if message.role is Role.SYSTEM).lower()
-    last = "\n" + request.messages[-1].content.lower() if request.messages else ""
+    last = "\n" + _last_words(request).lower()
     if any(prompt in system for prompt in _TITLE_PROMPTS):
         return Purpose.TITLE
     if any(f"\n{prompt}" in last or prompt in system for prompt in _SUMMARY_PROMPTS):
         return Purpose.SUMMARY
     return None
+
+
+def _last_words(request: TurnRequest) -> str:
+    """The user's last message, where it is the last: a tool's result may quote anything."""
+    last = request.messages[-1] if request.messages else None
+    return last.content if last is not None and last.role is Role.USER else ""
 
 
 def derive(interactions: Sequence[Interaction]) -> dict[str, str]:

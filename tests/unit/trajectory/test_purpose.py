@@ -57,6 +57,9 @@ def test_what_is_said_stands_and_a_summary_is_one_call() -> None:
     [
         (ask("hi", "You are a title generator. You output ONLY a thread title."), Purpose.TITLE),
         (ask("Your task is to create a detailed summary of the conversation so far, paying"), Purpose.SUMMARY),
+        (ask("No tools.\n\nYour task is to create a detailed summary of the RECENT portion"), Purpose.SUMMARY),
+        (ask("First, reason in your <analysis> block. Then, produce the <state_snapshot> XML."), Purpose.SUMMARY),
+        (ask("<conversation>", "You are a context summarization agent. You are given"), Purpose.SUMMARY),
         (ask("please create a summary", "You are an agent."), None),
     ],
 )

@@ -1,0 +1,233 @@
+"""What real clients send, reduced to the essential: their tool loops are one sample, their side calls are named.
+
+Captured from codex 0.169.0, claude-code 2.1.329, opencode 1.18.33, qwen-code 0.24.4 and pi 0.73.1.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from proxy.engine.scripted import Reply, play
+from tests.support import Server, assistant, call_text, function_tool, sampled, says, serving, system, tool_result, user
+
+CODEX_TOOLS: list[dict[str, Any]] = [
+    {"type": "function", "name": "exec_command", "strict": False, "parameters": {"type": "object", "properties": {}}},
+    {
+        "type": "namespace",
+        "name": "multi_agent_v1",
+        "description": "Tools for agents.",
+        "tools": [{"type": "function", "name": "spawn_agent", "parameters": {"type": "object", "properties": {}}}],
+    },
+    {"type": "web_search", "external_web_access": False},
+]
+CLAUDE_TOOLS: list[dict[str, Any]] = [
+    {"name": "Bash", "description": "runs", "input_schema": {"type": "object", "properties": {}}},
+    {"name": "DeferredToolPlaceholder", "input_schema": {"type": "object"}, "defer_loading": True},
+]
+
+
+def codex_message(role: str, text: str, item_id: str) -> dict[str, Any]:
+    kind = "output_text" if role == "assistant" else "input_text"
+    return {"type": "message", "id": item_id, "role": role, "content": [{"type": kind, "text": text}]}
+
+
+def codex_body(items: list[Any], turn: int) -> dict[str, Any]:
+    return {
+        "model": "m",
+        "stream": True,
+        "input": items,
+        "tools": CODEX_TOOLS,
+        "tool_choice": "auto",
+        "parallel_tool_calls": True,
+        "reasoning": {"summary": "auto"},
+        "store": False,
+        "include": ["reasoning.encrypted_content"],
+        "prompt_cache_key": "01a1fb74",
+        "client_metadata": {"turn_id": f"turn-{turn}"},
+    }
+
+
+def codex_headers(kind: str = "turn", **more: str) -> dict[str, str]:
+    return {"session-id": "01a1fb74", "x-codex-turn-metadata": json.dumps({"request_kind": kind}), **more}
+
+
+def claude_body(messages: list[Any], turn: int) -> dict[str, Any]:
+    return {
+        "model": "claude-opus-5-5",
+        "max_tokens": 64,
+        "stream": True,
+        "system": [
+            {"type": "text", "text": f"x-anthropic-billing-header: cc_version=2.1.329; cch={turn};"},
+            {"type": "text", "text": "You are a Claude agent.", "cache_control": {"type": "ephemeral"}},
+        ],
+        "messages": messages,
+        "tools": CLAUDE_TOOLS,
+        "metadata": {"user_id": json.dumps({"session_id": "faabf391"})},
+        "thinking": {"type": "adaptive", "display": "omitted"},
+        "context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
+        "output_config": {"effort": "medium"},
+    }
+
+
+def events(text: str) -> list[dict[str, Any]]:
+    return [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: {")]
+
+
+async def codex_turn(server: Server, items: list[Any], turn: int, headers: dict[str, str]) -> list[dict[str, Any]]:
+    """The finished items of a turn, as Codex collects them."""
+    response = await server.post("/s/v1/responses", codex_body(items, turn), headers=headers)
+    assert response.status_code == 200, response.text
+    assert events(response.text)[-1]["type"] == "response.completed"
+    return [event["item"] for event in events(response.text) if event["type"] == "response.output_item.done"]
+
+
+async def claude_turn(server: Server, messages: list[Any], turn: int, **headers: str) -> list[dict[str, Any]]:
+    """The content blocks of a turn; calls with what Claude Code makes of their input."""
+    path = "/s/v1/messages?beta=true"
+    response = await server.post(path, claude_body(messages, turn), headers={"x-api-key": "k", **headers})
+    assert response.status_code == 200, response.text
+    blocks: list[dict[str, Any]] = []
+    for event in events(response.text):
+        if event["type"] == "content_block_start":
+            blocks.append({**event["content_block"], "input_text": ""})
+        elif event["type"] == "content_block_delta":
+            delta = event["delta"]
+            for part, field in (("thinking",) * 2, ("signature",) * 2, ("text",) * 2, ("partial_json", "input_text")):
+                if part in delta:
+                    blocks[-1][field] += delta[part]
+    return [_echoed(block) for block in blocks]
+
+
+def _echoed(block: dict[str, Any]) -> dict[str, Any]:
+    text = block.pop("input_text")
+    if block["type"] == "tool_use":
+        try:
+            block["input"] = json.loads(text or "{}")
+        except json.JSONDecodeError:
+            block["input"] = {"__unparsedToolInput": {"raw": text, "len": len(text)}}
+    return block
+
+
+def claude_result(call: dict[str, Any], text: str) -> dict[str, Any]:
+    result = {"tool_use_id": call["id"], "type": "tool_result", "content": text, "is_error": False}
+    return {"role": "user", "content": [{**result, "cache_control": {"type": "ephemeral"}}]}
+
+
+async def purposes(server: Server) -> list[str]:
+    return [node["purpose"] for node in await server.tree()]
+
+
+async def test_a_tool_loop_of_codex_is_one_sample(tmp_path: Path) -> None:
+    first = "<think>\nlook first\n</think>\n\nLet me look." + call_text("exec_command", '{"cmd": "ls"}')
+    both = call_text("exec_command", '{"cmd": "a"}') + "\n" + call_text("spawn_agent", '{"message": "b"}')
+    async with serving(tmp_path, says(first, both, "done")) as server:
+        items: list[Any] = [
+            codex_message("developer", "You are Codex.", "msg_1"),
+            codex_message("developer", "<skills_instructions>", "msg_2"),
+            codex_message("user", "<environment_context>", "msg_3"),
+            codex_message("user", "list the files", "msg_4"),
+        ]
+        for turn in range(3):
+            answer = await codex_turn(server, items, turn, codex_headers())
+            calls = [item for item in answer if item["type"] == "function_call"]
+            results = [
+                {"type": "function_call_output", "id": f"fco_{turn}{n}", "call_id": call["call_id"], "output": "ok"}
+                for n, call in enumerate(calls)
+            ]
+            items += [*answer, *results]
+        assert [call.get("namespace") for call in items if call["type"] == "function_call"] == [
+            None,
+            None,
+            "multi_agent_v1",
+        ]
+        (sample,) = await server.export()
+        assert len(sample["interaction_ids"]) == 3
+        assert [node["reason"] for node in await server.tree()] == ["first", "continued", "continued"]
+
+
+async def test_sub_agents_and_compactions_of_codex_are_named_by_its_headers(tmp_path: Path) -> None:
+    async with serving(tmp_path, says(*"abcde")) as server:
+        sub = {"x-openai-subagent": "collab_spawn"}
+        told = [codex_headers(), codex_headers(**sub), codex_headers("compaction"), codex_headers("compaction", **sub)]
+        told.append({"x-codex-turn-metadata": "no json", "x-openai-subagent": "compact"})
+        for turn, headers in enumerate(told):
+            await codex_turn(server, [codex_message("user", f"hello {turn}", "msg_1")], turn, headers)
+        assert await purposes(server) == ["main", "subagent", "summary", "summary", "summary"]
+
+
+async def test_a_tool_loop_of_claude_code_is_one_sample(tmp_path: Path) -> None:
+    first = "<think>\nlook first\n</think>\n\nLet me look." + call_text("Bash", '{"command": "ls"}')
+    both = call_text("Bash", '{"command": "a"}') + "\n" + call_text("Bash", '{"command": "b"}')
+    async with serving(tmp_path, says(first, both, "done")) as server:
+        reminder = {"type": "text", "text": "<system-reminder>git status</system-reminder>"}
+        messages: list[Any] = [
+            {"role": "user", "content": [reminder, {"type": "text", "text": "list the files"}]},
+            {"role": "system", "content": [{"type": "text", "text": "skills", "cache_control": {"type": "ephemeral"}}]},
+        ]
+        for turn in range(3):
+            blocks = await claude_turn(server, messages, turn)
+            if turn == 0:  # the breakpoint of the cache moves on, and what had it becomes a plain string
+                messages[1] = {"role": "system", "content": "skills"}
+            results = [claude_result(block, "ok")["content"][0] for block in blocks if block["type"] == "tool_use"]
+            messages += [{"role": "assistant", "content": blocks}, {"role": "user", "content": results}]
+        (sample,) = await server.export()
+        assert len(sample["interaction_ids"]) == 3
+        assert [node["reason"] for node in await server.tree()] == ["first", "continued", "continued"]
+
+
+async def test_arguments_that_claude_code_could_not_parse_come_back_as_they_were(tmp_path: Path) -> None:
+    cut = sampled('<tool_call>\n{"name": "Bash", "arguments": {"command": "ca', end=False)
+    async with serving(tmp_path, play([Reply(cut), Reply(sampled("done"))])) as server:
+        messages: list[Any] = [{"role": "user", "content": "list the files"}]
+        blocks = await claude_turn(server, messages, 0)
+        assert "__unparsedToolInput" in blocks[0]["input"]
+        messages += [{"role": "assistant", "content": blocks}, claude_result(blocks[0], "could not be parsed")]
+        await claude_turn(server, messages, 1)
+        assert [node["reason"] for node in await server.tree()] == ["first", "continued"]
+
+
+async def test_sub_agents_and_compactions_of_claude_code_are_named(tmp_path: Path) -> None:
+    compaction = "CRITICAL: Respond with TEXT ONLY.\n\nYour task is to create a detailed summary of this conversation."
+    async with serving(tmp_path, says(*"abc")) as server:
+        await claude_turn(server, [user("work")], 0)
+        await claude_turn(server, [user("look")], 1, **{"x-claude-code-agent-id": "a6c0c3de"})
+        await claude_turn(server, [user("work"), assistant("a"), user(compaction)], 2)
+        assert await purposes(server) == ["main", "subagent", "summary"]
+
+
+async def test_opencode_has_its_title_and_its_sub_agents_in_the_session_of_the_agent(tmp_path: Path) -> None:
+    async with serving(tmp_path, says(*"abcd")) as server:
+
+        async def turn(messages: list[Any], session: str, parent: str | None = None, **more: Any) -> None:
+            headers = {"x-session-affinity": session, "x-session-id": session}
+            headers |= {"x-parent-session-id": parent} if parent else {}
+            body = {"model": "m", "max_tokens": 64, "messages": messages, **more}
+            await server.ok("/v1/chat/completions", body, headers=headers)
+
+        title = [system("You are a title generator. You output ONLY a thread title."), user("Generate:"), user("fix")]
+        tools = [function_tool("bash"), function_tool("task")]
+        await turn(title, "ses_1")
+        await turn([system("You are opencode."), user("fix")], "ses_1", tools=tools, tool_choice="auto")
+        await turn([system("You are opencode."), user("look")], "ses_2", "ses_1", tools=tools[:1], tool_choice="auto")
+        tree = await server.tree("ses_1")
+        assert [node["purpose"] for node in tree] == ["title", "main", "subagent"]
+
+
+@pytest.mark.parametrize("content", [None, "", []])
+async def test_a_tool_loop_of_pi_and_qwen_code_is_one_sample(tmp_path: Path, content: Any) -> None:
+    """They echo calls with no content, arguments written anew, results as parts of text."""
+    async with serving(tmp_path, says(call_text("bash", '{"command":  "ls"}'), "done")) as server:
+        tools = [function_tool("bash")]
+        messages: list[Any] = [system("You are an agent."), user("list the files")]
+        answer = await server.answer(messages, tools=tools, store=False)
+        (call,) = answer["tool_calls"]
+        call = {**call, "function": {"name": "bash", "arguments": '{"command":"ls"}'}}
+        result = tool_result(call["id"], "")
+        result["content"] = [{"type": "text", "text": "notes.txt"}]
+        await server.answer([*messages, assistant(content, tool_calls=[call]), result], tools=tools, store=False)
+        (sample,) = await server.export()
+        assert len(sample["interaction_ids"]) == 2
