@@ -82,6 +82,7 @@ def build_app(
             yield
 
     app = Starlette(routes=_routes(settings, sessions, turns, store, engine, metrics), lifespan=lifespan)
+    app.state.turns = turns
     app.state.engine, app.state.renderer, app.state.store, app.state.model = (
         engine,
         renderer,
@@ -105,6 +106,11 @@ def _routes(
     rl = Rl(sessions, settings)
     models = Models(model_name(settings))
     health = Health(engine, store, metrics)
+    # Before the agents' routes: a session's id may end in /models.
+    first = [
+        Route("/rl/sessions", rl.list_sessions, methods=["GET"]),
+        Route("/rl/sessions/{session:path}", rl.show_session, methods=["GET"]),
+    ]
     agent = [
         *_aliases("/chat/completions", turn_endpoint(ChatProtocol(), sessions, turns, limit), ["POST"]),
         *_aliases("/responses", turn_endpoint(ResponsesProtocol(), sessions, turns, limit), ["POST"]),
@@ -115,8 +121,6 @@ def _routes(
     ]
     control = [
         Route("/rl/start_session", rl.start_session, methods=["POST"]),
-        Route("/rl/sessions", rl.list_sessions, methods=["GET"]),
-        Route("/rl/sessions/{session:path}", rl.show_session, methods=["GET"]),
         Route("/rl/set_reward", rl.set_reward, methods=["POST"]),
         Route("/rl/end_session", rl.end_session, methods=["POST"]),
         Route("/{session:path}/rl/set_reward", rl.set_reward, methods=["POST"]),
@@ -126,7 +130,7 @@ def _routes(
         Route("/ready", health.ready, methods=["GET"]),
         Route("/metrics", health.metrics, methods=["GET"]),
     ]
-    return agent + control  # turns are what comes often
+    return first + agent + control  # turns are what comes often
 
 
 def _aliases(path: str, endpoint: object, methods: list[str]) -> list[Route]:

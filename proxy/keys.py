@@ -10,7 +10,8 @@ from proxy.errors import Forbidden, Unauthorized
 from proxy.store.store import Store
 from proxy.types import SessionRecord, SessionStatus
 
-_MAX_UNKNOWN = 4096
+# Foreign keys and paths that are remembered, so that an agent with any key of its own costs no look-up a turn.
+_MAX_REMEMBERED = 4096
 
 
 def hash_key(key: str) -> str:
@@ -45,6 +46,7 @@ class Keyring:
             self._unknown.discard(record.api_key_hash)
         if record.control_key_hash:
             self._controls[record.control_key_hash] = record.session_id
+            self._unknown.discard(record.control_key_hash)
         self._paths[record.session_id] = record.path_key_hash
 
     def release(self, record: SessionRecord) -> None:
@@ -73,8 +75,13 @@ class Keyring:
             return Grant(session_id=session_id, control=True)
         if (session_id := await self._find_agent(digest)) is not None:
             return Grant(session_id=session_id)
+        if digest in self._unknown:
+            return Grant()
         record = await self._store.find_session_by_key(digest, control=True)
-        return Grant(session_id=record.session_id, control=True) if record is not None else Grant()
+        if record is None:
+            self._remember_unknown(digest)
+            return Grant()
+        return Grant(session_id=record.session_id, control=True)
 
     async def find_session(self, key: str) -> str | None:
         """The session whose agent key this is."""
@@ -86,6 +93,8 @@ class Keyring:
             record = await self._store.load_session(session_id)
             if record is None:
                 return False
+            if len(self._paths) >= _MAX_REMEMBERED:
+                self._paths.clear()
             self._paths[session_id] = record.path_key_hash
         expected = self._paths[session_id]
         return expected is not None and hmac.compare_digest(expected, hash_key(secret))
@@ -98,11 +107,12 @@ class Keyring:
         if session_id is not None or digest in self._unknown:
             return session_id
         record = await self._store.find_session_by_key(digest)
-        if record is None:
-            if len(self._unknown) >= _MAX_UNKNOWN:
-                self._unknown.clear()
-            self._unknown.add(digest)
-            return None
-        if record.status is SessionStatus.ACTIVE:
+        if record is not None and record.status is SessionStatus.ACTIVE:
             self._agents[digest] = record.session_id
-        return record.session_id
+        return None if record is None else record.session_id
+
+    def _remember_unknown(self, digest: str) -> None:
+        """Nobody has this key: asked again only after a new session brings keys."""
+        if len(self._unknown) >= _MAX_REMEMBERED:
+            self._unknown.clear()
+        self._unknown.add(digest)

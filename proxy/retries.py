@@ -7,8 +7,9 @@
 | committed, its end was never written out | replay  | replay       |
 | committed and written                    | replay  | a new sample |
 
-Marked: the client says that it is a retry, or its Idempotency-Key is the earlier attempt's. In-flight rules hold for
-one server process.
+Marked: the client says that it is a retry (then the newest earlier attempt is meant), or its Idempotency-Key is an
+earlier attempt's (then that one is). A failed attempt that nothing has replaced yet comes first: it is what a client
+would retry. In-flight rules hold for one server process.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from proxy.sessions import Session
+from proxy.attempts import Attempt, Stage
 from proxy.turn import Turn
 from proxy.types import Interaction, TurnRequest
 
@@ -32,48 +33,33 @@ class Attach:
 class Replay:
     """Give the committed interactions again, one a choice."""
 
+    attempt: Attempt
     interactions: Sequence[Interaction]
 
 
 @dataclass(frozen=True, slots=True)
 class Anew:
-    """Sample; `superseded` are the ids of failed attempts that this one replaces."""
+    """Sample; `superseded` are failed or ending attempts that this one replaces."""
 
-    superseded: Sequence[str]
-
-
-class Retries:
-    """The requests that are in flight on this server, by session and request hash."""
-
-    def __init__(self) -> None:
-        self._in_flight: dict[tuple[str, str], list[Sequence[Turn]]] = {}
-
-    def decide(self, session: Session, request: TurnRequest, key: str) -> Attach | Replay | Anew:
-        """The rule for a request whose hash is `key`; the newest earlier attempt counts."""
-        for choices in reversed(self._in_flight.get((session.id, key), [])):
-            deserted = all(turn.readers == 0 for turn in choices)
-            if deserted or _is_marked(request, choices[0].interaction):
-                return Attach(choices)
-        earlier = session.replies.get(key)
-        if earlier is not None:
-            written = earlier[0].id not in session.unwritten
-            if not written or _is_marked(request, earlier[0]):
-                return Replay(earlier)
-        return Anew(session.failures.get(key, ()))
-
-    def begin(self, session: Session, key: str, choices: Sequence[Turn]) -> None:
-        """Note a generation that runs."""
-        self._in_flight.setdefault((session.id, key), []).append(choices)
-
-    def end(self, session: Session, key: str, choices: Sequence[Turn]) -> None:
-        """Forget a generation once all its choices have ended."""
-        running = self._in_flight[session.id, key]
-        running.remove(choices)
-        if not running:
-            del self._in_flight[session.id, key]
+    superseded: Sequence[Attempt]
 
 
-def _is_marked(request: TurnRequest, earlier: Interaction) -> bool:
-    if request.retry:
-        return True
-    return request.idempotency_key is not None and request.idempotency_key == earlier.notes.get("idempotency_key")
+def decide(attempts: Sequence[Attempt], request: TurnRequest) -> Attach | Replay | Anew:
+    """The rule for a request. `attempts` are those with its hash in its session, oldest first."""
+    marked = [a for a in attempts if _is_marked(request, a)]
+    gone = [a for a in attempts if a.readers == 0 and not a.written]
+    failed = [a for a in attempts if a.stage in (Stage.FAILED, Stage.ENDING) and not a.superseded]
+    if failed and (failed[-1] in marked or not marked):
+        return Anew(failed)
+    for attempt in (*reversed(marked), *reversed(gone)):
+        if attempt.stage is Stage.RUNNING:
+            return Attach(attempt.turns)
+        if attempt.stage is Stage.COMPLETE:
+            return Replay(attempt, attempt.interactions)
+    return Anew(failed)
+
+
+def _is_marked(request: TurnRequest, attempt: Attempt) -> bool:
+    if request.idempotency_key is not None and attempt.idempotency_key is not None:
+        return request.idempotency_key == attempt.idempotency_key
+    return request.retry

@@ -127,6 +127,8 @@ async def _serve(
         watcher = asyncio.create_task(_watch(stop, server)) if stop is not None else None
         on_ready(app, f"http://{host}:{listener.getsockname()[1]}")
         await server.serve(sockets=[listener])
+        if server.force_exit:
+            await app.state.turns.drain(0.0)
         if watcher is not None:
             await watcher
 

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from proxy.attempts import Attempt, recall
 from proxy.errors import (
     Forbidden,
     InvalidRequest,
@@ -57,19 +58,21 @@ class Caller:
 class Session:
     """A live session: its record, its tree, and the turns that run in it.
 
-    By request hash: `replies`, the choices of the newest committed reply, and `failures`, ids of attempts that failed
-    since. `unwritten` are ids of replies whose end was never written out.
+    `attempts` are by request hash, oldest first. `turns_taken` counts complete turns and running ones. A session that
+    was only named is not `stored` before its first turn. Rewards and the end take the `lock`, one after the other.
     """
 
     record: SessionRecord
     cache: InteractionCache
     sampled_tokens: int = 0
-    turns: int = 0
-    replies: dict[str, list[Interaction]] = field(default_factory=dict)
-    failures: dict[str, list[str]] = field(default_factory=dict)
-    unwritten: set[str] = field(default_factory=set)
+    turns_taken: int = 0
+    running: int = 0
+    waiting: int = 0
+    stored: bool = True
+    attempts: dict[str, list[Attempt]] = field(default_factory=dict)
     used_at: float = field(default_factory=time.monotonic)
     ended: asyncio.Event = field(default_factory=asyncio.Event)
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     @property
     def id(self) -> str:
@@ -79,20 +82,6 @@ class Session:
         """Raise SessionClosed when the session takes no more turns."""
         if self.record.status is not SessionStatus.ACTIVE:
             raise SessionClosed(f"session {self.id!r} has ended; start a new one")
-
-    def remember(self, interaction: Interaction) -> None:
-        """Note an ended attempt for the rules of retries."""
-        key = interaction.request_hash
-        if interaction.status in (Status.FAILED, Status.ABORTED):
-            self.failures.setdefault(key, []).append(interaction.id)
-        elif interaction.status is Status.COMPLETE:
-            self.failures.pop(key, None)
-            reply_id, _, _ = interaction.id.partition(".")
-            choices = self.replies.get(key)
-            if choices is None or choices[0].id.partition(".")[0] != reply_id:
-                choices = self.replies[key] = []
-            choices.append(interaction)
-            choices.sort(key=lambda choice: (len(choice.id), choice.id))
 
     def complete(self) -> list[Interaction]:
         """The committed complete interactions in order of `seq`."""
@@ -142,6 +131,8 @@ class Sessions:
         grant = await self._grant(caller)
         if caller.path:
             session_id, path_key = await self._split(caller.path)
+            if not (self.open_server or path_key or grant.admin or grant.session_id == session_id):
+                raise Unauthorized(f"session {session_id!r} is rewarded and ended with its control_key")
             session = await self.get(session_id)
             if path_key and not self._settings.require_key and grant.session_id is None:
                 grant = Grant(grant.admin, session_id)  # the path is the capability: it speaks as the agent's key
@@ -256,6 +247,7 @@ class Sessions:
         """Seal a session and persist its returns. Idempotent; returns the count of complete interactions."""
         record = session.record
         if record.status is SessionStatus.ACTIVE:
+            self.ensure_stored(session)
             now = time.time()
             session.record = replace(
                 record,
@@ -283,16 +275,26 @@ class Sessions:
     async def look_at(self, session_id: str) -> tuple[Session, list[Interaction], int]:
         """A session, all its stored interactions (failed ones too) by `seq`, and how many calls have not ended."""
         session = await self.get(session_id)
-        interactions = await self._store.load_interactions(session_id)
-        return session, interactions, len(await self._store.load_begun(session_id))
+        begun = await self.begun(session_id)
+        return session, await self._store.load_interactions(session_id), begun
+
+    async def begun(self, session_id: str) -> int:
+        """How many calls have begun and not ended. Ask before the interactions are read: none is then missed."""
+        live = self._live.get(session_id)
+        return max(len(await self._store.load_begun(session_id)), live.running if live is not None else 0)
 
     async def wait_ended(self, session_ids: Sequence[str], wait_s: float) -> None:
         """Wait until all of these sessions have ended, for `wait_s` at most."""
         sessions = [await self.get(session_id) for session_id in session_ids]
         waits = [asyncio.ensure_future(session.ended.wait()) for session in sessions]
-        if waits:
-            _, pending = await asyncio.wait(waits, timeout=wait_s)
-            for task in pending:
+        for session in sessions:
+            session.waiting += 1
+        try:
+            if waits:
+                await asyncio.wait(waits, timeout=wait_s)
+        finally:
+            for session, task in zip(sessions, waits, strict=True):
+                session.waiting -= 1
                 task.cancel()
 
     def returns(self, session: Session) -> dict[str, float]:
@@ -309,12 +311,13 @@ class Sessions:
         """Drop from memory what nobody used for `idle_s` seconds; the store keeps everything."""
         limit = time.monotonic() - idle_s
         for session_id, session in list(self._live.items()):
-            if session.used_at < limit and not session.turns:
+            if session.used_at < limit and not session.running and not session.waiting:
                 del self._live[session_id]
+                self._keys.release(session.record)
         self._metrics.sessions.set(len(self._live))
 
     async def _get_or_create(self, session_id: str) -> Session:
-        """The session, new when nobody named it before. Its row goes to the disk no later than its first turn."""
+        """The session, new when nobody named it before; its row goes to the disk with its first turn."""
         session = self._live.get(session_id)
         if session is not None:
             return session
@@ -323,10 +326,16 @@ class Sessions:
         except SessionNotFound:
             record = self._new_record({"session_id": session_id, "task_id": session_id})
         if session_id not in self._live:
-            creation = asyncio.ensure_future(self._store.create_session(record))
-            creation.add_done_callback(lambda done: self._created(session_id, done))
-            self._live[session_id] = Session(record, InteractionCache())
+            self._live[session_id] = Session(record, InteractionCache(), stored=False)
+            self._metrics.sessions.set(len(self._live))
         return self._live[session_id]
+
+    def ensure_stored(self, session: Session) -> None:
+        """Queue the row of a session that was only named so far. What follows it in the queue is waited for, not it."""
+        if not session.stored:
+            session.stored = True
+            creation = asyncio.ensure_future(self._store.create_session(session.record))
+            creation.add_done_callback(lambda done: self._created(session.id, done))
 
     def _created(self, session_id: str, creation: asyncio.Future[None]) -> None:
         if not creation.cancelled() and creation.exception() is not None:
@@ -346,9 +355,8 @@ class Sessions:
             raise SessionNotFound(f"there is no session {session_id!r}; start it with POST /rl/start_session")
         interactions = await self._store.load_interactions(session_id)
         session = Session(record, InteractionCache(interactions), _count_sampled(interactions))
-        session.unwritten |= await self._store.load_unreplied(session_id)
-        for interaction in interactions:
-            session.remember(interaction)
+        session.attempts = recall(interactions, await self._store.load_unreplied(session_id))
+        session.turns_taken = len(session.cache.nodes)
         if record.status is not SessionStatus.ACTIVE:
             session.ended.set()
         session = self._live.setdefault(session_id, session)

@@ -30,7 +30,7 @@ class Settings:
     model: str | None = _setting(None, "Folder of a Hugging Face causal model; none: a tiny built-in random model.")
     tokenizer: str | None = _setting(None, "Folder of the tokenizer, where it is not the model's.")
     served_model_name: str | None = _setting(None, "Name that /v1/models shows; default: the folder's name.")
-    engine: str = _setting("auto", "auto, sglang, transformers, scripted, mailbox, package.module:Class, or URLs.")
+    engine: str = _setting("auto", "auto, transformers, scripted, or package.module:Class.")
     engine_arg: tuple[str, ...] = _setting((), "Option of the engine as key=value; may be given several times.")
     family: str | None = _setting(None, "Renderer family, where the model's own config does not tell it.")
     tool_parser: str | None = _setting(None, "Tool-call format, where it is not the family's own.")
@@ -119,6 +119,8 @@ def _check(settings: Settings) -> None:
         value = getattr(settings, name)
         if value is not None and value <= 0:
             raise ConfigurationError(f"--{name.replace('_', '-')} {value} is not positive")
+    if settings.shutdown_timeout_s < 0:
+        raise ConfigurationError(f"--shutdown-timeout-s {settings.shutdown_timeout_s} is negative")
     if settings.tokenizer is not None and not Path(settings.tokenizer).is_dir():
         raise ConfigurationError(f"--tokenizer {settings.tokenizer} is not a folder")
 

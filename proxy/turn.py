@@ -13,12 +13,13 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from proxy.attempts import Attempt
 from proxy.errors import EngineFailed
 from proxy.protocols.base import Answer
 from proxy.rendering.output_parser import OutputParser
 from proxy.sessions import Session
 from proxy.trajectory.cache import Match
-from proxy.trajectory.matching import Identity
+from proxy.trajectory.matching import Identity, messages_hash
 from proxy.trajectory.purpose import hinted
 from proxy.types import (
     Delta,
@@ -28,7 +29,6 @@ from proxy.types import (
     Interaction,
     Message,
     Reason,
-    ReasoningDelta,
     Role,
     Status,
     TextDelta,
@@ -36,7 +36,6 @@ from proxy.types import (
     TokenLogprob,
     ToolCallArguments,
     ToolCallEnd,
-    ToolCallStart,
     TurnRequest,
     ids_of,
 )
@@ -63,11 +62,11 @@ class Turn:
     generate: GenerateRequest
     parser: OutputParser
     piece: Callable[[int], bytes]
+    attempt: Attempt
     deltas: list[Delta] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
     committing: bool = False
     task: asyncio.Future[Interaction] | None = None
-    readers: int = 0
     _unreported: list[TokenLogprob] = field(default_factory=list)
     _held: list[Delta] = field(default_factory=list)
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
@@ -141,20 +140,18 @@ class Turn:
         kept = ids[: parser.kept - already] if stopped else ids
         self._append(kept, chunk, at)
         if self.request.logprobs and kept and parser.reasoning_tokens == reasoned:
-            self._note_logprob(kept[0], chunk, at)
+            self._note_logprob(kept[0], chunk.logprobs[at], chunk.top_logprobs[at] if chunk.top_logprobs else ())
         self.publish(deltas)
         if stopped:
             return FinishReason.STOP_STRING
         one_call = not self.request.parallel_tool_calls and any(isinstance(delta, ToolCallEnd) for delta in deltas)
         return FinishReason.STOP if one_call else None
 
-    def _note_logprob(self, token: int, chunk: TokenChunk, at: int) -> None:
+    def _note_logprob(self, token: int, value: float, top: tuple[tuple[int, float], ...]) -> None:
         """Report a visible token once, with the next piece of text that goes out."""
         if token in self.generate.stop_token_ids:
             return
-        top = chunk.top_logprobs[at] if chunk.top_logprobs else ()
-        alternatives = tuple(self._logprob(other, value) for other, value in top)
-        entry = self._logprob(token, chunk.logprobs[at], alternatives)
+        entry = self._logprob(token, value, tuple(self._logprob(other, logprob) for other, logprob in top))
         self.logprobs.append(entry)
         self._unreported.append(entry)
 
@@ -206,18 +203,21 @@ class Turn:
         self._changed.set()
 
     def replay(self) -> None:
-        """Become a turn that ended with its stored interaction."""
-        output = self.interaction.output
-        if output.reasoning:
-            self.deltas.append(ReasoningDelta(output.reasoning))
-        if output.content:
-            self.deltas.append(TextDelta(output.content))
-        for index, call in enumerate(output.tool_calls):
-            self.deltas.append(ToolCallStart(index, call.id, call.name))
-            self.deltas.append(ToolCallArguments(index, call.arguments))
-            self.deltas.append(ToolCallEnd(index))
+        """Become a turn that ended with its stored interaction, by parsing its tokens again.
+
+        Alternatives of tokens are not stored: logprobs come without them.
+        """
+        interaction = self.interaction
+        for token, value in zip(interaction.output_ids, interaction.logprobs, strict=True):
+            reasoned = self.parser.reasoning_tokens
+            deltas = self.parser.feed(ids_of([token]))
+            if self.request.logprobs and self.parser.reasoning_tokens == reasoned:
+                self._note_logprob(token, value, ())
+            self.publish(deltas)
+        self.publish(self.parser.finish())
+        self.release()
         self.task = asyncio.get_running_loop().create_future()
-        self.task.set_result(self.interaction)
+        self.task.set_result(interaction)
 
     def wake(self) -> None:
         """Let readers look again: the task has ended."""
@@ -249,7 +249,7 @@ def begin_interaction(
         tools=request.tools if parent is None else (),
         template_options=request.template_options if parent is None else {},
         model=request.model,
-        state_hash=request.state_hash,
+        state_hash=request.state_hash or messages_hash(prompt.match.new_messages(request.messages)),
         purpose=request.purpose or hinted(request),
         agent=request.agent,
         request_hash=key,

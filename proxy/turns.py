@@ -19,6 +19,7 @@ from contextlib import aclosing
 from dataclasses import replace
 from typing import Any
 
+from proxy.attempts import Attempt, Stage
 from proxy.budgets import apply_budgets
 from proxy.engine.base import Engine
 from proxy.errors import (
@@ -32,7 +33,7 @@ from proxy.errors import (
 from proxy.metrics import Metrics
 from proxy.prompts import Prompts, with_history
 from proxy.rendering.renderer import Renderer
-from proxy.retries import Anew, Attach, Replay, Retries
+from proxy.retries import Anew, Attach, Replay, decide
 from proxy.sampling import check_capabilities, choice_of, with_defaults
 from proxy.sessions import Session, Sessions
 from proxy.settings import Settings
@@ -48,6 +49,7 @@ from proxy.types import (
     Interaction,
     Reason,
     SamplingParams,
+    SessionStatus,
     Status,
     TurnRequest,
 )
@@ -56,6 +58,7 @@ logger = logging.getLogger(__name__)
 
 # A client that goes away may be retrying; another request may take its generation over within this time.
 GRACE_S = 2.0
+_GRACE = "grace"
 
 
 class Turns:
@@ -78,10 +81,8 @@ class Turns:
         self._settings = settings
         self._metrics = metrics
         self._prompts = Prompts(renderer)
-        self._retries = Retries()
         self._running: set[Turn] = set()
         self._background: set[asyncio.Task[None]] = set()
-        self._graces: set[asyncio.Task[None]] = set()
 
     async def begin(self, session: Session, request: TurnRequest, *, new_id: Callable[[], str]) -> Sequence[Turn]:
         """Start a turn for each of `n` choices: parent, prompt and budgets are settled, sampling runs.
@@ -95,24 +96,32 @@ class Turns:
         request = with_history(session, request)
         identity = identify(request.messages, request.tools, request.template_options)
         key = request_hash(replace(request, sampling=wanted), identity)
-        match self._retries.decide(session, request, key):
-            case Attach(choices):
-                return choices
-            case Replay(interactions):
-                return [await self._replayed(session, request, interaction) for interaction in interactions]
-            case Anew(superseded):
-                self._supersede(session, key, superseded)
+        if (earlier := self._earlier(session, request, key)) is not None:
+            return earlier
         prompt = await self._prompts.build(session, request, identity)
         self._prompts.check_vocabulary(prompt.ids, info.vocab_size)
-        sampling = apply_budgets(wanted, session, len(prompt.ids), self._settings, info.context_length)
+        sampling = apply_budgets(wanted, request.n, session, len(prompt.ids), self._settings, info.context_length)
         grammar = self._prompts.grammar(request)
-        reply_id = new_id()
-        choices = [
-            self._choice(session, request, prompt, key, choice_of(sampling, k), grammar, reply_id, k)
+        # Others may have gone on while a long prompt was rendered: from here to the start nothing is awaited.
+        session.check_open()
+        if (earlier := self._earlier(session, request, key)) is not None:
+            return earlier
+        attempt, reply = Attempt(key, request.idempotency_key), new_id()
+        attempt.turns = [
+            self._choice(session, request, prompt, attempt, choice_of(sampling, k), grammar, reply, k)
             for k in range(request.n)
         ]
-        self._start(session, key, choices)
-        return choices
+        self._start(session, request, attempt)
+        return attempt.turns
+
+    def _earlier(self, session: Session, request: TurnRequest, key: str) -> Sequence[Turn] | None:
+        """The turns of an earlier attempt that answer this request too; None: it is to be sampled."""
+        match decide(session.attempts.get(key, ()), request):
+            case Attach(choices):
+                return choices
+            case Replay(attempt, interactions):
+                return [self._replayed(session, request, attempt, interaction) for interaction in interactions]
+        return None
 
     async def count(self, session: Session, request: TurnRequest) -> int:
         """How many prompt tokens a turn would have. Raises InvalidRequest."""
@@ -125,7 +134,7 @@ class Turns:
         session: Session,
         request: TurnRequest,
         prompt: Prompt,
-        key: str,
+        attempt: Attempt,
         sampling: SamplingParams,
         grammar: Grammar | None,
         reply_id: str,
@@ -133,7 +142,9 @@ class Turns:
     ) -> Turn:
         """Choice `k` of a reply, not yet started."""
         interaction_id = reply_id if k == 0 else f"{reply_id}.{k}"
-        interaction = begin_interaction(interaction_id, session.id, replace(request, sampling=sampling), prompt, key)
+        interaction = begin_interaction(
+            interaction_id, session.id, replace(request, sampling=sampling), prompt, attempt.key
+        )
         if grammar is not None:
             interaction.notes = {**interaction.notes, "grammar": True}
         generate = GenerateRequest(
@@ -148,23 +159,29 @@ class Turns:
         )
         make_id = new_call_id if request.api is not Api.MESSAGES else new_tool_use_id
         parser = self._renderer.parser(request.tools, request.tool_choice, prompt.ids, sampling.stop, make_id)
-        return Turn(interaction, request, session, prompt, generate, parser, self._renderer.piece)
+        return Turn(interaction, request, session, prompt, generate, parser, self._renderer.piece, attempt)
 
     def join(self, turn: Turn) -> None:
         """A client begins to read a turn."""
-        turn.readers += 1
+        attempt = turn.attempt
+        attempt.readers += 1
+        if attempt.grace is not None:
+            attempt.grace.cancel()
+            attempt.grace = None
 
     def leave(self, turn: Turn) -> None:
-        """A client is gone. The last one leaving an unfinished turn ends it after the grace."""
-        turn.readers -= 1
-        if turn.readers == 0 and turn.task is not None and not turn.task.done():
-            self._in_background(self._end_deserted(turn), self._graces)
+        """A client is gone. The last one leaving an unfinished reply ends it after the grace."""
+        attempt = turn.attempt
+        attempt.readers -= 1
+        if attempt.readers == 0 and attempt.stage is Stage.RUNNING:
+            attempt.grace = self._in_background(self._end_deserted(attempt))
 
     def replied(self, turn: Turn) -> None:
         """The end of a reply was written out."""
-        if turn.interaction.id in turn.session.unwritten:
-            turn.session.unwritten.discard(turn.interaction.id)
-            self._store.note_replied(turn.interaction.id)
+        if not turn.attempt.written:
+            turn.attempt.written = True
+            for interaction in turn.attempt.interactions:
+                self._store.note_replied(interaction.id)
 
     async def drain(self, timeout_s: float) -> None:
         """Let running turns end, for `timeout_s` at most; then cancel them. What they sampled is recorded."""
@@ -175,33 +192,60 @@ class Turns:
             if turn.task is not None and not turn.committing:
                 turn.task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        for grace in self._graces:
-            grace.cancel()
-        await asyncio.gather(*self._graces, *self._background, return_exceptions=True)
+        for task in self._background:
+            if task.get_name() == _GRACE:
+                task.cancel()
+        await asyncio.gather(*self._background, return_exceptions=True)
 
     # 7 ---------------------------------------------------------------------------------------------------------
 
-    def _start(self, session: Session, key: str, choices: Sequence[Turn]) -> None:
-        self._retries.begin(session, key, choices)
-        left = len(choices)
+    def _start(self, session: Session, request: TurnRequest, attempt: Attempt) -> None:
+        self._sessions.ensure_stored(session)
+        attempts = session.attempts.setdefault(attempt.key, [])
+        decision = decide(attempts, request)
+        if isinstance(decision, Anew):
+            for failed in decision.superseded:
+                self._supersede(session, failed)
+        attempts.append(attempt)
+        left = len(attempt.turns)
 
         def ended(turn: Turn) -> None:
             nonlocal left
             left -= 1
             if not left:
-                self._retries.end(session, key, choices)
+                self._attempt_ended(session, attempt)
             self._ended(turn)
 
-        for turn in choices:
-            session.turns += 1
+        for turn in attempt.turns:
+            session.running += 1
+            session.turns_taken += 1
             self._store.note_begun(turn.interaction.id, session.id)
             self._running.add(turn)
             self._metrics.in_flight.inc()
             turn.task = asyncio.create_task(self._run(turn))
             turn.task.add_done_callback(lambda _, turn=turn: ended(turn))  # type: ignore[misc]
 
+    def _attempt_ended(self, session: Session, attempt: Attempt) -> None:
+        """All choices of a reply have ended, and are recorded."""
+        attempt.end()
+        if attempt.grace is not None:
+            attempt.grace.cancel()
+        if attempt.superseded:
+            attempt.superseded = False
+            self._supersede(session, attempt)
+
+    def _supersede(self, session: Session, attempt: Attempt) -> None:
+        """A new attempt takes the place of a failed one, or of one that is ending, once its failure is recorded."""
+        attempt.superseded = True
+        if attempt.stage is Stage.FAILED:
+            session.attempts[attempt.key].remove(attempt)
+            for interaction_id in attempt.failures():
+                self._in_background(self._store.supersede(interaction_id))
+
     def _ended(self, turn: Turn) -> None:
-        turn.session.turns -= 1
+        turn.session.running -= 1
+        if turn.interaction.status is not Status.COMPLETE:
+            turn.session.turns_taken -= 1
         turn.session.used_at = time.monotonic()
         self._running.discard(turn)
         self._metrics.in_flight.dec()
@@ -209,21 +253,19 @@ class Turns:
         if turn.task is not None and not turn.task.cancelled():
             turn.task.exception()  # readers get it; without readers nobody is to be warned about it
 
-    async def _replayed(self, session: Session, request: TurnRequest, interaction: Interaction) -> Turn:
+    def _replayed(self, session: Session, request: TurnRequest, attempt: Attempt, interaction: Interaction) -> Turn:
         """A turn that has ended already: the committed interaction, to be written out again."""
         node = session.cache.nodes[interaction.id]
         ids = session.cache.token_ids(node)[: interaction.prompt_tokens]
         prompt = Prompt(ids, Match(node.parent, 0), identify((), (), {}), bridged=interaction.aligned)
         generate = GenerateRequest(interaction.id, ids, interaction.sampling, self._renderer.stop_token_ids)
-        parser = self._renderer.parser(request.tools, request.tool_choice, ids)
-        turn = Turn(interaction, request, session, prompt, generate, parser, self._renderer.piece, committing=True)
+        call_ids = iter([call.id for call in interaction.output.tool_calls])
+        stop = interaction.sampling.stop
+        parser = self._renderer.parser(request.tools, request.tool_choice, ids, stop, lambda: next(call_ids, ""))
+        turn = Turn(interaction, request, session, prompt, generate, parser, self._renderer.piece, attempt)
+        turn.committing = True
         turn.replay()
         return turn
-
-    def _supersede(self, session: Session, key: str, superseded: Sequence[str]) -> None:
-        for interaction_id in superseded:
-            self._in_background(self._store.supersede(interaction_id))
-        session.failures.pop(key, None)
 
     async def _run(self, turn: Turn) -> Interaction:
         try:
@@ -287,11 +329,9 @@ class Turns:
         session = turn.session
         session.cache.publish(node)
         session.sampled_tokens += len(turn.interaction.output_ids)
-        session.unwritten.add(turn.interaction.id)
-        session.remember(turn.interaction)
         turn.release()
         self._count(turn)
-        if session.ended.is_set():
+        if session.record.status is not SessionStatus.ACTIVE:
             self._in_background(self._sessions.refresh_returns(session))
 
     def _describe(self, turn: Turn, finish: FinishReason) -> None:
@@ -316,6 +356,7 @@ class Turns:
         interaction = turn.interaction
         if turn.committing:
             return
+        turn.attempt.stage = Stage.ENDING  # nobody attaches to it any more
         interaction.status, interaction.error, interaction.completed_at = status, error, time.time()
         _prove(turn)
         turn.parser.finish()
@@ -323,14 +364,17 @@ class Turns:
         self._metrics.turns.labels(turn.request.api.value, status.value).inc()
         try:
             await self._store.append(interaction)
-            turn.session.remember(interaction)
         except ProxyError as problem:
             logger.error("could not record the %s turn %s: %s", status, interaction.id, problem.message)
 
-    async def _end_deserted(self, turn: Turn) -> None:
+    async def _end_deserted(self, attempt: Attempt) -> None:
+        asyncio.current_task().set_name(_GRACE)  # type: ignore[union-attr]  # a coroutine runs in a task
         await asyncio.sleep(GRACE_S)
-        if turn.readers == 0 and turn.task is not None and not turn.committing:
-            turn.task.cancel()
+        attempt.grace = None
+        for turn in attempt.turns:
+            if turn.task is not None and not turn.committing:
+                attempt.stage = Stage.ENDING
+                turn.task.cancel()
 
     def _count(self, turn: Turn) -> None:
         interaction, metrics = turn.interaction, self._metrics
@@ -347,11 +391,11 @@ class Turns:
             metrics.first_token.observe(interaction.first_token_at - interaction.created_at)
         metrics.duration.observe(time.time() - interaction.created_at)
 
-    def _in_background(self, work: Coroutine[Any, Any, None], group: set[asyncio.Task[None]] | None = None) -> None:
-        tasks = self._background if group is None else group
+    def _in_background(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)
-        tasks.add(task)
-        task.add_done_callback(tasks.discard)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+        return task
 
 
 def _prove(turn: Turn) -> None:

@@ -56,6 +56,7 @@ def _create_sessions() -> None:
         sa.UniqueConstraint("session_id", name="uq_sessions_session_id"),
     )
     op.create_index("ix_sessions_api_key_hash", "sessions", ["api_key_hash"])
+    op.create_index("ix_sessions_control_key_hash", "sessions", ["control_key_hash"])
     op.create_index("ix_sessions_ended_at", "sessions", ["ended_at"])
     op.create_index("ix_sessions_ended_order", "sessions", ["ended_order"])
     op.create_index("ix_sessions_group_id", "sessions", ["group_id"])

@@ -70,6 +70,9 @@ def count_endpoint(protocol: MessagesProtocol, sessions: Sessions, turns: Turns,
         body = await read_json(request, max_body_bytes)
         turn_request = protocol.parse_count(body)
         session = await sessions.resolve(caller_of(request, body))
-        return JsonResponse(count_reply(await turns.count(session, turn_request)))
+        try:
+            return JsonResponse(count_reply(await turns.count(session, turn_request)))
+        except RecursionError:
+            raise InvalidRequest("the body is nested too deeply", param="body") from None
 
     return endpoint

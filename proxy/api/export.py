@@ -35,8 +35,8 @@ class Export:
         samples: list[dict[str, Any]] = []
         entries: dict[str, Any] = {}
         for record in page:
+            begun = await self._sessions.begun(record.session_id)
             interactions = await self._store.load_interactions(record.session_id)
-            begun = len(await self._store.load_begun(record.session_id))
             # Joining arrays is work for a processor: done in a thread, live turns go on in between.
             made = await asyncio.to_thread(export_session, record, interactions, wanted.options)
             samples += [sample.to_json() for sample in made]

@@ -42,8 +42,10 @@ class UnaryReply:
             gone = asyncio.ensure_future(_disconnected(receive))
             try:
                 if await self._all_done(gone):
-                    await self._answer()(scope, receive, send)
-                    self._written()
+                    answer = self._answer()
+                    await answer(scope, receive, send)
+                    if answer.status_code == 200:
+                        self._turns.replied(self._choices[0])
             finally:
                 gone.cancel()
 
@@ -62,11 +64,6 @@ class UnaryReply:
         except ProxyError as error:
             return error_response(self._request, error)
         return JsonResponse(self._reply(answers), headers=self._headers)
-
-    def _written(self) -> None:
-        for turn in self._choices:
-            if turn.committed:
-                self._turns.replied(turn)
 
 
 class StreamReply:
@@ -126,8 +123,7 @@ class StreamReply:
             await send(_body(self._encoder.error(error), more=False))
             return
         await send(_body(end, more=False))
-        for turn in self._choices:
-            self._turns.replied(turn)
+        self._turns.replied(self._choices[0])
 
     def _encode(self, batch: Batch) -> bytes:
         if not batch:

@@ -54,20 +54,19 @@ class Rl:
     async def set_reward(self, request: Request) -> JsonResponse:
         session = await self._sessions.for_control(caller_of(request))
         body = await self._body(request)
-        changes = parse_reward(session, body)
+        async with session.lock:
+            changes = await self._reward(session, body)
         if not changes:
             raise InvalidRequest("give 'reward', 'rewards', 'step_scores' or 'token_rewards'", param="reward")
-        await self._sessions.reward(session, changes)
         return JsonResponse({"interaction_ids": list(changes)})
 
     async def end_session(self, request: Request) -> JsonResponse:
         session = await self._sessions.for_control(caller_of(request))
         body = await self._body(request)
         ending = _parse_ending(body)
-        changes = parse_reward(session, body)
-        if changes:
-            await self._sessions.reward(session, changes)
-        count = await self._sessions.end(session, **ending)
+        async with session.lock:
+            await self._reward(session, body)
+            count = await self._sessions.end(session, **ending)
         return JsonResponse({"interaction_count": count})
 
     async def list_sessions(self, request: Request) -> JsonResponse:
@@ -87,6 +86,13 @@ class Rl:
         counts = certificate(session.record, interactions, begun)
         shown = {name: counts[name] for name in ("reasons", "unaligned", "failed", "aborted", "superseded")}
         return JsonResponse({**_record_json(session.record), **shown, "begun_not_ended": begun, "interactions": nodes})
+
+    async def _reward(self, session: Session, body: Mapping[str, Any]) -> Changes:
+        """Set what the body rewards. Under the session's lock, since named rewards build on what is there."""
+        changes = parse_reward(session, body)
+        if changes:
+            await self._sessions.reward(session, changes)
+        return changes
 
     async def _body(self, request: Request) -> Mapping[str, Any]:
         return await read_object(request, self._settings.max_body_bytes)

@@ -19,7 +19,7 @@ _PLAIN = frozenset(
     re.findall(
         r"[\w']+",
         "a add and answer any ask book call calculate create describe do explain find get give hello hi how i if in "
-        "invent is it json let list look make name new now or please read reply return run say search send tell test "
+        "invent is it json let list look make name now or please read reply return run say search send tell test "
         "the then this to two use using what what's when where which who why write you",
     )
 )
@@ -66,8 +66,11 @@ def mentioned_words(text: str) -> list[str]:
     quoted = [next(filter(None, found)) for found in _QUOTED.findall(text)]
     if quoted:
         return quoted
-    names = [_without_plain(found) for found in _NAME.findall(text)]
-    return list(dict.fromkeys(name for name in names if (len(name) > 1 and not name.isupper()) or name.isdigit()))
+    begins = text.lstrip().split(maxsplit=1)[:1]
+    names = dict.fromkeys(_without_plain(found) for found in _NAME.findall(text))
+    names = {name: None for name in names if len(name) > 1 and (not name.isupper() or name.isdigit())}
+    first = [name for name in names if name in begins]  # a verb, more likely than not
+    return [name for name in names if name not in first] or first
 
 
 def instance(schema: Mapping[str, Any] | bool, mentions: Mentions, name: str = "value") -> Any:

@@ -280,8 +280,13 @@ def _parse_include_usage(body: Mapping[str, Any]) -> bool:
 def _parse_template_options(body: Mapping[str, Any]) -> dict[str, Any]:
     options = dict(optional_object(body, "chat_template_kwargs"))
     if (effort := optional_str(body, "reasoning_effort")) is not None:
-        options.setdefault("reasoning_effort", effort)
+        options = {**effort_options(effort), **options}
     return options
+
+
+def effort_options(effort: str) -> dict[str, Any]:
+    """What a reasoning effort says to a template: some read the effort, more of them whether to think at all."""
+    return {"reasoning_effort": effort} | ({"enable_thinking": False} if effort == "none" else {})
 
 
 def _parse_tools(value: Any) -> tuple[tuple[Tool, ...], list[str]]:

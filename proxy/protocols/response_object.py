@@ -106,7 +106,7 @@ class OutputItems:
         item = {
             "id": reasoning_id(self.response_id, number),
             "type": "reasoning",
-            "summary": [],
+            "summary": [summary_part(text)] if text else [],
             "content": [{"type": "reasoning_text", "text": text}] if text else [],
             "status": status,
         }
@@ -139,6 +139,11 @@ class OutputItems:
         if call.name in self.namespaces:
             item["namespace"] = self.namespaces[call.name]
         return item
+
+
+def summary_part(text: str) -> dict[str, Any]:
+    """Reasoning as clients show it: all of it, since nothing here is summarised."""
+    return {"type": "summary_text", "text": text}
 
 
 def text_part(text: str, logprobs: Sequence[TokenLogprob] = ()) -> dict[str, Any]:

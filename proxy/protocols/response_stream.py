@@ -19,6 +19,7 @@ from proxy.protocols.response_object import (
     logprobs_json,
     response_end,
     response_head,
+    summary_part,
     text_logprobs,
     text_part,
 )
@@ -77,7 +78,7 @@ class ResponseStream:
         match delta:
             case ReasoningDelta(text) if text:
                 out, item = self._enter(_Kind.REASONING)
-                return out + self._piece("response.reasoning_text.delta", item, text, content_index=0)
+                return out + self._piece("response.reasoning_summary_text.delta", item, text, summary_index=0)
             case TextDelta(text, logprobs) if text:
                 out, item = self._enter(_Kind.MESSAGE)
                 item.logprobs += logprobs
@@ -127,6 +128,10 @@ class ResponseStream:
         out = self._event("response.output_item.added", output_index=item.index, item=announced)
         if kind is _Kind.MESSAGE:
             out += self._item_event("response.content_part.added", item, content_index=0, part=text_part(""))
+        elif kind is _Kind.REASONING:
+            out += self._item_event(
+                "response.reasoning_summary_part.added", item, summary_index=0, part=summary_part("")
+            )
         return out
 
     def _piece(self, name: str, item: _OpenItem, text: str, **more: Any) -> bytes:
@@ -147,7 +152,9 @@ class ResponseStream:
         text = item.text
         match item.kind:
             case _Kind.REASONING:
-                return self._item_event("response.reasoning_text.done", item, content_index=0, text=text)
+                out = self._item_event("response.reasoning_summary_text.done", item, summary_index=0, text=text)
+                part = summary_part(text)
+                return out + self._item_event("response.reasoning_summary_part.done", item, summary_index=0, part=part)
             case _Kind.CALL:
                 event = "response.function_call_arguments.done"
                 return self._item_event(event, item, name=item.name, arguments=text)

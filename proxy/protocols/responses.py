@@ -34,7 +34,7 @@ from proxy.protocols.base import (
     optional_str,
     optional_text,
 )
-from proxy.protocols.chat import openai_error, parse_response_format
+from proxy.protocols.chat import effort_options, openai_error, parse_response_format
 from proxy.protocols.response_items import parse_input
 from proxy.protocols.response_object import (
     ECHOED,
@@ -169,7 +169,7 @@ def _parse_template_options(body: Mapping[str, Any]) -> dict[str, Any]:
     options = dict(optional_object(body, "chat_template_kwargs"))
     effort = optional_str(optional_object(body, "reasoning"), "effort", "reasoning.")
     if effort is not None:
-        options.setdefault("reasoning_effort", effort)
+        options = {**effort_options(effort), **options}
     return options
 
 

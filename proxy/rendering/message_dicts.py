@@ -52,9 +52,10 @@ def _to_dict(
 
 
 def _call_dict(call: ToolCall, written: Mapping[str, str], arguments: Arguments) -> dict[str, Any]:
-    value: Any = call.arguments
+    # Some clients send no text for no arguments.
+    value: Any = call.arguments if call.arguments.strip() else "{}"
     if arguments is Arguments.OBJECT:
-        value = _parsed_object(call.arguments)
+        value = _parsed_object(value)
     shown = written.get(call.id, call.id)
     return {"id": shown, "type": "function", "function": {"name": call.name, "arguments": value}}
 
@@ -62,10 +63,18 @@ def _call_dict(call: ToolCall, written: Mapping[str, str], arguments: Arguments)
 def _parsed_object(text: str) -> Any:
     """The object, or the text itself where it is none (some templates write that as it stands)."""
     try:
-        value = json.loads(text)
+        value = _without_lone_surrogates(text, json.loads(text))
     except (ValueError, RecursionError):
         return text
     return value if isinstance(value, dict) else text
+
+
+def _without_lone_surrogates(text: str, value: Any) -> Any:
+    """Half a character can be escaped in JSON, but has no bytes to encode: U+FFFD stands for it."""
+    if "\\ud" not in text.lower():
+        return value
+    whole = json.dumps(value, ensure_ascii=False).encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+    return json.loads(whole)
 
 
 def tool_dicts(tools: Sequence[Tool]) -> list[dict[str, Any]] | None:

@@ -38,7 +38,7 @@ sessions = Table(
     Column("group_id", Text, index=True),
     Column("status", Text, nullable=False, index=True),
     Column("api_key_hash", Text, index=True),
-    Column("control_key_hash", Text),
+    Column("control_key_hash", Text, index=True),
     Column("path_key_hash", Text),
     Column("sampling", LargeBinary),
     Column("limits", LargeBinary),

@@ -6,8 +6,8 @@ reason of a node is decided here, when it is placed, so that concurrent requests
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from proxy.trajectory.matching import ChainState, Identity, RootKeys, extend, identify
 from proxy.types import Ids, Interaction, Message, Reason, Role, Status, TurnRequest, ids_of
@@ -32,14 +32,26 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """The parent of a request and how many of its messages (leading system messages included) it covers."""
+    """The parent of a request and how many of its messages (leading system messages included) it covers.
+
+    `renamed`: the client's ids of the latest calls that are covered to those in the tree, where they differ.
+    """
 
     parent: Node | None
     covered: int
+    renamed: Mapping[str, str] = field(default_factory=dict)
 
     def new_messages(self, messages: Sequence[Message]) -> tuple[Message, ...]:
-        """The messages that the parent has not seen."""
-        return tuple(messages[self.covered :])
+        """The messages that the parent has not seen. Results name the calls as the tree does, where they are kept."""
+        new = tuple(messages[self.covered :])
+        if not self.renamed:
+            return new
+        own = next((at for at, message in enumerate(new) if message.tool_calls), len(new))
+        return (*(self._answering(message) for message in new[:own]), *new[own:])
+
+    def _answering(self, message: Message) -> Message:
+        own = self.renamed.get(message.tool_call_id or "")
+        return message if message.role is not Role.TOOL or own is None else replace(message, tool_call_id=own)
 
 
 class InteractionCache:
@@ -62,7 +74,8 @@ class InteractionCache:
                 continue
             if candidates := self._by_end.get(states[index].key):
                 covered = lead + index
-                return Match(_prefer(candidates, messages[:covered], request.previous_id), covered)
+                parent = _prefer(candidates, messages[:covered], request.previous_id)
+                return Match(parent, covered, _renamed(states[index].calls, parent.end.calls))
         return Match(None, 0)
 
     def token_ids(self, node: Node) -> Ids:
@@ -104,9 +117,12 @@ class InteractionCache:
         return self._changed_head(request.messages, identity) or Reason.NEW_ROOT
 
     def node_for(self, interaction: Interaction, identity: Identity, match: Match) -> Node:
-        """A node for a finished interaction; `add` puts it into the tree."""
-        end = extend(identity.end, [interaction.output])[-1]
-        return Node(interaction, match.parent, identity.root, identity.end, end)
+        """A node for a finished interaction, as `place_stored` would place it; `add` puts it into the tree."""
+        start = identity.end
+        if match.parent is not None:
+            stored = extend(match.parent.end, interaction.new_messages)[-1]
+            start = stored if stored.key == start.key else start
+        return Node(interaction, match.parent, identity.root, start, extend(start, [interaction.output])[-1])
 
     def place_stored(self, interaction: Interaction) -> Node:
         """A node for an interaction from the store, whose parent is already here."""
@@ -158,6 +174,13 @@ class InteractionCache:
             if candidates := self._by_body.get(identity.states[index].body_key):
                 return _head_difference(candidates[-1].root, identity.root)
         return None
+
+
+def _renamed(theirs: Sequence[str], ours: Sequence[str]) -> Mapping[str, str]:
+    """Their ids of the same calls to ours. Of equal ids the first counts, as in a message's identity."""
+    if theirs == ours:
+        return {}
+    return dict(reversed([*zip(theirs, ours, strict=True)]))
 
 
 def _head_difference(old: RootKeys, new: RootKeys) -> Reason:

@@ -18,7 +18,10 @@ from xxhash import xxh3_64_intdigest, xxh3_128_hexdigest
 from proxy.types import Message, Role, Tool, ToolCall, TurnRequest
 
 _ROLE_NUMBER = {role: number for number, role in enumerate(Role)}
+# Integers of up to 53 bits are doubles; from 1024 bits on there is no double.
+_DOUBLE_BITS, _LARGEST_DOUBLE_BITS = 53, 1024
 _UNKNOWN_CALL = -1
+_ANSWER = Role.ASSISTANT
 _NO_CALL = -2
 
 
@@ -126,39 +129,66 @@ def _call_position(call_id: str | None, calls: tuple[str, ...]) -> int:
 
 
 def canonical_arguments(text: str) -> bytes:
-    """JSON text with sorted keys and no spaces, 1.0 as 1, empty as {}; text that is no JSON (or too deep) stays."""
+    """JSON text with sorted keys and no spaces, 1.0 as 1, empty as {}; text that is no JSON (or too deep) stays.
+
+    Integers beyond 2**53 count as the nearest double: clients in JavaScript send them back so.
+    """
     if not text.strip():
         return b"{}"
     try:
-        return canonical_json(orjson.loads(text))
-    except (orjson.JSONDecodeError, RecursionError):
+        return _sorted_json(_integral(_loaded(text), doubles=True))
+    except (ValueError, RecursionError):
         return text.encode(errors="surrogatepass")
+
+
+def _loaded(text: str) -> Any:
+    """What Python clients can send back, too: NaN, and lone surrogates as escapes. Raises ValueError."""
+    try:
+        return orjson.loads(text)
+    except orjson.JSONDecodeError:
+        return json.loads(text)
 
 
 def canonical_json(value: Any) -> bytes:
     """A JSON value as bytes that are equal exactly when the values are."""
-    value = _integral(value)
+    return _sorted_json(_integral(value))
+
+
+def _sorted_json(value: Any) -> bytes:
     try:
         return orjson.dumps(value, option=orjson.OPT_SORT_KEYS)
-    except orjson.JSONEncodeError:  # integers beyond 64 bits
+    except orjson.JSONEncodeError:  # integers beyond 64 bits, lone surrogates
         return json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
 
 
-def _integral(value: Any) -> Any:
+def _integral(value: Any, *, doubles: bool = False) -> Any:
+    """1.0 as 1, everywhere; with `doubles` also integers as the double that they are read as elsewhere."""
     if isinstance(value, float) and value.is_integer():
         return int(value)
+    if doubles and isinstance(value, int) and _DOUBLE_BITS < value.bit_length() < _LARGEST_DOUBLE_BITS:
+        return int(float(value))
     if isinstance(value, Mapping):
-        return {key: _integral(item) for key, item in value.items()}
+        return {key: _integral(item, doubles=doubles) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_integral(item) for item in value]
+        return [_integral(item, doubles=doubles) for item in value]
     return value
 
 
 def _tools_key(tools: Sequence[Tool]) -> int:
-    if not tools:
-        return 0
     # `strict` is a word of some APIs; templates do not see it.
-    return xxh3_64_intdigest(canonical_json([[tool.name, tool.description, tool.parameters] for tool in tools]))
+    return (
+        xxh3_64_intdigest(_plain_json([[tool.name, tool.description, tool.parameters] for tool in tools]))
+        if tools
+        else 0
+    )
+
+
+def _plain_json(value: Any) -> bytes:
+    """Sorted JSON as it stands: schemas are long, the same at every turn, and no client rewrites their numbers."""
+    try:
+        return orjson.dumps(value, option=orjson.OPT_SORT_KEYS)
+    except orjson.JSONEncodeError:  # integers beyond 64 bits
+        return canonical_json(value)
 
 
 def _json_key(value: Mapping[str, Any]) -> int:
@@ -180,5 +210,12 @@ def request_hash(request: TurnRequest, identity: Identity) -> str:
         request.n,
         request.response_format,
         request.top_logprobs if request.logprobs else None,
+        # What else an exact repetition repeats; it tells equal siblings apart.
+        [(m.reasoning, m.origin, [call.id for call in m.tool_calls]) for m in request.messages if m.role is _ANSWER],
     )
     return xxh3_128_hexdigest(repr(parts).encode(errors="surrogatepass"))
+
+
+def messages_hash(messages: Sequence[Message]) -> str:
+    """16 hex digits that are equal for the same messages: the state that an agent was in, for step-level groups."""
+    return f"{extend(_EMPTY_BODY, messages)[-1].body_key & 0xFFFF_FFFF_FFFF_FFFF:016x}"

@@ -2,14 +2,17 @@
 
 Where a child is not aligned, drift policy `fork` begins a new sample with it; `mask` goes on above it: the child's own
 prompt stands, and those older answers that are still in it exactly as sampled, behind their generation prompt, are
-found again. The others are context.
+found again. The others are context. An answer that stands there more than once is the one with most of its own prompt
+before it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+
+import numpy as np
 
 from proxy.trajectory.cache import InteractionCache, Node
 from proxy.types import Ids
@@ -54,7 +57,8 @@ def path_to(cache: InteractionCache, leaf: Node, drift: Drift) -> Path:
     starts: list[int | None] = [node.interaction.prompt_tokens for node in joined]
     if drift is Drift.MASK:
         above = _ancestors(joined[-1])
-        starts += reversed(_find_again(cache, above[::-1], cache.token_ids(joined[-1])))
+        prompt = cache.token_ids(joined[-1])[: joined[-1].interaction.prompt_tokens]
+        starts += reversed(_find_again(cache, above[::-1], prompt))
         joined += above
     return Path(tuple(reversed(joined)), cache.token_ids(leaf), tuple(reversed(starts)))
 
@@ -76,18 +80,35 @@ def _find_again(cache: InteractionCache, nodes: Sequence[Node], ids: Ids) -> lis
         output = node.interaction.output_ids
         prompt = cache.token_ids(node)[: node.interaction.prompt_tokens]
         anchor = prompt[-_ANCHOR:]
-        at = find_ids(ids, anchor + output, max(after - len(anchor), 0))
-        starts.append(None if at is None else at + len(anchor))
-        if at is not None:
-            after = at + len(anchor) + len(output)
+        found = [at + len(anchor) for at in find_all(ids, anchor + output, max(after - len(anchor), 0))]
+        common = [_common_end(ids[:at], prompt) for at in found]
+        start = found[common.index(max(common))] if found else None
+        starts.append(start)
+        if start is not None:
+            after = start + len(output)
     return starts
+
+
+def _common_end(first: Ids, second: Ids) -> int:
+    """How many ids at the end of both are the same."""
+    length = min(len(first), len(second))
+    if not length:
+        return 0
+    same = np.asarray(first, np.int32)[-length:] == np.asarray(second, np.int32)[-length:]
+    return length if same.all() else int(np.argmin(same[::-1]))
+
+
+def find_all(ids: Ids, wanted: Ids, start: int = 0) -> Iterator[int]:
+    """Every index from `start` at which `wanted` stands in `ids`, in order."""
+    width = ids.itemsize
+    haystack, needle = ids.tobytes(), wanted.tobytes()
+    at = haystack.find(needle, start * width)
+    while at >= 0:
+        if at % width == 0:
+            yield at // width
+        at = haystack.find(needle, at + 1)
 
 
 def find_ids(ids: Ids, wanted: Ids, start: int = 0) -> int | None:
     """The first index from `start` at which `wanted` stands in `ids`."""
-    width = ids.itemsize
-    haystack, needle = ids.tobytes(), wanted.tobytes()
-    at = haystack.find(needle, start * width)
-    while at >= 0 and at % width:
-        at = haystack.find(needle, at + 1)
-    return at // width if at >= 0 else None
+    return next(find_all(ids, wanted, start), None)

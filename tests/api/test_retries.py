@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -150,8 +151,14 @@ async def test_a_replay_streams_what_was_unary_with_calls_and_reasoning(tmp_path
         body = {"model": "m", "messages": [user("q")], "tools": tools, "stream": True}
         response = await server.post(CHAT, body, headers={"x-stainless-retry-count": "1"})
         assert response.text.endswith("data: [DONE]\n\n")
-        for piece in (first["id"], "why", '\\"a\\"', first["choices"][0]["message"]["tool_calls"][0]["id"]):
-            assert piece in response.text
+        deltas = [json.loads(line[6:])["choices"][0]["delta"] for line in response.text.split("\n\n")[:-2]]
+        message = first["choices"][0]["message"]
+        calls = [call for delta in deltas for call in delta.get("tool_calls", ())]
+        assert "".join(delta.get("reasoning_content", "") for delta in deltas) == message["reasoning_content"]
+        assert calls[0]["id"] == message["tool_calls"][0]["id"]
+        arguments = "".join(call["function"]["arguments"] for call in calls)
+        assert arguments == message["tool_calls"][0]["function"]["arguments"]
+        assert first["id"] in response.text
         assert len(server.engine.requests) == 1
 
 

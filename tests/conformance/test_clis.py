@@ -1,4 +1,4 @@
-"""Coding agents from the npm registry, unmodified, in a repository of their own: their tool loop is one sample.
+"""Coding agents from the npm registry, unmodified, in a folder of their own: their loop of four turns is one sample.
 
 `TOKENGROVE_CLIS` names a folder whose `node_modules` has them already; else each is installed into a temporary folder.
 """
@@ -17,6 +17,7 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.conformance.planned import MARK
 from tests.e2e.processes import server_process
 
 pytestmark = pytest.mark.clients
@@ -32,16 +33,17 @@ class Cli:
     """A client: what to install, how to run it, and what points it at `{root}`, the address of a session.
 
     `environment` and `files` (below its home, or below its repository after `repo/`) have `{root}` filled in. `sides`
-    are the purposes of requests beside its own work.
+    are the purposes of requests beside its own work. `shell`: the name of its shell tool, the parameter for a command,
+    and what else that tool wants.
     """
 
     package: str
     command: tuple[str, ...]
-    tool: str
+    shell: tuple[str, str, Mapping[str, Any]]
     environment: Mapping[str, str] = field(default_factory=dict)
     files: Mapping[str, str] = field(default_factory=dict)
     node: int = 20
-    words: bool = False
+    asks_stdin: bool = False
     sides: frozenset[str] = frozenset()
 
 
@@ -88,14 +90,14 @@ CLIS = {
     "codex": Cli(
         "@openai/codex@0.169.0",
         ("exec", "--dangerously-bypass-approvals-and-sandbox"),
-        "exec_command",
+        ("exec_command", "cmd", {}),
         {"AGENT_KEY": "k"},
         {".codex/config.toml": CODEX_CONFIG},
     ),
     "claude": Cli(
         "@anthropic-ai/claude-code@2.1.329",
         ("--dangerously-skip-permissions", "-p"),
-        "Bash",
+        ("Bash", "command", {"description": "d"}),
         {
             "ANTHROPIC_BASE_URL": "{root}",
             "ANTHROPIC_AUTH_TOKEN": "k",
@@ -107,23 +109,23 @@ CLIS = {
     "opencode": Cli(
         "opencode-ai@1.18.33",
         ("run",),
-        "bash",
+        ("bash", "command", {"description": "d"}),
         {"OPENCODE_DISABLE_AUTOUPDATE": "1", "OPENCODE_DISABLE_MODELS_FETCH": "1"},
         {"repo/opencode.json": json.dumps(OPENCODE_CONFIG)},
-        words=True,  # it puts an argument with spaces between quotes
+        asks_stdin=True,  # it puts an argument with spaces between quotes
         sides=frozenset({"title"}),
     ),
     "pi": Cli(
         "@mariozechner/pi-coding-agent@0.73.1",
         ("--provider", "tokengrove", "--model", "model", "-p"),
-        "bash",
+        ("bash", "command", {}),
         {"PI_OFFLINE": "1", "PI_TELEMETRY": "0"},
         {".pi/agent/models.json": json.dumps(PI_MODELS)},
     ),
     "qwen": Cli(
         "@qwen-code/qwen-code@0.24.4",
         ("--auth-type", "openai", "-y", "-p"),
-        "run_shell_command",
+        ("run_shell_command", "command", {"description": "d", "is_background": False}),
         {"OPENAI_BASE_URL": "{root}/v1", "OPENAI_API_KEY": "k", "OPENAI_MODEL": "model"},
         {".qwen/settings.json": json.dumps(QWEN_SETTINGS)},
         node=22,
@@ -172,7 +174,7 @@ def _npm_install(folder: Path, package: str) -> None:
 @pytest.mark.parametrize("name", CLIS)
 def test_the_tool_loop_of_a_coding_agent_is_one_sample(name: str, install: Install, tmp_path: Path) -> None:
     binary = install(name)
-    with server_process(tmp_path, "--engine", "scripted", "--engine-arg", "play=agent") as server:
+    with server_process(tmp_path, "--engine", "tests.conformance.planned:PlannedEngine") as server:
         url = server.url.rstrip("/")
         done = run(CLIS[name], binary, f"{url}/{SESSION}", tmp_path)
         assert done.returncode == 0, (done.stdout[-2000:], done.stderr[-2000:])
@@ -188,10 +190,26 @@ def check(cli: Cli, interactions: list[dict[str, Any]], export: dict[str, Any]) 
     assert session["complete"]
     assert session["unaligned"] == session["aborted"] == session["failed"] == session["superseded"] == 0
     main = [sample for sample in export["samples"] if sample["purpose"] == "main"]
-    assert [len(sample["interaction_ids"]) for sample in main] == [2], interactions
+    assert [len(sample["interaction_ids"]) for sample in main] == [4], interactions
     assert {sample["purpose"] for sample in export["samples"]} <= {"main", *cli.sides}
     sampled = sum(interaction["output_tokens"] for interaction in interactions)
     assert sum(sum(sample["loss_mask"]) for sample in export["samples"]) == sampled
+
+
+def plan(cli: Cli) -> str:
+    """A prompt whose plan has what loops are made of: reasoning, text before a call, calls at once, a failing one."""
+    name, parameter, more = cli.shell
+
+    def call(command: str) -> dict[str, Any]:
+        return {"name": name, "arguments": {parameter: command, **more}}
+
+    steps = [
+        {"think": "I look\n\n  around first.", "say": "Let me look.", "calls": [call("cat notes.txt")]},
+        {"calls": [call("echo one"), call("printf 'two  \\n three\\t'")]},
+        {"say": "Spaces at the end:  \n\n", "calls": [call("false")]},
+        {"think": "Done.", "say": "I found: {results}\n"},
+    ]
+    return f"Follow this. {MARK} {json.dumps(steps)}"
 
 
 def run(cli: Cli, binary: Path, root: str, folder: Path) -> subprocess.CompletedProcess[str]:
@@ -205,13 +223,11 @@ def run(cli: Cli, binary: Path, root: str, folder: Path) -> subprocess.Completed
         target = folder / path if path.startswith("repo/") else home / path
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_text(text.replace("{root}", root))
-    question = f"Use {cli.tool} once: `cat notes.txt`"
-    command = [str(binary), *cli.command, *(question.split() if cli.words else [question])]
     return subprocess.run(
-        command,
+        [str(binary), *cli.command, *([] if cli.asks_stdin else [plan(cli)])],
         cwd=repository,
         env=environment(cli, root, home),
-        stdin=subprocess.DEVNULL,
+        input=plan(cli) if cli.asks_stdin else "",
         capture_output=True,
         text=True,
         timeout=RUN_TIMEOUT_S,

@@ -119,8 +119,10 @@ def litellm_responses(litellm: Any, base: str) -> None:
     tool = {"type": "function", "name": "get_weather", "parameters": WEATHER_SCHEMA}
     options = {"model": f"openai/{MODEL}", "api_base": base, "api_key": "any", "tools": [tool]}
     items: list[Any] = [{"role": "user", "content": QUESTION}]
-    (call,) = litellm.responses(input=items, **options).output
-    items += [call.model_dump(), {"type": "function_call_output", "call_id": call.call_id, "output": RESULT}]
+    output = litellm.responses(input=items, **options).output
+    call = output[-1]  # reasoning may come before it
+    items += [item.model_dump(exclude_none=True) for item in output]
+    items.append({"type": "function_call_output", "call_id": call.call_id, "output": RESULT})
     final = litellm.responses(input=items, **options)
     assert RESULT in final.output[-1].content[0].text
 

@@ -18,12 +18,14 @@ from tests.interactions import interaction
 
 def session(sampled: int = 0, turns: int = 0, **limits: Any) -> Session:
     nodes = [interaction(str(number), seq=number) for number in range(turns)]
-    return Session(SessionRecord("s", limits=limits, created_at=time.time()), InteractionCache(nodes), sampled)
+    return Session(
+        SessionRecord("s", limits=limits, created_at=time.time()), InteractionCache(nodes), sampled, turns_taken=turns
+    )
 
 
 def budget(held: Session, *, asked: int | None = None, prompt: int = 10, **settings: Any) -> int | None:
     sampling = SamplingParams(max_tokens=asked)
-    return apply_budgets(sampling, held, prompt, Settings(**settings), 100).max_tokens
+    return apply_budgets(sampling, 1, held, prompt, Settings(**settings), 100).max_tokens
 
 
 def test_the_least_bound_wins() -> None:

@@ -12,6 +12,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 SHARED = {"types", "errors", "settings"}
 TURN_PARTS = {
+    "attempts",
     "protocols",
     "rendering",
     "trajectory",
@@ -34,11 +35,12 @@ ALLOWED = {
     "engine": SHARED,
     "store": SHARED,
     "keys": SHARED | {"store"},
-    "sessions": SHARED | {"trajectory", "store", "keys", "metrics"},
+    "attempts": SHARED,
+    "sessions": SHARED | {"attempts", "trajectory", "store", "keys", "metrics"},
     "rewards": SHARED | {"sessions"},
     "budgets": SHARED | {"sessions"},
     "sampling": SHARED | {"engine"},
-    "retries": SHARED | {"sessions", "turn"},
+    "retries": SHARED | {"attempts", "turn"},
     "turn": SHARED | TURN_PARTS,
     "prompts": SHARED | {"sessions", "rendering", "trajectory", "turn"},
     "turns": SHARED | TURN_PARTS | {"turn", "sampling", "retries", "prompts"},

@@ -156,7 +156,11 @@ def _items(events: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 _DELTAS = {
-    "reasoning": ("response.reasoning_text.delta", ["response.reasoning_text.done"], []),
+    "reasoning": (
+        "response.reasoning_summary_text.delta",
+        ["response.reasoning_summary_text.done", "response.reasoning_summary_part.done"],
+        ["response.reasoning_summary_part.added"],
+    ),
     "function_call": ("response.function_call_arguments.delta", ["response.function_call_arguments.done"], []),
     "message": (
         "response.output_text.delta",

@@ -67,7 +67,8 @@ def event_types(stream: bytes) -> list[str]:
 def test_the_events_of_a_whole_answer_are_in_the_order_of_the_contract() -> None:
     assert event_types(streamed(request(), committed(FULL), deltas_of(FULL, 20))) == [
         *("created", "in_progress"),
-        *("output_item.added", "reasoning_text.delta", "reasoning_text.done", "output_item.done"),
+        *("output_item.added", "reasoning_summary_part.added", "reasoning_summary_text.delta"),
+        *("reasoning_summary_text.done", "reasoning_summary_part.done", "output_item.done"),
         *("output_item.added", "content_part.added", "output_text.delta", "output_text.done", "content_part.done"),
         "output_item.done",
         *("output_item.added", "function_call_arguments.delta", "function_call_arguments.done", "output_item.done"),

@@ -1,0 +1,161 @@
+"""Histories as agents really send them back: renamed, written anew, repeated; each comes out as one would draw it."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from proxy.app import build_app
+from proxy.engine.choice import model_folder
+from proxy.engine.scripted import Script, ScriptedEngine
+from proxy.rendering.message_dicts import to_dicts
+from proxy.rendering.renderer import load_renderer
+from proxy.settings import Settings
+from proxy.trajectory.matching import canonical_arguments
+from proxy.types import Message, Role, ToolCall
+from tests.support import (
+    Server,
+    assistant,
+    call_text,
+    function_tool,
+    sampled,
+    says,
+    serving,
+    tiny_renderer,
+    tool_result,
+    user,
+)
+
+ADD = [function_tool("add", {"a": {"type": "integer"}})]
+TWO_CALLS = call_text("add", '{"a": 1}') + "\n" + call_text("add", '{"a": 2}')
+
+
+def renamed(answer: dict[str, Any], *names: str) -> dict[str, Any]:
+    """The echo of an answer with other ids for its calls."""
+    echo = copy.deepcopy(answer)
+    for call, name in zip(echo["tool_calls"], names, strict=True):
+        call["id"] = name
+    return echo
+
+
+async def parents(server: Server) -> list[tuple[str, int | None, bool]]:
+    """Reason, index of the parent and alignment of every interaction."""
+    tree = await server.tree()
+    order = {node["id"]: index for index, node in enumerate(tree)}
+    return [(node["reason"], order.get(node["parent_id"]), node["aligned"]) for node in tree]
+
+
+async def renaming_agent(server: Server) -> list[Any]:
+    """A tool loop whose client names the calls itself; the history after it."""
+    answer = await server.answer([user("add")], tools=ADD)
+    history = [user("add"), renamed(answer, "x1", "x2"), tool_result("x1", "1"), tool_result("x2", "2")]
+    return [*history, await server.answer(history, tools=ADD)]
+
+
+async def test_an_agent_that_renames_its_calls_goes_on_after_a_restart(tmp_path: Path) -> None:
+    async with serving(tmp_path, says(TWO_CALLS, "three")) as server:
+        history = await renaming_agent(server)
+    async with serving(tmp_path, says("more")) as server:
+        await server.answer([*history, user("go on")], tools=ADD)
+        assert await parents(server) == [("first", None, False), ("continued", 0, True), ("continued", 1, True)]
+        (sample,) = await server.export()
+        assert sum(sample["loss_mask"]) == sum(len(sampled(text)) for text in (TWO_CALLS, "three", "more"))
+
+
+async def test_a_response_goes_on_by_id_after_calls_that_were_renamed(tmp_path: Path) -> None:
+    async with serving(tmp_path, says(TWO_CALLS, "three", "more")) as server:
+        await renaming_agent(server)
+        last = (await server.tree())[-1]["id"]
+        tools = [{"type": "function", **ADD[0]["function"]}]
+        body = {"model": "m", "input": "go on", "previous_response_id": last, "tools": tools}
+        await server.ok("/s/v1/responses", body)
+        assert (await parents(server))[-1] == ("continued", 1, True)
+
+
+async def test_a_late_result_for_a_renamed_call_is_the_same_before_and_after_a_restart(tmp_path: Path) -> None:
+    async with serving(tmp_path, says(TWO_CALLS, "waiting", "all done")) as server:
+        answer = await server.answer([user("add")], tools=ADD)
+        history = [user("add"), renamed(answer, "x1", "x2"), tool_result("x1", "1")]
+        history += [await server.answer(history, tools=ADD), tool_result("x2", "2")]
+        history += [await server.answer(history, tools=ADD), user("thanks")]
+    async with serving(tmp_path, says("bye")) as server:
+        history[1] = renamed(history[1], "y1", "y2")
+        history[2], history[4] = tool_result("y1", "1"), tool_result("y2", "2")
+        await server.answer(history, tools=ADD)
+        assert [parent for _, parent, _ in await parents(server)] == [None, 0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("sampled_arguments", "echoed"),
+    [
+        ('{"a": 1234567890123456789}', '{"a":1234567890123456800}'),  # JSON.stringify of what JSON.parse gave
+        ('{"a": 123456789012345678901234567890}', '{"a":1.2345678901234568e+29}'),
+        ('{"a": 1e21, "b": -0.0}', '{"b":0,"a":1e+21}'),
+        ('{"a": "\\ud83d", "b": 1}', '{"a":"\\ud83d","b":1}'),
+        ('{"a": 1, "a": 2}', '{"a":2}'),
+        ('{"a": "\\u00e9\\/"}', '{"a":"é/"}'),
+    ],
+)
+async def test_arguments_that_a_client_parsed_and_wrote_again_are_the_same_node(
+    tmp_path: Path, sampled_arguments: str, echoed: str
+) -> None:
+    async with serving(tmp_path, says(call_text("add", sampled_arguments), "ok")) as server:
+        answer = await server.answer([user("add")], tools=ADD)
+        answer["tool_calls"][0]["function"]["arguments"] = echoed
+        await server.answer([user("add"), answer, tool_result(answer["tool_calls"][0]["id"], "1")], tools=ADD)
+        assert (await parents(server))[1] == ("continued", 0, True)
+
+
+def test_integers_that_a_double_tells_apart_are_other_arguments() -> None:
+    assert canonical_arguments('{"a": 9007199254740991}') != canonical_arguments('{"a": 9007199254740992}')
+    assert canonical_arguments('{"a": 1234567890123456789}') != canonical_arguments('{"a": 1234567890123457789}')
+
+
+async def test_half_a_character_in_a_foreign_call_is_context_and_no_failure(tmp_path: Path) -> None:
+    call = {"id": "c", "type": "function", "function": {"name": "add", "arguments": '{"a":"\\ud83d!","\\uDC00":1}'}}
+    async with serving(tmp_path, says("ok")) as server:
+        await server.answer([user("q"), assistant(None, tool_calls=[call]), tool_result("c", "1")], tools=ADD)
+        assert '{"a": "\ufffd!", "\ufffd": 1}' in tiny_renderer().decode(server.prompts()[0])
+
+
+@pytest.mark.parametrize("arguments", ["", "  "])
+def test_no_text_for_arguments_is_an_empty_object_in_every_form(arguments: str) -> None:
+    (written,) = to_dicts([Message(Role.ASSISTANT, "", (ToolCall("c", "add", arguments),))])
+    assert written["tool_calls"][0]["function"]["arguments"] == {}
+
+
+@contextlib.asynccontextmanager
+async def forgetting(folder: Path, script: Script) -> AsyncIterator[Server]:
+    """A server that takes the reasoning of earlier turns back, as the template does."""
+    settings = Settings(database_url=f"sqlite:///{folder / 'test.db'}", thinking_retention="template")
+    renderer = load_renderer(settings, model_folder(settings))
+    engine = ScriptedEngine(script, vocab_size=renderer.vocab_size)
+    app = build_app(settings, engine=engine, renderer=renderer)
+    transport = httpx.ASGITransport(app=app, raise_app_exceptions=False)
+    async with app.router.lifespan_context(app), httpx.AsyncClient(transport=transport, base_url="http://t") as http:
+        yield Server(app, http, engine)
+
+
+async def test_drift_mask_finds_an_answer_behind_its_own_question(tmp_path: Path) -> None:
+    """The second answer stands there without its reasoning, and then looks as the third one does."""
+    texts = ["yes", "<think>\nhm\n</think>\n\nyes", "yes", "<think>\nso\n</think>\n\nyes", "no"]
+    async with forgetting(tmp_path, says(*texts)) as server:
+        history: list[Any] = []
+        for index in range(len(texts)):
+            history.append(user(f"question {index}"))
+            history.append(await server.answer(history))
+        assert {node["reason"] for node in (await server.tree())[1:]} == {"template"}
+        (sample,) = await server.export(drift="mask")
+        asked = [asked_before(sample["input_ids"], turn["span"]) for turn in sample["turns"]]
+        assert asked == ["0", None, "2", None, "4"]
+
+
+def asked_before(ids: list[int], span: list[int] | None) -> str | None:
+    """The number of the question right before an output, None where it does not stand in `ids`."""
+    return tiny_renderer().decode(ids[: span[0]]).rpartition("question ")[2][0] if span else None

@@ -1,0 +1,61 @@
+"""A model that does what the prompt tells it, step by step: after the word PLAN: a JSON list of what to sample.
+
+A step is `{"think"?: text, "say"?: text, "calls"?: [{"name", "arguments"}]}`; the step for a request is the number of
+answers since the plan. `{results}` in a text stands for the tool results so far. Without a plan, or without tools (as
+in calls for a title) it is a short text.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from proxy.engine.choice import model_folder
+from proxy.engine.scripted import Reply, ScriptedEngine
+from proxy.rendering.renderer import load_renderer
+from proxy.settings import Settings
+from proxy.types import GenerateRequest, Message, Role, TurnRequest, ids_of
+
+MARK = "PLAN:"
+
+
+class PlannedEngine(ScriptedEngine):
+    """For `serve --engine tests.conformance.planned:PlannedEngine`."""
+
+    def __init__(self, settings: Settings) -> None:
+        renderer = load_renderer(settings, model_folder(settings))
+        end = ids_of(renderer.stop_token_ids[:1])
+
+        def script(request: GenerateRequest) -> Reply:
+            assert request.turn is not None
+            return Reply(renderer.encode(step_text(request.turn)) + end, chunk=3)
+
+        super().__init__(script, vocab_size=renderer.vocab_size, context_length=200_000)
+        self.keep_requests = False
+
+
+def step_text(turn: TurnRequest) -> str:
+    """What the model says in this turn."""
+    begun = [index for index, message in enumerate(turn.messages) if _plan(message)]
+    if not begun or not turn.tools:
+        return "A short text"
+    since = turn.messages[begun[-1] :]
+    steps = _plan(since[0])
+    done = sum(message.role is Role.ASSISTANT for message in since)
+    return _text(steps[min(done, len(steps) - 1)], since)
+
+
+def _plan(message: Message) -> list[Any]:
+    if message.role is not Role.USER or MARK not in message.content:
+        return []
+    text = message.content.partition(MARK)[2].strip()
+    steps: list[Any] = json.JSONDecoder().raw_decode(text)[0]
+    return steps
+
+
+def _text(step: dict[str, Any], messages: Sequence[Message]) -> str:
+    thought = f"<think>\n{step['think']}\n</think>\n\n" if "think" in step else ""
+    results = " ".join(message.content for message in messages if message.role is Role.TOOL)
+    calls = [f"<tool_call>\n{json.dumps(call)}\n</tool_call>" for call in step.get("calls", ())]
+    return thought + "\n".join([*filter(None, [step.get("say", "").replace("{results}", results)]), *calls])

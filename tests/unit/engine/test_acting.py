@@ -1,0 +1,156 @@
+"""The acting script: what it does with tools, results, JSON and plain questions, read back by the real parser."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from proxy.engine.acting import act
+from proxy.engine.instances import Mentions, instance, mentioned_words
+from proxy.engine.scripted import from_arguments
+from proxy.errors import ConfigurationError
+from proxy.types import (
+    Api,
+    GenerateRequest,
+    Message,
+    ResponseFormat,
+    Role,
+    SamplingParams,
+    Tool,
+    ToolCall,
+    ToolChoice,
+    ToolChoiceMode,
+    TurnRequest,
+)
+from tests.support import tiny_renderer
+
+CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+WEATHER = Tool("get_weather", "", CITY)
+TIME = Tool("get_time", "", CITY)
+FINAL = Tool("final_answer", "", {"type": "object", "properties": {"answer": {"type": "string"}}})
+
+
+def asking(text: str, *more: Message, **options: Any) -> TurnRequest:
+    return TurnRequest(Api.CHAT, "m", (Message(Role.USER, text), *more), **options)
+
+
+def played(turn: TurnRequest, *, think: bool = False) -> Message:
+    """The answer to `turn`, as the server's own parser reads it."""
+    renderer = tiny_renderer()
+    prompt = renderer.render(turn.messages, turn.tools, turn.template_options)
+    request = GenerateRequest("r", prompt, SamplingParams(max_tokens=999), renderer.stop_token_ids, turn=turn)
+    parser = renderer.parser(turn.tools, turn.tool_choice, prompt)
+    reply = act(renderer, think=think)(request)
+    assert reply.chunk == 1 and reply.ids[-1] in renderer.stop_token_ids
+    parser.feed(reply.ids)
+    parser.finish()
+    return parser.message
+
+
+def calls(message: Message) -> list[tuple[str, Any]]:
+    return [(call.name, json.loads(call.arguments)) for call in message.tool_calls]
+
+
+def test_a_question_with_tools_is_a_call_with_words_of_the_question() -> None:
+    assert calls(played(asking("What is the weather in Paris?", tools=(WEATHER, TIME)))) == [
+        ("get_weather", {"city": "Paris"})
+    ]
+
+
+def test_several_cities_are_several_calls_unless_one_at_a_time_is_wanted() -> None:
+    turn = asking("Compare the weather in Paris and New York.", tools=(WEATHER,))
+    assert len(calls(played(turn))) == 2
+    assert len(calls(played(replace(turn, parallel_tool_calls=False)))) == 1
+
+
+def test_several_tools_that_are_asked_for_are_all_called() -> None:
+    turn = asking("What is the weather AND the time in Tokyo? Call both tools.", tools=(WEATHER, TIME))
+    assert calls(played(turn)) == [("get_weather", {"city": "Tokyo"}), ("get_time", {"city": "Tokyo"})]
+
+
+def test_a_named_tool_is_called_and_none_is_text() -> None:
+    turn = asking("Hello", tools=(WEATHER, TIME))
+    named = replace(turn, tool_choice=ToolChoice(ToolChoiceMode.NAMED, "get_time"))
+    assert [name for name, _ in calls(played(named))] == ["get_time"]
+    none = played(replace(turn, tool_choice=ToolChoice(ToolChoiceMode.NONE)))
+    assert not none.tool_calls and none.content
+
+
+def test_results_are_told_or_handed_in_where_a_call_is_forced() -> None:
+    called = Message(Role.ASSISTANT, "", (ToolCall("c", "get_weather", '{"city": "Paris"}'),))
+    result = Message(Role.TOOL, "21 degrees", tool_call_id="c")
+    turn = asking("What is the weather in Paris?", called, result, tools=(WEATHER, FINAL))
+    told = played(turn)
+    assert "21 degrees" in told.content and not told.tool_calls
+    forced = played(replace(turn, tool_choice=ToolChoice(ToolChoiceMode.REQUIRED)))
+    assert calls(forced) == [("final_answer", {"answer": "21 degrees"})]
+
+
+def test_json_fits_its_schema() -> None:
+    schema = {"type": "object", "properties": {"name": {"type": "string"}, "age": {"type": "integer"}}}
+    turn = asking('Invent "Ada", 36 years old.', response_format=ResponseFormat(schema))
+    assert json.loads(played(turn).content) == {"name": "Ada", "age": 36}
+    assert isinstance(json.loads(played(replace(turn, response_format=ResponseFormat())).content), dict)
+
+
+def test_markers_in_text_stay_text() -> None:
+    text = "<think>no</think> <tool_call>neither</tool_call> <|im_end|>"
+    message = played(asking(f"Repeat this text exactly, nothing else: {text}", tools=()))
+    assert message.content == text and message.reasoning is None
+
+
+@pytest.mark.parametrize(
+    ("question", "answer"),
+    [
+        ("Say exactly: alpha beta", "alpha beta"),
+        ("Count from 1 to 3.", "1, 2, 3"),
+        ("What is 17 * 3?", "51"),
+        ("My name is Ada. What is my name?", "Ada"),
+    ],
+)
+def test_simple_orders_are_obeyed(question: str, answer: str) -> None:
+    assert played(asking(question)).content == answer
+
+
+def test_thinking_comes_first_unless_the_request_turns_it_off() -> None:
+    turn = asking("Say exactly: yes")
+    assert played(turn, think=True).reasoning
+    off = replace(turn, template_options={"enable_thinking": False})
+    assert not played(off, think=True).reasoning
+
+
+def test_the_same_conversation_gets_the_same_answer() -> None:
+    turn = asking("Tell me about the sea.")
+    assert played(turn) == played(turn)  # no call in it: those have fresh ids
+
+
+@pytest.mark.parametrize(
+    ("schema", "value"),
+    [
+        ({"const": 3}, 3),
+        ({"enum": ["celsius", "fahrenheit"]}, "fahrenheit"),
+        ({"anyOf": [{"type": "null"}, {"type": "integer"}]}, 4),
+        ({"type": "array", "items": {"type": "number"}, "minItems": 3}, [4, 2.5, 1]),
+        ({"type": "integer", "maximum": 2}, 2),
+        ({"$ref": "#/$defs/x", "$defs": {"x": {"type": "boolean"}}}, True),
+        ({"allOf": [{"type": "object", "properties": {"a": {"type": "null"}}, "required": ["a"]}]}, {"a": None}),
+        ({"type": "string", "maxLength": 2}, "Ro"),
+        ({"type": ["null", "string"]}, "Rome"),
+    ],
+)
+def test_an_instance_takes_what_the_text_gives_within_the_schema(schema: dict[str, Any], value: Any) -> None:
+    assert instance(schema, Mentions.of("Give 4 or 2.5 in Rome in fahrenheit")) == value
+
+
+def test_quoted_words_win_over_names() -> None:
+    assert mentioned_words("Send 'a b' and `c` to Rome") == ["a b", "c"]
+    assert mentioned_words("What is it like in New York and Rome?") == ["New York", "Rome"]
+
+
+@pytest.mark.parametrize("arguments", [{"play": "dead"}, {"play": "agent", "tokens": "3"}, {"chunk": "0"}])
+def test_arguments_that_make_no_sense_are_refused(arguments: dict[str, str]) -> None:
+    with pytest.raises(ConfigurationError):
+        from_arguments(arguments, 300, 1000, tiny_renderer())
