@@ -209,3 +209,124 @@ async def test_without_parallel_calls_sampling_ends_with_the_first(tmp_path: Pat
         kept = sampled(call_text("add", '{"a": 1}'), end=False)
         assert sample["input_ids"][-len(kept) :] == list(kept)
         assert tiny_renderer().stop_token_ids[0] not in sample["input_ids"][-len(kept) :]
+
+
+# Several earlier attempts -------------------------------------------------------------------------------------------
+
+
+async def text_of(server: Server, **headers: str) -> Any:
+    reply = await ask(server, **headers)
+    return reply["choices"][0]["message"]["content"] if "choices" in reply else reply["error"]["code"]
+
+
+async def test_a_retry_of_a_failure_after_a_success_is_sampled_and_not_the_older_reply(tmp_path: Path) -> None:
+    failing = Reply(sampled("x"), fault=Fault.ERROR)
+    async with serving(tmp_path, play([Reply(sampled("one")), failing, Reply(sampled("two"))])) as server:
+        assert [await text_of(server), await text_of(server)] == ["one", "engine_failed"]
+        assert await text_of(server, **{"x-stainless-retry-count": "1"}) == "two"
+        await until_superseded(server)
+
+
+async def until_superseded(server: Server) -> None:
+    for _ in range(100):
+        if any(node["status"] == "superseded" for node in await server.tree()):
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError(await server.tree())
+
+
+async def test_an_idempotency_key_means_the_attempt_that_had_it(tmp_path: Path) -> None:
+    async with serving(tmp_path, says("one", "two", "three")) as server:
+        said = [await text_of(server, **{"idempotency-key": key}) for key in ("a", "b", "a", "b", "c")]
+        assert said == ["one", "two", "one", "two", "three"]
+
+
+async def test_choices_of_which_one_failed_are_sampled_anew_together(tmp_path: Path) -> None:
+    failing = Reply(sampled("x"), fault=Fault.ERROR)
+    replies = [Reply(sampled("one")), failing, Reply(sampled("two")), Reply(sampled("three"))]
+    async with serving(tmp_path, play(replies)) as server:
+        assert (await server.post(CHAT, {**BODY, "n": 2})).status_code == 502
+        response = await server.post(CHAT, {**BODY, "n": 2}, headers={"x-stainless-retry-count": "1"})
+        assert [choice["message"]["content"] for choice in response.json()["choices"]] == ["two", "three"]
+        await until_superseded(server)
+        assert sorted(node["status"] for node in await server.tree()) == ["complete"] * 3 + ["superseded"]
+
+
+async def test_many_identical_unmarked_requests_are_as_many_samples(tmp_path: Path) -> None:
+    async with serving(tmp_path, lambda request: Reply(sampled("x"), chunk=9)) as server:
+        replies = await asyncio.gather(*(ask(server) for _ in range(100)))
+        assert len({reply["id"] for reply in replies}) == 100
+        assert len(await server.export()) == 100
+
+
+async def test_a_refused_retry_leaves_the_failure_as_it_is(tmp_path: Path) -> None:
+    async with serving(tmp_path, play([Reply(sampled("x"), fault=Fault.ERROR)])) as server:
+        await ask(server)
+        refused = await server.post(CHAT, {**BODY, "messages": [user("hi")] * 2 + [user("x" * 300_000)]})
+        assert refused.status_code == 400
+        assert [node["status"] for node in await server.tree()] == ["failed"]
+
+
+async def test_a_retry_during_the_abort_of_its_predecessor_is_sampled(tmp_path: Path) -> None:
+    script = play([Reply(sampled("one two"), fault=Fault.HANG, fault_after=1), Reply(sampled("two"))])
+    async with serving(tmp_path, script) as server:
+        first = await in_flight(server)
+        first.cancel()
+        await until(lambda: bool(server.app.state.turns._running) and not attempts(server)[0].turns[0].attempt.grace)
+        await until(lambda: not attempts(server) or attempts(server)[0].stage != "running")
+        assert await text_of(server) == "two"
+        await until_superseded(server)
+
+
+def attempts(server: Server) -> Any:
+    return [turn.attempt for turn in server.app.state.turns._running]
+
+
+async def test_replayed_logprobs_are_those_of_the_reply(tmp_path: Path) -> None:
+    async with serving(tmp_path, says("hello there")) as server:
+        body = {**BODY, "logprobs": True}
+        first = (await server.post(CHAT, body)).json()
+        second = (await server.post(CHAT, body, headers={"x-stainless-retry-count": "1"})).json()
+        assert second == first
+        assert second["choices"][0]["logprobs"]["content"]
+
+
+async def test_a_turn_limit_counts_each_turn_once_and_every_choice(tmp_path: Path) -> None:
+    async with serving(tmp_path, lambda request: Reply(sampled("x"), delay_s=0.01)) as server:
+        await server.ok("/rl/start_session", {"session_id": "s", "limits": {"max_turns": 4}})
+        assert (await server.post(CHAT, {**BODY, "n": 5})).json()["error"]["code"] == "session_limit_reached"
+        answers = await asyncio.gather(*(server.post(CHAT, BODY) for _ in range(4)))
+        assert [answer.status_code for answer in answers] == [200] * 4
+        assert (await server.post(CHAT, BODY)).status_code == 403
+
+
+async def test_concurrent_named_rewards_are_all_kept(tmp_path: Path) -> None:
+    async with serving(tmp_path, says("x")) as server:
+        await ask(server)
+        bodies = [{"reward": float(number), "name": f"r{number}"} for number in range(5)]
+        await asyncio.gather(*(server.ok("/s/rl/set_reward", body) for body in bodies))
+        assert (await server.tree())[0]["rewards"] == {f"r{number}": number for number in range(5)}
+        stored = await server.app.state.store.load_interactions("s")
+        assert len(stored[0].rewards) == 5
+
+
+async def test_the_certificate_of_a_session_with_a_running_turn_says_so(tmp_path: Path) -> None:
+    async with serving(tmp_path, slow("one two three")) as server:
+        turn = await in_flight(server)
+        entry = (await server.ok("/export_trajectories", {"session_id": "s"}))["sessions"]["s"]
+        assert (entry["complete"], entry["begun_not_ended"]) == (False, 1)
+        await turn
+        entry = (await server.ok("/export_trajectories", {"session_id": "s"}))["sessions"]["s"]
+        assert entry["complete"]
+
+
+async def test_a_turn_that_ends_while_its_session_is_sealed_has_its_return(tmp_path: Path) -> None:
+    async with serving(tmp_path, slow("one", "two")) as server:
+        await ask(server)
+        turn = await in_flight(server)
+        await server.ok("/s/rl/end_session", {"reward": 1.0})
+        await turn
+        await asyncio.sleep(0.1)
+        tree = await server.tree()
+        stored = await server.app.state.store.load_returns("s")
+        assert {key[0] for key in stored} == {node["id"] for node in tree if node["status"] == "complete"}
