@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from proxy.errors import InvalidRequest, ProxyError, UnsupportedParameter
@@ -159,8 +160,23 @@ def _parse_messages(body: Mapping[str, Any], dropped: list[str]) -> tuple[Messag
         raise InvalidRequest("'messages' must hold at least one message", param="messages")
     messages = list(parse_system(body.get("system"), dropped))
     for index, value in enumerate(values):
-        messages += parse_message(value, f"messages[{index}]", dropped)
+        for message in parse_message(value, f"messages[{index}]", dropped):
+            if message.role is Role.ASSISTANT and messages and messages[-1].role is Role.ASSISTANT:
+                messages[-1] = _merged(messages[-1], message)
+            else:
+                messages.append(message)
     return tuple(messages)
+
+
+def _merged(first: Message, second: Message) -> Message:
+    """Neighbouring assistant messages are one answer in this API."""
+    return replace(
+        first,
+        content=first.content + second.content,
+        tool_calls=first.tool_calls + second.tool_calls,
+        reasoning="".join(filter(None, (first.reasoning, second.reasoning))) or None,
+        origin=first.origin or second.origin,
+    )
 
 
 def _parse_sampling(body: Mapping[str, Any]) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import jiter
 import orjson
 from xxhash import xxh3_64_intdigest, xxh3_128_hexdigest
 
@@ -99,7 +100,8 @@ def _next_state(state: ChainState, message: Message) -> ChainState:
 def message_key(message: Message, calls: tuple[str, ...]) -> int:
     """A 64-bit key of one message. `calls` are the ids of the latest assistant message that had calls: a result is
     identified by the position of its call there, which makes ids equal up to consistent renaming."""
-    text = _text_key(message.content)
+    # Our answers never have outer white space; some clients add a line break to them.
+    text = _text_key(message.content.strip() if message.role is Role.ASSISTANT else message.content)
     role = _ROLE_NUMBER[message.role]
     if not (message.tool_calls or message.images or message.role is Role.TOOL):
         return hash((role, text))
@@ -131,6 +133,7 @@ def _call_position(call_id: str | None, calls: tuple[str, ...]) -> int:
 def canonical_arguments(text: str) -> bytes:
     """JSON text with sorted keys and no spaces, 1.0 as 1, empty as {}; text that is no JSON (or too deep) stays.
 
+    JSON that was cut (a call that ran into the length limit) counts as what it says so far: clients echo it so.
     Integers beyond 2**53 count as the nearest double: clients in JavaScript send them back so.
     """
     if not text.strip():
@@ -146,7 +149,11 @@ def _loaded(text: str) -> Any:
     try:
         return orjson.loads(text)
     except orjson.JSONDecodeError:
+        pass
+    try:
         return json.loads(text)
+    except ValueError:
+        return jiter.from_json(text.encode(errors="replace"), partial_mode="trailing-strings")
 
 
 def canonical_json(value: Any) -> bytes:

@@ -13,7 +13,7 @@ import pytest
 
 from proxy.app import build_app
 from proxy.engine.choice import model_folder
-from proxy.engine.scripted import Script, ScriptedEngine
+from proxy.engine.scripted import Reply, Script, ScriptedEngine, play
 from proxy.rendering.message_dicts import to_dicts
 from proxy.rendering.renderer import load_renderer
 from proxy.settings import Settings
@@ -159,3 +159,36 @@ async def test_drift_mask_finds_an_answer_behind_its_own_question(tmp_path: Path
 def asked_before(ids: list[int], span: list[int] | None) -> str | None:
     """The number of the question right before an output, None where it does not stand in `ids`."""
     return tiny_renderer().decode(ids[: span[0]]).rpartition("question ")[2][0] if span else None
+
+
+async def test_a_call_that_was_cut_is_the_same_node_as_what_a_client_made_of_it(tmp_path: Path) -> None:
+    """Coding agents parse cut arguments as far as they go and send them back repaired."""
+    cut = sampled('<tool_call>\n{"name": "add", "arguments": {"a": 1, "note": "so fa', end=False)
+    tool = function_tool("add", {"a": {"type": "integer"}, "note": {"type": "string"}})
+    async with serving(tmp_path, play([Reply(cut), Reply(sampled("ok"))])) as server:
+        answer = await server.answer([user("q")], tools=[tool])
+        (call,) = answer["tool_calls"]
+        echo = {**call, "function": {"name": "add", "arguments": '{"note":"so fa","a":1}'}}
+        history = [user("q"), assistant(None, tool_calls=[echo]), tool_result(call["id"], "bad arguments")]
+        await server.answer(history, tools=[tool])
+        assert [node["reason"] for node in await server.tree()] == ["first", "continued"]
+
+
+async def test_an_answer_with_a_line_break_added_is_the_same_node(tmp_path: Path) -> None:
+    async with serving(tmp_path, says("one", "two")) as server:
+        await server.answer([user("q")])
+        await server.answer([user("q"), assistant(" one\n"), user("more")])
+        assert [node["reason"] for node in await server.tree()] == ["first", "continued"]
+
+
+async def test_an_answer_split_into_assistant_messages_is_one_over_messages(tmp_path: Path) -> None:
+    tool = {"name": "add", "input_schema": {"type": "object", "properties": {"a": {"type": "integer"}}}}
+    text = "<think>\nhm\n</think>\n\nwell\n" + call_text("add", '{"a": 1}')
+    async with serving(tmp_path, says(text, "two")) as server:
+        body = {"model": "m", "max_tokens": 99, "tools": [tool], "messages": [user("q")]}
+        reply = await server.ok("/s/v1/messages", body)
+        split = [{"role": "assistant", "content": [block]} for block in reply["content"]]
+        result = {"type": "tool_result", "tool_use_id": reply["content"][-1]["id"], "content": "1"}
+        history = [user("q"), *split, {"role": "user", "content": [result]}]
+        await server.ok("/s/v1/messages", {**body, "messages": history})
+        assert [node["reason"] for node in await server.tree()] == ["first", "continued"]
