@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 from starlette.requests import Request
+from starlette.responses import StreamingResponse
 
 from proxy.api.export_request import ExportRequest, parse_export
-from proxy.api.http import JsonResponse, key_of, read_object
+from proxy.api.http import encode_json, key_of, read_object
 from proxy.errors import SessionNotFound
 from proxy.sessions import Sessions
 from proxy.settings import Settings
 from proxy.store.store import Store
-from proxy.trajectory.export import certificate, export_session
+from proxy.trajectory.export import ExportOptions, certificate, export_session, masked_tokens
 from proxy.types import SessionRecord
 
 
@@ -23,27 +25,38 @@ class Export:
     def __init__(self, sessions: Sessions, store: Store, settings: Settings) -> None:
         self._sessions, self._store, self._settings = sessions, store, settings
 
-    async def export(self, request: Request) -> JsonResponse:
+    async def export(self, request: Request) -> StreamingResponse:
+        """The page as one JSON object, written session by session: memory holds one of them."""
         self._sessions.check_admin(key_of(request))
         wanted = parse_export(await read_object(request, self._settings.max_body_bytes))
         if wanted.session_ids and wanted.wait_s:
             await self._sessions.wait_ended(wanted.session_ids, wanted.wait_s)
         records = await self._find(wanted)
-        page, cursor = records[: wanted.limit], None
-        if len(records) > wanted.limit:
-            cursor = page[-1].session_id
-        samples: list[dict[str, Any]] = []
+        page = records[: wanted.limit]
+        cursor = page[-1].session_id if len(records) > wanted.limit else None
+        return StreamingResponse(self._page(page, cursor, wanted.options), media_type="application/json")
+
+    async def _page(
+        self, page: Sequence[SessionRecord], cursor: str | None, options: ExportOptions
+    ) -> AsyncIterator[bytes]:
         entries: dict[str, Any] = {}
+        between = b'{"samples":['
         for record in page:
-            begun = await self._sessions.begun(record.session_id)
-            interactions = await self._store.load_interactions(record.session_id)
-            # Joining arrays is work for a processor: done in a thread, live turns go on in between.
-            made = await asyncio.to_thread(export_session, record, interactions, wanted.options)
-            samples += [sample.to_json() for sample in made]
-            masked = sum(sample.masked_tokens for sample in made)
-            entries[record.session_id] = {**certificate(record, interactions, begun), "masked_tokens": masked}
-        body = {"samples": samples, "sessions": entries, "cursor": cursor}
-        return await asyncio.to_thread(JsonResponse, body)
+            samples, entries[record.session_id] = await self._session(record, options)
+            for sample in samples:
+                yield between + sample
+                between = b","
+        opening = between if between != b"," else b""
+        yield opening + b'],"sessions":' + encode_json(entries) + b',"cursor":' + encode_json(cursor) + b"}"
+
+    async def _session(self, record: SessionRecord, options: ExportOptions) -> tuple[list[bytes], dict[str, Any]]:
+        """The encoded samples of a session and its entry. In a thread, sample by sample: turns go on in between."""
+        begun = await self._sessions.begun(record.session_id)
+        interactions = await self._store.load_interactions(record.session_id)
+        samples = await asyncio.to_thread(export_session, record, interactions, options)
+        encoded = await asyncio.to_thread(lambda: [encode_json(sample.to_json()) for sample in samples])
+        entry = {**certificate(record, interactions, begun), "masked_tokens": masked_tokens(samples)}
+        return encoded, entry
 
     async def _find(self, wanted: ExportRequest) -> list[SessionRecord]:
         """One record more than the page holds, when there are more. Raises SessionNotFound for an unknown id."""

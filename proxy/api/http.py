@@ -27,7 +27,12 @@ class JsonResponse(Response):
     media_type = "application/json"
 
     def render(self, content: Any) -> bytes:
-        return orjson.dumps(content, option=orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS)
+        return encode_json(content)
+
+
+def encode_json(value: Any) -> bytes:
+    """JSON bytes; numpy arrays become lists."""
+    return orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS)
 
 
 async def read_body(request: Request, limit: int) -> bytes:

@@ -170,6 +170,14 @@ class _Exporter:
         return node.interaction.trainable and node.interaction.id in wanted
 
 
+def masked_tokens(samples: Sequence[Sample]) -> int:
+    """Sampled tokens that stand in none of a session's samples as sampled."""
+    placements = [placed for sample in samples for placed in sample.placements]
+    stands = {placed.interaction.id for placed in placements if placed.start is not None}
+    lost = {placed.interaction.id: len(placed.interaction.output_ids) for placed in placements}
+    return sum(count for name, count in lost.items() if name not in stands)
+
+
 def _scalar(value: float) -> FloatArray:
     return np.array([value], np.float32)
 
