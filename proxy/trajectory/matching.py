@@ -100,14 +100,23 @@ def _next_state(state: ChainState, message: Message) -> ChainState:
 def message_key(message: Message, calls: tuple[str, ...]) -> int:
     """A 64-bit key of one message. `calls` are the ids of the latest assistant message that had calls: a result is
     identified by the position of its call there, which makes ids equal up to consistent renaming."""
-    # Our answers never have outer white space; some clients add a line break to them.
-    text = _text_key(message.content.strip() if message.role is Role.ASSISTANT else message.content)
+    text = _text_key(_visible(message.content) if message.role is Role.ASSISTANT else message.content)
     role = _ROLE_NUMBER[message.role]
     if not (message.tool_calls or message.images or message.role is Role.TOOL):
         return hash((role, text))
     called = tuple(_call_key(call) for call in message.tool_calls)
     answered = _call_position(message.tool_call_id, calls) if message.role is Role.TOOL else _NO_CALL
     return hash((role, text, called, answered, tuple(_text_key(image) for image in message.images)))
+
+
+def _visible(text: str) -> str:
+    """What identifies an answer's text: without outer white space, which our answers never have and clients add, and
+    without reasoning that a client put in front of it in tags."""
+    text = text.strip()
+    if text.startswith("<think>"):
+        _, closed, rest = text.partition("</think>")
+        return rest.strip() if closed else text
+    return text
 
 
 def _text_key(text: str) -> int:

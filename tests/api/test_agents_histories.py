@@ -192,3 +192,13 @@ async def test_an_answer_split_into_assistant_messages_is_one_over_messages(tmp_
         history = [user("q"), *split, {"role": "user", "content": [result]}]
         await server.ok("/s/v1/messages", {**body, "messages": history})
         assert [node["reason"] for node in await server.tree()] == ["first", "continued"]
+
+
+async def test_an_answer_whose_reasoning_a_client_put_into_its_text_is_the_same_node(tmp_path: Path) -> None:
+    text = "<think>\nhm\n</think>\n\none"
+    async with serving(tmp_path, says(text, "two")) as server:
+        await server.answer([user("q")])
+        await server.answer([user("q"), assistant("<think>\nhm\n</think>\none"), user("more")])
+        assert [node["reason"] for node in await server.tree()] == ["first", "continued"]
+        seen = server.prompts()[0] + list(sampled(text))
+        assert server.prompts()[1][: len(seen)] == seen
