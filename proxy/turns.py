@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-import uuid
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import aclosing
 from dataclasses import replace
@@ -32,6 +31,7 @@ from proxy.errors import (
 )
 from proxy.metrics import Metrics
 from proxy.prompts import Prompts, with_history
+from proxy.protocols.base import new_hex
 from proxy.rendering.renderer import Renderer
 from proxy.retries import Anew, Attach, Replay, decide
 from proxy.sampling import check_capabilities, choice_of, with_defaults
@@ -409,10 +409,10 @@ def _prove(turn: Turn) -> None:
 
 def new_tool_use_id() -> str:
     """An id for a tool call in Anthropic's style."""
-    return "toolu_" + uuid.uuid4().hex[:24]
+    return "toolu_" + new_hex()[:24]
 
 
 def new_call_id() -> str:
     """An id for a tool call in OpenAI's style."""
 
-    return "call_" + uuid.uuid4().hex[:24]
+    return "call_" + new_hex()[:24]

@@ -156,8 +156,8 @@ class ScriptedEngine:
             stopped.set()
 
     def _check(self, request: GenerateRequest) -> None:
-        ids = np.frombuffer(request.input_ids, np.int32)
-        if len(ids) and not 0 <= ids.min() <= ids.max() < self._info[0]:
+        ids = np.frombuffer(request.input_ids, np.uint32)  # a negative id is a large one
+        if len(ids) and ids.max() >= self._info[0]:
             raise InvalidRequest("an input id is outside the vocabulary", param="input_ids")
 
     async def _play(self, reply: Reply, request: GenerateRequest, stopped: asyncio.Event) -> AsyncIterator[TokenChunk]:

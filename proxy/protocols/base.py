@@ -5,12 +5,22 @@ Unknown fields are accepted; what is known and cannot be done is refused by name
 
 from __future__ import annotations
 
+import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from proxy.errors import InvalidRequest, ProxyError
 from proxy.types import Api, Delta, Interaction, TokenLogprob, TurnRequest
+
+# Not the system's source of randomness: asking that lets other threads in, and costs a turn more than its parsing. Ids
+# are no secrets.
+_ids = random.Random()
+
+
+def new_hex() -> str:
+    """32 hex digits that no other id of this kind has."""
+    return f"{_ids.getrandbits(128):032x}"
 
 
 @dataclass(frozen=True, slots=True)

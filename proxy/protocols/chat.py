@@ -11,7 +11,6 @@ refused   audio, modalities with audio, functions, function_call, web_search_opt
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -24,6 +23,7 @@ from proxy.protocols.base import (
     expect_list,
     expect_object,
     expect_str,
+    new_hex,
     optional_int,
     optional_object,
     optional_str,
@@ -84,7 +84,7 @@ class ChatProtocol:
     api = Api.CHAT
 
     def new_id(self) -> str:
-        return "chatcmpl-" + uuid.uuid4().hex
+        return "chatcmpl-" + new_hex()
 
     def parse(self, body: Any) -> TurnRequest:
         body = expect_object(body, "body")

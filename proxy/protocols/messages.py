@@ -16,7 +16,6 @@ refused   mcp_servers container compaction thread; tools that the API's own serv
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -29,6 +28,7 @@ from proxy.protocols.base import (
     expect_list,
     expect_object,
     expect_str,
+    new_hex,
     optional_object,
     optional_str,
 )
@@ -85,7 +85,7 @@ class MessagesProtocol:
     api = Api.MESSAGES
 
     def new_id(self) -> str:
-        return "msg_" + uuid.uuid4().hex
+        return "msg_" + new_hex()
 
     def parse(self, body: Any) -> TurnRequest:
         body = expect_object(body, "body")

@@ -17,7 +17,6 @@ Sampling without a store is not a thing here: a response can be continued by its
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -29,6 +28,7 @@ from proxy.protocols.base import (
     expect_list,
     expect_object,
     expect_str,
+    new_hex,
     optional_int,
     optional_object,
     optional_str,
@@ -77,7 +77,7 @@ class ResponsesProtocol:
     api = Api.RESPONSES
 
     def new_id(self) -> str:
-        return "resp_" + uuid.uuid4().hex
+        return "resp_" + new_hex()
 
     def parse(self, body: Any) -> TurnRequest:
         body = expect_object(body, "body")

@@ -39,6 +39,11 @@ def ping(connection: Connection) -> None:
     connection.execute(select(sessions.c.number).limit(1)).all()
 
 
+def session_ids(connection: Connection, limit: int) -> list[str]:
+    """At most `limit` ids of sessions."""
+    return list(connection.execute(select(sessions.c.session_id).limit(limit)).scalars())
+
+
 def load_session(connection: Connection, session_id: str) -> SessionRecord | None:
     row = connection.execute(select(sessions).where(sessions.c.session_id == session_id)).mappings().first()
     return None if row is None else rows.session_of(row)

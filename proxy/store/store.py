@@ -22,6 +22,10 @@ from proxy.types import Credit, Interaction, Outcome, SessionRecord, SessionStat
 # Reads are short and mostly decoding under the interpreter's lock; more threads would only wait for each other.
 READER_THREADS = 4
 
+# Up to so many ids of sessions are kept in memory (100 bytes each) where nobody else can add one: most requests that
+# name a new session then cost no read.
+_MAX_KNOWN = 200_000
+
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -38,6 +42,8 @@ class Store:
         self._lock = lock
         self._writer = Writer(writer_engine)
         self._readers = ThreadPoolExecutor(READER_THREADS, thread_name_prefix="store-reader")
+        # None: not known, because others write to this database too or there are too many.
+        self._known = _known_sessions(reader_engine) if lock is not None else None
 
     @property
     def label(self) -> str:
@@ -81,6 +87,10 @@ class Store:
 
     async def create_session(self, record: SessionRecord) -> None:
         """Raises InvalidRequest (param session_id) when it exists."""
+        if self._known is not None:
+            self._known.add(record.session_id)
+            if len(self._known) > _MAX_KNOWN:
+                self._known = None
         await self._writer.submit(writes.create_sessions, rows.session_row(record), Phase.SESSIONS)
 
     async def append(self, interaction: Interaction) -> int:
@@ -142,6 +152,8 @@ class Store:
     # Reads
 
     async def load_session(self, session_id: str) -> SessionRecord | None:
+        if self._known is not None and session_id not in self._known and self._writer.running:
+            return None
         return await self._read(reads.load_session, session_id)
 
     async def load_interactions(
@@ -206,6 +218,11 @@ class Store:
         return await asyncio.get_running_loop().run_in_executor(
             self._readers, lambda: _read(self._reader_engine, read, *args, **kwargs)
         )
+
+
+def _known_sessions(engine: Engine) -> set[str] | None:
+    known = _read(engine, reads.session_ids, _MAX_KNOWN + 1)
+    return set(known) if len(known) <= _MAX_KNOWN else None
 
 
 def _read(engine: Engine, read: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs) -> T:

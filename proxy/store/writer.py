@@ -26,7 +26,7 @@ from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import InterfaceError, InternalError, OperationalError, SQLAlchemyError
 
 from proxy.errors import ProxyError, StoreUnavailable
-from proxy.store.writes import Write
+from proxy.store.writes import Write, append_interactions, insert_intents
 
 logger = logging.getLogger(__name__)
 
@@ -119,7 +119,7 @@ class Writer:
     def _run(self) -> None:
         try:
             while self._take():
-                self._settle(self._commit(self._group))
+                self._settle(self._commit(_without_ended_intents(self._group)))
         finally:
             self._stopped = True
             self._fail_rest()
@@ -186,6 +186,14 @@ class Writer:
                 if change is not None:
                     rest.append(change)
         self._settle([(change, StoreUnavailable("the writer of the database has ended")) for change in rest])
+
+
+def _without_ended_intents(group: list[Change]) -> list[Change]:
+    """A call that begins and ends within one group needs no note that it began."""
+    ended = {change.payload.id for change in group if change.write is append_interactions}
+    if not ended:
+        return group
+    return [c for c in group if c.write is not insert_intents or c.payload["interaction_id"] not in ended]
 
 
 def _apply_runs(connection: Connection, group: list[Change]) -> list[Outcome]:
