@@ -120,6 +120,7 @@ def _routes(
         *_aliases("/models/{model:path}", models.show, ["GET"]),
     ]
     control = [
+        Route("/grant_capacity", rl.grant_capacity, methods=["POST"]),
         Route("/rl/start_session", rl.start_session, methods=["POST"]),
         Route("/rl/set_reward", rl.set_reward, methods=["POST"]),
         Route("/rl/end_session", rl.end_session, methods=["POST"]),

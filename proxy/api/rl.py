@@ -45,11 +45,19 @@ class Rl:
 
     def __init__(self, sessions: Sessions, settings: Settings) -> None:
         self._sessions, self._settings = sessions, settings
+        self._granted = 0
 
     async def start_session(self, request: Request) -> JsonResponse:
         self._sessions.check_admin(key_of(request))
         started = await self._sessions.start(_parse_start(await self._body(request)))
         return JsonResponse(self._started_json(request, started))
+
+    async def grant_capacity(self, request: Request) -> JsonResponse:
+        """AReaL's clients grant a session before they start it. Capacity is counted and not enforced here."""
+        self._sessions.check_admin(key_of(request))
+        body = await self._body(request)
+        self._granted += optional_int(body, "n", least=1) or 1
+        return JsonResponse({"capacity": self._granted})
 
     async def set_reward(self, request: Request) -> JsonResponse:
         session = await self._sessions.for_control(caller_of(request))

@@ -248,3 +248,10 @@ async def test_numbered_ids_pass_over_those_that_are_taken(tmp_path: Path) -> No
         await server.ok("/rl/start_session", {"session_id": "t-1"})
         ids = [(await server.ok("/rl/start_session", {"task_id": "t"}))["session_id"] for _ in range(3)]
         assert ids == ["t-0", "t-2", "t-3"]
+
+
+async def test_capacity_is_counted_for_clients_that_grant_it_first(tmp_path: Path) -> None:
+    async with serving(tmp_path, always()) as server:
+        assert await server.ok("/grant_capacity", {}) == {"capacity": 1}
+        assert await server.ok("/grant_capacity", {"n": 3}) == {"capacity": 4}
+        assert (await server.post("/grant_capacity", {"n": 0})).status_code == 400

@@ -3,25 +3,64 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from proxy.engine.scripted import Fault, Reply, play
+from proxy.engine.scripted import Fault, Reply, Script, play
 from proxy.types import Message, Role
+from tests import support
 from tests.support import (
+    Server,
     assistant,
     call_text,
     function_tool,
     sampled,
     says,
-    serving,
     system,
     tiny_renderer,
     tool_result,
     user,
 )
+
+
+@contextlib.asynccontextmanager
+async def serving(folder: Path, script: Script) -> AsyncIterator[Server]:
+    """A server whose session is checked to the token when the conversation is over."""
+    async with support.serving(folder, script) as server:
+        yield server
+        await check_exact(server)
+
+
+async def check_exact(server: Server) -> None:
+    """Every sample is exactly what the engine was given and gave, and each sampled token is trained once."""
+    given = {request.request_id: list(request.input_ids) for request in server.engine.requests}
+    sampled_ids: dict[str, list[int]] = {}
+    for sample in await server.export(layout="individual"):
+        (turn,) = sample["turns"]
+        start, end = turn["span"]
+        assert sample["input_ids"][:start] == given[turn["interaction_id"]]
+        assert sample["loss_mask"] == [0] * start + [1] * (end - start)
+        sampled_ids[turn["interaction_id"]] = sample["input_ids"][start:end]
+    trained: list[str] = []
+    for sample in await server.export(layout="concat"):
+        mask = [0] * len(sample["input_ids"])
+        for turn in sample["turns"]:
+            start, end = turn["span"]
+            assert sample["input_ids"][:start] == given[turn["interaction_id"]]
+            assert sample["input_ids"][start:end] == sampled_ids[turn["interaction_id"]]
+            if turn["interaction_id"] not in trained:
+                mask[start:end] = [1] * (end - start)
+                trained.append(turn["interaction_id"])
+        assert sample["loss_mask"] == mask
+        assert [value != 0 for value in sample["logprobs"]] == [value == 1 for value in mask]
+        assert [value >= 0 for value in sample["versions"]] == [value == 1 for value in mask]
+        assert [value >= 0 for value in sample["turn_ids"]] == [value == 1 for value in mask]
+    assert sorted(trained) == sorted(sampled_ids)
+
 
 ADD = [function_tool("add", {"a": {"type": "integer"}})]
 

@@ -7,6 +7,7 @@ the store gives back.
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 import sqlite3
 import tempfile
@@ -126,6 +127,16 @@ class AgentMachine(RuleBasedStateMachine):
         self.engine.chooser.seed(seed)
         self.runner.run(self._gather(drawn))
 
+    @rule(session=st.sampled_from(SESSIONS), seed=st.integers(0, 9999), api=st.sampled_from(["responses", "messages"]))
+    def go_on_over_another_api(self, session: str, seed: int, api: str) -> None:
+        self.engine.chooser.seed(seed)
+        self.runner.run(self._turn_over(api, session, self.histories[session][-1]))
+
+    async def _turn_over(self, api: str, session: str, history: list[Any]) -> None:
+        body = as_responses(history) if api == "responses" else as_messages(history)
+        response = await self.server.post(f"/{session}/v1/{api}", body)
+        assert response.status_code in (200, 502), response.text
+
     @rule()
     def restart(self) -> None:
         self.runner.run(self.stack.aclose())
@@ -167,6 +178,42 @@ class AgentMachine(RuleBasedStateMachine):
         message = response.json()["choices"][0]["message"]
         results = [tool_result(call["id"], "result") for call in message.get("tool_calls") or []]
         self.histories[session].append([*history, message, *(results or [user(f"next {len(history) % 4}")])])
+
+
+def as_responses(history: list[Any]) -> dict[str, Any]:
+    """A chat history as a body of the responses API."""
+    items: list[Any] = []
+    for message in history:
+        if message["role"] == "tool":
+            call_id, text = message["tool_call_id"], message["content"]
+            items.append({"type": "function_call_output", "call_id": call_id, "output": text})
+            continue
+        if message.get("content"):
+            items.append({"role": message["role"], "content": message["content"]})
+        for call in message.get("tool_calls") or []:
+            items.append({"type": "function_call", "call_id": call["id"], **call["function"]})
+    tools = [{"type": "function", **tool["function"]} for tool in TOOLS]
+    return {"model": "m", "input": items, "tools": tools}
+
+
+def as_messages(history: list[Any]) -> dict[str, Any]:
+    """A chat history as a body of the messages API."""
+    messages: list[Any] = []
+    for message in history:
+        blocks: list[Any] = [{"type": "text", "text": message["content"]}] if message.get("content") else []
+        for call in message.get("tool_calls") or []:
+            function = call["function"]
+            block = {"id": call["id"], "name": function["name"], "input": json.loads(function["arguments"])}
+            blocks.append({"type": "tool_use", **block})
+        if message["role"] == "tool":
+            blocks = [{"type": "tool_result", "tool_use_id": message["tool_call_id"], "content": message["content"]}]
+        role = "user" if message["role"] == "tool" else message["role"]
+        messages.append({"role": role, "content": blocks})
+    tools = [
+        {"name": f["name"], "description": f["description"], "input_schema": f["parameters"]}
+        for f in (tool["function"] for tool in TOOLS)
+    ]
+    return {"model": "m", "max_tokens": 500, "messages": messages, "tools": tools}
 
 
 def renamed(history: list[Any], number: int) -> list[Any]:

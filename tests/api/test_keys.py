@@ -90,6 +90,7 @@ async def test_the_admin_rewards_and_ends_by_path_and_strangers_get_401(
 @pytest.mark.parametrize(
     ("method", "path"),
     [
+        ("POST", "/grant_capacity"),
         ("POST", "/rl/start_session"),
         ("POST", "/export_trajectories"),
         ("GET", "/rl/sessions"),
