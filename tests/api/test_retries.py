@@ -21,7 +21,7 @@ CHAT = "/s/v1/chat/completions"
 
 @pytest.fixture(autouse=True)
 def _short_grace(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(proxy.turns, "GRACE_S", 0.2)
+    monkeypatch.setattr(proxy.turns, "GRACE_S", 0.5)
 
 
 async def until(holds: Callable[[], bool]) -> None:
@@ -84,8 +84,7 @@ async def test_a_failed_attempt_is_superseded(tmp_path: Path, mark: dict[str, st
     async with serving(tmp_path, script) as server:
         assert (await ask(server))["error"]["code"] == "engine_failed"
         assert (await ask(server, **mark))["choices"][0]["message"]["content"] == "two"
-        await asyncio.sleep(0.1)
-        tree = await server.tree()
+        tree = await until_status(server, "superseded")
         assert sorted(node["status"] for node in tree) == ["complete", "superseded"]
         exported = await server.ok("/export_trajectories", {"session_id": "s"})
         entry = exported["sessions"]["s"]
@@ -97,9 +96,9 @@ async def test_an_aborted_attempt_is_superseded(tmp_path: Path) -> None:
     async with serving(tmp_path, script) as server:
         first = await in_flight(server)
         first.cancel()
-        await asyncio.sleep(0.5)  # past the grace
+        await until_status(server, "aborted")
         assert (await ask(server))["choices"][0]["message"]["content"] == "two"
-        await asyncio.sleep(0.1)
+        await until_superseded(server)
         assert sorted(node["status"] for node in await server.tree()) == ["complete", "superseded"]
 
 
@@ -111,9 +110,7 @@ async def test_a_committed_reply_that_was_never_written_is_replayed(
     async with serving(tmp_path, slow("one")) as server:
         first = await in_flight(server)
         first.cancel()
-        await asyncio.sleep(0.15)  # it is committed within the grace, and nobody reads it
-        tree = await server.tree()
-        assert [node["status"] for node in tree] == ["complete"]
+        tree = await until_status(server, "complete")  # it is committed within the grace, and nobody reads it
         if not restarted:
             await assert_replays(server, mark, tree[0]["id"])
     if restarted:
@@ -228,11 +225,18 @@ async def test_a_retry_of_a_failure_after_a_success_is_sampled_and_not_the_older
 
 
 async def until_superseded(server: Server) -> None:
-    for _ in range(100):
-        if any(node["status"] == "superseded" for node in await server.tree()):
-            return
-        await asyncio.sleep(0.01)
-    raise AssertionError(await server.tree())
+    await until_status(server, "superseded")
+
+
+async def until_status(server: Server, status: str) -> Any:
+    """The tree, once a node of it has the status."""
+    for _ in range(500):
+        response = await server.http.get("/rl/sessions/s")
+        nodes = response.json().get("interactions", [])
+        if any(node["status"] == status for node in nodes):
+            return nodes
+        await asyncio.sleep(0.02)
+    raise AssertionError(nodes)
 
 
 async def test_an_idempotency_key_means_the_attempt_that_had_it(tmp_path: Path) -> None:
