@@ -330,7 +330,12 @@ async def test_a_turn_that_ends_while_its_session_is_sealed_has_its_return(tmp_p
         turn = await in_flight(server)
         await server.ok("/s/rl/end_session", {"reward": 1.0})
         await turn
-        await asyncio.sleep(0.1)
-        tree = await server.tree()
-        stored = await server.app.state.store.load_returns("s")
-        assert {key[0] for key in stored} == {node["id"] for node in tree if node["status"] == "complete"}
+        wanted = {node["id"] for node in await server.tree() if node["status"] == "complete"}
+        assert len(wanted) == 2
+        stored: set[str] = set()
+        for _ in range(200):
+            stored = {key[0] for key in await server.app.state.store.load_returns("s")}
+            if stored == wanted:
+                break
+            await asyncio.sleep(0.02)
+        assert stored == wanted

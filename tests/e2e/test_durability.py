@@ -127,6 +127,7 @@ async def terminate_in_the_middle(process: Process) -> str:
         turn = asyncio.ensure_future(
             streamed(http, "/s/v1/chat/completions", {"model": "m", "messages": [user("hi")], "stream": True})
         )
-        await asyncio.sleep(0.4)
+        while "tokengrove_in_flight 1.0" not in (await http.get("/metrics")).text:
+            await asyncio.sleep(0.02)
         process.terminate()
         return (await turn)[1]
