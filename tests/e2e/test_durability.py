@@ -127,7 +127,9 @@ async def terminate_in_the_middle(process: Process) -> str:
         turn = asyncio.ensure_future(
             streamed(http, "/s/v1/chat/completions", {"model": "m", "messages": [user("hi")], "stream": True})
         )
-        while "tokengrove_in_flight 1.0" not in (await http.get("/metrics")).text:
+        for _ in range(500):
+            if "tokengrove_in_flight 1.0" in (await http.get("/metrics")).text:
+                break
             await asyncio.sleep(0.02)
         process.terminate()
         return (await turn)[1]
