@@ -6,7 +6,6 @@ A session is in memory while it is used and can be loaded again from the store a
 from __future__ import annotations
 
 import asyncio
-import re
 import secrets
 import time
 from collections.abc import Mapping, Sequence
@@ -25,6 +24,7 @@ from proxy.errors import (
 )
 from proxy.keys import Grant, Keyring, hash_key
 from proxy.metrics import Metrics
+from proxy.session_ids import check_session_id, is_session_id
 from proxy.settings import Settings
 from proxy.store.store import Store
 from proxy.trajectory.cache import InteractionCache
@@ -32,15 +32,7 @@ from proxy.trajectory.rewards import compute_returns
 from proxy.types import Credit, Interaction, Outcome, SessionRecord, SessionStatus, Status
 
 DEFAULT_SESSION = "default"
-MAX_ID_BYTES = 200
 _PAGE = 1000
-_ID_PATTERN = re.compile(r"[\w.~:@+-]+(/[\w.~:@+-]+)*")
-_RESERVED = frozenset(
-    {
-        *("v1", "rl", "engine", "mailbox", "trajectories", "ui", "health", "ready", "metrics", "export_trajectories"),
-        *("grant_capacity",),
-    }
-)
 LIMIT_COUNTS = frozenset({"max_turns", "max_tokens_per_turn", "max_context_tokens", "max_total_tokens"})
 LIMITS = LIMIT_COUNTS | {"deadline_s", "on_context_overflow"}
 
@@ -350,7 +342,7 @@ class Sessions:
 
     async def _load(self, session_id: str) -> Session:
         # What cannot be an id is not looked up: some databases fail on a NUL character.
-        record = await self._store.load_session(session_id) if _ID_PATTERN.fullmatch(session_id) else None
+        record = await self._store.load_session(session_id) if is_session_id(session_id) else None
         if record is None:
             raise SessionNotFound(f"there is no session {session_id!r}; start it with POST /rl/start_session")
         interactions = await self._store.load_interactions(session_id)
@@ -394,17 +386,6 @@ class Sessions:
         number = self._next_number.get(task_id, 0)
         self._next_number[task_id] = number + 1
         return check_session_id(f"{task_id}-{number}", "task_id")
-
-
-def check_session_id(value: Any, name: str = "session_id") -> str:
-    """`value` if it can be a session id. Raises InvalidRequest that says the rule."""
-    if not isinstance(value, str) or not _ID_PATTERN.fullmatch(value):
-        raise InvalidRequest(f"'{name}' must be word characters and . ~ : @ + - in parts joined by /", param=name)
-    if len(value.encode()) > MAX_ID_BYTES:
-        raise InvalidRequest(f"'{name}' is longer than {MAX_ID_BYTES} bytes", param=name)
-    if value.split("/", 1)[0] in _RESERVED:
-        raise InvalidRequest(f"'{name}' must not begin with the reserved word {value.split('/', 1)[0]!r}", param=name)
-    return value
 
 
 def _count_sampled(interactions: Sequence[Interaction]) -> int:

@@ -171,6 +171,14 @@ class Turn:
         else:
             interaction.versions = (*runs, last, (len(ids), chunk.version))
 
+    def prove(self) -> None:
+        """Set `aligned` by comparing ids, and keep only what the prompt adds to an aligned parent, else all of it."""
+        interaction, prompt, parent = self.interaction, self.prompt, self.prompt.match.parent
+        aligned = parent is not None and prompt.bridged and self.session.cache.proves(parent, prompt.ids)
+        interaction.aligned = aligned
+        interaction.prefix_length = parent.length if parent is not None and aligned else 0
+        interaction.prompt_suffix = prompt.ids[interaction.prefix_length :]
+
     def publish(self, deltas: list[Delta]) -> None:
         """Pass deltas on, or hold them: a client may act on a closed call, so from there on the commit comes first.
 

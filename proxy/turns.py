@@ -308,7 +308,7 @@ class Turns:
             raise EngineFailed("the engine aborted this reply")
         turn.publish(turn.parser.finish())
         self._describe(turn, finish)
-        _prove(turn)
+        turn.prove()
         interaction.reason = self._reason(turn)
         node = session.cache.node_for(interaction, prompt.identity, prompt.match)
         session.cache.claim(node)
@@ -358,7 +358,7 @@ class Turns:
             return
         turn.attempt.stage = Stage.ENDING  # nobody attaches to it any more
         interaction.status, interaction.error, interaction.completed_at = status, error, time.time()
-        _prove(turn)
+        turn.prove()
         turn.parser.finish()
         interaction.output = turn.parser.message
         self._metrics.turns.labels(turn.request.api.value, status.value).inc()
@@ -396,15 +396,6 @@ class Turns:
         self._background.add(task)
         task.add_done_callback(self._background.discard)
         return task
-
-
-def _prove(turn: Turn) -> None:
-    """Set `aligned` by comparing ids, and keep only what the prompt adds to an aligned parent, else all of it."""
-    interaction, prompt, parent = turn.interaction, turn.prompt, turn.prompt.match.parent
-    aligned = parent is not None and prompt.bridged and turn.session.cache.proves(parent, prompt.ids)
-    interaction.aligned = aligned
-    interaction.prefix_length = parent.length if parent is not None and aligned else 0
-    interaction.prompt_suffix = prompt.ids[interaction.prefix_length :]
 
 
 def new_tool_use_id() -> str:

@@ -13,7 +13,8 @@ from starlette.responses import Response
 from proxy.errors import BodyTooLarge, InvalidRequest, MethodNotAllowed, NotFound, ProxyError
 from proxy.protocols.chat import openai_error
 from proxy.protocols.messages import anthropic_error
-from proxy.sessions import Caller, check_session_id
+from proxy.session_ids import check_session_id
+from proxy.sessions import Caller
 
 # Above this, openai clients refuse to retry and anthropic ones sleep on.
 _MAX_RETRY_AFTER_S = 30
