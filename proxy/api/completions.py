@@ -9,7 +9,7 @@ from typing import Any
 from starlette.requests import Request
 
 from proxy.api.client_hints import told_purpose
-from proxy.api.http import JsonResponse, caller_of, read_json
+from proxy.api.http import JsonResponse, caller_of, encode_json, read_json
 from proxy.api.replies import StreamReply, UnaryReply
 from proxy.errors import InvalidRequest
 from proxy.protocols.base import WireProtocol
@@ -28,6 +28,7 @@ def turn_endpoint(protocol: WireProtocol, sessions: Sessions, turns: Turns, max_
     async def endpoint(request: Request) -> UnaryReply | StreamReply:
         body = await read_json(request, max_body_bytes)
         turn_request = _with_headers(protocol.parse(body), request)
+        _check_echo(turn_request)
         session = await sessions.resolve(caller_of(request, body))
         try:
             choices = await turns.begin(session, turn_request, new_id=protocol.new_id)
@@ -50,6 +51,16 @@ def _with_headers(turn_request: TurnRequest, request: Request) -> TurnRequest:
         purpose=_purpose(request.headers.get("x-tokengrove-purpose")) or told_purpose(request.headers, turn_request),
         agent=request.headers.get("x-tokengrove-agent"),
     )
+
+
+def _check_echo(turn_request: TurnRequest) -> None:
+    """Raise InvalidRequest for what the reply could not repeat: it may be decoded deeper than it can be encoded."""
+    if not turn_request.echo:
+        return
+    try:
+        encode_json([[[[turn_request.echo, [tool.parameters for tool in turn_request.tools]]]]])
+    except (TypeError, RecursionError):
+        raise InvalidRequest("the body is nested too deeply", param="body") from None
 
 
 def _is_retry(count: str | None) -> bool:

@@ -236,6 +236,26 @@ async def test_a_failure_in_the_middle_is_an_error_event_in_every_api(tmp_path: 
         assert not any(end in text for end in ('finish_reason":"', "message_stop", "response.completed"))
 
 
+@pytest.mark.parametrize("depth", [200, 300, 600, 900])
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("path", PATHS)
+async def test_deep_bodies_are_answered_or_refused_before_anything_is_sampled(
+    tmp_path: Path, path: str, stream: bool, depth: int
+) -> None:
+    deep: Any = {}
+    for _ in range(depth):
+        deep = {"a": deep}
+    tool = {CHAT: function_tool("f", {"a": deep}), MESSAGES: {**MESSAGES_TOOL, "input_schema": deep}}
+    tools = [tool.get(path, {**RESPONSES_TOOL, "parameters": deep})]
+    async with serving(tmp_path, lambda request: Reply(sampled("x"))) as server:
+        for fields in ({"metadata": deep}, {"tools": tools}):
+            sent = len(server.engine.requests)
+            response = await server.post(path, body(path, stream=stream, **fields))
+            assert response.status_code in (200, 400), response.text
+            assert (len(server.engine.requests) == sent) == (response.status_code == 400)
+            assert response.text
+
+
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=5),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=6), inner, max_size=3),
