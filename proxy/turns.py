@@ -5,7 +5,7 @@
 7 tokens are sampled and parsed        8 alignment is proven, the turn committed 9 only now the end goes out
 
 A generation that fails, is cancelled or loses its client leaves no half interaction: what was sampled is kept with its
-status. Cancellation at any point ends in one `finally` that frees the engine request.
+status. Cancellation at any point closes the engine's iterator, which frees the request.
 """
 
 from __future__ import annotations
