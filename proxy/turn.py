@@ -71,11 +71,6 @@ class Turn:
     _held: list[Delta] = field(default_factory=list)
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
 
-    @property
-    def committed(self) -> bool:
-        """Whether its interaction is on the disk."""
-        return self.task is not None and self.task.done() and self.task.exception() is None
-
     def answer(self) -> Answer:
         """The committed interaction of an ended turn. Raises the ProxyError that ended it otherwise."""
         assert self.task is not None

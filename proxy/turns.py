@@ -174,7 +174,7 @@ class Turns:
         attempt = turn.attempt
         attempt.readers -= 1
         if attempt.readers == 0 and attempt.stage is Stage.RUNNING:
-            attempt.grace = self._in_background(self._end_deserted(attempt))
+            attempt.grace = self._in_background(self._end_deserted(attempt), _GRACE)
 
     def replied(self, turn: Turn) -> None:
         """The end of a reply was written out."""
@@ -368,7 +368,6 @@ class Turns:
             logger.error("could not record the %s turn %s: %s", status, interaction.id, problem.message)
 
     async def _end_deserted(self, attempt: Attempt) -> None:
-        asyncio.current_task().set_name(_GRACE)  # type: ignore[union-attr]  # a coroutine runs in a task
         await asyncio.sleep(GRACE_S)
         attempt.grace = None
         for turn in attempt.turns:
@@ -391,8 +390,8 @@ class Turns:
             metrics.first_token.observe(interaction.first_token_at - interaction.created_at)
         metrics.duration.observe(time.time() - interaction.created_at)
 
-    def _in_background(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        task = asyncio.create_task(work)
+    def _in_background(self, work: Coroutine[Any, Any, None], name: str | None = None) -> asyncio.Task[None]:
+        task = asyncio.create_task(work, name=name)
         self._background.add(task)
         task.add_done_callback(self._background.discard)
         return task

@@ -21,9 +21,9 @@ from proxy.types import Ids, ids_of
 
 
 @cache
-def tiny_renderer() -> Renderer:
+def tiny_renderer(thinking_retention: str = "all") -> Renderer:
     """The renderer of the built-in model."""
-    return load_renderer(Settings(), model_folder(Settings()))
+    return load_renderer(Settings(thinking_retention=thinking_retention), model_folder(Settings()))
 
 
 def sampled(text: str, *, end: bool = True) -> Ids:
@@ -104,9 +104,9 @@ class Server:
 @contextlib.asynccontextmanager
 async def serving(folder: Path, script: Script, **settings: Any) -> AsyncIterator[Server]:
     """An app on the scripted engine and a database in `folder`, with an HTTP client in front."""
-    renderer = tiny_renderer()
-    engine = ScriptedEngine(script, vocab_size=renderer.vocab_size)
     configured = Settings(database_url=f"sqlite:///{folder / 'test.db'}", **settings)
+    renderer = tiny_renderer(configured.thinking_retention)
+    engine = ScriptedEngine(script, vocab_size=renderer.vocab_size)
     app = build_app(configured, engine=engine, renderer=renderer)
     transport = httpx.ASGITransport(app=app, raise_app_exceptions=False)
     async with app.router.lifespan_context(app), httpx.AsyncClient(transport=transport, base_url="http://t") as http:

@@ -150,11 +150,8 @@ async def _next(batches: Batches) -> Batch:
 
 def request_id_header(api: Api, interaction_id: str) -> dict[str, str]:
     """The header by which a client reports a reply, made of the interaction's id."""
-    return {
-        "request-id"
-        if api is Api.MESSAGES
-        else "x-request-id": f"req_{interaction_id.partition('_')[2] or interaction_id}"
-    }
+    name = "request-id" if api is Api.MESSAGES else "x-request-id"
+    return {name: f"req_{interaction_id.partition('_')[2] or interaction_id}"}
 
 
 @contextmanager

@@ -97,6 +97,11 @@ class ScriptedEngine:
         self._resumed = asyncio.Event()
         self._resumed.set()
 
+    @property
+    def running(self) -> list[str]:
+        """The ids of the requests that are being played."""
+        return list(self._running)
+
     async def start(self) -> None:
         """Nothing to load."""
 
@@ -109,8 +114,7 @@ class ScriptedEngine:
             async for chunk in self._play(self.script(request), request, stopped):
                 yield chunk
         finally:
-            if self._running.pop(request.request_id, None) is not None and not stopped.is_set():
-                stopped.set()
+            del self._running[request.request_id]
 
     async def abort(self, request_id: str) -> None:
         self.aborted.append(request_id)

@@ -83,9 +83,6 @@ class WireProtocol(Protocol):
     def stream(self, request: TurnRequest, reply_id: str, created: int, prompt_tokens: int) -> StreamEncoder:
         """An encoder for one streamed reply; `created` in Unix seconds."""
 
-    def error_body(self, error: ProxyError, request_id: str) -> dict[str, Any]:
-        """The error envelope of this API."""
-
     def new_id(self) -> str:
         """An id for a reply, in this API's style."""
 

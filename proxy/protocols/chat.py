@@ -134,9 +134,6 @@ class ChatProtocol:
     def stream(self, request: TurnRequest, reply_id: str, created: int, prompt_tokens: int) -> ChatStream:
         return ChatStream(request, reply_id, created)
 
-    def error_body(self, error: ProxyError, request_id: str) -> dict[str, Any]:
-        return openai_error(error)
-
 
 class ChatStream:
     """One streamed chat completion: `chat.completion.chunk` events of the same id, ended by `[DONE]`."""

@@ -108,9 +108,6 @@ class MessagesProtocol:
     def stream(self, request: TurnRequest, reply_id: str, created: int, prompt_tokens: int) -> MessageStream:
         return MessageStream(request, reply_id, prompt_tokens)
 
-    def error_body(self, error: ProxyError, request_id: str) -> dict[str, Any]:
-        return anthropic_error(error, request_id)
-
 
 def count_reply(input_tokens: int) -> dict[str, Any]:
     """The reply of `/v1/messages/count_tokens`."""

@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from proxy.errors import InvalidRequest, ProxyError, UnsupportedParameter
+from proxy.errors import InvalidRequest, UnsupportedParameter
 from proxy.protocols.base import (
     Answer,
     check_text,
@@ -34,7 +34,7 @@ from proxy.protocols.base import (
     optional_str,
     optional_text,
 )
-from proxy.protocols.chat import effort_options, openai_error, parse_response_format
+from proxy.protocols.chat import effort_options, parse_response_format
 from proxy.protocols.response_items import parse_input
 from proxy.protocols.response_object import (
     ECHOED,
@@ -115,9 +115,6 @@ class ResponsesProtocol:
 
     def stream(self, request: TurnRequest, reply_id: str, created: int, prompt_tokens: int) -> ResponseStream:
         return ResponseStream(request, reply_id, created)
-
-    def error_body(self, error: ProxyError, request_id: str) -> dict[str, Any]:
-        return openai_error(error)
 
 
 def _refuse_unsupported(body: Mapping[str, Any]) -> None:

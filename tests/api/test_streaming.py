@@ -267,6 +267,23 @@ async def test_headers_of_the_harness_are_recorded(tmp_path: Path) -> None:
         assert [(i.state_hash, i.purpose, i.agent) for i in stored] == [("abc", "title", "planner")] * 2
 
 
+async def test_metrics_count_reasons_and_what_is_not_joined(tmp_path: Path) -> None:
+    async with serving(tmp_path, says("one", "two", "three"), thinking_retention="template") as server:
+        answer = await server.answer([user("q")])
+        await server.answer([user("q"), answer, user("more")])
+        await server.answer([user("q")])
+        text = (await server.http.get("/metrics")).text
+        counts = dict(line.rsplit(" ", 1) for line in text.splitlines() if line and not line.startswith("#"))
+        tree = await server.tree()
+        for reason in {node["reason"] for node in tree}:
+            wanted = sum(node["reason"] == reason for node in tree)
+            assert float(counts[f'tokengrove_interactions_total{{reason="{reason}"}}']) == wanted
+        unaligned = sum(node["parent_id"] is not None and not node["aligned"] for node in tree)
+        assert float(counts["tokengrove_unaligned_total"]) == unaligned == 1
+        shown = (await server.http.get("/rl/sessions/s")).json()
+        assert shown["unaligned"] == unaligned and sum(shown["reasons"].values()) == 3
+
+
 # A real server and clients that hang up -----------------------------------------------------------------------------
 
 
@@ -309,7 +326,9 @@ async def test_a_client_that_goes_away_aborts_its_generation_which_is_recorded(t
         await until(lambda: bool(engine.requests))
         if streams:
             assert b"one" in await asyncio.to_thread(read_until, connection, b"one")
+        assert engine.running == [engine.requests[0].request_id]
         connection.close()
+        await until(lambda: not engine.running)
         await until(lambda: bool(shown(port)))
         nodes = shown(port)
         assert [node["status"] for node in nodes] == ["aborted"]

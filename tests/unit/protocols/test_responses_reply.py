@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from openai.types.responses import Response
 
-from proxy.errors import EngineFailed, ProxyError
 from proxy.protocols.response_object import text_logprobs
 from proxy.types import FinishReason, Message, Role, TokenLogprob
 from tests.unit.protocols.response_bodies import (
@@ -180,10 +179,3 @@ def test_however_the_deltas_are_cut_the_stream_ends_in_the_unary_reply(
     turn = request(**ENCRYPTED)
     final = check_events(streamed(turn, answer, deltas_of(answer.interaction.output, size)))
     assert final == PROTOCOL.reply(turn, [answer])
-
-
-def test_errors_have_the_envelope_of_openai() -> None:
-    error: ProxyError = EngineFailed("it died")
-    assert PROTOCOL.error_body(error, "req_1") == {
-        "error": {"message": "it died", "type": "server_error", "param": None, "code": "engine_failed"}
-    }
