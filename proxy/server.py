@@ -21,8 +21,11 @@ from starlette.applications import Starlette
 from proxy.app import build_app
 from proxy.errors import ConfigurationError
 from proxy.settings import Settings
+from proxy.turns import Turns
 
 _BACKLOG = 2048
+# uvicorn cuts connections by cancelling them, with a traceback each; turns are ended before it comes to that.
+_BACKSTOP_S = 5
 _START_TIMEOUT_S = 120.0
 _GC_ALLOCATIONS = 20_000
 _SWITCH_INTERVAL_S = 0.001
@@ -31,6 +34,16 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 class _Server(uvicorn.Server):
     """uvicorn without its own signals: it would raise them again at the end, and the exit code would not be 0."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.exiting = asyncio.Event()
+
+    def ask_to_exit(self) -> None:
+        """The first time ends gracefully, the second at once."""
+        self.force_exit = self.should_exit
+        self.should_exit = True
+        self.exiting.set()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -112,7 +125,7 @@ async def _serve(
         lifespan="off",
         log_level=settings.log_level if settings.log_level != "info" else "warning",
         access_log=False,
-        timeout_graceful_shutdown=int(settings.shutdown_timeout_s),
+        timeout_graceful_shutdown=int(settings.shutdown_timeout_s) + _BACKSTOP_S,
         timeout_keep_alive=75,
         server_header=False,
         proxy_headers=False,
@@ -123,12 +136,14 @@ async def _serve(
     async with app.router.lifespan_context(app):
         if signals:
             for number in _SIGNALS:
-                asyncio.get_running_loop().add_signal_handler(number, _ask_to_exit, server)
+                asyncio.get_running_loop().add_signal_handler(number, server.ask_to_exit)
         watcher = asyncio.create_task(_watch(stop, server)) if stop is not None else None
         on_ready(app, f"http://{host}:{listener.getsockname()[1]}")
+        ending = asyncio.create_task(_end_turns(server, app.state.turns, settings.shutdown_timeout_s))
         await server.serve(sockets=[listener])
-        if server.force_exit:
-            await app.state.turns.drain(0.0)
+        ending.cancel()
+        # What still runs has no client any more, or the second signal came.
+        await app.state.turns.drain(0.0)
         if watcher is not None:
             await watcher
 
@@ -145,16 +160,15 @@ def _spare_start_up_objects() -> None:
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
 
 
-def _ask_to_exit(server: uvicorn.Server) -> None:
-    """The first signal ends gracefully, a second one at once."""
-    if server.should_exit:
-        server.force_exit = True
-    server.should_exit = True
+async def _end_turns(server: _Server, turns: Turns, timeout_s: float) -> None:
+    """Once the server is asked to exit, give turns their time. Clients of those that are cut get an error."""
+    await server.exiting.wait()
+    await turns.drain(timeout_s)
 
 
-async def _watch(stop: threading.Event, server: uvicorn.Server) -> None:
+async def _watch(stop: threading.Event, server: _Server) -> None:
     await asyncio.to_thread(stop.wait)
-    server.should_exit = True
+    server.ask_to_exit()
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:

@@ -123,13 +123,44 @@ def test_sigterm_lets_running_turns_end_and_exits_0(tmp_path: Path) -> None:
 
 
 async def terminate_in_the_middle(process: Process) -> str:
+    """The text of a streamed turn that ran when the signal came."""
+    body = {"model": "m", "messages": [user("hi")], "stream": True}
     async with httpx.AsyncClient(base_url=process.url, timeout=60) as http:
-        turn = asyncio.ensure_future(
-            streamed(http, "/s/v1/chat/completions", {"model": "m", "messages": [user("hi")], "stream": True})
-        )
-        for _ in range(500):
-            if "tokengrove_in_flight 1.0" in (await http.get("/metrics")).text:
-                break
-            await asyncio.sleep(0.02)
-        process.terminate()
+        turn = asyncio.ensure_future(streamed(http, "/s/v1/chat/completions", body))
+        await terminate_with_a_turn_in_flight(process, http)
         return (await turn)[1]
+
+
+async def terminate_with_a_turn_in_flight(process: Process, http: httpx.AsyncClient) -> None:
+    for _ in range(500):
+        if "tokengrove_in_flight 1.0" in (await http.get("/metrics")).text:
+            break
+        await asyncio.sleep(0.02)
+    process.terminate()
+
+
+async def cut_by_the_signal(process: Process) -> httpx.Response:
+    body = {"model": "m", "messages": [user("hi")]}
+    async with httpx.AsyncClient(base_url=process.url, timeout=60) as http:
+        turn = asyncio.ensure_future(http.post("/s/v1/chat/completions", json=body))
+        await terminate_with_a_turn_in_flight(process, http)
+        return await turn
+
+
+def test_sigterm_waits_no_longer_than_it_is_told_and_records_what_it_cut(tmp_path: Path) -> None:
+    flags = ("--engine", "scripted", "--engine-arg", "tokens=9000", "--engine-arg", "chunk=1")
+    flags += ("--engine-arg", "delay_s=0.05", "--shutdown-timeout-s", "1")
+    with server_process(tmp_path, *flags) as process:
+        response = asyncio.run(cut_by_the_signal(process))  # uncut, the reply would take minutes
+        assert (response.status_code, response.json()["error"]["code"]) == (503, "engine_unavailable")
+        assert process.wait() == 0
+        assert "Traceback" not in process.output
+    assert asyncio.run(stored_statuses(tmp_path)) == [Status.ABORTED]
+
+
+async def stored_statuses(folder: Path) -> list[Status]:
+    store = await asyncio.to_thread(Store.open, f"sqlite:///{folder / 'served.db'}")
+    try:
+        return [interaction.status for interaction in await store.load_interactions("s")]
+    finally:
+        await store.close()

@@ -49,7 +49,7 @@ ALLOWED = {
     | {"turns", "turn", "session_ids", "sessions", "rewards", "protocols", "trajectory", "engine", "store", "metrics"},
     "client": {"errors"},
     "rollout": {"client", "errors"},
-    "server": SHARED | {"app"},
+    "server": SHARED | {"app", "turns"},
     "cli": SHARED | {"app", "server", "client", "rollout"},
 }
 OUTSIDE = {
