@@ -117,7 +117,7 @@ def _settings_signature() -> inspect.Signature:
         name = f"--{spec.name.replace('_', '-')}"
         text = f"{spec.metadata['help']} [{VARIABLE_PREFIX}{spec.name.upper()}; default: {_default_text(spec.default)}]"
         kind: Any = hints[spec.name]
-        if kind is bool:
+        if kind in (bool, bool | None):
             option = typer.Option(f"{name}/--no-{spec.name.replace('_', '-')}", help=text, show_default=False)
             kind = bool | None
         elif kind == tuple[str, ...]:

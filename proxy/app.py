@@ -14,6 +14,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from proxy.access import Access
 from proxy.api import http
 from proxy.api.completions import count_endpoint, turn_endpoint
 from proxy.api.export import Export
@@ -23,6 +24,7 @@ from proxy.api.rl import Rl
 from proxy.engine.base import Engine
 from proxy.engine.choice import create_engine, model_folder, model_name
 from proxy.errors import InvalidRequest, ProxyError
+from proxy.keys import Keyring
 from proxy.metrics import Metrics
 from proxy.protocols.chat import ChatProtocol
 from proxy.protocols.messages import MessagesProtocol
@@ -67,7 +69,9 @@ def build_app(
     engine = engine or create_engine(settings, renderer.vocab_size, renderer)
     store = store or Store.open(settings.database_url)
     metrics = Metrics()
-    sessions = Sessions(store, settings, metrics)
+    keys = Keyring(store, settings.admin_key)
+    sessions = Sessions(store, settings, metrics, keys)
+    access = Access(sessions, keys, settings)
     turns = Turns(engine=engine, renderer=renderer, store=store, sessions=sessions, settings=settings, metrics=metrics)
 
     @asynccontextmanager
@@ -81,7 +85,7 @@ def build_app(
             stack.push_async_callback(_cancel, sweeper)
             yield
 
-    app = Starlette(routes=_routes(settings, sessions, turns, store, engine, metrics), lifespan=lifespan)
+    app = Starlette(routes=_routes(settings, access, sessions, turns, store, engine, metrics), lifespan=lifespan)
     app.state.turns = turns
     app.state.engine, app.state.renderer, app.state.store, app.state.model = (
         engine,
@@ -99,11 +103,17 @@ def build_app(
 
 
 def _routes(
-    settings: Settings, sessions: Sessions, turns: Turns, store: Store, engine: Engine, metrics: Metrics
+    settings: Settings,
+    access: Access,
+    sessions: Sessions,
+    turns: Turns,
+    store: Store,
+    engine: Engine,
+    metrics: Metrics,
 ) -> list[Route]:
     limit = settings.max_body_bytes
     messages = MessagesProtocol()
-    rl = Rl(sessions, settings)
+    rl = Rl(access, sessions, settings)
     models = Models(model_name(settings))
     health = Health(engine, store, metrics)
     # Before the agents' routes: a session's id may end in /models.
@@ -112,10 +122,10 @@ def _routes(
         Route("/rl/sessions/{session:path}", rl.show_session, methods=["GET"]),
     ]
     agent = [
-        *_aliases("/chat/completions", turn_endpoint(ChatProtocol(), sessions, turns, limit), ["POST"]),
-        *_aliases("/responses", turn_endpoint(ResponsesProtocol(), sessions, turns, limit), ["POST"]),
-        *_aliases("/messages", turn_endpoint(messages, sessions, turns, limit), ["POST"]),
-        *_aliases("/messages/count_tokens", count_endpoint(messages, sessions, turns, limit), ["POST"]),
+        *_aliases("/chat/completions", turn_endpoint(ChatProtocol(), access, turns, limit), ["POST"]),
+        *_aliases("/responses", turn_endpoint(ResponsesProtocol(), access, turns, limit), ["POST"]),
+        *_aliases("/messages", turn_endpoint(messages, access, turns, limit), ["POST"]),
+        *_aliases("/messages/count_tokens", count_endpoint(messages, access, turns, limit), ["POST"]),
         *_aliases("/models", models.index, ["GET"]),
         *_aliases("/models/{model:path}", models.show, ["GET"]),
     ]
@@ -126,7 +136,7 @@ def _routes(
         Route("/rl/end_session", rl.end_session, methods=["POST"]),
         Route("/{session:path}/rl/set_reward", rl.set_reward, methods=["POST"]),
         Route("/{session:path}/rl/end_session", rl.end_session, methods=["POST"]),
-        Route("/export_trajectories", Export(sessions, store, settings).export, methods=["POST"]),
+        Route("/export_trajectories", Export(access, sessions, store, settings).export, methods=["POST"]),
         Route("/health", health.health, methods=["GET"]),
         Route("/ready", health.ready, methods=["GET"]),
         Route("/metrics", health.metrics, methods=["GET"]),

@@ -1,4 +1,4 @@
-"""Live sessions: who is addressed, who may do what, and when a session ends. No request reaches another's session.
+"""Live sessions: how they begin, what they hold and when they end; `access` says who may reach them.
 
 A session is in memory while it is used and can be loaded again from the store at any time: both give the same tree.
 """
@@ -14,15 +14,13 @@ from typing import Any
 
 from proxy.attempts import Attempt, recall
 from proxy.errors import (
-    Forbidden,
     InvalidRequest,
     KeyInUse,
     ProxyError,
     SessionClosed,
     SessionNotFound,
-    Unauthorized,
 )
-from proxy.keys import Grant, Keyring, hash_key
+from proxy.keys import Keyring, hash_key
 from proxy.metrics import Metrics
 from proxy.session_ids import check_session_id, is_session_id
 from proxy.settings import Settings
@@ -31,19 +29,9 @@ from proxy.trajectory.cache import InteractionCache
 from proxy.trajectory.rewards import compute_returns
 from proxy.types import Credit, Interaction, Outcome, SessionRecord, SessionStatus, Status
 
-DEFAULT_SESSION = "default"
 _PAGE = 1000
 LIMIT_COUNTS = frozenset({"max_turns", "max_tokens_per_turn", "max_context_tokens", "max_total_tokens"})
 LIMITS = LIMIT_COUNTS | {"deadline_s", "on_context_overflow"}
-
-
-@dataclass(frozen=True, slots=True)
-class Caller:
-    """Where a request came in: the session part of its path, its key, and what the client hints at as a session."""
-
-    path: str | None = None
-    key: str | None = None
-    hint: str | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -94,93 +82,15 @@ class StartedSession:
 class Sessions:
     """All sessions of this server."""
 
-    def __init__(self, store: Store, settings: Settings, metrics: Metrics) -> None:
+    def __init__(self, store: Store, settings: Settings, metrics: Metrics, keys: Keyring) -> None:
         self._store = store
         self._settings = settings
         self._metrics = metrics
         self._live: dict[str, Session] = {}
         self._loading: dict[str, asyncio.Task[Session]] = {}
-        self._keys = Keyring(store, settings.admin_key)
+        self._keys = keys
         self._next_number: dict[str, int] = {}
         self._choosing = asyncio.Lock()
-
-    @property
-    def open_server(self) -> bool:
-        """Whether anybody may speak: on loopback, without an admin key."""
-        return self._settings.admin_key is None
-
-    # Addresses -------------------------------------------------------------------------------------------------
-
-    async def resolve(self, caller: Caller) -> Session:
-        """The open session that a turn is for. Raises Unauthorized, SessionNotFound or SessionClosed."""
-        session = await (self._by_path(caller) if caller.path else self._by_key_or_hint(caller))
-        session.used_at = time.monotonic()
-        session.check_open()
-        return session
-
-    async def for_control(self, caller: Caller) -> Session:
-        """The session that rewards or an end are for, if the caller may give them. Ended sessions are found too."""
-        grant = await self._grant(caller)
-        if caller.path:
-            session_id, path_key = await self._split(caller.path)
-            if not (self.open_server or path_key or grant.admin or grant.session_id == session_id):
-                raise Unauthorized(f"session {session_id!r} is rewarded and ended with its control_key")
-            session = await self.get(session_id)
-            if path_key and not self._settings.require_key and grant.session_id is None:
-                grant = Grant(grant.admin, session_id)  # the path is the capability: it speaks as the agent's key
-        elif grant.session_id is not None:
-            session = await self.get(grant.session_id)
-        elif self.open_server:
-            session = await self.get(caller.hint or DEFAULT_SESSION)
-        else:
-            raise Unauthorized("name the session in the path, or use its control key")
-        self._check_control(session, grant)
-        return session
-
-    def check_admin(self, key: str | None) -> None:
-        """Raise Unauthorized or Forbidden unless the server is open or `key` is the admin key."""
-        self._keys.check_admin(key)
-
-    async def _by_path(self, caller: Caller) -> Session:
-        assert caller.path is not None
-        session_id, path_key = await self._split(caller.path)
-        if self.open_server:
-            return await self._get_or_create(session_id)
-        if path_key and not self._settings.require_key:
-            return await self.get(session_id)
-        grant = await self._grant(caller)
-        if grant.admin or grant.session_id == session_id:
-            return await self.get(session_id)
-        raise Unauthorized(f"session {session_id!r} needs its own key")
-
-    async def _by_key_or_hint(self, caller: Caller) -> Session:
-        grant = await self._grant(caller)
-        if grant.session_id is not None:
-            return await self.get(grant.session_id)
-        if not self.open_server:
-            raise Unauthorized("use the api_key that start_session gave, or name the session in the path")
-        return await self._get_or_create(caller.hint or DEFAULT_SESSION)
-
-    async def _split(self, path: str) -> tuple[str, bool]:
-        """The session id in a path, and whether the path carries the session's secret."""
-        session_id, mark, secret = path.rpartition("~")
-        if mark and session_id and await self._keys.opens_path(session_id, secret):
-            return session_id, True
-        return check_session_id(path), False
-
-    async def _grant(self, caller: Caller) -> Grant:
-        return await self._keys.grant(caller.key)
-
-    def _check_control(self, session: Session, grant: Grant) -> None:
-        if grant.admin or (grant.control and grant.session_id == session.id):
-            return
-        if self._settings.agents_may_reward and (self.open_server or grant.session_id == session.id):
-            return
-        if grant.session_id == session.id:
-            raise Forbidden("an agent's key may not reward or end its own session; use the control_key")
-        raise Unauthorized(f"session {session.id!r} is rewarded and ended with its control_key")
-
-    # Life ------------------------------------------------------------------------------------------------------
 
     async def get(self, session_id: str) -> Session:
         """A session from memory or from the store. Raises SessionNotFound."""
@@ -308,7 +218,7 @@ class Sessions:
                 self._keys.release(session.record)
         self._metrics.sessions.set(len(self._live))
 
-    async def _get_or_create(self, session_id: str) -> Session:
+    async def get_or_create(self, session_id: str) -> Session:
         """The session, new when nobody named it before; its row goes to the disk with its first turn."""
         session = self._live.get(session_id)
         if session is not None:

@@ -37,10 +37,17 @@ class Settings:
     reasoning_parser: str | None = _setting(None, "Reasoning format, where it is not the family's own.")
     thinking_retention: str = _setting("all", "Reasoning of earlier turns: all (stays as sampled) or template.")
     database_url: str = _setting("sqlite:///tokengrove.db", "SQLAlchemy URL of the database.")
+    migrate: bool | None = _setting(None, "Upgrade an older database at the start; default: SQLite files only.")
     admin_key: str | None = _setting(None, "Key of the administrator; needed beyond loopback.")
     rewards_by: str | None = _setting(None, "Who may reward: control or session; default: session when open.")
     require_key: bool = _setting(False, "Refuse the key-less capability path.")
     allow_chosen_keys: bool = _setting(False, "Let callers choose session keys beyond loopback.")
+    key_lifetime_s: float | None = _setting(None, "How long a session's keys are good; none: as long as it lives.")
+    forwarded_allow_ips: str | None = _setting(None, "Proxies whose X-Forwarded-* headers are believed, or *.")
+    capacity_control: bool = _setting(False, "Let start_session take what /grant_capacity gave, else refuse: 429.")
+    max_live_sessions: int | None = _setting(None, "Most sessions that live at once; further starts get 429.")
+    session_idle_s: float | None = _setting(None, "Seal sessions as expired that are unused for so long; none: never.")
+    max_turns_in_flight: int = _setting(4096, "Most turns that run at once; further ones get 429.")
     max_context_tokens: int | None = _setting(None, "Upper bound of prompt plus output, below the model's own.")
     max_tokens_per_turn: int | None = _setting(None, "Upper bound of sampled tokens in one turn.")
     max_body_bytes: int = _setting(64 * 1024 * 1024, "Longest request body.")
@@ -70,6 +77,10 @@ class Settings:
 
 
 VARIABLE_PREFIX = "TOKENGROVE_"
+_POSITIVE = (
+    *("max_context_tokens", "max_tokens_per_turn", "max_body_bytes", "engine_timeout_s", "key_lifetime_s"),
+    *("max_live_sessions", "session_idle_s", "max_turns_in_flight"),
+)
 
 
 def from_environment(given: Mapping[str, Any], environ: Mapping[str, str] = os.environ) -> Settings:
@@ -86,11 +97,11 @@ def from_environment(given: Mapping[str, Any], environ: Mapping[str, str] = os.e
 
 def _parse(name: str, text: str, kind: Any) -> Any:
     try:
-        if kind is bool:
+        if kind in (bool, bool | None):
             return {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}[text.lower()]
         if kind in (int, int | None):
             return int(text)
-        if kind is float:
+        if kind in (float, float | None):
             return float(text)
         if kind is Credit:
             return Credit(text)
@@ -115,7 +126,7 @@ def _check(settings: Settings) -> None:
     _check_choice("--rewards-by", settings.rewards_by, ("control", "session", None))
     _check_choice("--thinking-retention", settings.thinking_retention, ("all", "template"))
     _check_choice("--log-level", settings.log_level, ("debug", "info", "warning", "error"))
-    for name in ("max_context_tokens", "max_tokens_per_turn", "max_body_bytes", "engine_timeout_s"):
+    for name in _POSITIVE:
         value = getattr(settings, name)
         if value is not None and value <= 0:
             raise ConfigurationError(f"--{name.replace('_', '-')} {value} is not positive")

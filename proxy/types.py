@@ -459,6 +459,8 @@ class SessionRecord:
     """What is stored of a session apart from its interactions. Keys are SHA-256 hex digests. Times are Unix seconds.
 
     `limits`: max_turns, max_tokens_per_turn, max_context_tokens, max_total_tokens, deadline_s, on_context_overflow.
+    Its keys are no good from `keys_expire_at` on (None: they never expire). `took_capacity`: it holds one of the
+    granted starts, which goes back when it fails.
     """
 
     session_id: str
@@ -481,3 +483,5 @@ class SessionRecord:
     created_at: float = 0.0
     updated_at: float = 0.0
     ended_at: float | None = None
+    keys_expire_at: float | None = None
+    took_capacity: bool = False

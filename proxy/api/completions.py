@@ -8,13 +8,13 @@ from typing import Any
 
 from starlette.requests import Request
 
+from proxy.access import Access
 from proxy.api.client_hints import told_purpose
 from proxy.api.http import JsonResponse, caller_of, encode_json, read_json
 from proxy.api.replies import StreamReply, UnaryReply
 from proxy.errors import InvalidRequest
 from proxy.protocols.base import WireProtocol
 from proxy.protocols.messages import MessagesProtocol, count_reply
-from proxy.sessions import Sessions
 from proxy.trajectory.purpose import Purpose
 from proxy.turns import Turns
 from proxy.types import TurnRequest
@@ -22,14 +22,14 @@ from proxy.types import TurnRequest
 Endpoint = Callable[[Request], Awaitable[Any]]
 
 
-def turn_endpoint(protocol: WireProtocol, sessions: Sessions, turns: Turns, max_body_bytes: int) -> Endpoint:
+def turn_endpoint(protocol: WireProtocol, access: Access, turns: Turns, max_body_bytes: int) -> Endpoint:
     """The endpoint of one API: parse, resolve, begin, reply."""
 
     async def endpoint(request: Request) -> UnaryReply | StreamReply:
         body = await read_json(request, max_body_bytes)
         turn_request = _with_headers(protocol.parse(body), request)
         _check_echo(turn_request)
-        session = await sessions.resolve(caller_of(request, body))
+        session = await access.resolve(caller_of(request, body))
         try:
             choices = await turns.begin(session, turn_request, new_id=protocol.new_id)
         except RecursionError:  # schemas and options are walked by Python and by templates
@@ -74,13 +74,13 @@ def _purpose(name: str | None) -> str | None:
     return name
 
 
-def count_endpoint(protocol: MessagesProtocol, sessions: Sessions, turns: Turns, max_body_bytes: int) -> Endpoint:
+def count_endpoint(protocol: MessagesProtocol, access: Access, turns: Turns, max_body_bytes: int) -> Endpoint:
     """Anthropic's count_tokens: the prompt tokens that the same body would have as a turn."""
 
     async def endpoint(request: Request) -> JsonResponse:
         body = await read_json(request, max_body_bytes)
         turn_request = protocol.parse_count(body)
-        session = await sessions.resolve(caller_of(request, body))
+        session = await access.resolve(caller_of(request, body))
         try:
             return JsonResponse(count_reply(await turns.count(session, turn_request)))
         except RecursionError:

@@ -9,6 +9,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import StreamingResponse
 
+from proxy.access import Access
 from proxy.api.export_request import ExportRequest, parse_export
 from proxy.api.http import encode_json, key_of, read_object
 from proxy.errors import SessionNotFound
@@ -22,12 +23,12 @@ from proxy.types import SessionRecord
 class Export:
     """The export endpoint."""
 
-    def __init__(self, sessions: Sessions, store: Store, settings: Settings) -> None:
-        self._sessions, self._store, self._settings = sessions, store, settings
+    def __init__(self, access: Access, sessions: Sessions, store: Store, settings: Settings) -> None:
+        self._access, self._sessions, self._store, self._settings = access, sessions, store, settings
 
     async def export(self, request: Request) -> StreamingResponse:
         """The page as one JSON object, written session by session: memory holds one of them."""
-        self._sessions.check_admin(key_of(request))
+        self._access.check_admin(key_of(request))
         wanted = parse_export(await read_object(request, self._settings.max_body_bytes))
         if wanted.session_ids and wanted.wait_s:
             await self._sessions.wait_ended(wanted.session_ids, wanted.wait_s)

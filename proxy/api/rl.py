@@ -10,6 +10,7 @@ from urllib.parse import quote
 import orjson
 from starlette.requests import Request
 
+from proxy.access import Access
 from proxy.api.http import JsonResponse, caller_of, key_of, read_object
 from proxy.errors import InvalidRequest
 from proxy.protocols.base import (
@@ -43,24 +44,24 @@ _MAX_DEADLINE_S = 366 * 86_400.0
 class Rl:
     """`/rl/...`: start, reward, end and look at sessions."""
 
-    def __init__(self, sessions: Sessions, settings: Settings) -> None:
-        self._sessions, self._settings = sessions, settings
+    def __init__(self, access: Access, sessions: Sessions, settings: Settings) -> None:
+        self._access, self._sessions, self._settings = access, sessions, settings
         self._granted = 0
 
     async def start_session(self, request: Request) -> JsonResponse:
-        self._sessions.check_admin(key_of(request))
+        self._access.check_admin(key_of(request))
         started = await self._sessions.start(_parse_start(await self._body(request)))
         return JsonResponse(self._started_json(request, started))
 
     async def grant_capacity(self, request: Request) -> JsonResponse:
         """AReaL's clients grant a session before they start it. Capacity is counted and not enforced here."""
-        self._sessions.check_admin(key_of(request))
+        self._access.check_admin(key_of(request))
         body = await self._body(request)
         self._granted += optional_int(body, "n", least=1) or 1
         return JsonResponse({"capacity": self._granted})
 
     async def set_reward(self, request: Request) -> JsonResponse:
-        session = await self._sessions.for_control(caller_of(request))
+        session = await self._access.for_control(caller_of(request))
         body = await self._body(request)
         async with session.lock:
             changes = await self._reward(session, body)
@@ -69,7 +70,7 @@ class Rl:
         return JsonResponse({"interaction_ids": list(changes)})
 
     async def end_session(self, request: Request) -> JsonResponse:
-        session = await self._sessions.for_control(caller_of(request))
+        session = await self._access.for_control(caller_of(request))
         body = await self._body(request)
         ending = _parse_ending(body)
         async with session.lock:
@@ -78,13 +79,13 @@ class Rl:
         return JsonResponse({"interaction_count": count})
 
     async def list_sessions(self, request: Request) -> JsonResponse:
-        self._sessions.check_admin(key_of(request))
+        self._access.check_admin(key_of(request))
         records = await self._sessions.page(request.query_params.get("after"))
         listing = [_record_json(record) for record in records]
         return JsonResponse({"sessions": listing})
 
     async def show_session(self, request: Request) -> JsonResponse:
-        self._sessions.check_admin(key_of(request))
+        self._access.check_admin(key_of(request))
         session, interactions, begun = await self._sessions.look_at(request.path_params["session"])
         returns, purposes = self._sessions.returns(session), derive(interactions)
         nodes = [

@@ -53,6 +53,8 @@ def session_row(record: SessionRecord) -> Row:
         "created_at": record.created_at,
         "updated_at": record.updated_at,
         "ended_at": record.ended_at,
+        "keys_expire_at": record.keys_expire_at,
+        "took_capacity": record.took_capacity,
     }
 
 
@@ -79,6 +81,8 @@ def session_of(row: RowMapping) -> SessionRecord:
         created_at=row["created_at"],
         updated_at=row["updated_at"],
         ended_at=row["ended_at"],
+        keys_expire_at=row["keys_expire_at"],
+        took_capacity=row["took_capacity"],
     )
 
 

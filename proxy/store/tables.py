@@ -18,6 +18,7 @@ from sqlalchemy import (
     Table,
     Text,
     UniqueConstraint,
+    false,
 )
 
 metadata = MetaData(
@@ -58,6 +59,17 @@ sessions = Table(
     Column("claimed_by", Text),
     Column("claimed_until", Double),
     Column("acknowledged_at", Double),
+    Column("keys_expire_at", Double),
+    Column("took_capacity", Boolean, nullable=False, server_default=false()),
+    Column("exported_at", Double, comment="when it was last exported after its end"),
+    Column("revision", Integer, nullable=False, server_default="0", comment="grows with every change but new turns"),
+)
+
+capacity = Table(
+    "capacity",
+    metadata,
+    Column("name", Text, primary_key=True),
+    Column("available", BigInteger, nullable=False, comment="starts that were granted and not taken"),
 )
 
 interactions = Table(

@@ -1,0 +1,104 @@
+"""Who is addressed, and who may do what: the tables of the design. No request reaches another's session."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+from proxy.errors import Forbidden, Unauthorized
+from proxy.keys import Grant, Keyring
+from proxy.session_ids import check_session_id
+from proxy.sessions import Session, Sessions
+from proxy.settings import Settings
+
+DEFAULT_SESSION = "default"
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Where a request came in: the session part of its path, its key, and what the client hints at as a session."""
+
+    path: str | None = None
+    key: str | None = None
+    hint: str | None = None
+
+
+class Access:
+    """The door of every endpoint: finds the session that a caller means, and refuses whoever may not enter it."""
+
+    def __init__(self, sessions: Sessions, keys: Keyring, settings: Settings) -> None:
+        self._sessions, self._keys, self._settings = sessions, keys, settings
+
+    @property
+    def open_server(self) -> bool:
+        """Whether anybody may speak: on loopback, without an admin key."""
+        return self._settings.admin_key is None
+
+    async def resolve(self, caller: Caller) -> Session:
+        """The open session that a turn is for. Raises Unauthorized, SessionNotFound or SessionClosed."""
+        session = await (self._by_path(caller) if caller.path else self._by_key_or_hint(caller))
+        session.used_at = time.monotonic()
+        session.check_open()
+        return session
+
+    async def for_control(self, caller: Caller) -> Session:
+        """The session that rewards or an end are for, if the caller may give them. Ended sessions are found too."""
+        grant = await self._grant(caller)
+        if caller.path:
+            session_id, path_key = await self._split(caller.path)
+            if not (self.open_server or path_key or grant.admin or grant.session_id == session_id):
+                raise Unauthorized(f"session {session_id!r} is rewarded and ended with its control_key")
+            session = await self._sessions.get(session_id)
+            if path_key and not self._settings.require_key and grant.session_id is None:
+                grant = Grant(grant.admin, session_id)  # the path is the capability: it speaks as the agent's key
+        elif grant.session_id is not None:
+            session = await self._sessions.get(grant.session_id)
+        elif self.open_server:
+            session = await self._sessions.get(caller.hint or DEFAULT_SESSION)
+        else:
+            raise Unauthorized("name the session in the path, or use its control key")
+        self._check_control(session, grant)
+        return session
+
+    def check_admin(self, key: str | None) -> None:
+        """Raise Unauthorized or Forbidden unless the server is open or `key` is the admin key."""
+        self._keys.check_admin(key)
+
+    async def _by_path(self, caller: Caller) -> Session:
+        assert caller.path is not None
+        session_id, path_key = await self._split(caller.path)
+        if self.open_server:
+            return await self._sessions.get_or_create(session_id)
+        if path_key and not self._settings.require_key:
+            return await self._sessions.get(session_id)
+        grant = await self._grant(caller)
+        if grant.admin or grant.session_id == session_id:
+            return await self._sessions.get(session_id)
+        raise Unauthorized(f"session {session_id!r} needs its own key")
+
+    async def _by_key_or_hint(self, caller: Caller) -> Session:
+        grant = await self._grant(caller)
+        if grant.session_id is not None:
+            return await self._sessions.get(grant.session_id)
+        if not self.open_server:
+            raise Unauthorized("use the api_key that start_session gave, or name the session in the path")
+        return await self._sessions.get_or_create(caller.hint or DEFAULT_SESSION)
+
+    async def _split(self, path: str) -> tuple[str, bool]:
+        """The session id in a path, and whether the path carries the session's secret."""
+        session_id, mark, secret = path.rpartition("~")
+        if mark and session_id and await self._keys.opens_path(session_id, secret):
+            return session_id, True
+        return check_session_id(path), False
+
+    async def _grant(self, caller: Caller) -> Grant:
+        return await self._keys.grant(caller.key)
+
+    def _check_control(self, session: Session, grant: Grant) -> None:
+        if grant.admin or (grant.control and grant.session_id == session.id):
+            return
+        if self._settings.agents_may_reward and (self.open_server or grant.session_id == session.id):
+            return
+        if grant.session_id == session.id:
+            raise Forbidden("an agent's key may not reward or end its own session; use the control_key")
+        raise Unauthorized(f"session {session.id!r} is rewarded and ended with its control_key")
