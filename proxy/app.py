@@ -67,7 +67,7 @@ def build_app(
     if renderer is None:
         renderer = load_renderer(settings, _tokenizer_folder(settings))
     engine = engine or create_engine(settings, renderer.vocab_size, renderer)
-    store = store or Store.open(settings.database_url)
+    store = store or Store.open(settings.database_url, migrate=settings.migrate)
     metrics = Metrics()
     keys = Keyring(store, settings.admin_key)
     sessions = Sessions(store, settings, metrics, keys)
@@ -81,7 +81,7 @@ def build_app(
             await engine.start()
             stack.push_async_callback(engine.close)
             stack.push_async_callback(turns.drain, settings.shutdown_timeout_s)
-            sweeper = asyncio.create_task(_sweep(sessions))
+            sweeper = asyncio.create_task(_sweep(sessions, settings.session_idle_s))
             stack.push_async_callback(_cancel, sweeper)
             yield
 
@@ -156,10 +156,16 @@ async def _on_http_exception(request: Request, error: Exception) -> Response:
     return http.error_response(request, InvalidRequest(error.detail))
 
 
-async def _sweep(sessions: Sessions) -> None:
+async def _sweep(sessions: Sessions, idle_s: float | None) -> None:
+    """Forget in memory what is not used, and seal what has been idle for `idle_s`."""
     while True:
-        await asyncio.sleep(_SWEEP_S)
+        await asyncio.sleep(_SWEEP_S if idle_s is None else min(_SWEEP_S, idle_s / 4))
         sessions.forget_idle(_IDLE_S)
+        if idle_s is not None:
+            try:
+                await sessions.expire_idle(idle_s)
+            except ProxyError as problem:
+                logger.warning("idle sessions could not be sealed: %s", problem.message)
 
 
 async def _cancel(task: asyncio.Task[None]) -> None:

@@ -29,7 +29,7 @@ class Attempt:
     """One reply that was asked for: a choice each in `turns` while it runs, in `interactions` once it has ended.
 
     It failed if any choice did. `written`: its end went out to a client. `readers` wait for it now; while there are
-    none, `grace` is running out.
+    none, `grace` is running out. `unsettled`: another replica committed it and may be writing it out at this moment.
     """
 
     key: str
@@ -40,6 +40,7 @@ class Attempt:
     readers: int = 0
     written: bool = False
     superseded: bool = False
+    unsettled: bool = False
     grace: asyncio.Task[None] | None = None
 
     def failures(self) -> list[str]:

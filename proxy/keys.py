@@ -1,4 +1,7 @@
-"""Keys are kept as SHA-256 hashes and compared in constant time; nobody learns from this module whose key is wrong."""
+"""Keys are kept as SHA-256 hashes and compared in constant time; nobody learns from this module whose key is wrong.
+
+Where replicas share the store nothing is remembered: any of them may give out, move or withdraw a key.
+"""
 
 from __future__ import annotations
 
@@ -41,6 +44,8 @@ class Keyring:
 
     def add(self, record: SessionRecord) -> None:
         """Make a new session's keys known; a chosen key moves to it."""
+        if self._store.shared:
+            return
         if record.api_key_hash:
             self._agents[record.api_key_hash] = record.session_id
             self._unknown.discard(record.api_key_hash)
@@ -83,21 +88,15 @@ class Keyring:
             return Grant()
         return Grant(session_id=record.session_id, control=True)
 
-    async def find_session(self, key: str) -> str | None:
-        """The session whose agent key this is."""
-        return await self._find_agent(hash_key(key))
-
     async def opens_path(self, session_id: str, secret: str) -> bool:
         """Whether `secret` is the one in the capability path of `session_id`."""
         if session_id not in self._paths:
             record = await self._store.load_session(session_id)
             if record is None:
                 return False
-            if len(self._paths) >= _MAX_REMEMBERED:
-                self._paths.clear()
-            self._paths[session_id] = record.path_key_hash
-        expected = self._paths[session_id]
-        return expected is not None and hmac.compare_digest(expected, hash_key(secret))
+            self._remember_path(record)
+            return _same(record.path_key_hash, secret)
+        return _same(self._paths[session_id], secret)
 
     def _is_admin(self, digest: str) -> bool:
         return self._admin_hash is not None and hmac.compare_digest(digest, self._admin_hash)
@@ -107,12 +106,25 @@ class Keyring:
         if session_id is not None or digest in self._unknown:
             return session_id
         record = await self._store.find_session_by_key(digest)
-        if record is not None and record.status is SessionStatus.ACTIVE:
+        if record is not None and record.status is SessionStatus.ACTIVE and not self._store.shared:
             self._agents[digest] = record.session_id
         return None if record is None else record.session_id
 
+    def _remember_path(self, record: SessionRecord) -> None:
+        if self._store.shared:
+            return
+        if len(self._paths) >= _MAX_REMEMBERED:
+            self._paths.clear()
+        self._paths[record.session_id] = record.path_key_hash
+
     def _remember_unknown(self, digest: str) -> None:
         """Nobody has this key: asked again only after a new session brings keys."""
+        if self._store.shared:
+            return
         if len(self._unknown) >= _MAX_REMEMBERED:
             self._unknown.clear()
         self._unknown.add(digest)
+
+
+def _same(expected: str | None, key: str) -> bool:
+    return expected is not None and hmac.compare_digest(expected, hash_key(key))

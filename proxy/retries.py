@@ -9,7 +9,8 @@
 
 Marked: the client says that it is a retry (then the newest earlier attempt is meant), or its Idempotency-Key is an
 earlier attempt's (then that one is). A failed attempt that nothing has replaced yet comes first: it is what a client
-would retry. In-flight rules hold for one server process.
+would retry. In-flight rules hold for one server process. A reply of which only some choices are there is none, and one
+that another replica may be writing out counts as written.
 """
 
 from __future__ import annotations
@@ -47,14 +48,14 @@ class Anew:
 def decide(attempts: Sequence[Attempt], request: TurnRequest) -> Attach | Replay | Anew:
     """The rule for a request. `attempts` are those with its hash in its session, oldest first."""
     marked = [a for a in attempts if _is_marked(request, a)]
-    gone = [a for a in attempts if a.readers == 0 and not a.written]
+    gone = [a for a in attempts if a.readers == 0 and not (a.written or a.unsettled)]
     failed = [a for a in attempts if a.stage in (Stage.FAILED, Stage.ENDING) and not a.superseded]
     if failed and (failed[-1] in marked or not marked):
         return Anew(failed)
     for attempt in (*reversed(marked), *reversed(gone)):
         if attempt.stage is Stage.RUNNING:
             return Attach(attempt.turns)
-        if attempt.stage is Stage.COMPLETE:
+        if attempt.stage is Stage.COMPLETE and len(attempt.interactions) == request.n:
             return Replay(attempt, attempt.interactions)
     return Anew(failed)
 

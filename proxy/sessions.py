@@ -1,35 +1,47 @@
 """Live sessions: how they begin, what they hold and when they end; `access` says who may reach them.
 
 A session is in memory while it is used and can be loaded again from the store at any time: both give the same tree.
+Where replicas share the store, a session is looked at again each time that it is asked for, and no change is made on
+anything but the newest state: the store refuses, and the change is decided anew.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import secrets
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from proxy.attempts import Attempt, recall
+from proxy.attempts import Attempt
 from proxy.errors import (
     InvalidRequest,
-    KeyInUse,
     ProxyError,
     SessionClosed,
     SessionNotFound,
+    StoreUnavailable,
+    TooManyRequests,
 )
 from proxy.keys import Keyring, hash_key
 from proxy.metrics import Metrics
+from proxy.replica import NOTHING_SEEN, absorb, settle
 from proxy.session_ids import check_session_id, is_session_id
 from proxy.settings import Settings
+from proxy.store.replicas import Seen
 from proxy.store.store import Store
 from proxy.trajectory.cache import InteractionCache
 from proxy.trajectory.rewards import compute_returns
-from proxy.types import Credit, Interaction, Outcome, SessionRecord, SessionStatus, Status
+from proxy.types import Credit, Interaction, Outcome, SessionRecord, SessionStatus
+
+logger = logging.getLogger(__name__)
 
 _PAGE = 1000
+# How often a note that a reply went out is looked for; it follows the reply within some 50 ms.
+_SETTLE_S = 0.02
+# How often the ends of sessions on other replicas are looked for, while an export waits for them: one short query.
+_WATCH_S, _WATCHED = 0.5, 1000
 LIMIT_COUNTS = frozenset({"max_turns", "max_tokens_per_turn", "max_context_tokens", "max_total_tokens"})
 LIMITS = LIMIT_COUNTS | {"deadline_s", "on_context_overflow"}
 
@@ -39,7 +51,9 @@ class Session:
     """A live session: its record, its tree, and the turns that run in it.
 
     `attempts` are by request hash, oldest first. `turns_taken` counts complete turns and running ones. A session that
-    was only named is not `stored` before its first turn. Rewards and the end take the `lock`, one after the other.
+    was only named is not `stored` before its first turn, and not `confirmed` before its row was seen. Rewards and the
+    end take the `lock`, one after the other. Where replicas share the store, `seen` is how far memory follows it, all
+    but the calls `begun_here`, and commits take the lock `committing`.
     """
 
     record: SessionRecord
@@ -49,10 +63,14 @@ class Session:
     running: int = 0
     waiting: int = 0
     stored: bool = True
+    confirmed: bool = True
+    seen: Seen = Seen()
+    begun_here: set[str] = field(default_factory=set)
     attempts: dict[str, list[Attempt]] = field(default_factory=dict)
     used_at: float = field(default_factory=time.monotonic)
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    committing: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     @property
     def id(self) -> str:
@@ -61,7 +79,8 @@ class Session:
     def check_open(self) -> None:
         """Raise SessionClosed when the session takes no more turns."""
         if self.record.status is not SessionStatus.ACTIVE:
-            raise SessionClosed(f"session {self.id!r} has ended; start a new one")
+            how = "expired" if self.record.status is SessionStatus.EXPIRED else "ended"
+            raise SessionClosed(f"session {self.id!r} has {how}; start a new one")
 
     def complete(self) -> list[Interaction]:
         """The committed complete interactions in order of `seq`."""
@@ -90,12 +109,12 @@ class Sessions:
         self._loading: dict[str, asyncio.Task[Session]] = {}
         self._keys = keys
         self._next_number: dict[str, int] = {}
-        self._choosing = asyncio.Lock()
 
     async def get(self, session_id: str) -> Session:
-        """A session from memory or from the store. Raises SessionNotFound."""
+        """A session from memory or from the store, as it is now. Raises SessionNotFound."""
         session = self._live.get(session_id)
         if session is not None:
+            await self.refresh(session)
             return session
         task = self._loading.get(session_id)
         if task is None:
@@ -109,51 +128,86 @@ class Sessions:
         if body.get("session_id") is None and task_id not in self._next_number:
             self._next_number[task_id] = await self._store.count_sessions(task_id)
         record = self._new_record(body)
+        record.took_capacity = self._settings.capacity_control
         api_key = body.get("api_key")
         if api_key is None:
             return await self._start(record, _new_key("sk"), body.get("session_id") is not None)
-        async with self._choosing:  # of two that choose the same key at once, the second finds it in use
-            await self._check_chosen(api_key)
-            return await self._start(record, api_key, body.get("session_id") is not None)
+        self._check_chosen(api_key)
+        return await self._start(record, api_key, body.get("session_id") is not None, chosen_key=True)
 
-    async def _start(self, record: SessionRecord, api_key: str, chosen_id: bool) -> StartedSession:
+    async def _start(
+        self, record: SessionRecord, api_key: str, chosen_id: bool, chosen_key: bool = False
+    ) -> StartedSession:
         keys = StartedSession(record, api_key, _new_key("ck"), secrets.token_urlsafe(12))
         record.api_key_hash, record.control_key_hash = hash_key(keys.api_key), hash_key(keys.control_key)
         record.path_key_hash = hash_key(keys.path_key)
         while True:
             try:
-                await self._create(record)
+                await self._create(record, chosen_key)
                 return keys
             except InvalidRequest as error:
                 if chosen_id or error.param != "session_id":
                     raise
+                await self._skip_taken(record.task_id)
                 record.session_id = self._number(record.task_id)
 
-    async def reward(self, session: Session, changes: Mapping[str, Mapping[str, Any]]) -> None:
-        """Set raw rewards: for each interaction id those of reward, rewards, token_rewards that change."""
-        await self._store.set_rewards(session.id, changes)
-        for interaction_id, change in changes.items():
-            for name, value in change.items():
-                setattr(session.cache.nodes[interaction_id].interaction, name, value)
-        await self.refresh_returns(session)
+    async def refresh(self, session: Session) -> None:
+        """Learn what other replicas did to a session; costs nothing where there can be none. Raises SessionNotFound."""
+        if not self._store.shared:
+            return
+        news = await self._store.load_news(session.id, session.seen)
+        if news is not None:
+            session.stored = session.confirmed = True
+            absorb(session, news, elsewhere=True)
+        elif session.confirmed:
+            self._forget(session)
+            raise SessionNotFound(f"there is no session {session.id!r} any more; start it with POST /rl/start_session")
+
+    async def settle(self, session: Session, request_hash: str) -> None:
+        """Wait until it is known whether the replies to equal requests of before went out, for seconds at most.
+
+        Another replica may be writing one out, or may have died before it could.
+        """
+        while unsettled := [a for a in session.attempts.get(request_hash, ()) if a.unsettled]:
+            if not settle(unsettled, await self._store.load_unreplied(session.id)):
+                await asyncio.sleep(_SETTLE_S)
+
+    def seen(self, session: Session) -> Seen | None:
+        """What a change of this session is decided on; None where nobody else can change it."""
+        return session.seen if self._store.shared else None
+
+    async def reward(self, session: Session, changes: Mapping[str, Mapping[str, Any]]) -> bool:
+        """Set raw rewards: for each interaction id those of reward, rewards, token_rewards that change.
+
+        False, and nothing is set, when another replica changed the session meanwhile: decide anew what changes.
+        """
+        done = await self._store.set_rewards(session.id, changes, self.seen(session))
+        if self._store.shared:
+            await self.refresh(session)
+        else:
+            _set_rewards(session, changes)
+        if done:
+            await self.refresh_returns(session)
+        return done
 
     async def end(
         self,
         session: Session,
         *,
+        status: SessionStatus = SessionStatus.ENDED,
         outcome: Outcome | None = None,
         exit_reason: str | None = None,
         metrics: Mapping[str, Any] | None = None,
         finished: bool | None = None,
     ) -> int:
         """Seal a session and persist its returns. Idempotent; returns the count of complete interactions."""
-        record = session.record
-        if record.status is SessionStatus.ACTIVE:
+        await self.refresh(session)
+        while session.record.status is SessionStatus.ACTIVE:
             self.ensure_stored(session)
             now = time.time()
-            session.record = replace(
-                record,
-                status=SessionStatus.ENDED,
+            sealed = replace(
+                session.record,
+                status=status,
                 ended_at=now,
                 updated_at=now,
                 outcome=outcome,
@@ -161,14 +215,24 @@ class Sessions:
                 metrics=metrics or {},
                 finished=finished,
             )
-            try:
-                await self._store.end_session(session.record, self.returns(session))
-            except ProxyError:
-                session.record = record
-                raise
-            session.ended.set()
-            self._keys.release(session.record)
+            if not await self._seal(session, sealed):
+                await self.refresh(session)
         return len(session.complete())
+
+    async def _seal(self, session: Session, sealed: SessionRecord) -> bool:
+        """From here on no turn begins. False: another replica changed the session meanwhile, and it is open still."""
+        record, session.record = session.record, sealed
+        try:
+            done = await self._store.end_session(sealed, self.returns(session), self.seen(session))
+        except ProxyError:
+            session.record = record
+            raise
+        if done:
+            session.ended.set()
+            self._keys.release(sealed)
+        elif session.record is sealed:  # and not what was read of the database meanwhile
+            session.record = record
+        return done
 
     async def page(self, after: str | None) -> list[SessionRecord]:
         """A page of sessions, oldest first, after the session id `after`."""
@@ -188,16 +252,34 @@ class Sessions:
     async def wait_ended(self, session_ids: Sequence[str], wait_s: float) -> None:
         """Wait until all of these sessions have ended, for `wait_s` at most."""
         sessions = [await self.get(session_id) for session_id in session_ids]
-        waits = [asyncio.ensure_future(session.ended.wait()) for session in sessions]
         for session in sessions:
             session.waiting += 1
+        watch = asyncio.create_task(self._watch(sessions)) if self._store.shared else None
         try:
-            if waits:
-                await asyncio.wait(waits, timeout=wait_s)
+            async with asyncio.timeout(wait_s):
+                for session in sessions:
+                    await session.ended.wait()
+        except TimeoutError:
+            return
         finally:
-            for session, task in zip(sessions, waits, strict=True):
+            for session in sessions:
                 session.waiting -= 1
-                task.cancel()
+            if watch is not None:
+                watch.cancel()
+
+    async def _watch(self, sessions: Sequence[Session]) -> None:
+        """Notice the ends of sessions on other replicas, until cancelled."""
+        while left := [session for session in sessions if not session.ended.is_set()][:_WATCHED]:
+            try:
+                live = await self._store.live_sessions([session.id for session in left])
+                for session in left:
+                    if session.id not in live and session.confirmed:
+                        await self.refresh(session)
+            except SessionNotFound:
+                continue  # nobody waits for it any more
+            except StoreUnavailable as problem:
+                logger.warning("cannot see whether sessions ended on other replicas: %s", problem.message)
+            await asyncio.sleep(_WATCH_S)
 
     def returns(self, session: Session) -> dict[str, float]:
         """The returns of a session by its own discount and credit rule."""
@@ -205,9 +287,31 @@ class Sessions:
 
     async def refresh_returns(self, session: Session) -> None:
         """Persist the returns of an ended session anew: a reward or a late interaction changed them."""
-        record = session.record
-        if record.status is not SessionStatus.ACTIVE:
-            await self._store.set_returns(record.session_id, record.discount, record.credit, self.returns(session))
+        while (record := session.record).status is not SessionStatus.ACTIVE:
+            returns = self.returns(session)
+            if await self._store.set_returns(session.id, record.discount, record.credit, returns, self.seen(session)):
+                return
+            await self.refresh(session)
+
+    async def expire_idle(self, idle_s: float) -> None:
+        """Seal as expired what nobody used for `idle_s` seconds, here or on another replica; its data stays."""
+        before = time.time() - idle_s
+        while names := await self._store.find_idle(before, _PAGE):
+            expired = [name for name in names if await self._expire(name, idle_s, before)]
+            if len(expired) < len(names) or len(names) < _PAGE:
+                return  # what is left is in use; the next sweep looks again
+
+    async def _expire(self, session_id: str, idle_s: float, before: float) -> bool:
+        live = self._live.get(session_id)
+        if live is not None and (live.running or live.waiting or live.used_at > time.monotonic() - idle_s):
+            return False
+        session = await self.get(session_id)
+        async with session.lock:
+            last = max((i.completed_at or 0.0 for i in session.complete()), default=0.0)
+            if session.running or max(last, session.record.updated_at) > before:
+                return False
+            await self.end(session, status=SessionStatus.EXPIRED, exit_reason=f"unused for {idle_s:g} s")
+        return True
 
     def forget_idle(self, idle_s: float) -> None:
         """Drop from memory what nobody used for `idle_s` seconds; the store keeps everything."""
@@ -220,31 +324,59 @@ class Sessions:
 
     async def get_or_create(self, session_id: str) -> Session:
         """The session, new when nobody named it before; its row goes to the disk with its first turn."""
-        session = self._live.get(session_id)
-        if session is not None:
-            return session
         try:
             return await self.get(session_id)
         except SessionNotFound:
             record = self._new_record({"session_id": session_id, "task_id": session_id})
+        await self._check_room()
         if session_id not in self._live:
-            self._live[session_id] = Session(record, InteractionCache(), stored=False)
+            self._live[session_id] = Session(
+                record, InteractionCache(), stored=False, confirmed=False, seen=NOTHING_SEEN
+            )
             self._metrics.sessions.set(len(self._live))
         return self._live[session_id]
+
+    async def _check_room(self) -> None:
+        """Raise TooManyRequests where no session may be added by naming it."""
+        most = self._settings.max_live_sessions
+        if most is None:
+            return
+        stored = await self._store.count_live()
+        if stored + sum(not session.confirmed for session in self._live.values()) >= most:
+            raise TooManyRequests(f"{most} sessions are live (--max-live-sessions); end one first", retry_after_s=5.0)
+
+    async def grant_capacity(self, number: int) -> int:
+        """Let so many more sessions start where capacity is controlled; returns how many may now."""
+        return await self._store.grant_capacity(number)
 
     def ensure_stored(self, session: Session) -> None:
         """Queue the row of a session that was only named so far. What follows it in the queue is waited for, not it."""
         if not session.stored:
             session.stored = True
+            session.seen = Seen()
             creation = asyncio.ensure_future(self._store.create_session(session.record))
-            creation.add_done_callback(lambda done: self._created(session.id, done))
+            creation.add_done_callback(lambda done: self._created(session, done))
 
-    def _created(self, session_id: str, creation: asyncio.Future[None]) -> None:
-        if not creation.cancelled() and creation.exception() is not None:
-            self._live.pop(session_id, None)  # the next request tries again, or loads what another server created
+    def _forget(self, session: Session) -> None:
+        """A session that is no longer in the store. Nobody waits for its end any more."""
+        if self._live.get(session.id) is session:
+            del self._live[session.id]
+        self._keys.release(session.record)
+        session.ended.set()
 
-    async def _create(self, record: SessionRecord) -> Session:
-        await self._store.create_session(record)
+    def _created(self, session: Session, creation: asyncio.Future[None]) -> None:
+        error = None if creation.cancelled() else creation.exception()
+        if error is None:
+            session.confirmed = True
+        elif self._store.shared and isinstance(error, InvalidRequest):
+            session.seen = NOTHING_SEEN  # another replica was first: its row counts
+        else:
+            self._live.pop(session.id, None)  # the next request tries again
+
+    async def _create(self, record: SessionRecord, chosen_key: bool) -> Session:
+        await self._store.create_session(
+            record, chosen_key=chosen_key, max_live=self._settings.max_live_sessions
+        )
         session = self._live.setdefault(record.session_id, Session(record, InteractionCache()))
         self._keys.add(record)
         self._metrics.sessions.set(len(self._live))
@@ -252,27 +384,20 @@ class Sessions:
 
     async def _load(self, session_id: str) -> Session:
         # What cannot be an id is not looked up: some databases fail on a NUL character.
-        record = await self._store.load_session(session_id) if is_session_id(session_id) else None
-        if record is None:
+        news = await self._store.load_news(session_id, NOTHING_SEEN) if is_session_id(session_id) else None
+        if news is None or news.record is None:
             raise SessionNotFound(f"there is no session {session_id!r}; start it with POST /rl/start_session")
-        interactions = await self._store.load_interactions(session_id)
-        session = Session(record, InteractionCache(interactions), _count_sampled(interactions))
-        session.attempts = recall(interactions, await self._store.load_unreplied(session_id))
-        session.turns_taken = len(session.cache.nodes)
-        if record.status is not SessionStatus.ACTIVE:
-            session.ended.set()
+        session = Session(news.record, InteractionCache(), seen=NOTHING_SEEN)
+        absorb(session, news, elsewhere=self._store.shared)
         session = self._live.setdefault(session_id, session)
         self._metrics.sessions.set(len(self._live))
         return session
 
-    async def _check_chosen(self, api_key: Any) -> None:
+    def _check_chosen(self, api_key: Any) -> None:
         if not isinstance(api_key, str) or not api_key:
             raise InvalidRequest("'api_key' must be a non-empty string", param="api_key")
         if not (self._settings.loopback or self._settings.allow_chosen_keys):
             raise InvalidRequest("choosing keys needs --allow-chosen-keys beyond loopback", param="api_key")
-        holder = await self._keys.find_session(api_key)
-        if holder is not None and (await self.get(holder)).record.status is SessionStatus.ACTIVE:
-            raise KeyInUse(f"this api_key belongs to the live session {holder!r}; end it first", param="api_key")
 
     def _new_record(self, body: Mapping[str, Any]) -> SessionRecord:
         session_id = body.get("session_id")
@@ -291,6 +416,11 @@ class Sessions:
             updated_at=now,
         )
 
+    async def _skip_taken(self, task_id: str) -> None:
+        """A number was taken already, by another replica or by a chosen id: go on where the task is by now."""
+        count = await self._store.count_sessions(task_id)
+        self._next_number[task_id] = max(self._next_number.get(task_id, 0), count)
+
     def _number(self, task_id: str) -> str:
         """The next free `<task_id>-<n>` that this server knows of; the store refuses one that is taken."""
         number = self._next_number.get(task_id, 0)
@@ -298,8 +428,10 @@ class Sessions:
         return check_session_id(f"{task_id}-{number}", "task_id")
 
 
-def _count_sampled(interactions: Sequence[Interaction]) -> int:
-    return sum(len(i.output_ids) for i in interactions if i.status is Status.COMPLETE)
+def _set_rewards(session: Session, changes: Mapping[str, Mapping[str, Any]]) -> None:
+    for interaction_id, change in changes.items():
+        for name, value in change.items():
+            setattr(session.cache.nodes[interaction_id].interaction, name, value)
 
 
 def _new_key(prefix: str) -> str:

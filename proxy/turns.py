@@ -14,7 +14,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Coroutine, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -28,11 +28,13 @@ from proxy.errors import (
     ProxyError,
     SessionNotFound,
     StoreUnavailable,
+    TooManyRequests,
 )
 from proxy.metrics import Metrics
 from proxy.prompts import Prompts, with_history
 from proxy.protocols.base import new_hex
 from proxy.rendering.renderer import Renderer
+from proxy.replica import note_commit, note_doubt
 from proxy.retries import Anew, Attach, Replay, decide
 from proxy.sampling import check_capabilities, choice_of, with_defaults
 from proxy.sessions import Session, Sessions
@@ -96,8 +98,11 @@ class Turns:
         request = with_history(session, request)
         identity = identify(request.messages, request.tools, request.template_options)
         key = request_hash(replace(request, sampling=wanted), identity)
+        if not request.retry:
+            await self._sessions.settle(session, key)
         if (earlier := self._earlier(session, request, key)) is not None:
             return earlier
+        self._check_room(request)
         prompt = await self._prompts.build(session, request, identity)
         self._prompts.check_vocabulary(prompt.ids, info.vocab_size)
         sampling = apply_budgets(wanted, request.n, session, len(prompt.ids), self._settings, info.context_length)
@@ -106,6 +111,7 @@ class Turns:
         session.check_open()
         if (earlier := self._earlier(session, request, key)) is not None:
             return earlier
+        self._check_room(request)
         attempt, reply = Attempt(key, request.idempotency_key), new_id()
         attempt.turns = [
             self._choice(session, request, prompt, attempt, choice_of(sampling, k), grammar, reply, k)
@@ -113,6 +119,12 @@ class Turns:
         ]
         self._start(session, request, attempt)
         return attempt.turns
+
+    def _check_room(self, request: TurnRequest) -> None:
+        """Raise TooManyRequests before a turn is rendered that would be one too many."""
+        most = self._settings.max_turns_in_flight
+        if len(self._running) + request.n > most:
+            raise TooManyRequests(f"{most} turns are running (--max-turns-in-flight); try again", retry_after_s=1.0)
 
     def _earlier(self, session: Session, request: TurnRequest, key: str) -> Sequence[Turn] | None:
         """The turns of an earlier attempt that answer this request too; None: it is to be sampled."""
@@ -218,6 +230,7 @@ class Turns:
 
         for turn in attempt.turns:
             session.running += 1
+            session.begun_here.add(turn.interaction.id)
             session.turns_taken += 1
             self._store.note_begun(turn.interaction.id, session.id)
             self._running.add(turn)
@@ -303,26 +316,48 @@ class Turns:
     # 8 ---------------------------------------------------------------------------------------------------------
 
     async def _complete(self, turn: Turn, finish: FinishReason) -> Interaction:
-        interaction, session, prompt = turn.interaction, turn.session, turn.prompt
+        interaction, session = turn.interaction, turn.session
         if finish is FinishReason.ABORT:
             raise EngineFailed("the engine aborted this reply")
         turn.publish(turn.parser.finish())
         self._describe(turn, finish)
         turn.prove()
+        # Of this replica's turns in a session one is placed at a time: only other replicas' can come in between.
+        async with session.committing if self._store.shared else nullcontext():
+            node = await self._commit(turn)
+        self._committed(turn, node)
+        return interaction
+
+    async def _commit(self, turn: Turn) -> Node:
+        """Commit a turn, as often as another replica commits into its session first: its reason may be another then."""
+        turn.committing = True  # from here on nobody cancels it: it is on its way to the disk
+        try:
+            while (node := await self._place(turn)) is None:
+                await self._sessions.refresh(turn.session)
+        except ProxyError as error:
+            turn.committing = False
+            if isinstance(error, SessionNotFound):
+                raise StoreUnavailable(f"session {turn.session.id!r} could not be stored; try again") from None
+            raise
+        return node
+
+    async def _place(self, turn: Turn) -> Node | None:
+        """Give a turn its place in the tree and commit it; None when others have been in the session since."""
+        interaction, session, prompt = turn.interaction, turn.session, turn.prompt
         interaction.reason = self._reason(turn)
         node = session.cache.node_for(interaction, prompt.identity, prompt.match)
         session.cache.claim(node)
-        turn.committing = True  # from here on nobody cancels it: it is on its way to the disk
         try:
-            await self._store.append(interaction)
-        except ProxyError as error:
-            turn.committing = False
+            seq = await self._store.append(interaction, self._sessions.seen(session))
+        except ProxyError:
             session.cache.release(node)
-            if isinstance(error, SessionNotFound):
-                raise StoreUnavailable(f"session {session.id!r} could not be stored; try again") from None
+            note_doubt(session, interaction.id)
             raise
-        self._committed(turn, node)
-        return interaction
+        if seq is None:
+            session.cache.release(node)
+            return None
+        note_commit(session, seq)
+        return node
 
     def _committed(self, turn: Turn, node: Node) -> None:
         """Let everybody see a turn that is on the disk."""
@@ -363,9 +398,13 @@ class Turns:
         interaction.output = turn.parser.message
         self._metrics.turns.labels(turn.request.api.value, status.value).inc()
         try:
-            await self._store.append(interaction)
+            seq = await self._store.append(interaction)
         except ProxyError as problem:
             logger.error("could not record the %s turn %s: %s", status, interaction.id, problem.message)
+            return
+        turn.session.begun_here.add(interaction.id)
+        if seq is not None:
+            note_commit(turn.session, seq)
 
     async def _end_deserted(self, attempt: Attempt) -> None:
         await asyncio.sleep(GRACE_S)

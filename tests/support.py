@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -40,6 +41,15 @@ def says(*texts: str) -> Script:
 def call_text(name: str, arguments: str) -> str:
     """A call as the built-in model samples it."""
     return f'<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>'
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Wait until `condition()` holds. Raises AssertionError after a minute."""
+    for _ in range(6000):
+        if condition():
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError("what was waited for never came")
 
 
 def user(text: str) -> dict[str, Any]:
@@ -104,7 +114,7 @@ class Server:
 @contextlib.asynccontextmanager
 async def serving(folder: Path, script: Script, **settings: Any) -> AsyncIterator[Server]:
     """An app on the scripted engine and a database in `folder`, with an HTTP client in front."""
-    configured = Settings(database_url=f"sqlite:///{folder / 'test.db'}", **settings)
+    configured = Settings(**{"database_url": f"sqlite:///{folder / 'test.db'}", "migrate": True, **settings})
     renderer = tiny_renderer(configured.thinking_retention)
     engine = ScriptedEngine(script, vocab_size=renderer.vocab_size)
     app = build_app(configured, engine=engine, renderer=renderer)

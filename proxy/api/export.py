@@ -49,6 +49,8 @@ class Export:
                 between = b","
         opening = between if between != b"," else b""
         yield opening + b'],"sessions":' + encode_json(entries) + b',"cursor":' + encode_json(cursor) + b"}"
+        if entries:
+            self._store.note_exported(list(entries))
 
     async def _session(self, record: SessionRecord, options: ExportOptions) -> tuple[list[bytes], dict[str, Any]]:
         """The encoded samples of a session and its entry. In a thread, sample by sample: turns go on in between."""

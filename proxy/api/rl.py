@@ -38,6 +38,7 @@ _REWARDS = ("reward", "rewards", "step_scores", "token_rewards")
 _MAX_REWARD = 1e30
 # How many lists and objects an answer puts around what a caller stored; no answer has more than four.
 _LEVELS_AROUND = 8
+_MAX_GRANT = 10**9
 _MAX_DEADLINE_S = 366 * 86_400.0
 
 
@@ -46,7 +47,6 @@ class Rl:
 
     def __init__(self, access: Access, sessions: Sessions, settings: Settings) -> None:
         self._access, self._sessions, self._settings = access, sessions, settings
-        self._granted = 0
 
     async def start_session(self, request: Request) -> JsonResponse:
         self._access.check_admin(key_of(request))
@@ -54,11 +54,11 @@ class Rl:
         return JsonResponse(self._started_json(request, started))
 
     async def grant_capacity(self, request: Request) -> JsonResponse:
-        """AReaL's clients grant a session before they start it. Capacity is counted and not enforced here."""
+        """Let one more session (or `n`) start. AReaL's clients grant one before each start."""
         self._access.check_admin(key_of(request))
         body = await self._body(request)
-        self._granted += optional_int(body, "n", least=1) or 1
-        return JsonResponse({"capacity": self._granted})
+        number = optional_int(body, "n", least=1, most=_MAX_GRANT) or 1
+        return JsonResponse({"capacity": await self._sessions.grant_capacity(number)})
 
     async def set_reward(self, request: Request) -> JsonResponse:
         session = await self._access.for_control(caller_of(request))
@@ -97,11 +97,12 @@ class Rl:
         return JsonResponse({**_record_json(session.record), **shown, "begun_not_ended": begun, "interactions": nodes})
 
     async def _reward(self, session: Session, body: Mapping[str, Any]) -> Changes:
-        """Set what the body rewards. Under the session's lock, since named rewards build on what is there."""
-        changes = parse_reward(session, body)
-        if changes:
-            await self._sessions.reward(session, changes)
-        return changes
+        """Set what the body rewards. Under the session's lock, since named rewards build on what is there; decided
+        anew when another replica changed the session meanwhile."""
+        while True:
+            changes = parse_reward(session, body)
+            if not changes or await self._sessions.reward(session, changes):
+                return changes
 
     async def _body(self, request: Request) -> Mapping[str, Any]:
         return await read_object(request, self._settings.max_body_bytes)

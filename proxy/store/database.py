@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import closing
 from pathlib import Path
 from sqlite3 import Connection as SqliteConnection
+from sqlite3 import connect
 from typing import Any
 
 from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url
@@ -21,6 +23,16 @@ from proxy.errors import ConfigurationError
 BUSY_TIMEOUT_MS = 5_000
 
 _WRITER_PRAGMAS = ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON", f"busy_timeout={BUSY_TIMEOUT_MS}")
+# A server that does not answer is given up in seconds, whether it refuses or is just gone; and a replica that hangs in
+# a transaction keeps the locks of its sessions no longer than that.
+_POSTGRES_CONNECTION = {
+    "connect_timeout": 5,
+    "keepalives_idle": 10,
+    "keepalives_interval": 5,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 20_000,
+    "options": "-c lock_timeout=20s -c idle_in_transaction_session_timeout=60s",
+}
 _READER_PRAGMAS = ("query_only=ON", f"busy_timeout={BUSY_TIMEOUT_MS}")
 
 
@@ -43,7 +55,7 @@ def label(url: URL) -> str:
     """The database as messages name it: the path of a file, else the URL without its password."""
     if url.get_backend_name() == "sqlite" and url.database:
         return url.database
-    return url.render_as_string(hide_password=True)
+    return url.set(drivername=url.get_backend_name()).render_as_string(hide_password=True)
 
 
 def is_sqlite(url: URL) -> bool:
@@ -52,7 +64,7 @@ def is_sqlite(url: URL) -> bool:
 
 def writer_engine(url: URL) -> Engine:
     """One connection, whose transactions take the write lock at once. Raises ConfigurationError without a driver."""
-    engine = _engine(url, size=1)
+    engine = _engine(url, size=1, isolation="READ COMMITTED")
     if is_sqlite(url):
         _prepare(engine, _WRITER_PRAGMAS, begin="BEGIN IMMEDIATE")
     return engine
@@ -60,10 +72,18 @@ def writer_engine(url: URL) -> Engine:
 
 def reader_engine(url: URL, size: int) -> Engine:
     """`size` connections that cannot write; each transaction sees one state. Raises ConfigurationError."""
-    engine = _engine(url, size=size)
+    engine = _engine(url, size=size, isolation="REPEATABLE READ")
     if is_sqlite(url):
         _prepare(engine, _READER_PRAGMAS, begin="BEGIN")
-    return engine
+        return engine
+    return engine.execution_options(postgresql_readonly=True)
+
+
+def shrink(url: URL) -> None:
+    """Give the space of deleted rows of a SQLite file back to the disk; PostgreSQL uses it again by itself."""
+    if is_sqlite(url):
+        with closing(connect(label(url), isolation_level=None)) as connection:
+            connection.execute("VACUUM")
 
 
 def check_file(url: URL) -> None:
@@ -137,13 +157,13 @@ def _sqlite_url(url: URL) -> URL:
     return url.set(drivername="sqlite", database=os.path.realpath(url.database))
 
 
-def _engine(url: URL, size: int) -> Engine:
+def _engine(url: URL, size: int, isolation: str) -> Engine:
     options: dict[str, Any] = {"pool_size": size, "max_overflow": 0}
     if is_sqlite(url):
         # Without the driver's own transactions; "begin" below starts them.
         options["connect_args"] = {"isolation_level": None}
     else:
-        options["pool_pre_ping"] = True
+        options |= {"pool_pre_ping": True, "connect_args": _POSTGRES_CONNECTION, "isolation_level": isolation}
     try:
         return create_engine(url, **options)
     except (ModuleNotFoundError, NoSuchModuleError):

@@ -113,6 +113,22 @@ def load_unreplied(connection: Connection, session_id: str) -> set[str]:
     return set(connection.execute(query).scalars())
 
 
+def find_idle(connection: Connection, before: float, limit: int) -> list[str]:
+    """Live sessions without a commit, a reward or the begin of a call since `before`."""
+    begun = select(intents.c.session_id).where(intents.c.begun_at >= before)
+    query = (
+        select(sessions.c.session_id)
+        .where(
+            sessions.c.status == SessionStatus.ACTIVE.value,
+            sessions.c.updated_at < before,
+            sessions.c.session_id.not_in(begun),
+        )
+        .order_by(sessions.c.number)
+        .limit(limit)
+    )
+    return list(connection.execute(query).scalars())
+
+
 def count_sessions(connection: Connection, task_id: str) -> int:
     query = select(func.count()).select_from(sessions).where(sessions.c.task_id == task_id)
     return connection.execute(query).scalar_one()

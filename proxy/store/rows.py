@@ -146,7 +146,7 @@ def interaction_of(row: RowMapping) -> Interaction:
         prompt_suffix=codec.decode_ids(row["prompt_suffix"]),
         output_ids=codec.decode_ids(row["output_ids"]),
         logprobs=codec.decode_floats(row["logprobs"]),
-        versions=_pairs(row["versions"]),
+        versions=pairs_of(row["versions"]),
         finish_reason=None if row["finish_reason"] is None else FinishReason(row["finish_reason"]),
         sampling=SamplingParams.from_json(codec.decode_json(row["sampling"], {})),
         tools=tuple(map(Tool.from_json, codec.decode_json(row["tools"], ()))),
@@ -161,7 +161,7 @@ def interaction_of(row: RowMapping) -> Interaction:
         purpose=row["purpose"],
         agent=row["agent"],
         trainable=row["trainable"],
-        spans=_pairs(row["spans"]),
+        spans=pairs_of(row["spans"]),
         request_hash=row["request_hash"],
         error=row["error"],
         notes=codec.decode_json(row["notes"], {}),
@@ -204,5 +204,6 @@ def check_lengths(node: Interaction) -> None:
         )
 
 
-def _pairs(data: bytes | None) -> tuple[tuple[int, int], ...]:
+def pairs_of(data: bytes | None) -> tuple[tuple[int, int], ...]:
+    """Pairs of numbers from a column of JSON; none for NULL."""
     return tuple((first, second) for first, second in codec.decode_json(data, ()))

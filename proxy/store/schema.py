@@ -65,7 +65,8 @@ def prepare(engine: Engine, *, migrate: bool) -> None:
         )
     if not migrate:
         raise ConfigurationError(
-            f"the database {name} is at revision {found or 'none'} and needs {head()}; run: tokengrove db upgrade"
+            f"the database {name} is at revision {found or 'none'} and needs {head()}; "
+            "run: tokengrove db upgrade, or serve with --migrate"
         )
     _migrate(engine)
 
@@ -93,7 +94,8 @@ def _revision(engine: Engine) -> str | None:
                 return None
             return connection.execute(text("SELECT version_num FROM alembic_version")).scalar()
     except DatabaseError as error:
-        raise ConfigurationError(f"the database {database.label(engine.url)} cannot be opened: {error.orig}") from None
+        reason = " ".join(str(error.orig).split())
+        raise ConfigurationError(f"the database {database.label(engine.url)} cannot be opened: {reason}") from None
 
 
 def _migrate(engine: Engine) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
@@ -15,7 +15,9 @@ from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import SQLAlchemyError
 
 from proxy.errors import StoreUnavailable
-from proxy.store import codec, database, reads, rows, schema, writes
+from proxy.store import codec, database, reads, replicas, rows, schema, starts, writes
+from proxy.store.replicas import News, Seen
+from proxy.store.starts import Start
 from proxy.store.writer import Phase, Writer
 from proxy.types import Credit, Interaction, Outcome, SessionRecord, SessionStatus, Status
 
@@ -50,18 +52,23 @@ class Store:
         """The database as messages name it, without its password."""
         return database.label(self._writer_engine.url)
 
+    @property
+    def shared(self) -> bool:
+        """Whether others may write to this database too: replicas, of a server that is no SQLite file."""
+        return self._lock is None
+
     @classmethod
-    def open(cls, database_url: str, *, migrate: bool = True) -> Store:
+    def open(cls, database_url: str, *, migrate: bool | None = None) -> Store:
         """The store at a URL, its tables at the newest revision. Blocks. Raises ConfigurationError with one clear line.
 
-        With `migrate` False an older database is refused.
+        With `migrate` False an older database is refused; by default only SQLite files are upgraded.
         """
         url = database.parse_url(database_url)
         lock = schema.lock_file(url) if database.is_sqlite(url) else None
         writer_engine = None
         try:
             writer_engine = database.writer_engine(url)
-            schema.prepare(writer_engine, migrate=migrate)
+            schema.prepare(writer_engine, migrate=database.is_sqlite(url) if migrate is None else migrate)
             return cls(writer_engine, database.reader_engine(url, READER_THREADS), lock)
         except BaseException:
             if writer_engine is not None:
@@ -85,44 +92,86 @@ class Store:
 
     # Writes
 
-    async def create_session(self, record: SessionRecord) -> None:
-        """Raises InvalidRequest (param session_id) when it exists."""
+    async def create_session(
+        self, record: SessionRecord, *, chosen_key: bool = False, max_live: int | None = None
+    ) -> None:
+        """Raises InvalidRequest (param session_id) when it exists, KeyInUse for a `chosen_key` of a live session.
+
+        Raises TooManyRequests where `max_live` sessions live, or no granted start is left for one that takes capacity.
+        """
         if self._known is not None:
             self._known.add(record.session_id)
             if len(self._known) > _MAX_KNOWN:
                 self._known = None
-        await self._writer.submit(writes.create_sessions, rows.session_row(record), Phase.SESSIONS)
+        start = Start(rows.session_row(record), chosen_key, max_live)
+        free = not (chosen_key or record.took_capacity) and max_live is None
+        create = writes.create_freely if free else writes.create_sessions
+        await self._writer.submit(create, start, Phase.SESSIONS)
 
-    async def append(self, interaction: Interaction) -> int:
+    async def grant_capacity(self, number: int) -> int:
+        """Let so many more sessions start; returns how many may now."""
+        left: int = await self._writer.submit(starts.grant, number)
+        return left
+
+    async def append(self, interaction: Interaction, seen: Seen | None = None) -> int | None:
         """Commit a node; its seq is returned and set. Whoever is cancelled while waiting may find it committed.
 
-        Raises SessionNotFound, and InvalidRequest for a known id or for unequal lengths of a complete node.
+        None, and nothing is committed, when the session is no longer as it was `seen`. Raises SessionNotFound, and
+        InvalidRequest for a known id or for unequal lengths of a complete node.
         """
-        interaction.seq = await self._writer.submit(writes.append_interactions, interaction)
-        return interaction.seq
+        if seen is None:
+            seq: int | None = await self._writer.submit(writes.append_interactions, interaction)
+        else:
+            seq = await self._writer.submit(writes.append_seen, writes.Append(interaction, seen))
+        if seq is not None:
+            interaction.seq = seq
+        return seq
 
-    async def set_rewards(self, session_id: str, updates: Mapping[str, Mapping[str, Any]]) -> None:
+    async def set_rewards(
+        self, session_id: str, updates: Mapping[str, Mapping[str, Any]], seen: Seen | None = None
+    ) -> bool:
         """Set those of reward, rewards, token_rewards that are given for each interaction id: all of them, or none.
 
-        Raises NotFound for an id that is not of the session, InvalidRequest for a value that is not finite.
+        False when the session is no longer as it was `seen`. Raises NotFound for an id that is not of the session,
+        InvalidRequest for a value that is not finite.
         """
-        await self._writer.submit(writes.set_rewards, writes.Rewards(session_id, updates))
+        done: bool = await self._writer.submit(writes.set_rewards, writes.Rewards(session_id, updates, seen))
+        return done
 
-    async def update_session(self, record: SessionRecord) -> None:
-        """Replace the record. Raises SessionNotFound."""
-        await self._writer.submit(writes.update_sessions, rows.session_row(record))
+    async def update_session(self, record: SessionRecord, seen: Seen | None = None) -> bool:
+        """Replace the record. False when the session is no longer as it was `seen`. Raises SessionNotFound."""
+        update = writes.Update(rows.session_row(record), seen)
+        done: bool = await self._writer.submit(writes.update_sessions, update)
+        return done
 
-    async def end_session(self, record: SessionRecord, returns: Mapping[str, float]) -> None:
+    async def end_session(
+        self, record: SessionRecord, returns: Mapping[str, float], seen: Seen | None = None
+    ) -> bool:
         """Store the sealed record and its returns, under its own discount and credit, in one commit.
 
-        Raises SessionNotFound, and NotFound for a return of an unknown interaction.
+        False when the session is no longer as it was `seen`. Raises SessionNotFound, and NotFound for a return of an
+        unknown interaction.
         """
-        values = writes.Returns(record.session_id, record.discount, record.credit, dict(returns))
-        await self._writer.submit(writes.end_sessions, writes.End(rows.session_row(record), values))
+        values = writes.Returns(record.session_id, record.discount, record.credit, dict(returns), seen)
+        end = writes.End(rows.session_row(record), values)
+        done: bool = await self._writer.submit(writes.end_sessions, end)
+        return done
 
-    async def set_returns(self, session_id: str, discount: float, credit: Credit, values: Mapping[str, float]) -> None:
-        """Write or overwrite returns by interaction id. Raises SessionNotFound and NotFound."""
-        await self._writer.submit(writes.set_returns, writes.Returns(session_id, discount, credit, dict(values)))
+    async def set_returns(
+        self,
+        session_id: str,
+        discount: float,
+        credit: Credit,
+        values: Mapping[str, float],
+        seen: Seen | None = None,
+    ) -> bool:
+        """Write or overwrite returns by interaction id. False when the session is no longer as it was `seen`.
+
+        Raises SessionNotFound and NotFound.
+        """
+        new = writes.Returns(session_id, discount, credit, dict(values), seen)
+        done: bool = await self._writer.submit(writes.set_returns, new)
+        return done
 
     async def mark(self, interaction_id: str, trainable: bool, spans: tuple[tuple[int, int], ...] = ()) -> None:
         """Set whether, and which spans of, an interaction may be trained. Raises NotFound."""
@@ -144,6 +193,11 @@ class Store:
         """A call that began leaves no interaction: it was refused before anything was sampled."""
         self._writer.note(writes.drop_intents, interaction_id)
 
+    def note_exported(self, session_ids: Sequence[str]) -> None:
+        """These sessions were exported whole. Those that have ended may be pruned one day."""
+        row = {"of_sessions": list(session_ids), "exported_at": time.time()}
+        self._writer.note(writes.set_exported, row, Phase.LAST)
+
     def note_replied(self, interaction_id: str) -> None:
         """The end of the reply was written out."""
         row = {"of_interaction": interaction_id, "replied_at": time.time()}
@@ -161,6 +215,14 @@ class Store:
     ) -> list[Interaction]:
         """Nodes with a seq above `after_seq`, by seq, of any status or of `statuses`."""
         return await self._read(reads.load_interactions, session_id, after_seq, statuses)
+
+    async def load_news(self, session_id: str, seen: Seen) -> News | None:
+        """What others did to a session since it was `seen`; None when there is no such session."""
+        return await self._read(replicas.load_news, session_id, seen)
+
+    async def live_sessions(self, session_ids: Collection[str]) -> set[str]:
+        """Those of at most 10,000 sessions that have not ended."""
+        return await self._read(replicas.live_sessions, session_ids)
 
     async def find_sessions(
         self,
@@ -201,6 +263,14 @@ class Store:
     async def load_unreplied(self, session_id: str) -> set[str]:
         """Ids of complete interactions the end of whose reply was never written out."""
         return await self._read(reads.load_unreplied, session_id)
+
+    async def count_live(self) -> int:
+        """How many sessions have not ended."""
+        return await self._read(starts.count_live)
+
+    async def find_idle(self, before: float, limit: int) -> list[str]:
+        """Live sessions in which nothing was committed, rewarded or begun since `before` (Unix seconds)."""
+        return await self._read(reads.find_idle, before, limit)
 
     async def count_sessions(self, task_id: str) -> int:
         """How many sessions a task has: where to begin looking for a free `<task_id>-<n>`."""

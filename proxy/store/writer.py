@@ -26,7 +26,8 @@ from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import InterfaceError, InternalError, OperationalError, SQLAlchemyError
 
 from proxy.errors import ProxyError, StoreUnavailable
-from proxy.store.writes import Write, append_interactions, insert_intents
+from proxy.store.locks import is_deadlock, lock_all
+from proxy.store.writes import Write, append_interactions, append_seen, insert_intents
 
 logger = logging.getLogger(__name__)
 
@@ -161,9 +162,15 @@ class Writer:
             return _refused(group, error)
 
     def _transact(self, group: list[Change], apply: Apply) -> list[Outcome]:
-        with self._engine.begin() as connection:
-            outcomes = apply(connection, group)
-        return outcomes
+        while True:
+            try:
+                with self._engine.begin() as connection:
+                    lock_all(connection, [change.payload for change in group])
+                    outcomes = apply(connection, group)
+                return outcomes
+            except OperationalError as error:
+                if not is_deadlock(error):  # what a replica was waiting for with us is done now
+                    raise
 
     def _settle(self, outcomes: list[Outcome]) -> None:
         """Wake each event loop once (there is one, but for tests)."""
@@ -190,7 +197,7 @@ class Writer:
 
 def _without_ended_intents(group: list[Change]) -> list[Change]:
     """A call that begins and ends within one group needs no note that it began."""
-    ended = {change.payload.id for change in group if change.write is append_interactions}
+    ended = {change.payload.id for change in group if change.write in (append_interactions, append_seen)}
     if not ended:
         return group
     return [c for c in group if c.write is not insert_intents or c.payload["interaction_id"] not in ended]

@@ -2,6 +2,8 @@
 
 They return one result per payload, in order, and raise for the batch as a whole; the writer then applies its changes
 singly, so that each gets its own error. They may be applied a second time after a rollback, and change no payload.
+A change that was decided on what was `seen` of a session is not made, and says so, when another replica changed the
+session since: whoever asked looks again and decides anew.
 """
 
 from __future__ import annotations
@@ -14,12 +16,31 @@ from typing import Any
 from sqlalchemy import Connection, bindparam, delete, func, insert, select, update
 from sqlalchemy.exc import IntegrityError
 
-from proxy.errors import InvalidRequest, NotFound, SessionNotFound
+from proxy.errors import InvalidRequest, NotFound
 from proxy.store import rows
+from proxy.store.locks import lock_sessions, pass_alone
+from proxy.store.replicas import Seen
+from proxy.store.starts import Start, check_start, give_back
 from proxy.store.tables import intents, interactions, returns, sessions
 from proxy.types import Credit, Interaction, Status
 
 Write = Callable[[Connection, Sequence[Any]], Sequence[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Append:
+    """A node whose place in the tree was decided on what was `seen`."""
+
+    node: Interaction
+    seen: Seen
+
+    @property
+    def id(self) -> str:
+        return self.node.id
+
+    @property
+    def session_id(self) -> str:
+        return self.node.session_id
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +49,7 @@ class Rewards:
 
     session_id: str
     updates: Mapping[str, Mapping[str, Any]]
+    seen: Seen | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +60,7 @@ class Returns:
     discount: float
     credit: Credit
     values: Mapping[str, float]
+    seen: Seen | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +69,23 @@ class End:
 
     row: rows.Row
     returns: Returns
+
+    @property
+    def session_id(self) -> str:
+        return self.returns.session_id
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """Every column of a session's record."""
+
+    row: rows.Row
+    seen: Seen | None = None
+
+    @property
+    def session_id(self) -> str:
+        session_id: str = self.row["session_id"]
+        return session_id
 
 
 _INSERT_SESSION = insert(sessions)
@@ -57,6 +97,7 @@ _SET_NEXT_SEQ = (
     .where(sessions.c.session_id == bindparam("of_session"))
     .values(next_seq=bindparam("next_seq"), updated_at=bindparam("updated_at"))
 )
+_GROW = {"revision": sessions.c.revision + 1}
 _DELETE_INTENT = delete(intents).where(intents.c.interaction_id == bindparam("of_interaction"))
 _DELETE_RETURN = delete(returns).where(
     returns.c.interaction_id == bindparam("of_interaction"),
@@ -70,34 +111,64 @@ _SET_REPLIED = (
 )
 
 
-def create_sessions(connection: Connection, new: Sequence[rows.Row]) -> Sequence[None]:
-    """Insert session rows. Raises InvalidRequest when one exists."""
+def create_sessions(connection: Connection, new: Sequence[Start]) -> Sequence[None]:
+    """Insert session rows. Raises InvalidRequest when one exists, KeyInUse or TooManyRequests when it may not start."""
+    for start in new:
+        check_start(connection, start)
+        _insert_sessions(connection, [start.row])
+    return [None] * len(new)
+
+
+def create_freely(connection: Connection, new: Sequence[Start]) -> Sequence[None]:
+    """As create_sessions, at once, for starts without a condition."""
+    _insert_sessions(connection, [start.row for start in new])
+    return [None] * len(new)
+
+
+def _insert_sessions(connection: Connection, new: Sequence[rows.Row]) -> None:
     try:
         connection.execute(_INSERT_SESSION, [{**row, "next_seq": 0} for row in new])
     except IntegrityError:
         raise InvalidRequest(f"session {new[0]['session_id']} exists", param="session_id") from None
-    return [None] * len(new)
 
 
-def append_interactions(connection: Connection, nodes: Sequence[Interaction]) -> Sequence[int]:
+def append_interactions(connection: Connection, nodes: Sequence[Interaction]) -> Sequence[int | None]:
     """Insert nodes; gives each its seq, in order. Raises SessionNotFound, and InvalidRequest for a known id."""
-    next_seqs = _lock_sessions(connection, {node.session_id for node in nodes})
-    new, seqs = [], []
-    for node in nodes:
-        seq = next_seqs[node.session_id]
-        next_seqs[node.session_id] = seq + 1
-        seqs.append(seq)
-        new.append(rows.interaction_row(node, seq))
+    return _append(connection, [(node, None) for node in nodes])
+
+
+def append_seen(connection: Connection, batch: Sequence[Append]) -> Sequence[int | None]:
+    """As append_interactions; None, and nothing inserted, where the session went on since it was seen."""
+    return _append(connection, [(each.node, each.seen) for each in batch])
+
+
+def _append(connection: Connection, batch: Sequence[tuple[Interaction, Seen | None]]) -> list[int | None]:
+    now_seen = lock_sessions(connection, {node.session_id for node, _ in batch})
+    new: list[rows.Row] = []
+    seqs: list[int | None] = []
+    for node, seen in batch:
+        current = now_seen[node.session_id]
+        if seen not in (None, current):
+            seqs.append(None)
+            continue
+        now_seen[node.session_id] = Seen(current.next_seq + 1, current.revision)
+        seqs.append(current.next_seq)
+        new.append(rows.interaction_row(node, current.next_seq))
+    if new:
+        _insert_interactions(connection, new, {row["session_id"]: now_seen[row["session_id"]].next_seq for row in new})
+    return seqs
+
+
+def _insert_interactions(connection: Connection, new: Sequence[rows.Row], next_seqs: Mapping[str, int]) -> None:
     try:
         connection.execute(_INSERT_INTERACTION, new)
     except IntegrityError:
-        raise InvalidRequest(f"interaction {nodes[0].id} exists", param="interaction_id") from None
+        raise InvalidRequest(f"interaction {new[0]['id']} exists", param="interaction_id") from None
     now = time.time()
     connection.execute(
         _SET_NEXT_SEQ, [{"of_session": name, "next_seq": seq, "updated_at": now} for name, seq in next_seqs.items()]
     )
-    connection.execute(_DELETE_INTENT, [{"of_interaction": node.id} for node in nodes])
-    return seqs
+    connection.execute(_DELETE_INTENT, [{"of_interaction": row["id"]} for row in new])
 
 
 def insert_intents(connection: Connection, new: Sequence[rows.Row]) -> Sequence[None]:
@@ -113,24 +184,43 @@ def drop_intents(connection: Connection, interaction_ids: Sequence[str]) -> Sequ
     return [None] * len(interaction_ids)
 
 
+def set_exported(connection: Connection, batch: Sequence[rows.Row]) -> Sequence[None]:
+    """Rows of `of_sessions` and `exported_at`; live sessions are passed over: there is more to come of them."""
+    for row in batch:
+        ended = sessions.c.session_id.in_(row["of_sessions"]) & sessions.c.ended_at.is_not(None)
+        connection.execute(update(sessions).where(ended).values(exported_at=row["exported_at"]))
+    return [None] * len(batch)
+
+
 def set_replied(connection: Connection, replied: Sequence[rows.Row]) -> Sequence[None]:
     """Rows of `of_interaction` and `replied_at`; unknown interactions are passed over."""
     connection.execute(_SET_REPLIED, list(replied))
     return [None] * len(replied)
 
 
-def set_rewards(connection: Connection, batch: Sequence[Rewards]) -> Sequence[None]:
-    """Raises NotFound when an interaction is not of the session, InvalidRequest for a value that is not finite."""
-    for rewards in batch:
-        for name, change in rewards.updates.items():
-            if change:
-                _update_interaction(connection, name, rows.reward_columns(change), rewards.session_id)
-    return [None] * len(batch)
+def set_rewards(connection: Connection, batch: Sequence[Rewards]) -> Sequence[bool]:
+    """False: the session went on since it was seen. Raises NotFound when an interaction is not of the session,
+    InvalidRequest for a value that is not finite."""
+    return [_set_rewards(connection, rewards) for rewards in batch]
+
+
+def _set_rewards(connection: Connection, rewards: Rewards) -> bool:
+    if not _lock_as_seen(connection, rewards.session_id, rewards.seen):
+        return False
+    for name, change in rewards.updates.items():
+        if change:
+            _update_interaction(connection, name, rows.reward_columns(change), rewards.session_id)
+    _touch(connection, rewards.session_id)
+    return True
 
 
 def update_interactions(connection: Connection, batch: Sequence[tuple[str, rows.Row]]) -> Sequence[None]:
     """Pairs of interaction id and the columns to set. Raises NotFound."""
     for name, columns in batch:
+        session_id = connection.execute(select(interactions.c.session_id).where(interactions.c.id == name)).scalar()
+        if session_id is not None:
+            lock_sessions(connection, {session_id})
+            _touch(connection, session_id)
         _update_interaction(connection, name, columns)
     return [None] * len(batch)
 
@@ -140,46 +230,60 @@ def supersede(connection: Connection, interaction_ids: Sequence[str]) -> Sequenc
     return update_interactions(connection, [(name, {"status": Status.SUPERSEDED.value}) for name in interaction_ids])
 
 
-def update_sessions(connection: Connection, batch: Sequence[rows.Row]) -> Sequence[None]:
-    """Replace every column of the record. Raises SessionNotFound."""
-    for row in batch:
-        name = row["session_id"]
-        if not connection.execute(update(sessions).where(sessions.c.session_id == name).values(row)).rowcount:
-            raise SessionNotFound(f"session {name} does not exist")
-    return [None] * len(batch)
+def update_sessions(connection: Connection, batch: Sequence[Update]) -> Sequence[bool]:
+    """Replace every column of the record. False: the session went on since it was seen. Raises SessionNotFound."""
+    return [_update_session(connection, each) for each in batch]
 
 
-def end_sessions(connection: Connection, batch: Sequence[End]) -> Sequence[None]:
-    """Seal sessions, with their returns, and give each its place in the order of ends. Raises SessionNotFound."""
-    for end in batch:
-        _lock_sessions(connection, {end.row["session_id"]})
-        update_sessions(connection, [end.row])
-        _put_returns(connection, end.returns)
-        _set_ended_order(connection, end.row["session_id"])
-    return [None] * len(batch)
+def _update_session(connection: Connection, change: Update) -> bool:
+    if not _lock_as_seen(connection, change.session_id, change.seen):
+        return False
+    of_session = update(sessions).where(sessions.c.session_id == change.session_id)
+    connection.execute(of_session.values({**change.row, **_GROW}))
+    return True
 
 
-def set_returns(connection: Connection, batch: Sequence[Returns]) -> Sequence[None]:
-    """Write or overwrite returns. Raises SessionNotFound, and NotFound for an unknown interaction."""
-    for each in batch:
-        _lock_sessions(connection, {each.session_id})
-        _put_returns(connection, each)
-    return [None] * len(batch)
+def end_sessions(connection: Connection, batch: Sequence[End]) -> Sequence[bool]:
+    """Seal sessions, with their returns, and give each its place in the order of ends. Raises SessionNotFound.
+
+    False: the session went on since its returns were computed.
+    """
+    return [_end_session(connection, end) for end in batch]
 
 
-def _lock_sessions(connection: Connection, names: set[str]) -> dict[str, int]:
-    """`next_seq` of each session, whose rows are then ours until the commit. Raises SessionNotFound."""
-    # Sorted, so that two replicas never deadlock. SQLite has no row locks: its transaction has begun as the writer.
-    query = (
-        select(sessions.c.session_id, sessions.c.next_seq)
-        .where(sessions.c.session_id.in_(names))
-        .order_by(sessions.c.session_id)
-        .with_for_update()
-    )
-    found = {name: seq for name, seq in connection.execute(query)}
-    if len(found) < len(names):
-        raise SessionNotFound(f"session {min(names - found.keys())} does not exist")
-    return found
+def _end_session(connection: Connection, end: End) -> bool:
+    if not _update_session(connection, Update(end.row, end.returns.seen)):
+        return False
+    _put_returns(connection, end.returns)
+    give_back(connection, end.row)
+    _set_ended_order(connection, end.session_id)
+    return True
+
+
+def set_returns(connection: Connection, batch: Sequence[Returns]) -> Sequence[bool]:
+    """Write or overwrite returns. Raises SessionNotFound, and NotFound for an unknown interaction.
+
+    False: the session went on since they were computed.
+    """
+    return [_set_returns(connection, each) for each in batch]
+
+
+def _set_returns(connection: Connection, new: Returns) -> bool:
+    if not _lock_as_seen(connection, new.session_id, new.seen):
+        return False
+    _put_returns(connection, new)
+    return True
+
+
+def _lock_as_seen(connection: Connection, session_id: str, seen: Seen | None) -> bool:
+    """Lock a session; whether it still is as it was seen. Raises SessionNotFound."""
+    return lock_sessions(connection, {session_id})[session_id] == seen or seen is None
+
+
+def _touch(connection: Connection, session_id: str) -> None:
+    """The session was changed: replicas that look at it learn so, and it is not idle."""
+    touched = update(sessions).where(sessions.c.session_id == session_id)
+    connection.execute(touched.values({"updated_at": time.time(), **_GROW}))
 
 
 def _update_interaction(connection: Connection, name: str, columns: rows.Row, session_id: str | None = None) -> None:
@@ -207,6 +311,7 @@ def _put_returns(connection: Connection, new: Returns) -> None:
 
 
 def _set_ended_order(connection: Connection, name: str) -> None:
+    pass_alone(connection, "ended order")  # two ends at once on two replicas have two places
     following = select(func.coalesce(func.max(sessions.c.ended_order), 0) + 1).scalar_subquery()
     connection.execute(
         update(sessions)

@@ -20,11 +20,11 @@ START_TIMEOUT_S = 120.0
 class Process:
     """`tokengrove serve` on a free port; `url` once it listens, `output` what it printed so far."""
 
-    def __init__(self, folder: Path, *flags: str) -> None:
+    def __init__(self, folder: Path, *flags: str, database_url: str | None = None) -> None:
         # Clients under test may live in an environment of their own, without the server.
         python = os.environ.get("TOKENGROVE_SERVER_PYTHON", sys.executable)
         command = [python, "-m", "cli", "serve", "--port", "0", *flags]
-        command += ["--database-url", f"sqlite:///{folder / 'served.db'}"]
+        command += ["--database-url", database_url or f"sqlite:///{folder / 'served.db'}"]
         environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
         self._process = subprocess.Popen(
             command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
@@ -34,6 +34,14 @@ class Process:
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
         self.url = self._wait_for_url()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def alive(self) -> bool:
+        return self._process.poll() is None
 
     def kill(self) -> None:
         """kill -9."""
@@ -72,8 +80,8 @@ class Process:
 
 
 @contextlib.contextmanager
-def server_process(folder: Path, *flags: str) -> Iterator[Process]:
-    process = Process(folder, *flags)
+def server_process(folder: Path, *flags: str, database_url: str | None = None) -> Iterator[Process]:
+    process = Process(folder, *flags, database_url=database_url)
     try:
         yield process
     finally:

@@ -1,4 +1,4 @@
-"""A store on a fresh SQLite file, and builders of what it holds."""
+"""A store on a fresh database of either kind, and builders of what it holds."""
 
 from __future__ import annotations
 
@@ -24,12 +24,13 @@ from proxy.types import (
 
 @pytest.fixture
 def url(tmp_path: Path) -> str:
+    """A SQLite file, for what is SQLite's own."""
     return f"sqlite:///{tmp_path / 'grove.db'}"
 
 
 @pytest.fixture
-async def store(url: str) -> AsyncIterator[Store]:
-    opened = Store.open(url)
+async def store(database_url: str) -> AsyncIterator[Store]:
+    opened = Store.open(database_url, migrate=True)
     yield opened
     await opened.close()
 

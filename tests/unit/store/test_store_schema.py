@@ -11,13 +11,16 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from alembic import command
 from alembic.autogenerate import compare_metadata
+from alembic.config import Config
 from alembic.migration import MigrationContext
 
 from proxy.errors import ConfigurationError
 from proxy.store import database, schema
 from proxy.store.store import Store
 from proxy.store.tables import metadata
+from tests.databases import execute
 
 
 def refusal(url: str, **options: bool) -> str:
@@ -28,9 +31,9 @@ def refusal(url: str, **options: bool) -> str:
     return str(caught.value)
 
 
-def test_the_migrations_make_exactly_the_tables(url: str) -> None:
-    schema.upgrade(url)
-    engine = database.writer_engine(database.parse_url(url))
+def test_the_migrations_make_exactly_the_tables(database_url: str) -> None:
+    schema.upgrade(database_url)
+    engine = database.writer_engine(database.parse_url(database_url))
     with engine.connect() as connection:
         context = MigrationContext.configure(connection, opts={"compare_type": True, "compare_server_default": True})
         assert compare_metadata(context, metadata) == []
@@ -51,9 +54,9 @@ def test_the_head_is_the_number_of_the_newest_file_and_each_file_names_itself() 
         assert migration.down_revision == (f"{int(number) - 1:04}" if number != "0001" else None)
 
 
-def test_current_is_none_before_and_head_after_the_upgrade(url: str) -> None:
-    assert schema.current(url) is None
-    assert schema.upgrade(url) == schema.upgrade(url) == schema.current(url) == schema.head()
+def test_current_is_none_before_and_head_after_the_upgrade(database_url: str) -> None:
+    assert schema.current(database_url) is None
+    assert schema.upgrade(database_url) == schema.upgrade(database_url) == schema.current(database_url) == schema.head()
 
 
 def test_asking_for_the_revision_makes_no_file(url: str, tmp_path: Path) -> None:
@@ -61,31 +64,56 @@ def test_asking_for_the_revision_makes_no_file(url: str, tmp_path: Path) -> None
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_start_with_a_current_database_needs_no_alembic(url: str) -> None:
-    schema.upgrade(url)
+def test_a_start_with_a_current_database_needs_no_alembic(database_url: str) -> None:
+    schema.upgrade(database_url)
     script = (
         "import asyncio, sys; from proxy.store.store import Store\n"
-        f"asyncio.run(Store.open({url!r}).close()); assert 'alembic' not in sys.modules"
+        f"asyncio.run(Store.open({database_url!r}).close()); assert 'alembic' not in sys.modules"
     )
     root = str(Path(__file__).resolve().parents[3])
     subprocess.run([sys.executable, "-c", script], check=True, env={**os.environ, "PYTHONPATH": root})
 
 
-def test_a_newer_database_is_refused_and_left_alone(url: str, tmp_path: Path) -> None:
-    schema.upgrade(url)
-    with closing(sqlite3.connect(tmp_path / "grove.db")) as connection, connection:
-        connection.execute("UPDATE alembic_version SET version_num = '9999'")
-    assert "was made by a newer tokengrove (revision 9999); upgrade tokengrove" in refusal(url)
-    assert schema.current(url) == "9999"
+def test_a_newer_database_is_refused_and_left_alone(database_url: str) -> None:
+    schema.upgrade(database_url)
+    execute(database_url, "UPDATE alembic_version SET version_num = '9999'")
+    assert "was made by a newer tokengrove (revision 9999); upgrade tokengrove" in refusal(database_url)
+    assert schema.current(database_url) == "9999"
 
 
-def test_an_old_database_is_refused_without_migration(url: str) -> None:
-    assert "tokengrove db upgrade" in refusal(url, migrate=False)
+def test_the_migrations_go_down_and_up_again_and_keep_what_older_revisions_know(database_url: str) -> None:
+    schema.upgrade(database_url)
+    insert = "INSERT INTO sessions (session_id, task_id, status, discount, credit, created_at, updated_at, next_seq)"
+    execute(database_url, f"{insert} VALUES ('s', 't', 'active', 1, 'tree', 0, 0, 0)")
+    migrate(database_url, "0001")
+    assert schema.current(database_url) == "0001"
+    assert "tokengrove db upgrade" in refusal(database_url, migrate=False)
+    schema.upgrade(database_url)
+    assert execute(database_url, "SELECT session_id, revision FROM sessions") == [("s", 0)]
+    migrate(database_url, "base")
+    assert schema.current(database_url) is None
+    assert schema.upgrade(database_url) == schema.head()
 
 
-async def test_a_current_database_is_opened_without_migration(url: str) -> None:
-    schema.upgrade(url)
-    await Store.open(url, migrate=False).close()
+def migrate(url: str, revision: str) -> None:
+    """Go down to a revision, as a developer would."""
+    config = Config()
+    config.set_main_option("script_location", str(schema.migrations_folder()))
+    config.set_main_option("path_separator", "os")
+    engine = database.writer_engine(database.parse_url(url))
+    with engine.begin() as connection:
+        config.attributes["connection"] = connection
+        command.downgrade(config, revision)
+    engine.dispose()
+
+
+def test_an_old_database_is_refused_without_migration(database_url: str) -> None:
+    assert "tokengrove db upgrade" in refusal(database_url, migrate=False)
+
+
+async def test_a_current_database_is_opened_without_migration(database_url: str) -> None:
+    schema.upgrade(database_url)
+    await Store.open(database_url, migrate=False).close()
 
 
 async def test_a_second_server_is_refused_until_the_first_ends(url: str) -> None:

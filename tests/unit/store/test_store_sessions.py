@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import math
-import sqlite3
 from array import array
-from contextlib import closing
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +13,7 @@ import pytest
 from proxy.errors import InvalidRequest, NotFound, SessionNotFound
 from proxy.store.store import Store
 from proxy.types import Credit, Outcome, SessionRecord, SessionStatus
+from tests.databases import execute
 
 FULL = SessionRecord(
     session_id="a/b~c",
@@ -86,13 +84,12 @@ async def test_ending_seals_and_writes_returns_together(store: Store, session: S
     assert await store.load_returns(session.session_id) == {("one", 0.9, Credit.TREE): 0.81}
 
 
-async def test_sessions_keep_the_order_in_which_they_ended(store: Store, tmp_path: Path) -> None:
+async def test_sessions_keep_the_order_in_which_they_ended(store: Store, database_url: str) -> None:
     for name in "abc":
         await store.create_session(SessionRecord(name))
     for name in "cabc":
         await store.end_session(SessionRecord(name, status=SessionStatus.ENDED), {})
-    with closing(sqlite3.connect(tmp_path / "grove.db")) as connection:
-        rows = connection.execute("SELECT session_id, ended_order FROM sessions ORDER BY ended_order").fetchall()
+    rows = execute(database_url, "SELECT session_id, ended_order FROM sessions ORDER BY ended_order")
     assert rows == [("c", 1), ("a", 2), ("b", 3)]
 
 

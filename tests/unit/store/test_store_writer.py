@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import sqlite3
 import threading
 from collections.abc import AsyncIterator, Sequence
-from contextlib import closing
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,9 +12,11 @@ from sqlalchemy import Connection, event
 
 from proxy.errors import InvalidRequest, SessionNotFound, StoreUnavailable
 from proxy.store import database, rows, schema, writes
+from proxy.store.starts import Start
 from proxy.store.store import Store
 from proxy.store.writer import Phase, Writer
 from proxy.types import SessionRecord
+from tests.databases import execute
 
 
 class Held:
@@ -61,7 +60,7 @@ def queue(held: Held, node: Any, *names: str) -> list[asyncio.Future[Any]]:
 
 
 async def test_all_that_is_queued_shares_one_commit(held: Held, node: Any) -> None:
-    created = held.writer.submit(writes.create_sessions, rows.session_row(SessionRecord("task-0")))
+    created = held.writer.submit(writes.create_freely, Start(rows.session_row(SessionRecord("task-0"))))
     appended = queue(held, node, *map(str, range(50)))
     await held.go()
     assert await asyncio.gather(created, *appended) == [None, *range(50)]
@@ -69,7 +68,7 @@ async def test_all_that_is_queued_shares_one_commit(held: Held, node: Any) -> No
 
 
 async def test_a_bad_change_fails_alone_in_its_group(held: Held, node: Any) -> None:
-    created = held.writer.submit(writes.create_sessions, rows.session_row(SessionRecord("task-0")))
+    created = held.writer.submit(writes.create_freely, Start(rows.session_row(SessionRecord("task-0"))))
     appended = queue(held, node, "a", "a", "b")
     stranger = held.writer.submit(writes.append_interactions, node("c", session_id="nobody"))
     broken = held.writer.submit(writes.append_interactions, node("d", output_ids=[1, 2]))
@@ -100,7 +99,7 @@ async def test_begun_calls_go_first_and_reply_notes_last(held: Held) -> None:
 
 
 async def test_stopping_writes_what_is_queued_and_takes_no_more(held: Held, node: Any) -> None:
-    created = held.writer.submit(writes.create_sessions, rows.session_row(SessionRecord("task-0")))
+    created = held.writer.submit(writes.create_freely, Start(rows.session_row(SessionRecord("task-0"))))
     [appended] = queue(held, node, "a")
     held.writer.stop()
     with pytest.raises(StoreUnavailable):
@@ -138,15 +137,14 @@ async def test_many_changes_at_once_with_bad_ones_among_them(store: Store, sessi
 
 
 async def test_after_a_refusal_of_the_database_the_writer_goes_on(
-    store: Store, session: SessionRecord, node: Any, tmp_path: Path
+    store: Store, session: SessionRecord, node: Any, database_url: str
 ) -> None:
-    with closing(sqlite3.connect(tmp_path / "grove.db", isolation_level=None)) as other:
-        other.execute("ALTER TABLE interactions RENAME TO elsewhere")
-        with pytest.raises(StoreUnavailable, match="no such table"):
-            await store.append(node("one"))
-        with pytest.raises(StoreUnavailable, match="no such table"):
-            await store.load_interactions("task-0")
-        other.execute("ALTER TABLE elsewhere RENAME TO interactions")
+    execute(database_url, "ALTER TABLE interactions RENAME TO elsewhere")
+    with pytest.raises(StoreUnavailable, match="interactions"):
+        await store.append(node("one"))
+    with pytest.raises(StoreUnavailable, match="interactions"):
+        await store.load_interactions("task-0")
+    execute(database_url, "ALTER TABLE elsewhere RENAME TO interactions")
     assert await store.append(node("one")) == 0
 
 

@@ -1,0 +1,192 @@
+"""The invariants of a stored session, proven from what is on the disk and nothing else. It changes nothing.
+
+What is checked: exact lengths, the order of seq, parents, alignment, trained once, returns, ends, and begun calls.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from proxy.store.inspection import Broken, Inspection, Stored
+from proxy.trajectory.export import ExportOptions, Layout, export_session
+from proxy.trajectory.rewards import compute_returns
+from proxy.types import Interaction, Reason, SessionRecord, SessionStatus, Status
+
+# A logprob is of a float32 log-softmax: it may lie above 0 by rounding.
+_LOGPROB_SLACK = 1e-4
+_RETURN_SLACK = 1e-9
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One broken invariant, and where. Without a session it is of the database as a whole."""
+
+    session_id: str | None
+    interaction_id: str | None
+    what: str
+
+    def __str__(self) -> str:
+        where = ["session " + self.session_id] if self.session_id is not None else []
+        where += ["interaction " + self.interaction_id] if self.interaction_id is not None else []
+        return ": ".join([", ".join(where), self.what]) if where else self.what
+
+
+@dataclass(slots=True)
+class Audit:
+    """What was looked at, and what is broken. `begun_not_ended` calls are no fault: a crash leaves them."""
+
+    sessions: int = 0
+    interactions: int = 0
+    output_tokens: int = 0
+    begun_not_ended: int = 0
+    findings: list[Finding] = field(default_factory=list)
+
+
+def audit(inspection: Inspection, session_id: str | None = None) -> Audit:
+    """Walk every session (or the one); memory holds one at a time. Raises ConfigurationError for an unknown one."""
+    result = Audit()
+    if session_id is None:
+        result.findings += [Finding(None, None, fault) for fault in inspection.faults()]
+    for stored in inspection.sessions(session_id):
+        result.sessions += 1
+        result.interactions += len(stored.interactions)
+        result.output_tokens += sum(len(node.output_ids) for node in _whole(stored))
+        result.begun_not_ended += len(stored.begun - stored.existing)
+        result.findings += check_session(stored)
+    return result
+
+
+def check_session(stored: Stored) -> list[Finding]:
+    """Every broken invariant of one session."""
+    broken = [each for each in (stored.record, *stored.interactions) if isinstance(each, Broken)]
+    found = [Finding(stored.session_id, each.id, f"cannot be decoded: {each.why}") for each in broken]
+    checks = [_check_order, _check_nodes, _check_parents, _check_reasons, _check_end, _check_begun]
+    if not broken:
+        checks += [_check_trained_once, _check_returns]
+    for check in checks:
+        found += [Finding(stored.session_id, name, what) for name, what in check(stored)]
+    return found
+
+
+T = TypeVar("T")
+Faults = Iterator[tuple[str | None, str]]
+"""Interaction ids (None: the session's own) and what is wrong with them."""
+
+
+def _whole(stored: Stored) -> list[Interaction]:
+    return [node for node in stored.interactions if isinstance(node, Interaction)]
+
+
+def _complete(stored: Stored) -> list[Interaction]:
+    return [node for node in _whole(stored) if node.status is Status.COMPLETE]
+
+
+def _check_order(stored: Stored) -> Faults:
+    """seq counts the interactions of a session without a gap."""
+    if any(isinstance(node, Broken) for node in stored.interactions):
+        return
+    seqs = [node.seq for node in _whole(stored)]
+    if seqs != list(range(stored.next_seq)):
+        yield None, f"next_seq is {stored.next_seq}, and the seqs are {_short(seqs)}"
+
+
+def _check_nodes(stored: Stored) -> Faults:
+    """As many logprobs and versions as output ids, all of them possible."""
+    for node in _complete(stored):
+        length, versions = len(node.output_ids), sum(count for count, _ in node.versions)
+        if not length == len(node.logprobs) == versions:
+            yield node.id, f"{length} output ids, {len(node.logprobs)} logprobs, {versions} versions"
+        if not all(math.isfinite(value) and value <= _LOGPROB_SLACK for value in node.logprobs):
+            yield node.id, "a logprob is not finite or above 0"
+        if min((*node.prompt_suffix, *node.output_ids), default=0) < 0:
+            yield node.id, "a token id is negative"
+
+
+def _check_parents(stored: Stored) -> Faults:
+    """A parent is a complete, earlier interaction of the session; an aligned node begins with all of its tokens."""
+    complete = {node.id: node for node in _complete(stored)}
+    for node in complete.values():
+        if node.parent_id is None:
+            if node.aligned or node.prefix_length:
+                yield node.id, "it is aligned and has no parent"
+            continue
+        parent = complete.get(node.parent_id)
+        if parent is None or parent.seq >= node.seq:
+            yield node.id, f"its parent {node.parent_id} is no earlier complete interaction of the session"
+            continue
+        expected = parent.prompt_tokens + len(parent.output_ids) if node.aligned else 0
+        if node.prefix_length != expected:
+            yield node.id, f"its prefix has {node.prefix_length} tokens, its parent {expected}"
+
+
+def _check_reasons(stored: Stored) -> Faults:
+    """One root is the first, and of a parent's children one continues it."""
+    complete = _complete(stored)
+    firsts = [node for node in complete if node.reason is Reason.FIRST]
+    if complete and (len(firsts) != 1 or firsts[0].parent_id is not None):
+        yield None, f"{len(firsts)} interactions are the first"
+    continued = Counter(node.parent_id for node in complete if node.reason is Reason.CONTINUED)
+    for parent_id, count in continued.items():
+        if count > 1 or parent_id is None:
+            yield parent_id, f"{count} interactions continue it"
+
+
+def _check_end(stored: Stored) -> Faults:
+    """Ended sessions have a time and a place in the order of ends; live ones have neither."""
+    if isinstance(stored.record, Broken):
+        return
+    ended = stored.record.status is not SessionStatus.ACTIVE
+    if (stored.record.ended_at is not None) != ended or (stored.ended_order is not None) != ended:
+        at, order = stored.record.ended_at, stored.ended_order
+        yield None, f"it is {stored.record.status}, with ended_at {at} and ended_order {order}"
+
+
+def _check_begun(stored: Stored) -> Faults:
+    """A call that has its interaction is not begun any more."""
+    for name in sorted(stored.existing):
+        yield name, "it is stored, and noted as begun and not ended"
+
+
+def _check_trained_once(stored: Stored) -> Faults:
+    """In a concat export each sampled token is trained exactly once."""
+    record, nodes = stored.record, _whole(stored)
+    assert isinstance(record, SessionRecord)
+    samples, failed = _attempt(lambda: export_session(record, nodes, ExportOptions(Layout.CONCAT)))
+    if failed:
+        yield None, f"it cannot be exported: {failed}"
+        return
+    trained = sum(int(sample.arrays.loss_mask.sum()) for sample in samples or ())
+    expected = sum(len(node.output_ids) for node in nodes if node.status is Status.COMPLETE)
+    if trained != expected:
+        yield None, f"{trained} tokens are trained of {expected} that were sampled"
+
+
+def _check_returns(stored: Stored) -> Faults:
+    """The returns of an ended session are those of its rewards."""
+    record = stored.record
+    assert isinstance(record, SessionRecord)
+    if record.status is SessionStatus.ACTIVE:
+        return
+    values, failed = _attempt(lambda: compute_returns(_whole(stored), record.discount, record.credit))
+    if failed:
+        yield None, f"its returns cannot be computed: {failed}"
+    for name, value in (values or {}).items():
+        kept = stored.returns.get((name, record.discount, record.credit))
+        if kept is None or not math.isclose(kept, value, rel_tol=_RETURN_SLACK, abs_tol=_RETURN_SLACK):
+            yield name, f"its stored return is {kept}, and its rewards give {value}"
+
+
+def _attempt(work: Callable[[], T]) -> tuple[T | None, str | None]:
+    """The result, or in words why a damaged tree gave none."""
+    try:
+        return work(), None
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        return None, f"{type(error).__name__}: {error}"
+
+
+def _short(values: Sequence[int]) -> str:
+    return f"{list(values)}" if len(values) <= 20 else f"{list(values[:20])} and {len(values) - 20} more"

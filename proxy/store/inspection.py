@@ -1,0 +1,142 @@
+"""A database as it lies there, for audits: read in one transaction, whatever writes meanwhile, and never changed.
+
+Rows that cannot be decoded are given as what is wrong with them, so that one broken row hides no other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from sqlalchemy import Connection, RowMapping, func, select, text
+from sqlalchemy.exc import SQLAlchemyError
+
+from proxy.errors import ConfigurationError, ProxyError
+from proxy.store import database, reads, rows, schema
+from proxy.store.tables import intents, interactions, sessions
+from proxy.types import Credit, Interaction, SessionRecord
+
+# What decoding a broken value raises, from any of the libraries below.
+_BROKEN = (ArithmeticError, AttributeError, LookupError, OSError, TypeError, ValueError, ProxyError)
+_PAGE = 500
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Broken:
+    """A row that cannot be decoded: its id, and why."""
+
+    id: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """One session with everything of it. `interactions` are by seq; `existing` are those of `begun` that are there."""
+
+    session_id: str
+    record: SessionRecord | Broken
+    next_seq: int
+    ended_order: int | None
+    interactions: list[Interaction | Broken]
+    returns: Mapping[tuple[str, float, Credit], float]
+    begun: frozenset[str]
+    existing: frozenset[str]
+
+
+class Inspection:
+    """Reads of one connection. Made by `inspecting`."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    def faults(self) -> list[str]:
+        """What is wrong with the database as a whole: its pages (SQLite), its references, its order of ends."""
+        return [*self._sqlite_faults(), *self._strangers(), *self._shared_orders()]
+
+    def sessions(self, session_id: str | None = None) -> Iterator[Stored]:
+        """All sessions in order of creation, or the one; memory holds one at a time. Raises ConfigurationError."""
+        after = -1
+        while page := self._page(after, session_id):
+            for row in page:
+                yield self._stored(row)
+            after = page[-1]["number"]
+            if session_id is not None:
+                return
+        if session_id is not None:
+            raise ConfigurationError(f"there is no session {session_id!r} in this database")
+
+    def _page(self, after: int, session_id: str | None) -> list[RowMapping]:
+        query = select(sessions).where(sessions.c.number > after).order_by(sessions.c.number).limit(_PAGE)
+        if session_id is not None:
+            query = query.where(sessions.c.session_id == session_id)
+        return list(self._connection.execute(query).mappings())
+
+    def _stored(self, row: RowMapping) -> Stored:
+        name = row["session_id"]
+        query = select(interactions).where(interactions.c.session_id == name).order_by(interactions.c.seq)
+        nodes = [_decode(each, each["id"], rows.interaction_of) for each in self._connection.execute(query).mappings()]
+        begun = reads.load_begun(self._connection, name).keys()
+        return Stored(
+            session_id=name,
+            record=_decode(row, name, rows.session_of),
+            next_seq=row["next_seq"],
+            ended_order=row["ended_order"],
+            interactions=nodes,
+            returns=reads.load_returns(self._connection, name),
+            begun=frozenset(begun),
+            existing=frozenset(begun & {node.id for node in nodes}),
+        )
+
+    def _sqlite_faults(self) -> list[str]:
+        if self._connection.dialect.name != "sqlite":
+            return []
+        found = [str(line) for line in self._connection.execute(text("PRAGMA integrity_check")).scalars()]
+        return [f"SQLite: {line}" for line in found if line != "ok"]
+
+    def _strangers(self) -> list[str]:
+        known = select(sessions.c.session_id)
+        query = select(interactions.c.id).where(interactions.c.session_id.not_in(known)).limit(100)
+        calls = select(intents.c.interaction_id).where(intents.c.session_id.not_in(known)).limit(100)
+        return [
+            *(f"interaction {name} is of no session" for name in self._connection.execute(query).scalars()),
+            *(f"the begun call {name} is of no session" for name in self._connection.execute(calls).scalars()),
+        ]
+
+    def _shared_orders(self) -> list[str]:
+        query = (
+            select(sessions.c.ended_order, func.count())
+            .where(sessions.c.ended_order.is_not(None))
+            .group_by(sessions.c.ended_order)
+            .having(func.count() > 1)
+        )
+        return [f"{count} sessions share ended_order {order}" for order, count in self._connection.execute(query)]
+
+
+@contextmanager
+def inspecting(database_url: str) -> Iterator[Inspection]:
+    """Raises ConfigurationError for a database that is missing, unreadable, or not at this code's revision."""
+    found = schema.current(database_url)
+    url = database.parse_url(database_url)
+    if found != schema.head():
+        where = Path(database.label(url)).name if database.is_sqlite(url) else database.label(url)
+        raise ConfigurationError(f"{where} is at revision {found or 'none'}, this tokengrove needs {schema.head()}")
+    engine = database.reader_engine(url, 1)
+    try:
+        with engine.connect() as connection:
+            yield Inspection(connection)
+    except SQLAlchemyError as error:
+        raise ConfigurationError(f"the database cannot be read: {getattr(error, 'orig', None) or error}") from None
+    finally:
+        engine.dispose()
+
+
+def _decode(row: RowMapping, name: str, decode: Callable[[RowMapping], T]) -> T | Broken:
+    try:
+        return decode(row)
+    except _BROKEN as error:
+        return Broken(name, f"{type(error).__name__}: {error}")

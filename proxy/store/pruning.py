@@ -1,0 +1,92 @@
+"""Deleting what nobody needs any more: whole sessions that ended long ago and were exported, acknowledged or expired.
+
+Never a live session, never one that nobody has seen, and never by itself: only `tokengrove db prune` comes here.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from sqlalchemy import ColumnElement, Connection, Engine, and_, delete, func, not_, or_, select
+
+from proxy.store import database, schema
+from proxy.store.tables import intents, interactions, returns, sessions
+from proxy.types import SessionStatus
+
+# Sessions a transaction: locks are short, and a crash leaves whole sessions.
+_BATCH = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Pruned:
+    """What was deleted (or would be). `kept` ended in time, and stay because nobody exported them."""
+
+    sessions: int
+    interactions: int
+    tokens: int
+    kept: int
+
+
+def prune(database_url: str, older_than_s: float, *, dry_run: bool) -> Pruned:
+    """Delete sessions that ended more than `older_than_s` seconds ago; a SQLite file then shrinks.
+
+    Raises ConfigurationError for a database that is served (SQLite) or not at this code's revision.
+    """
+    url = database.parse_url(database_url)
+    lock = schema.lock_file(url) if database.is_sqlite(url) else None
+    try:
+        engine = database.writer_engine(url)
+        try:
+            schema.prepare(engine, migrate=False)
+            pruned = _prune(engine, time.time() - older_than_s, dry_run)
+        finally:
+            engine.dispose()
+        if pruned.sessions and not dry_run:
+            database.shrink(url)
+        return pruned
+    finally:
+        if lock is not None:
+            lock.release()
+
+
+def _prune(engine: Engine, before: float, dry_run: bool) -> Pruned:
+    gone = and_(sessions.c.ended_at < before, sessions.c.status != SessionStatus.ACTIVE.value)
+    done = or_(
+        sessions.c.exported_at.is_not(None),
+        sessions.c.acknowledged_at.is_not(None),
+        sessions.c.status == SessionStatus.EXPIRED.value,
+    )
+    with engine.begin() as connection:
+        pruned = _count(connection, and_(gone, done), and_(gone, not_(done)))
+    while not dry_run:
+        with engine.begin() as connection:
+            query = select(sessions.c.session_id).where(gone, done).limit(_BATCH).with_for_update()
+            names = list(connection.execute(query).scalars())
+            if not names:
+                break
+            _delete(connection, names)
+    return pruned
+
+
+def _count(connection: Connection, pruned: ColumnElement[bool], kept: ColumnElement[bool]) -> Pruned:
+    names = select(sessions.c.session_id).where(pruned)
+    tokens = func.coalesce(func.sum(interactions.c.output_tokens + interactions.c.prompt_tokens), 0)
+    prefixes = func.coalesce(func.sum(interactions.c.prefix_length), 0)
+    query = select(func.count(), tokens - prefixes).where(interactions.c.session_id.in_(names))
+    found, stored = connection.execute(query).one()
+    count = select(func.count()).select_from(sessions)
+    return Pruned(
+        connection.execute(count.where(pruned)).scalar_one(),
+        found,
+        int(stored),
+        connection.execute(count.where(kept)).scalar_one(),
+    )
+
+
+def _delete(connection: Connection, names: Sequence[str]) -> None:
+    ids = select(interactions.c.id).where(interactions.c.session_id.in_(names))
+    connection.execute(delete(returns).where(returns.c.interaction_id.in_(ids)))
+    for table in (intents, interactions, sessions):
+        connection.execute(delete(table).where(table.c.session_id.in_(names)))

@@ -1,0 +1,96 @@
+"""What one replica has to learn of the others: how far a session is in the database, and what it was not told yet.
+
+`next_seq` grows with every interaction, `revision` with every other change of a session, each in the transaction of the
+change itself. Who knows both has seen everything up to them.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from sqlalchemy import Connection, select
+
+from proxy.store import codec, reads, rows
+from proxy.store.tables import interactions, sessions
+from proxy.types import Interaction, SessionRecord, SessionStatus, Status
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """How far a session is known: all interactions below `next_seq`, all else up to `revision`."""
+
+    next_seq: int = 0
+    revision: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """What of a stored interaction changes after its commit."""
+
+    interaction_id: str
+    status: Status
+    reward: float | None
+    rewards: dict[str, float]
+    token_rewards: array[float] | None
+    trainable: bool
+    spans: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class News:
+    """What is in the database beyond what was seen. `record` is None, and `marks` empty, unless the revision grew.
+
+    `interactions` are those from the `next_seq` that was seen, of any status, by seq; `unreplied` of them never had the
+    end of their reply written out. `marks` are of all the others.
+    """
+
+    seen: Seen
+    record: SessionRecord | None
+    interactions: Sequence[Interaction]
+    unreplied: Collection[str]
+    marks: Sequence[Mark]
+
+
+def load_news(connection: Connection, session_id: str, seen: Seen) -> News | None:
+    """None when there is no such session. One short query when there is nothing new."""
+    query = select(sessions.c.next_seq, sessions.c.revision).where(sessions.c.session_id == session_id)
+    found = connection.execute(query).first()
+    if found is None:
+        return None
+    now = Seen(*found)
+    grown = now.next_seq > seen.next_seq
+    new = reads.load_interactions(connection, session_id, seen.next_seq - 1, None) if grown else []
+    unreplied = reads.load_unreplied(connection, session_id) if new else set()
+    if now.revision == seen.revision:
+        return News(now, None, new, unreplied, ())
+    return News(now, reads.load_session(connection, session_id), new, unreplied, _marks(connection, session_id, seen))
+
+
+def live_sessions(connection: Connection, session_ids: Collection[str]) -> set[str]:
+    """Those of `session_ids` that have not ended. At most `reads.MAX_SESSION_IDS`."""
+    query = select(sessions.c.session_id).where(
+        sessions.c.session_id.in_(session_ids), sessions.c.status == SessionStatus.ACTIVE.value
+    )
+    return set(connection.execute(query).scalars())
+
+
+def _marks(connection: Connection, session_id: str, seen: Seen) -> list[Mark]:
+    columns = interactions.c
+    query = select(
+        *(columns.id, columns.status, columns.reward, columns.rewards, columns.token_rewards),
+        *(columns.trainable, columns.spans),
+    ).where(columns.session_id == session_id, columns.seq < seen.next_seq)
+    return [
+        Mark(
+            row["id"],
+            Status(row["status"]),
+            row["reward"],
+            codec.decode_json(row["rewards"], {}),
+            None if row["token_rewards"] is None else codec.decode_floats(row["token_rewards"]),
+            row["trainable"],
+            rows.pairs_of(row["spans"]),
+        )
+        for row in connection.execute(query).mappings()
+    ]

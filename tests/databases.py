@@ -1,0 +1,18 @@
+"""Plain SQL for tests, on either database, as somebody with a shell would use it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import create_engine
+from sqlalchemy.pool import NullPool
+
+from proxy.store import database
+
+
+def execute(url: str, statement: str) -> list[tuple[Any, ...]]:
+    """Run one statement and commit it; the rows of a query."""
+    engine = create_engine(database.parse_url(url), poolclass=NullPool)
+    with engine.begin() as connection:
+        result = connection.exec_driver_sql(statement)
+        return [tuple(row) for row in result] if result.returns_rows else []

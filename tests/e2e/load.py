@@ -1,0 +1,110 @@
+"""Agents that talk to a server turn after turn, and remember what they received whole and what was refused."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from tests.e2e.processes import ROOT
+from tests.support import user
+
+
+class Refused(Exception):
+    """The server answered 503."""
+
+
+@dataclass
+class Load:
+    """`seen`: text by id of each reply whose end came. `refusals`: the headers of each 503. `gone`: connections cut."""
+
+    chance: random.Random
+    seen: dict[str, str] = field(default_factory=dict)
+    refusals: list[httpx.Headers] = field(default_factory=list)
+    gone: bool = False
+    stopped: bool = False
+
+    async def talk(self, http: httpx.AsyncClient, session: str, *, stream: bool) -> None:
+        """Turn after turn, until the server is gone or `stop` is called. After a refusal it asks again."""
+        messages: list[Any] = [user(f"hello from {session}")]
+        while not self.stopped:
+            body = {"model": "m", "messages": messages, "max_tokens": self.chance.randint(1, 40), "stream": stream}
+            try:
+                turn = streamed if stream else unary
+                reply_id, text = await turn(http, f"/{session}/v1/chat/completions", body, self.refusals)
+            except Refused:
+                await asyncio.sleep(0.05)
+                continue
+            except httpx.HTTPError:
+                self.gone = True
+                return
+            self.seen[reply_id] = text
+            messages += [{"role": "assistant", "content": text}, user("go on")]
+
+    async def until(self, condition: Any) -> None:
+        """Wait until `condition()` holds. Raises AssertionError after two minutes."""
+        for _ in range(2400):
+            if condition():
+                return
+            await asyncio.sleep(0.05)
+        raise AssertionError("the load never came to what was waited for")
+
+
+async def unary(
+    http: httpx.AsyncClient, path: str, body: Any, refusals: list[httpx.Headers] | None = None
+) -> tuple[str, str]:
+    """Id and text. Raises Refused for a 503."""
+    response = await http.post(path, json=body)
+    _check(response, refusals)
+    reply = response.json()
+    return reply["id"], reply["choices"][0]["message"]["content"]
+
+
+async def streamed(
+    http: httpx.AsyncClient, path: str, body: Any, refusals: list[httpx.Headers] | None = None
+) -> tuple[str, str]:
+    """Id and text. Raises Refused for a 503 or an error event, httpx.ReadError unless the stream came to `[DONE]`."""
+    text, reply_id, done = "", "", False
+    async with http.stream("POST", path, json=body) as response:
+        if response.status_code != 200:
+            await response.aread()
+        _check(response, refusals)
+        async for line in response.aiter_lines():
+            if line == "data: [DONE]":
+                done = True
+            elif line.startswith("data: "):
+                chunk = json.loads(line[6:])
+                if "error" in chunk:
+                    raise Refused(chunk["error"])
+                reply_id = chunk["id"]
+                text += "".join(choice["delta"].get("content") or "" for choice in chunk["choices"])
+    if not done:
+        raise httpx.ReadError("cut")
+    return reply_id, text
+
+
+def _check(response: httpx.Response, refusals: list[httpx.Headers] | None) -> None:
+    if response.status_code == 503 and refusals is not None:
+        assert response.json()["error"]["message"]
+        refusals.append(response.headers)
+        raise Refused(response.text)
+    assert response.status_code == 200, response.text
+
+
+def check_database(url: str) -> str:
+    """What `tokengrove db check` prints. Raises AssertionError if it found anything."""
+    command = [sys.executable, "-m", "cli", "db", "check", "--database-url", url]
+    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert run.returncode == 0, run.stdout + run.stderr
+    return run.stdout
+
+
+def sqlite_url(folder: Path) -> str:
+    return f"sqlite:///{folder / 'served.db'}"

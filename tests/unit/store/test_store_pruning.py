@@ -1,0 +1,92 @@
+"""Pruning deletes old sessions that somebody exported, or that expired, whole; and nothing else, ever."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+import cli
+from proxy.errors import ConfigurationError
+from proxy.store.pruning import Pruned, prune
+from tests.databases import execute
+from tests.support import says, serving, user
+
+DAY_S = 86_400.0
+
+
+async def grow(folder: Path, url: str) -> None:
+    """Four ended sessions, of which two were exported; a live one that was exported; one that expired."""
+    async with serving(folder, says(*"abcdef"), database_url=url) as server:
+        for name in ("seen", "seen-recent", "unseen", "live", "expired"):
+            await server.chat([user("hello")], session=name)
+            if name != "live":
+                await server.ok(f"/{name}/rl/end_session", {"reward": 1.0})
+        await server.ok("/export_trajectories", {"session_ids": ["seen", "seen-recent", "live"]})
+    execute(url, "UPDATE sessions SET ended_at = 1.0 WHERE session_id IN ('seen', 'unseen', 'expired')")
+    execute(url, "UPDATE sessions SET status = 'expired' WHERE session_id = 'expired'")
+
+
+def left(url: str, table: str = "sessions") -> set[str]:
+    return {row[0] for row in execute(url, f"SELECT session_id FROM {table}")}
+
+
+async def test_only_old_sessions_that_were_exported_or_expired_go(tmp_path: Path, database_url: str) -> None:
+    await grow(tmp_path, database_url)
+    everything = left(database_url)
+    would = prune(database_url, DAY_S, dry_run=True)
+    assert (would.sessions, would.interactions, would.kept) == (2, 2, 1)
+    assert would.tokens > 0
+    assert left(database_url) == everything
+    assert prune(database_url, DAY_S, dry_run=False) == would
+    assert left(database_url) == left(database_url, "interactions") == {"seen-recent", "unseen", "live"}
+    assert execute(database_url, "SELECT count(*) FROM returns") == [(2,)]
+    assert prune(database_url, DAY_S, dry_run=False) == Pruned(0, 0, 0, 1)
+
+
+async def test_what_was_acknowledged_goes_too(tmp_path: Path, database_url: str) -> None:
+    await grow(tmp_path, database_url)
+    execute(database_url, "UPDATE sessions SET acknowledged_at = 2.0 WHERE session_id = 'unseen'")
+    assert prune(database_url, DAY_S, dry_run=False).kept == 0
+    assert left(database_url) == {"seen-recent", "live"}
+
+
+async def test_an_export_that_was_cut_does_not_count(tmp_path: Path, database_url: str) -> None:
+    async with serving(tmp_path, says("a"), database_url=database_url) as server:
+        await server.chat([user("hello")])
+        await server.ok("/s/rl/end_session", {})
+        assert (await server.post("/export_trajectories", {"session_id": "s", "layout": "round"})).status_code == 400
+    assert execute(database_url, "SELECT exported_at FROM sessions") == [(None,)]
+
+
+async def test_a_file_that_is_served_is_refused(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'test.db'}"
+    async with serving(tmp_path, says(), database_url=url):
+        with pytest.raises(ConfigurationError, match="in use by another server"):
+            prune(url, DAY_S, dry_run=True)
+
+
+async def test_a_sqlite_file_gives_its_space_back(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'test.db'}"
+    await grow(tmp_path, url)
+    execute(url, "UPDATE interactions SET error = hex(randomblob(500000)) WHERE session_id = 'seen'")
+    before = (tmp_path / "test.db").stat().st_size
+    prune(url, DAY_S, dry_run=False)
+    assert (tmp_path / "test.db").stat().st_size < before - 900_000
+
+
+async def test_the_command_says_what_it_did_and_what_it_kept(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'test.db'}"
+    await grow(tmp_path, url)
+    ran = CliRunner().invoke(cli.app, ["db", "prune", "--older-than", "30d", "--database-url", url])
+    assert ran.exit_code == 0
+    assert ran.output.startswith("deleted 2 sessions, 2 interactions, ")
+    assert "kept 1 sessions that ended as long ago, since nobody has exported them" in ran.output
+
+
+@pytest.mark.parametrize("text", ["30", "d", "-1d", "1.5h", "30 days", ""])
+def test_what_is_no_duration_is_refused_by_name(text: str) -> None:
+    ran = CliRunner().invoke(cli.app, ["db", "prune", "--older-than", text])
+    assert isinstance(ran.exception, ConfigurationError) or ran.exit_code == 2
+    assert "--older-than" in str(ran.exception) + ran.output

@@ -1,0 +1,94 @@
+"""Each invariant, broken by plain SQL in a stored session, is found; a whole session has no findings."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from proxy.audit import Audit, audit
+from proxy.errors import ConfigurationError
+from proxy.store.inspection import inspecting
+from tests.databases import execute
+from tests.support import assistant, says, serving, user
+
+
+def checked(url: str, session_id: str | None = None) -> Audit:
+    with inspecting(url) as inspection:
+        return audit(inspection, session_id)
+
+
+async def grow(folder: Path, url: str) -> None:
+    """Session s: a root, two children of it, ended with a reward; session t: one live turn."""
+    async with serving(folder, says("one", "two", "three", "four"), database_url=url) as server:
+        first = [user("a")]
+        answered = [*first, assistant(await text(server, first))]
+        for words in ("b", "c"):
+            await server.chat([*answered, user(words)])
+        await server.ok("/s/rl/end_session", {"reward": 1.0})
+        await server.chat([user("x")], session="t")
+
+
+async def text(server: object, messages: list[object]) -> str:
+    return (await server.answer(messages))["content"]  # type: ignore[attr-defined,no-any-return]
+
+
+async def test_a_whole_database_has_no_findings(tmp_path: Path, database_url: str) -> None:
+    await grow(tmp_path, database_url)
+    result = checked(database_url)
+    assert result.findings == []
+    assert (result.sessions, result.interactions, result.begun_not_ended) == (2, 4, 0)
+    assert result.output_tokens > 4
+
+
+@pytest.mark.parametrize(
+    ("statement", "finding"),
+    [
+        ("DELETE FROM returns WHERE value = 1.0", "stored return is None"),
+        ("UPDATE returns SET value = 0.25 WHERE value = 1.0", "stored return is 0.25"),
+        ("UPDATE interactions SET reward = 3.0 WHERE reward = 1.0", "its rewards give 3.0"),
+        ("UPDATE interactions SET seq = 7 WHERE session_id = 's' AND seq = 2", "the seqs are [0, 1, 7]"),
+        ("UPDATE sessions SET next_seq = 9 WHERE session_id = 's'", "next_seq is 9"),
+        ("UPDATE interactions SET parent_id = 'gone' WHERE reason = 'branched'", "no earlier complete interaction"),
+        ("UPDATE interactions SET parent_id = id WHERE reason = 'continued'", "no earlier complete interaction"),
+        ("UPDATE interactions SET prefix_length = prefix_length - 1 WHERE reason = 'continued'", "its prefix has"),
+        ("UPDATE interactions SET aligned = (1 = 1) WHERE reason = 'first' AND session_id = 's'", "has no parent"),
+        ("UPDATE interactions SET reason = 'continued' WHERE reason = 'branched'", "2 interactions continue it"),
+        ("UPDATE interactions SET reason = 'new_root' WHERE session_id = 't'", "0 interactions are the first"),
+        ("UPDATE interactions SET reason = 'nonsense' WHERE session_id = 't'", "cannot be decoded"),
+        ("UPDATE interactions SET status = 'nonsense' WHERE session_id = 't'", "cannot be decoded"),
+        ("UPDATE sessions SET credit = 'nonsense' WHERE session_id = 't'", "cannot be decoded"),
+        ("UPDATE sessions SET ended_at = NULL WHERE session_id = 's'", "with ended_at None"),
+        ("UPDATE sessions SET ended_order = 1 WHERE session_id = 't'", "sessions share ended_order 1"),
+        ("UPDATE sessions SET status = 'expired' WHERE session_id = 't'", "it is expired, with ended_at None"),
+        ("INSERT INTO intents SELECT id, session_id, 1.0 FROM interactions", "noted as begun and not ended"),
+        ("INSERT INTO intents VALUES ('i', 'nobody', 1.0)", "the begun call i is of no session"),
+    ],
+)
+async def test_a_broken_invariant_is_found(tmp_path: Path, database_url: str, statement: str, finding: str) -> None:
+    await grow(tmp_path, database_url)
+    execute(database_url, statement)
+    assert any(finding in str(found) for found in checked(database_url).findings), checked(database_url).findings
+
+
+async def test_damaged_tokens_are_found(tmp_path: Path, database_url: str) -> None:
+    await grow(tmp_path, database_url)
+    execute(database_url, "UPDATE interactions SET logprobs = substr(logprobs, 1, 4) WHERE session_id = 's'")
+    found = [str(each) for each in checked(database_url).findings]
+    assert any("1 logprobs" in each or "cannot be decoded" in each for each in found)
+    assert checked(database_url, "t").findings == []
+
+
+async def test_calls_that_began_and_never_ended_are_counted_and_no_fault(tmp_path: Path, database_url: str) -> None:
+    await grow(tmp_path, database_url)
+    execute(database_url, "INSERT INTO intents VALUES ('i', 't', 1.0)")
+    result = checked(database_url)
+    assert (result.findings, result.begun_not_ended) == ([], 1)
+
+
+async def test_an_unknown_session_and_a_missing_database_are_named(tmp_path: Path, database_url: str) -> None:
+    with pytest.raises(ConfigurationError, match="at revision none"):
+        checked(database_url)
+    await grow(tmp_path, database_url)
+    with pytest.raises(ConfigurationError, match="no session 'nobody'"):
+        checked(database_url, "nobody")
