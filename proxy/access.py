@@ -36,10 +36,17 @@ class Access:
 
     async def resolve(self, caller: Caller) -> Session:
         """The open session that a turn is for. Raises Unauthorized, SessionNotFound or SessionClosed."""
-        session = await (self._by_path(caller) if caller.path else self._by_key_or_hint(caller))
+        session, by_key = await (self._by_path(caller) if caller.path else self._by_key_or_hint(caller))
+        if by_key:
+            _check_fresh(session)
         session.used_at = time.monotonic()
         session.check_open()
         return session
+
+    async def admit(self, caller: Caller) -> None:
+        """Raise what `resolve` would, before a stranger's body is read: where keys are needed, it tells nothing."""
+        if not self.open_server:
+            await self.resolve(caller)
 
     async def for_control(self, caller: Caller) -> Session:
         """The session that rewards or an end are for, if the caller may give them. Ended sessions are found too."""
@@ -47,7 +54,7 @@ class Access:
         if caller.path:
             session_id, path_key = await self._split(caller.path)
             if not (self.open_server or path_key or grant.admin or grant.session_id == session_id):
-                raise Unauthorized(f"session {session_id!r} is rewarded and ended with its control_key")
+                raise Unauthorized("this session is rewarded and ended with its control_key")
             session = await self._sessions.get(session_id)
             if path_key and not self._settings.require_key and grant.session_id is None:
                 grant = Grant(grant.admin, session_id)  # the path is the capability: it speaks as the agent's key
@@ -58,31 +65,44 @@ class Access:
         else:
             raise Unauthorized("name the session in the path, or use its control key")
         self._check_control(session, grant)
+        if not (grant.admin or self.open_server):
+            _check_fresh(session)
         return session
 
     def check_admin(self, key: str | None) -> None:
         """Raise Unauthorized or Forbidden unless the server is open or `key` is the admin key."""
         self._keys.check_admin(key)
 
-    async def _by_path(self, caller: Caller) -> Session:
+    async def for_keys(self, caller: Caller) -> Session:
+        """The session whose keys are to be replaced: by its control key or the administrator's, on an open server by
+        anybody. Raises Unauthorized or Forbidden."""
+        session = await self.for_control(caller)
+        grant = await self._grant(caller)
+        if not (self.open_server or grant.admin or grant.control):
+            raise Forbidden("keys are rotated with the control_key or the admin key")
+        return session
+
+    async def _by_path(self, caller: Caller) -> tuple[Session, bool]:
+        """The session, and whether a key of its own opened it."""
         assert caller.path is not None
         session_id, path_key = await self._split(caller.path)
         if self.open_server:
-            return await self._sessions.get_or_create(session_id)
+            return await self._sessions.get_or_create(session_id), False
         if path_key and not self._settings.require_key:
-            return await self._sessions.get(session_id)
+            return await self._sessions.get(session_id), True
         grant = await self._grant(caller)
         if grant.admin or grant.session_id == session_id:
-            return await self._sessions.get(session_id)
-        raise Unauthorized(f"session {session_id!r} needs its own key")
+            return await self._sessions.get(session_id), not grant.admin
+        raise Unauthorized("this session needs its own key")
 
-    async def _by_key_or_hint(self, caller: Caller) -> Session:
+    async def _by_key_or_hint(self, caller: Caller) -> tuple[Session, bool]:
+        """The session, and whether a key of its own opened it."""
         grant = await self._grant(caller)
         if grant.session_id is not None:
-            return await self._sessions.get(grant.session_id)
+            return await self._sessions.get(grant.session_id), not self.open_server
         if not self.open_server:
             raise Unauthorized("use the api_key that start_session gave, or name the session in the path")
-        return await self._sessions.get_or_create(caller.hint or DEFAULT_SESSION)
+        return await self._sessions.get_or_create(caller.hint or DEFAULT_SESSION), False
 
     async def _split(self, path: str) -> tuple[str, bool]:
         """The session id in a path, and whether the path carries the session's secret."""
@@ -102,3 +122,12 @@ class Access:
         if grant.session_id == session.id:
             raise Forbidden("an agent's key may not reward or end its own session; use the control_key")
         raise Unauthorized(f"session {session.id!r} is rewarded and ended with its control_key")
+
+
+def _check_fresh(session: Session) -> None:
+    """Raise Unauthorized when the keys of a session, which were good once, are so no more."""
+    expiry = session.record.keys_expire_at
+    if expiry is not None and time.time() >= expiry:
+        raise Unauthorized(
+            f"the keys of session {session.id!r} have expired; the administrator rotates them with POST /rl/rotate_keys"
+        )

@@ -134,6 +134,8 @@ def _routes(
         Route("/rl/start_session", rl.start_session, methods=["POST"]),
         Route("/rl/set_reward", rl.set_reward, methods=["POST"]),
         Route("/rl/end_session", rl.end_session, methods=["POST"]),
+        Route("/rl/rotate_keys", rl.rotate_keys, methods=["POST"]),
+        Route("/{session:path}/rl/rotate_keys", rl.rotate_keys, methods=["POST"]),
         Route("/{session:path}/rl/set_reward", rl.set_reward, methods=["POST"]),
         Route("/{session:path}/rl/end_session", rl.end_session, methods=["POST"]),
         Route("/export_trajectories", Export(access, sessions, store, settings).export, methods=["POST"]),

@@ -11,8 +11,9 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from enum import StrEnum
 from typing import Any
 
 from proxy.attempts import Attempt
@@ -88,14 +89,22 @@ class Session:
         return sorted((i for i in nodes if i.seq >= 0), key=lambda i: i.seq)
 
 
+class KeyKind(StrEnum):
+    """The keys of a session: the agent's, the environment's, and the one in the path of `base_url`."""
+
+    AGENT = "agent"
+    CONTROL = "control"
+    PATH = "path"
+
+
 @dataclass(frozen=True, slots=True)
 class StartedSession:
-    """A new session and its keys in the clear: nobody can read them again."""
+    """A session and its new keys in the clear: nobody can read them again. A key that is not new is None."""
 
     record: SessionRecord
-    api_key: str
-    control_key: str
-    path_key: str
+    api_key: str | None
+    control_key: str | None
+    path_key: str | None
 
 
 class Sessions:
@@ -129,6 +138,7 @@ class Sessions:
             self._next_number[task_id] = await self._store.count_sessions(task_id)
         record = self._new_record(body)
         record.took_capacity = self._settings.capacity_control
+        record.keys_expire_at = self._expiry(body.get("key_lifetime_s"))
         api_key = body.get("api_key")
         if api_key is None:
             return await self._start(record, _new_key("sk"), body.get("session_id") is not None)
@@ -138,9 +148,10 @@ class Sessions:
     async def _start(
         self, record: SessionRecord, api_key: str, chosen_id: bool, chosen_key: bool = False
     ) -> StartedSession:
-        keys = StartedSession(record, api_key, _new_key("ck"), secrets.token_urlsafe(12))
-        record.api_key_hash, record.control_key_hash = hash_key(keys.api_key), hash_key(keys.control_key)
-        record.path_key_hash = hash_key(keys.path_key)
+        control_key, path_key = _new_key("ck"), _new_path_key()
+        keys = StartedSession(record, api_key, control_key, path_key)
+        record.api_key_hash, record.control_key_hash = hash_key(api_key), hash_key(control_key)
+        record.path_key_hash = hash_key(path_key)
         while True:
             try:
                 await self._create(record, chosen_key)
@@ -150,6 +161,36 @@ class Sessions:
                     raise
                 await self._skip_taken(record.task_id)
                 record.session_id = self._number(record.task_id)
+
+    async def rotate_keys(
+        self, session: Session, kinds: Collection[KeyKind], lifetime_s: float | None
+    ) -> StartedSession:
+        """New keys of these kinds. They and the others are good for `lifetime_s` (None: as the server is set)."""
+        api_key = _new_key("sk") if KeyKind.AGENT in kinds else None
+        control_key = _new_key("ck") if KeyKind.CONTROL in kinds else None
+        path_key = _new_path_key() if KeyKind.PATH in kinds else None
+        while True:
+            old = session.record
+            record = replace(
+                old,
+                api_key_hash=hash_key(api_key) if api_key else old.api_key_hash,
+                control_key_hash=hash_key(control_key) if control_key else old.control_key_hash,
+                path_key_hash=hash_key(path_key) if path_key else old.path_key_hash,
+                keys_expire_at=self._expiry(lifetime_s),
+                updated_at=time.time(),
+            )
+            if await self._store.update_session(record, self.seen(session)):
+                break
+            await self.refresh(session)
+        self._keys.release(old)
+        self._keys.add(record)
+        session.record = record
+        await self.refresh(session)
+        return StartedSession(record, api_key, control_key, path_key)
+
+    def _expiry(self, lifetime_s: float | None) -> float | None:
+        lifetime_s = self._settings.key_lifetime_s if lifetime_s is None else lifetime_s
+        return None if lifetime_s is None else time.time() + lifetime_s
 
     async def refresh(self, session: Session) -> None:
         """Learn what other replicas did to a session; costs nothing where there can be none. Raises SessionNotFound."""
@@ -432,6 +473,10 @@ def _set_rewards(session: Session, changes: Mapping[str, Mapping[str, Any]]) -> 
     for interaction_id, change in changes.items():
         for name, value in change.items():
             setattr(session.cache.nodes[interaction_id].interaction, name, value)
+
+
+def _new_path_key() -> str:
+    return secrets.token_urlsafe(16)
 
 
 def _new_key(prefix: str) -> str:

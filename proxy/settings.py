@@ -38,7 +38,7 @@ class Settings:
     thinking_retention: str = _setting("all", "Reasoning of earlier turns: all (stays as sampled) or template.")
     database_url: str = _setting("sqlite:///tokengrove.db", "SQLAlchemy URL of the database.")
     migrate: bool | None = _setting(None, "Upgrade an older database at the start; default: SQLite files only.")
-    admin_key: str | None = _setting(None, "Key of the administrator; needed beyond loopback.")
+    admin_key: str | None = _setting(None, "Key of the administrator, or several with commas; needed beyond loopback.")
     rewards_by: str | None = _setting(None, "Who may reward: control or session; default: session when open.")
     require_key: bool = _setting(False, "Refuse the key-less capability path.")
     allow_chosen_keys: bool = _setting(False, "Let callers choose session keys beyond loopback.")
@@ -126,6 +126,8 @@ def _check(settings: Settings) -> None:
     _check_choice("--rewards-by", settings.rewards_by, ("control", "session", None))
     _check_choice("--thinking-retention", settings.thinking_retention, ("all", "template"))
     _check_choice("--log-level", settings.log_level, ("debug", "info", "warning", "error"))
+    _check_admin_key(settings.admin_key)
+    _check_proxies(settings.forwarded_allow_ips)
     for name in _POSITIVE:
         value = getattr(settings, name)
         if value is not None and value <= 0:
@@ -134,6 +136,20 @@ def _check(settings: Settings) -> None:
         raise ConfigurationError(f"--shutdown-timeout-s {settings.shutdown_timeout_s} is negative")
     if settings.tokenizer is not None and not Path(settings.tokenizer).is_dir():
         raise ConfigurationError(f"--tokenizer {settings.tokenizer} is not a folder")
+
+
+def _check_admin_key(key: str | None) -> None:
+    if key is not None and not all(part.strip() == part and part for part in key.split(",")):
+        raise ConfigurationError("--admin-key is blank or has white space around a key; several go with commas")
+
+
+def _check_proxies(text: str | None) -> None:
+    for name in (text or "").split(","):
+        try:
+            if name.strip() not in ("", "*"):
+                ipaddress.ip_network(name.strip(), strict=False)
+        except ValueError:
+            raise ConfigurationError(f"--forwarded-allow-ips {name.strip()!r} is no address or network") from None
 
 
 def _check_choice(flag: str, value: str | None, choices: tuple[str | None, ...]) -> None:

@@ -26,6 +26,7 @@ def turn_endpoint(protocol: WireProtocol, access: Access, turns: Turns, max_body
     """The endpoint of one API: parse, resolve, begin, reply."""
 
     async def endpoint(request: Request) -> UnaryReply | StreamReply:
+        await access.admit(caller_of(request))
         body = await read_json(request, max_body_bytes)
         turn_request = _with_headers(protocol.parse(body), request)
         _check_echo(turn_request)
@@ -78,6 +79,7 @@ def count_endpoint(protocol: MessagesProtocol, access: Access, turns: Turns, max
     """Anthropic's count_tokens: the prompt tokens that the same body would have as a turn."""
 
     async def endpoint(request: Request) -> JsonResponse:
+        await access.admit(caller_of(request))
         body = await read_json(request, max_body_bytes)
         turn_request = protocol.parse_count(body)
         session = await access.resolve(caller_of(request, body))

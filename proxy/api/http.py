@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import uuid
 from collections.abc import Mapping
 from typing import Any
@@ -16,6 +17,7 @@ from proxy.protocols.chat import openai_error
 from proxy.protocols.messages import anthropic_error
 from proxy.session_ids import check_session_id
 
+_SECRET = re.compile("~[^/]*")
 # Above this, openai clients refuse to retry and anthropic ones sleep on.
 _MAX_RETRY_AFTER_S = 30
 # opencode gives a sub-agent a session of its own: it belongs to the one that started it.
@@ -139,14 +141,19 @@ async def on_proxy_error(request: Request, error: Exception) -> Response:
     return error_response(request, error)
 
 
+def shown_path(request: Request) -> str:
+    """The path for messages and logs: what may be a session's secret is left out."""
+    return _SECRET.sub("~...", request.url.path)
+
+
 async def on_not_found(request: Request, error: Exception) -> Response:
     """No route has this path."""
-    return error_response(request, NotFound(f"there is no {request.method} {request.url.path} here; see /health"))
+    return error_response(request, NotFound(f"there is no {request.method} {shown_path(request)} here; see /health"))
 
 
 async def on_method_not_allowed(request: Request, error: Exception) -> Response:
     """A route has this path, with another method; Starlette says which in `allow`."""
-    response = error_response(request, MethodNotAllowed(f"{request.url.path} does not take {request.method}"))
+    response = error_response(request, MethodNotAllowed(f"{shown_path(request)} does not take {request.method}"))
     response.headers.update(getattr(error, "headers", None) or {})
     return response
 

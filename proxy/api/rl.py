@@ -11,6 +11,7 @@ import orjson
 from starlette.requests import Request
 
 from proxy.access import Access
+from proxy.api.addresses import Addresses
 from proxy.api.http import JsonResponse, caller_of, key_of, read_object
 from proxy.errors import InvalidRequest
 from proxy.protocols.base import (
@@ -26,7 +27,7 @@ from proxy.protocols.base import (
 )
 from proxy.protocols.sampling import parse_drawing
 from proxy.rewards import Changes, reward_step_scores, reward_tokens, reward_turn, reward_turns
-from proxy.sessions import LIMIT_COUNTS, LIMITS, Session, Sessions, StartedSession
+from proxy.sessions import LIMIT_COUNTS, LIMITS, KeyKind, Session, Sessions, StartedSession
 from proxy.settings import Settings
 from proxy.trajectory.export import certificate
 from proxy.trajectory.purpose import derive
@@ -39,6 +40,7 @@ _MAX_REWARD = 1e30
 # How many lists and objects an answer puts around what a caller stored; no answer has more than four.
 _LEVELS_AROUND = 8
 _MAX_GRANT = 10**9
+_MAX_LIFETIME_S = 3653 * 86_400.0
 _MAX_DEADLINE_S = 366 * 86_400.0
 
 
@@ -47,11 +49,24 @@ class Rl:
 
     def __init__(self, access: Access, sessions: Sessions, settings: Settings) -> None:
         self._access, self._sessions, self._settings = access, sessions, settings
+        self._addresses = Addresses(settings)
 
     async def start_session(self, request: Request) -> JsonResponse:
         self._access.check_admin(key_of(request))
         started = await self._sessions.start(_parse_start(await self._body(request)))
         return JsonResponse(self._started_json(request, started))
+
+    async def rotate_keys(self, request: Request) -> JsonResponse:
+        """New keys for a session, all or those that are named; the old ones are good for nothing from now on."""
+        session = await self._access.for_keys(caller_of(request))
+        body = await self._body(request)
+        wanted = [str(name) for name in expect_list(body.get("keys") or [*KeyKind], "keys")]
+        for name in wanted:
+            if name not in list(KeyKind):
+                raise InvalidRequest(f"'keys' holds {name!r}, and not one of {', '.join(KeyKind)}", param="keys")
+        async with session.lock:
+            rotated = await self._sessions.rotate_keys(session, frozenset(map(KeyKind, wanted)), _lifetime(body))
+        return JsonResponse(self._started_json(request, rotated))
 
     async def grant_capacity(self, request: Request) -> JsonResponse:
         """Let one more session (or `n`) start. AReaL's clients grant one before each start."""
@@ -108,16 +123,18 @@ class Rl:
         return await read_object(request, self._settings.max_body_bytes)
 
     def _started_json(self, request: Request, started: StartedSession) -> dict[str, Any]:
-        """`root_url` carries the session's secret: it works with any key or none."""
+        """`root_url` carries the session's secret: it works with any key or none. Keys that are not new are null."""
         session_id = started.record.session_id
-        root = (self._settings.public_url or str(request.base_url)).rstrip("/")
-        root_url = f"{root}/{quote(session_id, safe='/~:@+')}~{started.path_key}"
+        root_url = f"{self._addresses.root_url(request)}/{quote(session_id, safe='/~:@+')}"
+        if started.path_key is not None:
+            root_url = f"{root_url}~{started.path_key}"
         return {
             "session_id": session_id,
             "api_key": started.api_key,
             "control_key": started.control_key,
             "base_url": f"{root_url}/v1",
             "root_url": root_url,
+            "keys_expire_at": started.record.keys_expire_at,
         }
 
 
@@ -187,10 +204,15 @@ def _parse_start(body: Mapping[str, Any]) -> dict[str, Any]:
         optional_text(body, name)
     _shallow_object(body, "metadata")
     optional_float(body, "discount", least=0.0, most=1.0)
+    _lifetime(body)
     if body.get("credit") not in (None, *Credit):
         raise InvalidRequest(f"'credit' must be one of {', '.join(Credit)}", param="credit")
     given = {name: value for name, value in body.items() if value is not None}
     return {**given, "limits": _parse_limits(body), "sampling": _parse_defaults(body)}
+
+
+def _lifetime(body: Mapping[str, Any]) -> float | None:
+    return optional_float(body, "key_lifetime_s", least=1.0, most=_MAX_LIFETIME_S)
 
 
 def _parse_limits(body: Mapping[str, Any]) -> dict[str, Any]:

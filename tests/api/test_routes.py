@@ -1,0 +1,136 @@
+"""On a keyed server each route is public by name, or refuses whoever has no key, a wrong one or another session's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from starlette.routing import Route
+
+from tests.support import Server, says, serving, user
+
+ADMIN = "the-admin-key"
+# What a stranger may ask: whether the server lives, what it counts, and the name of its model. No session is in it.
+PUBLIC = {"/health", "/ready", "/metrics"} | {
+    prefix + path for prefix in ("", "/{session:path}") for path in ("/v1/models", "/v1/models/{model:path}")
+}
+PUBLIC |= {"/{session:path}/models", "/{session:path}/models/{model:path}"}
+
+
+def routes(server: Server) -> list[tuple[str, str]]:
+    """Path and method of every route there is."""
+    found = []
+    for route in server.app.routes:
+        assert isinstance(route, Route), f"{route} is of a kind that this test does not know"
+        found += [(route.path, method) for method in route.methods or () if method != "HEAD"]
+    return found
+
+
+def bearer(key: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {key}"}
+
+
+async def started(server: Server, session: str) -> Any:
+    return await server.ok("/rl/start_session", {"task_id": "t", "session_id": session}, headers=bearer(ADMIN))
+
+
+async def test_every_route_is_public_by_name_or_refuses_strangers(tmp_path: Path) -> None:
+    async with serving(tmp_path, says(), admin_key=ADMIN) as server:
+        mine, other = await started(server, "mine"), await started(server, "other")
+        strangers: list[dict[str, str]] = [{}, bearer("wrong"), {"x-api-key": "wrong"}, bearer("")]
+        others = [bearer(other["api_key"]), bearer(other["control_key"]), {"x-api-key": other["control_key"]}]
+        seen = 0
+        for template, method in routes(server):
+            path = template.replace("{session:path}", "mine").replace("{model:path}", "x")
+            # Another session's key opens that session where the path names none.
+            keys = strangers + (others if "{session" in template or template in ADMINS else [])
+            for headers in keys:
+                body = {"content": b"\xff not JSON"} if method == "POST" else {}  # refused before it is looked at
+                response = await server.http.request(method, path, headers=headers, **body)
+                if template in PUBLIC:
+                    assert response.status_code in (200, 404), (template, response.text)
+                else:
+                    assert response.status_code in (401, 403), (template, method, headers, response.text)
+                    assert mine["api_key"] not in response.text
+                seen += 1
+        assert seen > 100
+
+
+ADMINS = {
+    "/grant_capacity", "/rl/start_session", "/export_trajectories", "/rl/sessions", "/rl/sessions/{session:path}",
+}  # fmt: skip
+
+
+async def test_what_only_the_administrator_may_is_refused_to_sessions_of_their_own(tmp_path: Path) -> None:
+    async with serving(tmp_path, says(), admin_key=ADMIN) as server:
+        mine = await started(server, "mine")
+        for template, method in routes(server):
+            if template in ADMINS:
+                path = template.replace("{session:path}", "mine")
+                for key in (mine["api_key"], mine["control_key"]):
+                    response = await server.http.request(method, path, headers=bearer(key))
+                    assert response.status_code == 403, (template, response.text)
+
+
+async def test_whether_a_session_exists_is_no_secret_that_strangers_learn(tmp_path: Path) -> None:
+    async with serving(tmp_path, says(), admin_key=ADMIN) as server:
+        await started(server, "there")
+        for path in ("v1/chat/completions", "v1/responses", "v1/messages", "rl/set_reward", "rl/end_session"):
+            answers = [await server.post(f"/{name}/{path}", {}, headers=bearer("x")) for name in ("there", "not-there")]
+            assert answers[0].status_code == answers[1].status_code == 401
+            texts = [a.json()["error"]["message"].replace("not-there", "there") for a in answers]
+            assert texts[0] == texts[1]
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/mine/v1/other/v1/chat/completions", "//mine/v1/chat/completions", "/mine//v1/chat/completions",
+        "/mine/../other/v1/chat/completions", "/%6dine/v1/chat/completions", "/mine%2Fv1/chat/completions",
+        "/mine~/v1/chat/completions", "/mine~wrong/v1/chat/completions", "/~/v1/chat/completions",
+        "/mine/v1/chat/completions/", "/MINE/v1/chat/completions", "/mine/v1/chat/completions?api_key=the-admin-key",
+        "/mine/v1/chat/completions?key=the-admin-key", "/rl/v1/chat/completions", "/v1/v1/chat/completions",
+    ],
+)  # fmt: skip
+async def test_no_spelling_of_a_path_gets_a_stranger_in(tmp_path: Path, path: str) -> None:
+    async with serving(tmp_path, says("no"), admin_key=ADMIN) as server:
+        await started(server, "mine")
+        response = await server.post(path, {"model": "m", "messages": [user("hi")]})
+        assert response.status_code in (307, 400, 401, 404), response.text
+        assert server.engine.requests == []
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"authorization": "Basic dGhlLWFkbWluLWtleQ=="},
+        {"authorization": ADMIN},
+        {"authorization": f"Bearer{ADMIN}"},
+        {"authorization": f"Bearer {ADMIN} x"},
+        {"authorization": "Bearer wrong", "x-api-key": ADMIN},
+        {"cookie": f"api_key={ADMIN}"},
+        {"x-http-method-override": "GET"},
+        {"x-forwarded-for": "127.0.0.1"},
+    ],
+)
+async def test_only_a_bearer_or_an_api_key_header_is_a_key(tmp_path: Path, headers: dict[str, str]) -> None:
+    async with serving(tmp_path, says(), admin_key=ADMIN) as server:
+        response = await server.http.get("/rl/sessions", headers=headers)
+        assert response.status_code in (401, 403), response.text
+
+
+async def test_lower_case_bearer_and_api_key_header_are_keys(tmp_path: Path) -> None:
+    async with serving(tmp_path, says(), admin_key=ADMIN) as server:
+        for headers in ({"authorization": f"bearer {ADMIN}"}, {"x-api-key": ADMIN}):
+            assert (await server.http.get("/rl/sessions", headers=headers)).status_code == 200
+
+
+async def test_a_session_cannot_be_continued_by_ids_of_another(tmp_path: Path) -> None:
+    async with serving(tmp_path, says("one", "two"), admin_key=ADMIN) as server:
+        mine, other = await started(server, "mine"), await started(server, "other")
+        first = await server.ok("/v1/responses", {"model": "m", "input": "hi"}, headers=bearer(mine["api_key"]))
+        body = {"model": "m", "input": "go on", "previous_response_id": first["id"]}
+        refused = await server.post("/v1/responses", body, headers=bearer(other["api_key"]))
+        assert refused.status_code in (400, 404)
+        assert (await server.ok("/v1/responses", body, headers=bearer(mine["api_key"])))["id"]

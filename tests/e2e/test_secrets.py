@@ -1,0 +1,90 @@
+"""Agents run unedited on a keyed server, and no key of theirs stands in its output, its answers or its database."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import anthropic
+import httpx
+import openai
+import pytest
+
+from tests.e2e.processes import server_process
+
+ADMIN = "admin-key-of-this-test"
+FLAGS = ("--engine", "scripted", "--engine-arg", "play=agent", "--admin-key", ADMIN, "--log-level", "debug")
+
+
+def start(url: str, **body: Any) -> Any:
+    response = httpx.post(f"{url}/rl/start_session", json=body, headers={"authorization": f"Bearer {ADMIN}"})
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+async def areal_math_agent(base_url: str) -> str:
+    """As AReaL documents one: the client takes any key, the session is in the URL."""
+    client = openai.AsyncOpenAI(base_url=base_url, api_key="DUMMY")
+    async with client:
+        completion = await client.chat.completions.create(
+            model="default", messages=[{"role": "user", "content": "What is 2 + 2?"}]
+        )
+    return completion.choices[0].message.content or ""
+
+
+def agent_of_the_environment() -> str:
+    """An agent that knows only the variables of its SDK."""
+    with openai.OpenAI() as client:
+        return client.responses.create(model="default", input="What is 2 + 2?").output_text
+
+
+def claude_agent() -> int:
+    with anthropic.Anthropic() as client:
+        reply = client.messages.create(model="any", max_tokens=50, messages=[{"role": "user", "content": "hello"}])
+    return reply.usage.output_tokens
+
+
+def test_agents_run_unedited_on_a_keyed_server_and_leave_no_secret(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with server_process(tmp_path, *FLAGS) as process:
+        session = start(process.url, task_id="t")
+        slot = start(process.url, task_id="slot", api_key="a-chosen-key-17")
+        assert asyncio.run(areal_math_agent(session["base_url"]))
+        monkeypatch.setenv("OPENAI_BASE_URL", session["base_url"])
+        monkeypatch.setenv("OPENAI_API_KEY", "none")
+        assert agent_of_the_environment()
+        monkeypatch.setenv("ANTHROPIC_BASE_URL", session["root_url"])
+        monkeypatch.setenv("ANTHROPIC_API_KEY", "sk-ant-any")
+        assert claude_agent()
+        with openai.OpenAI(base_url=f"{process.url}/v1", api_key="a-chosen-key-17") as client:
+            client.chat.completions.create(model="x", messages=[{"role": "user", "content": "by key"}])
+        answers = everything_that_goes_wrong(process.url, session)
+        answers.append(httpx.get(f"{process.url}/metrics").text)
+        for path in ("/rl/sessions", f"/rl/sessions/{session['session_id']}"):
+            shown = httpx.get(process.url + path, headers={"x-api-key": ADMIN})
+            assert shown.status_code == 200
+            answers.append(shown.text)
+        process.terminate()
+        assert process.wait() == 0
+    path_secret = session["root_url"].rpartition("~")[2]
+    secrets = [ADMIN, session["api_key"], session["control_key"], path_secret, slot["control_key"], "a-chosen-key-17"]
+    stored = b"".join(file.read_bytes() for file in tmp_path.glob("served.db*"))
+    assert b"What is 2 + 2?" in stored  # what is looked through is the database
+    for secret in secrets:
+        assert secret not in process.output
+        assert not [answer for answer in answers if secret in answer]
+        assert secret.encode() not in stored
+
+
+def everything_that_goes_wrong(url: str, session: Any) -> list[str]:
+    """The bodies of refusals, for every kind of key in every place."""
+    root = session["root_url"]
+    keys = [ADMIN, session["api_key"], session["control_key"]]
+    asked = [(f"{root}{path}", {}) for path in ("/v1/nothing", "/v1/chat/completions", "/rl/rotate_keys", "/nowhere")]
+    for key in keys:
+        headers = {"authorization": f"Bearer {key}"}
+        asked += [(f"{url}{path}", headers) for path in ("/v1/chat/completions", "/rl/start_session", "/nowhere")]
+        asked.append((f"{url}/x~{key}/v1/chat/completions", {"authorization": "Bearer x"}))
+    return [httpx.post(address, content=b"{broken", headers=headers).text for address, headers in asked]
