@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import sys
 import tempfile
+from collections.abc import Callable, Iterator
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn, get_type_hints
@@ -23,6 +25,11 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
+
+
+DatabaseUrl = Annotated[
+    str | None, typer.Option("--database-url", help="The database [TOKENGROVE_DATABASE_URL; sqlite:///tokengrove.db].")
+]
 
 
 def main() -> None:
@@ -109,12 +116,50 @@ def doctor(
         raise typer.Exit(1)
 
 
+def export(
+    everything: Annotated[bool, typer.Option("--all", help="Every session, with all that is stored of it.")] = False,
+    output: Annotated[str, typer.Option("-o", "--output", help="File (.jsonl.zst or .jsonl), or - .")] = "-",
+    database_url: DatabaseUrl = None,
+) -> None:
+    """Write a backup of the whole database to one file. A server may run meanwhile."""
+    from proxy.store.backup import export_all
+
+    if not everything:
+        raise ConfigurationError(
+            "give --all for a backup of the database; samples for training come from POST /export_trajectories"
+        )
+    with _counting("exported") as progress:
+        totals = export_all(_database_url(database_url), output, progress)
+    print(f"exported {totals.sessions} sessions, {totals.interactions} interactions to {output}", file=sys.stderr)
+
+
+def import_(
+    path: Annotated[Path, typer.Argument(help="A file that `tokengrove export --all` wrote.")],
+    on_conflict: Annotated[str, typer.Option(help="For sessions that are there already: refuse or skip.")] = "refuse",
+    database_url: DatabaseUrl = None,
+) -> None:
+    """Add every session of a backup to the database, which is made or upgraded if need be."""
+    from proxy.store.backup import Conflict, import_all
+
+    if on_conflict not in list(Conflict):
+        raise ConfigurationError(f"--on-conflict {on_conflict} is not one of {', '.join(Conflict)}")
+    with _counting("imported") as progress:
+        done, passed = import_all(_database_url(database_url), path, Conflict(on_conflict), progress)
+    kept = f", {passed} were there already" if passed else ""
+    print(f"imported {done.sessions} sessions, {done.interactions} interactions{kept}", file=sys.stderr)
+
+
+@contextlib.contextmanager
+def _counting(verb: str) -> Iterator[Callable[[Any], None]]:
+    """A line on the terminal that counts sessions; nothing where there is no terminal."""
+    from rich.console import Console
+
+    with Console(stderr=True).status(f"{verb} nothing yet") as status:
+        yield lambda totals: status.update(f"{verb} {totals.sessions} sessions, {totals.interactions} interactions")
+
+
 db_app = typer.Typer(no_args_is_help=True, help="Look after the database; no server is needed.")
 app.add_typer(db_app, name="db")
-
-DatabaseUrl = Annotated[
-    str | None, typer.Option("--database-url", help="The database [TOKENGROVE_DATABASE_URL; sqlite:///tokengrove.db].")
-]
 
 
 def _database_url(given: str | None) -> str:
@@ -213,16 +258,18 @@ def _default_text(value: Any) -> str:
     return "none" if value in (None, ()) else str(value)
 
 
-def _command(function: Any, signature: inspect.Signature | None = None) -> None:
+def _command(function: Any, signature: inspect.Signature | None = None, name: str | None = None) -> None:
     if signature is not None:
         function.__signature__ = signature
         function.__annotations__ = {name: parameter.annotation for name, parameter in signature.parameters.items()}
-    app.command()(function)
+    app.command(name)(function)
 
 
 _command(serve, _settings_signature())
 _command(demo)
 _command(doctor)
+_command(export)
+_command(import_, name="import")
 
 
 if __name__ == "__main__":

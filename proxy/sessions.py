@@ -184,7 +184,8 @@ class Sessions:
             await self.refresh(session)
         self._keys.release(old)
         self._keys.add(record)
-        session.record = record
+        if not self._store.shared:
+            session.record = record
         await self.refresh(session)
         return StartedSession(record, api_key, control_key, path_key)
 
@@ -258,6 +259,8 @@ class Sessions:
             )
             if not await self._seal(session, sealed):
                 await self.refresh(session)
+                if status is SessionStatus.EXPIRED:
+                    break  # it is in use on another replica
         return len(session.complete())
 
     async def _seal(self, session: Session, sealed: SessionRecord) -> bool:

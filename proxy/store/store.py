@@ -144,9 +144,7 @@ class Store:
         done: bool = await self._writer.submit(writes.update_sessions, update)
         return done
 
-    async def end_session(
-        self, record: SessionRecord, returns: Mapping[str, float], seen: Seen | None = None
-    ) -> bool:
+    async def end_session(self, record: SessionRecord, returns: Mapping[str, float], seen: Seen | None = None) -> bool:
         """Store the sealed record and its returns, under its own discount and credit, in one commit.
 
         False when the session is no longer as it was `seen`. Raises SessionNotFound, and NotFound for a return of an

@@ -1,0 +1,181 @@
+"""A whole database to a file and back, on either kind of database: what is imported is what was exported.
+
+An export sees one state of the database, whatever a server writes meanwhile. An import changes nothing before the whole
+file was checked, and then takes each session in one transaction: after a crash, importing again finishes it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from enum import StrEnum
+from pathlib import Path
+from typing import IO, Any
+
+import orjson
+from sqlalchemy import Connection, Engine, Table, func, insert, select
+from sqlalchemy.exc import IntegrityError, SQLAlchemyError
+
+from proxy.errors import ConfigurationError
+from proxy.store import database, dump, schema
+from proxy.store.tables import capacity, interactions, returns, sessions
+
+_PAGE = 200
+Progress = Callable[[dump.Totals], None]
+
+
+class Conflict(StrEnum):
+    """What becomes of a session that is there already: the import is refused, or the session is passed over."""
+
+    REFUSE = "refuse"
+    SKIP = "skip"
+
+
+def export_all(database_url: str, output: str, progress: Progress) -> dump.Totals:
+    """Write every session to the file `output` (`-`: standard output). Memory holds one session.
+
+    Raises ConfigurationError for a database at another revision, and for a file that cannot be written.
+    """
+    url = database.parse_url(database_url)
+    found = schema.current(database_url)
+    if found != schema.head():
+        raise ConfigurationError(
+            f"the database is at revision {found or 'none'} and needs {schema.head()}; run: tokengrove db upgrade"
+        )
+    engine = database.reader_engine(url, 1)
+    try:
+        with dump.writing(output) as file, engine.connect() as connection:
+            return _export(connection, file, progress)
+    except SQLAlchemyError as error:
+        raise ConfigurationError(f"the database cannot be read: {getattr(error, 'orig', None) or error}") from None
+    finally:
+        engine.dispose()
+
+
+def import_all(database_url: str, path: Path, on_conflict: Conflict, progress: Progress) -> tuple[dump.Totals, int]:
+    """Add every session of a dump; what was imported, and how many sessions were passed over.
+
+    Raises ConfigurationError for a damaged or newer dump, for a database that is served (SQLite), and for a session
+    that is there already unless it is to be skipped; nothing is imported then.
+    """
+    url = database.parse_url(database_url)
+    lock = schema.lock_file(url) if database.is_sqlite(url) else None
+    try:
+        engine = database.writer_engine(url)
+        try:
+            schema.prepare(engine, migrate=True)
+            present = _check(engine, path, on_conflict)
+            return _import(engine, path, present, progress), len(present)
+        finally:
+            engine.dispose()
+    finally:
+        if lock is not None:
+            lock.release()
+
+
+def _export(connection: Connection, file: IO[bytes], progress: Progress) -> dump.Totals:
+    totals = dump.Totals()
+
+    def write(entry: Mapping[str, Any]) -> None:
+        line = orjson.dumps(entry, option=orjson.OPT_APPEND_NEWLINE)
+        file.write(line)
+        totals.add(line, entry)
+
+    header = {"tokengrove": "dump", "format": dump.FORMAT, "revision": schema.head(), "created_at": time.time()}
+    write(header)
+    for row in connection.execute(select(capacity)).mappings():
+        write({"capacity": dump.encode_row(capacity, row)})
+    for entry in _sessions(connection):
+        write(entry)
+        progress(totals)
+    file.write(orjson.dumps({"end": totals.to_json()}, option=orjson.OPT_APPEND_NEWLINE))
+    return totals
+
+
+def _sessions(connection: Connection) -> Iterator[dict[str, Any]]:
+    """Each session with its rows, in order of creation."""
+    after = -1
+    query = select(sessions).order_by(sessions.c.number).limit(_PAGE)
+    while page := connection.execute(query.where(sessions.c.number > after)).mappings().all():
+        for row in page:
+            parts = {name: _rows(connection, table, row["session_id"]) for name, table in dump.PARTS.items()}
+            yield {"session": dump.encode_row(sessions, row), **parts}
+        after = page[-1]["number"]
+
+
+def _rows(connection: Connection, table: Table, session_id: str) -> list[dict[str, Any]]:
+    if table is returns:
+        of_session = select(interactions.c.id).where(interactions.c.session_id == session_id)
+        query = select(table).where(table.c.interaction_id.in_(of_session))
+    else:
+        query = select(table).where(table.c.session_id == session_id)
+    order = (interactions.c.seq,) if table is interactions else tuple(table.primary_key.columns)
+    return [dump.encode_row(table, row) for row in connection.execute(query.order_by(*order)).mappings()]
+
+
+def _check(engine: Engine, path: Path, on_conflict: Conflict) -> set[str]:
+    """Read the dump to its end; the sessions of it that are in the database already. Raises ConfigurationError."""
+    names: list[str] = []
+    with dump.reading(path) as source:
+        for entry in dump.entries(source, str(path)):
+            if "tokengrove" in entry:
+                _check_header(entry, path)
+            elif "session" in entry:
+                names.append(entry["session"]["session_id"])
+    with engine.connect() as connection:
+        present: set[str] = set()
+        for at in range(0, len(names), _PAGE):
+            query = select(sessions.c.session_id).where(sessions.c.session_id.in_(names[at : at + _PAGE]))
+            present.update(connection.execute(query).scalars())
+    if present and on_conflict is Conflict.REFUSE:
+        raise ConfigurationError(
+            f"{len(present)} sessions of {path} are in the database already, such as {min(present)!r}; "
+            "pass them over with --on-conflict skip"
+        )
+    return present
+
+
+def _check_header(header: Mapping[str, Any], path: Path) -> None:
+    if header["format"] > dump.FORMAT or header["revision"] > schema.head():
+        raise ConfigurationError(f"{path} was written by a newer tokengrove; upgrade this one")
+
+
+def _import(engine: Engine, path: Path, present: set[str], progress: Progress) -> dump.Totals:
+    done = dump.Totals()
+    with engine.connect() as connection:
+        last = connection.execute(select(func.coalesce(func.max(sessions.c.ended_order), 0))).scalar_one()
+    with dump.reading(path) as source:
+        for entry in dump.entries(source, str(path)):
+            if "session" in entry and entry["session"]["session_id"] not in present:
+                _import_session(engine, entry, last, path)
+                done.add(b"", entry)
+                progress(done)
+            elif "capacity" in entry:
+                _import_capacity(engine, entry["capacity"])
+    return done
+
+
+def _import_session(engine: Engine, entry: Mapping[str, Any], last_ended: int, path: Path) -> None:
+    """One session, behind the ends of all that were there before. Raises ConfigurationError."""
+    name = entry["session"].get("session_id")
+    try:
+        row = dump.decode_row(sessions, entry["session"])
+        del row["claimed_by"], row["claimed_until"]  # leases end with the server that gave them
+        if row["ended_order"] is not None:
+            row["ended_order"] += last_ended
+        with engine.begin() as connection:
+            connection.execute(insert(sessions).values(row))
+            for part, table in dump.PARTS.items():
+                if rows := [dump.decode_row(table, each) for each in entry[part]]:
+                    connection.execute(insert(table), rows)
+    except IntegrityError:
+        raise ConfigurationError(f"an interaction of session {name!r} is in another session already") from None
+    except (KeyError, TypeError, ValueError) as error:
+        raise ConfigurationError(f"{path} is damaged in session {name!r}: {error}") from None
+
+
+def _import_capacity(engine: Engine, row: Mapping[str, Any]) -> None:
+    """What is left to be started is kept where the database knows nothing of it yet."""
+    with engine.begin() as connection:
+        if not connection.execute(select(capacity).where(capacity.c.name == row["name"])).first():
+            connection.execute(insert(capacity).values(dict(row)))

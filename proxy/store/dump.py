@@ -1,0 +1,135 @@
+"""The format of a dump: JSON lines, one a session with all its rows, between a header and a trailer.
+
+Nothing is decoded: columns go as they are stored, bytes in base64, so what is imported equals what was exported to the
+bit. The trailer has the counts and the SHA-256 of everything before it: a dump that was cut or changed is noticed.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import io
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+import orjson
+from sqlalchemy import LargeBinary, RowMapping, Table
+
+from proxy.errors import ConfigurationError
+from proxy.store.tables import capacity, intents, interactions, returns, sessions
+
+FORMAT = 1
+COMPRESSED = ".zst"
+# In this order rows refer only to what is there already.
+PARTS: Mapping[str, Table] = {"interactions": interactions, "returns": returns, "intents": intents}
+_BYTES = {
+    table.name: {c.name for c in table.c if isinstance(c.type, LargeBinary)}
+    for table in (*PARTS.values(), sessions, capacity)
+}
+
+
+@dataclass(slots=True)
+class Totals:
+    """What stands in a dump so far."""
+
+    sessions: int = 0
+    interactions: int = 0
+    digest: Any = field(default_factory=hashlib.sha256)
+
+    def add(self, line: bytes, entry: Mapping[str, Any]) -> None:
+        self.digest.update(line)
+        self.sessions += "session" in entry
+        self.interactions += len(entry.get("interactions", ()))
+
+    def to_json(self) -> dict[str, Any]:
+        return {"sessions": self.sessions, "interactions": self.interactions, "sha256": self.digest.hexdigest()}
+
+
+def encode_row(table: Table, row: RowMapping) -> dict[str, Any]:
+    """A row as JSON: bytes in base64, without the columns that are null, and without the number of its order."""
+    binary = _BYTES[table.name]
+    return {
+        str(name): base64.b64encode(value).decode() if name in binary else value
+        for name, value in row.items()
+        if value is not None and name != "number"
+    }
+
+
+def decode_row(table: Table, row: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of a row, all columns that null may stand in included. Raises ValueError or TypeError."""
+    binary, unknown = _BYTES[table.name], row.keys() - table.c.keys()
+    if unknown:
+        raise ValueError(f"{table.name} has no column {min(unknown)}")
+    values: dict[str, Any] = {column.name: None for column in table.c if column.nullable}
+    given = {name: base64.b64decode(value, validate=True) if name in binary else value for name, value in row.items()}
+    return {**values, **given}
+
+
+def entries(source: IO[bytes], name: str) -> Iterator[dict[str, Any]]:
+    """Header, sessions and the rest of a dump, checked to its end. Raises ConfigurationError with the number of a line.
+
+    What was read before a broken line is nevertheless given: nobody may rely on it before the iterator has ended.
+    """
+    totals = Totals()
+    for number, line in enumerate(source, 1):
+        try:
+            entry = orjson.loads(line)
+            if not isinstance(entry, dict):
+                raise ValueError("not an object")
+        except ValueError as error:
+            raise ConfigurationError(f"{name} is damaged at line {number}: {error}") from None
+        if number == 1 and entry.get("tokengrove") != "dump":
+            raise ConfigurationError(f"{name} is no dump of tokengrove export --all")
+        if "end" in entry:
+            if entry["end"] != totals.to_json():
+                raise ConfigurationError(f"{name} is damaged: what it holds is not what was written")
+            return
+        totals.add(line, entry)
+        yield entry
+    raise ConfigurationError(f"{name} is cut off: its end is missing")
+
+
+@contextmanager
+def reading(path: Path) -> Iterator[IO[bytes]]:
+    """The lines of a dump, compressed or not. Raises ConfigurationError."""
+    import zstandard
+
+    try:
+        with path.open("rb") as file:
+            if path.suffix == COMPRESSED:
+                with zstandard.ZstdDecompressor().stream_reader(file) as plain:
+                    yield io.BufferedReader(plain)
+            else:
+                yield file
+    except zstandard.ZstdError as error:
+        raise ConfigurationError(f"{path} is damaged: {error}") from None
+    except OSError as error:
+        raise ConfigurationError(f"{path} cannot be read: {error.strerror or error}") from None
+
+
+@contextmanager
+def writing(name: str) -> Iterator[IO[bytes]]:
+    """Where a dump goes: `-` is the standard output. A file has its name only once it is whole. ConfigurationError."""
+    if name == "-":
+        yield sys.stdout.buffer
+        return
+    path = Path(name)
+    part = path.with_name(path.name + ".part")
+    try:
+        with part.open("wb") as file:
+            if path.suffix == COMPRESSED:
+                import zstandard
+
+                with zstandard.ZstdCompressor(level=6).stream_writer(file, closefd=False) as compressed:
+                    yield compressed
+            else:
+                yield file
+        part.replace(path)
+    except OSError as error:
+        raise ConfigurationError(f"{path} cannot be written: {error.strerror or error}") from None
+    finally:
+        part.unlink(missing_ok=True)
