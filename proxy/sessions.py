@@ -418,9 +418,7 @@ class Sessions:
             self._live.pop(session.id, None)  # the next request tries again
 
     async def _create(self, record: SessionRecord, chosen_key: bool) -> Session:
-        await self._store.create_session(
-            record, chosen_key=chosen_key, max_live=self._settings.max_live_sessions
-        )
+        await self._store.create_session(record, chosen_key=chosen_key, max_live=self._settings.max_live_sessions)
         session = self._live.setdefault(record.session_id, Session(record, InteractionCache()))
         self._keys.add(record)
         self._metrics.sessions.set(len(self._live))
