@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 from proxy.errors import Forbidden, Unauthorized
 from proxy.keys import Grant, Keyring
+from proxy.session import Session
 from proxy.session_ids import check_session_id
-from proxy.sessions import Session, Sessions
+from proxy.sessions import Sessions
 from proxy.settings import Settings
 
 DEFAULT_SESSION = "default"

@@ -6,7 +6,7 @@ import time
 from dataclasses import replace
 
 from proxy.errors import ContextLengthExceeded, LimitReached
-from proxy.sessions import Session
+from proxy.session import Session
 from proxy.settings import Settings
 from proxy.types import SamplingParams
 

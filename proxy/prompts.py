@@ -12,7 +12,7 @@ from typing import Any
 
 from proxy.errors import InvalidRequest, PreviousResponseNotFound
 from proxy.rendering.renderer import Renderer
-from proxy.sessions import Session
+from proxy.session import Session
 from proxy.trajectory.cache import Match, Node
 from proxy.trajectory.matching import Identity
 from proxy.turn import Prompt

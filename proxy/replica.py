@@ -14,7 +14,7 @@ from proxy.store.replicas import Mark, News, Seen
 from proxy.types import Interaction, SessionStatus, Status
 
 if TYPE_CHECKING:
-    from proxy.sessions import Session
+    from proxy.session import Session
 
 # Below all that can be in a database.
 NOTHING_SEEN = Seen(0, -1)

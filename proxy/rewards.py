@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from proxy.errors import InvalidRequest, NotFound
-from proxy.sessions import Session
+from proxy.session import Session
 from proxy.types import Interaction
 
 Changes = dict[str, dict[str, Any]]

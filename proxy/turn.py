@@ -17,7 +17,7 @@ from proxy.attempts import Attempt
 from proxy.errors import EngineFailed
 from proxy.protocols.base import Answer
 from proxy.rendering.output_parser import OutputParser
-from proxy.sessions import Session
+from proxy.session import Session
 from proxy.trajectory.cache import Match
 from proxy.trajectory.matching import Identity, messages_hash
 from proxy.trajectory.purpose import hinted

@@ -37,7 +37,8 @@ from proxy.rendering.renderer import Renderer
 from proxy.replica import note_commit, note_doubt
 from proxy.retries import Anew, Attach, Replay, decide
 from proxy.sampling import check_capabilities, choice_of, with_defaults
-from proxy.sessions import Session, Sessions
+from proxy.session import Session
+from proxy.sessions import Sessions
 from proxy.settings import Settings
 from proxy.store.store import Store
 from proxy.trajectory.cache import Match, Node

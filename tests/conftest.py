@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests import databases
+
 
 class Postgres:
     """A Postgres server of our own. `crash` and `start` may be called at any time."""
@@ -54,6 +56,14 @@ def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Postgres]:
 def postgres_url(postgres: Postgres) -> str:
     """The URL of an empty Postgres database."""
     return postgres.create_database()
+
+
+@pytest.fixture(autouse=os.environ.get("TOKENGROVE_TEST_DATABASE") == "postgres")
+def everything_on_postgres(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[None]:
+    """Tests of the API that name no database then run on Postgres instead of a file."""
+    databases.urls[tmp_path] = request.getfixturevalue("postgres_url")
+    yield
+    del databases.urls[tmp_path]
 
 
 @pytest.fixture(params=["sqlite", "postgres"])

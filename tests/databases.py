@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from sqlalchemy import create_engine
 from sqlalchemy.pool import NullPool
 
 from proxy.store import database
+
+# Databases of tests that name none, by the test's folder; TOKENGROVE_TEST_DATABASE=postgres fills it.
+urls: dict[Path, str] = {}
 
 
 def execute(url: str, statement: str) -> list[tuple[Any, ...]]:

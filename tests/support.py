@@ -19,6 +19,7 @@ from proxy.engine.scripted import Reply, Script, ScriptedEngine, play
 from proxy.rendering.renderer import Renderer, load_renderer
 from proxy.settings import Settings
 from proxy.types import Ids, ids_of
+from tests import databases
 
 
 @cache
@@ -111,10 +112,15 @@ class Server:
         return [list(request.input_ids) for request in self.engine.requests]
 
 
+def default_url(folder: Path) -> str:
+    """The database of tests that name none: a file in `folder`, or what `databases.urls` chose for the folder."""
+    return databases.urls.get(folder) or f"sqlite:///{folder / 'test.db'}"
+
+
 @contextlib.asynccontextmanager
 async def serving(folder: Path, script: Script, **settings: Any) -> AsyncIterator[Server]:
     """An app on the scripted engine and a database in `folder`, with an HTTP client in front."""
-    configured = Settings(**{"database_url": f"sqlite:///{folder / 'test.db'}", "migrate": True, **settings})
+    configured = Settings(**{"database_url": default_url(folder), "migrate": True, **settings})
     renderer = tiny_renderer(configured.thinking_retention)
     engine = ScriptedEngine(script, vocab_size=renderer.vocab_size)
     app = build_app(configured, engine=engine, renderer=renderer)

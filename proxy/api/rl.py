@@ -27,7 +27,8 @@ from proxy.protocols.base import (
 )
 from proxy.protocols.sampling import parse_drawing
 from proxy.rewards import Changes, reward_step_scores, reward_tokens, reward_turn, reward_turns
-from proxy.sessions import LIMIT_COUNTS, LIMITS, KeyKind, Session, Sessions, StartedSession
+from proxy.session import LIMIT_COUNTS, LIMITS, KeyKind, Session, StartedSession
+from proxy.sessions import Sessions
 from proxy.settings import Settings
 from proxy.trajectory.export import certificate
 from proxy.trajectory.purpose import derive

@@ -187,10 +187,6 @@ class Store:
         row = {"interaction_id": interaction_id, "session_id": session_id, "begun_at": time.time()}
         self._writer.note(writes.insert_intents, row, Phase.FIRST)
 
-    def note_dropped(self, interaction_id: str) -> None:
-        """A call that began leaves no interaction: it was refused before anything was sampled."""
-        self._writer.note(writes.drop_intents, interaction_id)
-
     def note_exported(self, session_ids: Sequence[str]) -> None:
         """These sessions were exported whole. Those that have ended may be pruned one day."""
         row = {"of_sessions": list(session_ids), "exported_at": time.time()}

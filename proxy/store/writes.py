@@ -173,15 +173,9 @@ def _insert_interactions(connection: Connection, new: Sequence[rows.Row], next_s
 
 def insert_intents(connection: Connection, new: Sequence[rows.Row]) -> Sequence[None]:
     """Record calls that began, each once."""
-    drop_intents(connection, [row["interaction_id"] for row in new])
+    connection.execute(_DELETE_INTENT, [{"of_interaction": row["interaction_id"]} for row in new])
     connection.execute(_INSERT_INTENT, list({row["interaction_id"]: row for row in new}.values()))
     return [None] * len(new)
-
-
-def drop_intents(connection: Connection, interaction_ids: Sequence[str]) -> Sequence[None]:
-    """Forget calls that ended without an interaction."""
-    connection.execute(_DELETE_INTENT, [{"of_interaction": name} for name in interaction_ids])
-    return [None] * len(interaction_ids)
 
 
 def set_exported(connection: Connection, batch: Sequence[rows.Row]) -> Sequence[None]:

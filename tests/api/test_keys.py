@@ -191,7 +191,8 @@ async def test_a_chosen_key_must_be_a_non_empty_string(tmp_path: Path, key: Any)
 
 
 async def test_the_database_holds_no_key_in_the_clear(tmp_path: Path) -> None:
-    async with serving(tmp_path, always(), admin_key="admin-secret-key") as server:
+    url = f"sqlite:///{tmp_path / 'test.db'}"
+    async with serving(tmp_path, always(), admin_key="admin-secret-key", database_url=url) as server:
         headers = bearer("admin-secret-key")
         body = {"task_id": "t", "api_key": "chosen-agent-key"}
         started = await server.ok("/rl/start_session", body, headers=headers)

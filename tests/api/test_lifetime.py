@@ -8,7 +8,7 @@ from typing import Any
 
 from proxy.engine.base import PauseMode
 from tests.databases import execute
-from tests.support import Server, says, serving, until, user
+from tests.support import Server, default_url, says, serving, until, user
 
 
 async def shown(server: Server, session: str) -> Any:
@@ -61,7 +61,7 @@ async def test_a_running_turn_keeps_its_session_alive(tmp_path: Path) -> None:
 
 
 def execute_status(folder: Path, session: str) -> list[Any]:
-    return execute(f"sqlite:///{folder / 'test.db'}", f"SELECT status FROM sessions WHERE session_id = '{session}'")
+    return execute(default_url(folder), f"SELECT status FROM sessions WHERE session_id = '{session}'")
 
 
 async def test_an_expired_session_gives_its_capacity_back(tmp_path: Path, database_url: str) -> None:
@@ -83,5 +83,5 @@ async def test_a_chosen_key_is_free_again_when_its_session_expired(tmp_path: Pat
 async def test_without_the_setting_nothing_expires(tmp_path: Path) -> None:
     async with serving(tmp_path, says("one")) as server:
         await server.chat([user("a")])
-        execute(f"sqlite:///{tmp_path / 'test.db'}", "UPDATE sessions SET updated_at = 0")
+        execute(default_url(tmp_path), "UPDATE sessions SET updated_at = 0")
         assert (await shown(server, "s"))["status"] == "active"

@@ -87,7 +87,8 @@ async def converse(servers: list[Server]) -> list[Any]:
 
 
 async def test_a_round_robin_over_replicas_gives_the_tree_of_one_server(tmp_path: Path, postgres_url: str) -> None:
-    async with serving(tmp_path, agent()) as alone:
+    url = f"sqlite:///{tmp_path / 'alone.db'}"
+    async with serving(tmp_path, agent(), database_url=url) as alone:
         wanted = await converse([alone])
         samples = [sample["input_ids"] for sample in await alone.export()]
     async with replicas(tmp_path, postgres_url, agent(), agent(), agent()) as servers:
@@ -403,7 +404,8 @@ async def test_replicas_that_change_the_same_sessions_never_block_each_other(tmp
 
 
 async def test_a_server_alone_on_a_file_reads_nothing_for_a_turn(tmp_path: Path) -> None:
-    async with serving(tmp_path, says("one", "two", "three")) as server:
+    url = f"sqlite:///{tmp_path / 'alone.db'}"
+    async with serving(tmp_path, says("one", "two", "three"), database_url=url) as server:
         first = await server.answer([user("hi")])
         statements: list[str] = []
         store = server.app.state.store

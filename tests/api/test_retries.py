@@ -317,6 +317,8 @@ async def test_concurrent_named_rewards_are_all_kept(tmp_path: Path) -> None:
 async def test_the_certificate_of_a_session_with_a_running_turn_says_so(tmp_path: Path) -> None:
     async with serving(tmp_path, slow("one two three")) as server:
         turn = await in_flight(server)
+        while await server.app.state.store.load_session("s") is None:
+            pass  # its row is on the way to the disk
         entry = (await server.ok("/export_trajectories", {"session_id": "s"}))["sessions"]["s"]
         assert (entry["complete"], entry["begun_not_ended"]) == (False, 1)
         await turn

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import sqlite3
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from proxy.engine.scripted import Fault, Reply, play
-from tests.support import Server, sampled, says, serving, user
+from tests.databases import execute
+from tests.support import Server, default_url, sampled, says, serving, user
 
 
 async def conversation(server: Server, turns: int = 3, session: str = "s") -> list[str]:
@@ -30,10 +30,7 @@ async def column(server: Server, name: str, session: str = "s") -> list[Any]:
 
 
 def stored_returns(folder: Path) -> dict[str, float]:
-    connection = sqlite3.connect(folder / "test.db")
-    rows = connection.execute("select interaction_id, value from returns").fetchall()
-    connection.close()
-    return dict(rows)
+    return dict(execute(default_url(folder), "SELECT interaction_id, value FROM returns"))
 
 
 async def test_returns_follow_the_documented_example_and_are_persisted_at_the_end(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from proxy.budgets import apply_budgets
 from proxy.errors import ContextLengthExceeded, LimitReached
-from proxy.sessions import Session
+from proxy.session import Session
 from proxy.settings import Settings
 from proxy.trajectory.cache import InteractionCache
 from proxy.types import SamplingParams, SessionRecord

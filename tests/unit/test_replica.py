@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from proxy.replica import NOTHING_SEEN, absorb, note_commit, settle
-from proxy.sessions import Session
+from proxy.session import Session
 from proxy.store.replicas import Seen
 from proxy.store.store import Store
 from proxy.trajectory.cache import InteractionCache

@@ -132,10 +132,9 @@ async def test_the_session_of_an_interaction_is_found(store: Store, session: Ses
 async def test_a_begun_call_is_on_record_until_its_interaction_is(
     store: Store, session: SessionRecord, node: Any
 ) -> None:
-    for name in ("one", "two", "three", "three"):
+    for name in ("one", "three", "three"):
         store.note_begun(name, "task-0")
     await store.append(node("one"))
-    store.note_dropped("two")
     await store.mark("one", True)
     assert set(await store.load_begun("task-0")) == {"three"}
 
