@@ -200,7 +200,7 @@ class Store:
     # Reads
 
     async def load_session(self, session_id: str) -> SessionRecord | None:
-        if self._known is not None and session_id not in self._known and self._writer.running:
+        if self._cannot_be(session_id):
             return None
         return await self._read(reads.load_session, session_id)
 
@@ -212,6 +212,8 @@ class Store:
 
     async def load_news(self, session_id: str, seen: Seen) -> News | None:
         """What others did to a session since it was `seen`; None when there is no such session."""
+        if self._cannot_be(session_id):
+            return None
         return await self._read(replicas.load_news, session_id, seen)
 
     async def live_sessions(self, session_ids: Collection[str]) -> set[str]:
@@ -275,6 +277,10 @@ class Store:
         if not self._writer.running:
             raise StoreUnavailable("the writer of the database has ended")
         await self._read(reads.ping)
+
+    def _cannot_be(self, session_id: str) -> bool:
+        """Whether a session is known not to exist, without a read."""
+        return self._known is not None and session_id not in self._known and self._writer.running
 
     async def _read(self, read: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
         if not self._writer.running:
