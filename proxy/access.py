@@ -44,6 +44,15 @@ class Access:
         session.check_open()
         return session
 
+    async def resolve_if_named(self, caller: Caller) -> Session | None:
+        """The open session that path or key name; None for who may generate without one: the administrator, and on an
+        open server anybody. Raises as `resolve`."""
+        if caller.path is None:
+            grant = await self._grant(caller)
+            if grant.session_id is None and (grant.admin or self.open_server):
+                return None
+        return await self.resolve(caller)
+
     async def admit(self, caller: Caller) -> None:
         """Raise what `resolve` would, before a stranger's body is read: where keys are needed, it tells nothing."""
         if not self.open_server:

@@ -17,12 +17,16 @@ from starlette.routing import Route
 from proxy.access import Access
 from proxy.api import http
 from proxy.api.completions import count_endpoint, turn_endpoint
+from proxy.api.engine import EngineControl
 from proxy.api.export import Export
+from proxy.api.generate import Generate
 from proxy.api.health import Health
+from proxy.api.mailbox import MailboxEndpoints
 from proxy.api.models import Models
 from proxy.api.rl import Rl
-from proxy.engine.base import Engine
+from proxy.engine.base import Engine, WeightTransfer
 from proxy.engine.choice import create_engine, model_folder, model_name
+from proxy.engine.gate import Gate
 from proxy.errors import InvalidRequest, ProxyError
 from proxy.keys import Keyring
 from proxy.metrics import Metrics
@@ -69,23 +73,25 @@ def build_app(
     engine = engine or create_engine(settings, renderer.vocab_size, renderer)
     store = store or Store.open(settings.database_url, migrate=settings.migrate)
     metrics = Metrics()
+    gate = Gate(engine, settings)
     keys = Keyring(store, settings.admin_key)
-    sessions = Sessions(store, settings, metrics, keys)
+    sessions = Sessions(store, settings, metrics, keys, lambda: gate.info().weight_version)
     access = Access(sessions, keys, settings)
-    turns = Turns(engine=engine, renderer=renderer, store=store, sessions=sessions, settings=settings, metrics=metrics)
+    turns = Turns(gate=gate, renderer=renderer, store=store, sessions=sessions, settings=settings, metrics=metrics)
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         async with AsyncExitStack() as stack:
             stack.push_async_callback(store.close)
             await engine.start()
-            stack.push_async_callback(engine.close)
+            stack.push_async_callback(gate.close)
             stack.push_async_callback(turns.drain, settings.shutdown_timeout_s)
             sweeper = asyncio.create_task(_sweep(sessions, settings.session_idle_s))
             stack.push_async_callback(_cancel, sweeper)
             yield
 
-    app = Starlette(routes=_routes(settings, access, sessions, turns, store, engine, metrics), lifespan=lifespan)
+    routes = _routes(settings, access, sessions, turns, store, gate, metrics, renderer)
+    app = Starlette(routes=routes, lifespan=lifespan)
     app.state.turns = turns
     app.state.engine, app.state.renderer, app.state.store, app.state.model = (
         engine,
@@ -108,14 +114,16 @@ def _routes(
     sessions: Sessions,
     turns: Turns,
     store: Store,
-    engine: Engine,
+    gate: Gate,
     metrics: Metrics,
+    renderer: Renderer,
 ) -> list[Route]:
     limit = settings.max_body_bytes
     messages = MessagesProtocol()
     rl = Rl(access, sessions, settings)
     models = Models(model_name(settings))
-    health = Health(engine, store, metrics)
+    health = Health(gate, store, metrics)
+    generate = Generate(access, turns, gate, settings, renderer.stop_token_ids)
     # Before the agents' routes: a session's id may end in /models.
     first = [
         Route("/rl/sessions", rl.list_sessions, methods=["GET"]),
@@ -126,6 +134,7 @@ def _routes(
         *_aliases("/responses", turn_endpoint(ResponsesProtocol(), access, turns, limit), ["POST"]),
         *_aliases("/messages", turn_endpoint(messages, access, turns, limit), ["POST"]),
         *_aliases("/messages/count_tokens", count_endpoint(messages, access, turns, limit), ["POST"]),
+        *_aliases("/generate", generate.generate, ["POST"]),
         *_aliases("/models", models.index, ["GET"]),
         *_aliases("/models/{model:path}", models.show, ["GET"]),
     ]
@@ -143,7 +152,27 @@ def _routes(
         Route("/ready", health.ready, methods=["GET"]),
         Route("/metrics", health.metrics, methods=["GET"]),
     ]
-    return first + agent + control  # turns are what comes often
+    return first + agent + control + _engine_routes(settings, access, sessions, gate)  # turns are what comes often
+
+
+def _engine_routes(settings: Settings, access: Access, sessions: Sessions, gate: Gate) -> list[Route]:
+    engine = EngineControl(access, gate, settings)
+    mailbox = MailboxEndpoints(access, gate, sessions, settings)
+    return [
+        Route("/engine", engine.show, methods=["GET"]),
+        Route("/engine/pause_generation", engine.pause, methods=["POST"]),
+        Route("/engine/continue_generation", engine.resume, methods=["POST"]),
+        Route("/engine/update_weights", engine.update_weights, methods=["POST"]),
+        *(Route(f"/engine/{step}", engine.transfer_weights, methods=["POST"]) for step in WeightTransfer),
+        Route("/engine/release_memory", engine.release_memory, methods=["POST"]),
+        Route("/engine/resume_memory", engine.resume_memory, methods=["POST"]),
+        Route("/engine/flush_cache", engine.flush_cache, methods=["POST"]),
+        Route("/engine/servers", engine.list_servers, methods=["GET"]),
+        Route("/engine/servers", engine.add_server, methods=["POST"]),
+        Route("/engine/servers", engine.remove_server, methods=["DELETE"]),
+        Route("/mailbox/next", mailbox.next, methods=["POST"]),
+        Route("/mailbox/deliver", mailbox.deliver, methods=["POST"]),
+    ]
 
 
 def _aliases(path: str, endpoint: object, methods: list[str]) -> list[Route]:

@@ -18,6 +18,7 @@ ProxyError                        status  code
 ├── TooManyRequests               429     rate_limit_exceeded
 ├── EngineFailed                  502     engine_failed
 ├── EngineUnavailable             503     engine_unavailable
+│   └── EngineLost                503     engine_lost
 ├── StoreUnavailable              503     store_unavailable
 └── EngineTimeout                 504     timeout
 (ProxyError itself is 500, internal_error. ConfigurationError is for the command line: it ends the process.)
@@ -170,6 +171,12 @@ class EngineUnavailable(ProxyError):
 
     status = 503
     code = "engine_unavailable"
+
+
+class EngineLost(EngineUnavailable):
+    """The server that sampled this reply is gone; another may go on where it stopped."""
+
+    code = "engine_lost"
 
 
 class StoreUnavailable(ProxyError):

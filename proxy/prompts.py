@@ -14,11 +14,12 @@ from proxy.errors import InvalidRequest, PreviousResponseNotFound
 from proxy.rendering.renderer import Renderer
 from proxy.session import Session
 from proxy.trajectory.cache import Match, Node
-from proxy.trajectory.matching import Identity
+from proxy.trajectory.matching import Identity, extend, identify
 from proxy.turn import Prompt
 from proxy.types import (
     INSTRUCTIONS,
     ITEM_REFERENCE,
+    TOKENS,
     Grammar,
     GrammarPart,
     Ids,
@@ -51,6 +52,20 @@ class Prompts:
         )
         return Prompt(ids, match, identity, bridged=False)
 
+    def given(self, session: Session, ids: Ids) -> tuple[Prompt, tuple[Message, ...]]:
+        """The prompt that a request gives as ids: the deepest node that it begins with is its parent.
+
+        Also the conversation that it stands for: the parent's, and the text of the tokens after it as one message.
+        """
+        parent = session.cache.find_prefix(ids)
+        new = Message(Role.USER, self._renderer.decode(ids[parent.length if parent is not None else 0 :]), name=TOKENS)
+        if parent is None:
+            return Prompt(ids, Match(None, 0), identify((new,), (), {}), bridged=True), (new,)
+        before = session.cache.conversation(parent)
+        states = (parent.end, extend(parent.end, [new])[-1])
+        identity = Identity(parent.root, len(before), states)
+        return Prompt(ids, Match(parent, len(before)), identity, bridged=True), (*before, new)
+
     async def _bridge(self, session: Session, request: TurnRequest, match: Match) -> Ids | None:
         """The parent's exact tokens and the new messages' tokens after them."""
         assert match.parent is not None
@@ -70,10 +85,11 @@ class Prompts:
         )
         return None if suffix is None else before + suffix
 
-    def check_vocabulary(self, ids: Ids, most: int) -> None:
+    def check_vocabulary(self, ids: Ids, most: int, *, rendered: bool) -> None:
         """Raise InvalidRequest for an id from `most` on: the model has no row for it, and some engines die of one."""
-        if self._renderer.vocab_size > most and max(ids) >= most:
-            raise InvalidRequest(f"the prompt has token {max(ids)}, the model knows {most}", param="messages")
+        if (not rendered or self._renderer.vocab_size > most) and max(ids) >= most:
+            param = "messages" if rendered else "input_ids"
+            raise InvalidRequest(f"the prompt has token {max(ids)}, the model knows {most}", param=param)
 
     def grammar(self, request: TurnRequest) -> Grammar | None:
         """What the output must look like: a forced call, or JSON (or, where tools may be called, either)."""

@@ -11,7 +11,7 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -29,6 +29,7 @@ from proxy.session import KeyKind, Session, StartedSession
 from proxy.session_ids import check_session_id, is_session_id
 from proxy.settings import Settings
 from proxy.store.replicas import Seen
+from proxy.store.starts import too_stale
 from proxy.store.store import Store
 from proxy.trajectory.cache import InteractionCache
 from proxy.trajectory.rewards import compute_returns
@@ -46,7 +47,16 @@ _WATCH_S, _WATCHED = 0.5, 1000
 class Sessions:
     """All sessions of this server."""
 
-    def __init__(self, store: Store, settings: Settings, metrics: Metrics, keys: Keyring) -> None:
+    def __init__(
+        self,
+        store: Store,
+        settings: Settings,
+        metrics: Metrics,
+        keys: Keyring,
+        weight_version: Callable[[], int] = lambda: 0,
+    ) -> None:
+        """`weight_version` is the engine's at the moment."""
+        self._weight_version = weight_version
         self._store = store
         self._settings = settings
         self._metrics = metrics
@@ -319,11 +329,19 @@ class Sessions:
     async def _check_room(self) -> None:
         """Raise TooManyRequests where no session may be added by naming it."""
         most = self._settings.max_live_sessions
+        if (fresh := self._most_fresh()) is not None and await self._store.count_taken() >= fresh:
+            raise too_stale(fresh)
         if most is None:
             return
         stored = await self._store.count_live()
         if stored + sum(not session.confirmed for session in self._live.values()) >= most:
             raise TooManyRequests(f"{most} sessions are live (--max-live-sessions); end one first", retry_after_s=5.0)
+
+    def _most_fresh(self) -> int | None:
+        """How many sessions may have been accepted or be running, so that none gets too old: AReaL's rule,
+        (max staleness + version + 1) * batch size. None without such a limit."""
+        staleness, batch = self._settings.max_staleness, self._settings.batch_size
+        return None if staleness is None or batch is None else (staleness + self._weight_version() + 1) * batch
 
     async def grant_capacity(self, number: int) -> int:
         """Let so many more sessions start where capacity is controlled; returns how many may now."""
@@ -354,7 +372,12 @@ class Sessions:
             self._live.pop(session.id, None)  # the next request tries again
 
     async def _create(self, record: SessionRecord, chosen_key: bool) -> Session:
-        await self._store.create_session(record, chosen_key=chosen_key, max_live=self._settings.max_live_sessions)
+        await self._store.create_session(
+            record,
+            chosen_key=chosen_key,
+            max_live=self._settings.max_live_sessions,
+            max_taken=self._most_fresh(),
+        )
         session = self._live.setdefault(record.session_id, Session(record, InteractionCache()))
         self._keys.add(record)
         self._metrics.sessions.set(len(self._live))
@@ -390,6 +413,7 @@ class Sessions:
             metadata=body.get("metadata") or {},
             discount=self._settings.discount if body.get("discount") is None else body["discount"],
             credit=Credit(body.get("credit") or self._settings.credit),
+            weight_version=self._weight_version(),
             created_at=now,
             updated_at=now,
         )

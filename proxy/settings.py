@@ -30,7 +30,9 @@ class Settings:
     model: str | None = _setting(None, "Folder of a Hugging Face causal model; none: a tiny built-in random model.")
     tokenizer: str | None = _setting(None, "Folder of the tokenizer, where it is not the model's.")
     served_model_name: str | None = _setting(None, "Name that /v1/models shows; default: the folder's name.")
-    engine: str = _setting("auto", "auto, transformers, scripted, or package.module:Class.")
+    engine: str = _setting(
+        "auto", "auto, sglang, transformers, scripted, mailbox, package.module:Class, or URL[,URL...] of servers."
+    )
     engine_arg: tuple[str, ...] = _setting((), "Option of the engine as key=value; may be given several times.")
     family: str | None = _setting(None, "Renderer family, where the model's own config does not tell it.")
     tool_parser: str | None = _setting(None, "Tool-call format, where it is not the family's own.")
@@ -47,11 +49,14 @@ class Settings:
     capacity_control: bool = _setting(False, "Let start_session take what /grant_capacity gave, else refuse: 429.")
     max_live_sessions: int | None = _setting(None, "Most sessions that live at once; further starts get 429.")
     session_idle_s: float | None = _setting(None, "Seal sessions as expired that are unused for so long; none: never.")
+    max_staleness: int | None = _setting(None, "Start only sessions that will be at most so many versions old.")
+    batch_size: int | None = _setting(None, "Sessions that the trainer takes a version; needed by --max-staleness.")
     max_turns_in_flight: int = _setting(4096, "Most turns that run at once; further ones get 429.")
     max_context_tokens: int | None = _setting(None, "Upper bound of prompt plus output, below the model's own.")
     max_tokens_per_turn: int | None = _setting(None, "Upper bound of sampled tokens in one turn.")
     max_body_bytes: int = _setting(64 * 1024 * 1024, "Longest request body.")
     engine_timeout_s: float = _setting(600.0, "Longest wait for the next token of the engine.")
+    pause_timeout_s: float = _setting(120.0, "Longest wait of a request for a paused engine; then 503.")
     shutdown_timeout_s: float = _setting(30.0, "Longest wait for running generations at the end.")
     discount: float = _setting(1.0, "Discount of rewards through the tree, 0 to 1.")
     credit: Credit = _setting(Credit.TREE, "How rewards flow back: tree or linear.")
@@ -79,7 +84,7 @@ class Settings:
 VARIABLE_PREFIX = "TOKENGROVE_"
 _POSITIVE = (
     *("max_context_tokens", "max_tokens_per_turn", "max_body_bytes", "engine_timeout_s", "key_lifetime_s"),
-    *("max_live_sessions", "session_idle_s", "max_turns_in_flight"),
+    *("max_live_sessions", "session_idle_s", "max_turns_in_flight", "batch_size"),
 )
 
 
@@ -132,8 +137,11 @@ def _check(settings: Settings) -> None:
         value = getattr(settings, name)
         if value is not None and value <= 0:
             raise ConfigurationError(f"--{name.replace('_', '-')} {value} is not positive")
-    if settings.shutdown_timeout_s < 0:
-        raise ConfigurationError(f"--shutdown-timeout-s {settings.shutdown_timeout_s} is negative")
+    for name in ("shutdown_timeout_s", "pause_timeout_s", "max_staleness"):
+        if (getattr(settings, name) or 0) < 0:
+            raise ConfigurationError(f"--{name.replace('_', '-')} {getattr(settings, name)} is negative")
+    if (settings.max_staleness is None) != (settings.batch_size is None):
+        raise ConfigurationError("--max-staleness and --batch-size go together: give both or neither")
     if settings.tokenizer is not None and not Path(settings.tokenizer).is_dir():
         raise ConfigurationError(f"--tokenizer {settings.tokenizer} is not a folder")
 

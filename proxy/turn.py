@@ -62,6 +62,7 @@ class Turn:
     generate: GenerateRequest
     parser: OutputParser
     piece: Callable[[int], bytes]
+    encode: Callable[[str], Ids]
     attempt: Attempt
     deltas: list[Delta] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
@@ -107,8 +108,13 @@ class Turn:
 
         Returns why sampling ends here, None while it goes on. Raises EngineFailed for an inconsistent chunk.
         """
+        if chunk.text is not None:
+            chunk = self._encoded(chunk, chunk.text)
         _check_chunk(chunk)
         interaction = self.interaction
+        if not chunk.sampled:
+            interaction.trainable = False
+            interaction.notes = {**interaction.notes, "sampled": False}
         if chunk.cached_tokens is not None:
             interaction.cached_tokens = chunk.cached_tokens
         ids, ended = _until_end(chunk.ids, self.generate.stop_token_ids)
@@ -120,6 +126,16 @@ class Turn:
             if finish is not None:
                 return finish
         return FinishReason.STOP if ended else chunk.finish
+
+    def _encoded(self, chunk: TokenChunk, text: str) -> TokenChunk:
+        """A chunk that came as text, as ids within the budget, and an end token if it ends by itself."""
+        most, stops = self.generate.sampling.max_tokens, self.generate.stop_token_ids
+        ids = self.encode(text)
+        if chunk.finish is FinishReason.STOP and stops and not (ids and ids[-1] in stops):
+            ids = ids + ids_of(stops[:1])
+        finish = FinishReason.LENGTH if most is not None and len(ids) > most else chunk.finish
+        ids = ids[:most]
+        return TokenChunk(ids, array("f", bytes(4 * len(ids))), chunk.version, finish, sampled=False)
 
     @property
     def _takes_whole_chunks(self) -> bool:

@@ -20,7 +20,7 @@ from typing import Any
 
 from proxy.attempts import Attempt, Stage
 from proxy.budgets import apply_budgets
-from proxy.engine.base import Engine
+from proxy.engine.gate import Gate
 from proxy.errors import (
     EngineFailed,
     EngineTimeout,
@@ -70,14 +70,14 @@ class Turns:
     def __init__(
         self,
         *,
-        engine: Engine,
+        gate: Gate,
         renderer: Renderer,
         store: Store,
         sessions: Sessions,
         settings: Settings,
         metrics: Metrics,
     ) -> None:
-        self._engine = engine
+        self._gate = gate
         self._renderer = renderer
         self._store = store
         self._sessions = sessions
@@ -93,7 +93,7 @@ class Turns:
         Raises InvalidRequest and its kin before anything is sampled.
         """
         session.check_open()
-        info = self._engine.info()
+        info = self._gate.info()
         wanted = with_defaults(request, session.record.sampling)
         check_capabilities(request, wanted, info)
         request = with_history(session, request)
@@ -104,8 +104,13 @@ class Turns:
         if (earlier := self._earlier(session, request, key)) is not None:
             return earlier
         self._check_room(request)
-        prompt = await self._prompts.build(session, request, identity)
-        self._prompts.check_vocabulary(prompt.ids, info.vocab_size)
+        await self._gate.enter()
+        if request.input_ids is None:
+            prompt = await self._prompts.build(session, request, identity)
+        else:
+            prompt, conversation = self._prompts.given(session, request.input_ids)
+            request = replace(request, messages=conversation)
+        self._prompts.check_vocabulary(prompt.ids, info.vocab_size, rendered=request.input_ids is None)
         sampling = apply_budgets(wanted, request.n, session, len(prompt.ids), self._settings, info.context_length)
         grammar = self._prompts.grammar(request)
         # Others may have gone on while a long prompt was rendered: from here to the start nothing is awaited.
@@ -124,7 +129,7 @@ class Turns:
     def _check_room(self, request: TurnRequest) -> None:
         """Raise TooManyRequests before a turn is rendered that would be one too many."""
         most = self._settings.max_turns_in_flight
-        if len(self._running) + request.n > most:
+        if len(self._running) + self._gate.waiting + request.n > most:
             raise TooManyRequests(f"{most} turns are running (--max-turns-in-flight); try again", retry_after_s=1.0)
 
     def _earlier(self, session: Session, request: TurnRequest, key: str) -> Sequence[Turn] | None:
@@ -164,15 +169,22 @@ class Turns:
             request_id=interaction.id,
             input_ids=prompt.ids,
             sampling=sampling,
-            stop_token_ids=self._renderer.stop_token_ids,
+            stop_token_ids=self._stop_tokens(request),
             grammar=grammar,
             top_logprobs=request.top_logprobs,
             session_id=session.id,
             turn=request,
+            turn_number=session.turns_taken + k,
         )
         make_id = new_call_id if request.api is not Api.MESSAGES else new_tool_use_id
         parser = self._renderer.parser(request.tools, request.tool_choice, prompt.ids, sampling.stop, make_id)
-        return Turn(interaction, request, session, prompt, generate, parser, self._renderer.piece, attempt)
+        piece, encode = self._renderer.piece, self._renderer.encode
+        return Turn(interaction, request, session, prompt, generate, parser, piece, encode, attempt)
+
+    def _stop_tokens(self, request: TurnRequest) -> tuple[int, ...]:
+        if request.sampling.ignore_eos:
+            return ()
+        return self._renderer.stop_token_ids if request.stop_token_ids is None else request.stop_token_ids
 
     def join(self, turn: Turn) -> None:
         """A client begins to read a turn."""
@@ -276,7 +288,8 @@ class Turns:
         call_ids = iter([call.id for call in interaction.output.tool_calls])
         stop = interaction.sampling.stop
         parser = self._renderer.parser(request.tools, request.tool_choice, ids, stop, lambda: next(call_ids, ""))
-        turn = Turn(interaction, request, session, prompt, generate, parser, self._renderer.piece, attempt)
+        piece, encode = self._renderer.piece, self._renderer.encode
+        turn = Turn(interaction, request, session, prompt, generate, parser, piece, encode, attempt)
         turn.committing = True
         turn.replay()
         return turn
@@ -298,12 +311,11 @@ class Turns:
 
     async def _sample(self, turn: Turn) -> FinishReason:
         """Read chunks until the engine ends, a stop string is complete or an end token comes."""
-        loop = asyncio.get_running_loop()
         limit_s = self._settings.engine_timeout_s
         try:
-            async with asyncio.timeout(limit_s) as timer, aclosing(self._chunks(turn)) as chunks:
+            async with asyncio.timeout(limit_s) as timer, aclosing(self._chunks(turn, timer)) as chunks:
                 async for chunk in chunks:
-                    timer.reschedule(loop.time() + limit_s)
+                    timer.reschedule(self._gate.deadline(limit_s))
                     finish = turn.take(chunk)
                     if finish is not None:
                         return finish
@@ -311,8 +323,8 @@ class Turns:
             raise EngineTimeout(f"the engine gave no token for {limit_s:g} s") from None
         raise EngineFailed("the engine ended a reply without saying why")
 
-    def _chunks(self, turn: Turn) -> Any:
-        return self._engine.generate(turn.generate)
+    def _chunks(self, turn: Turn, timer: asyncio.Timeout) -> Any:
+        return self._gate.generate(turn.generate, timer)
 
     # 8 ---------------------------------------------------------------------------------------------------------
 

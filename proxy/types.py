@@ -25,6 +25,10 @@ INSTRUCTIONS = "instructions"
 """The name of a system message that came as `instructions`: it is not carried over to the next response."""
 
 
+TOKENS = "tokens"
+"""The name of a user message that came as token ids: its content is what they say, for reading only."""
+
+
 ITEM_REFERENCE = "item_reference"
 """The name of an assistant message that stands for the answer of its `origin`, without repeating it."""
 
@@ -45,6 +49,7 @@ class Api(StrEnum):
     CHAT = "chat"
     RESPONSES = "responses"
     MESSAGES = "messages"
+    GENERATE = "generate"
 
 
 class FinishReason(StrEnum):
@@ -259,7 +264,8 @@ class TurnRequest:
     `template_options` change the head of the prompt (chat_template_kwargs, reasoning effort) and belong to the root's
     identity. `given` names the sampling fields that the client set itself. `dropped` names what the client sent and
     this server left aside. `previous_id` is `previous_response_id`: `messages` are then only those after it. `echo` are
-    fields that the reply repeats as they came. `retry`: the client says that it made this request before.
+    fields that the reply repeats as they came. `retry`: the client says that it made this request before. `input_ids`:
+    the prompt itself, instead of messages; `stop_token_ids` end its output instead of the model's own end tokens.
     """
 
     api: Api
@@ -285,6 +291,8 @@ class TurnRequest:
     state_hash: str | None = None
     purpose: str | None = None
     agent: str | None = None
+    input_ids: Ids | None = None
+    stop_token_ids: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -316,7 +324,7 @@ class GenerateRequest:
     """Token in, token out. `input_ids` were checked against the vocabulary; `sampling.max_tokens` is set and positive.
 
     Sampling ends after any of `stop_token_ids` (it is part of the output). `turn` rides along for engines that answer
-    from messages (mailbox, scripted).
+    from messages (mailbox, scripted); `turn_number` counts the turns of its session from 0.
     """
 
     request_id: str
@@ -327,6 +335,7 @@ class GenerateRequest:
     top_logprobs: int = 0
     session_id: str = ""
     turn: TurnRequest | None = None
+    turn_number: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -335,7 +344,8 @@ class TokenChunk:
 
     `logprobs` are natural logs by the rule of the design's section 8, one per id. `top_logprobs` has one tuple of
     (token id, logprob) per id, highest first, and is empty when not asked for. `version` sampled all of `ids`.
-    `cached_tokens` is how many prompt tokens came from a prefix cache, when the engine says so.
+    `cached_tokens` is how many prompt tokens came from a prefix cache, when the engine says so. `text` is an answer
+    that came as text instead of ids: the turn encodes it. `sampled` False: no logprobs are known, and zeros stand in.
     """
 
     ids: Ids
@@ -344,6 +354,8 @@ class TokenChunk:
     finish: FinishReason | None = None
     top_logprobs: tuple[tuple[tuple[int, float], ...], ...] = ()
     cached_tokens: int | None = None
+    text: str | None = None
+    sampled: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,7 @@ def turn_endpoint(protocol: WireProtocol, access: Access, turns: Turns, max_body
     async def endpoint(request: Request) -> UnaryReply | StreamReply:
         await access.admit(caller_of(request))
         body = await read_json(request, max_body_bytes)
-        turn_request = _with_headers(protocol.parse(body), request)
+        turn_request = with_headers(protocol.parse(body), request)
         _check_echo(turn_request)
         session = await access.resolve(caller_of(request, body))
         try:
@@ -42,7 +42,7 @@ def turn_endpoint(protocol: WireProtocol, access: Access, turns: Turns, max_body
     return endpoint
 
 
-def _with_headers(turn_request: TurnRequest, request: Request) -> TurnRequest:
+def with_headers(turn_request: TurnRequest, request: Request) -> TurnRequest:
     """What the harness says of a turn in `x-tokengrove-*` headers, and clients in headers of their own."""
     return replace(
         turn_request,

@@ -6,7 +6,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from proxy.api.http import JsonResponse
-from proxy.engine.base import Engine
+from proxy.engine.gate import Gate
 from proxy.metrics import CONTENT_TYPE, Metrics
 from proxy.store.store import Store
 
@@ -14,8 +14,8 @@ from proxy.store.store import Store
 class Health:
     """`/health`, `/ready` and `/metrics`."""
 
-    def __init__(self, engine: Engine, store: Store, metrics: Metrics) -> None:
-        self._engine, self._store, self._metrics = engine, store, metrics
+    def __init__(self, gate: Gate, store: Store, metrics: Metrics) -> None:
+        self._gate, self._store, self._metrics = gate, store, metrics
 
     async def health(self, request: Request) -> JsonResponse:
         return JsonResponse({"status": "ok"})
@@ -23,8 +23,9 @@ class Health:
     async def ready(self, request: Request) -> JsonResponse:
         """200 when the store answers and the engine runs. Raises StoreUnavailable or EngineUnavailable."""
         await self._store.ping()
-        info = self._engine.info()
-        return JsonResponse({"status": "ready", "engine": info.name, "weight_version": info.weight_version})
+        info, paused = self._gate.info(), self._gate.paused
+        state = {"status": "ready" if paused is None else "paused", "engine": info.name}
+        return JsonResponse({**state, "weight_version": info.weight_version})
 
     async def metrics(self, request: Request) -> Response:
         return Response(self._metrics.text(), media_type=CONTENT_TYPE)

@@ -39,7 +39,7 @@ class UnaryReply:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         with _joined(self._turns, self._choices):
-            gone = asyncio.ensure_future(_disconnected(receive))
+            gone = asyncio.ensure_future(disconnected(receive))
             try:
                 if await self._all_done(gone):
                     answer = self._answer()
@@ -94,7 +94,7 @@ class StreamReply:
         return cls(turns, choices, encoder, batches, first)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        gone = asyncio.ensure_future(_disconnected(receive))
+        gone = asyncio.ensure_future(disconnected(receive))
         pump = asyncio.ensure_future(self._pump(send))
         try:
             await asyncio.wait((pump, gone), return_when=asyncio.FIRST_COMPLETED)
@@ -133,7 +133,7 @@ class StreamReply:
 
 async def _first_batch(batches: Batches, request: Request) -> Batch:
     waiting = asyncio.ensure_future(_next(batches))
-    gone = asyncio.ensure_future(_disconnected(request.receive))
+    gone = asyncio.ensure_future(disconnected(request.receive))
     try:
         await asyncio.wait((waiting, gone), return_when=asyncio.FIRST_COMPLETED)
         if not waiting.done():
@@ -206,6 +206,7 @@ def _body(data: bytes, more: bool = True) -> Message:
     return {"type": "http.response.body", "body": data, "more_body": more}
 
 
-async def _disconnected(receive: Receive) -> None:
+async def disconnected(receive: Receive) -> None:
+    """Returns once the client has left."""
     while (await receive())["type"] != "http.disconnect":
         pass

@@ -6,10 +6,10 @@ Every chunk has as many logprobs as ids; the last chunk, and only it, has `finis
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from proxy.types import GenerateRequest, TokenChunk
 
@@ -24,14 +24,30 @@ class Capability(StrEnum):
     SEED = "seed"
     UPDATE_WEIGHTS = "update_weights"
     RELEASE_MEMORY = "release_memory"
+    STREAMING = "streaming"
 
 
 class PauseMode(StrEnum):
-    """What a pause does to requests in flight: they keep their state, lose their cache, or end."""
+    """What a pause does to requests in flight: they keep their state, lose their cache, end, or are waited for.
+
+    Engines never see DRAIN: the gate waits itself, and then pauses an engine that runs nothing.
+    """
 
     IN_PLACE = "in_place"
     RETRACT = "retract"
     ABORT = "abort"
+    DRAIN = "drain"
+
+
+class WeightTransfer(StrEnum):
+    """The steps of handing weights over from a trainer's processes, by SGLang's names for them."""
+
+    INIT_GROUP = "init_weights_update_group"
+    DESTROY_GROUP = "destroy_weights_update_group"
+    BEGIN = "begin_weight_update"
+    FROM_TENSOR = "update_weights_from_tensor"
+    FROM_DISTRIBUTED = "update_weights_from_distributed"
+    END = "end_weight_update"
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,10 +85,16 @@ class Engine(Protocol):
     async def update_weights(self, path: str, version: int | None = None) -> int:
         """Load the weights in folder `path`; returns the version that tokens carry from now on."""
 
-    async def release_memory(self) -> None:
-        """Give weights and cache memory back until `resume_memory`."""
+    async def transfer_weights(self, step: WeightTransfer, fields: Mapping[str, Any]) -> int:
+        """Pass a step of a transfer on as it is; returns the version that tokens carry from now on.
 
-    async def resume_memory(self) -> None:
+        `fields` are SGLang's own. Raises EngineUnavailable when this engine has no such thing.
+        """
+
+    async def release_memory(self, tags: Sequence[str] = ()) -> None:
+        """Give memory back until `resume_memory`: weights and cache, or what `tags` name. Nothing runs meanwhile."""
+
+    async def resume_memory(self, tags: Sequence[str] = ()) -> None:
         """Take the memory again."""
 
     async def flush_cache(self) -> None:

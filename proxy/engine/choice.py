@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
     from proxy.engine.acting import Speech
 
 _SCRIPTED_CONTEXT = 131_072
+_SERVERS_START_S = 120.0
+_REMOTE_ARGUMENTS = ("kind", "logprobs_mode", "start_timeout_s")
 BUILTIN_NAME = "tokengrove-tiny"
 
 
@@ -47,6 +50,12 @@ def create_engine(settings: Settings, vocab_size: int, speech: Speech | None = N
     Raises ConfigurationError.
     """
     name = settings.engine
+    if name == "sglang" or (name == "auto" and _has_gpu_engine()):
+        if importlib.util.find_spec("sglang") is None:
+            raise ConfigurationError("--engine sglang needs the package sglang: pip install 'tokengrove[sglang]'")
+        from proxy.engine.sglang_engine import SglangEngine
+
+        return SglangEngine(settings, model_folder(settings))
     if name in ("auto", "transformers"):
         _require("transformers", "torch", "llguidance")
         from proxy.engine.transformers_engine import TransformersEngine
@@ -56,13 +65,64 @@ def create_engine(settings: Settings, vocab_size: int, speech: Speech | None = N
         from proxy.engine import scripted
 
         return scripted.from_arguments(engine_arguments(settings), vocab_size, _SCRIPTED_CONTEXT, speech)
-    if ":" in name and "//" not in name:
+    if name == "mailbox":
+        from proxy.engine.mailbox import Mailbox
+
+        return Mailbox(vocab_size, settings.max_context_tokens or _SCRIPTED_CONTEXT)
+    if "//" in name:
+        return _create_pool(settings, vocab_size)
+    if ":" in name:
         engine: Engine = _load_class(name)(settings)
         return engine
     raise ConfigurationError(
-        f"--engine {name} is not one of auto, transformers, scripted, package.module:Class (sglang, servers by URL and "
-        "mailbox are not here yet)"
+        f"--engine {name} is not one of auto, sglang, transformers, scripted, mailbox, package.module:Class, and no "
+        "URL of servers (http://HOST:PORT, several with commas)"
     )
+
+
+def _has_gpu_engine() -> bool:
+    if importlib.util.find_spec("sglang") is None or importlib.util.find_spec("torch") is None:
+        return False
+    import torch
+
+    return bool(torch.cuda.is_available())
+
+
+def _create_pool(settings: Settings, vocab_size: int) -> Engine:
+    """The servers that `--engine` names, whatever they turn out to be. Raises ConfigurationError."""
+    from proxy.engine.pool import Pool
+    from proxy.engine.servers import ServerKind, connect
+
+    arguments = engine_arguments(settings)
+    for key in arguments:
+        if key not in _REMOTE_ARGUMENTS:
+            raise ConfigurationError(f"--engine-arg {key}: servers know {', '.join(_REMOTE_ARGUMENTS)}")
+    kind, mode = arguments.get("kind"), arguments.get("logprobs_mode", "raw_logprobs")
+    if kind is not None and kind not in list(ServerKind):
+        raise ConfigurationError(f"--engine-arg kind={kind} is not one of {', '.join(ServerKind)}")
+    if mode not in ("raw_logprobs", "processed_logprobs"):
+        raise ConfigurationError(f"--engine-arg logprobs_mode={mode} is not one of raw_logprobs, processed_logprobs")
+    try:
+        start_timeout_s = float(arguments.get("start_timeout_s", _SERVERS_START_S))
+    except ValueError:
+        raise ConfigurationError("--engine-arg start_timeout_s is no number") from None
+    urls = [url.strip() for url in settings.engine.split(",") if url.strip()]
+    for url in urls:
+        if not url.startswith(("http://", "https://")):
+            raise ConfigurationError(f"--engine {url} is no URL; servers are named http://HOST:PORT")
+    known = _model_vocabulary(settings) or vocab_size
+    opener = connect(known, ServerKind(kind) if kind else None, processed_logprobs=mode == "processed_logprobs")
+    return Pool(urls, opener, start_timeout_s=start_timeout_s)
+
+
+def _model_vocabulary(settings: Settings) -> int | None:
+    """The rows of the model's embedding, where `--model` has a config: servers do not tell, and may die of an id."""
+    path = Path(settings.model or "") / "config.json"
+    if settings.model is None or not path.is_file():
+        return None
+    config = json.loads(path.read_text(encoding="utf-8"))
+    size = config.get("vocab_size") or config.get("text_config", {}).get("vocab_size")
+    return int(size) if size else None
 
 
 def engine_arguments(settings: Settings) -> dict[str, str]:

@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from proxy.engine.sampling import Drawn, SamplingRow
-from proxy.errors import ContextLengthExceeded, InvalidRequest, ProxyError
+from proxy.errors import ProxyError
 from proxy.types import FinishReason, GenerateRequest, Ids, Logprobs, TokenChunk, ids_of
 
 Item = TokenChunk | ProxyError
@@ -66,28 +66,6 @@ class InFlight:
         if isinstance(item, ProxyError):
             raise item
         return item
-
-
-def check_request(request: GenerateRequest, vocab_size: int, context_length: int) -> None:
-    """Refuse by name what would fail, or take the engine down, once it is in the batch.
-
-    Raises InvalidRequest, or ContextLengthExceeded when prompt plus `max_tokens` is more than `context_length`.
-    """
-    sampling, prompt = request.sampling, request.input_ids
-    if not prompt or min(prompt) < 0 or max(prompt) >= vocab_size:
-        raise InvalidRequest(f"input ids must be between 0 and {vocab_size - 1}, and at least one")
-    if sampling.max_tokens is None or sampling.max_tokens < 1:
-        raise InvalidRequest("max_tokens must be at least 1", param="max_tokens")
-    if len(prompt) + sampling.max_tokens > context_length:
-        raise ContextLengthExceeded(
-            prompt_tokens=len(prompt), context_tokens=context_length, max_tokens=sampling.max_tokens
-        )
-    if any(not 0 <= token < vocab_size for token, _ in sampling.logit_bias):
-        raise InvalidRequest("logit_bias names a token outside of the vocabulary", param="logit_bias")
-    if not sampling.temperature >= 0.0:
-        raise InvalidRequest("temperature must not be negative", param="temperature")
-    if not sampling.repetition_penalty > 0.0:
-        raise InvalidRequest("repetition_penalty must be positive", param="repetition_penalty")
 
 
 def aborted(version: int) -> TokenChunk:

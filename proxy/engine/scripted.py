@@ -8,14 +8,14 @@ from __future__ import annotations
 import asyncio
 import math
 from array import array
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from proxy.engine.base import Capability, EngineInfo, PauseMode
+from proxy.engine.base import Capability, EngineInfo, PauseMode, WeightTransfer
 from proxy.errors import ConfigurationError, EngineFailed, EngineUnavailable, InvalidRequest
 from proxy.types import FinishReason, GenerateRequest, Ids, TokenChunk, ids_of
 
@@ -135,10 +135,13 @@ class ScriptedEngine:
         self._version = self._version + 1 if version is None else version
         return self._version
 
-    async def release_memory(self) -> None:
+    async def transfer_weights(self, step: WeightTransfer, fields: Mapping[str, Any]) -> int:
+        raise EngineUnavailable(f"the scripted engine has no weights for {step.value}")
+
+    async def release_memory(self, tags: Sequence[str] = ()) -> None:
         raise EngineUnavailable("the scripted engine holds no memory that it could release")
 
-    async def resume_memory(self) -> None:
+    async def resume_memory(self, tags: Sequence[str] = ()) -> None:
         raise EngineUnavailable("the scripted engine holds no memory that it could release")
 
     async def flush_cache(self) -> None:

@@ -10,17 +10,18 @@ from __future__ import annotations
 import asyncio
 import itertools
 import threading
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from proxy.engine.base import Capability, EngineInfo, PauseMode
+from proxy.engine.base import Capability, EngineInfo, PauseMode, WeightTransfer
 from proxy.engine.batching import ContinuousBatch, StepEntry
 from proxy.engine.grammar import GrammarCompiler, GrammarState
-from proxy.engine.inflight import InFlight, Item, aborted, check_request, post
+from proxy.engine.inflight import InFlight, Item, aborted, post
 from proxy.engine.loading import choose_sizes, context_limit, end_token_ids, load_model, parse_options, read_weights
+from proxy.engine.requests import check_request
 from proxy.engine.sampling import draw, new_row
 from proxy.errors import (
     ConfigurationError,
@@ -113,11 +114,15 @@ class TransformersEngine:
         self._running()
         await self._on_control(lambda: self._while_paused(self._resubmit_all))
 
-    async def release_memory(self) -> None:
+    async def transfer_weights(self, step: WeightTransfer, fields: Mapping[str, Any]) -> int:
+        """Raises EngineUnavailable: weights come from a folder."""
+        raise EngineUnavailable(f"the transformers engine has no {step.value}; use update_weights with a folder")
+
+    async def release_memory(self, tags: Sequence[str] = ()) -> None:
         """Raises EngineUnavailable: weights and cache stay where they are."""
         raise EngineUnavailable("the transformers engine cannot give its memory back while it runs")
 
-    async def resume_memory(self) -> None:
+    async def resume_memory(self, tags: Sequence[str] = ()) -> None:
         """Raises EngineUnavailable: nothing was ever released."""
         raise EngineUnavailable("the transformers engine never gives its memory back, so it has none to take")
 

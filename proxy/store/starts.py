@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sqlalchemy import Connection, func, insert, select, update
+from sqlalchemy import Connection, func, insert, or_, select, update
 
 from proxy.errors import KeyInUse, TooManyRequests
 from proxy.store import rows
@@ -25,11 +25,12 @@ _FAILURES = frozenset({Outcome.FAILED.value, Outcome.NO_DATA.value, Outcome.TIME
 @dataclass(frozen=True, slots=True)
 class Start:
     """A session's row, and what must hold: its `chosen_key` belongs to no live session, fewer than `max_live` sessions
-    live, and, if the row `took_capacity`, a granted start is left to be taken."""
+    live, fewer than `max_taken` live or have ended well, and, if the row `took_capacity`, a granted start is left."""
 
     row: rows.Row
     chosen_key: bool = False
     max_live: int | None = None
+    max_taken: int | None = None
 
     @property
     def session_id(self) -> str:
@@ -47,6 +48,10 @@ def check_start(connection: Connection, start: Start) -> None:
             raise TooManyRequests(
                 f"{start.max_live} sessions are live (--max-live-sessions); end one first", retry_after_s=_RETRY_AFTER_S
             )
+    if start.max_taken is not None:
+        pass_alone(connection, "live sessions")
+        if count_taken(connection) >= start.max_taken:
+            raise too_stale(start.max_taken)
     if start.row["took_capacity"] and not _change(connection, -1):
         raise TooManyRequests(
             "no capacity is left (--capacity-control); POST /grant_capacity gives more", retry_after_s=_RETRY_AFTER_S
@@ -74,6 +79,21 @@ def grant(connection: Connection, grants: Sequence[int]) -> Sequence[int]:
 def count_live(connection: Connection) -> int:
     query = select(func.count()).select_from(sessions).where(sessions.c.status == SessionStatus.ACTIVE.value)
     return connection.execute(query).scalar_one()
+
+
+def count_taken(connection: Connection) -> int:
+    """Sessions that run or have ended without failing: what the trainer has, or will get."""
+    well = or_(sessions.c.outcome.is_(None), sessions.c.outcome.not_in(_FAILURES))
+    query = select(func.count()).select_from(sessions).where(well, sessions.c.status != SessionStatus.EXPIRED.value)
+    return connection.execute(query).scalar_one()
+
+
+def too_stale(most: int) -> TooManyRequests:
+    """The refusal of a session that would be older than `--max-staleness` versions when it is trained on."""
+    return TooManyRequests(
+        f"{most} sessions run or were accepted: all that --max-staleness and --batch-size allow at this version",
+        retry_after_s=_RETRY_AFTER_S,
+    )
 
 
 def _check_key(connection: Connection, key_hash: str) -> None:

@@ -93,7 +93,12 @@ class Store:
     # Writes
 
     async def create_session(
-        self, record: SessionRecord, *, chosen_key: bool = False, max_live: int | None = None
+        self,
+        record: SessionRecord,
+        *,
+        chosen_key: bool = False,
+        max_live: int | None = None,
+        max_taken: int | None = None,
     ) -> None:
         """Raises InvalidRequest (param session_id) when it exists, KeyInUse for a `chosen_key` of a live session.
 
@@ -103,8 +108,8 @@ class Store:
             self._known.add(record.session_id)
             if len(self._known) > _MAX_KNOWN:
                 self._known = None
-        start = Start(rows.session_row(record), chosen_key, max_live)
-        free = not (chosen_key or record.took_capacity) and max_live is None
+        start = Start(rows.session_row(record), chosen_key, max_live, max_taken)
+        free = not (chosen_key or record.took_capacity) and max_live is None and max_taken is None
         create = writes.create_freely if free else writes.create_sessions
         await self._writer.submit(create, start, Phase.SESSIONS)
 
@@ -263,6 +268,10 @@ class Store:
     async def count_live(self) -> int:
         """How many sessions have not ended."""
         return await self._read(starts.count_live)
+
+    async def count_taken(self) -> int:
+        """How many sessions live, or have ended without failing."""
+        return await self._read(starts.count_taken)
 
     async def find_idle(self, before: float, limit: int) -> list[str]:
         """Live sessions in which nothing was committed, rewarded or begun since `before` (Unix seconds)."""

@@ -78,6 +78,23 @@ class InteractionCache:
                 return Match(parent, covered, _renamed(states[index].calls, parent.end.calls))
         return Match(None, 0)
 
+    def find_prefix(self, ids: Ids) -> Node | None:
+        """The deepest node whose tokens, output included, `ids` begins with; of equal ones the newest."""
+        data = ids.tobytes()
+        heads = [node for node in self.nodes.values() if node.parent is None or not node.interaction.aligned]
+        best: tuple[int, int, Node] | None = None
+        open_nodes = [(node, 0) for node in heads]
+        while open_nodes:
+            node, start = open_nodes.pop()
+            added = (node.interaction.prompt_suffix + node.interaction.output_ids).tobytes()
+            if node.interaction.seq < 0 or not data.startswith(added, start):
+                continue
+            end = start + len(added)
+            if best is None or (end, node.interaction.seq) > best[:2]:
+                best = end, node.interaction.seq, node
+            open_nodes += [(child, end) for child in node.children if child.interaction.aligned]
+        return best[2] if best is not None else None
+
     def token_ids(self, node: Node) -> Ids:
         """The exact ids of a node's prompt and output, put together from what each node adds."""
         pieces: list[Ids] = []

@@ -226,6 +226,8 @@ def request_hash(request: TurnRequest, identity: Identity) -> str:
         request.n,
         request.response_format,
         request.top_logprobs if request.logprobs else None,
+        request.stop_token_ids,
+        None if request.input_ids is None else xxh3_64_intdigest(request.input_ids.tobytes()),
         # What else an exact repetition repeats; it tells equal siblings apart.
         [(m.reasoning, m.origin, [call.id for call in m.tool_calls]) for m in request.messages if m.role is _ANSWER],
     )

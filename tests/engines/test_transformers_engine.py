@@ -4,7 +4,6 @@ import asyncio
 import json
 import re
 import threading
-from array import array
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +17,7 @@ from proxy.engine.transformers_engine import TransformersEngine
 from proxy.errors import ConfigurationError, ContextLengthExceeded, EngineFailed, EngineUnavailable, InvalidRequest
 from proxy.settings import Settings
 from proxy.types import FinishReason, Grammar, GrammarPart, SamplingParams, TokenChunk, ids_of
+from tests.engines.forward import plain_logprobs
 
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
@@ -68,18 +68,6 @@ def tokenizer(folder: Path) -> object:
     return AutoTokenizer.from_pretrained(folder)
 
 
-def plain_logprobs(folder: Path, prompt: array, output: list[int], temperature: float = 1.0) -> list[float]:
-    """Logprobs of `output` by one forward pass of the same weights, without any cache."""
-    import torch
-    from transformers import AutoModelForCausalLM
-
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype="float32")
-    with torch.no_grad():
-        logits = model(torch.tensor([[*prompt, *output]])).logits[0, len(prompt) - 1 : -1]
-    logprobs = (logits / (temperature or 1.0)).log_softmax(-1)
-    return logprobs[range(len(output)), output].tolist()
-
-
 async def begun(engine: TransformersEngine, max_tokens: int) -> tuple[Reply, AsyncIterator[TokenChunk]]:
     """A request of which the first token is there, and the rest of its chunks."""
     reply, chunks = Reply(), engine.generate(request_for(PROMPT, max_tokens))
@@ -98,7 +86,7 @@ async def test_contract(engine: TransformersEngine, check: Check) -> None:
 
 
 async def test_contract_of_grammars(engine: TransformersEngine, tokenizer) -> None:
-    await check_grammar_gives_json(engine, PROMPT, tokenizer.decode, tokenizer.eos_token_id)
+    await check_grammar_gives_json(engine, PROMPT, tokenizer.decode, [tokenizer.eos_token_id])
 
 
 def test_it_is_an_engine_and_says_what_it_can(engine: TransformersEngine) -> None:

@@ -50,6 +50,7 @@ ALLOWED = {
     "turn": SHARED | TURN_PARTS,
     "prompts": SHARED | {"session", "sessions", "rendering", "trajectory", "turn"},
     "turns": SHARED | TURN_PARTS | {"turn", "sampling", "retries", "prompts"},
+    "generation": SHARED | {"engine"},
     "api": SHARED
     | {
         "access",
@@ -58,6 +59,8 @@ ALLOWED = {
         "session_ids",
         "session",
         "sessions",
+        "sampling",
+        "generation",
         "rewards",
         "protocols",
         "trajectory",

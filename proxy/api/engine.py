@@ -1,0 +1,144 @@
+"""`/engine/...`: pauses, weights, memory and servers, for the administrator. Every field at fault is named."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from starlette.requests import Request
+
+from proxy.access import Access
+from proxy.api.http import JsonResponse, key_of, read_object
+from proxy.engine.base import PauseMode, WeightTransfer
+from proxy.engine.gate import Gate
+from proxy.engine.pool import Pool
+from proxy.errors import EngineUnavailable, InvalidRequest
+from proxy.protocols.base import expect_list, expect_str, optional_int, optional_text
+from proxy.settings import Settings
+
+_MOST_VERSION = 2**31 - 1
+_IDLE_MODES = (PauseMode.ABORT, PauseMode.DRAIN)
+_TAGS = ("weights", "kv_cache", "cuda_graph")
+
+
+class EngineControl:
+    """The endpoints of a trainer that owns the weights."""
+
+    def __init__(self, access: Access, gate: Gate, settings: Settings) -> None:
+        self._access, self._gate, self._settings = access, gate, settings
+
+    async def show(self, request: Request) -> JsonResponse:
+        """What runs: name, model, weight version, pause, requests in flight and waiting."""
+        await self._body(request)
+        return self._state()
+
+    async def pause(self, request: Request) -> JsonResponse:
+        """`mode`: abort (the default; what is cut goes on later), drain, retract or in_place."""
+        mode = _mode(await self._body(request), tuple(PauseMode))
+        await self._gate.pause(mode)
+        return self._state()
+
+    async def resume(self, request: Request) -> JsonResponse:
+        await self._body(request)
+        await self._gate.resume()
+        return self._state()
+
+    async def update_weights(self, request: Request) -> JsonResponse:
+        """`path` of a folder that the engine can read, `version` (default: one more), `mode` as of a pause."""
+        body = await self._body(request)
+        path, mode = optional_text(body, "path") or optional_text(body, "model_path"), _mode(body, tuple(PauseMode))
+        if path is None:
+            raise InvalidRequest("'path' is missing: the folder of the new weights", param="path")
+        version = optional_int(body, "version", least=0, most=_MOST_VERSION)
+        return self._state(weight_version=await self._gate.update_weights(path, version, mode))
+
+    async def transfer_weights(self, request: Request) -> JsonResponse:
+        """A step of SGLang's transfer of weights, its fields as they are; `version` is its weight_version."""
+        fields = dict(await self._body(request))
+        version = optional_int(fields, "version", least=0, most=_MOST_VERSION)
+        fields.pop("version", None)
+        if version is not None:
+            fields["weight_version"] = str(version)
+        step = WeightTransfer(request.url.path.rsplit("/", 1)[-1])
+        return self._state(weight_version=await self._gate.transfer_weights(step, fields))
+
+    async def release_memory(self, request: Request) -> JsonResponse:
+        """`tags`: weights, kv_cache, or (none) all of it. `mode`: abort or drain what is in flight."""
+        body = await self._body(request)
+        await self._gate.release_memory(_tags(body), _mode(body, _IDLE_MODES))
+        return self._state()
+
+    async def resume_memory(self, request: Request) -> JsonResponse:
+        """Once all that was released is back, generation goes on."""
+        await self._gate.resume_memory(_tags(await self._body(request)))
+        return self._state()
+
+    async def flush_cache(self, request: Request) -> JsonResponse:
+        await self._body(request)
+        await self._gate.flush_cache()
+        return self._state()
+
+    async def list_servers(self, request: Request) -> JsonResponse:
+        await self._body(request)
+        return JsonResponse({"servers": self._pool().servers()})
+
+    async def add_server(self, request: Request) -> JsonResponse:
+        url = _url(await self._body(request))
+        await self._pool().add(url)
+        return JsonResponse({"servers": self._pool().servers()})
+
+    async def remove_server(self, request: Request) -> JsonResponse:
+        """What is in flight there ends first; nothing new is sent."""
+        url = _url(await self._body(request))
+        await self._pool().remove(url)
+        return JsonResponse({"servers": self._pool().servers()})
+
+    async def _body(self, request: Request) -> Mapping[str, Any]:
+        self._access.check_admin(key_of(request))
+        return await read_object(request, self._settings.max_body_bytes)
+
+    def _pool(self) -> Pool:
+        if not isinstance(self._gate.engine, Pool):
+            raise EngineUnavailable("this engine has no servers; start with --engine URL[,URL...]")
+        return self._gate.engine
+
+    def _state(self, **more: Any) -> JsonResponse:
+        info, paused = self._gate.info(), self._gate.paused
+        state = {
+            "engine": info.name,
+            "model": info.model,
+            "weight_version": info.weight_version,
+            "paused": None if paused is None else paused.value,
+            "in_flight": self._gate.running,
+            "waiting": self._gate.waiting,
+            "capabilities": sorted(info.capabilities),
+            "context_length": info.context_length,
+            "detail": info.detail,
+        }
+        return JsonResponse({**state, **more})
+
+
+def _mode(body: Mapping[str, Any], choices: tuple[PauseMode, ...]) -> PauseMode:
+    name = body.get("mode")
+    if name is None:
+        return PauseMode.ABORT
+    if name not in choices:
+        raise InvalidRequest(f"'mode' must be one of {', '.join(choices)}", param="mode")
+    return PauseMode(name)
+
+
+def _tags(body: Mapping[str, Any]) -> tuple[str, ...]:
+    if body.get("tags") is None:
+        return ()
+    tags = tuple(expect_str(tag, "tags") for tag in expect_list(body["tags"], "tags"))
+    for tag in tags:
+        if tag not in _TAGS:
+            raise InvalidRequest(f"'tags' holds {tag!r}, and not one of {', '.join(_TAGS)}", param="tags")
+    return tags
+
+
+def _url(body: Mapping[str, Any]) -> str:
+    url = optional_text(body, "url")
+    if url is None or not url.startswith(("http://", "https://")):
+        raise InvalidRequest("'url' must be the http:// or https:// address of a server", param="url")
+    return url

@@ -1,0 +1,143 @@
+"""`/mailbox/...`: whoever answers in place of an engine fetches requests here and delivers what they are answered."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Mapping
+from typing import Any
+
+from starlette.requests import Request
+
+from proxy.access import Access
+from proxy.api.http import JsonResponse, key_of, read_object
+from proxy.engine.gate import Gate
+from proxy.engine.mailbox import Delivery, Letter, Mailbox, failure
+from proxy.errors import EngineUnavailable, InvalidRequest, ProxyError
+from proxy.protocols.base import expect_list, optional_float, optional_int, optional_text
+from proxy.protocols.generate import parse_token_ids
+from proxy.sessions import Sessions
+from proxy.settings import Settings
+from proxy.types import FinishReason, Logprobs, Message, SessionStatus, Tool
+
+_MAX_WAIT_S = 600.0
+_FINISHES = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
+_ANSWERS = ("text", "output_ids", "error")
+
+
+class MailboxEndpoints:
+    """`/mailbox/next` and `/mailbox/deliver`."""
+
+    def __init__(self, access: Access, gate: Gate, sessions: Sessions, settings: Settings) -> None:
+        self._access, self._gate, self._sessions, self._settings = access, gate, sessions, settings
+
+    async def next(self, request: Request) -> JsonResponse:
+        """The oldest request that waits, of `session_id` or of all; `{"status": "empty"}` after `wait_s` without one,
+        `{"status": "ended"}` once the session has ended."""
+        body = await self._body(request)
+        session_id = optional_text(body, "session_id")
+        wait_s = optional_float(body, "wait_s", least=0.0, most=_MAX_WAIT_S) or 0.0
+        session = await self._sessions.get(session_id) if session_id is not None else None
+        letter = await self._mailbox().fetch(session_id, wait_s, session.ended if session is not None else None)
+        if letter is not None:
+            return JsonResponse({"status": "request", **_letter_json(letter)})
+        ended = session is not None and session.record.status is not SessionStatus.ACTIVE
+        return JsonResponse({"status": "ended" if ended else "empty"})
+
+    async def deliver(self, request: Request) -> JsonResponse:
+        """Answer a request, named by `request_id` or by `session_id` and `turn`."""
+        body = await self._body(request)
+        delivery = _parse_delivery(body)
+        request_id = self._request_id(body)
+        self._mailbox().deliver(request_id, delivery)
+        return JsonResponse({"request_id": request_id})
+
+    def _request_id(self, body: Mapping[str, Any]) -> str:
+        request_id = optional_text(body, "request_id")
+        if request_id is not None:
+            return request_id
+        session_id, turn = optional_text(body, "session_id"), optional_int(body, "turn", least=0)
+        if session_id is None or turn is None:
+            raise InvalidRequest("name the request: 'request_id', or 'session_id' and 'turn'", param="request_id")
+        return self._mailbox().find(session_id, turn)
+
+    async def _body(self, request: Request) -> Mapping[str, Any]:
+        self._access.check_admin(key_of(request))
+        return await read_object(request, self._settings.max_body_bytes)
+
+    def _mailbox(self) -> Mailbox:
+        if not isinstance(self._gate.engine, Mailbox):
+            raise EngineUnavailable("there is no mailbox; start with --engine mailbox")
+        return self._gate.engine
+
+
+def _letter_json(letter: Letter) -> dict[str, Any]:
+    request, turn = letter.request, letter.request.turn
+    return {
+        "request_id": request.request_id,
+        "session_id": request.session_id,
+        "turn": request.turn_number,
+        "api": turn.api.value if turn is not None else None,
+        "model": turn.model if turn is not None else None,
+        "messages": [_message_json(message) for message in turn.messages] if turn is not None else [],
+        "tools": [_tool_json(tool) for tool in turn.tools] if turn is not None else [],
+        "tool_choice": _tool_choice(letter),
+        "sampling": request.sampling.to_json(),
+        "input_ids": request.input_ids.tolist(),
+        "stop_token_ids": list(request.stop_token_ids),
+    }
+
+
+def _message_json(message: Message) -> dict[str, Any]:
+    """A message as chat completions have it."""
+    shown: dict[str, Any] = {"role": message.role.value, "content": message.content}
+    if message.reasoning is not None:
+        shown["reasoning_content"] = message.reasoning
+    if message.tool_calls:
+        shown["tool_calls"] = [
+            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+            for call in message.tool_calls
+        ]
+    if message.tool_call_id is not None:
+        shown["tool_call_id"] = message.tool_call_id
+    return shown
+
+
+def _tool_json(tool: Tool) -> dict[str, Any]:
+    return {"type": "function", "function": tool.to_json()}
+
+
+def _tool_choice(letter: Letter) -> dict[str, Any] | None:
+    turn = letter.request.turn
+    return None if turn is None else {"mode": turn.tool_choice.mode.value, "name": turn.tool_choice.name}
+
+
+def _parse_delivery(body: Mapping[str, Any]) -> Delivery | ProxyError:
+    """Raises InvalidRequest for none or several answers, and for what does not go with the one given."""
+    given = [name for name in _ANSWERS if body.get(name) is not None]
+    if len(given) != 1:
+        raise InvalidRequest(f"give one of {', '.join(_ANSWERS)}", param=given[1] if given else "text")
+    if body.get("logprobs") is not None and given[0] != "output_ids":
+        raise InvalidRequest("'logprobs' go with 'output_ids'", param="logprobs")
+    if given[0] == "error":
+        return failure(str(optional_text(body, "error")))
+    finish = body.get("finish_reason")
+    if finish is not None and finish not in _FINISHES:
+        raise InvalidRequest(f"'finish_reason' must be one of {', '.join(_FINISHES)}", param="finish_reason")
+    version = optional_int(body, "version", least=0)
+    reason = _FINISHES[finish] if finish is not None else None
+    if given[0] == "text":
+        return Delivery(text=optional_text(body, "text"), version=version, finish=reason)
+    ids = parse_token_ids(body["output_ids"], "output_ids")
+    return Delivery(output_ids=ids, logprobs=_parse_logprobs(body.get("logprobs")), version=version, finish=reason)
+
+
+def _parse_logprobs(value: Any) -> Logprobs | None:
+    if value is None:
+        return None
+    try:
+        logprobs = array("f", expect_list(value, "logprobs"))
+    except (TypeError, OverflowError):
+        raise InvalidRequest("'logprobs' must be a list of numbers", param="logprobs") from None
+    if not all(-1e30 < number <= 1e-4 for number in logprobs):
+        raise InvalidRequest("'logprobs' must be finite natural logarithms, none above 0", param="logprobs")
+    return logprobs

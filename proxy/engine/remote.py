@@ -1,0 +1,17 @@
+"""One engine server as the pool sees it: an engine that can be probed, and may be gone."""
+
+from __future__ import annotations
+
+from typing import Protocol, runtime_checkable
+
+from proxy.engine.base import Engine
+
+
+@runtime_checkable
+class RemoteEngine(Engine, Protocol):
+    """An engine behind a URL. Every call may raise EngineLost."""
+
+    url: str
+
+    async def check(self) -> int:
+        """Raise EngineLost unless the server is there; the weight version that it serves."""

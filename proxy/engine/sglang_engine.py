@@ -1,0 +1,302 @@
+"""`sglang.Engine` inside this process; its scheduler is a child process.
+
+No input id outside of the vocabulary ever gets to it: one would end the scheduler, and this process with it. Where the
+engine runs data parallel, a session stays on its rank, where its prefix is cached, while it lives.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import uuid
+from collections import Counter, OrderedDict
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import aclosing
+from pathlib import Path
+from typing import Any
+
+from proxy.engine.base import Capability, EngineInfo, PauseMode, WeightTransfer
+from proxy.engine.requests import check_request
+from proxy.engine.sglang_wire import Answer, VersionNumbers, sampling_params, stream_interval
+from proxy.errors import ConfigurationError, EngineFailed, EngineUnavailable, InvalidRequest
+from proxy.settings import Settings
+from proxy.types import GenerateRequest, TokenChunk
+
+_RESERVED_TOKENS = 4
+"""SGLang's own margin: `max_req_input_len` is 5 below the longest request, of which one more token stays free."""
+
+_REMEMBERED_SESSIONS = 65_536
+
+
+class SglangEngine:
+    """Implements `proxy.engine.base.Engine` with the model in `folder`."""
+
+    def __init__(self, settings: Settings, folder: Path) -> None:
+        self._settings = settings
+        self._folder = folder
+        self._engine: Any = None
+        self._numbers = VersionNumbers()
+        self._version = 0
+        self._mode: PauseMode | None = None
+        self._info: EngineInfo | None = None
+        self._intervals = False
+        self._ranks = Ranks(1)
+
+    async def start(self) -> None:
+        """Load the model: seconds to minutes. Raises ConfigurationError."""
+        arguments = engine_arguments(self._settings, self._folder)
+        try:
+            from sglang import Engine
+            from sglang.srt.sampling.sampling_params import SamplingParams
+
+            self._engine = Engine(**arguments)
+        except (ImportError, TypeError, ValueError, RuntimeError, OSError) as error:
+            raise ConfigurationError(f"the SGLang engine does not start: {error}") from error
+        # It would else be made at the first request, and take the server's signal handlers away.
+        self._manager.auto_create_handle_loop()
+        self._intervals = "stream_interval" in _fields(SamplingParams)
+        self._ranks = Ranks(int(self._manager.server_args.dp_size))
+        self._info = self._describe()
+
+    async def generate(self, request: GenerateRequest) -> AsyncIterator[TokenChunk]:
+        """Sample a continuation. Raises InvalidRequest, ContextLengthExceeded or EngineFailed."""
+        info = self.info()
+        check_request(request, info.vocab_size, info.context_length)
+        rank = self._ranks.take(request.session_id)
+        answer = Answer(self._numbers)
+        try:
+            async with aclosing(self._manager.generate_request(self._input(request, rank), None)) as parts:
+                async for part in parts:
+                    for chunk in answer.chunks(part):
+                        yield chunk
+        except ValueError as error:
+            raise InvalidRequest(f"the engine refused the request: {error}") from None
+        finally:
+            self._ranks.give_back(rank)
+
+    async def abort(self, request_id: str) -> None:
+        """End a request with `FinishReason.ABORT`; unknown ids are ignored."""
+        for rid in [rid for rid in self._manager.rid_to_state if rid.endswith(f":{request_id}")]:
+            self._manager.abort_request(rid=rid)
+
+    async def pause(self, mode: PauseMode) -> None:
+        """Park generation: in place, retracted to the queue with an empty cache, or ended; new requests wait."""
+        from sglang.srt.managers.io_struct import PauseGenerationReqInput
+
+        self._mode = mode
+        await self._manager.pause_generation(PauseGenerationReqInput(mode=mode.value))
+
+    async def resume(self) -> None:
+        """Go on after `pause`."""
+        from sglang.srt.managers.io_struct import ContinueGenerationReqInput
+
+        await self._manager.continue_generation(ContinueGenerationReqInput())
+        self._mode = None
+
+    async def update_weights(self, path: str, version: int | None = None) -> int:
+        """Load the weights in folder `path`. Raises InvalidRequest when they are not for this model.
+
+        What runs under a pause in place keeps the keys and values of the old weights, and so does the prefix cache;
+        retract it to compute them anew.
+        """
+        from sglang.srt.managers.io_struct import UpdateWeightFromDiskReqInput
+
+        if not (Path(path) / "config.json").is_file():
+            raise InvalidRequest(f"{path} is not a folder with a Hugging Face model", param="path")
+        new = self._version + 1 if version is None else version
+        flush = self._mode is PauseMode.RETRACT or not self._running
+        update = UpdateWeightFromDiskReqInput(model_path=path, weight_version=str(new), flush_cache=flush)
+        done, message, *_ = await self._manager.update_weights_from_disk(update, None)
+        if not done:
+            raise InvalidRequest(f"the weights in {path} were not loaded: {message}", param="path")
+        return self._now(new)
+
+    async def transfer_weights(self, step: WeightTransfer, fields: Mapping[str, Any]) -> int:
+        """Pass a step on. Tensors come as SGLang's serialisation in base64. Raises InvalidRequest."""
+        from sglang.srt.managers import io_struct
+
+        name = "".join(word.capitalize() for word in step.value.split("_")) + "ReqInput"
+        values = dict(fields)
+        if step is WeightTransfer.FROM_TENSOR:
+            values["serialized_named_tensors"] = [_decoded(text) for text in values["serialized_named_tensors"]]
+        try:
+            body = getattr(io_struct, name)(**values)
+        except (TypeError, ValueError) as error:
+            raise InvalidRequest(f"{step.value}: {error}") from None
+        done, message, *_ = await getattr(self._manager, step.value)(body, None)
+        if not done:
+            raise InvalidRequest(f"{step.value}: {message}")
+        named = fields.get("weight_version")
+        return self._version if named is None else self._now(self._numbers.number(named))
+
+    async def release_memory(self, tags: Sequence[str] = ()) -> None:
+        """Give GPU memory back. Raises EngineUnavailable without `--engine-arg enable_memory_saver=true`."""
+        from sglang.srt.managers.io_struct import ReleaseMemoryOccupationReqInput
+
+        self._check_memory_saver()
+        await self._manager.release_memory_occupation(ReleaseMemoryOccupationReqInput(tags=list(tags) or None), None)
+
+    async def resume_memory(self, tags: Sequence[str] = ()) -> None:
+        """Take it again."""
+        from sglang.srt.managers.io_struct import ResumeMemoryOccupationReqInput
+
+        self._check_memory_saver()
+        await self._manager.resume_memory_occupation(ResumeMemoryOccupationReqInput(tags=list(tags) or None), None)
+
+    async def flush_cache(self) -> None:
+        """Forget cached prefixes; requests in flight are retracted for it, and go on."""
+        if (await self._manager.flush_cache()).success:
+            return
+        before = self._mode
+        await self.pause(PauseMode.RETRACT)
+        done = (await self._manager.flush_cache()).success
+        if before is None:
+            await self.resume()
+        if not done:
+            raise EngineFailed("the engine would not flush its cache")
+
+    def info(self) -> EngineInfo:
+        """What runs here; valid after `start`."""
+        if self._info is None:
+            raise EngineFailed("the engine was not started")
+        return self._info
+
+    async def close(self) -> None:
+        """End the scheduler and whatever it was doing."""
+        if self._engine is not None:
+            self._manager.abort_request(abort_all=True)
+            await asyncio.to_thread(self._engine.shutdown)
+            self._engine = None
+
+    @property
+    def _manager(self) -> Any:
+        if self._engine is None:
+            raise EngineFailed("the engine is closed")
+        return self._engine.tokenizer_manager
+
+    @property
+    def _running(self) -> bool:
+        return bool(self._manager.rid_to_state)
+
+    def _input(self, request: GenerateRequest, rank: int | None) -> Any:
+        from sglang.srt.managers.io_struct import GenerateReqInput
+
+        interval = stream_interval(request) if self._intervals else None
+        return GenerateReqInput(
+            # SGLang aborts every request whose id begins with the one given: none may begin with another's.
+            rid=f"{uuid.uuid4().hex}:{request.request_id}",
+            input_ids=request.input_ids.tolist(),
+            sampling_params=sampling_params(request, interval),
+            return_logprob=True,
+            logprob_start_len=-1,
+            top_logprobs_num=request.top_logprobs,
+            stream=True,
+            routed_dp_rank=rank,
+        )
+
+    def _now(self, version: int) -> int:
+        self._version = version
+        self._info = self._describe()
+        return version
+
+    def _describe(self) -> EngineInfo:
+        arguments, model = self._manager.server_args, self._manager.model_config
+        longest = int(self._engine._scheduler_init_result.scheduler_infos[0]["max_req_input_len"])
+        return EngineInfo(
+            name="sglang",
+            model=self._settings.served_model_name or self._folder.name,
+            vocab_size=int(model.vocab_size),
+            context_length=longest + _RESERVED_TOKENS,
+            weight_version=self._version,
+            capabilities=frozenset(Capability) - _missing(arguments),
+            detail=f"SGLang on {arguments.device}, {arguments.dtype}, tp {arguments.tp_size}, dp {arguments.dp_size}",
+        )
+
+    def _check_memory_saver(self) -> None:
+        if Capability.RELEASE_MEMORY not in self.info().capabilities:
+            raise EngineUnavailable("releasing memory needs --engine-arg enable_memory_saver=true")
+
+
+class Ranks:
+    """Which data-parallel rank a session is on: its own while it is remembered, else the least loaded."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._of_session: OrderedDict[str, int] = OrderedDict()
+        self._load: Counter[int] = Counter()
+
+    def take(self, session_id: str) -> int | None:
+        """The rank for a request of a session, None where there is only one. `give_back` ends it."""
+        if self._size < 2:
+            return None
+        rank = self._of_session.get(session_id) if session_id else None
+        if rank is None:
+            sessions = Counter(self._of_session.values())
+            rank = min(range(self._size), key=lambda r: (self._load[r], sessions[r], r))
+        if session_id:
+            self._of_session[session_id] = rank
+            self._of_session.move_to_end(session_id)
+            if len(self._of_session) > _REMEMBERED_SESSIONS:
+                self._of_session.popitem(last=False)
+        self._load[rank] += 1
+        return rank
+
+    def give_back(self, rank: int | None) -> None:
+        """A request of this rank has ended."""
+        if rank is not None:
+            self._load[rank] -= 1
+
+
+def engine_arguments(settings: Settings, folder: Path) -> dict[str, Any]:
+    """The keyword arguments of `sglang.Engine`: `--engine-arg key=value` wins, values as JSON where they are JSON.
+
+    Raises ConfigurationError for one without `=`.
+    """
+    arguments: dict[str, Any] = {
+        "model_path": str(folder),
+        "log_level": "error" if settings.log_level == "info" else settings.log_level,
+        "weight_version": "0",
+    }
+    if settings.tokenizer is not None:
+        arguments["tokenizer_path"] = settings.tokenizer
+    if settings.max_context_tokens is not None:
+        arguments["context_length"] = settings.max_context_tokens
+    for argument in settings.engine_arg:
+        key, mark, value = argument.partition("=")
+        if not (key and mark):
+            raise ConfigurationError(f"--engine-arg {argument} is not key=value")
+        arguments[key.replace("-", "_")] = _value(value)
+    return arguments
+
+
+def _value(text: str) -> Any:
+    try:
+        return json.loads(text.lower() if text.lower() in ("true", "false") else text)
+    except ValueError:
+        return text
+
+
+def _missing(arguments: Any) -> frozenset[Capability]:
+    """What this engine cannot do as it was started."""
+    missing = set()
+    if arguments.skip_tokenizer_init or arguments.grammar_backend == "none":
+        missing.add(Capability.GRAMMAR)
+    if not getattr(arguments, "enable_deterministic_inference", False):
+        missing.add(Capability.SEED)
+    if not arguments.enable_memory_saver:
+        missing.add(Capability.RELEASE_MEMORY)
+    return frozenset(missing)
+
+
+def _fields(struct: Any) -> frozenset[str]:
+    return frozenset(getattr(struct, "__struct_fields__", ()) or getattr(struct, "__dataclass_fields__", ()))
+
+
+def _decoded(text: Any) -> bytes:
+    if isinstance(text, bytes):
+        return text
+    try:
+        return base64.b64decode(text, validate=True)
+    except (TypeError, ValueError):
+        raise InvalidRequest("'serialized_named_tensors' must be base64", param="serialized_named_tensors") from None

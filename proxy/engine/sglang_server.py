@@ -1,0 +1,228 @@
+"""One SGLang server, or one SGLang router, over HTTP: token ids in, token ids and logprobs out.
+
+A reply that nobody streams is asked for in one piece, so that a server that dies in its middle has cost nothing. What
+a server said of itself when it was first seen holds while it lives; its weight version is read from every answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import random
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import aclosing
+from typing import Any, cast
+
+from proxy.engine.base import Capability, EngineInfo, PauseMode, WeightTransfer
+from proxy.engine.connection import Connection
+from proxy.engine.requests import check_request
+from proxy.engine.sglang_wire import Answer, VersionNumbers, sampling_params, stream_interval
+from proxy.errors import EngineFailed, EngineLost, EngineUnavailable, InvalidRequest, ProxyError
+from proxy.types import FinishReason, GenerateRequest, TokenChunk
+
+_RESERVED_TOKENS = 4
+_SESSION_DIGITS = 16
+_SERIAL_DIGITS = 20
+_DEFAULT_CONTEXT = 32_768
+
+
+class SglangServer:
+    """Implements `RemoteEngine`. `vocab_size` is the model's, which servers do not tell."""
+
+    def __init__(self, url: str, vocab_size: int, numbers: VersionNumbers | None = None) -> None:
+        self._connection = Connection(url)
+        self.url = self._connection.url
+        self._vocab_size = vocab_size
+        self._numbers = numbers or VersionNumbers()
+        self._facts: Mapping[str, Any] = {}
+        self._context_length = 0
+        self._version = 0
+        self._mode: PauseMode | None = None
+        self._rids: dict[str, str] = {}
+        self._background: set[asyncio.Task[None]] = set()
+
+    async def start(self) -> None:
+        """Ask the server what it is. Raises EngineLost, EngineUnavailable when it is not SGLang."""
+        await self.check()
+        self._facts = await self._connection.probe("/server_info") or {}
+        models = (await self._connection.probe("/v1/models") or {}).get("data") or [{}]
+        told = self._facts.get("max_req_input_len")
+        longest = told + _RESERVED_TOKENS if told else models[0].get("max_model_len")
+        self._context_length = int(longest or self._facts.get("context_length") or _DEFAULT_CONTEXT)
+
+    async def check(self) -> int:
+        """The weight version that the server serves now. Raises EngineLost or EngineUnavailable."""
+        for path in ("/model_info", "/get_model_info"):
+            if (model := await self._connection.probe(path)) is not None:
+                self._version = self._numbers.number(model.get("weight_version", 0))
+                return self._version
+        raise EngineUnavailable(f"{self.url} is not an SGLang server: it has no /model_info")
+
+    async def generate(self, request: GenerateRequest) -> AsyncIterator[TokenChunk]:
+        """Sample a continuation. Raises EngineLost, InvalidRequest, ContextLengthExceeded or EngineFailed."""
+        check_request(request, self._vocab_size, self._context_length)
+        session, rid = _names(request)
+        self._rids[request.request_id] = rid
+        finished = False
+        try:
+            async with aclosing(cast("Any", self._parts(request, rid, session))) as parts:
+                async for chunk in parts:
+                    finished = chunk.finish is not None
+                    yield chunk
+        finally:
+            del self._rids[request.request_id]
+            if not finished:
+                self._abort_soon(rid)
+
+    async def _parts(self, request: GenerateRequest, rid: str, session: str) -> AsyncIterator[TokenChunk]:
+        body, headers = self._body(request, rid), {"x-smg-routing-key": session} if session else {}
+        answer = Answer(self._numbers, incremental=bool(self._facts.get("incremental_streaming_output")))
+        if not body["stream"]:
+            answer.incremental = False
+            for chunk in answer.chunks(await self._connection.generate("/generate", body, headers)):
+                self._note(chunk)
+                yield chunk
+            return
+        async with aclosing(cast("Any", self._connection.events("/generate", body, headers))) as events:
+            async for part in events:
+                for chunk in answer.chunks(part):
+                    self._note(chunk)
+                    yield chunk
+
+    def _note(self, chunk: TokenChunk) -> None:
+        if chunk.ids and chunk.finish is not FinishReason.ABORT:
+            self._version = chunk.version
+
+    def _body(self, request: GenerateRequest, rid: str) -> dict[str, Any]:
+        turn = request.turn
+        cut = bool(request.sampling.stop) or (turn is not None and bool(turn.tools) and not turn.parallel_tool_calls)
+        streamed = turn is None or turn.stream or cut
+        return {
+            "rid": rid,
+            "input_ids": request.input_ids.tolist(),
+            "sampling_params": sampling_params(request, stream_interval(request) if streamed else None),
+            "return_logprob": True,
+            "logprob_start_len": -1,
+            "top_logprobs_num": request.top_logprobs,
+            "stream": streamed,
+        }
+
+    async def abort(self, request_id: str) -> None:
+        """End a request with `FinishReason.ABORT`; unknown ids are ignored."""
+        if (rid := self._rids.get(request_id)) is not None:
+            await self._connection.call("/abort_request", {"rid": rid})
+
+    def _abort_soon(self, rid: str) -> None:
+        """Free what nobody reads any more; the server would notice the closed connection only after seconds."""
+        task = asyncio.create_task(self._abort_quietly(rid))
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+
+    async def _abort_quietly(self, rid: str) -> None:
+        try:
+            await self._connection.call("/abort_request", {"rid": rid})
+        except ProxyError:
+            return  # a server that is gone has nothing to free
+
+    async def pause(self, mode: PauseMode) -> None:
+        """Park generation on the server."""
+        await self._connection.call("/pause_generation", {"mode": mode.value})
+        self._mode = mode
+
+    async def resume(self) -> None:
+        """Go on after `pause`."""
+        await self._connection.call("/continue_generation")
+        self._mode = None
+
+    async def update_weights(self, path: str, version: int | None = None) -> int:
+        """Load the weights in folder `path`, as the server sees it. Raises InvalidRequest when it does not."""
+        new = self._version + 1 if version is None else version
+        flush = self._mode in (None, PauseMode.RETRACT) or not self._rids
+        body = {"model_path": path, "weight_version": str(new), "flush_cache": flush}
+        await self._do("/update_weights_from_disk", body, param="path")
+        self._version = new
+        return new
+
+    async def transfer_weights(self, step: WeightTransfer, fields: Mapping[str, Any]) -> int:
+        """Pass a step on as it is."""
+        await self._do(f"/{step.value}", fields)
+        named = fields.get("weight_version")
+        if named is not None:
+            self._version = self._numbers.number(named)
+        return self._version
+
+    async def release_memory(self, tags: Sequence[str] = ()) -> None:
+        """Let the server give its GPU memory back."""
+        if Capability.RELEASE_MEMORY not in self.info().capabilities:
+            raise EngineUnavailable(f"releasing memory needs --enable-memory-saver on {self.url}")
+        await self._connection.call("/release_memory_occupation", {"tags": list(tags) or None})
+
+    async def resume_memory(self, tags: Sequence[str] = ()) -> None:
+        """Let it take the memory again."""
+        await self._connection.call("/resume_memory_occupation", {"tags": list(tags) or None})
+
+    async def flush_cache(self) -> None:
+        """Forget cached prefixes. Requests in flight are retracted for it, and go on."""
+        try:
+            await self._connection.call("/flush_cache")
+        except (InvalidRequest, EngineFailed):
+            before = self._mode
+            await self.pause(PauseMode.RETRACT)
+            await self._connection.call("/flush_cache")
+            if before is None:
+                await self.resume()
+
+    @property
+    def world_size(self) -> int:
+        """How many processes of the server hold weights."""
+        return int(self._facts.get("tp_size") or 1) * int(self._facts.get("pp_size") or 1)
+
+    def info(self) -> EngineInfo:
+        """What the server said of itself; valid after `start`."""
+        return EngineInfo(
+            name="sglang",
+            model=str(self._facts.get("served_model_name") or self._facts.get("model_path") or "sglang"),
+            vocab_size=self._vocab_size,
+            context_length=self._context_length,
+            weight_version=self._version,
+            capabilities=frozenset(Capability) - self._missing(),
+            detail=f"SGLang {self._facts.get('version', '')} at {self.url}",
+        )
+
+    def _missing(self) -> frozenset[Capability]:
+        facts, missing = self._facts, set()
+        if facts.get("skip_tokenizer_init") or facts.get("grammar_backend") == "none":
+            missing.add(Capability.GRAMMAR)
+        if not facts.get("enable_deterministic_inference"):
+            missing.add(Capability.SEED)
+        if facts and not facts.get("enable_memory_saver"):
+            missing.add(Capability.RELEASE_MEMORY)
+        return frozenset(missing)
+
+    async def close(self) -> None:
+        """Free what is in flight and close the connections; the server stays."""
+        for rid in list(self._rids.values()):
+            await self._abort_quietly(rid)
+        await asyncio.gather(*self._background)
+        await self._connection.close()
+
+    async def _do(self, path: str, body: Mapping[str, Any], param: str | None = None) -> None:
+        """A call that says by `success` how it went."""
+        try:
+            answer = await self._connection.call(path, body)
+        except EngineLost:
+            raise
+        except InvalidRequest as error:
+            raise InvalidRequest(error.message, param=param) from None
+        if isinstance(answer, Mapping) and answer.get("success") is False:
+            raise InvalidRequest(f"{self.url}: {answer.get('message')}", param=param)
+
+
+def _names(request: GenerateRequest) -> tuple[str, str]:
+    """What a router sends a session's requests to one server by, and the id of this one.
+
+    Routers take the key from the id up to `_t` and digits. No id begins with another: SGLang aborts by prefix.
+    """
+    key = hashlib.blake2b(request.session_id.encode(), digest_size=_SESSION_DIGITS // 2).hexdigest()
+    serial = random.randrange(10**_SERIAL_DIGITS)
+    return (key if request.session_id else ""), f"{key}_t{serial:0{_SERIAL_DIGITS}d}"

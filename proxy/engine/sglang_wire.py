@@ -1,0 +1,167 @@
+"""What SGLang is asked and what it answers, the same inside this process and over HTTP.
+
+Every token gets its own logprob and the version that sampled it, or the call fails: an answer whose lists differ in
+length is refused. SGLang's lists are shared and grow while they are read, so they are copied by length.
+"""
+
+from __future__ import annotations
+
+import json
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from proxy.errors import EngineFailed, InvalidRequest
+from proxy.types import FinishReason, GenerateRequest, Grammar, GrammarPart, TokenChunk, ids_of
+
+_WHOLE_VOCABULARY = -1
+_BAD_REQUEST, _SERVER_ERROR = 400, 500
+_UNSTREAMED_INTERVAL = 32
+"""Tokens at once where no client reads them as they come: stop strings still end soon, at a thirtieth of the work."""
+
+
+@dataclass(slots=True)
+class VersionNumbers:
+    """An engine's names of its weights as integers: what is one stays, the rest is numbered by order of appearance."""
+
+    names: list[str] = field(default_factory=list)
+
+    def number(self, name: Any) -> int:
+        text = str(name)
+        if text.isdecimal():
+            return int(text)
+        if text not in self.names:
+            self.names.append(text)
+        return self.names.index(text)
+
+
+def sampling_params(request: GenerateRequest, stream_interval: int | None) -> dict[str, Any]:
+    """The `sampling_params` of a request. `stream_interval` tokens are sent at once, None: as the server is set."""
+    sampling = request.sampling
+    params: dict[str, Any] = {
+        "max_new_tokens": sampling.max_tokens,
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "top_k": sampling.top_k if sampling.top_k > 0 else _WHOLE_VOCABULARY,
+        "min_p": sampling.min_p,
+        "stop_token_ids": list(request.stop_token_ids),
+        "ignore_eos": sampling.ignore_eos or not request.stop_token_ids,
+        "skip_special_tokens": False,
+    }
+    for name, default in (("presence_penalty", 0.0), ("frequency_penalty", 0.0), ("repetition_penalty", 1.0)):
+        if (value := getattr(sampling, name)) != default:
+            params[name] = value
+    if sampling.logit_bias:
+        params["logit_bias"] = {str(token): bias for token, bias in sampling.logit_bias}
+    if sampling.seed is not None:
+        params["sampling_seed"] = sampling.seed
+    if request.grammar is not None:
+        params["structural_tag"] = structural_tag(request.grammar)
+    if stream_interval is not None:
+        params["stream_interval"] = stream_interval
+    return params
+
+
+def stream_interval(request: GenerateRequest) -> int:
+    """How many tokens are best sent at once."""
+    return 1 if request.turn is None or request.turn.stream else _UNSTREAMED_INTERVAL
+
+
+def structural_tag(grammar: Grammar) -> str:
+    """A grammar as a structural tag of xgrammar, in JSON: literals, marker tokens, JSON schemas, once or repeated."""
+    choices = [_sequence([_part(part) for part in parts]) for parts in grammar.alternatives]
+    once = choices[0] if len(choices) == 1 else {"type": "or", "elements": choices}
+    if not grammar.repeat:
+        return json.dumps({"type": "structural_tag", "format": once})
+    again = _sequence([*_separator(grammar), once])
+    return json.dumps({"type": "structural_tag", "format": _sequence([once, {"type": "star", "content": again}])})
+
+
+def _separator(grammar: Grammar) -> list[Any]:
+    return [{"type": "const_string", "value": grammar.separator}] if grammar.separator else []
+
+
+def _part(part: GrammarPart) -> Any:
+    if part.schema is not None:
+        return {"type": "json_schema", "json_schema": dict(part.schema), "max_whitespace_cnt": 1}
+    if part.token_id is not None:
+        return {"type": "token", "token": part.token_id}
+    return {"type": "const_string", "value": part.text}
+
+
+def _sequence(elements: Sequence[Any]) -> Any:
+    return elements[0] if len(elements) == 1 else {"type": "sequence", "elements": list(elements)}
+
+
+@dataclass(slots=True)
+class Answer:
+    """One answer while it comes. `incremental`: each part holds only what is new, else all there is so far."""
+
+    numbers: VersionNumbers
+    incremental: bool = False
+    sent: int = 0
+
+    def chunks(self, out: Mapping[str, Any]) -> Iterator[TokenChunk]:
+        """What is new in a part of the answer, a chunk a weight version. Raises InvalidRequest or EngineFailed."""
+        if (error := out.get("error")) is not None:
+            raise InvalidRequest(f"the engine refused the request: {_message(error)}")
+        meta = out["meta_info"]
+        finish = _finish(meta.get("finish_reason"))
+        total = int(meta["completion_tokens"])
+        new = total - self.sent
+        ids, logprobs = self._new(out.get("output_ids") or [], new), self._logprobs(meta, new)
+        if len(ids) != new or len(logprobs) != new:
+            raise EngineFailed(f"the engine gave {len(ids)} ids and {len(logprobs)} logprobs for {new} tokens")
+        tops = self._new(meta.get("output_top_logprobs") or [], new)
+        cached = meta.get("cached_tokens") if self.sent == 0 else None
+        runs = self._runs(meta, total)
+        for index, (start, end, version) in enumerate(runs):
+            yield TokenChunk(
+                ids=ids_of(ids[start:end]),
+                logprobs=array("f", logprobs[start:end]),
+                version=version,
+                finish=finish if index == len(runs) - 1 else None,
+                top_logprobs=tuple(_ranked(top) for top in tops[start:end]),
+                cached_tokens=cached,
+            )
+        self.sent = total
+
+    def _new(self, values: Sequence[Any], count: int) -> Sequence[Any]:
+        """The last `count` of the values up to now; in a cumulative answer the list may have grown since."""
+        if self.incremental:
+            return values[len(values) - count :] if count else []
+        return values[self.sent : self.sent + count]
+
+    def _logprobs(self, meta: Mapping[str, Any], count: int) -> list[float]:
+        return [entry[0] for entry in self._new(meta.get("output_token_logprobs") or [], count)]
+
+    def _runs(self, meta: Mapping[str, Any], total: int) -> list[tuple[int, int, int]]:
+        """Start and end (from the first new token) and version of each run of new tokens; one empty run for none."""
+        version = self.numbers.number(meta.get("weight_version", 0))
+        spans = meta.get("weight_versions") or [{"version": version, "start": 0, "end": total}]
+        new = [(max(span["start"], self.sent), span["end"], self.numbers.number(span["version"])) for span in spans]
+        runs = [(start - self.sent, end - self.sent, name) for start, end, name in new if end > start]
+        return runs or [(0, total - self.sent, version)]
+
+
+def _finish(reason: Any) -> FinishReason | None:
+    """Raises InvalidRequest or EngineFailed for an abort that is an error."""
+    if reason is None:
+        return None
+    kind = reason["type"] if isinstance(reason, Mapping) else reason
+    if kind == "abort":
+        status = reason.get("status_code") if isinstance(reason, Mapping) else None
+        if status is not None and status >= _BAD_REQUEST:
+            message = f"the engine gave the request up: {reason.get('message')}"
+            raise EngineFailed(message) if status >= _SERVER_ERROR else InvalidRequest(message)
+        return FinishReason.ABORT
+    return FinishReason.LENGTH if kind == "length" else FinishReason.STOP
+
+
+def _ranked(top: Sequence[Sequence[Any]]) -> tuple[tuple[int, float], ...]:
+    return tuple((entry[1], entry[0]) for entry in top)
+
+
+def _message(error: Any) -> str:
+    return str(error.get("message", error)) if isinstance(error, Mapping) else str(error)

@@ -1,0 +1,233 @@
+"""One vLLM server over its OpenAI-compatible `/v1/completions`: prompt ids in, token ids and logprobs out.
+
+Logprobs keep to the design's rule or the request is refused: vLLM's `raw_logprobs` (its default) are those of
+temperature 1, its `processed_logprobs` those after temperature and truncation. Written to vLLM's documented wire and
+tested against a scripted server of that shape, not against vLLM.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from array import array
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import aclosing
+from typing import Any, cast
+
+from proxy.engine.base import Capability, EngineInfo, PauseMode, WeightTransfer
+from proxy.engine.connection import Connection
+from proxy.engine.requests import check_request
+from proxy.errors import EngineFailed, EngineUnavailable, InvalidRequest, ProxyError, UnsupportedParameter
+from proxy.types import FinishReason, GenerateRequest, Ids, Logprobs, SamplingParams, TokenChunk, ids_of
+
+_DEFAULT_CONTEXT = 32_768
+_ID_MARK = "token_id:"
+_CAPABILITIES = frozenset(
+    {
+        Capability.TOP_LOGPROBS,
+        Capability.PENALTIES,
+        Capability.LOGIT_BIAS,
+        Capability.SEED,
+        Capability.RELEASE_MEMORY,
+        Capability.STREAMING,
+    }
+)
+_Item = TokenChunk | ProxyError
+
+
+class VllmServer:
+    """Implements `RemoteEngine`. `processed_logprobs`: the server runs with `--logprobs-mode processed_logprobs`."""
+
+    def __init__(self, url: str, vocab_size: int, *, processed_logprobs: bool = False) -> None:
+        self._connection = Connection(url)
+        self.url = self._connection.url
+        self._vocab_size = vocab_size
+        self._processed = processed_logprobs
+        self._model = ""
+        self._context_length = _DEFAULT_CONTEXT
+        self._queues: dict[str, asyncio.Queue[_Item]] = {}
+
+    async def start(self) -> None:
+        """Ask the server for its model. Raises EngineLost, EngineUnavailable."""
+        await self.check()
+        models = (await self._connection.probe("/v1/models") or {}).get("data")
+        if not models:
+            raise EngineUnavailable(f"{self.url} serves no model")
+        self._model = models[0]["id"]
+        self._context_length = int(models[0].get("max_model_len") or _DEFAULT_CONTEXT)
+
+    async def check(self) -> int:
+        """Raise EngineLost unless the server is there. vLLM's weights have no version: 0."""
+        if await self._connection.probe("/version") is None:
+            raise EngineUnavailable(f"{self.url} is not a vLLM server: it has no /version")
+        return 0
+
+    async def generate(self, request: GenerateRequest) -> AsyncIterator[TokenChunk]:
+        """Sample a continuation. Raises EngineLost, InvalidRequest, UnsupportedParameter or EngineFailed."""
+        check_request(request, self._vocab_size, self._context_length)
+        self._check_logprobs(request.sampling)
+        queue = self._queues[request.request_id] = asyncio.Queue()
+        reader = asyncio.create_task(self._read(request, queue))
+        try:
+            while True:
+                item = await queue.get()
+                if isinstance(item, ProxyError):
+                    raise item
+                yield item
+                if item.finish is not None:
+                    return
+        finally:
+            del self._queues[request.request_id]
+            reader.cancel()  # closes the connection, by which vLLM knows that nobody waits any more
+            await asyncio.gather(reader, return_exceptions=True)
+
+    async def _read(self, request: GenerateRequest, queue: asyncio.Queue[_Item]) -> None:
+        """Put every chunk, or the error that ended them, into the queue."""
+        try:
+            async with aclosing(cast("Any", self._connection.events("/v1/completions", self._body(request), {}))) as es:
+                async for event in es:
+                    for chunk in _chunks(event, request.top_logprobs):
+                        queue.put_nowait(chunk)
+        except ProxyError as error:
+            queue.put_nowait(error)
+        else:
+            queue.put_nowait(EngineFailed(f"{self.url} ended a reply without a finish reason"))
+
+    def _body(self, request: GenerateRequest) -> dict[str, Any]:
+        sampling = request.sampling
+        body: dict[str, Any] = {
+            "model": self._model,
+            "prompt": request.input_ids.tolist(),
+            "max_tokens": sampling.max_tokens,
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+            "top_k": sampling.top_k if sampling.top_k > 0 else -1,
+            "min_p": sampling.min_p,
+            "presence_penalty": sampling.presence_penalty,
+            "frequency_penalty": sampling.frequency_penalty,
+            "repetition_penalty": sampling.repetition_penalty,
+            "stop_token_ids": list(request.stop_token_ids),
+            "ignore_eos": sampling.ignore_eos or not request.stop_token_ids,
+            "logprobs": request.top_logprobs,
+            "return_token_ids": True,
+            "return_tokens_as_token_ids": True,
+            "skip_special_tokens": False,
+            "stream": True,
+        }
+        if sampling.ignore_eos:
+            body["stop_token_ids"] = []
+        if sampling.logit_bias:
+            body["logit_bias"] = {str(token): bias for token, bias in sampling.logit_bias}
+        if sampling.seed is not None:
+            body["seed"] = sampling.seed
+        return body
+
+    def _check_logprobs(self, sampling: SamplingParams) -> None:
+        """Refuse what would come back with logprobs of another distribution than the design's."""
+        if self._processed:
+            truncated = (sampling.top_p, sampling.min_p) != (1.0, 0.0) or sampling.top_k > 0
+            if truncated or sampling.temperature == 0.0:
+                name = "temperature" if sampling.temperature == 0.0 else "top_p"
+                raise UnsupportedParameter(
+                    f"this vLLM server's logprobs are taken after truncation ('{name}' must truncate nothing)",
+                    param=name,
+                )
+        elif sampling.temperature not in (0.0, 1.0):
+            raise UnsupportedParameter(
+                "this vLLM server's logprobs are those of temperature 1; run it with --logprobs-mode "
+                "processed_logprobs, and tokengrove with --engine-arg logprobs_mode=processed_logprobs",
+                param="temperature",
+            )
+
+    async def abort(self, request_id: str) -> None:
+        """End a request with `FinishReason.ABORT`; unknown ids are ignored."""
+        if (queue := self._queues.get(request_id)) is not None:
+            queue.put_nowait(TokenChunk(ids_of(), Logprobs("f"), 0, FinishReason.ABORT))
+
+    async def pause(self, mode: PauseMode) -> None:
+        """End what is in flight; the gate lets nothing in. Raises EngineUnavailable for a pause that would keep it."""
+        if mode is not PauseMode.ABORT and self._queues:
+            raise EngineUnavailable("vLLM servers are paused with mode abort or drain")
+        for request_id in list(self._queues):
+            await self.abort(request_id)
+
+    async def resume(self) -> None:
+        """Nothing is held on the server."""
+
+    async def update_weights(self, path: str, version: int | None = None) -> int:
+        """Raises EngineUnavailable: vLLM has no endpoint that loads weights from a folder."""
+        raise EngineUnavailable("a vLLM server cannot load weights from a folder; restart it, or use SGLang")
+
+    async def transfer_weights(self, step: WeightTransfer, fields: Mapping[str, Any]) -> int:
+        """Raises EngineUnavailable: these are SGLang's."""
+        raise EngineUnavailable(f"vLLM has no {step.value}")
+
+    async def release_memory(self, tags: Sequence[str] = ()) -> None:
+        """vLLM's sleep, level 1. Needs `--enable-sleep-mode` and VLLM_SERVER_DEV_MODE=1 on the server."""
+        await self._connection.call("/sleep?level=1")
+
+    async def resume_memory(self, tags: Sequence[str] = ()) -> None:
+        """vLLM's wake_up."""
+        await self._connection.call("/wake_up" + "".join(f"{'&' if n else '?'}tags={t}" for n, t in enumerate(tags)))
+
+    async def flush_cache(self) -> None:
+        """Forget cached prefixes."""
+        await self._connection.call("/reset_prefix_cache")
+
+    def info(self) -> EngineInfo:
+        """What the server said of itself; valid after `start`."""
+        return EngineInfo(
+            name="vllm",
+            model=self._model,
+            vocab_size=self._vocab_size,
+            context_length=self._context_length,
+            weight_version=0,
+            capabilities=_CAPABILITIES,
+            detail=f"vLLM at {self.url}",
+        )
+
+    async def close(self) -> None:
+        """End what is in flight and close the connections; the server stays."""
+        for request_id in list(self._queues):
+            await self.abort(request_id)
+        await self._connection.close()
+
+
+def _chunks(event: Mapping[str, Any], top: int) -> list[TokenChunk]:
+    """The chunk in an event, if it has any tokens or the end. Raises InvalidRequest or EngineFailed."""
+    if (error := event.get("error")) is not None:
+        raise InvalidRequest(f"the engine refused the request: {error.get('message', error)}")
+    if not event.get("choices"):
+        return []
+    choice = event["choices"][0]
+    ids, told = choice.get("token_ids") or [], choice.get("logprobs") or {}
+    logprobs = told.get("token_logprobs") or []
+    if len(ids) != len(logprobs):
+        raise EngineFailed(f"the engine gave {len(logprobs)} logprobs for {len(ids)} tokens (vLLM 0.10.2 or later?)")
+    finish = _FINISH.get(choice.get("finish_reason") or "")
+    tops = [_ranked(entry, top) for entry in told.get("top_logprobs") or []] if top else []
+    if not ids and finish is None:
+        return []
+    return [TokenChunk(_ids(ids), array("f", map(_number, logprobs)), 0, finish, tuple(tops))]
+
+
+_FINISH = {
+    "stop": FinishReason.STOP,
+    "length": FinishReason.LENGTH,
+    "abort": FinishReason.ABORT,
+    "error": FinishReason.ABORT,
+}
+
+
+def _ids(values: Sequence[int]) -> Ids:
+    return ids_of(values)
+
+
+def _number(value: Any) -> float:
+    return math.nan if value is None else float(value)
+
+
+def _ranked(entry: Mapping[str, float], top: int) -> tuple[tuple[int, float], ...]:
+    """Alternatives named `token_id:N`, highest first; the sampled token may stand beyond the ones asked for."""
+    pairs = [(int(name.removeprefix(_ID_MARK)), value) for name, value in entry.items()]
+    return tuple(sorted(pairs, key=lambda pair: -pair[1])[:top])

@@ -1,0 +1,64 @@
+"""One generation that nobody records: token ids in, and what was sampled, collected.
+
+As many logprobs as ids, and the version of each, or the call fails.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from contextlib import aclosing
+from dataclasses import dataclass, field, replace
+from typing import Any, cast
+
+from proxy.engine.gate import Gate
+from proxy.errors import ContextLengthExceeded, EngineFailed, EngineTimeout
+from proxy.types import FinishReason, GenerateRequest, Ids, Logprobs, TokenChunk, ids_of
+
+
+@dataclass(slots=True)
+class Generation:
+    """What was sampled so far; `versions` are runs (count of tokens, version)."""
+
+    ids: Ids = field(default_factory=ids_of)
+    logprobs: Logprobs = field(default_factory=lambda: Logprobs("f"))
+    versions: list[tuple[int, int]] = field(default_factory=list)
+    finish: FinishReason | None = None
+    cached_tokens: int | None = None
+
+    def take(self, chunk: TokenChunk) -> None:
+        """Add a chunk. Raises EngineFailed for an inconsistent one."""
+        if len(chunk.ids) != len(chunk.logprobs) or not all(map(math.isfinite, chunk.logprobs)):
+            raise EngineFailed(f"the engine gave {len(chunk.logprobs)} logprobs for {len(chunk.ids)} tokens")
+        self.ids += chunk.ids
+        self.logprobs += chunk.logprobs
+        self.finish = chunk.finish
+        if chunk.cached_tokens is not None:
+            self.cached_tokens = chunk.cached_tokens
+        if chunk.ids and self.versions and self.versions[-1][1] == chunk.version:
+            self.versions[-1] = (self.versions[-1][0] + len(chunk.ids), chunk.version)
+        elif chunk.ids:
+            self.versions.append((len(chunk.ids), chunk.version))
+
+
+async def sample(gate: Gate, request: GenerateRequest, timeout_s: float) -> Generation:
+    """Sample to the end, within the context. Raises ContextLengthExceeded, EngineTimeout or what the engine raises."""
+    most = gate.info().context_length
+    room = most - len(request.input_ids)
+    if room < 1:
+        raise ContextLengthExceeded(prompt_tokens=len(request.input_ids), context_tokens=most)
+    asked = request.sampling.max_tokens
+    sampling = replace(request.sampling, max_tokens=room if asked is None else min(asked, room))
+    generation = Generation()
+    try:
+        async with asyncio.timeout(timeout_s) as timer:
+            chunks = cast("Any", gate.generate(replace(request, sampling=sampling), timer))
+            async with aclosing(chunks):
+                async for chunk in chunks:
+                    timer.reschedule(gate.deadline(timeout_s))
+                    generation.take(chunk)
+    except TimeoutError:
+        raise EngineTimeout(f"the engine gave no token for {timeout_s:g} s") from None
+    if generation.finish is None:
+        raise EngineFailed("the engine ended a reply without saying why")
+    return generation

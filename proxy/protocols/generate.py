@@ -1,0 +1,140 @@
+"""`/v1/generate`: token ids in, token ids out, for trainers that drive their own loop. Nothing is rendered or parsed.
+
+The reply has as many logprobs and versions as ids.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from proxy.errors import InvalidRequest, UnsupportedParameter
+from proxy.protocols.base import (
+    Answer,
+    StreamEncoder,
+    expect_bool,
+    expect_list,
+    expect_object,
+    json_type,
+    new_hex,
+    optional_int,
+    optional_object,
+    optional_text,
+)
+from proxy.protocols.sampling import parse_sampling
+from proxy.types import Api, FinishReason, Ids, Interaction, SamplingParams, TurnRequest, VersionRuns, ids_of
+
+_MOST_STOP_TOKENS = 64
+_ALIASES = {"max_new_tokens": "max_tokens", "sampling_seed": "seed"}
+_UNSUPPORTED = ("text", "stream", "json_schema", "regex", "ebnf", "structural_tag", "image_data", "lora_path")
+_FINISH = {FinishReason.LENGTH: "length", FinishReason.ABORT: "abort", FinishReason.CONTENT_FILTER: "content_filter"}
+
+
+class GenerateProtocol:
+    """`/v1/generate`."""
+
+    api = Api.GENERATE
+
+    def new_id(self) -> str:
+        return "gen-" + new_hex()
+
+    def parse(self, body: Any) -> TurnRequest:
+        body = expect_object(body, "body")
+        given = {_ALIASES.get(name, name): value for name, value in optional_object(body, "sampling_params").items()}
+        _refuse_unsupported(body, given)
+        sampling = parse_sampling(given, "sampling_params.")
+        if given.get("ignore_eos") is not None:
+            sampling["ignore_eos"] = expect_bool(given["ignore_eos"], "sampling_params.ignore_eos")
+        return TurnRequest(
+            api=Api.GENERATE,
+            model=optional_text(body, "model") or "",
+            messages=(),
+            sampling=SamplingParams(**sampling),
+            given=frozenset(sampling),
+            input_ids=_parse_ids(body),
+            stop_token_ids=_parse_stop_tokens(given),
+            idempotency_key=None,
+        )
+
+    def reply(self, request: TurnRequest, answers: Sequence[Answer]) -> dict[str, Any]:
+        interaction = answers[0].interaction
+        return {"id": interaction.id, **interaction_reply(interaction)}
+
+    def stream(self, request: TurnRequest, reply_id: str, created: int, prompt_tokens: int) -> StreamEncoder:
+        """Raises UnsupportedParameter; `parse` lets no request come so far."""
+        raise UnsupportedParameter("'stream' is not supported here", param="stream")
+
+
+def parse_request_id(body: Mapping[str, Any]) -> str | None:
+    """What requests without a session are kept together by."""
+    return optional_text(body, "request_id")
+
+
+def interaction_reply(interaction: Interaction) -> dict[str, Any]:
+    """The reply of a recorded generation."""
+    return generation_reply(
+        interaction.output_ids,
+        interaction.logprobs,
+        interaction.versions,
+        interaction.finish_reason,
+        interaction.prompt_tokens,
+        interaction.cached_tokens,
+    )
+
+
+def generation_reply(
+    ids: Ids,
+    logprobs: Sequence[float],
+    versions: VersionRuns,
+    finish: FinishReason | None,
+    prompt_tokens: int,
+    cached_tokens: int | None,
+) -> dict[str, Any]:
+    """`output_ids`, `logprobs` and `versions` (an integer each), all of one length."""
+    return {
+        "output_ids": ids.tolist(),
+        "logprobs": list(logprobs),
+        "versions": [version for count, version in versions for _ in range(count)],
+        "finish_reason": None if finish is None else _FINISH.get(finish, "stop"),
+        "prompt_tokens": prompt_tokens,
+        "cached_tokens": cached_tokens or 0,
+    }
+
+
+def _refuse_unsupported(body: Mapping[str, Any], given: Mapping[str, Any]) -> None:
+    for name in _UNSUPPORTED:
+        if body.get(name) or given.get(name):
+            raise UnsupportedParameter(f"'{name}' is not supported by /v1/generate; leave it out", param=name)
+    if (optional_int(given, "n", least=1, at="sampling_params.") or 1) != 1:
+        raise UnsupportedParameter("'sampling_params.n' must be 1; send the request again", param="sampling_params.n")
+
+
+def _parse_ids(body: Mapping[str, Any]) -> Ids:
+    names = [name for name in ("input_ids", "prompt_ids") if body.get(name) is not None]
+    if len(names) != 1:
+        raise InvalidRequest("give 'input_ids' (or 'prompt_ids'), the token ids of one prompt", param="input_ids")
+    return parse_token_ids(body[names[0]], names[0])
+
+
+def parse_token_ids(value: Any, name: str) -> Ids:
+    """A list of at least one token id. Raises InvalidRequest naming it."""
+    values = expect_list(value, name)
+    try:
+        ids = ids_of(values)
+    except (TypeError, OverflowError):
+        bad = next((item for item in values if isinstance(item, bool) or not isinstance(item, int)), None)
+        shown = json_type(bad) if bad is not None else "a number beyond 31 bits"
+        raise InvalidRequest(f"'{name}' must be a list of token ids; it holds {shown}", param=name) from None
+    if not ids or min(ids) < 0:
+        raise InvalidRequest(f"'{name}' must hold at least one token id, and none below 0", param=name)
+    return ids
+
+
+def _parse_stop_tokens(given: Mapping[str, Any]) -> tuple[int, ...] | None:
+    if given.get("stop_token_ids") is None:
+        return None
+    name = "sampling_params.stop_token_ids"
+    values = expect_list(given["stop_token_ids"], name)
+    if len(values) > _MOST_STOP_TOKENS:
+        raise InvalidRequest(f"'{name}' has {len(values)} ids; at most {_MOST_STOP_TOKENS}", param=name)
+    return tuple(parse_token_ids(values, name)) if values else ()

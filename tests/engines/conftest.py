@@ -1,0 +1,38 @@
+"""Tiny models of the same shape, built for the session, and the real SGLang where it is installed."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from proxy.engine.sglang_engine import SglangEngine
+from proxy.engine.tiny_model import build_tiny_model
+from proxy.settings import Settings
+
+# Small enough for two cores; without max_total_tokens the scheduler would take all memory for its cache.
+CPU_ARGUMENTS = (
+    *("device=cpu", "attention_backend=torch_native", "sampling_backend=pytorch", "disable_cuda_graph=true"),
+    *("dtype=float32", "max_total_tokens=16384", "context_length=2048", "max_running_requests=64"),
+)
+
+
+@pytest.fixture(scope="session")
+def weights(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
+    """Folders of the same model with other weights, by the version that tests give them."""
+    folders = {version: tmp_path_factory.mktemp(f"weights-{version}") for version in range(3)}
+    for version, folder in folders.items():
+        build_tiny_model(folder, seed=version)
+    return folders
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def sglang_engine(weights: dict[int, Path]) -> AsyncIterator[SglangEngine]:
+    """One embedded SGLang for the whole session; it starts in half a minute and takes 2 GB."""
+    pytest.importorskip("sglang", reason="sglang is not installed (tests/engines/requirements-sglang.txt)")
+    engine = SglangEngine(Settings(engine_arg=CPU_ARGUMENTS), weights[0])
+    await engine.start()
+    yield engine
+    await engine.close()

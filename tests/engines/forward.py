@@ -1,0 +1,39 @@
+"""An independent reference: logprobs by plain forward passes of the same weights, without any cache."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+TOLERANCE = 1e-4
+
+
+def plain_logprobs(folder: Path, prompt: array, output: Sequence[int], temperature: float = 1.0) -> list[float]:
+    """Logprobs of `output` after `prompt`, by one forward pass."""
+    import torch
+
+    with torch.no_grad():
+        logits = _model(str(folder))(torch.tensor([[*prompt, *output]])).logits[0, len(prompt) - 1 : -1]
+    logprobs = (logits / (temperature or 1.0)).log_softmax(-1)
+    return logprobs[range(len(output)), list(output)].tolist()
+
+
+def check_logprobs(
+    folders: dict[int, Path], prompt: array, ids: Sequence[int], logprobs: Sequence[float], versions: Sequence[int]
+) -> None:
+    """Each logprob is that of the weights whose version its token carries; `folders` by version."""
+    of = {version: plain_logprobs(folders[version], prompt, ids) for version in set(versions)}
+    expected = [of[version][place] for place, version in enumerate(versions)]
+    assert list(logprobs) == pytest.approx(expected, abs=TOLERANCE)
+
+
+@lru_cache(maxsize=4)
+def _model(folder: str) -> Any:
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(folder, dtype="float32")

@@ -1,0 +1,77 @@
+"""The contract of all engines on those that need no model: scripted, mailbox, and servers over HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from dataclasses import replace
+
+import pytest
+
+from proxy.engine.base import Capability, Engine
+from proxy.engine.contract import CHECKS, Check, complete
+from proxy.engine.mailbox import Delivery, Mailbox
+from proxy.engine.pool import Pool
+from proxy.engine.scripted import ScriptedEngine
+from proxy.engine.servers import connect
+from proxy.types import Logprobs, ids_of
+from tests.engines.scripts import VOCABULARY, model_like
+from tests.engines.wire import serving_wire
+
+PROMPT = ids_of(range(40, 60))
+
+
+def scripted() -> ScriptedEngine:
+    return ScriptedEngine(model_like(), vocab_size=VOCABULARY, context_length=8192)
+
+
+async def answer(mailbox: Mailbox, player: ScriptedEngine) -> None:
+    """Play the part of who answers a mailbox, until cancelled."""
+    answering = set()
+    while True:
+        letter = await mailbox.fetch(None, 60.0)
+        if letter is None or letter.request.request_id in answering:
+            await asyncio.sleep(0.005)  # all that wait are being answered
+            continue
+        answering.add(letter.request.request_id)
+        asyncio.create_task(deliver(mailbox, player, letter.request)).add_done_callback(lambda _: None)
+
+
+async def deliver(mailbox: Mailbox, player: ScriptedEngine, request) -> None:
+    reply = await complete(player, replace(request, top_logprobs=0))
+    with contextlib.suppress(Exception):  # it was aborted meanwhile
+        mailbox.deliver(request.request_id, Delivery(None, ids_of(reply.ids), Logprobs("f", reply.logprobs)))
+
+
+@contextlib.asynccontextmanager
+async def engine_of(kind: str) -> AsyncIterator[Engine]:
+    async with contextlib.AsyncExitStack() as stack:
+        engine: Engine
+        if kind == "scripted":
+            engine = scripted()
+        elif kind == "mailbox":
+            engine = Mailbox(VOCABULARY, 8192)
+            worker = asyncio.create_task(answer(engine, scripted()))
+            stack.callback(worker.cancel)
+        else:
+            url, _ = await stack.enter_async_context(serving_wire(kind))
+            engine = Pool([url], connect(VOCABULARY, None, processed_logprobs=False), start_timeout_s=30.0)
+        await engine.start()
+        yield engine
+        await engine.close()
+
+
+@pytest.mark.parametrize("kind", ["scripted", "mailbox", "sglang", "sglang-incremental", "vllm"])
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__.removeprefix("check_"))
+async def test_contract(kind: str, check: Check) -> None:
+    async with engine_of(kind) as engine:
+        if kind == "vllm" and "logprobs_are" in check.__name__:
+            pytest.skip("vLLM's default logprobs are those of temperature 1; other temperatures are refused")
+        await check(engine, PROMPT)
+
+
+async def test_every_engine_of_this_file_is_one() -> None:
+    for kind in ("scripted", "mailbox", "sglang", "vllm"):
+        async with engine_of(kind) as engine:
+            assert isinstance(engine, Engine) and Capability.UPDATE_WEIGHTS

@@ -1,0 +1,188 @@
+"""The real SGLang, embedded: the contract of all engines, exact logprobs, pauses and weight changes under load."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from proxy.engine.base import Capability, Engine, PauseMode
+from proxy.engine.contract import CHECKS, Check, Reply, check_grammar_gives_json, complete, request_for
+from proxy.engine.gate import Gate
+from proxy.engine.sglang_engine import Ranks, SglangEngine
+from proxy.errors import EngineUnavailable, InvalidRequest
+from proxy.settings import Settings
+from proxy.types import FinishReason, GenerateRequest, SamplingParams, ids_of
+from tests.engines.forward import check_logprobs, plain_logprobs
+
+pytestmark = [
+    pytest.mark.engines,
+    pytest.mark.asyncio(loop_scope="session"),
+    pytest.mark.filterwarnings("ignore"),  # SGLang's own, of which there are many
+]
+
+PROMPT = ids_of(range(40, 60))
+
+
+@pytest.fixture
+def gate(sglang_engine: SglangEngine) -> Gate:
+    return Gate(sglang_engine, Settings())
+
+
+async def read(gate: Gate, request: GenerateRequest) -> Reply:
+    reply = Reply()
+    async for chunk in gate.generate(request):
+        reply.add(chunk)
+    return reply
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__.removeprefix("check_"))
+async def test_contract(sglang_engine: SglangEngine, check: Check) -> None:
+    await check(sglang_engine, PROMPT)
+
+
+async def test_contract_of_grammars(sglang_engine: SglangEngine, weights: dict[int, Path]) -> None:
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(weights[0])
+    ends = [tokenizer.eos_token_id, tokenizer.pad_token_id]
+    await check_grammar_gives_json(sglang_engine, PROMPT, tokenizer.decode, ends)
+
+
+async def test_it_is_an_engine_and_says_what_it_can(sglang_engine: SglangEngine) -> None:
+    info = sglang_engine.info()
+    assert isinstance(sglang_engine, Engine)
+    assert info.capabilities == frozenset(Capability) - {Capability.SEED, Capability.RELEASE_MEMORY}
+    assert info.vocab_size == 640
+    longest = info.context_length - len(PROMPT)
+    assert len((await complete(sglang_engine, request_for(PROMPT, longest))).ids) == longest
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        SamplingParams(temperature=1.0),
+        SamplingParams(temperature=0.7),
+        SamplingParams(temperature=0.0),
+        SamplingParams(temperature=1.3, top_p=0.8, top_k=40, min_p=0.01),
+    ],
+    ids=["1", "0.7", "0", "truncated"],
+)
+async def test_logprobs_equal_a_plain_forward_pass(sglang_engine, weights, sampling: SamplingParams) -> None:
+    request = replace(request_for(PROMPT, 60), sampling=replace(sampling, max_tokens=60))
+    reply = await complete(sglang_engine, request)
+    folder = weights[sglang_engine.info().weight_version]
+    expected = plain_logprobs(folder, PROMPT, reply.ids, sampling.temperature)
+    assert reply.logprobs == pytest.approx(expected, abs=1e-4)
+
+
+async def test_a_growing_session_reuses_its_prefix(sglang_engine) -> None:
+    prompt, cached = ids_of(random.Random(1).choices(range(300), k=150)), []
+    for _ in range(3):
+        chunks = [chunk async for chunk in sglang_engine.generate(request_for(prompt, 40))]
+        cached.append(chunks[0].cached_tokens)
+        prompt = ids_of([*prompt, *(token for chunk in chunks for token in chunk.ids), 11, 12, 13])
+    assert cached[0] < 20 and cached[1] >= 185 and cached[2] >= 225
+
+
+async def test_aborting_one_choice_leaves_the_other(sglang_engine) -> None:
+    first, second = request_for(PROMPT, 400), request_for(PROMPT, 400)
+    second = replace(second, request_id=f"{first.request_id}.1")
+    running = [asyncio.create_task(complete(sglang_engine, request)) for request in (first, second)]
+    await asyncio.sleep(0.2)
+    await sglang_engine.abort(first.request_id)
+    replies = await asyncio.gather(*running)
+    assert replies[0].finish is FinishReason.ABORT and len(replies[0].ids) < 400
+    assert replies[1].finish is FinishReason.LENGTH and len(replies[1].ids) == 400
+
+
+@pytest.mark.parametrize("mode", [PauseMode.ABORT, PauseMode.RETRACT, PauseMode.DRAIN])
+async def test_tokens_around_a_weight_change_are_those_of_their_versions(gate, weights, mode: PauseMode) -> None:
+    await gate.update_weights(str(weights[0]), 0, PauseMode.DRAIN)
+    prompts = [ids_of(range(n, n + 30)) for n in range(12)]
+    running = [asyncio.create_task(read(gate, request_for(prompt, 300))) for prompt in prompts]
+    await asyncio.sleep(0.4)
+    assert await gate.update_weights(str(weights[1]), 1, mode) == 1
+    replies = await asyncio.gather(*running)
+    for prompt, reply in zip(prompts, replies, strict=True):
+        assert len(reply.ids) == 300 and reply.finish is FinishReason.LENGTH
+        assert reply.versions == sorted(reply.versions)
+        check_logprobs(weights, prompt, reply.ids, reply.logprobs, reply.versions)
+    mixed = sum(len(set(reply.versions)) == 2 for reply in replies)
+    assert mixed == 0 if mode is PauseMode.DRAIN else mixed > 0
+
+
+async def test_weights_in_place_give_runs_of_versions(gate, weights) -> None:
+    await gate.update_weights(str(weights[0]), 0, PauseMode.DRAIN)
+    running = asyncio.create_task(read(gate, request_for(PROMPT, 500)))
+    await asyncio.sleep(0.3)
+    await gate.update_weights(str(weights[2]), 2, PauseMode.IN_PLACE)
+    reply = await running
+    before = reply.versions.count(0)
+    assert reply.versions == [0] * before + [2] * (500 - before) and 0 < before < 500
+    assert reply.logprobs[:before] == pytest.approx(plain_logprobs(weights[0], PROMPT, reply.ids)[:before], abs=1e-4)
+    await gate.flush_cache()
+
+
+async def test_pauses_and_weights_at_random_lose_no_token(gate, weights) -> None:
+    rng = random.Random(11)
+    await gate.update_weights(str(weights[0]), 0, PauseMode.DRAIN)
+    prompts = [ids_of(rng.choices(range(600), k=rng.randint(1, 120))) for _ in range(40)]
+    lengths = [rng.randint(1, 250) for _ in prompts]
+
+    async def agent(prompt, length: int, delay_s: float) -> Reply:
+        await asyncio.sleep(delay_s)
+        return await read(gate, request_for(prompt, length))
+
+    running = [
+        asyncio.create_task(agent(prompt, length, rng.random()))
+        for prompt, length in zip(prompts, lengths, strict=True)
+    ]
+    while not all(task.done() for task in running):  # noqa: ASYNC110 (what is waited for is disturbed meanwhile)
+        mode = rng.choice([PauseMode.ABORT, PauseMode.RETRACT])
+        if rng.random() < 0.5:
+            await gate.pause(mode)
+            await asyncio.sleep(rng.random() * 0.1)
+            await gate.resume()
+        else:
+            version = rng.randrange(3)
+            await gate.update_weights(str(weights[version]), version, mode)
+        await asyncio.sleep(rng.random() * 0.4)
+    for prompt, length, task in zip(prompts, lengths, running, strict=True):
+        reply = task.result()
+        assert len(reply.ids) == length
+        check_logprobs(weights, prompt, reply.ids, reply.logprobs, reply.versions)
+
+
+async def test_weights_of_another_model_are_refused_and_the_old_stay(gate, weights, tmp_path: Path) -> None:
+    before = gate.info().weight_version
+    with pytest.raises(InvalidRequest, match="not a folder"):
+        await gate.update_weights(str(tmp_path), None, PauseMode.ABORT)
+    assert gate.info().weight_version == before and gate.paused is None
+    await read(gate, request_for(PROMPT, 4))
+
+
+async def test_memory_needs_the_memory_saver(sglang_engine) -> None:
+    with pytest.raises(EngineUnavailable, match="enable_memory_saver"):
+        await sglang_engine.release_memory()
+
+
+async def test_an_argument_that_sglang_does_not_know_is_a_configuration_error(weights) -> None:
+    from proxy.errors import ConfigurationError
+
+    with pytest.raises(ConfigurationError, match="no_such_thing"):
+        await SglangEngine(Settings(engine_arg=("no_such_thing=1",)), weights[0]).start()
+
+
+async def test_a_session_keeps_its_rank_and_new_ones_go_to_the_least_loaded() -> None:
+    ranks = Ranks(2)
+    assert (first := ranks.take("a")) is not None
+    second = ranks.take("b")
+    assert {first, second} == {0, 1}
+    ranks.give_back(first)
+    assert ranks.take("c") == first
+    assert ranks.take("b") == second
+    assert Ranks(1).take("a") is None

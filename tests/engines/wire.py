@@ -1,0 +1,261 @@
+"""A server that speaks SGLang's or vLLM's wire and samples by a script: `python -m tests.engines.wire sglang 8123`.
+
+SGLang's shape is proven by running the same tests against the real one; vLLM's is what its documentation says.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sys
+from collections.abc import AsyncIterator
+from typing import Any
+
+import orjson
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from proxy.engine.base import PauseMode
+from proxy.engine.contract import Reply
+from proxy.engine.scripted import ScriptedEngine
+from proxy.errors import InvalidRequest
+from proxy.types import FinishReason, GenerateRequest, SamplingParams, ids_of
+from tests.engines.scripts import VOCABULARY, model_like
+
+CONTEXT = 8192
+
+
+class Wire:
+    """What both kinds share: a scripted engine, and how a request is read."""
+
+    def __init__(self, delay_s: float, incremental: bool = False) -> None:
+        self.engine = ScriptedEngine(model_like(delay_s), vocab_size=VOCABULARY, context_length=CONTEXT)
+        self.incremental = incremental
+        self.version = "default"
+        self.calls: list[tuple[str, Any]] = []
+
+    def request(self, rid: str, ids: list[int], params: dict[str, Any], most: str, seed: str) -> GenerateRequest:
+        sampling = SamplingParams(
+            temperature=params["temperature"], max_tokens=params[most], seed=params.get(seed),
+            ignore_eos=bool(params.get("ignore_eos")),
+        )  # fmt: skip
+        stops = tuple(params.get("stop_token_ids") or ())
+        return GenerateRequest(rid, ids_of(ids), sampling, stop_token_ids=stops)
+
+
+class SglangWire(Wire):
+    """As `sglang.launch_server`: cumulative parts, or with `incremental` only what is new."""
+
+    def routes(self) -> list[Route]:
+        posts = {
+            "/generate": self.generate, "/abort_request": self.abort, "/pause_generation": self.pause,
+            "/continue_generation": self.resume, "/update_weights_from_disk": self.update, "/flush_cache": self.noted,
+            "/begin_weight_update": self.transfer, "/init_weights_update_group": self.transfer,
+            "/release_memory_occupation": self.noted, "/resume_memory_occupation": self.noted,
+        }  # fmt: skip
+        gets = {"/model_info": self.model, "/server_info": self.server, "/v1/models": self.models, "/calls": self.told}
+        return [Route(p, e, methods=["POST"]) for p, e in posts.items()] + [Route(p, e) for p, e in gets.items()]
+
+    async def model(self, request: Request) -> Response:
+        return JSONResponse({"model_path": "wire", "weight_version": self.version})
+
+    async def server(self, request: Request) -> Response:
+        facts = {
+            "version": "0.0", "incremental_streaming_output": self.incremental, "enable_deterministic_inference": True,
+            "enable_memory_saver": True, "max_req_input_len": CONTEXT - 4, "tp_size": 2, "grammar_backend": "none",
+        }  # fmt: skip
+        return JSONResponse(facts)
+
+    async def models(self, request: Request) -> Response:
+        return JSONResponse({"data": [{"id": "wire", "max_model_len": CONTEXT}]})
+
+    async def told(self, request: Request) -> Response:
+        return JSONResponse(self.calls)
+
+    async def noted(self, request: Request) -> Response:
+        self.calls.append((request.url.path, await request.json()))
+        return JSONResponse({"success": True})
+
+    async def transfer(self, request: Request) -> Response:
+        self.calls.append((request.url.path, await request.json()))
+        return JSONResponse({"success": True, "message": "done"})
+
+    async def abort(self, request: Request) -> Response:
+        prefix = (await request.json())["rid"]
+        for rid in [rid for rid in self.engine.running if rid.startswith(prefix)]:
+            await self.engine.abort(rid)
+        return Response()
+
+    async def pause(self, request: Request) -> Response:
+        await self.engine.pause(PauseMode((await request.json())["mode"]))
+        return JSONResponse({"status": "ok"})
+
+    async def resume(self, request: Request) -> Response:
+        await self.engine.resume()
+        return JSONResponse({"status": "ok"})
+
+    async def update(self, request: Request) -> Response:
+        body = await request.json()
+        if "missing" in body["model_path"]:
+            return JSONResponse({"success": False, "message": "no such folder"}, 400)
+        self.version = body["weight_version"]
+        await self.engine.update_weights(body["model_path"], int(self.version))
+        return JSONResponse({"success": True, "message": "", "num_paused_requests": 0})
+
+    async def generate(self, request: Request) -> Response:
+        body = await request.json()
+        wanted = self.request(
+            body["rid"], body["input_ids"], body["sampling_params"], "max_new_tokens", "sampling_seed"
+        )
+        wanted = GenerateRequest(
+            wanted.request_id, wanted.input_ids, wanted.sampling, wanted.stop_token_ids, None, body["top_logprobs_num"]
+        )
+        if len(wanted.input_ids) >= CONTEXT:
+            return JSONResponse({"error": {"message": "the input is longer than the context"}}, 400)
+        if body["stream"]:
+            return StreamingResponse(self.events(wanted), media_type="text/event-stream")
+        parts = [part async for part in self.parts(wanted)]
+        return Response(orjson.dumps(parts[-1]), media_type="application/json")
+
+    async def events(self, wanted: GenerateRequest) -> AsyncIterator[bytes]:
+        sent = 0
+        async for part in self.parts(wanted):
+            if self.incremental:
+                total = part["meta_info"]["completion_tokens"]
+                part = {**part, "output_ids": part["output_ids"][sent:], "meta_info": dict(part["meta_info"])}
+                for name in ("output_token_logprobs", "output_top_logprobs"):
+                    part["meta_info"][name] = part["meta_info"][name][sent:]
+                sent = total
+            yield b"data: " + orjson.dumps(part) + b"\n\n"
+        yield b"data: [DONE]\n\n"
+
+    async def parts(self, wanted: GenerateRequest) -> AsyncIterator[dict[str, Any]]:
+        reply = Reply()
+        async for chunk in self.engine.generate(wanted):
+            reply.add(chunk)
+            yield {"output_ids": list(reply.ids), "meta_info": self.meta(wanted, reply)}
+
+    def meta(self, wanted: GenerateRequest, reply: Reply) -> dict[str, Any]:
+        return {
+            "id": wanted.request_id,
+            "finish_reason": _sglang_finish(reply),
+            "prompt_tokens": len(wanted.input_ids),
+            "completion_tokens": len(reply.ids),
+            "cached_tokens": 3,
+            "weight_version": self.version,
+            "weight_versions": _spans(reply.versions, self.version),
+            "output_token_logprobs": [
+                [value, token, None] for value, token in zip(reply.logprobs, reply.ids, strict=True)
+            ],
+            "output_top_logprobs": [[[value, token, None] for token, value in top] for top in reply.top_logprobs],
+        }
+
+
+def _sglang_finish(reply: Reply) -> dict[str, Any] | None:
+    match reply.finish:
+        case None:
+            return None
+        case FinishReason.ABORT:
+            return {"type": "abort", "message": "aborted"}
+        case FinishReason.LENGTH:
+            return {"type": "length", "length": len(reply.ids)}
+    return {"type": "stop", "matched": reply.ids[-1]}
+
+
+def _spans(versions: list[int], now: str) -> list[dict[str, Any]]:
+    spans: list[dict[str, Any]] = []
+    for place, version in enumerate(versions):
+        if spans and spans[-1]["number"] == version:
+            spans[-1]["end"] = place + 1
+        else:
+            spans.append({"number": version, "version": str(version), "start": place, "end": place + 1})
+    if now == "default" and len(spans) == 1:
+        spans[0]["version"] = "default"
+    return [{name: span[name] for name in ("version", "start", "end")} for span in spans]
+
+
+class VllmWire(Wire):
+    """As `vllm serve` with `return_token_ids`."""
+
+    def routes(self) -> list[Route]:
+        gets = {"/version": self.told, "/v1/models": self.models, "/calls": self.noted_calls}
+        posts = {"/v1/completions": self.complete}
+        posts |= dict.fromkeys(("/sleep", "/wake_up", "/reset_prefix_cache"), self.noted)
+        return [Route(p, e, methods=["POST"]) for p, e in posts.items()] + [Route(p, e) for p, e in gets.items()]
+
+    async def told(self, request: Request) -> Response:
+        return JSONResponse({"version": "0.0"})
+
+    async def noted_calls(self, request: Request) -> Response:
+        return JSONResponse(self.calls)
+
+    async def models(self, request: Request) -> Response:
+        return JSONResponse({"data": [{"id": "wire", "max_model_len": CONTEXT}]})
+
+    async def noted(self, request: Request) -> Response:
+        self.calls.append((request.url.path, str(request.url.query)))
+        return Response()
+
+    async def complete(self, request: Request) -> Response:
+        body = await request.json()
+        assert body["return_token_ids"] and body["return_tokens_as_token_ids"] and body["model"] == "wire"
+        wanted = self.request(f"v{id(body)}", body["prompt"], body, "max_tokens", "seed")
+        wanted = GenerateRequest(
+            wanted.request_id, wanted.input_ids, wanted.sampling, wanted.stop_token_ids, None, body["logprobs"]
+        )
+        return StreamingResponse(self.events(wanted), media_type="text/event-stream")
+
+    async def events(self, wanted: GenerateRequest) -> AsyncIterator[bytes]:
+        async for chunk in self.engine.generate(wanted):
+            logprobs = {
+                "tokens": [f"token_id:{token}" for token in chunk.ids],
+                "token_logprobs": list(chunk.logprobs),
+                "top_logprobs": [{f"token_id:{token}": value for token, value in top} for top in chunk.top_logprobs],
+            }
+            finish = None if chunk.finish is None else chunk.finish.value
+            choice = {
+                "index": 0,
+                "text": "",
+                "token_ids": list(chunk.ids),
+                "logprobs": logprobs,
+                "finish_reason": finish,
+            }
+            yield b"data: " + orjson.dumps({"id": "cmpl-1", "choices": [choice]}) + b"\n\n"
+        yield b"data: [DONE]\n\n"
+
+
+def application(kind: str, delay_s: float = 0.0) -> Starlette:
+    """The app of a kind: sglang, sglang-incremental or vllm."""
+    wire = VllmWire(delay_s) if kind == "vllm" else SglangWire(delay_s, incremental=kind == "sglang-incremental")
+    app = Starlette(routes=wire.routes())
+    app.state.wire = wire
+    app.add_exception_handler(InvalidRequest, _refused)
+    return app
+
+
+async def _refused(request: Request, error: Exception) -> Response:
+    return JSONResponse({"error": {"message": str(error)}}, 400)
+
+
+@contextlib.asynccontextmanager
+async def serving_wire(kind: str, delay_s: float = 0.0) -> AsyncIterator[tuple[str, Any]]:
+    """A server on this event loop: its URL, and what is behind it."""
+    app = application(kind, delay_s)
+    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="error", lifespan="off"))
+    server.install_signal_handlers = lambda: None  # type: ignore[attr-defined]
+    task = asyncio.create_task(server.serve())
+    while not server.started:  # noqa: ASYNC110 (uvicorn has no event for it)
+        await asyncio.sleep(0.01)
+    port = server.servers[0].sockets[0].getsockname()[1]
+    try:
+        yield f"http://127.0.0.1:{port}", app.state.wire
+    finally:
+        server.should_exit = server.force_exit = True
+        await task
+
+
+if __name__ == "__main__":
+    uvicorn.run(application(sys.argv[1], float(sys.argv[3])), port=int(sys.argv[2]), log_level="error", lifespan="off")
