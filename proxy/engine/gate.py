@@ -106,8 +106,8 @@ class Gate:
     ) -> AsyncIterator[TokenChunk]:
         """Sample a continuation, whatever happens to the engine meanwhile. `timer` stands still during a pause.
 
-        Raises EngineFailed, EngineUnavailable, EngineTimeout or InvalidRequest, and EngineLost when one server after the
-        other dies, or one in the middle of a constrained output.
+        Raises what the engine raises; EngineLost only when one server after the other dies, or one in the middle of a
+        constrained output.
         """
         await self.enter()
         flight = _Flight(request, timer, self._settings.engine_timeout_s)
