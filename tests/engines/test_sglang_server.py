@@ -57,8 +57,9 @@ class Server:
         self.url = f"http://127.0.0.1:{self.port}"
         command = [sys.executable, "-m", "sglang.launch_server", "--model-path", str(folder), "--port", str(self.port)]
         self._log = log.open("ab")
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}  # threads of several servers would fight for the cores
         self._process = subprocess.Popen(
-            [*command, *ARGUMENTS], stdout=self._log, stderr=subprocess.STDOUT, start_new_session=True
+            [*command, *ARGUMENTS], stdout=self._log, stderr=subprocess.STDOUT, start_new_session=True, env=environment
         )
 
     def wait_ready(self) -> None:
