@@ -21,6 +21,7 @@ from proxy.api.export import Export
 from proxy.api.health import Health
 from proxy.api.models import Models
 from proxy.api.rl import Rl
+from proxy.api.trajectories import Trajectories
 from proxy.engine.base import Engine
 from proxy.engine.choice import create_engine, model_folder, model_name
 from proxy.errors import InvalidRequest, ProxyError
@@ -116,6 +117,8 @@ def _routes(
     rl = Rl(access, sessions, settings)
     models = Models(model_name(settings))
     health = Health(engine, store, metrics)
+    export = Export(access, sessions, store, settings)
+    trajectories = Trajectories(access, store, export, settings)
     # Before the agents' routes: a session's id may end in /models.
     first = [
         Route("/rl/sessions", rl.list_sessions, methods=["GET"]),
@@ -138,7 +141,9 @@ def _routes(
         Route("/{session:path}/rl/rotate_keys", rl.rotate_keys, methods=["POST"]),
         Route("/{session:path}/rl/set_reward", rl.set_reward, methods=["POST"]),
         Route("/{session:path}/rl/end_session", rl.end_session, methods=["POST"]),
-        Route("/export_trajectories", Export(access, sessions, store, settings).export, methods=["POST"]),
+        Route("/export_trajectories", export.export, methods=["POST"]),
+        Route("/trajectories/claim", trajectories.claim, methods=["POST"]),
+        Route("/trajectories/acknowledge", trajectories.acknowledge, methods=["POST"]),
         Route("/health", health.health, methods=["GET"]),
         Route("/ready", health.ready, methods=["GET"]),
         Route("/metrics", health.metrics, methods=["GET"]),

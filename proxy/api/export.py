@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
 from starlette.requests import Request
@@ -35,10 +35,20 @@ class Export:
         records = await self._find(wanted)
         page = records[: wanted.limit]
         cursor = page[-1].session_id if len(records) > wanted.limit else None
-        return StreamingResponse(self._page(page, cursor, wanted.options), media_type="application/json")
+        return self.respond(page, cursor, wanted.options)
+
+    def respond(
+        self,
+        page: Sequence[SessionRecord],
+        cursor: str | None,
+        options: ExportOptions,
+        also: Mapping[str, Any] | None = None,
+    ) -> StreamingResponse:
+        """The samples of these sessions as an answer; `also` are further fields of its object."""
+        return StreamingResponse(self._page(page, cursor, options, also or {}), media_type="application/json")
 
     async def _page(
-        self, page: Sequence[SessionRecord], cursor: str | None, options: ExportOptions
+        self, page: Sequence[SessionRecord], cursor: str | None, options: ExportOptions, also: Mapping[str, Any]
     ) -> AsyncIterator[bytes]:
         entries: dict[str, Any] = {}
         between = b'{"samples":['
@@ -48,7 +58,7 @@ class Export:
                 yield between + sample
                 between = b","
         opening = between if between != b"," else b""
-        yield opening + b'],"sessions":' + encode_json(entries) + b',"cursor":' + encode_json(cursor) + b"}"
+        yield opening + b'],"sessions":' + encode_json(entries) + b"," + encode_json({"cursor": cursor, **also})[1:]
         if entries:
             self._store.note_exported(list(entries))
 

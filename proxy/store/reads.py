@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
+from typing import Any
 
 from sqlalchemy import Connection, Select, and_, case, func, literal, or_, select
 
@@ -65,7 +66,7 @@ def load_interactions(
 
 def find_sessions(connection: Connection, wanted: SessionFilter) -> list[SessionRecord]:
     """In order of creation. Raises InvalidRequest for an unknown cursor or too many ids."""
-    query = _filtered(select(sessions), wanted).order_by(sessions.c.number).limit(wanted.limit)
+    query = filtered(select(sessions), wanted).order_by(sessions.c.number).limit(wanted.limit)
     if wanted.after is not None:
         number = connection.execute(select(sessions.c.number).where(sessions.c.session_id == wanted.after)).scalar()
         if number is None:
@@ -134,7 +135,8 @@ def count_sessions(connection: Connection, task_id: str) -> int:
     return connection.execute(query).scalar_one()
 
 
-def _filtered(query: Select[tuple[object, ...]], wanted: SessionFilter) -> Select[tuple[object, ...]]:
+def filtered(query: Select[Any], wanted: SessionFilter) -> Select[Any]:
+    """A query of sessions, of the `wanted` ones only; `after` and `limit` are the caller's to apply."""
     conditions = [
         column == value
         for column, value in (

@@ -15,7 +15,8 @@ from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import SQLAlchemyError
 
 from proxy.errors import StoreUnavailable
-from proxy.store import codec, database, reads, replicas, rows, schema, starts, writes
+from proxy.store import claims, codec, database, reads, replicas, rows, schema, starts, writes
+from proxy.store.claims import Acknowledged, Acknowledgement, Bell, Claim, Claimed
 from proxy.store.replicas import News, Seen
 from proxy.store.starts import Start
 from proxy.store.writer import Phase, Writer
@@ -46,6 +47,7 @@ class Store:
         self._readers = ThreadPoolExecutor(READER_THREADS, thread_name_prefix="store-reader")
         # None: not known, because others write to this database too or there are too many.
         self._known = _known_sessions(reader_engine) if lock is not None else None
+        self.ends = Bell()
 
     @property
     def label(self) -> str:
@@ -153,6 +155,8 @@ class Store:
         values = writes.Returns(record.session_id, record.discount, record.credit, dict(returns), seen)
         end = writes.End(rows.session_row(record), values)
         done: bool = await self._writer.submit(writes.end_sessions, end)
+        if done:
+            self.ends.ring()
         return done
 
     async def set_returns(
@@ -179,6 +183,16 @@ class Store:
     async def supersede(self, interaction_id: str) -> None:
         """A retry replaces this failed or aborted attempt. Raises NotFound."""
         await self._writer.submit(writes.supersede, interaction_id)
+
+    async def claim(self, claim: Claim) -> Claimed:
+        """Lease ended sessions, or those again that a claim of this name holds."""
+        claimed: Claimed = await self._writer.submit(claims.claim, claim)
+        return claimed
+
+    async def acknowledge(self, done: Acknowledgement) -> Acknowledged:
+        """End the leases of sessions for good. Raises SessionNotFound, and InvalidRequest for one that lives."""
+        acknowledged: Acknowledged = await self._writer.submit(claims.acknowledge, done)
+        return acknowledged
 
     # Notes: in the same queue, not waited for
 
@@ -259,6 +273,14 @@ class Store:
     async def load_unreplied(self, session_id: str) -> set[str]:
         """Ids of complete interactions the end of whose reply was never written out."""
         return await self._read(reads.load_unreplied, session_id)
+
+    async def is_waiting(self, wanted: reads.SessionFilter) -> bool:
+        """Whether an ended session waits to be claimed."""
+        return await self._read(claims.is_waiting, wanted)
+
+    async def sessions_of_claim(self, claim_id: str) -> list[str]:
+        """What a claim was given and nobody took over, acknowledged or not, in order of their ends."""
+        return await self._read(claims.sessions_of, claim_id)
 
     async def count_live(self) -> int:
         """How many sessions have not ended."""
