@@ -74,14 +74,29 @@ ALLOWED = {
 OUTSIDE = {
     "starlette": {"app", "api", "server", "cli"},
     "sqlalchemy": {"store"},
-    "torch": {"engine", "rendering"},
+    "torch": {"engine", "rendering", "client"},
+    "tensordict": {"client"},
+    "trl": {"client"},
+    "datasets": {"client"},
+    "verl": {"client"},
     "sglang": {"engine", "rendering"},
     "transformers": {"engine", "rendering"},
     "renderers": {"engine", "rendering"},
     "fastokens": {"engine", "rendering"},
     "llguidance": {"engine", "rendering"},
 }
-LAZY = {"torch", "sglang", "transformers", "renderers", "fastokens", "llguidance"}
+LAZY = {
+    "torch",
+    "tensordict",
+    "trl",
+    "datasets",
+    "verl",
+    "sglang",
+    "transformers",
+    "renderers",
+    "fastokens",
+    "llguidance",
+}
 
 
 def parts() -> list[tuple[str, Path]]:

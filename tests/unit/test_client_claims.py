@@ -1,0 +1,74 @@
+"""The clients claim and acknowledge as the endpoints say, blocking and for asyncio."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from proxy.client import Acknowledged, AsyncClient, Claim, Client
+from proxy.errors import InvalidRequest, NotFound
+from proxy.server import serving
+from proxy.settings import Settings
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[str]:
+    database = f"sqlite:///{tmp_path / 'claims.db'}"
+    settings = Settings(port=0, engine="scripted", database_url=database, log_level="warning")
+    with serving(settings) as url:
+        yield url
+
+
+def play(url: str, name: str, group: str = "g") -> None:
+    with Client(url) as client, client.session(name, session_id=name, group_id=group) as session:
+        body = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
+        httpx.post(session.base_url + "/chat/completions", json=body).raise_for_status()
+        session.set_reward(0.5)
+
+
+def test_a_claim_brings_ids_and_where_asked_for_the_samples(server: str) -> None:
+    for name in ("a", "b", "c"):
+        play(server, name)
+    with Client(server) as client:
+        first = client.claim(limit=2, consumer="me", lease_s=60.0)
+        assert (first.sessions, first.export) == (("a", "b"), None)
+        assert first.claim_id is not None and first.claim_id.startswith("me-")
+        second = client.claim(limit=2, export={"layout": "concat"}, group_id="g")
+        assert second.sessions == ("c",)
+        assert second.export is not None
+        [sample] = second.export.samples
+        assert (sample.session_id, sample.rewards.tolist()) == ("c", [0.5])
+        assert client.acknowledge(first) == Acknowledged(("a", "b"), {})
+        assert client.acknowledge(second.claim_id) == Acknowledged(("c",), {})
+
+
+def test_nothing_to_claim_is_an_empty_claim_and_nothing_to_acknowledge(server: str) -> None:
+    with Client(server) as client:
+        nothing = client.claim(wait_s=0.01)
+        assert nothing == Claim(None, (), None, None)
+        assert client.acknowledge(nothing) == Acknowledged((), {})
+
+
+def test_a_lost_lease_is_told_and_an_unknown_claim_refused(server: str) -> None:
+    play(server, "a")
+    with Client(server) as client:
+        late = client.claim(lease_s=0.0)
+        mine = client.claim(claim_id="mine")
+        assert client.acknowledge(late) == Acknowledged((), {"a": "mine"})
+        assert client.acknowledge(mine, ["a"]).sessions == ("a",)
+        with pytest.raises(NotFound):
+            client.acknowledge("nobody's")
+        with pytest.raises(InvalidRequest):
+            client.acknowledge()
+
+
+async def test_the_asyncio_client_claims_and_acknowledges_the_same(server: str) -> None:
+    play(server, "a")
+    async with AsyncClient(server) as client:
+        claim = await client.claim(export={"layout": "concat"})
+        assert claim.sessions == ("a",)
+        assert claim.export is not None and len(claim.export.samples) == 1
+        assert await client.acknowledge(claim) == Acknowledged(("a",), {})
