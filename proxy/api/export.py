@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
+from urllib.parse import quote
 
 from starlette.requests import Request
 from starlette.responses import StreamingResponse
@@ -18,6 +19,10 @@ from proxy.settings import Settings
 from proxy.store.store import Store
 from proxy.trajectory.export import ExportOptions, certificate, export_session, masked_tokens
 from proxy.types import SessionRecord
+
+CURSOR_HEADER = "x-tokengrove-cursor"
+SESSIONS_HEADER = "x-tokengrove-sessions"
+INCOMPLETE_HEADER = "x-tokengrove-incomplete"
 
 
 class Export:
@@ -35,7 +40,16 @@ class Export:
         records = await self._find(wanted)
         page = records[: wanted.limit]
         cursor = page[-1].session_id if len(records) > wanted.limit else None
-        return self.respond(page, cursor, wanted.options)
+        response = self.respond(page, cursor, wanted.options)
+        response.headers.update(await self._about(page, cursor))
+        return response
+
+    async def _about(self, page: Sequence[SessionRecord], cursor: str | None) -> dict[str, str]:
+        """What a client has to know of a page whatever its format: the next cursor, URL-quoted, and how many sessions
+        it has, and how many of them lack a call."""
+        incomplete = await self._store.find_incomplete([record.session_id for record in page])
+        about = {SESSIONS_HEADER: str(len(page)), INCOMPLETE_HEADER: str(len(incomplete))}
+        return about if cursor is None else {**about, CURSOR_HEADER: quote(cursor)}
 
     def respond(
         self,

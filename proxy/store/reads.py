@@ -114,6 +114,16 @@ def load_unreplied(connection: Connection, session_id: str) -> set[str]:
     return set(connection.execute(query).scalars())
 
 
+def find_incomplete(connection: Connection, session_ids: Collection[str]) -> set[str]:
+    """Those of at most MAX_SESSION_IDS sessions in which a call failed, was aborted, or began and has not ended."""
+    lost = (Status.FAILED.value, Status.ABORTED.value)
+    cut = select(interactions.c.session_id).where(
+        interactions.c.session_id.in_(session_ids), interactions.c.status.in_(lost)
+    )
+    begun = select(intents.c.session_id).where(intents.c.session_id.in_(session_ids))
+    return set(connection.execute(cut.union(begun)).scalars())
+
+
 def find_idle(connection: Connection, before: float, limit: int) -> list[str]:
     """Live sessions without a commit, a reward or the begin of a call since `before`."""
     begun = select(intents.c.session_id).where(intents.c.begun_at >= before)

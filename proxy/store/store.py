@@ -274,6 +274,10 @@ class Store:
         """Ids of complete interactions the end of whose reply was never written out."""
         return await self._read(reads.load_unreplied, session_id)
 
+    async def find_incomplete(self, session_ids: Collection[str]) -> set[str]:
+        """Those of at most 10,000 sessions of which calls are missing: failed, aborted, or begun and not ended."""
+        return await self._read(reads.find_incomplete, session_ids)
+
     async def is_waiting(self, wanted: reads.SessionFilter) -> bool:
         """Whether an ended session waits to be claimed."""
         return await self._read(claims.is_waiting, wanted)
