@@ -8,7 +8,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from proxy.client import Acknowledged, AsyncClient, Claim, Client
+from proxy.client import Acknowledged, AsyncClient, Claim, Client, ServerUnreachable, operations
 from proxy.errors import InvalidRequest, NotFound
 from proxy.server import serving
 from proxy.settings import Settings
@@ -63,6 +63,19 @@ def test_a_lost_lease_is_told_and_an_unknown_claim_refused(server: str) -> None:
             client.acknowledge("nobody's")
         with pytest.raises(InvalidRequest):
             client.acknowledge()
+
+
+def test_nothing_is_leased_to_a_client_that_left_while_it_waited(server: str) -> None:
+    with Client(server, timeout_s=0.5) as leaves, pytest.raises(ServerUnreachable):
+        leaves.run(iter_claim(600.0))
+    play(server, "a")
+    with Client(server) as client:
+        assert client.claim(wait_s=60.0).sessions == ("a",)
+
+
+def iter_claim(wait_s: float) -> operations.Steps[None]:
+    """A claim whose client has less patience than it tells the server."""
+    yield operations.Call("POST", "/trajectories/claim", {"wait_s": wait_s, "consumer": "gone"})
 
 
 async def test_the_asyncio_client_claims_and_acknowledges_the_same(server: str) -> None:
