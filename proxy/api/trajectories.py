@@ -2,7 +2,7 @@
 
 A claim waits at most `wait_s` for a first session and never for a full page. It takes nothing for a client that has
 left; what a client claims and never hears of comes back with its next claim of the same `claim_id`, or when the lease
-ends.
+ends. With `renew` such a claim gives nothing new, even where all that it held was lost.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from proxy.api.http import JsonResponse, key_of, read_object
 from proxy.errors import InvalidRequest, NotFound
 from proxy.protocols.base import (
     check_text,
+    expect_bool,
     expect_list,
     expect_object,
     expect_str,
@@ -145,13 +146,25 @@ def parse_claim(body: Mapping[str, Any]) -> ClaimRequest:
             param=f"filter.{name}",
         )
     lease_s = optional_float(body, "lease_s", least=0.0, most=_MAX_LEASE_S)
+    limit = optional_int(body, "limit", least=1, most=_MAX_LIMIT) or 1
+    wait_s = optional_float(body, "wait_s", least=0.0, most=_MAX_WAIT_S) or 0.0
+    renews = _renews(body)
     claim = Claim(
         claim_id=_claim_id(body),
         wanted=SessionFilter(**chosen.filters),
-        limit=optional_int(body, "limit", least=1, most=_MAX_LIMIT) or 1,
+        limit=0 if renews else limit,
         lease_s=_LEASE_S if lease_s is None else lease_s,
     )
-    return ClaimRequest(claim, optional_float(body, "wait_s", least=0.0, most=_MAX_WAIT_S) or 0.0, export)
+    return ClaimRequest(claim, 0.0 if renews else wait_s, export)
+
+
+def _renews(body: Mapping[str, Any]) -> bool:
+    """Whether only what a claim holds is asked for, and nothing new."""
+    renew = body.get("renew")
+    renews = renew is not None and expect_bool(renew, "renew")
+    if renews and body.get("claim_id") is None:
+        raise InvalidRequest("'renew' needs 'claim_id': whose lease to renew", param="claim_id")
+    return renews
 
 
 def _parse_export(export: Mapping[str, Any], filters: Mapping[str, Any]) -> ExportRequest:

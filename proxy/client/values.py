@@ -210,7 +210,7 @@ class ClaimOptions(TypedDict, total=False):
     """How to claim: at most `limit` sessions (1 unless said), leased for `lease_s`, waiting `wait_s` for the first.
 
     `consumer` begins the id of the claim, so that others see who holds a session. A claim made again under its own
-    `claim_id` gives what it holds and renews the lease; `lease_s` 0 gives it back.
+    `claim_id` gives what it holds and renews the lease, with `renew` nothing else; `lease_s` 0 gives it back.
     """
 
     limit: int
@@ -218,6 +218,7 @@ class ClaimOptions(TypedDict, total=False):
     wait_s: float
     consumer: str
     claim_id: str
+    renew: bool
     export: ClaimExport | Mapping[str, Json]
 
 

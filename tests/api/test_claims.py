@@ -135,6 +135,18 @@ async def test_a_claim_made_again_under_its_id_gives_what_it_holds_and_renews_th
         assert (await claim(server, limit=3))["sessions"] == ["b", "c"]
 
 
+async def test_a_renewed_claim_that_lost_everything_is_given_nothing_in_its_place(
+    tmp_path: Path, database_url: str
+) -> None:
+    async with served(tmp_path, database_url) as server:
+        await finish(server, "a", "b")
+        await claim(server, claim_id="mine", lease_s=0)
+        assert (await claim(server, claim_id="other"))["sessions"] == ["a"]
+        assert (await claim(server, claim_id="mine", renew=True, wait_s=600))["sessions"] == []
+        assert (await claim(server, claim_id="other", renew=True))["sessions"] == ["a"]
+        assert (await claim(server))["sessions"] == ["b"]
+
+
 async def test_a_claim_that_is_done_is_told_so_at_once_however_long_it_would_wait(
     tmp_path: Path, database_url: str
 ) -> None:
@@ -207,6 +219,8 @@ async def test_sessions_are_acknowledged_without_a_claim_unless_somebody_holds_t
         ("claim", {"export": {"layout": "round"}}, 400, "layout"),
         ("claim", {"export": {"limit": 3}}, 400, "limit"),
         ("claim", {"export": []}, 400, "export"),
+        ("claim", {"renew": True}, 400, "claim_id"),
+        ("claim", {"renew": "yes", "claim_id": "x"}, 400, "renew"),
         ("acknowledge", {}, 400, "claim_id"),
         ("acknowledge", {"claim_id": "nobody's"}, 404, "claim_id"),
         ("acknowledge", {"session_ids": ["nobody"]}, 404, "session_ids"),

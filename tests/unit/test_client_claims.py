@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import httpx
 import pytest
 
 from proxy.client import Acknowledged, AsyncClient, Claim, Client, ServerUnreachable, operations
+from proxy.client.adapters.trl import ClaimingWorker
 from proxy.errors import InvalidRequest, NotFound
 from proxy.server import serving
 from proxy.settings import Settings
@@ -76,6 +78,24 @@ def test_nothing_is_leased_to_a_client_that_left_while_it_waited(server: str) ->
 def iter_claim(wait_s: float) -> operations.Steps[None]:
     """A claim whose client has less patience than it tells the server."""
     yield operations.Call("POST", "/trajectories/claim", {"wait_s": wait_s, "consumer": "gone"})
+
+
+def test_trls_worker_leaves_sessions_to_whoever_took_them_over_and_keeps_the_others(server: str) -> None:
+    for name in ("a", "b"):
+        play(server, name)
+    worker = ClaimingWorker(server, group_size=3, consumer="slow", lease_s=60.0)
+    worker._take(worker._claim())
+    assert worker._groups["g"].keys() == {"a", "b"}
+    [claim_id] = worker._held
+    with Client(server) as client:
+        client.claim(claim_id=claim_id, renew=True, lease_s=0.0)  # as if its lease had run out
+        assert client.claim(claim_id="fast").sessions == ("a",)
+        worker._renewed = -math.inf
+        worker._renew()
+        assert worker._groups["g"].keys() == {"b"}
+        assert worker._held == {claim_id: {"b"}}
+        assert client.claim(limit=2).sessions == ()
+    worker.stop()
 
 
 async def test_the_asyncio_client_claims_and_acknowledges_the_same(server: str) -> None:

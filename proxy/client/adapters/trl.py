@@ -152,7 +152,7 @@ class ClaimingWorker:
         return self._client.claim(
             limit=self._group_size,
             lease_s=self._lease_s,
-            wait_s=_WAIT_S,
+            wait_s=min(_WAIT_S, self._lease_s / 4),
             consumer=self._consumer,
             export={"layout": "concat"},
             **self._wanted,
@@ -190,7 +190,7 @@ class ClaimingWorker:
         while not self._stop.is_set():
             try:
                 row.enqueued_at = time.time()
-                self.rollout_buffer.put(row, timeout=_WAIT_S)
+                self.rollout_buffer.put(row, timeout=min(_WAIT_S, self._lease_s / 4))
                 return True
             except queue.Full:
                 self._beat = time.monotonic()
@@ -211,7 +211,7 @@ class ClaimingWorker:
             return
         self._renewed = time.monotonic()
         for claim_id, names in list(self._held.items()):
-            kept = set(self._client.claim(claim_id=claim_id, lease_s=self._lease_s).sessions)
+            kept = set(self._client.claim(claim_id=claim_id, renew=True, lease_s=self._lease_s).sessions)
             self._forget(names - kept)
             names &= kept
 
@@ -223,4 +223,4 @@ class ClaimingWorker:
 
     def _give_back(self) -> None:
         for claim_id in self._held:
-            self._client.claim(claim_id=claim_id, lease_s=0.0)
+            self._client.claim(claim_id=claim_id, renew=True, lease_s=0.0)
