@@ -85,7 +85,8 @@ def build_app(
             stack.push_async_callback(_cancel, sweeper)
             yield
 
-    app = Starlette(routes=_routes(settings, access, sessions, turns, store, engine, metrics), lifespan=lifespan)
+    routes = _routes(settings, access, sessions, turns, store, engine, metrics, renderer)
+    app = Starlette(routes=routes, lifespan=lifespan)
     app.state.turns = turns
     app.state.engine, app.state.renderer, app.state.store, app.state.model = (
         engine,
@@ -110,11 +111,13 @@ def _routes(
     store: Store,
     engine: Engine,
     metrics: Metrics,
+    renderer: Renderer,
 ) -> list[Route]:
     limit = settings.max_body_bytes
     messages = MessagesProtocol()
     rl = Rl(access, sessions, settings)
     models = Models(model_name(settings))
+    exports = Export(access, sessions, store, settings, renderer.decode)
     health = Health(engine, store, metrics)
     # Before the agents' routes: a session's id may end in /models.
     first = [
@@ -135,10 +138,12 @@ def _routes(
         Route("/rl/set_reward", rl.set_reward, methods=["POST"]),
         Route("/rl/end_session", rl.end_session, methods=["POST"]),
         Route("/rl/rotate_keys", rl.rotate_keys, methods=["POST"]),
+        Route("/rl/mark", rl.mark, methods=["POST"]),
+        Route("/{session:path}/rl/mark", rl.mark, methods=["POST"]),
         Route("/{session:path}/rl/rotate_keys", rl.rotate_keys, methods=["POST"]),
         Route("/{session:path}/rl/set_reward", rl.set_reward, methods=["POST"]),
         Route("/{session:path}/rl/end_session", rl.end_session, methods=["POST"]),
-        Route("/export_trajectories", Export(access, sessions, store, settings).export, methods=["POST"]),
+        Route("/export_trajectories", exports.export, methods=["POST"]),
         Route("/health", health.health, methods=["GET"]),
         Route("/ready", health.ready, methods=["GET"]),
         Route("/metrics", health.metrics, methods=["GET"]),

@@ -34,6 +34,7 @@ ALLOWED = {
     "protocols": {"types", "errors"},
     "rendering": SHARED,
     "trajectory": SHARED,
+    "formats": SHARED | {"trajectory"},
     "engine": SHARED,
     "store": SHARED,
     "keys": SHARED | {"store"},
@@ -61,6 +62,7 @@ ALLOWED = {
         "rewards",
         "protocols",
         "trajectory",
+        "formats",
         "engine",
         "store",
         "metrics",
@@ -80,8 +82,9 @@ OUTSIDE = {
     "renderers": {"engine", "rendering"},
     "fastokens": {"engine", "rendering"},
     "llguidance": {"engine", "rendering"},
+    "pyarrow": {"formats"},
 }
-LAZY = {"torch", "sglang", "transformers", "renderers", "fastokens", "llguidance"}
+LAZY = {"torch", "sglang", "transformers", "renderers", "fastokens", "llguidance", "pyarrow"}
 
 
 def parts() -> list[tuple[str, Path]]:
