@@ -15,7 +15,7 @@ import numpy as np
 from proxy.trajectory.advantages import Group, Groups, group_of, score
 from proxy.trajectory.conversation import conversation_above, message_dict
 from proxy.trajectory.options import ExportOptions, Include, Layout
-from proxy.trajectory.padded import PaddedSample, pad
+from proxy.trajectory.padded import PaddedSample, fits, pad
 from proxy.trajectory.paths import leaves, path_to
 from proxy.trajectory.purpose import derive
 from proxy.trajectory.rewards import compute_returns
@@ -52,18 +52,16 @@ def lay_out(
     exporter = _exporter(record, interactions, options, groups or Groups(), decode)
     if options.layout is Layout.TREE:
         return Laid(_weighted(exporter.tree()))
-    samples = exporter.individual() if options.layout is Layout.INDIVIDUAL else exporter.concat()
-    masked = masked_tokens(samples)
-    if options.padding is None:
-        return Laid(_weighted(samples), masked)
-    padded = [padded for sample in samples if (padded := pad(sample, options.padding)) is not None]
-    return Laid(_weighted(padded), masked, len(samples) - len(padded))
+    samples, dropped = (exporter.individual(), 0) if options.layout is Layout.INDIVIDUAL else exporter.concat()
+    padding = options.padding
+    rows = samples if padding is None else [pad(sample, padding) for sample in samples]
+    return Laid(_weighted(rows), masked_tokens(samples), dropped)
 
 
 def export_session(record: SessionRecord, interactions: Sequence[Interaction], options: ExportOptions) -> list[Sample]:
     """The samples of one session in layout individual or concat, by their last interaction."""
     exporter = _exporter(record, interactions, options, Groups(), None)
-    samples = exporter.individual() if options.layout is Layout.INDIVIDUAL else exporter.concat()
+    samples = exporter.individual() if options.layout is Layout.INDIVIDUAL else exporter.concat()[0]
     return _weighted(samples)
 
 
@@ -110,14 +108,21 @@ class _Exporter:
     def individual(self) -> list[Sample]:
         return [self._single(node) for node in self.nodes.values() if self._selected(node)]
 
-    def concat(self) -> list[Sample]:
-        """One sample a leaf, leaves by rising `seq`: the first in which a node stands as sampled trains it."""
+    def concat(self) -> tuple[list[Sample], int]:
+        """One sample a leaf, leaves by rising `seq`: the first in which a node stands as sampled trains it.
+
+        Those that do not fit what they are padded to are left out, counted, and train nothing.
+        """
         nodes = list(self.nodes.values())
         selected = {node.interaction.id for node in nodes if self._selected(node)}
         samples: list[Sample] = []
         done: set[str] = set()
+        dropped = 0
         for leaf in leaves(nodes, selected, self.options.drift):
             path = path_to(leaf, self.options.drift)
+            if self.options.padding is not None and not fits(path, self.options.padding):
+                dropped += 1
+                continue
             wanted = (selected & self.trained) - done
             places = tuple(
                 Placement(node.interaction, turn, start, node.interaction.id in wanted)
@@ -126,7 +131,7 @@ class _Exporter:
             done.update(place.interaction.id for place in places if place.start is not None)
             total = score(self.main[place.interaction.id] for place in places)
             samples.append(self._sample(places, fill(path.ids, places), total))
-        return samples
+        return samples, dropped
 
     def tree(self) -> list[TreeSample]:
         """One sample, of the selected nodes and those whose tokens stand before theirs; none of an empty session."""

@@ -6,6 +6,7 @@ is 1 on the tokens to train. Nothing is cut unless it was asked for, and then it
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from proxy.trajectory.options import Keep, Padding, TooLong
+from proxy.trajectory.paths import Path
 from proxy.trajectory.samples import Columns, Labels, Sample, Standing
 
 # verl counts what was said by both sides: a prompt and its answer are two.
@@ -98,16 +100,25 @@ class PaddedSample:
 _UNPADDED = ("rewards", "raw_rewards", "weight", "advantages", "step_advantages")
 
 
-def pad(sample: Sample, padding: Padding) -> PaddedSample | None:
-    """The sample at fixed lengths; None where it does not fit and is not to be cut."""
+def fits(path: Path, padding: Padding) -> bool:
+    """Whether a sample may be padded: it is short enough, or is to be cut."""
+    prompt = _prompt_length(path.starts, len(path.ids))
+    short = prompt <= padding.prompt_length and len(path.ids) - prompt <= padding.response_length
+    return short or padding.on_too_long is TooLong.TRUNCATE
+
+
+def pad(sample: Sample, padding: Padding) -> PaddedSample:
+    """The sample at fixed lengths, cut where it is longer."""
     length = len(sample.arrays.input_ids)
-    first = min((placed.start for placed in sample.placements if placed.start is not None), default=length)
+    first = _prompt_length([placed.start for placed in sample.placements], length)
     prompt, response = np.arange(first), np.arange(first, length)
-    fits = len(prompt) <= padding.prompt_length and len(response) <= padding.response_length
-    if not fits and padding.on_too_long is not TooLong.TRUNCATE:
-        return None
     kept = prompt[max(first - padding.prompt_length, 0) :]
     return PaddedSample(sample, padding, kept, _cut(response, padding.response_length, padding.keep))
+
+
+def _prompt_length(starts: Sequence[int | None], length: int) -> int:
+    """How many tokens stand before the first sampled one."""
+    return min((start for start in starts if start is not None), default=length)
 
 
 def _cut(response: NDArray[np.intp], most: int, keep: Keep) -> NDArray[np.intp]:
