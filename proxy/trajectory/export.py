@@ -270,7 +270,7 @@ def certificate(record: SessionRecord, interactions: Sequence[Interaction], begu
         "failed": counts[Status.FAILED],
         "reasons": reasons,
         "unaligned": sum(i.parent_id is not None and not i.aligned for i in complete),
-        "rewarded": any(i.reward is not None for i in complete),
+        "rewarded": any(i.reward is not None or i.rewards or i.token_rewards for i in complete),
         "outcome": record.outcome.value if record.outcome else None,
         "finished": record.finished,
         "metrics": dict(record.metrics),
