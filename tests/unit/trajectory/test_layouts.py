@@ -6,6 +6,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from proxy.trajectory.advantages import Baseline
 from proxy.trajectory.columns import columns_of
@@ -59,6 +61,35 @@ def test_a_tree_walked_down_gives_what_concat_gives() -> None:
         tokens = [at for span in spans for at in span]
         assert tree["input_ids"][tokens].tolist() == sample.columns()["input_ids"].tolist()
         assert tree["position_ids"][tokens].tolist() == list(range(len(tokens)))
+
+
+@st.composite
+def forests(draw: st.DrawFn) -> list[Interaction]:
+    """Trees of up to ten nodes, some not aligned, some marked."""
+    nodes: list[Interaction] = []
+    for at in range(draw(st.integers(1, 10))):
+        parent = draw(st.sampled_from([None, *nodes]))
+        prefix = parent.prompt_tokens + len(parent.output_ids) if parent and draw(st.booleans()) else 0
+        counts = [draw(st.integers(1, 3)) for _ in range(2)]
+        suffix, output = (range(10 * at, 10 * at + count) for count in counts)
+        name = parent.id if parent else None
+        made = interaction(str(at), parent=name, prefix=prefix, suffix=suffix, output=output, seq=at)
+        made.trainable = draw(st.booleans())
+        made.spans = ((0, 1),) if draw(st.booleans()) else ()
+        nodes.append(made)
+    return nodes
+
+
+@given(forests())
+def test_trees_and_concat_train_each_token_that_may_be_exactly_once(nodes: list[Interaction]) -> None:
+    expected = sum((1 if node.spans else len(node.output_ids)) for node in nodes if node.trainable)
+    for layout in (Layout.CONCAT, Layout.TREE):
+        rows = lay_out(RECORD, nodes, ExportOptions(layout)).rows
+        assert sum(int(row.columns()["loss_mask"].sum()) for row in rows) == expected
+        weights = sum(row.columns()["weight"].item() for row in rows)
+        assert weights == pytest.approx(1.0 if expected else 0.0)
+    (row,) = lay_out(RECORD, nodes, ExportOptions(Layout.TREE)).rows
+    assert len(row.columns()["input_ids"]) == sum(len(n.prompt_suffix) + len(n.output_ids) for n in nodes)
 
 
 def test_a_tree_keeps_what_stands_above_a_selected_node_as_context() -> None:
