@@ -86,7 +86,8 @@ def build_app(
             stack.push_async_callback(_cancel, sweeper)
             yield
 
-    app = Starlette(routes=_routes(settings, access, sessions, turns, store, engine, metrics), lifespan=lifespan)
+    routes = _routes(settings, access, sessions, turns, store, engine, metrics, renderer)
+    app = Starlette(routes=routes, lifespan=lifespan)
     app.state.turns = turns
     app.state.engine, app.state.renderer, app.state.store, app.state.model = (
         engine,
@@ -111,13 +112,14 @@ def _routes(
     store: Store,
     engine: Engine,
     metrics: Metrics,
+    renderer: Renderer,
 ) -> list[Route]:
     limit = settings.max_body_bytes
     messages = MessagesProtocol()
     rl = Rl(access, sessions, settings)
     models = Models(model_name(settings))
+    export = Export(access, sessions, store, settings, renderer.decode)
     health = Health(engine, store, metrics)
-    export = Export(access, sessions, store, settings)
     trajectories = Trajectories(access, store, export, settings)
     # Before the agents' routes: a session's id may end in /models.
     first = [
@@ -138,6 +140,8 @@ def _routes(
         Route("/rl/set_reward", rl.set_reward, methods=["POST"]),
         Route("/rl/end_session", rl.end_session, methods=["POST"]),
         Route("/rl/rotate_keys", rl.rotate_keys, methods=["POST"]),
+        Route("/rl/mark", rl.mark, methods=["POST"]),
+        Route("/{session:path}/rl/mark", rl.mark, methods=["POST"]),
         Route("/{session:path}/rl/rotate_keys", rl.rotate_keys, methods=["POST"]),
         Route("/{session:path}/rl/set_reward", rl.set_reward, methods=["POST"]),
         Route("/{session:path}/rl/end_session", rl.end_session, methods=["POST"]),

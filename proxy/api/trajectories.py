@@ -12,7 +12,7 @@ import re
 import time
 import uuid
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from starlette.requests import Request
@@ -22,7 +22,8 @@ from proxy.access import Access
 from proxy.api.export import Export
 from proxy.api.export_request import ExportRequest, parse_export
 from proxy.api.http import JsonResponse, key_of, read_object
-from proxy.errors import InvalidRequest, NotFound
+from proxy.errors import InvalidRequest, NotFound, ProxyError
+from proxy.formats.choice import encoder
 from proxy.protocols.base import (
     check_text,
     expect_bool,
@@ -71,21 +72,28 @@ class Trajectories:
         """Lease ended sessions to a trainer: their ids, or their samples where the body has `export`."""
         self._access.check_admin(key_of(request))
         wanted = parse_claim(await read_object(request, self._settings.max_body_bytes))
+        if wanted.export is not None:
+            return await self._export_claimed(request, wanted, wanted.export)
         claimed = await self._claim(request, wanted)
-        about = {
-            "claim_id": claimed.claim_id if claimed.sessions else None,
-            "lease_until": claimed.lease_until if claimed.sessions else None,
-        }
-        if wanted.export is None:
-            response: Response = JsonResponse({"sessions": list(claimed.sessions), **about})
-        else:
+        return _told(JsonResponse({"sessions": list(claimed.sessions), **_about(claimed)}), claimed)
+
+    async def _export_claimed(self, request: Request, wanted: ClaimRequest, export: ExportRequest) -> Response:
+        """The samples of what is claimed. What cannot be exported is given back at once."""
+        encoding = encoder(export.format, export.options)  # refuses before anything is claimed
+        try:
+            claimed = await self._claim(request, wanted)
+        except BaseException:
+            encoding.close()
+            raise
+        try:
             records = await self._store.find_sessions(session_ids=claimed.sessions)
             by_id = {record.session_id: record for record in records}
             page = [by_id[name] for name in claimed.sessions]
-            response = self._export.respond(page, None, wanted.export.options, about)
-        if claimed.sessions:
-            response.headers[CLAIM_HEADER] = claimed.claim_id
-        return response
+            response = await self._export.respond(page, export, encoding, {"cursor": None, **_about(claimed)})
+        except ProxyError:
+            await self._store.claim(replace(wanted.claim, limit=0, lease_s=0.0))
+            raise
+        return _told(response, claimed)
 
     async def acknowledge(self, request: Request) -> JsonResponse:
         """End leases for good. Twice is harmless; `lost` names what another claim holds by now."""
@@ -132,6 +140,18 @@ class Trajectories:
                 param="claim_id",
             )
         return Acknowledgement(claim_id, tuple(held))
+
+
+def _about(claimed: Claimed) -> dict[str, Any]:
+    held = bool(claimed.sessions)
+    return {"claim_id": claimed.claim_id if held else None, "lease_until": claimed.lease_until if held else None}
+
+
+def _told(response: Response, claimed: Claimed) -> Response:
+    """With the claim in a header, for answers that are not JSON."""
+    if claimed.sessions:
+        response.headers[CLAIM_HEADER] = claimed.claim_id
+    return response
 
 
 def parse_claim(body: Mapping[str, Any]) -> ClaimRequest:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection, Select, and_, case, func, literal, or_, select
+from sqlalchemy import Connection, Select, and_, case, func, literal, null, or_, select
 
 from proxy.errors import InvalidRequest
-from proxy.store import rows
+from proxy.store import codec, rows
 from proxy.store.tables import intents, interactions, returns, sessions
 from proxy.types import Credit, Interaction, Outcome, SessionRecord, SessionStatus, Status
 
@@ -17,6 +17,28 @@ from proxy.types import Credit, Interaction, Outcome, SessionRecord, SessionStat
 MAX_SESSION_IDS = 10_000
 
 _INTERACTION_COLUMNS = [column for column in interactions.c if column.name not in ("replied_at", "idempotency_key")]
+# Texts are most of the bytes of a row, and decompressing and parsing them most of the time of reading it. What a node
+# is for is told by the roots' messages and tools.
+_WITHOUT_TEXTS = [
+    null().label("output")
+    if column.name == "output"
+    else case((interactions.c.parent_id.is_(None), column)).label(column.name)
+    if column.name in ("new_messages", "tools")
+    else column
+    for column in _INTERACTION_COLUMNS
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What of an interaction rewards and groups are computed of."""
+
+    id: str
+    parent_id: str | None
+    status: Status
+    reward: float | None
+    rewards: Mapping[str, float]
+    state_hash: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +84,30 @@ def load_interactions(
     if statuses is not None:
         query = query.where(interactions.c.status.in_([status.value for status in statuses]))
     return [rows.interaction_of(row) for row in connection.execute(query).mappings()]
+
+
+def load_tokens(connection: Connection, session_id: str) -> list[Interaction]:
+    """All nodes of a session by seq, without messages but for the roots' own."""
+    query = select(*_WITHOUT_TEXTS).where(interactions.c.session_id == session_id).order_by(interactions.c.seq)
+    return [rows.interaction_of(row) for row in connection.execute(query).mappings()]
+
+
+def load_steps(connection: Connection, session_ids: Collection[str]) -> dict[str, list[Step]]:
+    """The steps of each session by seq. At most MAX_SESSION_IDS."""
+    found: dict[str, list[Step]] = {name: [] for name in session_ids}
+    columns = interactions.c
+    query = (
+        select(
+            *(columns.session_id, columns.id, columns.parent_id, columns.status),
+            *(columns.reward, columns.rewards, columns.state_hash),
+        )
+        .where(columns.session_id.in_(session_ids))
+        .order_by(columns.session_id, columns.seq)
+    )
+    for session_id, name, parent_id, status, reward, rewards, state_hash in connection.execute(query):
+        step = Step(name, parent_id, Status(status), reward, codec.decode_json(rewards, {}), state_hash)
+        found[session_id].append(step)
+    return found
 
 
 def find_sessions(connection: Connection, wanted: SessionFilter) -> list[SessionRecord]:

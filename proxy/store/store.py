@@ -15,8 +15,9 @@ from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import SQLAlchemyError
 
 from proxy.errors import StoreUnavailable
-from proxy.store import claims, codec, database, reads, replicas, rows, schema, starts, writes
+from proxy.store import claims, database, reads, replicas, rows, schema, starts, writes
 from proxy.store.claims import Acknowledged, Acknowledgement, Bell, Claim, Claimed
+from proxy.store.reads import Step
 from proxy.store.replicas import News, Seen
 from proxy.store.starts import Start
 from proxy.store.writer import Phase, Writer
@@ -132,7 +133,7 @@ class Store:
     async def set_rewards(
         self, session_id: str, updates: Mapping[str, Mapping[str, Any]], seen: Seen | None = None
     ) -> bool:
-        """Set those of reward, rewards, token_rewards that are given for each interaction id: all of them, or none.
+        """Set those of reward, rewards, token_rewards, trainable, spans that are given for each id: all, or none.
 
         False when the session is no longer as it was `seen`. Raises NotFound for an id that is not of the session,
         InvalidRequest for a value that is not finite.
@@ -174,11 +175,6 @@ class Store:
         new = writes.Returns(session_id, discount, credit, dict(values), seen)
         done: bool = await self._writer.submit(writes.set_returns, new)
         return done
-
-    async def mark(self, interaction_id: str, trainable: bool, spans: tuple[tuple[int, int], ...] = ()) -> None:
-        """Set whether, and which spans of, an interaction may be trained. Raises NotFound."""
-        columns = {"trainable": trainable, "spans": codec.encode_json(spans)}
-        await self._writer.submit(writes.update_interactions, (interaction_id, columns))
 
     async def supersede(self, interaction_id: str) -> None:
         """A retry replaces this failed or aborted attempt. Raises NotFound."""
@@ -223,6 +219,14 @@ class Store:
     ) -> list[Interaction]:
         """Nodes with a seq above `after_seq`, by seq, of any status or of `statuses`."""
         return await self._read(reads.load_interactions, session_id, after_seq, statuses)
+
+    async def load_tokens(self, session_id: str) -> list[Interaction]:
+        """As load_interactions, but only roots have their messages: those are most of what is decoded."""
+        return await self._read(reads.load_tokens, session_id)
+
+    async def load_steps(self, session_ids: Collection[str]) -> dict[str, list[Step]]:
+        """What rewards and groups are computed of, by session and in order of seq, of at most 10,000 sessions."""
+        return await self._read(reads.load_steps, session_ids)
 
     async def load_news(self, session_id: str, seen: Seen) -> News | None:
         """What others did to a session since it was `seen`; None when there is no such session."""

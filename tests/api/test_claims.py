@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import orjson
 import pytest
 from sqlalchemy import event
 
@@ -193,6 +194,25 @@ async def test_a_claim_can_answer_with_the_samples_themselves(tmp_path: Path, da
         empty = await server.post("/trajectories/claim", body)
         assert "x-tokengrove-claim" not in empty.headers
         assert empty.json() == {"samples": [], "sessions": {}, "cursor": None, "claim_id": None, "lease_until": None}
+
+
+async def test_what_cannot_be_exported_is_given_back_at_once(tmp_path: Path, database_url: str) -> None:
+    async with served(tmp_path, database_url) as server:
+        await finish(server, "a")
+        padded = {"layout": "padded", "prompt_length": 1, "response_length": 1, "on_too_long": "refuse"}
+        refused = await server.post("/trajectories/claim", {"export": padded})
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "on_too_long")
+        assert (await claim(server))["sessions"] == ["a"]
+
+
+async def test_a_claim_answers_in_any_format_with_its_id_in_a_header(tmp_path: Path, database_url: str) -> None:
+    async with served(tmp_path, database_url) as server:
+        await finish(server, "a")
+        body = {"export": {"layout": "concat", "format": "jsonl"}, "consumer": "me"}
+        response = await server.post("/trajectories/claim", body)
+        sample, end = map(orjson.loads, response.text.splitlines())
+        assert (sample["session_id"], end["claim_id"]) == ("a", response.headers["x-tokengrove-claim"])
+        assert (await acknowledge(server, claim_id=end["claim_id"]))["acknowledged"] == ["a"]
 
 
 async def test_sessions_are_acknowledged_without_a_claim_unless_somebody_holds_them(

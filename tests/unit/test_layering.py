@@ -34,6 +34,7 @@ ALLOWED = {
     "protocols": {"types", "errors"},
     "rendering": SHARED,
     "trajectory": SHARED,
+    "formats": SHARED | {"trajectory"},
     "engine": SHARED,
     "store": SHARED,
     "keys": SHARED | {"store"},
@@ -61,6 +62,7 @@ ALLOWED = {
         "rewards",
         "protocols",
         "trajectory",
+        "formats",
         "engine",
         "store",
         "metrics",
@@ -84,6 +86,7 @@ OUTSIDE = {
     "renderers": {"engine", "rendering"},
     "fastokens": {"engine", "rendering"},
     "llguidance": {"engine", "rendering"},
+    "pyarrow": {"formats"},
 }
 LAZY = {
     "torch",
@@ -96,6 +99,7 @@ LAZY = {
     "renderers",
     "fastokens",
     "llguidance",
+    "pyarrow",
 }
 
 
