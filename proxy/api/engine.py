@@ -10,7 +10,7 @@ from starlette.requests import Request
 from proxy.access import Access
 from proxy.api.http import JsonResponse, key_of, read_object
 from proxy.engine.base import PauseMode, WeightTransfer
-from proxy.engine.gate import Gate
+from proxy.engine.gate import MEMORY_TAGS, Gate
 from proxy.engine.pool import Pool
 from proxy.errors import EngineUnavailable, InvalidRequest
 from proxy.protocols.base import expect_list, expect_str, optional_int, optional_text
@@ -18,7 +18,6 @@ from proxy.settings import Settings
 
 _MOST_VERSION = 2**31 - 1
 _IDLE_MODES = (PauseMode.ABORT, PauseMode.DRAIN)
-_TAGS = ("weights", "kv_cache", "cuda_graph")
 
 
 class EngineControl:
@@ -111,6 +110,7 @@ class EngineControl:
             "paused": None if paused is None else paused.value,
             "in_flight": self._gate.running,
             "waiting": self._gate.waiting,
+            "released": sorted(self._gate.released),
             "capabilities": sorted(info.capabilities),
             "context_length": info.context_length,
             "detail": info.detail,
@@ -132,8 +132,8 @@ def _tags(body: Mapping[str, Any]) -> tuple[str, ...]:
         return ()
     tags = tuple(expect_str(tag, "tags") for tag in expect_list(body["tags"], "tags"))
     for tag in tags:
-        if tag not in _TAGS:
-            raise InvalidRequest(f"'tags' holds {tag!r}, and not one of {', '.join(_TAGS)}", param="tags")
+        if tag not in MEMORY_TAGS:
+            raise InvalidRequest(f"'tags' holds {tag!r}, and not one of {', '.join(MEMORY_TAGS)}", param="tags")
     return tags
 
 

@@ -8,14 +8,14 @@ output cannot be taken up in its middle, so a pause waits for those to end.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from contextlib import aclosing, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
-from proxy.engine.base import Engine, EngineInfo, PauseMode, WeightTransfer
+from proxy.engine.base import Capability, Engine, EngineInfo, PauseMode, WeightTransfer
 from proxy.engine.requests import rest_of
-from proxy.errors import EngineLost, EngineUnavailable
+from proxy.errors import EngineLost, EngineUnavailable, ProxyError
 from proxy.settings import Settings
 from proxy.types import FinishReason, GenerateRequest, Ids, Logprobs, TokenChunk, ids_of
 
@@ -23,7 +23,8 @@ _RETRY_AFTER_S = 5.0
 _MOST_LOSSES = 5
 """How many servers may die under one request before it is given up."""
 
-_ALL_MEMORY = "all"
+MEMORY_TAGS = ("weights", "kv_cache", "cuda_graph")
+"""The kinds of memory that can be released, by SGLang's names for them."""
 
 
 @dataclass(slots=True, eq=False)
@@ -64,7 +65,8 @@ class Gate:
         self._ended = asyncio.Condition()
         self._control = asyncio.Lock()
         self._mode: PauseMode | None = None
-        self._released: set[str] = set()
+        self._released: frozenset[str] = frozenset()
+        self._paused_for_memory = False
 
     def info(self) -> EngineInfo:
         """What runs behind the gate."""
@@ -74,6 +76,11 @@ class Gate:
     def paused(self) -> PauseMode | None:
         """How the engine is paused; None while it runs."""
         return self._mode
+
+    @property
+    def released(self) -> frozenset[str]:
+        """Which kinds of memory the engine has given back."""
+        return self._released
 
     @property
     def running(self) -> int:
@@ -92,7 +99,7 @@ class Gate:
         self.waiting += 1
         try:
             async with asyncio.timeout(limit_s):
-                await self._open.wait()
+                await self._wait_open()
         except TimeoutError:
             raise EngineUnavailable(
                 f"generation has been paused for more than {limit_s:g} s (--pause-timeout-s); try again",
@@ -109,20 +116,23 @@ class Gate:
         Raises what the engine raises; EngineLost only when one server after the other dies, or one in the middle of a
         constrained output.
         """
-        await self.enter()
         flight = _Flight(request, timer, self._settings.engine_timeout_s)
+        if not self._open.is_set():
+            flight.suspend(None)
+            await self.enter()
+            flight.suspend(self.deadline(flight.limit_s))
         self._flights.add(flight)
         losses = 0
         try:
             while True:
                 try:
-                    async for chunk in self._run(flight):
-                        yield chunk
-                        if chunk.finish is not None:
-                            return
+                    async with aclosing(self._run(flight)) as chunks:
+                        async for chunk in chunks:
+                            yield chunk
+                            if chunk.finish is not None:
+                                return
                     if not flight.cut:
                         return
-                    flight.cut = False
                 except EngineLost:
                     losses += 1
                     if losses > _MOST_LOSSES or (flight.output and not flight.continuable):
@@ -130,19 +140,34 @@ class Gate:
                 if flight.left <= 0:
                     yield TokenChunk(ids_of(), Logprobs("f"), self.info().weight_version, FinishReason.LENGTH)
                     return
-                await self._open.wait()
+                await self._stand_by(flight)
         finally:
             self._flights.discard(flight)
             await self._tell()
 
-    async def _run(self, flight: _Flight) -> AsyncIterator[TokenChunk]:
+    async def _wait_open(self) -> None:
+        """Wait until the gate is open. A pause may close it again before who waits comes to run."""
+        while not self._open.is_set():
+            await self._open.wait()
+
+    async def _stand_by(self, flight: _Flight) -> None:
+        """Wait to be submitted again; its patience stands still meanwhile."""
+        if not self._open.is_set():
+            flight.suspend(None)
+            await self._wait_open()
+            flight.suspend(self.deadline(flight.limit_s))
+
+    async def _run(self, flight: _Flight) -> AsyncGenerator[TokenChunk, None]:
         """The chunks of one submission. Ends without a finish when a pause cut it."""
-        flight.running = True
+        flight.running, flight.cut = True, False
+        again = bool(flight.output)
         chunks = cast("Any", self.engine.generate(rest_of(flight.request, flight.output)))
         try:
             async with aclosing(chunks):
                 async for chunk in chunks:
                     flight.output += chunk.ids
+                    if again and chunk.cached_tokens is not None:  # the first submission's tell of the prompt alone
+                        chunk = replace(chunk, cached_tokens=None)
                     if chunk.finish is FinishReason.ABORT and flight.cut:
                         if chunk.ids:
                             yield replace(chunk, finish=None)
@@ -183,24 +208,34 @@ class Gate:
             await self.engine.flush_cache()
 
     async def release_memory(self, tags: Sequence[str], mode: PauseMode) -> None:
-        """Pause by `mode` (abort or drain: nothing may run) and give memory back. Stays paused."""
+        """Pause by `mode` (abort or drain: nothing may run) and give memory back, `tags` or all. Stays paused.
+
+        Raises EngineUnavailable, before anything is paused where the engine says that it cannot.
+        """
         async with self._control:
+            self._check_can_release()
+            kinds = frozenset(tags or MEMORY_TAGS) - self._released
             was_paused = self._mode is not None
-            await self._pause(mode)
+            await self._empty(mode)
             try:
-                await self.engine.release_memory(tags)
-            except EngineUnavailable:
+                if kinds:
+                    await self.engine.release_memory(_named(kinds))
+            except ProxyError:
                 if not was_paused:
                     await self._resume()
                 raise
-            self._released.update(tags or (_ALL_MEMORY,))
+            self._released |= kinds
+            self._paused_for_memory = self._paused_for_memory or not was_paused
 
     async def resume_memory(self, tags: Sequence[str]) -> None:
-        """Take memory back; once all of it is there, go on."""
+        """Take memory back, `tags` or all that was released; once all of it is there, go on, unless paused before."""
         async with self._control:
-            await self.engine.resume_memory(tags)
-            self._released = self._released - set(tags) if tags else set()
-            if not self._released:
+            self._check_can_release()
+            kinds = frozenset(tags or MEMORY_TAGS) & self._released
+            if kinds:
+                await self.engine.resume_memory(_named(kinds))
+            self._released -= kinds
+            if self._paused_for_memory and not self._released:
                 await self._resume()
 
     async def close(self) -> None:
@@ -217,6 +252,20 @@ class Gate:
                 await self._resume()
         return version
 
+    def _check_can_release(self) -> None:
+        info = self.info()
+        if Capability.RELEASE_MEMORY not in info.capabilities:
+            raise EngineUnavailable(
+                f"this engine ({info.name}) holds no memory that it could release; SGLang does with enable_memory_saver"
+            )
+
+    async def _empty(self, mode: PauseMode) -> None:
+        """Pause so that the engine holds no request; what an earlier pause left in it goes on for that."""
+        if self._mode is not None and self.running:
+            await self._resume()
+        await self._pause(mode)
+        await self._until(lambda: not self.running)
+
     async def _pause(self, mode: PauseMode) -> None:
         if self._mode is not None:
             return
@@ -231,9 +280,10 @@ class Gate:
                 flight.cut = flight.cut or (mode is PauseMode.ABORT and flight.running)
                 flight.suspend(None)
             await self.engine.pause(PauseMode.IN_PLACE if mode is PauseMode.DRAIN else mode)
-        except BaseException:
-            for flight in self._flights:
-                flight.cut = False
+        except BaseException as error:
+            if self._mode is not None and isinstance(error, ProxyError):
+                with suppress(ProxyError):  # it may have stopped nevertheless
+                    await self.engine.resume()
             self._let_in()
             raise
 
@@ -244,7 +294,7 @@ class Gate:
         self._let_in()
 
     def _let_in(self) -> None:
-        self._mode = None
+        self._mode, self._paused_for_memory = None, False
         now = asyncio.get_running_loop().time()
         for flight in self._flights:
             flight.suspend(now + flight.limit_s)
@@ -258,3 +308,8 @@ class Gate:
         if not self._open.is_set():
             async with self._ended:
                 self._ended.notify_all()
+
+
+def _named(kinds: frozenset[str]) -> tuple[str, ...]:
+    """Kinds of memory as engines are told them; none stands for all."""
+    return () if kinds == frozenset(MEMORY_TAGS) else tuple(sorted(kinds))

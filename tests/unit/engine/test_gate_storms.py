@@ -1,0 +1,74 @@
+"""Pauses, updates, deaths, leaving and arriving clients in any order: no token is lost, doubled or mislabelled."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+
+import pytest
+
+from proxy.engine.base import PauseMode
+from proxy.engine.contract import complete
+from proxy.engine.gate import Gate
+from proxy.errors import EngineUnavailable
+from tests.unit.engine.gated import HoldingEngine, asking, gate_of, uninterrupted
+
+STORMS = 24
+
+
+async def disturb(gate: Gate, dice: random.Random) -> None:
+    """One thing that a trainer may do."""
+    mode = dice.choice(list(PauseMode))
+    match dice.randrange(5):
+        case 0:
+            await gate.pause(mode)
+        case 1:
+            with contextlib.suppress(EngineUnavailable):  # memory is released
+                await gate.resume()
+        case 2:
+            await gate.update_weights("/weights", None, mode)
+        case 3:
+            await gate.release_memory(dice.choice([(), ("weights",), ("kv_cache",)]), PauseMode.ABORT)
+        case _:
+            await gate.resume_memory(dice.choice([(), ("weights",), ("kv_cache",)]))
+
+
+async def storm(gate: Gate, dice: random.Random) -> None:
+    """Disturbances, some of them at once, and in the end an engine that runs."""
+    for _ in range(12):
+        await asyncio.sleep(dice.choice([0.0, 0.001, 0.004]))
+        await asyncio.gather(*(disturb(gate, dice) for _ in range(dice.choice([1, 1, 2]))))
+    await gate.resume_memory(())
+    await gate.resume()
+
+
+async def visit(gate: Gate, dice: random.Random, name: str, constrained: bool) -> None:
+    """A request with its tokens proven, unless it leaves in its middle."""
+    await asyncio.sleep(dice.random() * 0.02)
+    request = asking(name, dice.randrange(1, 40), start=dice.randrange(500), constrained=constrained)
+    task = asyncio.create_task(complete(gate, request))
+    if dice.random() < 0.2:
+        await asyncio.wait([task], timeout=dice.random() * 0.02)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        return
+    reply = await task
+    assert reply.ids == uninterrupted(request)
+    assert reply.versions == sorted(reply.versions)
+
+
+@pytest.mark.parametrize("seed", range(STORMS))
+async def test_a_storm_changes_no_reply(seed: int) -> None:
+    dice = random.Random(seed)
+    engine = HoldingEngine()
+    gate = gate_of(engine)
+    deadly = bool(seed % 2)  # a constrained output dies with its server: those come in the other half
+    engine.deaths = [dice.choice([-1, -1, 0, 3]) for _ in range(8)] if deadly else []
+    visits = [
+        visit(gate, random.Random(1000 * seed + n), f"v{n}", constrained=not deadly and n % 4 == 0) for n in range(10)
+    ]
+    async with asyncio.timeout(30):
+        await asyncio.gather(storm(gate, dice), *visits)
+    assert (gate.running, gate.waiting, engine.running, engine.trespassers) == (0, 0, [], [])
+    assert gate.paused is None and engine.held == {"weights", "kv_cache", "cuda_graph"}
