@@ -116,6 +116,8 @@ class Export:
         entry = {**certificate(record, interactions, begun), "masked_tokens": laid.masked_tokens}
         if options.padding is not None:
             entry["dropped_samples"] = laid.dropped
+        if options.freshness.is_asked:
+            entry["stale_samples"] = laid.stale
         return laid, entry
 
     async def _groups(self, wanted: ExportRequest) -> Groups:

@@ -19,6 +19,7 @@ from proxy.protocols.base import (
     optional_text,
 )
 from proxy.trajectory.advantages import Baseline
+from proxy.trajectory.freshness import Freshness
 from proxy.trajectory.main_reward import RAW, Granularity, MainReward
 from proxy.trajectory.options import ExportOptions, Include, Keep, Layout, Padding, TooLong
 from proxy.trajectory.paths import Drift
@@ -70,6 +71,10 @@ def parse_options(body: Mapping[str, Any], filters: Mapping[str, Any]) -> Export
         advantages=parse_choice(body, "advantages", Baseline),
         step_advantages=parse_choice(body, "step_advantages", Baseline),
         include=_parse_include(body),
+        freshness=Freshness(
+            min_version=optional_int(filters, "min_version", least=0, at="filter."),
+            max_version_span=optional_int(filters, "max_version_span", least=0, at="filter."),
+        ),
     )
 
 

@@ -22,7 +22,9 @@ from proxy.protocols.base import (
 from proxy.trajectory.options import ExportOptions
 from proxy.types import Outcome, SessionStatus
 
-_FILTERS = ("group_id", "task_id", "status", "outcome", "since", "purpose", "agent")
+OF_SAMPLES = ("purpose", "agent", "min_version", "max_version_span")
+"""Filters that choose turns or samples; the others choose sessions."""
+_FILTERS = ("group_id", "task_id", "status", "outcome", "since", *OF_SAMPLES)
 _MAX_LIMIT = 1000
 _MAX_WAIT_S = 600.0
 

@@ -20,7 +20,7 @@ from starlette.responses import Response
 
 from proxy.access import Access
 from proxy.api.export import Export
-from proxy.api.export_request import ExportRequest, parse_export
+from proxy.api.export_request import OF_SAMPLES, ExportRequest, parse_export
 from proxy.api.http import JsonResponse, key_of, read_object
 from proxy.errors import InvalidRequest, NotFound, ProxyError
 from proxy.formats.choice import encoder
@@ -159,12 +159,12 @@ def parse_claim(body: Mapping[str, Any]) -> ClaimRequest:
     filters = optional_object(body, "filter")
     export = None if body.get("export") is None else _parse_export(expect_object(body["export"], "export"), filters)
     chosen = export or parse_export({"filter": filters})
-    if export is None and (chosen.options.purposes or chosen.options.agents):
-        name = "purpose" if chosen.options.purposes else "agent"
-        raise InvalidRequest(
-            f"'filter.{name}' chooses turns, not sessions: ask for their samples with 'export', or export them after",
-            param=f"filter.{name}",
-        )
+    for name in OF_SAMPLES:
+        if export is None and filters.get(name) is not None:
+            raise InvalidRequest(
+                f"'filter.{name}' chooses samples, not sessions: give 'export' too, or export them after",
+                param=f"filter.{name}",
+            )
     lease_s = optional_float(body, "lease_s", least=0.0, most=_MAX_LEASE_S)
     limit = optional_int(body, "limit", least=1, most=_MAX_LIMIT) or 1
     wait_s = optional_float(body, "wait_s", least=0.0, most=_MAX_WAIT_S) or 0.0

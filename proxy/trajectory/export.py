@@ -31,11 +31,15 @@ Decode = Callable[[Sequence[int]], str]
 
 @dataclass(frozen=True, slots=True)
 class Laid:
-    """The rows of a session. `masked_tokens` were sampled and stand in none of them, `dropped` samples did not fit."""
+    """The rows of a session. `masked_tokens` were sampled and stand in none of them.
+
+    Left out were `dropped` samples, which did not fit what they are padded to, and `stale` ones.
+    """
 
     rows: Sequence[Row]
     masked_tokens: int = 0
     dropped: int = 0
+    stale: int = 0
 
 
 def lay_out(
@@ -50,19 +54,14 @@ def lay_out(
     `groups` is for options that compare sessions, `decode` for included text.
     """
     exporter = _exporter(record, interactions, options, groups or Groups(), decode)
-    if options.layout is Layout.TREE:
-        return Laid(_weighted(exporter.tree()))
-    samples, dropped = (exporter.individual(), 0) if options.layout is Layout.INDIVIDUAL else exporter.concat()
-    padding = options.padding
-    rows = samples if padding is None else [pad(sample, padding) for sample in samples]
-    return Laid(_weighted(rows), masked_tokens(samples), dropped)
+    ways = {Layout.INDIVIDUAL: exporter.individual, Layout.TREE: exporter.tree}
+    laid = ways.get(options.layout, exporter.concat)()
+    return replace(laid, rows=_weighted(laid.rows))
 
 
 def export_session(record: SessionRecord, interactions: Sequence[Interaction], options: ExportOptions) -> list[Sample]:
     """The samples of one session in layout individual or concat, by their last interaction."""
-    exporter = _exporter(record, interactions, options, Groups(), None)
-    samples = exporter.individual() if options.layout is Layout.INDIVIDUAL else exporter.concat()[0]
-    return _weighted(samples)
+    return [row for row in lay_out(record, interactions, options).rows if isinstance(row, Sample)]
 
 
 def _exporter(
@@ -105,22 +104,25 @@ class _Exporter:
     group: Group
     decode: Decode | None
 
-    def individual(self) -> list[Sample]:
-        return [self._single(node) for node in self.nodes.values() if self._selected(node)]
+    def individual(self) -> Laid:
+        samples = [self._single(node) for node in self.nodes.values() if self._selected(node)]
+        fresh = [sample for sample in samples if self.options.freshness.lets(sample.arrays)]
+        return Laid(fresh, masked_tokens(fresh), stale=len(samples) - len(fresh))
 
-    def concat(self) -> tuple[list[Sample], int]:
+    def concat(self) -> Laid:
         """One sample a leaf, leaves by rising `seq`: the first in which a node stands as sampled trains it.
 
-        Those that do not fit what they are padded to are left out, counted, and train nothing.
+        Those that are stale, or do not fit what they are padded to, are left out, counted, and train nothing.
         """
         nodes = list(self.nodes.values())
         selected = {node.interaction.id for node in nodes if self._selected(node)}
         samples: list[Sample] = []
         done: set[str] = set()
-        dropped = 0
+        dropped = stale = 0
+        padding = self.options.padding
         for leaf in leaves(nodes, selected, self.options.drift):
             path = path_to(leaf, self.options.drift)
-            if self.options.padding is not None and not fits(path, self.options.padding):
+            if padding is not None and not fits(path, padding):
                 dropped += 1
                 continue
             wanted = (selected & self.trained) - done
@@ -128,12 +130,17 @@ class _Exporter:
                 Placement(node.interaction, turn, start, node.interaction.id in wanted)
                 for turn, (node, start) in enumerate(zip(path.nodes, path.starts, strict=True))
             )
+            arrays = fill(path.ids, places)
+            if not self.options.freshness.lets(arrays):
+                stale += 1
+                continue
             done.update(place.interaction.id for place in places if place.start is not None)
             total = score(self.main[place.interaction.id] for place in places)
-            samples.append(self._sample(places, fill(path.ids, places), total))
-        return samples, dropped
+            samples.append(self._sample(places, arrays, total))
+        rows = samples if padding is None else [pad(sample, padding) for sample in samples]
+        return Laid(rows, masked_tokens(samples), dropped, stale)
 
-    def tree(self) -> list[TreeSample]:
+    def tree(self) -> Laid:
         """One sample, of the selected nodes and those whose tokens stand before theirs; none of an empty session."""
         selected = {name for name, node in self.nodes.items() if self._selected(node)}
         wanted = set(selected)
@@ -141,7 +148,9 @@ class _Exporter:
             if node.interaction.id in wanted and node.interaction.aligned and node.parent is not None:
                 wanted.add(node.parent.interaction.id)
         nodes = [node for name, node in self.nodes.items() if name in wanted]
-        return [self._tree_sample(nodes, selected & self.trained)] if nodes else []
+        samples = [self._tree_sample(nodes, selected & self.trained)] if nodes else []
+        fresh = [sample for sample in samples if self.options.freshness.lets(sample.arrays)]
+        return Laid(fresh, stale=len(samples) - len(fresh))
 
     def _tree_sample(self, nodes: Sequence[Branch], wanted: frozenset[str] | set[str]) -> TreeSample:
         ids = ids_of()

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from proxy.trajectory.advantages import Baseline
+from proxy.trajectory.freshness import ANY_VERSION, Freshness
 from proxy.trajectory.main_reward import RAW, MainReward
 from proxy.trajectory.paths import Drift
 from proxy.trajectory.selection import EVERYTHING, Train
@@ -74,3 +75,4 @@ class ExportOptions:
     advantages: Baseline | None = None
     step_advantages: Baseline | None = None
     include: frozenset[Include] = frozenset()
+    freshness: Freshness = ANY_VERSION

@@ -81,6 +81,15 @@ async def test_a_filter_chooses_sessions_and_leaves_the_others(tmp_path: Path, d
         assert (await claim(server, limit=9, filter={"task_id": "t"}))["sessions"] == ["a"]
 
 
+@pytest.mark.parametrize("filters", [{"purpose": "main"}, {"agent": "a"}, {"min_version": 0}, {"max_version_span": 0}])
+async def test_a_filter_of_samples_needs_an_export(tmp_path: Path, database_url: str, filters: dict[str, Any]) -> None:
+    async with served(tmp_path, database_url) as server:
+        await finish(server, "a")
+        refused = await server.post("/trajectories/claim", {"filter": filters})
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, f"filter.{next(iter(filters))}")
+        assert (await claim(server, filter=filters, export={"format": "json"}))["sessions"].keys() == {"a"}
+
+
 async def test_what_is_acknowledged_never_comes_back_and_twice_is_harmless(tmp_path: Path, database_url: str) -> None:
     async with served(tmp_path, database_url) as server:
         await finish(server, "a", "b")

@@ -65,7 +65,7 @@ async def test_each_layout_and_alias(tmp_path: Path, layout: str | None, samples
         ({"session_ids": ["s"], "session_id": "s"}, "session_ids", "not both"),
         ({"filter": []}, "filter", "object"),
         ({"filter": 0}, "filter", "object"),
-        ({"filter": {"min_version": 3}}, "filter.min_version", "group_id"),
+        ({"filter": {"weights": 3}}, "filter.weights", "min_version"),
         ({"filter": {"group_id": 0}}, "filter.group_id", "string"),
         ({"filter": {"task_id": []}}, "filter.task_id", "string"),
         ({"filter": {"status": "done"}}, "filter.status", "ended"),

@@ -49,6 +49,8 @@ PADDED = {"layout": "padded", "prompt_length": 64, "response_length": 64}
         ({"mask_unfinished": 1}, "mask_unfinished", "true or false"),
         ({"advantages": "gae"}, "advantages", "leave_one_out"),
         ({"step_advantages": {}}, "step_advantages", "grpo"),
+        ({"filter": {"min_version": -1}}, "filter.min_version", "between"),
+        ({"filter": {"max_version_span": "1"}}, "filter.max_version_span", "integer"),
     ],
 )
 async def test_a_bad_option_is_400_names_the_field_and_the_way_out(
@@ -255,3 +257,21 @@ async def test_a_sample_that_is_too_long_refuses_drops_or_cuts(tmp_path: Path) -
             long["responses"] == whole["samples"][1]["responses"][: whole["samples"][1]["response_lengths"][0]][-least:]
         )
         assert long["truncated_tokens"] == whole["samples"][1]["response_lengths"][0] - least
+
+
+async def test_stale_samples_are_left_out_and_counted(tmp_path: Path) -> None:
+    async with serving(tmp_path, always()) as server:
+        await chain(server, turns=1)
+        await server.ok("/engine/update_weights", {"path": "anywhere", "version": 5})
+        await server.chat([user("another conversation")])
+        for layout, filters, versions, stale in (
+            ("individual", {"min_version": 5}, [{5}], 1),
+            ("concat", {"min_version": 5}, [{5}], 1),
+            ("individual", {"max_version_span": 0}, [{0}, {5}], 0),
+            ("tree", {"max_version_span": 4}, [], 1),
+            ("tree", {"max_version_span": 5}, [{0, 5}], 0),
+        ):
+            answer = await export(server, layout=layout, filter=filters)
+            assert [set(sample["versions"]) - {-1} for sample in answer["samples"]] == versions
+            assert answer["sessions"]["s"]["stale_samples"] == stale
+        assert "stale_samples" not in (await export(server))["sessions"]["s"]

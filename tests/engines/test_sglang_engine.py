@@ -13,7 +13,7 @@ from proxy.engine.base import Capability, Engine, PauseMode
 from proxy.engine.contract import CHECKS, Check, Reply, check_grammar_gives_json, complete, request_for
 from proxy.engine.gate import Gate
 from proxy.engine.sglang_engine import Ranks, SglangEngine
-from proxy.errors import EngineUnavailable, InvalidRequest
+from proxy.errors import ConfigurationError, EngineUnavailable, InvalidRequest
 from proxy.settings import Settings
 from proxy.types import FinishReason, GenerateRequest, SamplingParams, ids_of
 from tests.engines.forward import check_logprobs, plain_logprobs
@@ -171,8 +171,7 @@ async def test_memory_needs_the_memory_saver(sglang_engine) -> None:
 
 
 async def test_an_argument_that_sglang_does_not_know_is_a_configuration_error(weights) -> None:
-    from proxy.errors import ConfigurationError
-
+    pytest.importorskip("sglang", reason="sglang is not installed (tests/engines/requirements-sglang.txt)")
     with pytest.raises(ConfigurationError, match="no_such_thing"):
         await SglangEngine(Settings(engine_arg=("no_such_thing=1",)), weights[0]).start()
 

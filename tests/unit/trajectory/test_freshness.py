@@ -1,0 +1,90 @@
+"""Stale samples are left out and counted; what they would have trained is trained where it is fresh, or nowhere."""
+
+from __future__ import annotations
+
+import pytest
+
+from proxy.trajectory.export import Laid, lay_out
+from proxy.trajectory.freshness import Freshness
+from proxy.trajectory.options import ExportOptions, Layout
+from proxy.trajectory.selection import Train
+from proxy.types import Interaction, SessionRecord
+from tests.interactions import interaction
+
+
+def fork() -> list[Interaction]:
+    """root (version 0) is continued by a (version 3) and b (version 1); other (version 4) is a root of its own."""
+    return [
+        interaction("root", suffix=[1], output=[2], seq=0),
+        interaction("a", parent="root", prefix=2, suffix=[3], output=[4], seq=1, version=3),
+        interaction("b", parent="root", prefix=2, suffix=[5], output=[6], seq=2, version=1),
+        interaction("other", suffix=[7], output=[8], seq=3, version=4),
+    ]
+
+
+def lay(layout: Layout, train: Train | None = None, **freshness: int) -> Laid:
+    options = ExportOptions(layout, train=train or Train(), freshness=Freshness(**freshness))
+    return lay_out(SessionRecord("s"), fork(), options)
+
+
+def trained(laid: Laid) -> dict[str, list[int]]:
+    """The versions of what each sample trains."""
+    found = {}
+    for row in laid.rows:
+        columns = row.columns()
+        found[row.labels()["interaction_id"]] = columns["versions"][columns["loss_mask"] == 1].tolist()
+    return found
+
+
+def test_everything_is_fresh_where_nothing_is_asked() -> None:
+    laid = lay(Layout.CONCAT)
+    assert (trained(laid), laid.stale) == ({"a": [0, 3], "b": [1], "other": [4]}, 0)
+
+
+@pytest.mark.parametrize(
+    ("freshness", "expected", "stale"),
+    [
+        ({"max_version_span": 3}, {"a": [0, 3], "b": [1], "other": [4]}, 0),
+        ({"max_version_span": 2}, {"b": [0, 1], "other": [4]}, 1),
+        ({"max_version_span": 0}, {"other": [4]}, 2),
+        ({"min_version": 1}, {"other": [4]}, 2),
+        ({"min_version": 0}, {"a": [0, 3], "b": [1], "other": [4]}, 0),
+        ({"min_version": 5}, {}, 3),
+    ],
+)
+def test_a_stale_sample_of_concat_gives_its_shared_tokens_to_the_next_fresh_one(
+    freshness: dict[str, int], expected: dict[str, list[int]], stale: int
+) -> None:
+    laid = lay(Layout.CONCAT, **freshness)
+    assert (trained(laid), laid.stale) == (expected, stale)
+
+
+def test_single_turns_are_judged_by_themselves() -> None:
+    laid = lay(Layout.INDIVIDUAL, min_version=2, max_version_span=0)
+    assert (trained(laid), laid.stale) == ({"a": [3], "other": [4]}, 2)
+
+
+def test_a_tree_is_one_sample() -> None:
+    assert trained(lay(Layout.TREE, max_version_span=4)) == {"other": [0, 3, 1, 4]}
+    laid = lay(Layout.TREE, max_version_span=3)
+    assert (list(laid.rows), laid.stale) == ([], 1)
+
+
+def test_context_may_be_of_any_age() -> None:
+    laid = lay(Layout.CONCAT, train=Train(exclude=frozenset({"root"})), min_version=1)
+    assert (trained(laid), laid.stale) == ({"a": [3], "b": [1], "other": [4]}, 0)
+    laid = lay(Layout.CONCAT, train=Train(exclude=frozenset({"root", "b"})), min_version=3)
+    assert trained(laid) == {"a": [3], "b": [], "other": [4]}
+
+
+def test_weights_are_shared_by_the_fresh_ones() -> None:
+    weights = [row.columns()["weight"].tolist() for row in lay(Layout.CONCAT, max_version_span=2).rows]
+    assert weights == [[0.5], [0.5]]
+
+
+def test_one_answer_of_two_versions_has_a_span() -> None:
+    node = interaction("x", suffix=[1], output=[2, 3, 4])
+    node.versions = ((1, 5), (2, 7))
+    for span, count in ((1, 0), (2, 1)):
+        options = ExportOptions(Layout.INDIVIDUAL, freshness=Freshness(max_version_span=span))
+        assert len(lay_out(SessionRecord("s"), [node], options).rows) == count
