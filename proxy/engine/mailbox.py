@@ -72,7 +72,8 @@ class Mailbox:
         finally:
             if self._letters.get(request.request_id) is letter:
                 del self._letters[request.request_id]
-            letter.answer.cancel()
+            if not letter.answer.cancel() and not letter.answer.cancelled():
+                letter.answer.exception()  # an error that came just when its agent left is no news to anybody
 
     async def fetch(self, session_id: str | None, wait_s: float, ended: asyncio.Event | None = None) -> Letter | None:
         """The oldest request of a session that waits, of all sessions the one not handed out for the longest time.
@@ -96,11 +97,14 @@ class Mailbox:
         return letter
 
     def find(self, session_id: str, turn: int) -> str:
-        """The id of the request that is turn `turn` of a session. Raises NotFound."""
-        for letter in self._letters.values():
-            if letter.request.session_id == session_id and letter.request.turn_number == turn:
-                return letter.request.request_id
-        raise NotFound(f"no request of session {session_id!r} waits as turn {turn}", param="turn")
+        """The id of the request that is turn `turn` of a session. Raises NotFound, InvalidRequest where several are."""
+        of_session = (letter.request for letter in self._letters.values() if letter.request.session_id == session_id)
+        found = [request.request_id for request in of_session if request.turn_number == turn]
+        if not found:
+            raise NotFound(f"no request of session {session_id!r} waits as turn {turn}", param="turn")
+        if len(found) > 1:  # a number is free again once its turn has failed
+            raise InvalidRequest(f"{len(found)} requests wait as turn {turn}; name the 'request_id'", param="turn")
+        return found[0]
 
     def deliver(self, request_id: str, delivery: Delivery | ProxyError) -> None:
         """Answer a request. Raises NotFound, InvalidRequest for a second answer or one that does not fit."""
