@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn, get_type_hints
 
 import typer
 
-from proxy.errors import ConfigurationError
+from proxy.errors import ConfigurationError, ProxyError
 from proxy.settings import VARIABLE_PREFIX, Settings, from_environment
 
 if TYPE_CHECKING:
@@ -116,18 +116,56 @@ def doctor(
         raise typer.Exit(1)
 
 
+Url = Annotated[str | None, typer.Option(help="A running server: export samples for training from it.")]
+Key = Annotated[str | None, typer.Option(envvar="TOKENGROVE_ADMIN_KEY", help="The server's admin key, if it has one.")]
+Names = Annotated[list[str] | None, typer.Option("--session", help="Only this session; may be given again.")]
+
+
 def export(
     everything: Annotated[bool, typer.Option("--all", help="Every session, with all that is stored of it.")] = False,
-    output: Annotated[str, typer.Option("-o", "--output", help="File (.jsonl.zst or .jsonl), or - .")] = "-",
+    output: Annotated[
+        str, typer.Option("-o", "--output", help="File (.jsonl.zst or .jsonl) or -; with --url a folder.")
+    ] = "-",
     database_url: DatabaseUrl = None,
+    url: Url = None,
+    admin_key: Key = None,
+    session: Names = None,
+    group: Annotated[str | None, typer.Option(help="Only sessions of this group.")] = None,
+    task: Annotated[str | None, typer.Option(help="Only sessions of this task.")] = None,
+    status: Annotated[str | None, typer.Option(help="Only active, ended or expired sessions.")] = None,
+    outcome: Annotated[str | None, typer.Option(help="Only Finished, Failed, NoData or Timeout.")] = None,
+    layout: Annotated[str, typer.Option(help="individual or concat, or another that the server has.")] = "concat",
+    format: Annotated[
+        str, typer.Option(help="json, jsonl (a sample a line), or another that the server has.")
+    ] = "jsonl",
+    discount: Annotated[float | None, typer.Option(help="Of the returns; none: the session's own.")] = None,
+    page_size: Annotated[int, typer.Option(min=1, max=1000, help="Sessions a file.")] = 100,
+    require_complete: Annotated[bool, typer.Option(help="Exit code 1 when a session lacks calls.")] = False,
 ) -> None:
-    """Write a backup of the whole database to one file. A server may run meanwhile."""
+    """Write samples for training from a server (--url), or a backup of a database (--all) that may be in use."""
+    if everything == (url is not None):
+        raise ConfigurationError("give --url URL for samples to train on, or --all for a backup of the database")
+    if url is None:
+        _back_up(output, database_url)
+        return
+    from proxy.client import export_files
+
+    chosen = {"group_id": group, "task_id": task, "status": status, "outcome": outcome}
+    body = {"session_ids": session, "filter": {name: value for name, value in chosen.items() if value is not None}}
+    how = {"layout": layout, "discount": discount, "limit": page_size}
+    try:
+        tally = export_files.export_files(url, admin_key, output, {**body, **how}, format)
+    except ProxyError as error:
+        _fail(f"{url}: {error.message}")
+    if require_complete and tally.incomplete:
+        _fail(
+            f"{tally.incomplete} of {tally.sessions} sessions are incomplete: a call failed, was cut or has not ended"
+        )
+
+
+def _back_up(output: str, database_url: str | None) -> None:
     from proxy.store.backup import export_all
 
-    if not everything:
-        raise ConfigurationError(
-            "give --all for a backup of the database; samples for training come from POST /export_trajectories"
-        )
     with _counting("exported") as progress:
         totals = export_all(_database_url(database_url), output, progress)
     print(f"exported {totals.sessions} sessions, {totals.interactions} interactions to {output}", file=sys.stderr)

@@ -24,6 +24,7 @@ from proxy.api.health import Health
 from proxy.api.mailbox import MailboxEndpoints
 from proxy.api.models import Models
 from proxy.api.rl import Rl
+from proxy.api.trajectories import Trajectories
 from proxy.engine.base import Engine, WeightTransfer
 from proxy.engine.choice import create_engine, model_folder, model_name
 from proxy.engine.gate import Gate
@@ -122,8 +123,10 @@ def _routes(
     messages = MessagesProtocol()
     rl = Rl(access, sessions, settings)
     models = Models(model_name(settings))
+    export = Export(access, sessions, store, settings, renderer.decode)
     health = Health(gate, store, metrics)
     generate = Generate(access, turns, gate, settings, renderer.stop_token_ids)
+    trajectories = Trajectories(access, store, export, settings)
     # Before the agents' routes: a session's id may end in /models.
     first = [
         Route("/rl/sessions", rl.list_sessions, methods=["GET"]),
@@ -144,10 +147,14 @@ def _routes(
         Route("/rl/set_reward", rl.set_reward, methods=["POST"]),
         Route("/rl/end_session", rl.end_session, methods=["POST"]),
         Route("/rl/rotate_keys", rl.rotate_keys, methods=["POST"]),
+        Route("/rl/mark", rl.mark, methods=["POST"]),
+        Route("/{session:path}/rl/mark", rl.mark, methods=["POST"]),
         Route("/{session:path}/rl/rotate_keys", rl.rotate_keys, methods=["POST"]),
         Route("/{session:path}/rl/set_reward", rl.set_reward, methods=["POST"]),
         Route("/{session:path}/rl/end_session", rl.end_session, methods=["POST"]),
-        Route("/export_trajectories", Export(access, sessions, store, settings).export, methods=["POST"]),
+        Route("/export_trajectories", export.export, methods=["POST"]),
+        Route("/trajectories/claim", trajectories.claim, methods=["POST"]),
+        Route("/trajectories/acknowledge", trajectories.acknowledge, methods=["POST"]),
         Route("/health", health.health, methods=["GET"]),
         Route("/ready", health.ready, methods=["GET"]),
         Route("/metrics", health.metrics, methods=["GET"]),

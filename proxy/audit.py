@@ -12,8 +12,10 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from proxy.store.inspection import Broken, Inspection, Stored
-from proxy.trajectory.export import ExportOptions, Layout, export_session
+from proxy.trajectory.export import export_session
+from proxy.trajectory.options import ExportOptions, Layout
 from proxy.trajectory.rewards import compute_returns
+from proxy.trajectory.selection import trained_tokens
 from proxy.types import Interaction, Reason, SessionRecord, SessionStatus, Status
 
 # A logprob is of a float32 log-softmax: it may lie above 0 by rounding.
@@ -152,7 +154,7 @@ def _check_begun(stored: Stored) -> Faults:
 
 
 def _check_trained_once(stored: Stored) -> Faults:
-    """In a concat export each sampled token is trained exactly once."""
+    """In a concat export each sampled token is trained exactly once, unless it was marked as not to be trained."""
     record, nodes = stored.record, _whole(stored)
     assert isinstance(record, SessionRecord)
     samples, failed = _attempt(lambda: export_session(record, nodes, ExportOptions(Layout.CONCAT)))
@@ -160,9 +162,9 @@ def _check_trained_once(stored: Stored) -> Faults:
         yield None, f"it cannot be exported: {failed}"
         return
     trained = sum(int(sample.arrays.loss_mask.sum()) for sample in samples or ())
-    expected = sum(len(node.output_ids) for node in nodes if node.status is Status.COMPLETE)
+    expected = sum(trained_tokens(node) for node in nodes if node.status is Status.COMPLETE)
     if trained != expected:
-        yield None, f"{trained} tokens are trained of {expected} that were sampled"
+        yield None, f"{trained} tokens are trained of {expected} that were sampled and may be"
 
 
 def _check_returns(stored: Stored) -> Faults:

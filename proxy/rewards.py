@@ -1,4 +1,4 @@
-"""Rewards as the environment words them -> raw changes by interaction. Only complete interactions can be rewarded."""
+"""Rewards and marks as the environment words them -> raw changes by interaction, of complete ones only."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from proxy.session import Session
 from proxy.types import Interaction
 
 Changes = dict[str, dict[str, Any]]
-"""For each interaction id those of reward, rewards, token_rewards that change."""
+"""For each interaction id those of reward, rewards, token_rewards, trainable, spans that change."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +57,24 @@ def reward_tokens(session: Session, target: Target, values: Sequence[float]) -> 
             param="token_rewards",
         )
     return {interaction.id: {"token_rewards": array("f", values)}}
+
+
+def mark_turn(
+    session: Session, interaction_id: str, trainable: bool, spans: Sequence[tuple[int, int]] | None
+) -> Changes:
+    """Whether an interaction is trained, and which ranges [start, end) of its output tokens (None: all of them).
+
+    Raises InvalidRequest for a range that is empty or not inside the output.
+    """
+    interaction = _find(session, Target(interaction_id))
+    length = len(interaction.output_ids)
+    for at, (start, end) in enumerate(spans or ()):
+        if not 0 <= start < end <= length:
+            raise InvalidRequest(
+                f"'spans[{at}]' is [{start}, {end}), which is no range of the {length} output tokens",
+                param=f"spans[{at}]",
+            )
+    return {interaction.id: {"trainable": trainable, "spans": tuple(spans or ())}}
 
 
 def _find(session: Session, target: Target) -> Interaction:

@@ -165,7 +165,7 @@ class Sessions:
         return session.seen if self._store.shared else None
 
     async def reward(self, session: Session, changes: Mapping[str, Mapping[str, Any]]) -> bool:
-        """Set raw rewards: for each interaction id those of reward, rewards, token_rewards that change.
+        """Set raw rewards and marks: for each interaction id what changes, as `rewards.Changes` says.
 
         False, and nothing is set, when another replica changed the session meanwhile: decide anew what changes.
         """

@@ -3,63 +3,144 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from typing import Any
+from urllib.parse import quote
 
 from starlette.requests import Request
 from starlette.responses import StreamingResponse
 
 from proxy.access import Access
 from proxy.api.export_request import ExportRequest, parse_export
-from proxy.api.http import encode_json, key_of, read_object
-from proxy.errors import SessionNotFound
+from proxy.api.http import key_of, read_object
+from proxy.errors import InvalidRequest, SessionNotFound
+from proxy.formats.base import Encoder
+from proxy.formats.choice import encoder
 from proxy.sessions import Sessions
 from proxy.settings import Settings
 from proxy.store.store import Store
-from proxy.trajectory.export import ExportOptions, certificate, export_session, masked_tokens
+from proxy.trajectory.advantages import Groups, Step, group_of
+from proxy.trajectory.export import Decode, Laid, certificate, lay_out
+from proxy.trajectory.options import ExportOptions, Include, TooLong
 from proxy.types import SessionRecord
+
+CURSOR_HEADER = "x-tokengrove-cursor"
+"""Where the next page begins, percent-encoded: known before the first byte, in any format."""
+SESSIONS_HEADER = "x-tokengrove-sessions"
+INCOMPLETE_HEADER = "x-tokengrove-incomplete"
+"""How many sessions the page has, and how many of them lack a call: known in any format without looking into it."""
+
+# Sessions whose rewards are read at once, to compare groups: some 100 bytes a turn.
+_GROUP_PAGE = 1000
 
 
 class Export:
-    """The export endpoint."""
+    """The export endpoint. `decode` makes text of token ids."""
 
-    def __init__(self, access: Access, sessions: Sessions, store: Store, settings: Settings) -> None:
+    def __init__(
+        self, access: Access, sessions: Sessions, store: Store, settings: Settings, decode: Decode | None = None
+    ) -> None:
         self._access, self._sessions, self._store, self._settings = access, sessions, store, settings
+        self._decode = decode
 
     async def export(self, request: Request) -> StreamingResponse:
-        """The page as one JSON object, written session by session: memory holds one of them."""
+        """The page, written session by session: memory holds one of them."""
         self._access.check_admin(key_of(request))
         wanted = parse_export(await read_object(request, self._settings.max_body_bytes))
-        if wanted.session_ids and wanted.wait_s:
-            await self._sessions.wait_ended(wanted.session_ids, wanted.wait_s)
-        records = await self._find(wanted)
-        page = records[: wanted.limit]
-        cursor = page[-1].session_id if len(records) > wanted.limit else None
-        return StreamingResponse(self._page(page, cursor, wanted.options), media_type="application/json")
+        encoding = encoder(wanted.format, wanted.options)
+        try:
+            if wanted.session_ids and wanted.wait_s:
+                await self._sessions.wait_ended(wanted.session_ids, wanted.wait_s)
+            records = await self._find(wanted)
+        except BaseException:
+            encoding.close()
+            raise
+        cursor = records[wanted.limit - 1].session_id if len(records) > wanted.limit else None
+        return await self.respond(records[: wanted.limit], wanted, encoding, {"cursor": cursor})
+
+    async def respond(
+        self, page: Sequence[SessionRecord], wanted: ExportRequest, encoding: Encoder, end: Mapping[str, Any]
+    ) -> StreamingResponse:
+        """The samples of these sessions as an answer, which closes `encoding`; `end` are the last fields that it has.
+
+        Raises InvalidRequest where a sample does not fit and none may be dropped.
+        """
+        try:
+            groups = await self._groups(wanted)
+            await self._check_fits(page, wanted.options, groups)
+            headers = await self._about(page, end["cursor"])
+        except BaseException:
+            encoding.close()
+            raise
+        body = self._page(page, end, encoding, wanted.options, groups)
+        return StreamingResponse(body, media_type=encoding.media_type, headers=headers)
+
+    async def _about(self, page: Sequence[SessionRecord], cursor: str | None) -> dict[str, str]:
+        """What a client has to know of a page whatever its format, in headers."""
+        incomplete = await self._store.find_incomplete([record.session_id for record in page])
+        about = {SESSIONS_HEADER: str(len(page)), INCOMPLETE_HEADER: str(len(incomplete))}
+        return about if cursor is None else {**about, CURSOR_HEADER: quote(cursor)}
 
     async def _page(
-        self, page: Sequence[SessionRecord], cursor: str | None, options: ExportOptions
+        self,
+        page: Sequence[SessionRecord],
+        end: Mapping[str, Any],
+        encoding: Encoder,
+        options: ExportOptions,
+        groups: Groups,
     ) -> AsyncIterator[bytes]:
-        entries: dict[str, Any] = {}
-        between = b'{"samples":['
-        for record in page:
-            samples, entries[record.session_id] = await self._session(record, options)
-            for sample in samples:
-                yield between + sample
-                between = b","
-        opening = between if between != b"," else b""
-        yield opening + b'],"sessions":' + encode_json(entries) + b',"cursor":' + encode_json(cursor) + b"}"
-        if entries:
-            self._store.note_exported(list(entries))
+        """In threads, piece by piece: turns go on in between."""
+        try:
+            for record in page:
+                laid, entry = await self._session(record, options, groups)
+                if laid.dropped and options.padding is not None and options.padding.on_too_long is TooLong.REFUSE:
+                    raise _too_long(record, laid)  # it grew since it was checked: no clean end
+                async for piece in _pieces(encoding.add(record.session_id, laid.rows, entry)):
+                    yield piece
+            async for piece in _pieces(encoding.finish(end)):
+                yield piece
+        finally:
+            encoding.close()
+        if page:
+            self._store.note_exported([record.session_id for record in page])
 
-    async def _session(self, record: SessionRecord, options: ExportOptions) -> tuple[list[bytes], dict[str, Any]]:
-        """The encoded samples of a session and its entry. In a thread, sample by sample: turns go on in between."""
+    async def _session(
+        self, record: SessionRecord, options: ExportOptions, groups: Groups
+    ) -> tuple[Laid, dict[str, Any]]:
+        """The rows of a session and its entry."""
         begun = await self._sessions.begun(record.session_id)
-        interactions = await self._store.load_interactions(record.session_id)
-        samples = await asyncio.to_thread(export_session, record, interactions, options)
-        encoded = await asyncio.to_thread(lambda: [encode_json(sample.to_json()) for sample in samples])
-        entry = {**certificate(record, interactions, begun), "masked_tokens": masked_tokens(samples)}
-        return encoded, entry
+        whole = Include.MESSAGES in options.include
+        load = self._store.load_interactions if whole else self._store.load_tokens
+        interactions = await load(record.session_id)
+        laid = await asyncio.to_thread(lay_out, record, interactions, options, groups, self._decode)
+        entry = {**certificate(record, interactions, begun), "masked_tokens": laid.masked_tokens}
+        if options.padding is not None:
+            entry["dropped_samples"] = laid.dropped
+        return laid, entry
+
+    async def _groups(self, wanted: ExportRequest) -> Groups:
+        """What sessions are compared with: all that match, whatever the page. A pass over rewards, without tokens."""
+        groups, options, after = Groups(), wanted.options, None
+        if options.advantages is None and options.step_advantages is None:
+            return groups
+        while True:
+            records = await self._store.find_sessions(
+                session_ids=wanted.session_ids, after=after, limit=_GROUP_PAGE, **wanted.filters
+            )
+            steps = await self._store.load_steps([record.session_id for record in records])
+            await asyncio.to_thread(_count, groups, records, steps, options)
+            if len(records) < _GROUP_PAGE:
+                return groups
+            after = records[-1].session_id
+
+    async def _check_fits(self, page: Sequence[SessionRecord], options: ExportOptions, groups: Groups) -> None:
+        """A pass of its own, since nothing can be refused once the first byte is out."""
+        if options.padding is None or options.padding.on_too_long is not TooLong.REFUSE:
+            return
+        for record in page:
+            laid, _ = await self._session(record, options, groups)
+            if laid.dropped:
+                raise _too_long(record, laid)
 
     async def _find(self, wanted: ExportRequest) -> list[SessionRecord]:
         """One record more than the page holds, when there are more. Raises SessionNotFound for an unknown id."""
@@ -71,3 +152,36 @@ class Export:
             if missing and len(records) <= wanted.limit:
                 raise SessionNotFound(f"there is no session {min(missing)!r}", param="session_id")
         return records
+
+
+def _count(
+    groups: Groups, records: Sequence[SessionRecord], steps: Mapping[str, Sequence[Step]], options: ExportOptions
+) -> None:
+    for record in records:
+        discount = record.discount if options.discount is None else options.discount
+        group, credit = group_of(record.session_id, record.group_id), options.credit or record.credit
+        groups.add(group, steps[record.session_id], options.reward, discount, credit)
+
+
+async def _pieces(pieces: Iterator[bytes]) -> AsyncIterator[bytes]:
+    while (piece := await _next(pieces)) is not None:
+        if piece:
+            yield piece
+
+
+async def _next(pieces: Iterator[bytes]) -> bytes | None:
+    """The next piece, made in a thread. Who is cancelled waits for the thread: the encoder is closed after it."""
+    making = asyncio.ensure_future(asyncio.to_thread(next, pieces, None))
+    try:
+        return await asyncio.shield(making)
+    except asyncio.CancelledError:
+        await asyncio.wait([making])
+        raise
+
+
+def _too_long(record: SessionRecord, laid: Laid) -> InvalidRequest:
+    return InvalidRequest(
+        f"{laid.dropped} samples of session {record.session_id!r} do not fit 'prompt_length' and 'response_length'; "
+        "make these longer, or give 'on_too_long': drop or truncate",
+        param="on_too_long",
+    )

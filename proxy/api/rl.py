@@ -26,7 +26,7 @@ from proxy.protocols.base import (
     optional_text,
 )
 from proxy.protocols.sampling import parse_drawing
-from proxy.rewards import Changes, Target, reward_step_scores, reward_tokens, reward_turn, reward_turns
+from proxy.rewards import Changes, Target, mark_turn, reward_step_scores, reward_tokens, reward_turn, reward_turns
 from proxy.session import LIMIT_COUNTS, LIMITS, KeyKind, Session, StartedSession
 from proxy.sessions import Sessions
 from proxy.settings import Settings
@@ -83,6 +83,15 @@ class Rl:
             changes = await self._reward(session, body)
         if not changes:
             raise InvalidRequest("give 'reward', 'rewards', 'step_scores' or 'token_rewards'", param="reward")
+        return JsonResponse({"interaction_ids": list(changes)})
+
+    async def mark(self, request: Request) -> JsonResponse:
+        """Say whether an interaction, or only some ranges of its output tokens, may be trained."""
+        session = await self._access.for_control(caller_of(request))
+        marked = _parse_mark(await self._body(request))
+        async with session.lock:
+            while not await self._sessions.reward(session, changes := mark_turn(session, *marked)):
+                pass  # another replica changed the session meanwhile, and it was read anew
         return JsonResponse({"interaction_ids": list(changes)})
 
     async def end_session(self, request: Request) -> JsonResponse:
@@ -218,6 +227,28 @@ def _parse_start(body: Mapping[str, Any]) -> dict[str, Any]:
     return {**given, "limits": _parse_limits(body), "sampling": _parse_defaults(body)}
 
 
+def _parse_mark(body: Mapping[str, Any]) -> tuple[str, bool, list[tuple[int, int]] | None]:
+    """The interaction, whether it is trainable, and the spans, None where none are given."""
+    interaction_id = optional_text(body, "interaction_id")
+    if interaction_id is None:
+        raise InvalidRequest("'interaction_id' is missing: which turn is marked", param="interaction_id")
+    trainable = expect_bool(body.get("trainable"), "trainable")
+    if body.get("spans") is None:
+        return interaction_id, trainable, None
+    spans = [_parse_span(item, f"spans[{at}]") for at, item in enumerate(expect_list(body["spans"], "spans"))]
+    if not trainable or not spans:
+        message = "'spans' names what is trained: leave it out to train the whole output or (trainable false) nothing"
+        raise InvalidRequest(message, param="spans")
+    return interaction_id, trainable, spans
+
+
+def _parse_span(value: Any, name: str) -> tuple[int, int]:
+    pair = expect_list(value, name)
+    if len(pair) != 2 or not all(type(number) is int for number in pair):
+        raise InvalidRequest(f"'{name}' must be [start, end), two integers", param=name)
+    return pair[0], pair[1]
+
+
 def _lifetime(body: Mapping[str, Any]) -> float | None:
     return optional_float(body, "key_lifetime_s", least=1.0, most=_MAX_LIFETIME_S)
 
@@ -298,6 +329,8 @@ def _interaction_json(interaction: Interaction, value: float | None, purpose: st
         "finish_reason": interaction.finish_reason.value if interaction.finish_reason else None,
         "prompt_tokens": interaction.prompt_tokens,
         "output_tokens": len(interaction.output_ids),
+        "trainable": interaction.trainable,
+        "spans": [list(span) for span in interaction.spans],
         "versions": [list(run) for run in interaction.versions],
         "error": interaction.error,
         "notes": dict(interaction.notes),

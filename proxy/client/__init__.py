@@ -7,12 +7,14 @@ samples = Client(url).export(session_id=session.session_id).samples
 """
 
 from proxy.client.clients import AsyncClient, AsyncSession, Client, Session
-from proxy.client.values import Export, Sample, SessionTree, TreeNode
+from proxy.client.values import Acknowledged, Claim, Export, Sample, SessionTree, TreeNode
 from proxy.client.wire import ServerUnreachable
 
 __all__ = [
+    "Acknowledged",
     "AsyncClient",
     "AsyncSession",
+    "Claim",
     "Client",
     "Export",
     "Sample",

@@ -12,6 +12,9 @@ import httpx
 from proxy.client import operations
 from proxy.client.operations import StartedSession, Steps
 from proxy.client.values import (
+    Acknowledged,
+    Claim,
+    ClaimRequest,
     EndOptions,
     Export,
     ExportRequest,
@@ -85,6 +88,14 @@ class Client(Connection):
     ) -> Export:
         """All samples of the sessions that are named or that the filter finds; layout `concat` unless said."""
         return self.run(operations.export(session_id, session_ids, request))
+
+    def claim(self, **request: Unpack[ClaimRequest]) -> Claim:
+        """Lease ended sessions that no other consumer holds; with `export` their samples come along."""
+        return self.run(operations.claim(request))
+
+    def acknowledge(self, claim: Claim | str | None = None, session_ids: Sequence[str] | None = None) -> Acknowledged:
+        """Say that a claim, or some sessions of it, are done with: they are never given again. Twice is harmless."""
+        return self.run(operations.acknowledge(claim, session_ids))
 
     def sessions(self) -> list[dict[str, Json]]:
         """All sessions, oldest first, as the server lists them."""
@@ -171,6 +182,14 @@ class AsyncClient(Connection):
         **request: Unpack[ExportRequest],
     ) -> Export:
         return await self.run(operations.export(session_id, session_ids, request))
+
+    async def claim(self, **request: Unpack[ClaimRequest]) -> Claim:
+        return await self.run(operations.claim(request))
+
+    async def acknowledge(
+        self, claim: Claim | str | None = None, session_ids: Sequence[str] | None = None
+    ) -> Acknowledged:
+        return await self.run(operations.acknowledge(claim, session_ids))
 
     async def sessions(self) -> list[dict[str, Json]]:
         return await self.run(operations.sessions())

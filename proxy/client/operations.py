@@ -10,6 +10,10 @@ from typing import TypeVar
 from urllib.parse import quote
 
 from proxy.client.values import (
+    Acknowledged,
+    Claim,
+    ClaimOptions,
+    ClaimRequest,
     EndOptions,
     Export,
     ExportOptions,
@@ -19,6 +23,7 @@ from proxy.client.values import (
     RewardOptions,
     SessionOptions,
     SessionTree,
+    claim_of,
     sample_of,
     tree_of,
 )
@@ -86,7 +91,7 @@ def leave(session: StartedSession, error: BaseException | None) -> Steps[None]:
 
 def export(session_id: str | None, session_ids: Sequence[str] | None, request: ExportRequest) -> Steps[Export]:
     """Follows the cursor: all pages are one `Export`."""
-    options, chosen = _divided(request)
+    options, chosen = _divided(request, ExportOptions)
     selection = _given({"session_id": session_id, "session_ids": session_ids, "filter": chosen or None})
     body = {**selection, "layout": "concat", **options, "format": "json"}
     result, cursor = Export([], {}), None
@@ -98,6 +103,25 @@ def export(session_id: str | None, session_ids: Sequence[str] | None, request: E
         cursor = page.get("cursor")
         if cursor is None:
             return result
+
+
+def claim(request: ClaimRequest) -> Steps[Claim]:
+    options, chosen = _divided(request, ClaimOptions)
+    body = _given({**options, "filter": chosen or None})
+    answer = yield Call("POST", "/trajectories/claim", body, extra_timeout_s=request.get("wait_s", 0.0))
+    return claim_of(answer)
+
+
+def acknowledge(done: Claim | str | None, session_ids: Sequence[str] | None) -> Steps[Acknowledged]:
+    """A claim that holds nothing has nothing to acknowledge."""
+    if isinstance(done, Claim):
+        if done.claim_id is None:
+            return Acknowledged((), {})
+        session_ids = done.sessions if session_ids is None else session_ids
+        done = done.claim_id
+    body = _given({"claim_id": done, "session_ids": session_ids})
+    answer = yield Call("POST", "/trajectories/acknowledge", body)
+    return Acknowledged(tuple(answer["acknowledged"]), dict(answer["lost"]))
 
 
 def sessions() -> Steps[list[dict[str, Json]]]:
@@ -126,10 +150,10 @@ def grant_capacity(n: int) -> Steps[int]:
     return int(answer["capacity"])
 
 
-def _divided(request: ExportRequest) -> tuple[dict[str, Json], dict[str, Json]]:
-    """What says how to export, and what says which sessions."""
+def _divided(request: Mapping[str, Json], how: type) -> tuple[dict[str, Json], dict[str, Json]]:
+    """What says how to export or claim, and what says which sessions."""
     given = dict(request)
-    options = {name: given.pop(name) for name in ExportOptions.__annotations__ if name in given}
+    options = {name: given.pop(name) for name in how.__annotations__ if name in given}
     return options, given
 
 

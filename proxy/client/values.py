@@ -7,10 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any, Literal, TypedDict
+from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
+
+from proxy.client import tensors
+
+if TYPE_CHECKING:
+    import torch
+    from tensordict import TensorDict
 
 Json = Any
 Int32 = NDArray[np.int32]
@@ -46,6 +52,18 @@ class Sample:
     turns: tuple[Mapping[str, Json], ...] = ()
     extra: Mapping[str, Json] = field(default_factory=dict)
 
+    def to_tensor_dict(self) -> dict[str, NDArray[Any]]:
+        """As AReaL's `to_tensor_dict`, in numpy: all [1, L], rewards [1]."""
+        return tensors.tensor_dict(self)
+
+    def to_torch(self) -> dict[str, torch.Tensor]:
+        """`to_tensor_dict` in torch, of the same dtypes."""
+        return tensors.to_torch(self.to_tensor_dict())
+
+    def to_tensordict(self) -> TensorDict:
+        """`to_tensor_dict` as a `tensordict.TensorDict` of batch size 1."""
+        return tensors.to_tensordict(self.to_tensor_dict())
+
 
 @dataclass(frozen=True, slots=True)
 class Export:
@@ -53,6 +71,40 @@ class Export:
 
     samples: list[Sample]
     sessions: dict[str, dict[str, Json]]
+
+    def to_tensor_dict(self, pad_token_id: int = 0) -> dict[str, NDArray[Any]]:
+        """All samples as one batch in numpy, padded on the right to the longest: [B, L], rewards [B]."""
+        return tensors.batch(self.samples, pad_token_id)
+
+    def to_torch(self, pad_token_id: int = 0) -> dict[str, torch.Tensor]:
+        """`to_tensor_dict` in torch, of the same dtypes."""
+        return tensors.to_torch(self.to_tensor_dict(pad_token_id))
+
+    def to_tensordict(self, pad_token_id: int = 0) -> TensorDict:
+        """`to_tensor_dict` as a `tensordict.TensorDict` of batch size B."""
+        return tensors.to_tensordict(self.to_tensor_dict(pad_token_id))
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """Ended sessions leased to this consumer until `lease_until` (Unix seconds), in the order in which they ended.
+
+    `claim_id` is None, and nothing is leased, when there was nothing to claim. `export` are their samples, where the
+    claim asked for them.
+    """
+
+    claim_id: str | None
+    sessions: tuple[str, ...]
+    lease_until: float | None
+    export: Export | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Acknowledged:
+    """`lost` says for each session that was not acknowledged which claim has taken it over."""
+
+    sessions: tuple[str, ...]
+    lost: Mapping[str, str | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +198,34 @@ class SessionFilter(TypedDict, total=False):
     since: float
 
 
+class ClaimExport(TypedDict, total=False):
+    """How a claim exports what it leases; what else `/export_trajectories` takes may be given as well."""
+
+    layout: Literal["individual", "concat"]
+    discount: float
+    credit: str
+
+
+class ClaimOptions(TypedDict, total=False):
+    """How to claim: at most `limit` sessions (1 unless said), leased for `lease_s`, waiting `wait_s` for the first.
+
+    `consumer` begins the id of the claim, so that others see who holds a session. A claim made again under its own
+    `claim_id` gives what it holds and renews the lease, with `renew` nothing else; `lease_s` 0 gives it back.
+    """
+
+    limit: int
+    lease_s: float
+    wait_s: float
+    consumer: str
+    claim_id: str
+    renew: bool
+    export: ClaimExport | Mapping[str, Json]
+
+
+class ClaimRequest(ClaimOptions, SessionFilter, total=False):
+    """Options and filter of a claim together."""
+
+
 class ExportRequest(ExportOptions, SessionFilter, total=False):
     """Options and filter of an export together."""
 
@@ -176,6 +256,17 @@ def sample_of(entry: Mapping[str, Json]) -> Sample:
     arrays = {name: np.asarray(entry[name], dtype=dtype) for name, dtype in _ARRAYS.items()}
     sequences = {name: tuple(entry[name]) for name in ("interaction_ids", "turns")}
     return Sample(**_known(Sample, {**entry, **arrays, **sequences}))
+
+
+def export_of(page: Mapping[str, Json]) -> Export:
+    """One page of an export in JSON."""
+    return Export([sample_of(entry) for entry in page["samples"]], dict(page["sessions"]))
+
+
+def claim_of(answer: Mapping[str, Json]) -> Claim:
+    """A claim as it is answered, with its samples or with the ids of its sessions alone."""
+    export = export_of(answer) if "samples" in answer else None
+    return Claim(answer["claim_id"], tuple(answer["sessions"]), answer["lease_until"], export)
 
 
 def tree_of(answer: Mapping[str, Json]) -> SessionTree:

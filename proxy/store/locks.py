@@ -78,6 +78,7 @@ def _concerned(payloads: Iterable[Any]) -> tuple[set[str], set[str]]:
             names.update(payload.get("of_sessions", ()))
         else:
             _add(names, getattr(payload, "session_id", None))
+            names.update(getattr(payload, "session_ids", ()))
     return names, ids
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from typing import Any
 
-from sqlalchemy import Connection, Select, and_, case, func, literal, or_, select
+from sqlalchemy import Connection, Select, and_, case, func, literal, null, or_, select
 
 from proxy.errors import InvalidRequest
-from proxy.store import rows
+from proxy.store import codec, rows
 from proxy.store.tables import intents, interactions, returns, sessions
 from proxy.types import Credit, Interaction, Outcome, SessionRecord, SessionStatus, Status
 
@@ -16,6 +17,28 @@ from proxy.types import Credit, Interaction, Outcome, SessionRecord, SessionStat
 MAX_SESSION_IDS = 10_000
 
 _INTERACTION_COLUMNS = [column for column in interactions.c if column.name not in ("replied_at", "idempotency_key")]
+# Texts are most of the bytes of a row, and decompressing and parsing them most of the time of reading it. What a node
+# is for is told by the roots' messages and tools.
+_WITHOUT_TEXTS = [
+    null().label("output")
+    if column.name == "output"
+    else case((interactions.c.parent_id.is_(None), column)).label(column.name)
+    if column.name in ("new_messages", "tools")
+    else column
+    for column in _INTERACTION_COLUMNS
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What of an interaction rewards and groups are computed of."""
+
+    id: str
+    parent_id: str | None
+    status: Status
+    reward: float | None
+    rewards: Mapping[str, float]
+    state_hash: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,9 +86,33 @@ def load_interactions(
     return [rows.interaction_of(row) for row in connection.execute(query).mappings()]
 
 
+def load_tokens(connection: Connection, session_id: str) -> list[Interaction]:
+    """All nodes of a session by seq, without messages but for the roots' own."""
+    query = select(*_WITHOUT_TEXTS).where(interactions.c.session_id == session_id).order_by(interactions.c.seq)
+    return [rows.interaction_of(row) for row in connection.execute(query).mappings()]
+
+
+def load_steps(connection: Connection, session_ids: Collection[str]) -> dict[str, list[Step]]:
+    """The steps of each session by seq. At most MAX_SESSION_IDS."""
+    found: dict[str, list[Step]] = {name: [] for name in session_ids}
+    columns = interactions.c
+    query = (
+        select(
+            *(columns.session_id, columns.id, columns.parent_id, columns.status),
+            *(columns.reward, columns.rewards, columns.state_hash),
+        )
+        .where(columns.session_id.in_(session_ids))
+        .order_by(columns.session_id, columns.seq)
+    )
+    for session_id, name, parent_id, status, reward, rewards, state_hash in connection.execute(query):
+        step = Step(name, parent_id, Status(status), reward, codec.decode_json(rewards, {}), state_hash)
+        found[session_id].append(step)
+    return found
+
+
 def find_sessions(connection: Connection, wanted: SessionFilter) -> list[SessionRecord]:
     """In order of creation. Raises InvalidRequest for an unknown cursor or too many ids."""
-    query = _filtered(select(sessions), wanted).order_by(sessions.c.number).limit(wanted.limit)
+    query = filtered(select(sessions), wanted).order_by(sessions.c.number).limit(wanted.limit)
     if wanted.after is not None:
         number = connection.execute(select(sessions.c.number).where(sessions.c.session_id == wanted.after)).scalar()
         if number is None:
@@ -113,6 +160,16 @@ def load_unreplied(connection: Connection, session_id: str) -> set[str]:
     return set(connection.execute(query).scalars())
 
 
+def find_incomplete(connection: Connection, session_ids: Collection[str]) -> set[str]:
+    """Those of at most MAX_SESSION_IDS sessions in which a call failed, was aborted, or began and has not ended."""
+    lost = (Status.FAILED.value, Status.ABORTED.value)
+    cut = select(interactions.c.session_id).where(
+        interactions.c.session_id.in_(session_ids), interactions.c.status.in_(lost)
+    )
+    begun = select(intents.c.session_id).where(intents.c.session_id.in_(session_ids))
+    return set(connection.execute(cut.union(begun)).scalars())
+
+
 def find_idle(connection: Connection, before: float, limit: int) -> list[str]:
     """Live sessions without a commit, a reward or the begin of a call since `before`."""
     begun = select(intents.c.session_id).where(intents.c.begun_at >= before)
@@ -134,7 +191,8 @@ def count_sessions(connection: Connection, task_id: str) -> int:
     return connection.execute(query).scalar_one()
 
 
-def _filtered(query: Select[tuple[object, ...]], wanted: SessionFilter) -> Select[tuple[object, ...]]:
+def filtered(query: Select[Any], wanted: SessionFilter) -> Select[Any]:
+    """A query of sessions, of the `wanted` ones only; `after` and `limit` are the caller's to apply."""
     conditions = [
         column == value
         for column, value in (

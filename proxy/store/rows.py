@@ -20,6 +20,7 @@ from proxy.types import (
     Message,
     Outcome,
     Reason,
+    Role,
     SamplingParams,
     SessionRecord,
     SessionStatus,
@@ -28,6 +29,8 @@ from proxy.types import (
 )
 
 Row = dict[str, Any]
+NO_ANSWER = Message(Role.ASSISTANT)
+"""The answer of an interaction that was read without its messages; a stored one is never NULL."""
 
 
 def session_row(record: SessionRecord) -> Row:
@@ -141,7 +144,7 @@ def interaction_of(row: RowMapping) -> Interaction:
         api=Api(row["api"]),
         status=Status(row["status"]),
         new_messages=tuple(map(Message.from_json, codec.decode_json(row["new_messages"], ()))),
-        output=Message.from_json(codec.decode_json(row["output"])),
+        output=NO_ANSWER if row["output"] is None else Message.from_json(codec.decode_json(row["output"])),
         prefix_length=row["prefix_length"],
         prompt_suffix=codec.decode_ids(row["prompt_suffix"]),
         output_ids=codec.decode_ids(row["output_ids"]),
@@ -174,7 +177,10 @@ def interaction_of(row: RowMapping) -> Interaction:
 
 
 def reward_columns(update: Mapping[str, Any]) -> Row:
-    """Column values of those of `reward`, `rewards`, `token_rewards` that are given. Raises InvalidRequest."""
+    """Column values of those of `reward`, `rewards`, `token_rewards`, `trainable` and `spans` that are given.
+
+    Raises InvalidRequest.
+    """
     columns: Row = {}
     for name, value in update.items():
         if name == "reward":
@@ -186,6 +192,10 @@ def reward_columns(update: Mapping[str, Any]) -> Row:
         elif name == "token_rewards":
             codec.check_finite(name, () if value is None else value)
             columns[name] = None if value is None else codec.encode_floats(value)
+        elif name == "trainable":
+            columns[name] = value
+        elif name == "spans":
+            columns[name] = codec.encode_json(value)
         else:
             raise InvalidRequest(f"{name} is not a reward column", param=name)
     return columns

@@ -15,7 +15,9 @@ from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import SQLAlchemyError
 
 from proxy.errors import StoreUnavailable
-from proxy.store import codec, database, reads, replicas, rows, schema, starts, writes
+from proxy.store import claims, database, reads, replicas, rows, schema, starts, writes
+from proxy.store.claims import Acknowledged, Acknowledgement, Bell, Claim, Claimed
+from proxy.store.reads import Step
 from proxy.store.replicas import News, Seen
 from proxy.store.starts import Start
 from proxy.store.writer import Phase, Writer
@@ -46,6 +48,7 @@ class Store:
         self._readers = ThreadPoolExecutor(READER_THREADS, thread_name_prefix="store-reader")
         # None: not known, because others write to this database too or there are too many.
         self._known = _known_sessions(reader_engine) if lock is not None else None
+        self.ends = Bell()
 
     @property
     def label(self) -> str:
@@ -135,7 +138,7 @@ class Store:
     async def set_rewards(
         self, session_id: str, updates: Mapping[str, Mapping[str, Any]], seen: Seen | None = None
     ) -> bool:
-        """Set those of reward, rewards, token_rewards that are given for each interaction id: all of them, or none.
+        """Set those of reward, rewards, token_rewards, trainable, spans that are given for each id: all, or none.
 
         False when the session is no longer as it was `seen`. Raises NotFound for an id that is not of the session,
         InvalidRequest for a value that is not finite.
@@ -158,6 +161,8 @@ class Store:
         values = writes.Returns(record.session_id, record.discount, record.credit, dict(returns), seen)
         end = writes.End(rows.session_row(record), values)
         done: bool = await self._writer.submit(writes.end_sessions, end)
+        if done:
+            self.ends.ring()
         return done
 
     async def set_returns(
@@ -176,14 +181,19 @@ class Store:
         done: bool = await self._writer.submit(writes.set_returns, new)
         return done
 
-    async def mark(self, interaction_id: str, trainable: bool, spans: tuple[tuple[int, int], ...] = ()) -> None:
-        """Set whether, and which spans of, an interaction may be trained. Raises NotFound."""
-        columns = {"trainable": trainable, "spans": codec.encode_json(spans)}
-        await self._writer.submit(writes.update_interactions, (interaction_id, columns))
-
     async def supersede(self, interaction_id: str) -> None:
         """A retry replaces this failed or aborted attempt. Raises NotFound."""
         await self._writer.submit(writes.supersede, interaction_id)
+
+    async def claim(self, claim: Claim) -> Claimed:
+        """Lease ended sessions, or those again that a claim of this name holds."""
+        claimed: Claimed = await self._writer.submit(claims.claim, claim)
+        return claimed
+
+    async def acknowledge(self, done: Acknowledgement) -> Acknowledged:
+        """End the leases of sessions for good. Raises SessionNotFound, and InvalidRequest for one that lives."""
+        acknowledged: Acknowledged = await self._writer.submit(claims.acknowledge, done)
+        return acknowledged
 
     # Notes: in the same queue, not waited for
 
@@ -214,6 +224,14 @@ class Store:
     ) -> list[Interaction]:
         """Nodes with a seq above `after_seq`, by seq, of any status or of `statuses`."""
         return await self._read(reads.load_interactions, session_id, after_seq, statuses)
+
+    async def load_tokens(self, session_id: str) -> list[Interaction]:
+        """As load_interactions, but only roots have their messages: those are most of what is decoded."""
+        return await self._read(reads.load_tokens, session_id)
+
+    async def load_steps(self, session_ids: Collection[str]) -> dict[str, list[Step]]:
+        """What rewards and groups are computed of, by session and in order of seq, of at most 10,000 sessions."""
+        return await self._read(reads.load_steps, session_ids)
 
     async def load_news(self, session_id: str, seen: Seen) -> News | None:
         """What others did to a session since it was `seen`; None when there is no such session."""
@@ -264,6 +282,18 @@ class Store:
     async def load_unreplied(self, session_id: str) -> set[str]:
         """Ids of complete interactions the end of whose reply was never written out."""
         return await self._read(reads.load_unreplied, session_id)
+
+    async def find_incomplete(self, session_ids: Collection[str]) -> set[str]:
+        """Those of at most 10,000 sessions of which calls are missing: failed, aborted, or begun and not ended."""
+        return await self._read(reads.find_incomplete, session_ids)
+
+    async def is_waiting(self, wanted: reads.SessionFilter) -> bool:
+        """Whether an ended session waits to be claimed."""
+        return await self._read(claims.is_waiting, wanted)
+
+    async def sessions_of_claim(self, claim_id: str) -> list[str]:
+        """What a claim was given and nobody took over, acknowledged or not, in order of their ends."""
+        return await self._read(claims.sessions_of, claim_id)
 
     async def count_live(self) -> int:
         """How many sessions have not ended."""

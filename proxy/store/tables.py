@@ -12,6 +12,7 @@ from sqlalchemy import (
     Column,
     Double,
     ForeignKey,
+    Index,
     Integer,
     LargeBinary,
     MetaData,
@@ -19,6 +20,7 @@ from sqlalchemy import (
     Text,
     UniqueConstraint,
     false,
+    text,
 )
 
 metadata = MetaData(
@@ -56,7 +58,7 @@ sessions = Table(
     Column("ended_at", Double, index=True),
     Column("next_seq", Integer, nullable=False, comment="seq of the next interaction, so also their count"),
     Column("ended_order", BigInteger, index=True, comment="order in which sessions ended, the order of claims"),
-    Column("claimed_by", Text),
+    Column("claimed_by", Text, index=True),
     Column("claimed_until", Double),
     Column("acknowledged_at", Double),
     Column("keys_expire_at", Double),
@@ -64,6 +66,10 @@ sessions = Table(
     Column("exported_at", Double, comment="when it was last exported after its end"),
     Column("revision", Integer, nullable=False, server_default="0", comment="grows with every change but new turns"),
 )
+
+# What claims look through; without it they would pass by all that was ever acknowledged.
+WAITING = text("acknowledged_at IS NULL AND ended_order IS NOT NULL")
+Index("ix_sessions_waiting", sessions.c.ended_order, sqlite_where=WAITING, postgresql_where=WAITING)
 
 capacity = Table(
     "capacity",

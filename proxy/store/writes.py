@@ -45,7 +45,7 @@ class Append:
 
 @dataclass(frozen=True, slots=True)
 class Rewards:
-    """`updates[interaction_id]` holds those of reward, rewards, token_rewards that change."""
+    """`updates[interaction_id]` holds those of reward, rewards, token_rewards, trainable, spans that change."""
 
     session_id: str
     updates: Mapping[str, Mapping[str, Any]]

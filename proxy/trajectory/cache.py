@@ -10,7 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from proxy.trajectory.matching import ChainState, Identity, RootKeys, extend, identify
-from proxy.types import Ids, Interaction, Message, Reason, Role, Status, TurnRequest, ids_of
+from proxy.trajectory.tree import token_ids
+from proxy.types import Ids, Interaction, Message, Reason, Role, Status, TurnRequest
 
 
 @dataclass(slots=True, eq=False)
@@ -97,15 +98,7 @@ class InteractionCache:
 
     def token_ids(self, node: Node) -> Ids:
         """The exact ids of a node's prompt and output, put together from what each node adds."""
-        pieces: list[Ids] = []
-        current: Node | None = node
-        while current is not None:
-            pieces += (current.interaction.output_ids, current.interaction.prompt_suffix)
-            current = current.parent if current.interaction.aligned else None
-        out = ids_of()
-        for piece in reversed(pieces):
-            out += piece
-        return out
+        return token_ids(node)
 
     def conversation(self, node: Node) -> tuple[Message, ...]:
         """All messages of a node, its answer included."""

@@ -1,4 +1,4 @@
-"""Samples of one session. In layout concat every selected sampled token carries mask 1 in exactly one sample.
+"""Samples of one session. In layouts concat and tree every selected sampled token carries mask 1 in exactly one sample.
 
 (With drift policy `mask`, one that stands nowhere as sampled is trained nowhere, and counted.) Exporting never changes
 what is stored.
@@ -6,168 +6,243 @@ what is stored.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from enum import StrEnum
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from proxy.trajectory.cache import InteractionCache, Node
-from proxy.trajectory.paths import Drift, leaves, path_to
+from proxy.trajectory.advantages import Group, Groups, group_of, score
+from proxy.trajectory.conversation import conversation_above, message_dict
+from proxy.trajectory.options import ExportOptions, Include, Layout
+from proxy.trajectory.padded import PaddedSample, fits, pad
+from proxy.trajectory.paths import leaves, path_to
 from proxy.trajectory.purpose import derive
 from proxy.trajectory.rewards import compute_returns
-from proxy.trajectory.tensors import FloatArray, Placement, TokenArrays, fill
-from proxy.types import Credit, Interaction, SessionRecord, Status
+from proxy.trajectory.samples import Labels, Row, Sample, Standing, TreeSample, scalar
+from proxy.trajectory.selection import trained
+from proxy.trajectory.tensors import Placement, TokenArrays, fill
+from proxy.trajectory.tree import Branch, grow, token_ids
+from proxy.types import Interaction, SessionRecord, Status, ids_of
 
-
-class Layout(StrEnum):
-    INDIVIDUAL = "individual"
-    CONCAT = "concat"
-
-
-@dataclass(frozen=True, slots=True)
-class ExportOptions:
-    """How to export. `discount` and `credit` None: the session's own. `purposes` and `agents` None: all of them."""
-
-    layout: Layout = Layout.INDIVIDUAL
-    discount: float | None = None
-    credit: Credit | None = None
-    drift: Drift = Drift.FORK
-    purposes: frozenset[str] | None = None
-    agents: frozenset[str] | None = None
+Decode = Callable[[Sequence[int]], str]
+"""Token ids to text."""
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
-    """One training sample: its interactions in order (one for layout individual), where they stand, and returns."""
+class Laid:
+    """The rows of a session. `masked_tokens` were sampled and stand in none of them, `dropped` samples did not fit."""
 
-    session: SessionRecord
-    placements: tuple[Placement, ...]
-    purpose: str
-    arrays: TokenArrays
-    returns: tuple[float, ...]
-    rewards: FloatArray
-    raw_rewards: FloatArray
-
-    @property
-    def last(self) -> Interaction:
-        """The interaction that the sample ends with."""
-        return self.placements[-1].interaction
-
-    @property
-    def masked_tokens(self) -> int:
-        """Sampled tokens of its path that stand nowhere in it as sampled."""
-        return sum(len(placed.interaction.output_ids) for placed in self.placements if placed.start is None)
-
-    def to_json(self) -> dict[str, Any]:
-        """The sample as a dict whose arrays are numpy: int32 and float32 [L], attention_mask bool [L], rewards [1]."""
-        last, arrays = self.last, self.arrays
-        return {
-            "interaction_id": last.id,
-            "interaction_ids": [placed.interaction.id for placed in self.placements],
-            "session_id": self.session.session_id,
-            "group_id": self.session.group_id,
-            "task_id": self.session.task_id,
-            "purpose": self.purpose,
-            "finish_reason": last.finish_reason.value if last.finish_reason else None,
-            "sampling": last.sampling.to_json(),
-            "masked_tokens": self.masked_tokens,
-            "recomputable": all(recomputable(placed.interaction) for placed in self.placements),
-            "turns": [self._turn(placed) for placed in self.placements],
-            "input_ids": arrays.input_ids,
-            "loss_mask": arrays.loss_mask,
-            "logprobs": arrays.logprobs,
-            "versions": arrays.versions,
-            "turn_ids": arrays.turn_ids,
-            "attention_mask": np.ones(len(arrays.input_ids), bool),
-            "rewards": self.rewards,
-            "raw_rewards": self.raw_rewards,
-        }
-
-    def _turn(self, placed: Placement) -> dict[str, Any]:
-        interaction = placed.interaction
-        return {
-            "interaction_id": interaction.id,
-            "sampling": interaction.sampling.to_json(),
-            "reward": interaction.reward,
-            "return": self.returns[placed.turn],
-            "finish_reason": interaction.finish_reason.value if interaction.finish_reason else None,
-            "state_hash": interaction.state_hash,
-            "recomputable": recomputable(interaction),
-            "span": list(placed.span) if placed.span is not None else None,
-        }
+    rows: Sequence[Row]
+    masked_tokens: int = 0
+    dropped: int = 0
 
 
-def recomputable(interaction: Interaction) -> bool:
-    """Whether a trainer gets the same logprobs from the ids and the temperature alone."""
-    sampling = interaction.sampling
-    penalised = (sampling.presence_penalty, sampling.frequency_penalty, sampling.repetition_penalty) != (0.0, 0.0, 1.0)
-    return not (penalised or sampling.logit_bias or interaction.notes.get("grammar"))
+def lay_out(
+    record: SessionRecord,
+    interactions: Sequence[Interaction],
+    options: ExportOptions,
+    groups: Groups | None = None,
+    decode: Decode | None = None,
+) -> Laid:
+    """The rows of one session in any layout. `interactions` are all of it, in order of `seq`.
+
+    `groups` is for options that compare sessions, `decode` for included text.
+    """
+    exporter = _exporter(record, interactions, options, groups or Groups(), decode)
+    if options.layout is Layout.TREE:
+        return Laid(_weighted(exporter.tree()))
+    samples, dropped = (exporter.individual(), 0) if options.layout is Layout.INDIVIDUAL else exporter.concat()
+    padding = options.padding
+    rows = samples if padding is None else [pad(sample, padding) for sample in samples]
+    return Laid(_weighted(rows), masked_tokens(samples), dropped)
 
 
 def export_session(record: SessionRecord, interactions: Sequence[Interaction], options: ExportOptions) -> list[Sample]:
-    """The samples of one session, by their last interaction. `interactions` are all of it, in order of `seq`."""
+    """The samples of one session in layout individual or concat, by their last interaction."""
+    exporter = _exporter(record, interactions, options, Groups(), None)
+    samples = exporter.individual() if options.layout is Layout.INDIVIDUAL else exporter.concat()[0]
+    return _weighted(samples)
+
+
+def _exporter(
+    record: SessionRecord,
+    interactions: Sequence[Interaction],
+    options: ExportOptions,
+    groups: Groups,
+    decode: Decode | None,
+) -> _Exporter:
     discount = record.discount if options.discount is None else options.discount
-    exporter = _Exporter(
-        record,
-        InteractionCache(interactions),
-        compute_returns(interactions, discount, options.credit or record.credit),
-        derive(interactions),
-        options,
+    nodes, purposes = grow(interactions), derive(interactions)
+    main = {name: options.reward.of(node.interaction.reward, node.interaction.rewards) for name, node in nodes.items()}
+    unfinished = options.mask_unfinished and record.finished is False
+    return _Exporter(
+        record=record,
+        nodes=nodes,
+        main=main,
+        returns=compute_returns(interactions, discount, options.credit or record.credit, main),
+        purposes=purposes,
+        trained=frozenset() if unfinished else trained(nodes, purposes, options.train),
+        options=options,
+        groups=groups,
+        group=group_of(record.session_id, record.group_id),
+        decode=decode,
     )
-    return exporter.individual() if options.layout is Layout.INDIVIDUAL else exporter.concat()
 
 
 @dataclass(frozen=True, slots=True)
 class _Exporter:
-    """One session while it is exported; `returns` and `purposes` are by interaction id."""
+    """One session while it is exported; `main`, `returns` and `purposes` are by interaction id."""
 
     record: SessionRecord
-    cache: InteractionCache
+    nodes: dict[str, Branch]
+    main: Mapping[str, float | None]
     returns: Mapping[str, float]
     purposes: Mapping[str, str]
+    trained: frozenset[str]
     options: ExportOptions
+    groups: Groups
+    group: Group
+    decode: Decode | None
 
     def individual(self) -> list[Sample]:
-        return [self._single(node) for node in self.cache.nodes.values() if self._selected(node)]
+        return [self._single(node) for node in self.nodes.values() if self._selected(node)]
 
-    def concat(self) -> list[Sample]:
-        """One sample a leaf, leaves by rising `seq`: the first in which a node stands as sampled trains it."""
-        nodes = list(self.cache.nodes.values())
+    def concat(self) -> tuple[list[Sample], int]:
+        """One sample a leaf, leaves by rising `seq`: the first in which a node stands as sampled trains it.
+
+        Those that do not fit what they are padded to are left out, counted, and train nothing.
+        """
+        nodes = list(self.nodes.values())
         selected = {node.interaction.id for node in nodes if self._selected(node)}
         samples: list[Sample] = []
-        trained: set[str] = set()
+        done: set[str] = set()
+        dropped = 0
         for leaf in leaves(nodes, selected, self.options.drift):
-            path = path_to(self.cache, leaf, self.options.drift)
+            path = path_to(leaf, self.options.drift)
+            if self.options.padding is not None and not fits(path, self.options.padding):
+                dropped += 1
+                continue
+            wanted = (selected & self.trained) - done
             places = tuple(
-                Placement(node.interaction, turn, start, self._trains(node, selected - trained))
+                Placement(node.interaction, turn, start, node.interaction.id in wanted)
                 for turn, (node, start) in enumerate(zip(path.nodes, path.starts, strict=True))
             )
-            trained.update(place.interaction.id for place in places if place.start is not None)
-            score = sum(place.interaction.reward or 0.0 for place in places)
-            samples.append(self._sample(places, fill(path.ids, places), score))
-        return samples
+            done.update(place.interaction.id for place in places if place.start is not None)
+            total = score(self.main[place.interaction.id] for place in places)
+            samples.append(self._sample(places, fill(path.ids, places), total))
+        return samples, dropped
 
-    def _single(self, node: Node) -> Sample:
+    def tree(self) -> list[TreeSample]:
+        """One sample, of the selected nodes and those whose tokens stand before theirs; none of an empty session."""
+        selected = {name for name, node in self.nodes.items() if self._selected(node)}
+        wanted = set(selected)
+        for node in reversed(self.nodes.values()):  # children before parents
+            if node.interaction.id in wanted and node.interaction.aligned and node.parent is not None:
+                wanted.add(node.parent.interaction.id)
+        nodes = [node for name, node in self.nodes.items() if name in wanted]
+        return [self._tree_sample(nodes, selected & self.trained)] if nodes else []
+
+    def _tree_sample(self, nodes: Sequence[Branch], wanted: frozenset[str] | set[str]) -> TreeSample:
+        ids = ids_of()
+        places: list[Placement] = []
+        offsets = [0]
+        for turn, node in enumerate(nodes):
+            interaction = node.interaction
+            ids += interaction.prompt_suffix
+            places.append(Placement(interaction, turn, len(ids), interaction.id in wanted))
+            ids += interaction.output_ids
+            offsets.append(len(ids))
+        index = {node.interaction.id: at for at, node in enumerate(nodes)}
+        parents = [
+            index[node.parent.interaction.id] if node.interaction.aligned and node.parent is not None else -1
+            for node in nodes
+        ]
+        placed, names = tuple(places), [node.interaction.id for node in nodes]
+        starts = np.array([node.interaction.prefix_length for node in nodes], np.int32)
+        where = np.array(offsets, np.int32)
+        return TreeSample(
+            session=self.record,
+            placements=placed,
+            purpose=self.purposes[names[-1]],
+            arrays=fill(ids, placed),
+            offsets=where,
+            parents=np.array(parents, np.int32),
+            positions=np.arange(len(ids), dtype=np.int32) + np.repeat(starts - where[:-1], np.diff(where)),
+            returns=tuple(self.returns[name] for name in names),
+            main=tuple(self.main[name] for name in names),
+            standing=self._standing(placed),
+            extras=self._extras(placed, whole=False),
+        )
+
+    def _single(self, node: Branch) -> Sample:
         interaction = node.interaction
-        place = Placement(interaction, 0, interaction.prompt_tokens, interaction.trainable)
-        return self._sample((place,), fill(self.cache.token_ids(node), (place,)), self.returns[interaction.id])
+        place = Placement(interaction, 0, interaction.prompt_tokens, interaction.id in self.trained)
+        return self._sample((place,), fill(token_ids(node), (place,)), self.returns[interaction.id])
 
     def _sample(self, places: tuple[Placement, ...], arrays: TokenArrays, reward: float) -> Sample:
         last = places[-1].interaction
-        returns = tuple(self.returns[place.interaction.id] for place in places)
-        raw = last.reward or 0.0
-        return Sample(self.record, places, self.purposes[last.id], arrays, returns, _scalar(reward), _scalar(raw))
+        text = self.decode is not None and Include.TEXT in self.options.include
+        return Sample(
+            session=self.record,
+            placements=places,
+            purpose=self.purposes[last.id],
+            arrays=arrays,
+            returns=tuple(self.returns[place.interaction.id] for place in places),
+            main=tuple(self.main[place.interaction.id] for place in places),
+            rewards=scalar(reward),
+            raw_rewards=scalar(self.main[last.id] or 0.0),
+            standing=self._standing(places),
+            extras=self._extras(places, whole=True),
+            text=self.decode(arrays.input_ids.tolist()) if text and self.decode is not None else None,
+        )
 
-    def _selected(self, node: Node) -> bool:
+    def _standing(self, places: Sequence[Placement]) -> Standing:
+        """Its weight is known only when all samples of the session are."""
+        options, advantage, steps = self.options, None, None
+        if options.advantages is not None:
+            advantage = self.groups.advantage(self.group, score(self.main.values()), options.advantages)
+        if options.step_advantages is not None:
+            found = [(place.interaction.state_hash, self.returns[place.interaction.id]) for place in places]
+            steps = tuple(
+                self.groups.step_advantage(self.group, state, value, options.step_advantages) for state, value in found
+            )
+        return Standing(advantage=advantage, steps=steps)
+
+    def _extras(self, places: Sequence[Placement], *, whole: bool) -> tuple[Labels, ...]:
+        """What is included of each turn; the first one of a `whole` sample has all messages of its prompt."""
+        if not self.options.include:
+            return ()
+        return tuple(self._extra(place.interaction, whole=whole and place.turn == 0) for place in places)
+
+    def _extra(self, interaction: Interaction, *, whole: bool) -> Labels:
+        out: Labels = {}
+        if Include.MESSAGES in self.options.include:
+            above = conversation_above(self.nodes[interaction.id]) if whole else ()
+            messages = (*above, *interaction.new_messages, interaction.output)
+            out["messages"] = [message_dict(message) for message in messages]
+        if Include.TEXT in self.options.include and self.decode is not None:
+            out["text"] = self.decode(interaction.output_ids.tolist())
+        return out
+
+    def _selected(self, node: Branch) -> bool:
         interaction, options = node.interaction, self.options
         if options.agents is not None and interaction.agent not in options.agents:
             return False
         return options.purposes is None or self.purposes[interaction.id] in options.purposes
 
-    def _trains(self, node: Node, wanted: set[str]) -> bool:
-        return node.interaction.trainable and node.interaction.id in wanted
+
+def _weighted(rows: Sequence[Any]) -> list[Any]:
+    """The rows of a session, whose weights add up to 1 over those that train anything."""
+    trains = [row.is_trained for row in rows]
+    share = 1.0 / max(sum(trains), 1)
+    return [_with_weight(row, share if train else 0.0) for row, train in zip(rows, trains, strict=True)]
+
+
+def _with_weight(row: Sample | TreeSample | PaddedSample, weight: float) -> Row:
+    if isinstance(row, PaddedSample):
+        return row.standing_as(replace(row.sample.standing, weight=weight))
+    return replace(row, standing=replace(row.standing, weight=weight))
 
 
 def masked_tokens(samples: Sequence[Sample]) -> int:
@@ -176,10 +251,6 @@ def masked_tokens(samples: Sequence[Sample]) -> int:
     stands = {placed.interaction.id for placed in placements if placed.start is not None}
     lost = {placed.interaction.id: len(placed.interaction.output_ids) for placed in placements}
     return sum(count for name, count in lost.items() if name not in stands)
-
-
-def _scalar(value: float) -> FloatArray:
-    return np.array([value], np.float32)
 
 
 def certificate(record: SessionRecord, interactions: Sequence[Interaction], begun_not_ended: int = 0) -> dict[str, Any]:
@@ -199,7 +270,8 @@ def certificate(record: SessionRecord, interactions: Sequence[Interaction], begu
         "failed": counts[Status.FAILED],
         "reasons": reasons,
         "unaligned": sum(i.parent_id is not None and not i.aligned for i in complete),
-        "rewarded": any(i.reward is not None for i in complete),
+        "rewarded": any(i.reward is not None or i.rewards or i.token_rewards for i in complete),
         "outcome": record.outcome.value if record.outcome else None,
+        "finished": record.finished,
         "metrics": dict(record.metrics),
     }

@@ -14,7 +14,7 @@ from enum import StrEnum
 
 import numpy as np
 
-from proxy.trajectory.cache import InteractionCache, Node
+from proxy.trajectory.tree import Branch, token_ids
 from proxy.types import Ids
 
 # An older answer is looked for together with this many tokens of the prompt before it, which hold the assistant's
@@ -33,12 +33,12 @@ class Drift(StrEnum):
 class Path:
     """The nodes of a sample, oldest first, its ids, and where each output begins in them (None: not as sampled)."""
 
-    nodes: tuple[Node, ...]
+    nodes: tuple[Branch, ...]
     ids: Ids
     starts: tuple[int | None, ...]
 
 
-def leaves(nodes: Sequence[Node], selected: Collection[str], drift: Drift) -> list[Node]:
+def leaves(nodes: Sequence[Branch], selected: Collection[str], drift: Drift) -> list[Branch]:
     """The selected nodes that no selected node continues, by rising `seq`."""
     continued = {
         id(node.parent)
@@ -49,7 +49,7 @@ def leaves(nodes: Sequence[Node], selected: Collection[str], drift: Drift) -> li
     return sorted(found, key=lambda node: node.interaction.seq)
 
 
-def path_to(cache: InteractionCache, leaf: Node, drift: Drift) -> Path:
+def path_to(leaf: Branch, drift: Drift) -> Path:
     """The sample that ends with `leaf`."""
     joined = [leaf]
     while joined[-1].interaction.aligned and joined[-1].parent is not None:
@@ -57,28 +57,28 @@ def path_to(cache: InteractionCache, leaf: Node, drift: Drift) -> Path:
     starts: list[int | None] = [node.interaction.prompt_tokens for node in joined]
     if drift is Drift.MASK:
         above = _ancestors(joined[-1])
-        prompt = cache.token_ids(joined[-1])[: joined[-1].interaction.prompt_tokens]
-        starts += reversed(_find_again(cache, above[::-1], prompt))
+        prompt = token_ids(joined[-1])[: joined[-1].interaction.prompt_tokens]
+        starts += reversed(_find_again(above[::-1], prompt))
         joined += above
-    return Path(tuple(reversed(joined)), cache.token_ids(leaf), tuple(reversed(starts)))
+    return Path(tuple(reversed(joined)), token_ids(leaf), tuple(reversed(starts)))
 
 
-def _ancestors(node: Node) -> list[Node]:
+def _ancestors(node: Branch) -> list[Branch]:
     """Everything above a node, nearest first."""
-    found: list[Node] = []
+    found: list[Branch] = []
     while node.parent is not None:
         node = node.parent
         found.append(node)
     return found
 
 
-def _find_again(cache: InteractionCache, nodes: Sequence[Node], ids: Ids) -> list[int | None]:
+def _find_again(nodes: Sequence[Branch], ids: Ids) -> list[int | None]:
     """Where the outputs of `nodes`, oldest first, stand in `ids`, each after the one before."""
     starts: list[int | None] = []
     after = 0
     for node in nodes:
         output = node.interaction.output_ids
-        prompt = cache.token_ids(node)[: node.interaction.prompt_tokens]
+        prompt = token_ids(node)[: node.interaction.prompt_tokens]
         anchor = prompt[-_ANCHOR:]
         found = [at + len(anchor) for at in find_all(ids, anchor + output, max(after - len(anchor), 0))]
         common = [_common_end(ids[:at], prompt) for at in found]

@@ -52,7 +52,7 @@ async def test_each_layout_and_alias(tmp_path: Path, layout: str | None, samples
         ({"layout": ["concat"]}, "layout", "concat"),
         ({"format": "csv"}, "format", "json"),
         ({"format": {}}, "format", "json"),
-        ({"style": "concat"}, "style", "layout"),
+        ({"style": "spiral"}, "style", "concat"),
         ({"credit": "flat"}, "credit", "linear"),
         ({"credit": []}, "credit", "tree"),
         ({"discount": 2}, "discount", "between"),
@@ -82,8 +82,8 @@ async def test_each_layout_and_alias(tmp_path: Path, layout: str | None, samples
         ({"wait_s": -1, "session_id": "s"}, "wait_s", "between"),
         ({"wait_s": "5"}, "wait_s", "number"),
         ({"wait_s": 5}, "wait_s", "session_id"),
-        ({"train": {"turns": "last"}}, "train", "not supported"),
-        ({"include": ["text"]}, "include", "not supported"),
+        ({"train": {"turns": "first"}}, "train.turns", "last"),
+        ({"include": ["tokens"]}, "include", "text"),
     ],
 )
 async def test_a_bad_export_is_400_names_the_field_and_the_choices(

@@ -192,6 +192,24 @@ async def test_named_rewards_given_at_once_on_all_replicas_are_all_kept(tmp_path
             assert [node["rewards"] for node in await server.tree()] == [wanted]
 
 
+async def test_a_mark_on_one_replica_is_what_all_of_them_export(tmp_path: Path, postgres_url: str) -> None:
+    async with replicas(tmp_path, postgres_url, says("one"), says("two"), says()) as (first, second, third):
+        reply = await first.answer([user("a")])
+        turn = {"model": "m", "messages": [user("a"), reply, user("b")]}
+        last = (await second.ok(CHAT, turn))["id"]
+        name = (await third.tree())[0]["id"]
+        await asyncio.gather(
+            first.ok("/s/rl/mark", {"interaction_id": name, "trainable": False}),
+            second.ok("/s/rl/mark", {"interaction_id": last, "trainable": True, "spans": [[0, 1]]}),
+            third.ok("/s/rl/set_reward", {"reward": 1}),
+        )
+        for server in (first, second, third):
+            marks = [(node["trainable"], node["spans"], node["reward"]) for node in await server.tree()]
+            assert marks == [(False, [], None), (True, [[0, 1]], 1.0)]
+            (sample,) = await server.export()
+            assert sum(sample["loss_mask"]) == 1
+
+
 async def test_a_reward_and_the_end_at_once_on_two_replicas_leave_the_right_returns(
     tmp_path: Path, postgres_url: str
 ) -> None:

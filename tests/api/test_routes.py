@@ -59,6 +59,7 @@ async def test_every_route_is_public_by_name_or_refuses_strangers(tmp_path: Path
 
 ADMINS = {
     "/grant_capacity", "/rl/start_session", "/export_trajectories", "/rl/sessions", "/rl/sessions/{session:path}",
+    "/trajectories/claim", "/trajectories/acknowledge",
 }  # fmt: skip
 
 

@@ -58,8 +58,8 @@ async def engine_of(kind: str) -> AsyncIterator[Engine]:
             url, _ = await stack.enter_async_context(serving_wire(kind))
             engine = Pool([url], connect(VOCABULARY, None, processed_logprobs=False), start_timeout_s=30.0)
         await engine.start()
+        stack.push_async_callback(engine.close)
         yield engine
-        await engine.close()
 
 
 @pytest.mark.parametrize("kind", ["scripted", "mailbox", "sglang", "sglang-incremental", "vllm"])

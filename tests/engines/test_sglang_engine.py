@@ -141,7 +141,7 @@ async def test_pauses_and_weights_at_random_lose_no_token(gate, weights) -> None
         asyncio.create_task(agent(prompt, length, rng.random()))
         for prompt, length in zip(prompts, lengths, strict=True)
     ]
-    while not all(task.done() for task in running):  # noqa: ASYNC110 (what is waited for is disturbed meanwhile)
+    while not all(task.done() for task in running):
         mode = rng.choice([PauseMode.ABORT, PauseMode.RETRACT])
         if rng.random() < 0.5:
             await gate.pause(mode)
@@ -179,8 +179,7 @@ async def test_an_argument_that_sglang_does_not_know_is_a_configuration_error(we
 
 async def test_a_session_keeps_its_rank_and_new_ones_go_to_the_least_loaded() -> None:
     ranks = Ranks(2)
-    assert (first := ranks.take("a")) is not None
-    second = ranks.take("b")
+    first, second = ranks.take("a"), ranks.take("b")
     assert {first, second} == {0, 1}
     ranks.give_back(first)
     assert ranks.take("c") == first

@@ -41,6 +41,15 @@ async def test_a_whole_database_has_no_findings(tmp_path: Path, database_url: st
     assert result.output_tokens > 4
 
 
+async def test_what_is_marked_as_not_to_be_trained_is_no_finding(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'grove.db'}"
+    async with serving(tmp_path, says("one", "two"), database_url=url) as server:
+        for number, mark in enumerate(({"trainable": False}, {"trainable": True, "spans": [[0, 1], [0, 2]]})):
+            reply = await server.chat([user(str(number))])
+            await server.ok("/s/rl/mark", {"interaction_id": reply["id"], **mark})
+    assert checked(url).findings == []
+
+
 @pytest.mark.parametrize(
     ("statement", "finding"),
     [

@@ -34,6 +34,7 @@ ALLOWED = {
     "protocols": {"types", "errors"},
     "rendering": SHARED,
     "trajectory": SHARED,
+    "formats": SHARED | {"trajectory"},
     "engine": SHARED,
     "store": SHARED,
     "keys": SHARED | {"store"},
@@ -64,6 +65,7 @@ ALLOWED = {
         "rewards",
         "protocols",
         "trajectory",
+        "formats",
         "engine",
         "store",
         "metrics",
@@ -77,14 +79,31 @@ ALLOWED = {
 OUTSIDE = {
     "starlette": {"app", "api", "server", "cli"},
     "sqlalchemy": {"store"},
-    "torch": {"engine", "rendering"},
+    "torch": {"engine", "rendering", "client"},
+    "tensordict": {"client"},
+    "trl": {"client"},
+    "datasets": {"client"},
+    "verl": {"client"},
     "sglang": {"engine", "rendering"},
     "transformers": {"engine", "rendering"},
     "renderers": {"engine", "rendering"},
     "fastokens": {"engine", "rendering"},
     "llguidance": {"engine", "rendering"},
+    "pyarrow": {"formats"},
 }
-LAZY = {"torch", "sglang", "transformers", "renderers", "fastokens", "llguidance"}
+LAZY = {
+    "torch",
+    "tensordict",
+    "trl",
+    "datasets",
+    "verl",
+    "sglang",
+    "transformers",
+    "renderers",
+    "fastokens",
+    "llguidance",
+    "pyarrow",
+}
 
 
 def parts() -> list[tuple[str, Path]]:

@@ -71,7 +71,8 @@ class Others:
 
     async def _mark(self) -> None:
         if self._complete:
-            await self._store.mark(self._chance.choice(self._complete), self._chance.random() < 0.5, ((0, 1),))
+            marks = {"trainable": self._chance.random() < 0.5, "spans": ((0, 1),)}
+            await self._store.set_rewards("s", {self._chance.choice(self._complete): marks})
 
 
 @pytest.mark.parametrize("seed", range(12))

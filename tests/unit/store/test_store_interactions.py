@@ -135,7 +135,7 @@ async def test_a_begun_call_is_on_record_until_its_interaction_is(
     for name in ("one", "three", "three"):
         store.note_begun(name, "task-0")
     await store.append(node("one"))
-    await store.mark("one", True)
+    await store.set_rewards("task-0", {"one": {"trainable": True}})
     assert set(await store.load_begun("task-0")) == {"three"}
 
 
@@ -145,7 +145,7 @@ async def test_a_reply_is_unwritten_until_it_is_noted(store: Store, session: Ses
     await store.append(node("three", status=Status.FAILED))
     store.note_replied("one")
     store.note_replied("nobody")
-    await store.mark("one", True)
+    await store.set_rewards("task-0", {"one": {"trainable": True}})
     assert await store.load_unreplied("task-0") == {"two"}
 
 
@@ -173,5 +173,5 @@ async def test_an_append_whose_caller_went_away_is_committed_all_the_same(
     await asyncio.sleep(0)
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
-    await store.mark("one", True)
+    await store.set_rewards("task-0", {"one": {"trainable": True}})
     assert len(await store.load_interactions("task-0")) == 1

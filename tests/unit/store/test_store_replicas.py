@@ -20,7 +20,7 @@ from tests.databases import execute
 Build = Callable[..., Interaction]
 CHANGES: dict[str, Callable[[Store], Any]] = {
     "rewards": lambda store: store.set_rewards("task-0", {"one": {"reward": 1.0}}),
-    "mark": lambda store: store.mark("one", False, ((0, 1),)),
+    "mark": lambda store: store.set_rewards("task-0", {"one": {"trainable": False, "spans": ((0, 1),)}}),
     "supersede": lambda store: store.supersede("two"),
     "update": lambda store: store.update_session(SessionRecord("task-0", api_key_hash="new")),
     "end": lambda store: store.end_session(SessionRecord("task-0", status=SessionStatus.ENDED), {"one": 1.0}),
@@ -101,7 +101,7 @@ async def test_news_are_what_was_not_seen(store: Store, node: Build) -> None:
     for name in ("one", "two", "three"):
         await store.append(node(name))
     store.note_replied("two")
-    await store.mark("one", True)
+    await store.set_rewards("task-0", {"one": {"trainable": True}})
     news = await store.load_news("task-0", Seen(1, 1))
     assert news is not None
     assert (news.seen, news.record, list(news.marks)) == (Seen(3, 1), None, [])

@@ -151,11 +151,11 @@ async def test_a_reward_that_is_not_finite_is_refused(
 
 async def test_a_mark_is_read_back(store: Store, session: SessionRecord, node: Any) -> None:
     await store.append(node("one"))
-    await store.mark("one", False, ((0, 1), (1, 2)))
+    await store.set_rewards("task-0", {"one": {"trainable": False, "spans": ((0, 1), (1, 2))}})
     [loaded] = await store.load_interactions("task-0")
     assert (loaded.trainable, loaded.spans) == (False, ((0, 1), (1, 2)))
     with pytest.raises(NotFound):
-        await store.mark("two", True, ())
+        await store.set_rewards("task-0", {"two": {"trainable": True, "spans": ()}})
 
 
 async def test_the_newest_live_session_of_a_key_is_found_before_the_newest(store: Store) -> None:

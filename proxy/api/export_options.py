@@ -1,0 +1,188 @@
+"""How an export is to be made, from its body. A field that would do nothing under the others is refused by name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from enum import StrEnum
+from typing import Any, TypeVar
+
+from proxy.errors import InvalidRequest, UnsupportedParameter
+from proxy.formats.base import Format
+from proxy.protocols.base import (
+    check_text,
+    expect_bool,
+    expect_list,
+    expect_str,
+    optional_float,
+    optional_int,
+    optional_object,
+    optional_text,
+)
+from proxy.trajectory.advantages import Baseline
+from proxy.trajectory.main_reward import RAW, Granularity, MainReward
+from proxy.trajectory.options import ExportOptions, Include, Keep, Layout, Padding, TooLong
+from proxy.trajectory.paths import Drift
+from proxy.trajectory.purpose import Purpose
+from proxy.trajectory.selection import Train, Turns
+from proxy.types import Credit
+
+_LAYOUTS = {
+    "individual": Layout.INDIVIDUAL,
+    "step": Layout.INDIVIDUAL,
+    "concat": Layout.CONCAT,
+    "traj": Layout.CONCAT,
+    "tree": Layout.TREE,
+    "padded": Layout.PADDED,
+}
+_TRAIN_FIELDS = ("turns", "purposes", "agents", "exclude")
+_PADDED_FIELDS = ("prompt_length", "response_length", "pad_token_id", "on_too_long", "keep")
+# Longer samples than any model's context; an answer of one row then still fits memory.
+_MAX_LENGTH = 1 << 24
+_MAX_TURN = 2**31 - 1
+
+Choice = TypeVar("Choice", bound=StrEnum)
+
+
+def parse_format(body: Mapping[str, Any]) -> Format:
+    """The format: AReaL's where a body is its client's (`style` and no `format`)."""
+    if body.get("style") is not None and body.get("format") is None:
+        return Format.AREAL
+    return parse_choice(body, "format", Format) or Format.JSON
+
+
+def parse_options(body: Mapping[str, Any], filters: Mapping[str, Any]) -> ExportOptions:
+    """The options in a body. Raises InvalidRequest naming the field and the choices."""
+    layout, drift = _parse_layout(body), parse_choice(body, "drift", Drift) or Drift.FORK
+    if layout is Layout.TREE and drift is Drift.MASK:
+        raise InvalidRequest("'drift' has no meaning in layout tree: each node stands there once", param="drift")
+    unfinished = body.get("mask_unfinished")
+    return ExportOptions(
+        layout=layout,
+        discount=optional_float(body, "discount", least=0.0, most=1.0),
+        credit=parse_choice(body, "credit", Credit),
+        drift=drift,
+        purposes=parse_names(filters, "purpose", "filter.", tuple(Purpose)),
+        agents=parse_names(filters, "agent", "filter."),
+        train=_parse_train(optional_object(body, "train")),
+        reward=_parse_reward(body),
+        mask_unfinished=unfinished is not None and expect_bool(unfinished, "mask_unfinished"),
+        padding=_parse_padding(body, layout),
+        advantages=parse_choice(body, "advantages", Baseline),
+        step_advantages=parse_choice(body, "step_advantages", Baseline),
+        include=_parse_include(body),
+    )
+
+
+def check_together(name: Format, options: ExportOptions) -> None:
+    """Raise UnsupportedParameter for what a format has no place for."""
+    if name is Format.AREAL and options.layout in (Layout.TREE, Layout.PADDED):
+        raise UnsupportedParameter("format areal has layouts individual and concat", param="layout")
+    if name in (Format.AREAL, Format.SAFETENSORS) and options.include:
+        others = ", ".join(each for each in Format if each not in (Format.AREAL, Format.SAFETENSORS))
+        raise UnsupportedParameter(f"'include' needs format {others}", param="include")
+    compared = "advantages" if options.advantages else "step_advantages" if options.step_advantages else None
+    if name is Format.AREAL and compared is not None:
+        raise UnsupportedParameter(f"format areal has no '{compared}'; its trainer computes its own", param=compared)
+
+
+def parse_choice(body: Mapping[str, Any], name: str, choices: type[Choice], at: str = "") -> Choice | None:
+    """A field that is one of the words of `choices`, or None when absent or null."""
+    value = body.get(name)
+    if value is None:
+        return None
+    if not isinstance(value, str) or value not in list(choices):
+        raise InvalidRequest(f"'{at}{name}' must be one of {', '.join(choices)}", param=at + name)
+    return choices(value)
+
+
+def parse_names(
+    body: Mapping[str, Any], name: str, at: str, choices: tuple[str, ...] | None = None
+) -> frozenset[str] | None:
+    """A field that is one string or a list of them; None when it is not given."""
+    given = body.get(name)
+    if given is None:
+        return None
+    values = [given] if isinstance(given, str) else expect_list(given, at + name)
+    for value in values:
+        check_text(expect_str(value, at + name), at + name)
+        if choices is not None and value not in choices:
+            raise InvalidRequest(f"'{at}{name}' must be among {', '.join(choices)}", param=at + name)
+    return frozenset(values)
+
+
+def _parse_layout(body: Mapping[str, Any]) -> Layout:
+    """`style` is AReaL's name of the same."""
+    given = [(name, body[name]) for name in ("layout", "style") if body.get(name) is not None]
+    for name, value in given:
+        if not isinstance(value, str) or value not in _LAYOUTS:
+            raise InvalidRequest(f"'{name}' must be one of {', '.join(_LAYOUTS)}", param=name)
+    chosen = {_LAYOUTS[value] for _, value in given} or {Layout.INDIVIDUAL}
+    if len(chosen) > 1:
+        raise InvalidRequest("'style' is another name of 'layout': give one of them", param="style")
+    return chosen.pop()
+
+
+def _parse_train(train: Mapping[str, Any]) -> Train:
+    for name in train:
+        if name not in _TRAIN_FIELDS:
+            message = f"'train.{name}' is not supported; train has {', '.join(_TRAIN_FIELDS)}"
+            raise UnsupportedParameter(message, param=f"train.{name}")
+    return Train(
+        turns=_parse_turns(train.get("turns")),
+        purposes=parse_names(train, "purposes", "train.", tuple(Purpose)),
+        agents=parse_names(train, "agents", "train."),
+        exclude=parse_names(train, "exclude", "train.") or frozenset(),
+    )
+
+
+def _parse_turns(value: Any) -> Turns | frozenset[int]:
+    if isinstance(value, list):
+        for index in value:
+            if type(index) is not int or not 0 <= index <= _MAX_TURN:
+                raise InvalidRequest("'train.turns' holds indexes of turns, from 0", param="train.turns")
+        return frozenset(value)
+    if value is not None and (not isinstance(value, str) or value not in list(Turns)):
+        raise InvalidRequest("'train.turns' must be all, last or a list of indexes", param="train.turns")
+    return Turns.ALL if value is None else Turns(value)
+
+
+def _parse_reward(body: Mapping[str, Any]) -> MainReward:
+    name = optional_text(body, "reward_name")
+    granularity = parse_choice(body, "reward_granularity", Granularity)
+    if granularity is None:
+        return RAW if name is None else MainReward(name)
+    if name is not None:
+        message = "'reward_granularity' looks at the reward named pass_rate; leave 'reward_name' out"
+        raise InvalidRequest(message, param="reward_name")
+    return MainReward.at(granularity)
+
+
+def _parse_padding(body: Mapping[str, Any], layout: Layout) -> Padding | None:
+    if layout is not Layout.PADDED:
+        _refuse(body, _PADDED_FIELDS, "goes with layout padded")
+        return None
+    lengths = [optional_int(body, name, least=1, most=_MAX_LENGTH) for name in _PADDED_FIELDS[:2]]
+    for name, length in zip(_PADDED_FIELDS, lengths, strict=False):
+        if length is None:
+            raise InvalidRequest(f"layout padded needs '{name}', in tokens", param=name)
+    too_long = parse_choice(body, "on_too_long", TooLong) or TooLong.REFUSE
+    if too_long is not TooLong.TRUNCATE:
+        _refuse(body, ("keep",), "goes with 'on_too_long': truncate")
+    return Padding(
+        prompt_length=lengths[0] or 0,
+        response_length=lengths[1] or 0,
+        pad_token_id=optional_int(body, "pad_token_id", least=0) or 0,
+        on_too_long=too_long,
+        keep=parse_choice(body, "keep", Keep) or Keep.HEAD,
+    )
+
+
+def _refuse(body: Mapping[str, Any], names: Iterable[str], why: str) -> None:
+    for name in names:
+        if body.get(name) is not None:
+            raise InvalidRequest(f"'{name}' {why}", param=name)
+
+
+def _parse_include(body: Mapping[str, Any]) -> frozenset[Include]:
+    names = parse_names(body, "include", "", tuple(Include)) or frozenset()
+    return frozenset(map(Include, names))

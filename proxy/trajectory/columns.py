@@ -1,0 +1,79 @@
+"""The columns of each layout: names, dtypes and widths are known before the first row, and every row keeps to them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from proxy.trajectory.options import ExportOptions, Include, Layout, Padding
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """An array of each row: [width], of any length where `width` is None. An `optional` one may be absent in a row."""
+
+    name: str
+    dtype: np.dtype[np.generic]
+    width: int | None = None
+    optional: bool = False
+
+
+_I32, _I64, _F32, _BOOL = (np.dtype(kind) for kind in (np.int32, np.int64, np.float32, np.bool_))
+
+
+def columns_of(options: ExportOptions) -> tuple[Column, ...]:
+    """All columns that rows under these options have, in order; optional ones last."""
+    layout, padding = options.layout, options.padding
+    own = _tree() if layout is Layout.TREE else _tokens() if padding is None else _padded(padding)
+    compared = [Column("advantages", _F32, 1)] if options.advantages is not None else []
+    steps = [Column("step_advantages", _F32)] if options.step_advantages is not None else []
+    ends = [Column(name, _F32, 1) for name in ("rewards", "raw_rewards", "weight")]
+    width = None if padding is None else padding.prompt_length + padding.response_length
+    return (*own, *ends, *compared, *steps, Column("token_rewards", _F32, width, optional=True))
+
+
+def text_labels(options: ExportOptions) -> tuple[str, ...]:
+    """The labels that only some options give."""
+    text = Include.TEXT in options.include and options.layout is not Layout.TREE
+    truncated = options.padding is not None
+    return (*(["truncated_tokens"] if truncated else []), *(["text"] if text else []))
+
+
+def _tokens() -> Iterable[Column]:
+    return (
+        Column("input_ids", _I32),
+        Column("loss_mask", _I32),
+        Column("logprobs", _F32),
+        Column("versions", _I32),
+        Column("turn_ids", _I32),
+        Column("attention_mask", _BOOL),
+    )
+
+
+def _tree() -> Iterable[Column]:
+    nodes = ("node_offsets", "node_parents", "node_positions")
+    return (
+        *_tokens(),
+        Column("position_ids", _I32),
+        *(Column(name, _I32) for name in nodes),
+        *(Column(name, _F32) for name in ("node_rewards", "node_returns")),
+    )
+
+
+def _padded(padding: Padding) -> Iterable[Column]:
+    prompt, response = padding.prompt_length, padding.response_length
+    both = prompt + response
+    return (
+        Column("prompts", _I64, prompt),
+        Column("responses", _I64, response),
+        Column("response_mask", _I64, response),
+        *(Column(name, _I64, both) for name in ("input_ids", "attention_mask", "position_ids")),
+        *(Column(name, _F32, response) for name in ("rollout_log_probs", "rm_scores")),
+        Column("__num_turns__", _I32, 1),
+        *(Column(name, _I64, 1) for name in ("prompt_lengths", "response_lengths")),
+        Column("loss_mask", _I32, both),
+        Column("logprobs", _F32, both),
+        *(Column(name, _I32, both) for name in ("versions", "turn_ids")),
+    )

@@ -1,0 +1,36 @@
+"""Messages of an export, as an OpenAI client would write them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from proxy.trajectory.tree import Branch
+from proxy.types import Message
+
+
+def conversation_above(node: Branch) -> tuple[Message, ...]:
+    """All messages before a node's own: those of the nodes above, with their answers, oldest first."""
+    parts: list[tuple[Message, ...]] = []
+    above = node.parent
+    while above is not None:
+        parts.append((*above.interaction.new_messages, above.interaction.output))
+        above = above.parent
+    return tuple(message for part in reversed(parts) for message in part)
+
+
+def message_dict(message: Message) -> dict[str, Any]:
+    """One message with only what is set; arguments are the text as sampled. Images are digests."""
+    out: dict[str, Any] = {"role": message.role.value, "content": message.content}
+    if message.reasoning is not None:
+        out["reasoning_content"] = message.reasoning
+    if message.tool_calls:
+        out["tool_calls"] = [
+            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+            for call in message.tool_calls
+        ]
+    for name, value in (("tool_call_id", message.tool_call_id), ("name", message.name)):
+        if value is not None:
+            out[name] = value
+    if message.images:
+        out["images"] = list(message.images)
+    return out

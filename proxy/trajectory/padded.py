@@ -1,0 +1,127 @@
+"""Samples of fixed lengths, as verl's batches are: the prompt padded on the left, the response on the right.
+
+The prompt is everything before the first sampled token, the response all that follows, tool results included; its mask
+is 1 on the tokens to train. Nothing is cut unless it was asked for, and then it is counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from proxy.trajectory.options import Keep, Padding, TooLong
+from proxy.trajectory.paths import Path
+from proxy.trajectory.samples import Columns, Labels, Sample, Standing
+
+# verl counts what was said by both sides: a prompt and its answer are two.
+_MESSAGES_A_TURN = 2
+
+
+@dataclass(frozen=True, slots=True)
+class PaddedSample:
+    """A sample of layout concat, of which the tokens `prompt` and `response` (indexes into it) are kept."""
+
+    sample: Sample
+    padding: Padding
+    prompt: NDArray[np.intp]
+    response: NDArray[np.intp]
+
+    @property
+    def truncated_tokens(self) -> int:
+        """How many tokens were cut."""
+        return len(self.sample.arrays.input_ids) - len(self.prompt) - len(self.response)
+
+    @property
+    def is_trained(self) -> bool:
+        return bool(self.sample.arrays.loss_mask[self.response].any())
+
+    def standing_as(self, standing: Standing) -> PaddedSample:
+        return replace(self, sample=replace(self.sample, standing=standing))
+
+    def labels(self) -> Labels:
+        """A turn's `span` is of the sample before it was padded and cut."""
+        return {**self.sample.labels(), "truncated_tokens": self.truncated_tokens}
+
+    def columns(self) -> Columns:
+        """int64 and float32, prompts [P], responses and rm_scores [R], input_ids and attention_mask [P + R].
+
+        `rm_scores` has the sample's reward at the last token of the response, and `__num_turns__` counts messages.
+        """
+        attention = self._both(np.ones(len(self.sample.arrays.input_ids), np.int64), 0)
+        arrays = self.sample.arrays
+        prompts, responses = self._split(self._both(arrays.input_ids.astype(np.int64), self.padding.pad_token_id))
+        logprobs = self._both(arrays.logprobs, 0)
+        mask = self._both(arrays.loss_mask, 0)
+        found: Columns = {
+            "prompts": prompts,
+            "responses": responses,
+            "response_mask": self._split(mask)[1].astype(np.int64),
+            "input_ids": np.concatenate([prompts, responses]),
+            "attention_mask": attention,
+            "position_ids": np.maximum(np.cumsum(attention) - 1, 0),
+            "rollout_log_probs": self._split(logprobs)[1],
+            "rm_scores": self._scores(),
+            "__num_turns__": np.array([_MESSAGES_A_TURN * len(self.sample.placements)], np.int32),
+            "prompt_lengths": np.array([len(self.prompt)], np.int64),
+            "response_lengths": np.array([len(self.response)], np.int64),
+            "loss_mask": mask,
+            "logprobs": logprobs,
+            "versions": self._both(arrays.versions, -1),
+            "turn_ids": self._both(arrays.turn_ids, -1),
+        }
+        plain = self.sample.columns()
+        found.update({name: plain[name] for name in plain if name in _UNPADDED})
+        if "token_rewards" in plain:
+            found["token_rewards"] = self._both(plain["token_rewards"], 0)
+        return found
+
+    def _both(self, values: NDArray[Any], fill: int) -> NDArray[Any]:
+        """[P + R] of an array of the sample."""
+        width, pads = self.padding.prompt_length, self.padding.prompt_length - len(self.prompt)
+        out = np.full(width + self.padding.response_length, fill, values.dtype)
+        out[pads:width] = values[self.prompt]
+        out[width : width + len(self.response)] = values[self.response]
+        return out
+
+    def _split(self, both: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
+        return both[: self.padding.prompt_length], both[self.padding.prompt_length :]
+
+    def _scores(self) -> NDArray[np.float32]:
+        scores = np.zeros(self.padding.response_length, np.float32)
+        if len(self.response):
+            scores[len(self.response) - 1] = self.sample.rewards[0]
+        return scores
+
+
+_UNPADDED = ("rewards", "raw_rewards", "weight", "advantages", "step_advantages")
+
+
+def fits(path: Path, padding: Padding) -> bool:
+    """Whether a sample may be padded: it is short enough, or is to be cut."""
+    prompt = _prompt_length(path.starts, len(path.ids))
+    short = prompt <= padding.prompt_length and len(path.ids) - prompt <= padding.response_length
+    return short or padding.on_too_long is TooLong.TRUNCATE
+
+
+def pad(sample: Sample, padding: Padding) -> PaddedSample:
+    """The sample at fixed lengths, cut where it is longer."""
+    length = len(sample.arrays.input_ids)
+    first = _prompt_length([placed.start for placed in sample.placements], length)
+    prompt, response = np.arange(first), np.arange(first, length)
+    kept = prompt[max(first - padding.prompt_length, 0) :]
+    return PaddedSample(sample, padding, kept, _cut(response, padding.response_length, padding.keep))
+
+
+def _prompt_length(starts: Sequence[int | None], length: int) -> int:
+    """How many tokens stand before the first sampled one."""
+    return min((start for start in starts if start is not None), default=length)
+
+
+def _cut(response: NDArray[np.intp], most: int, keep: Keep) -> NDArray[np.intp]:
+    spare = max(len(response) - most, 0)
+    start = {Keep.HEAD: 0, Keep.MIDDLE: spare // 2, Keep.TAIL: spare}[keep]
+    return response[start : start + most]

@@ -1,0 +1,58 @@
+"""Which turns are trained. What is not selected stays in every sample as context; nothing is left out for it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+from proxy.trajectory.tree import Branch
+from proxy.types import Interaction
+
+
+class Turns(StrEnum):
+    """`last`: the turns that no other one continues."""
+
+    ALL = "all"
+    LAST = "last"
+
+
+@dataclass(frozen=True, slots=True)
+class Train:
+    """Turns to train. Indexes count the turns of a conversation from 0, its root. None of a set: all of them."""
+
+    turns: Turns | frozenset[int] = Turns.ALL
+    purposes: frozenset[str] | None = None
+    agents: frozenset[str] | None = None
+    exclude: frozenset[str] = frozenset()
+
+
+EVERYTHING = Train()
+
+
+def trained(nodes: Mapping[str, Branch], purposes: Mapping[str, str], train: Train) -> frozenset[str]:
+    """Ids of the interactions that are trained: trainable as marked, and selected. `purposes` are by id."""
+    continued = {id(node.parent) for node in nodes.values()}
+    return frozenset(
+        name
+        for name, node in nodes.items()
+        if node.interaction.trainable
+        and name not in train.exclude
+        and (train.purposes is None or purposes[name] in train.purposes)
+        and (train.agents is None or node.interaction.agent in train.agents)
+        and _in_turns(node, id(node) in continued, train.turns)
+    )
+
+
+def trained_tokens(interaction: Interaction) -> int:
+    """How many of its sampled tokens an interaction's marks let be trained."""
+    if not interaction.trainable:
+        return 0
+    length = len(interaction.output_ids)
+    return len({at for first, end in interaction.spans or ((0, length),) for at in range(first, min(end, length))})
+
+
+def _in_turns(node: Branch, continued: bool, turns: Turns | frozenset[int]) -> bool:
+    if turns is Turns.LAST:
+        return not continued
+    return turns is Turns.ALL or node.depth in turns

@@ -1,0 +1,85 @@
+"""tensordict, verl and datasets take what the readers give, and what they hold is what was sampled."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+
+from proxy.client import Export
+from proxy.client.adapters import huggingface, roll, verl
+from tests.conformance.packages import package
+
+pytestmark = [pytest.mark.clients, pytest.mark.filterwarnings("ignore")]
+
+
+def test_a_tensordict_holds_the_padded_batch(export: Export) -> None:
+    tensordict, torch = package("tensordict"), package("torch")
+    batch = export.to_tensordict(pad_token_id=3)
+    assert isinstance(batch, tensordict.TensorDict)
+    assert batch.batch_size == torch.Size([len(export.samples)])
+    for row, sample in zip(batch, export.samples, strict=True):
+        length = len(sample.input_ids)
+        assert row["input_ids"][:length].tolist() == sample.input_ids.tolist()
+        assert set(row["input_ids"][length:].tolist()) <= {3}
+        assert int(row["loss_mask"].sum()) == int(sample.loss_mask.sum())
+        assert int(row["attention_mask"].sum()) == length
+    [single] = export.samples[0].to_tensordict()
+    assert single["input_ids"].tolist() == export.samples[0].input_ids.tolist()
+
+
+def test_verls_batch_is_a_tensordict_padded_and_jagged_with_the_same_tokens(export: Export) -> None:
+    package("tensordict")
+    torch = package("torch")
+    padded, jagged = verl.padded(export.samples).to_tensordict(), verl.jagged(export.samples)
+    assert padded["responses"].dtype == padded["position_ids"].dtype == torch.int64
+    assert padded["rm_scores"].dtype == jagged["rm_scores"].dtype == torch.float32
+    assert jagged["input_ids"].layout == torch.jagged
+    for row, sample in enumerate(export.samples):
+        assert jagged["input_ids"][row].tolist() == sample.input_ids.tolist()
+        mask = padded["attention_mask"][row].bool()
+        assert padded["input_ids"][row][mask].tolist() == sample.input_ids.tolist()
+        assert padded["position_ids"][row][mask].tolist() == jagged["position_ids"][row].tolist()
+        assert int(jagged["response_mask"][row].sum()) == int(sample.loss_mask.sum())
+        assert float(jagged["rm_scores"][row][-1]) == float(padded["rm_scores"][row].sum()) == float(sample.rewards[0])
+
+
+def test_verls_own_data_proto_takes_the_batch_and_can_be_divided_and_joined(export: Export) -> None:
+    protocol: Any = package("verl.protocol")
+    proto = verl.padded(export.samples).to_data_proto()
+    assert isinstance(proto, protocol.DataProto)
+    assert len(proto) == len(export.samples)
+    parts = proto.chunk(2)
+    joined = protocol.DataProto.concat(parts)
+    assert joined.batch["input_ids"].tolist() == proto.batch["input_ids"].tolist()
+    assert sorted(set(joined.non_tensor_batch["uid"])) == ["g1", "g2"]
+    shown = proto[0]
+    assert shown.non_tensor_batch["__num_turns__"] == 2
+
+
+def test_rolls_fields_make_a_tensordict_of_one_length(export: Export) -> None:
+    package("tensordict")
+    fields = roll.trajectories(export.samples, sequence_length=4096)
+    batch = fields.to_tensordict()
+    assert batch["infer_logprobs"].shape == (len(export.samples), 4095)
+    shifted = batch["infer_logprobs"][0][batch["response_mask"][0][1:]]
+    assert np.allclose(shifted.numpy(), export.samples[0].logprobs[export.samples[0].loss_mask > 0])
+    assert {len(column) for column in fields.non_tensor_batch.values()} == {len(export.samples)}
+
+
+def test_a_dataset_has_a_row_a_sample_with_typed_arrays_and_survives_its_file(export: Export, tmp_path: Any) -> None:
+    datasets = package("datasets")
+    dataset = huggingface.to_dataset(export.samples)
+    dataset.to_parquet(tmp_path / "samples.parquet")
+    again = datasets.Dataset.from_parquet(str(tmp_path / "samples.parquet"), cache_dir=str(tmp_path))
+    assert again.features == dataset.features
+    assert again.features["input_ids"].feature.dtype == "int32"
+    assert again.features["logprobs"].feature.dtype == "float32"
+    for row, sample in zip(again, export.samples, strict=True):
+        assert row["input_ids"] == sample.input_ids.tolist()
+        assert row["session_id"] == sample.session_id
+        assert json.loads(row["turns"])[-1]["span"] == list(sample.turns[-1]["span"])
+    columns = again.with_format("numpy")[0]
+    assert columns["logprobs"].dtype == np.float32

@@ -1,0 +1,109 @@
+"""TRL: its own dataset drains our worker's buffer, and finds in it what was sampled, group by group."""
+
+from __future__ import annotations
+
+import queue
+from collections import defaultdict
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from proxy.client import Client, Export
+from proxy.client.adapters.trl import ClaimingWorker, rollout_samples
+from tests.conformance.packages import package
+from tests.conformance.trainers.played import GROUPS, TRIES, play
+
+pytestmark = [pytest.mark.clients, pytest.mark.filterwarnings("ignore")]
+
+
+def trainer_module() -> Any:
+    package("trl")
+    return package("trl.experimental.async_grpo.async_grpo_trainer")
+
+
+@pytest.fixture
+def worker(url: str) -> Iterator[ClaimingWorker]:
+    worker = ClaimingWorker(url, group_size=TRIES, lease_s=60.0)
+    yield worker
+    worker.stop()
+
+
+def test_rollout_samples_are_trls_own_with_group_relative_advantages(export: Export) -> None:
+    trainer = trainer_module()
+    rows = rollout_samples(export.samples)
+    assert len(rows) == len(export.samples) == len(GROUPS) * TRIES
+    by_group: dict[int, list[Any]] = defaultdict(list)
+    for row, sample in zip(rows, sorted(export.samples, key=lambda s: str(s.group_id)), strict=True):
+        assert isinstance(row, trainer.RolloutSample)
+        assert (row.input_ids.dtype, row.old_log_probs.dtype) == (np.dtype(np.int64), np.dtype(np.float32))
+        assert len(row.input_ids) == len(row.completion_mask) == len(row.old_log_probs)
+        assert row.input_ids.tolist() == sample.input_ids.tolist()
+        assert not row.old_log_probs[row.completion_mask == 0].any()
+        by_group[row.group_id].append(row)
+    expected = (np.arange(TRIES) - np.mean(range(TRIES))) / (np.std(range(TRIES)) + 1e-8)
+    for members in by_group.values():
+        assert sorted(row.advantage for row in members) == pytest.approx(expected)
+
+
+def test_the_worker_has_everything_that_trls_protocol_names(worker: ClaimingWorker) -> None:
+    protocol = trainer_module().RolloutWorkerProtocol
+    named = {*protocol.__annotations__, *(name for name in vars(protocol) if not name.startswith("_"))}
+    assert {"rollout_buffer", "metrics_queue", "start", "stop", "update_model_version", "check_health"} <= named
+    assert all(hasattr(worker, name) for name in named)
+
+
+def test_trls_own_dataset_is_fed_whole_groups_and_what_it_was_fed_is_acknowledged(
+    url: str, export: Export, worker: ClaimingWorker
+) -> None:
+    trainer = trainer_module()
+    worker.start()
+    dataset = trainer.RolloutQueueDataset(
+        rollout_queue=worker.rollout_buffer,
+        model_version_fn=lambda: 0,
+        check_health_fn=worker.check_health,
+        stale_after_s=60.0,
+        metrics=defaultdict(list),
+        poll_interval_s=0.2,
+    )
+    rows = iter(dataset)
+    fed = [next(rows) for _ in export.samples]
+    assert sorted(tuple(row["input_ids"].tolist()) for row in fed) == sorted(
+        tuple(sample.input_ids.tolist()) for sample in export.samples
+    )
+    groups: dict[int, float] = defaultdict(float)
+    for row in fed:
+        groups[row["group_id"]] += row["advantage"]
+    assert sorted(groups) == list(range(len(GROUPS)))
+    assert list(groups.values()) == pytest.approx([0.0] * len(GROUPS), abs=1e-6)
+    for _ in GROUPS:
+        assert set(worker.metrics_queue.get(timeout=60)) == {"rollout/version_lag"}
+    worker.stop()
+    with Client(url) as client:
+        assert client.claim(limit=1000).sessions == ()
+
+
+def test_half_a_group_waits_and_goes_back_to_the_queue_with_its_worker(url: str, export: Export) -> None:
+    trainer_module()
+    with Client(url) as client:
+        started = play(url, "half", 0)
+        worker = ClaimingWorker(url, group_size=2, consumer="dies", filter={"group_id": "half"})
+        worker.start()
+        while "half" not in worker._groups:
+            worker.check_health(60.0)
+        with pytest.raises(queue.Empty):
+            worker.rollout_buffer.get_nowait()
+        worker.stop()
+        assert not worker._thread.is_alive()
+        assert client.claim(limit=2, group_id="half").sessions == (started,)
+
+
+def test_a_worker_that_cannot_claim_says_so_to_the_trainer() -> None:
+    trainer_module()
+    worker = ClaimingWorker("http://127.0.0.1:9", group_size=2)
+    worker.start()
+    worker._thread.join(60)
+    with pytest.raises(RuntimeError, match=r"127\.0\.0\.1:9"):
+        worker.check_health(60.0)
+    worker.stop()

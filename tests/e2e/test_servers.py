@@ -1,0 +1,177 @@
+"""Agents talk to a proxy in front of three engine servers, processes that are killed and come back under load."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.e2e.processes import ROOT, Process, server_process
+from tests.engines.scripts import following
+
+START_TIMEOUT_S = 60.0
+TURNS, AGENTS, TOKENS = 4, 8, 60
+
+
+class Wire:
+    """A server of SGLang's wire in a process of its own; it takes 5 ms a token."""
+
+    def __init__(self, port: int | None = None) -> None:
+        self.port = port or _free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        command = [sys.executable, "-m", "tests.engines.wire", "sglang", str(self.port), "0.005"]
+        self._process = subprocess.Popen(command, cwd=ROOT)
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while True:
+            with contextlib.suppress(httpx.HTTPError):
+                httpx.get(f"{self.url}/model_info", trust_env=False)
+                return
+            assert time.monotonic() < deadline, "the server did not start"
+            time.sleep(0.05)
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.wait()
+
+
+def _free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
+@pytest.fixture
+def wires() -> Iterator[list[Wire]]:
+    started = [Wire() for _ in range(3)]
+    yield started
+    for wire in started:
+        wire.kill()
+
+
+@contextlib.contextmanager
+def proxy_of(folder: Path, wires: list[Wire]) -> Iterator[Process]:
+    with server_process(folder, "--engine", ",".join(wire.url for wire in wires)) as served:
+        yield served
+
+
+async def agent(http: httpx.AsyncClient, name: str, stream: bool) -> None:
+    """A few turns with a stock request each; any answer but 200 is a failure."""
+    messages: list[Any] = [{"role": "user", "content": f"I am {name}."}]
+    for turn in range(TURNS):
+        body = {"model": "m", "messages": messages, "max_tokens": TOKENS, "stream": stream}
+        response = await http.post(f"/{name}/v1/chat/completions", json=body)
+        assert response.status_code == 200, response.text
+        if stream:
+            assert '"error"' not in response.text and response.text.rstrip().endswith("[DONE]")
+            messages = [*messages, {"role": "user", "content": f"Again {turn}."}]
+        else:
+            reply = response.json()["choices"][0]["message"]
+            messages = [*messages, reply, {"role": "user", "content": f"Go on {turn}."}]
+
+
+async def check_exact(http: httpx.AsyncClient) -> int:
+    """Every sampled token is the one that no death would have changed; returns how many turns there are."""
+    answer = (await http.post("/export_trajectories", json={})).json()
+    for sample in answer["samples"]:
+        (start, end), ids = sample["turns"][0]["span"], sample["input_ids"]
+        assert end - start == TOKENS
+        assert ids[start:end] == following(ids[:start], TOKENS)
+    assert all(entry["complete"] for entry in answer["sessions"].values())
+    return len(answer["samples"])
+
+
+async def servers_of(http: httpx.AsyncClient) -> dict[str, Any]:
+    return {shown["url"]: shown for shown in (await http.get("/engine/servers")).json()["servers"]}
+
+
+async def state_of(http: httpx.AsyncClient, url: str, state: str) -> None:
+    for _ in range(600):
+        if (await servers_of(http)).get(url, {}).get("state") == state:
+            return
+        await asyncio.sleep(0.05)
+    raise AssertionError(f"{url} never became {state}: {await servers_of(http)}")
+
+
+async def test_servers_that_die_and_return_cost_agents_nothing(tmp_path: Path, wires: list[Wire]) -> None:
+    rng = random.Random(3)
+    with proxy_of(tmp_path, wires) as served:
+        async with httpx.AsyncClient(base_url=served.url, timeout=120, trust_env=False) as http:
+            agents = [asyncio.create_task(agent(http, f"a{n}", stream=n % 2 == 1)) for n in range(AGENTS)]
+            for _ in range(3):
+                await asyncio.sleep(0.2)
+                victim = rng.choice(wires)
+                await asyncio.to_thread(victim.kill)
+                await asyncio.sleep(0.1)
+                wires[wires.index(victim)] = await asyncio.to_thread(Wire, victim.port)
+                await state_of(http, victim.url, "alive")
+            await asyncio.gather(*agents)
+            assert await check_exact(http) == AGENTS * TURNS
+
+
+async def test_servers_join_and_leave_while_agents_talk(tmp_path: Path, wires: list[Wire]) -> None:
+    with proxy_of(tmp_path, wires[:1]) as served:
+        async with httpx.AsyncClient(base_url=served.url, timeout=120, trust_env=False) as http:
+            agents = [asyncio.create_task(agent(http, f"a{n}", stream=False)) for n in range(AGENTS)]
+            assert (await http.post("/engine/servers", json={"url": wires[1].url})).status_code == 200
+            again = await http.post("/engine/servers", json={"url": wires[1].url})
+            assert again.status_code == 400 and "already" in again.text
+            nobody = await http.post("/engine/servers", json={"url": f"http://127.0.0.1:{_free_port()}"})
+            assert nobody.status_code == 400 and "cannot join" in nobody.text
+            later = [asyncio.create_task(agent(http, f"b{n}", stream=False)) for n in range(AGENTS)]
+            await asyncio.sleep(0.1)
+            gone = await http.request("DELETE", "/engine/servers", json={"url": wires[0].url})
+            assert gone.status_code == 200
+            await asyncio.gather(*agents, *later)
+            assert list(await servers_of(http)) == [wires[1].url]
+            assert (await servers_of(http))[wires[1].url]["served"] >= AGENTS
+            assert await check_exact(http) == 2 * AGENTS * TURNS
+
+
+async def test_a_server_that_returns_gets_the_weights_of_the_others(tmp_path: Path, wires: list[Wire]) -> None:
+    with proxy_of(tmp_path, wires) as served:
+        async with httpx.AsyncClient(base_url=served.url, timeout=120, trust_env=False) as http:
+            wires[0].kill()
+            await state_of(http, wires[0].url, "ejected")
+            updated = await http.post("/engine/update_weights", json={"path": "/weights/7", "version": 7})
+            assert updated.json()["weight_version"] == 7
+            wires[0] = await asyncio.to_thread(Wire, wires[0].port)
+            await state_of(http, wires[0].url, "alive")
+            assert {shown["weight_version"] for shown in (await servers_of(http)).values()} == {7}
+            await asyncio.gather(*(agent(http, f"a{n}", stream=False) for n in range(6)))
+            samples = (await http.post("/export_trajectories", json={})).json()["samples"]
+            assert {version for sample in samples for version in sample["versions"]} == {-1, 7}
+            refused = await http.post("/engine/update_weights", json={"path": "/weights/missing"})
+            assert refused.status_code == 400 and "no such folder" in refused.text
+            assert (await http.get("/engine")).json()["paused"] is None
+
+
+async def test_sessions_stay_with_their_server(tmp_path: Path, wires: list[Wire]) -> None:
+    with proxy_of(tmp_path, wires) as served:
+        async with httpx.AsyncClient(base_url=served.url, timeout=120, trust_env=False) as http:
+            for name in ("x", "y", "z"):
+                await agent(http, name, stream=False)
+            shown = (await servers_of(http)).values()
+            assert sorted(server["served"] for server in shown) == [TURNS, TURNS, TURNS]
+            assert [server["sessions"] for server in shown] == [1, 1, 1]
+
+
+async def test_without_any_server_agents_get_503_and_later_answers(tmp_path: Path, wires: list[Wire]) -> None:
+    with proxy_of(tmp_path, wires[:1]) as served:
+        async with httpx.AsyncClient(base_url=served.url, timeout=120, trust_env=False) as http:
+            wires[0].kill()
+            body = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 4}
+            response = await http.post("/s/v1/chat/completions", json=body)
+            assert response.status_code == 503 and int(response.headers["retry-after"]) > 0
+            wires[0] = await asyncio.to_thread(Wire, wires[0].port)
+            await state_of(http, wires[0].url, "alive")
+            assert (await http.post("/s/v1/chat/completions", json=body)).status_code == 200

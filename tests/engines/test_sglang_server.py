@@ -1,0 +1,166 @@
+"""A real `sglang.launch_server` over HTTP: the contract, weight changes, and three of them behind the proxy, killed."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from proxy.engine.base import Capability, PauseMode
+from proxy.engine.contract import CHECKS, Check, Reply, check_grammar_gives_json, request_for
+from proxy.engine.gate import Gate
+from proxy.engine.pool import Pool
+from proxy.engine.servers import connect
+from proxy.settings import Settings
+from proxy.types import GenerateRequest, ids_of
+from tests.engines.forward import check_logprobs, plain_logprobs
+
+pytestmark = [
+    pytest.mark.engines,
+    pytest.mark.asyncio(loop_scope="session"),
+    pytest.mark.filterwarnings("ignore"),
+    pytest.mark.timeout(600),
+]
+
+PROMPT = ids_of(range(40, 60))
+START_TIMEOUT_S = 240.0
+ARGUMENTS = (
+    *(
+        "--device",
+        "cpu",
+        "--attention-backend",
+        "torch_native",
+        "--sampling-backend",
+        "pytorch",
+        "--disable-cuda-graph",
+    ),
+    *("--dtype", "float32", "--max-total-tokens", "16384", "--context-length", "2048", "--max-running-requests", "32"),
+    *("--log-level", "error", "--skip-server-warmup", "--weight-version", "0"),
+)
+
+
+class Server:
+    """A server process; `kill` leaves nothing of it."""
+
+    def __init__(self, folder: Path, log: Path, port: int | None = None) -> None:
+        self.port = port or free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        command = [sys.executable, "-m", "sglang.launch_server", "--model-path", str(folder), "--port", str(self.port)]
+        self._log = log.open("ab")
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}  # threads of several servers would fight for the cores
+        self._process = subprocess.Popen(
+            [*command, *ARGUMENTS], stdout=self._log, stderr=subprocess.STDOUT, start_new_session=True, env=environment
+        )
+
+    def wait_ready(self) -> None:
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while time.monotonic() < deadline and self._process.poll() is None:
+            with contextlib.suppress(httpx.HTTPError):
+                if httpx.get(f"{self.url}/model_info", timeout=2.0, trust_env=False).status_code == 200:
+                    return
+            time.sleep(0.5)
+        raise AssertionError(f"the server on {self.port} did not start; its log is {self._log.name}")
+
+    def kill(self) -> None:
+        """kill -9, the scheduler included."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        self._log.close()
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
+@pytest.fixture(scope="module")
+def server(weights: dict[int, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    pytest.importorskip("sglang", reason="sglang is not installed (tests/engines/requirements-sglang.txt)")
+    started = Server(weights[0], tmp_path_factory.mktemp("server") / "log")
+    started.wait_ready()
+    yield started
+    started.kill()
+
+
+@contextlib.asynccontextmanager
+async def pool_of(*urls: str):
+    pool = Pool(urls, connect(640, None, processed_logprobs=False), start_timeout_s=60.0, check_s=0.2)
+    await pool.start()
+    try:
+        yield pool
+    finally:
+        await pool.close()
+
+
+async def read(gate: Gate, request: GenerateRequest) -> Reply:
+    reply = Reply()
+    async for chunk in gate.generate(request):
+        reply.add(chunk)
+    return reply
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__.removeprefix("check_"))
+async def test_contract(server: Server, check: Check) -> None:
+    async with pool_of(server.url) as pool:
+        await check(pool, PROMPT)
+
+
+async def test_contract_of_grammars_and_what_it_says_of_itself(server: Server, weights: dict[int, Path]) -> None:
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(weights[0])
+    async with pool_of(server.url) as pool:
+        info = pool.info()
+        assert info.context_length == 2046 and Capability.GRAMMAR in info.capabilities
+        await check_grammar_gives_json(pool, PROMPT, tokenizer.decode, [tokenizer.eos_token_id, tokenizer.pad_token_id])
+
+
+@pytest.mark.parametrize("mode", [PauseMode.ABORT, PauseMode.RETRACT])
+async def test_tokens_around_a_weight_change_are_those_of_their_versions(server, weights, mode) -> None:
+    async with pool_of(server.url) as pool:
+        gate = Gate(pool, Settings())
+        await gate.update_weights(str(weights[0]), 0, PauseMode.DRAIN)
+        prompts = [ids_of(range(n, n + 30)) for n in range(8)]
+        running = [asyncio.create_task(read(gate, request_for(prompt, 300))) for prompt in prompts]
+        await asyncio.sleep(0.5)
+        await gate.update_weights(str(weights[1]), 1, mode)
+        for prompt, reply in zip(prompts, await asyncio.gather(*running), strict=True):
+            assert len(reply.ids) == 300
+            check_logprobs(weights, prompt, reply.ids, reply.logprobs, reply.versions)
+        await gate.update_weights(str(weights[0]), 0, PauseMode.DRAIN)
+
+
+async def test_three_servers_that_are_killed_cost_no_token(weights, tmp_path: Path) -> None:
+    pytest.importorskip("sglang", reason="sglang is not installed (tests/engines/requirements-sglang.txt)")
+    servers = [Server(weights[0], tmp_path / f"log-{number}") for number in range(3)]
+    try:
+        for started in servers:
+            started.wait_ready()
+        async with pool_of(*(started.url for started in servers)) as pool:
+            gate = Gate(pool, Settings())
+            prompts = [ids_of(range(n, n + 40)) for n in range(18)]
+            running = [asyncio.create_task(read(gate, request_for(prompt, 400, 0.0))) for prompt in prompts]
+            for victim in servers[:2]:
+                await asyncio.sleep(0.7)
+                victim.kill()
+            replies = await asyncio.gather(*running)
+            states = [shown["state"] for shown in pool.servers()]
+            assert sorted(states) == ["alive", "ejected", "ejected"]
+        for prompt, reply in zip(prompts, replies, strict=True):
+            assert len(reply.ids) == 400
+            assert reply.logprobs == pytest.approx(plain_logprobs(weights[0], prompt, reply.ids), abs=1e-4)
+    finally:
+        for started in servers:
+            started.kill()

@@ -1,0 +1,68 @@
+"""Samples as an export would give them, for readers and adapters: logprobs and versions follow from the tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from proxy.client.values import Sample, sample_of
+
+
+def sample(prompt: Sequence[int], output: Sequence[int], *, reward: float = 0.0, **more: Any) -> Sample:
+    """One turn."""
+    return chain([(prompt, output)], rewards=[reward], **more)
+
+
+def chain(
+    turns: Sequence[tuple[Sequence[int], Sequence[int]]],
+    *,
+    rewards: Sequence[float],
+    session: str = "s",
+    group: str | None = None,
+    first_version: int = 0,
+    trained: bool = True,
+    **more: Any,
+) -> Sample:
+    """Turns of (new context, output), joined as layout concat joins them; turn k is of version first_version + k."""
+    ids: list[int] = []
+    mask: list[int] = []
+    versions: list[int] = []
+    turn_ids: list[int] = []
+    entries = []
+    for number, (context, output) in enumerate(turns):
+        ids += context
+        start = len(ids)
+        ids += output
+        mask += [0] * len(context) + [int(trained)] * len(output)
+        versions += [-1] * len(context) + [first_version + number if trained else -1] * len(output)
+        turn_ids += [-1] * len(context) + [number if trained else -1] * len(output)
+        entries.append(
+            {
+                "interaction_id": f"{session}-{number}",
+                "reward": rewards[number],
+                "return": sum(rewards[number:]),
+                "state_hash": f"h{number}",
+                "span": [start, len(ids)],
+            }
+        )
+    logprobs = [-0.25 * token if on else 0.0 for token, on in zip(ids, mask, strict=True)]
+    return sample_of(
+        {
+            "session_id": session,
+            "group_id": group,
+            "interaction_id": f"{session}-{len(turns) - 1}",
+            "interaction_ids": [entry["interaction_id"] for entry in entries],
+            "turns": entries,
+            "input_ids": ids,
+            "loss_mask": mask,
+            "logprobs": logprobs,
+            "versions": versions,
+            "turn_ids": turn_ids,
+            "attention_mask": np.ones(len(ids), bool),
+            "rewards": [sum(rewards)],
+            "raw_rewards": [rewards[-1]],
+            **more,
+        }
+    )

@@ -1,0 +1,139 @@
+"""What trainers read: names, dtypes, shapes and values of each adapter, by hand. Their libraries are not needed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from proxy.client.adapters import areal, roll, trl, verl
+from proxy.errors import InvalidRequest
+from tests.samples import chain, sample
+
+
+def test_verl_pads_the_prompt_on_the_left_and_the_response_on_the_right() -> None:
+    batch = verl.padded([sample([1, 2, 3, 4], [5, 6])], prompt_length=8, response_length=3).batch
+    assert batch["prompts"].tolist() == [[0, 0, 0, 0, 1, 2, 3, 4]]
+    assert batch["responses"].tolist() == [[5, 6, 0]]
+    assert batch["response_mask"].tolist() == [[1, 1, 0]]
+    assert batch["attention_mask"].tolist() == [[0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 0]]
+    assert batch["position_ids"].tolist() == [[0, 0, 0, 0, 0, 1, 2, 3, 4, 5, 5]]
+    assert batch["rollout_log_probs"].tolist() == [[-1.25, -1.5, 0.0]]
+
+
+def test_verls_small_case_has_its_reward_at_the_last_response_token() -> None:
+    result = verl.padded([sample([10, 11], [20, 21], reward=0.25)])
+    assert result.batch["input_ids"].tolist() == [[10, 11, 20, 21]]
+    assert result.batch["position_ids"].tolist() == [[0, 1, 2, 3]]
+    assert result.batch["rm_scores"].tolist() == [[0.0, 0.25]]
+    floats = {"rollout_log_probs", "rm_scores"}
+    dtypes = {name: np.float32 if name in floats else np.int64 for name in result.batch}
+    assert {name: column.dtype for name, column in result.batch.items()} == {n: np.dtype(d) for n, d in dtypes.items()}
+
+
+def test_a_tool_result_is_in_verls_response_and_not_trained() -> None:
+    agent = chain([([1, 2], [3]), ([8, 9], [4, 5])], rewards=[0.5, 1.0])
+    result = verl.padded([agent, sample([1], [2], reward=3.0, session="t")], pad_token_id=7)
+    assert result.batch["prompts"].tolist() == [[1, 2], [7, 1]]
+    assert result.batch["responses"].tolist() == [[3, 8, 9, 4, 5], [2, 7, 7, 7, 7]]
+    assert result.batch["response_mask"].tolist() == [[1, 0, 0, 1, 1], [1, 0, 0, 0, 0]]
+    assert result.batch["rm_scores"].tolist() == [[0, 0, 0, 0, 1.5], [3.0, 0, 0, 0, 0]]
+    assert result.batch["rollout_log_probs"][0].tolist() == [-0.75, 0.0, 0.0, -1.0, -1.25]
+    turns = result.non_tensor_batch["__num_turns__"]
+    assert (turns.dtype, turns.tolist()) == (np.dtype(np.int32), [2, 1])
+    assert result.non_tensor_batch["uid"].tolist() == ["s", "t"]
+
+
+def test_what_another_sample_trains_is_response_all_the_same() -> None:
+    shared = chain([([1], [2]), ([3], [4])], rewards=[0.0, 1.0])
+    shared.loss_mask[1] = 0
+    batch = verl.padded([shared]).batch
+    assert (batch["prompts"].tolist(), batch["response_mask"].tolist()) == ([[1]], [[0, 0, 1]])
+
+
+def test_what_is_too_long_for_verl_is_refused_dropped_or_cut_with_its_reward_kept() -> None:
+    long, short = sample([1, 2, 3], [4, 5, 6], reward=2.0, session="long"), sample([7], [8], session="short")
+    with pytest.raises(InvalidRequest, match=r"long-0.*3 tokens of prompt and 3 of response"):
+        verl.padded([long, short], prompt_length=2, response_length=2)
+    dropped = verl.padded([long, short], prompt_length=2, response_length=2, on_too_long="drop")
+    assert dropped.non_tensor_batch["session_id"].tolist() == ["short"]
+    cut = verl.padded([long, short], prompt_length=2, response_length=2, on_too_long="truncate").batch
+    assert cut["prompts"].tolist() == [[2, 3], [0, 7]]
+    assert cut["responses"].tolist() == [[4, 5], [8, 0]]
+    assert cut["rm_scores"].tolist() == [[0.0, 2.0], [0.0, 0.0]]
+
+
+def test_a_sample_in_which_nothing_was_sampled_is_refused_by_name() -> None:
+    with pytest.raises(InvalidRequest, match="s-0"):
+        verl.padded([sample([1, 2], [])])
+
+
+def test_roll_has_the_score_at_the_last_real_token_and_logprobs_shifted_by_one() -> None:
+    agent = chain([([1, 2], [3]), ([8], [4, 5])], rewards=[0.5, 1.0], group="g")
+    fields = roll.trajectories([agent], sequence_length=8, pad_token_id=9)
+    batch = fields.batch
+    assert batch["input_ids"].tolist() == [[1, 2, 3, 8, 4, 5, 9, 9]]
+    assert batch["attention_mask"].tolist() == [[1, 1, 1, 1, 1, 1, 0, 0]]
+    assert batch["position_ids"].tolist() == [[0, 1, 2, 3, 4, 5, 0, 0]]
+    assert batch["response_mask"].tolist() == [[False, False, True, False, True, True, False, False]]
+    assert batch["prompt_mask"].tolist() == [[True, True] + [False] * 6]
+    assert batch["scores"].tolist() == [[0, 0, 0, 0, 0, 1.5, 0, 0]]
+    assert batch["infer_logprobs"].tolist() == [[0, -0.75, 0, -1.0, -1.25, 0, 0]]
+    dtypes = {name: column.dtype.name for name, column in batch.items()}
+    assert dtypes == {
+        **dict.fromkeys(("input_ids", "attention_mask", "position_ids"), "int64"),
+        **dict.fromkeys(("response_mask", "prompt_mask"), "bool"),
+        **dict.fromkeys(("scores", "infer_logprobs"), "float32"),
+    }
+    assert fields.non_tensor_batch["step_scores"][0] == [0.5, 1.0]
+    assert fields.non_tensor_batch["episode_scores"].tolist() == [1.5]
+    assert fields.non_tensor_batch["group_ids"].tolist() == ["g"]
+
+
+def test_all_of_rolls_steps_of_one_session_share_its_traj_id_and_keep_raw_scores() -> None:
+    first = replace(sample([1], [2], reward=0.5), rewards=np.array([1.4], np.float32))  # its return
+    second = sample([1, 2, 3], [4], reward=1.0)
+    other = sample([5], [6], reward=2.0, session="t")
+    fields = roll.steps([first, second, other])
+    assert fields.batch["scores"].tolist() == [[0, 0.5, 0, 0], [0, 0, 0, 1.0], [0, 2.0, 0, 0]]
+    others = fields.non_tensor_batch
+    assert others["traj_id"].tolist() == ["s", "s", "t"]
+    assert others["step"].tolist() == [0, 1, 0]
+    assert others["episode_scores"].tolist() == [1.5, 1.5, 2.0]
+    assert others["state_hash"].tolist() == ["h0", "h0", "h0"]
+
+
+def test_rolls_steps_are_single_turns_and_fit() -> None:
+    with pytest.raises(InvalidRequest, match="individual"):
+        roll.steps([chain([([1], [2]), ([3], [4])], rewards=[0, 0])])
+    with pytest.raises(InvalidRequest, match="sequence_length 3"):
+        roll.trajectories([sample([1, 2], [3, 4])], sequence_length=3)
+
+
+def test_areal_gets_its_entries_by_interaction_id() -> None:
+    entries = areal.interactions([sample([1, 2], [3], reward=0.81)])
+    assert list(entries) == ["s-0"]
+    entry = entries["s-0"]
+    assert (entry["interaction_id"], entry["reward"]) == ("s-0", pytest.approx(0.81))
+    names = {"input_ids", "loss_mask", "logprobs", "versions", "attention_mask", "rewards"}
+    assert set(entry["tensor_dict"]) == names
+    assert entry["tensor_dict"]["input_ids"].tolist() == [[1, 2, 3]]
+
+
+def test_areals_own_class_is_filled_as_areal_fills_it() -> None:
+    torch = pytest.importorskip("torch")
+
+    class InteractionWithTokenLogpReward:
+        pass
+
+    [filled] = areal.fill([sample([1], [2], reward=1.0)], InteractionWithTokenLogpReward).values()
+    assert (filled.reward, filled.interaction_id) == (1.0, "s-0")
+    assert filled._cache["input_ids"].dtype == torch.int32
+
+
+def test_advantages_are_relative_to_the_group_with_the_populations_deviation() -> None:
+    rewards = {"a": 1.0, "b": 0.0, "c": 0.0, "d": 1.0}
+    assert trl.advantages(rewards) == pytest.approx({"a": 1.0, "b": -1.0, "c": -1.0, "d": 1.0})
+    assert trl.advantages({"a": 3.0, "b": 3.0}) == {"a": 0.0, "b": 0.0}
+    assert trl.advantages({"a": 4.0, "b": 1.0, "c": 1.0})["a"] == pytest.approx(2 / np.std([4.0, 1.0, 1.0]))

@@ -1,0 +1,107 @@
+"""The clients claim and acknowledge as the endpoints say, blocking and for asyncio."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from proxy.client import Acknowledged, AsyncClient, Claim, Client, ServerUnreachable, operations
+from proxy.client.adapters.trl import ClaimingWorker
+from proxy.errors import InvalidRequest, NotFound
+from proxy.server import serving
+from proxy.settings import Settings
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[str]:
+    database = f"sqlite:///{tmp_path / 'claims.db'}"
+    settings = Settings(port=0, engine="scripted", database_url=database, log_level="warning")
+    with serving(settings) as url:
+        yield url
+
+
+def play(url: str, name: str, group: str = "g") -> None:
+    with Client(url) as client, client.session(name, session_id=name, group_id=group) as session:
+        body = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
+        httpx.post(session.base_url + "/chat/completions", json=body).raise_for_status()
+        session.set_reward(0.5)
+
+
+def test_a_claim_brings_ids_and_where_asked_for_the_samples(server: str) -> None:
+    for name in ("a", "b", "c"):
+        play(server, name)
+    with Client(server) as client:
+        first = client.claim(limit=2, consumer="me", lease_s=60.0)
+        assert (first.sessions, first.export) == (("a", "b"), None)
+        assert first.claim_id is not None and first.claim_id.startswith("me-")
+        second = client.claim(limit=2, export={"layout": "concat"}, group_id="g")
+        assert second.sessions == ("c",)
+        assert second.export is not None
+        [sample] = second.export.samples
+        assert (sample.session_id, sample.rewards.tolist()) == ("c", [0.5])
+        assert client.acknowledge(first) == Acknowledged(("a", "b"), {})
+        assert client.acknowledge(second.claim_id) == Acknowledged(("c",), {})
+
+
+def test_nothing_to_claim_is_an_empty_claim_and_nothing_to_acknowledge(server: str) -> None:
+    with Client(server) as client:
+        nothing = client.claim(wait_s=0.01)
+        assert nothing == Claim(None, (), None, None)
+        assert client.acknowledge(nothing) == Acknowledged((), {})
+
+
+def test_a_lost_lease_is_told_and_an_unknown_claim_refused(server: str) -> None:
+    play(server, "a")
+    with Client(server) as client:
+        late = client.claim(lease_s=0.0)
+        mine = client.claim(claim_id="mine")
+        assert client.acknowledge(late) == Acknowledged((), {"a": "mine"})
+        assert client.acknowledge(mine, ["a"]).sessions == ("a",)
+        with pytest.raises(NotFound):
+            client.acknowledge("nobody's")
+        with pytest.raises(InvalidRequest):
+            client.acknowledge()
+
+
+def test_nothing_is_leased_to_a_client_that_left_while_it_waited(server: str) -> None:
+    with Client(server, timeout_s=0.5) as leaves, pytest.raises(ServerUnreachable):
+        leaves.run(iter_claim(600.0))
+    play(server, "a")
+    with Client(server) as client:
+        assert client.claim(wait_s=60.0).sessions == ("a",)
+
+
+def iter_claim(wait_s: float) -> operations.Steps[None]:
+    """A claim whose client has less patience than it tells the server."""
+    yield operations.Call("POST", "/trajectories/claim", {"wait_s": wait_s, "consumer": "gone"})
+
+
+def test_trls_worker_leaves_sessions_to_whoever_took_them_over_and_keeps_the_others(server: str) -> None:
+    for name in ("a", "b"):
+        play(server, name)
+    worker = ClaimingWorker(server, group_size=3, consumer="slow", lease_s=60.0)
+    worker._take(worker._claim())
+    assert worker._groups["g"].keys() == {"a", "b"}
+    [claim_id] = worker._held
+    with Client(server) as client:
+        client.claim(claim_id=claim_id, renew=True, lease_s=0.0)  # as if its lease had run out
+        assert client.claim(claim_id="fast").sessions == ("a",)
+        worker._renewed = -math.inf
+        worker._renew()
+        assert worker._groups["g"].keys() == {"b"}
+        assert worker._held == {claim_id: {"b"}}
+        assert client.claim(limit=2).sessions == ()
+    worker.stop()
+
+
+async def test_the_asyncio_client_claims_and_acknowledges_the_same(server: str) -> None:
+    play(server, "a")
+    async with AsyncClient(server) as client:
+        claim = await client.claim(export={"layout": "concat"})
+        assert claim.sessions == ("a",)
+        assert claim.export is not None and len(claim.export.samples) == 1
+        assert await client.acknowledge(claim) == Acknowledged(("a",), {})

@@ -1,0 +1,185 @@
+"""Layouts tree and padded: nothing is lost, nothing doubled, and the schema says what each row has."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from proxy.trajectory.advantages import Baseline
+from proxy.trajectory.columns import columns_of
+from proxy.trajectory.export import lay_out
+from proxy.trajectory.options import ExportOptions, Keep, Layout, Padding, TooLong
+from proxy.trajectory.paths import Drift
+from proxy.types import Interaction, SessionRecord
+from tests.interactions import interaction
+
+RECORD = SessionRecord("s", discount=1.0, group_id="g")
+
+
+def fork() -> list[Interaction]:
+    """A root, two children that share its tokens, and one that does not."""
+    return [
+        interaction("root", suffix=[1, 2], output=[3, 4], seq=0, reward=0.5),
+        interaction("a", parent="root", prefix=4, suffix=[5], output=[6, 7], version=1, seq=1, reward=1.0),
+        interaction("b", parent="root", prefix=4, suffix=[8], output=[9], seq=2),
+        interaction("c", parent="root", suffix=[1, 9, 9], output=[10], seq=3),
+    ]
+
+
+def padded(nodes: list[Interaction], prompt: int, response: int, **more: Any) -> list[dict[str, Any]]:
+    options = ExportOptions(Layout.PADDED, padding=Padding(prompt, response, **more))
+    return [row.columns() for row in lay_out(RECORD, nodes, options).rows]
+
+
+def test_a_tree_has_each_token_once_with_parents_positions_and_masks() -> None:
+    (row,) = lay_out(RECORD, fork(), ExportOptions(Layout.TREE)).rows
+    columns = {name: values.tolist() for name, values in row.columns().items()}
+    assert columns["input_ids"] == [1, 2, 3, 4, 5, 6, 7, 8, 9, 1, 9, 9, 10]
+    assert columns["loss_mask"] == [0, 0, 1, 1, 0, 1, 1, 0, 1, 0, 0, 0, 1]
+    assert columns["position_ids"] == [0, 1, 2, 3, 4, 5, 6, 4, 5, 0, 1, 2, 3]
+    assert columns["turn_ids"] == [-1, -1, 0, 0, -1, 1, 1, -1, 2, -1, -1, -1, 3]
+    assert columns["versions"] == [-1, -1, 0, 0, -1, 1, 1, -1, 0, -1, -1, -1, 0]
+    assert (columns["node_offsets"], columns["node_parents"]) == ([0, 4, 7, 9, 13], [-1, 0, 0, -1])
+    assert columns["node_positions"] == [0, 4, 4, 0]
+    assert (columns["node_rewards"], columns["rewards"]) == ([0.5, 1.0, 0.0, 0.0], [1.5])
+    assert columns["node_returns"] == pytest.approx([0.5 + 1 / 3, 1.0, 0.0, 0.0])
+
+
+def test_a_tree_walked_down_gives_what_concat_gives() -> None:
+    (row,) = lay_out(RECORD, fork(), ExportOptions(Layout.TREE)).rows
+    tree = row.columns()
+    for sample, node in zip(lay_out(RECORD, fork(), ExportOptions(Layout.CONCAT)).rows, (1, 2, 3), strict=True):
+        path = []
+        while node >= 0:
+            path.append(node)
+            node = int(tree["node_parents"][node])
+        spans = [range(tree["node_offsets"][at], tree["node_offsets"][at + 1]) for at in reversed(path)]
+        tokens = [at for span in spans for at in span]
+        assert tree["input_ids"][tokens].tolist() == sample.columns()["input_ids"].tolist()
+        assert tree["position_ids"][tokens].tolist() == list(range(len(tokens)))
+
+
+@st.composite
+def forests(draw: st.DrawFn) -> list[Interaction]:
+    """Trees of up to ten nodes, some not aligned, some marked."""
+    nodes: list[Interaction] = []
+    for at in range(draw(st.integers(1, 10))):
+        parent = draw(st.sampled_from([None, *nodes]))
+        prefix = parent.prompt_tokens + len(parent.output_ids) if parent and draw(st.booleans()) else 0
+        counts = [draw(st.integers(1, 3)) for _ in range(2)]
+        suffix, output = (range(10 * at, 10 * at + count) for count in counts)
+        name = parent.id if parent else None
+        made = interaction(str(at), parent=name, prefix=prefix, suffix=suffix, output=output, seq=at)
+        made.trainable = draw(st.booleans())
+        made.spans = ((0, 1),) if draw(st.booleans()) else ()
+        nodes.append(made)
+    return nodes
+
+
+@given(forests())
+def test_trees_and_concat_train_each_token_that_may_be_exactly_once(nodes: list[Interaction]) -> None:
+    expected = sum((1 if node.spans else len(node.output_ids)) for node in nodes if node.trainable)
+    for layout in (Layout.CONCAT, Layout.TREE):
+        rows = lay_out(RECORD, nodes, ExportOptions(layout)).rows
+        assert sum(int(row.columns()["loss_mask"].sum()) for row in rows) == expected
+        weights = sum(row.columns()["weight"].item() for row in rows)
+        assert weights == pytest.approx(1.0 if expected else 0.0)
+    (row,) = lay_out(RECORD, nodes, ExportOptions(Layout.TREE)).rows
+    assert len(row.columns()["input_ids"]) == sum(len(n.prompt_suffix) + len(n.output_ids) for n in nodes)
+
+
+def test_a_tree_keeps_what_stands_above_a_selected_node_as_context() -> None:
+    nodes = fork()
+    nodes[1].agent = "x"
+    (row,) = lay_out(RECORD, nodes, ExportOptions(Layout.TREE, agents=frozenset({"x"}))).rows
+    assert row.columns()["input_ids"].tolist() == [1, 2, 3, 4, 5, 6, 7]
+    assert row.columns()["loss_mask"].tolist() == [0, 0, 0, 0, 0, 1, 1]
+    assert lay_out(RECORD, [], ExportOptions(Layout.TREE)).rows == []
+
+
+def test_padded_is_as_golden_says_verl_reads_it() -> None:
+    (columns,) = padded([interaction("a", suffix=[10, 11], output=[20, 21], reward=0.25)], 2, 2)
+    assert columns["input_ids"].tolist() == [10, 11, 20, 21]
+    assert columns["position_ids"].tolist() == [0, 1, 2, 3]
+    assert columns["rm_scores"].tolist() == [0, 0.25]
+    assert columns["__num_turns__"].tolist() == [2]
+    (columns,) = padded([interaction("a", suffix=[1, 2, 3, 4], output=[5])], 8, 3)
+    assert columns["prompts"].tolist() == [0, 0, 0, 0, 1, 2, 3, 4]
+    assert columns["responses"].tolist() == [5, 0, 0]
+    assert columns["attention_mask"].tolist() == [0, 0, 0, 0, 1, 1, 1, 1, 1, 0, 0]
+    assert columns["position_ids"].tolist() == [0, 0, 0, 0, 0, 1, 2, 3, 4, 4, 4]
+    assert [columns[name].item() for name in ("prompt_lengths", "response_lengths")] == [4, 1]
+    for name in ("prompts", "responses", "response_mask", "input_ids", "attention_mask", "position_ids"):
+        assert columns[name].dtype == np.int64, name
+    for name in ("rollout_log_probs", "rm_scores"):
+        assert columns[name].dtype == np.float32, name
+
+
+def test_padded_responses_hold_what_the_tools_said_with_mask_and_logprob_0() -> None:
+    (columns, *_) = padded(fork()[:2], 3, 6, pad_token_id=99)
+    assert columns["prompts"].tolist() == [99, 1, 2]
+    assert columns["responses"].tolist() == [3, 4, 5, 6, 7, 99]
+    assert columns["response_mask"].tolist() == [1, 1, 0, 1, 1, 0]
+    assert columns["rollout_log_probs"].tolist() == [-0.5, -0.5, 0, -0.5, -0.5, 0]
+    assert columns["rm_scores"].tolist() == [0, 0, 0, 0, 1.5, 0]
+    assert columns["__num_turns__"].tolist() == [4]
+    assert columns["loss_mask"].tolist() == [0, 0, 0, 1, 1, 0, 1, 1, 0]
+    assert columns["versions"].tolist() == [-1, -1, -1, 0, 0, -1, 1, 1, -1]
+
+
+@pytest.mark.parametrize(
+    ("keep", "kept", "mask"),
+    [(Keep.HEAD, [3, 4, 5], [1, 1, 0]), (Keep.MIDDLE, [4, 5, 6], [1, 0, 1]), (Keep.TAIL, [5, 6, 7], [0, 1, 1])],
+)
+def test_a_truncated_sample_keeps_what_it_says_and_counts_the_rest(
+    keep: Keep, kept: list[int], mask: list[int]
+) -> None:
+    padding = Padding(1, 3, on_too_long=TooLong.TRUNCATE, keep=keep)
+    (row,) = lay_out(RECORD, fork()[:2], ExportOptions(Layout.PADDED, padding=padding)).rows
+    columns = row.columns()
+    assert columns["prompts"].tolist() == [2]
+    assert (columns["responses"].tolist(), columns["response_mask"].tolist()) == (kept, mask)
+    assert columns["rm_scores"].tolist() == [0, 0, 1.5]
+    assert row.labels()["truncated_tokens"] == 1 + 2
+
+
+def test_what_does_not_fit_is_dropped_and_counted_and_what_it_shared_is_trained_elsewhere() -> None:
+    padding = Padding(2, 4, on_too_long=TooLong.DROP)
+    laid = lay_out(RECORD, fork(), ExportOptions(Layout.PADDED, padding=padding))
+    assert [row.labels()["interaction_id"] for row in laid.rows] == ["b"]
+    assert laid.dropped == 2 and laid.rows[0].columns()["weight"].tolist() == [1.0]
+    assert laid.rows[0].columns()["response_mask"].tolist() == [1, 1, 0, 1]
+
+
+@pytest.mark.parametrize("advantages", [None, Baseline.GRPO])
+@pytest.mark.parametrize("token_rewards", [False, True])
+@pytest.mark.parametrize("layout", list(Layout))
+def test_the_schema_is_what_rows_have(layout: Layout, advantages: Baseline | None, token_rewards: bool) -> None:
+    padding = Padding(4, 8) if layout is Layout.PADDED else None
+    nodes = fork()
+    if token_rewards:
+        for node in nodes:
+            node.token_rewards = node.logprobs
+    options = ExportOptions(layout, advantages=advantages, step_advantages=advantages, padding=padding)
+    for row in lay_out(RECORD, nodes, options).rows:
+        columns = row.columns()
+        expected = {column.name: column for column in columns_of(options)}
+        assert set(expected) - set(columns) == (set() if token_rewards else {"token_rewards"})
+        for name, values in columns.items():
+            assert values.dtype == expected[name].dtype, name
+            assert values.ndim == 1 and expected[name].width in (None, len(values)), name
+
+
+def test_drift_mask_pads_what_stands_in_the_last_prompt() -> None:
+    nodes = [
+        interaction("p", suffix=[1, 2, 3], output=[4, 5], seq=0),
+        interaction("c", parent="p", suffix=[9, 1, 2, 3, 4, 5, 6], output=[8], seq=1),
+    ]
+    options = ExportOptions(Layout.PADDED, drift=Drift.MASK, padding=Padding(4, 4))
+    (row,) = lay_out(RECORD, nodes, options).rows
+    assert row.columns()["prompts"].tolist() == [9, 1, 2, 3]
+    assert row.columns()["response_mask"].tolist() == [1, 1, 0, 1]

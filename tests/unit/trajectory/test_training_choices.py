@@ -1,0 +1,121 @@
+"""What is trained is the user's choice; what is not selected stays in its place as context."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from proxy.trajectory.export import export_session, lay_out
+from proxy.trajectory.main_reward import Granularity, MainReward
+from proxy.trajectory.options import ExportOptions, Layout
+from proxy.trajectory.selection import Train, Turns
+from proxy.types import Interaction, SessionRecord
+from tests.interactions import interaction
+
+RECORD = SessionRecord("s", discount=1.0)
+
+
+def fork() -> list[Interaction]:
+    """root [1]->[2], a [..3]->[4], b [..5]->[6]: a and b continue the root; side is another root, a title."""
+    nodes = [
+        interaction("root", suffix=[1], output=[2], seq=0),
+        interaction("a", parent="root", prefix=2, suffix=[3], output=[4], seq=1, reward=1.0),
+        interaction("b", parent="root", prefix=2, suffix=[5], output=[6], seq=2),
+        interaction("side", suffix=[7], output=[8], seq=3),
+    ]
+    nodes[3].purpose, nodes[2].agent = "title", "helper"
+    return nodes
+
+
+def masks(train: Train, layout: Layout = Layout.CONCAT) -> dict[str, list[int]]:
+    samples = export_session(RECORD, fork(), ExportOptions(layout, train=train))
+    return {sample.last.id: sample.arrays.loss_mask.tolist() for sample in samples}
+
+
+@pytest.mark.parametrize(
+    ("train", "expected"),
+    [
+        (Train(), {"a": [0, 1, 0, 1], "b": [0, 0, 0, 1], "side": [0, 1]}),
+        (Train(turns=Turns.LAST), {"a": [0, 0, 0, 1], "b": [0, 0, 0, 1], "side": [0, 1]}),
+        (Train(turns=frozenset({0})), {"a": [0, 1, 0, 0], "b": [0, 0, 0, 0], "side": [0, 1]}),
+        (Train(turns=frozenset({1})), {"a": [0, 0, 0, 1], "b": [0, 0, 0, 1], "side": [0, 0]}),
+        (Train(turns=frozenset({5})), {"a": [0, 0, 0, 0], "b": [0, 0, 0, 0], "side": [0, 0]}),
+        (Train(purposes=frozenset({"main"})), {"a": [0, 1, 0, 1], "b": [0, 0, 0, 1], "side": [0, 0]}),
+        (Train(agents=frozenset({"helper"})), {"a": [0, 0, 0, 0], "b": [0, 0, 0, 1], "side": [0, 0]}),
+        (Train(exclude=frozenset({"root", "side"})), {"a": [0, 0, 0, 1], "b": [0, 0, 0, 1], "side": [0, 0]}),
+    ],
+)
+def test_what_is_not_selected_is_context(train: Train, expected: dict[str, list[int]]) -> None:
+    assert masks(train) == expected
+
+
+def test_individual_and_tree_train_the_same_turns_as_concat() -> None:
+    train = Train(turns=Turns.LAST)
+    assert masks(train, Layout.INDIVIDUAL) == {"root": [0, 0], "a": [0, 0, 0, 1], "b": [0, 0, 0, 1], "side": [0, 1]}
+    (row,) = lay_out(RECORD, fork(), ExportOptions(Layout.TREE, train=train)).rows
+    assert row.columns()["loss_mask"].tolist() == [0, 0, 0, 1, 0, 1, 0, 1]
+
+
+def test_what_is_not_trained_has_neither_logprob_nor_version() -> None:
+    first = export_session(RECORD, fork(), ExportOptions(Layout.CONCAT, train=Train(turns=Turns.LAST)))[0]
+    assert first.arrays.logprobs.tolist() == [0, 0, 0, -0.5]
+    assert first.arrays.versions.tolist() == [-1, -1, -1, 0]
+    assert first.arrays.turn_ids.tolist() == [-1, -1, -1, 1]
+
+
+def test_weights_of_a_session_add_up_to_one_over_the_samples_that_train() -> None:
+    rows = lay_out(RECORD, fork(), ExportOptions(Layout.CONCAT)).rows
+    assert [row.columns()["weight"].tolist() for row in rows] == [pytest.approx([1 / 3])] * 3
+    rows = lay_out(RECORD, fork(), ExportOptions(Layout.CONCAT, train=Train(turns=frozenset({1})))).rows
+    assert [row.columns()["weight"].tolist() for row in rows] == [[0.5], [0.5], [0.0]]
+
+
+@pytest.mark.parametrize(("finished", "trained"), [(False, 0), (True, 4), (None, 4)])
+def test_unfinished_sessions_may_be_masked(finished: bool | None, trained: int) -> None:
+    record = replace(RECORD, finished=finished)
+    samples = export_session(record, fork(), ExportOptions(Layout.CONCAT, mask_unfinished=True))
+    assert sum(int(sample.arrays.loss_mask.sum()) for sample in samples) == trained
+    kept = export_session(record, fork(), ExportOptions(Layout.CONCAT))
+    assert sum(int(sample.arrays.loss_mask.sum()) for sample in kept) == 4
+
+
+def rewarded() -> list[Interaction]:
+    nodes = [interaction("a", seq=0, reward=0.25), interaction("b", parent="a", prefix=2, seq=1, reward=0.5)]
+    nodes[0].rewards, nodes[1].rewards = {"style": 3.0, "pass_rate": 1.0}, {}
+    return nodes
+
+
+@pytest.mark.parametrize(
+    ("reward", "main"),
+    [
+        (MainReward(), [0.25, 0.5]),
+        (MainReward("style"), [3.0, 0.5]),
+        (MainReward("unheard of"), [0.25, 0.5]),
+        (MainReward.at(Granularity.PASS_RATE), [1.0, 0.5]),
+        (MainReward.at(Granularity.BINARY), [1.0, 0.0]),
+    ],
+)
+def test_the_reward_that_counts_falls_back_to_the_raw_one(reward: MainReward, main: list[float]) -> None:
+    nodes = rewarded()
+    (sample,) = export_session(RECORD, nodes, ExportOptions(Layout.CONCAT, 0.5, reward=reward))
+    assert [turn["reward"] for turn in sample.labels()["turns"]] == main
+    assert sample.rewards.tolist() == [sum(main)] and sample.raw_rewards.tolist() == [main[1]]
+    assert sample.returns == (main[0] + 0.5 * main[1], main[1])
+    assert [node.reward for node in nodes] == [0.25, 0.5]
+
+
+def test_no_reward_is_none_in_any_granularity() -> None:
+    for granularity in Granularity:
+        assert MainReward.at(granularity).of(None, {}) is None
+
+
+def test_token_rewards_stand_at_their_tokens_and_only_where_there_are_any() -> None:
+    nodes = rewarded()
+    assert "token_rewards" not in export_session(RECORD, nodes, ExportOptions(Layout.CONCAT))[0].columns()
+    nodes[1].output_ids, nodes[1].logprobs = nodes[1].output_ids * 2, nodes[1].logprobs * 2
+    nodes[1].versions = ((2, 0),)
+    nodes[1].token_rewards = nodes[1].logprobs[:1] + nodes[1].logprobs[:0]
+    nodes[1].token_rewards.append(2.0)
+    columns = export_session(RECORD, nodes, ExportOptions(Layout.CONCAT))[0].columns()
+    assert columns["token_rewards"].tolist() == [0, 0, 0, -0.5, 2.0] and columns["token_rewards"].dtype == "float32"
