@@ -90,7 +90,8 @@ def _find(session: Session, target: Target) -> Interaction:
 def _find_turn(session: Session, turn: int | None) -> Interaction:
     complete = session.complete()
     if not complete:
-        raise InvalidRequest(f"session {session.id!r} has no complete interaction to reward", param="interaction_id")
+        field = "interaction_id" if turn is None else "turn"
+        raise InvalidRequest(f"session {session.id!r} has no complete interaction to reward", param=field)
     if turn is None:
         return complete[-1]
     if turn >= len(complete):
