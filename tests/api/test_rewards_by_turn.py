@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -51,18 +50,6 @@ async def test_a_call_that_failed_is_no_turn_and_shifts_no_number(tmp_path: Path
             ("failed", None, None),
             ("complete", 1, 1.0),
         ]
-
-
-async def test_the_number_is_the_order_of_completion_not_of_asking(tmp_path: Path) -> None:
-    script = play([Reply(sampled("slow"), delay_s=0.1), Reply(sampled("quick"), chunk=99)])
-    async with serving(tmp_path, script) as server:
-        first = asyncio.create_task(server.chat([user("asked first")]))
-        while not server.engine.running:
-            await asyncio.sleep(0)
-        quick = await server.chat([user("asked second")])
-        slow = await first
-        assert await column(server, "id", "turn") == [(quick["id"], 0), (slow["id"], 1)]
-        assert await server.ok("/s/rl/set_reward", {"turn": 0, "reward": 1}) == {"interaction_ids": [quick["id"]]}
 
 
 async def test_token_rewards_and_the_last_reward_of_an_end_go_by_turn_too(tmp_path: Path) -> None:
