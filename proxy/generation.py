@@ -18,13 +18,14 @@ from proxy.types import FinishReason, GenerateRequest, Ids, Logprobs, TokenChunk
 
 @dataclass(slots=True)
 class Generation:
-    """What was sampled so far; `versions` are runs (count of tokens, version)."""
+    """What was sampled so far; `versions` are runs (count of tokens, version). `sampled` False: without logprobs."""
 
     ids: Ids = field(default_factory=ids_of)
     logprobs: Logprobs = field(default_factory=lambda: Logprobs("f"))
     versions: list[tuple[int, int]] = field(default_factory=list)
     finish: FinishReason | None = None
     cached_tokens: int | None = None
+    sampled: bool = True
 
     def take(self, chunk: TokenChunk) -> None:
         """Add a chunk. Raises EngineFailed for an inconsistent one."""
@@ -32,7 +33,7 @@ class Generation:
             raise EngineFailed(f"the engine gave {len(chunk.logprobs)} logprobs for {len(chunk.ids)} tokens")
         self.ids += chunk.ids
         self.logprobs += chunk.logprobs
-        self.finish = chunk.finish
+        self.finish, self.sampled = chunk.finish, self.sampled and chunk.sampled
         if chunk.cached_tokens is not None:
             self.cached_tokens = chunk.cached_tokens
         if chunk.ids and self.versions and self.versions[-1][1] == chunk.version:

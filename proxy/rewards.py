@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from proxy.errors import InvalidRequest, NotFound
@@ -14,9 +15,17 @@ Changes = dict[str, dict[str, Any]]
 """For each interaction id those of reward, rewards, token_rewards, trainable, spans that change."""
 
 
-def reward_turn(session: Session, interaction_id: str | None, value: float, name: str | None) -> Changes:
-    """One reward of one interaction (none: the last complete one); with a name it is kept beside the main one."""
-    interaction = _find(session, interaction_id)
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Which complete interaction: by id, or by `turn` (from 0, in order of completion), or the last one."""
+
+    interaction_id: str | None = None
+    turn: int | None = None
+
+
+def reward_turn(session: Session, target: Target, value: float, name: str | None) -> Changes:
+    """One reward of one interaction; with a name it is kept beside the main one."""
+    interaction = _find(session, target)
     if name is None:
         return {interaction.id: {"reward": value}}
     return {interaction.id: {"rewards": {**interaction.rewards, name: value}}}
@@ -24,7 +33,7 @@ def reward_turn(session: Session, interaction_id: str | None, value: float, name
 
 def reward_turns(session: Session, rewards: Mapping[str, float]) -> Changes:
     """A reward for each interaction id."""
-    return {_find(session, key).id: {"reward": value} for key, value in rewards.items()}
+    return {_find(session, Target(key)).id: {"reward": value} for key, value in rewards.items()}
 
 
 def reward_step_scores(session: Session, scores: Sequence[float]) -> Changes:
@@ -38,9 +47,9 @@ def reward_step_scores(session: Session, scores: Sequence[float]) -> Changes:
     return {interaction.id: {"reward": score} for interaction, score in zip(complete, scores, strict=True)}
 
 
-def reward_tokens(session: Session, interaction_id: str | None, values: Sequence[float]) -> Changes:
+def reward_tokens(session: Session, target: Target, values: Sequence[float]) -> Changes:
     """One reward an output token. Raises InvalidRequest when the lengths differ."""
-    interaction = _find(session, interaction_id)
+    interaction = _find(session, target)
     if len(values) != len(interaction.output_ids):
         raise InvalidRequest(
             f"'token_rewards' has {len(values)} values, but interaction {interaction.id} has "
@@ -57,7 +66,7 @@ def mark_turn(
 
     Raises InvalidRequest for a range that is empty or not inside the output.
     """
-    interaction = _find(session, interaction_id)
+    interaction = _find(session, Target(interaction_id))
     length = len(interaction.output_ids)
     for at, (start, end) in enumerate(spans or ()):
         if not 0 <= start < end <= length:
@@ -68,15 +77,25 @@ def mark_turn(
     return {interaction.id: {"trainable": trainable, "spans": tuple(spans or ())}}
 
 
-def _find(session: Session, interaction_id: str | None) -> Interaction:
+def _find(session: Session, target: Target) -> Interaction:
+    interaction_id = target.interaction_id
     if interaction_id is None:
-        complete = session.complete()
-        if not complete:
-            raise InvalidRequest(
-                f"session {session.id!r} has no complete interaction to reward", param="interaction_id"
-            )
-        return complete[-1]
+        return _find_turn(session, target.turn)
     node = session.cache.nodes.get(interaction_id)
     if node is None or node.interaction.seq < 0:
         raise NotFound(f"session {session.id!r} has no complete interaction {interaction_id!r}", param="interaction_id")
     return node.interaction
+
+
+def _find_turn(session: Session, turn: int | None) -> Interaction:
+    complete = session.complete()
+    if not complete:
+        field = "interaction_id" if turn is None else "turn"
+        raise InvalidRequest(f"session {session.id!r} has no complete interaction to reward", param=field)
+    if turn is None:
+        return complete[-1]
+    if turn >= len(complete):
+        raise NotFound(
+            f"session {session.id!r} has no turn {turn}: its complete turns are 0 to {len(complete) - 1}", param="turn"
+        )
+    return complete[turn]

@@ -329,13 +329,16 @@ class Sessions:
     async def _check_room(self) -> None:
         """Raise TooManyRequests where no session may be added by naming it."""
         most = self._settings.max_live_sessions
-        if (fresh := self._most_fresh()) is not None and await self._store.count_taken() >= fresh:
+        if (fresh := self._most_fresh()) is not None and await self._store.count_taken() + self._unconfirmed() >= fresh:
             raise too_stale(fresh)
         if most is None:
             return
-        stored = await self._store.count_live()
-        if stored + sum(not session.confirmed for session in self._live.values()) >= most:
+        if await self._store.count_live() + self._unconfirmed() >= most:
             raise TooManyRequests(f"{most} sessions are live (--max-live-sessions); end one first", retry_after_s=5.0)
+
+    def _unconfirmed(self) -> int:
+        """How many sessions were named here whose rows are not in the store yet."""
+        return sum(not session.confirmed for session in self._live.values())
 
     def _most_fresh(self) -> int | None:
         """How many sessions may have been accepted or be running, so that none gets too old: AReaL's rule,

@@ -75,7 +75,9 @@ class Turn:
     def answer(self) -> Answer:
         """The committed interaction of an ended turn. Raises the ProxyError that ended it otherwise."""
         assert self.task is not None
-        return Answer(self.task.result(), tuple(self.logprobs) if self.request.logprobs else None)
+        interaction = self.task.result()
+        shown = self.request.logprobs and interaction.has_logprobs
+        return Answer(interaction, tuple(self.logprobs) if shown else None)
 
     async def stream(self, patience_s: float) -> AsyncIterator[list[Delta]]:
         """The deltas in batches as they come, an empty batch after `patience_s` without one.
@@ -150,7 +152,7 @@ class Turn:
         stopped = parser.stop_string is not None
         kept = ids[: parser.kept - already] if stopped else ids
         self._append(kept, chunk, at)
-        if self.request.logprobs and kept and parser.reasoning_tokens == reasoned:
+        if self.request.logprobs and chunk.sampled and kept and parser.reasoning_tokens == reasoned:
             self._note_logprob(kept[0], chunk.logprobs[at], chunk.top_logprobs[at] if chunk.top_logprobs else ())
         self.publish(deltas)
         if stopped:
@@ -230,7 +232,7 @@ class Turn:
         for token, value in zip(interaction.output_ids, interaction.logprobs, strict=True):
             reasoned = self.parser.reasoning_tokens
             deltas = self.parser.feed(ids_of([token]))
-            if self.request.logprobs and self.parser.reasoning_tokens == reasoned:
+            if self.request.logprobs and interaction.has_logprobs and self.parser.reasoning_tokens == reasoned:
                 self._note_logprob(token, value, ())
             self.publish(deltas)
         self.publish(self.parser.finish())

@@ -419,7 +419,8 @@ class Interaction:
     (`prefix_length` is then 0). `new_messages` are those since the parent's answer (a root: all). `tools` and
     `template_options` are stored where the node is a root, else they are the parent's. `reward` is raw, as it was set.
     `seq` is the order of completion within the session, from 0, given by the commit. Times are Unix seconds.
-    `notes` says what was dropped, malformed or replaced on the way.
+    `notes` says what was dropped, malformed or replaced on the way; `sampled` False: the output came from outside
+    without logprobs, and zeros stand in for them.
     """
 
     id: str
@@ -464,6 +465,11 @@ class Interaction:
     def prompt_tokens(self) -> int:
         """Length of the prompt in tokens, the shared prefix included."""
         return self.prefix_length + len(self.prompt_suffix)
+
+    @property
+    def has_logprobs(self) -> bool:
+        """Whether `logprobs` are those of the output, and not zeros for what nobody told."""
+        return self.notes.get("sampled") is not False
 
 
 @dataclass(slots=True)

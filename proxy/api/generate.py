@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import replace
 
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 
 from proxy.access import Access
 from proxy.api.completions import with_headers
 from proxy.api.http import JsonResponse, caller_of, read_object
-from proxy.api.replies import UnaryReply, disconnected
+from proxy.api.replies import UnaryReply, while_connected
 from proxy.engine.gate import Gate
 from proxy.errors import UnsupportedParameter
 from proxy.generation import sample
@@ -59,16 +58,8 @@ class Generate:
 
     async def _unrecorded(self, request: Request, wanted: GenerateRequest) -> JsonResponse:
         """Raises ClientDisconnect once nobody waits: the engine then stops."""
-        sampling = asyncio.ensure_future(sample(self._gate, wanted, self._settings.engine_timeout_s))
-        gone = asyncio.ensure_future(disconnected(request.receive))
-        try:
-            await asyncio.wait((sampling, gone), return_when=asyncio.FIRST_COMPLETED)
-            if not sampling.done():
-                raise ClientDisconnect
-            done = sampling.result()
-        finally:
-            gone.cancel()
-            sampling.cancel()
+        done = await while_connected(request, sample(self._gate, wanted, self._settings.engine_timeout_s))
         versions, prompt = tuple(done.versions), len(wanted.input_ids)
-        reply = generation_reply(done.ids, done.logprobs, versions, done.finish, prompt, done.cached_tokens)
+        logprobs = done.logprobs if done.sampled else None
+        reply = generation_reply(done.ids, logprobs, versions, done.finish, prompt, done.cached_tokens)
         return JsonResponse({"id": wanted.request_id, **reply})

@@ -10,6 +10,7 @@ from starlette.requests import Request
 
 from proxy.access import Access
 from proxy.api.http import JsonResponse, key_of, read_object
+from proxy.api.replies import while_connected
 from proxy.engine.gate import Gate
 from proxy.engine.mailbox import Delivery, Letter, Mailbox, failure
 from proxy.errors import EngineUnavailable, InvalidRequest, ProxyError
@@ -37,11 +38,18 @@ class MailboxEndpoints:
         session_id = optional_text(body, "session_id")
         wait_s = optional_float(body, "wait_s", least=0.0, most=_MAX_WAIT_S) or 0.0
         session = await self._sessions.get(session_id) if session_id is not None else None
-        letter = await self._mailbox().fetch(session_id, wait_s, session.ended if session is not None else None)
+        ended = session.ended if session is not None else None
+        # A poll whose client is gone takes no request away from one that waits.
+        letter = await while_connected(request, self._mailbox().fetch(session_id, wait_s, ended))
         if letter is not None:
             return JsonResponse({"status": "request", **_letter_json(letter)})
-        ended = session is not None and session.record.status is not SessionStatus.ACTIVE
-        return JsonResponse({"status": "ended" if ended else "empty"})
+        over = session_id is not None and await self._has_ended(session_id)
+        return JsonResponse({"status": "ended" if over else "empty"})
+
+    async def _has_ended(self, session_id: str) -> bool:
+        """Asked anew: while a poll waits, the session may end on another replica."""
+        session = await self._sessions.get(session_id)
+        return session.record.status is not SessionStatus.ACTIVE
 
     async def deliver(self, request: Request) -> JsonResponse:
         """Answer a request, named by `request_id` or by `session_id` and `turn`."""
@@ -135,7 +143,10 @@ def _parse_logprobs(value: Any) -> Logprobs | None:
     if value is None:
         return None
     try:
-        logprobs = array("f", expect_list(value, "logprobs"))
+        values = expect_list(value, "logprobs")
+        if any(isinstance(item, bool) for item in values):
+            raise TypeError
+        logprobs = array("f", values)
     except (TypeError, OverflowError):
         raise InvalidRequest("'logprobs' must be a list of numbers", param="logprobs") from None
     if not all(-1e30 < number <= 1e-4 for number in logprobs):

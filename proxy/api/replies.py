@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
@@ -22,6 +23,7 @@ from proxy.types import Api, Delta, TurnRequest
 # Codex gives a silent stream up after 300 s, proxies in between often after 30 to 60.
 KEEPALIVE_S = 5.0
 
+T = TypeVar("T")
 Batch = list[tuple[int, Delta]]
 """Deltas, each with the number of its choice."""
 Batches = AsyncIterator[Batch]
@@ -204,6 +206,20 @@ async def _merged(choices: Sequence[Turn]) -> Batches:
 
 def _body(data: bytes, more: bool = True) -> Message:
     return {"type": "http.response.body", "body": data, "more_body": more}
+
+
+async def while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
+    """What `work` gives. Raises ClientDisconnect once nobody waits for it: it is then cancelled."""
+    working = asyncio.ensure_future(work)
+    gone = asyncio.ensure_future(disconnected(request.receive))
+    try:
+        await asyncio.wait((working, gone), return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise ClientDisconnect
+        return working.result()
+    finally:
+        gone.cancel()
+        working.cancel()
 
 
 async def disconnected(receive: Receive) -> None:

@@ -26,13 +26,13 @@ from proxy.protocols.base import (
     optional_text,
 )
 from proxy.protocols.sampling import parse_drawing
-from proxy.rewards import Changes, mark_turn, reward_step_scores, reward_tokens, reward_turn, reward_turns
+from proxy.rewards import Changes, Target, mark_turn, reward_step_scores, reward_tokens, reward_turn, reward_turns
 from proxy.session import LIMIT_COUNTS, LIMITS, KeyKind, Session, StartedSession
 from proxy.sessions import Sessions
 from proxy.settings import Settings
 from proxy.trajectory.export import certificate
 from proxy.trajectory.purpose import derive
-from proxy.types import Credit, Interaction, Outcome, SamplingParams
+from proxy.types import Credit, Interaction, Outcome, SamplingParams, Status
 
 _SAMPLING_FIELDS = frozenset(SamplingParams.__dataclass_fields__) - {"logit_bias", "stop", "ignore_eos"}
 _REWARDS = ("reward", "rewards", "step_scores", "token_rewards")
@@ -113,9 +113,11 @@ class Rl:
         self._access.check_admin(key_of(request))
         session, interactions, begun = await self._sessions.look_at(request.path_params["session"])
         returns, purposes = self._sessions.returns(session), derive(interactions)
+        complete = [interaction.id for interaction in interactions if interaction.status is Status.COMPLETE]
+        turns = {interaction_id: turn for turn, interaction_id in enumerate(complete)}
         nodes = [
-            _interaction_json(interaction, returns.get(interaction.id), purposes.get(interaction.id))
-            for interaction in interactions
+            {**_interaction_json(node, returns.get(node.id), purposes.get(node.id)), "turn": turns.get(node.id)}
+            for node in interactions
         ]
         counts = certificate(session.record, interactions, begun)
         shown = {name: counts[name] for name in ("reasons", "unaligned", "failed", "aborted", "superseded")}
@@ -151,7 +153,8 @@ class Rl:
 def parse_reward(session: Session, body: Mapping[str, Any]) -> Changes:
     """The rewards in a body as changes by interaction id. Raises InvalidRequest or NotFound naming the field."""
     kind = _kind_of_reward(body)
-    interaction_id, name = optional_str(body, "interaction_id"), optional_str(body, "name")
+    name = optional_str(body, "name")
+    target = Target(optional_str(body, "interaction_id"), optional_int(body, "turn", least=0))
     match kind:
         case "rewards":
             rewards = expect_object(body["rewards"], "rewards")
@@ -159,9 +162,9 @@ def parse_reward(session: Session, body: Mapping[str, Any]) -> Changes:
         case "step_scores":
             return reward_step_scores(session, _numbers(body["step_scores"], "step_scores"))
         case "token_rewards":
-            return reward_tokens(session, interaction_id, _numbers(body["token_rewards"], "token_rewards"))
+            return reward_tokens(session, target, _numbers(body["token_rewards"], "token_rewards"))
         case "reward":
-            return reward_turn(session, interaction_id, _finite(body["reward"], "reward"), name)
+            return reward_turn(session, target, _finite(body["reward"], "reward"), name)
     return {}
 
 
@@ -171,9 +174,12 @@ def _kind_of_reward(body: Mapping[str, Any]) -> str | None:
     if len(kinds) > 1:
         raise InvalidRequest(f"give one of {', '.join(_REWARDS)}, not {' and '.join(kinds)}", param=kinds[1])
     kind = kinds[0] if kinds else None
-    for name, takers in (("interaction_id", ("reward", "token_rewards")), ("name", ("reward",))):
+    one = ("reward", "token_rewards")
+    for name, takers in (("interaction_id", one), ("turn", one), ("name", ("reward",))):
         if kind is not None and body.get(name) is not None and kind not in takers:
             raise InvalidRequest(f"'{name}' goes with {' or '.join(takers)}, not with {kind}", param=name)
+    if kind is not None and body.get("interaction_id") is not None and body.get("turn") is not None:
+        raise InvalidRequest("give 'interaction_id' or 'turn', not both", param="turn")
     return kind
 
 
@@ -301,6 +307,7 @@ def _record_json(record: Any) -> dict[str, Any]:
         "metadata": dict(record.metadata),
         "discount": record.discount,
         "credit": record.credit.value,
+        "weight_version": record.weight_version,
         "created_at": record.created_at,
         "ended_at": record.ended_at,
     }

@@ -54,6 +54,13 @@ class Mailbox:
         self._arrived = asyncio.Condition()
         self._version = 0
         self._closed = False
+        self.polls = 0
+        """How many polls wait for a request."""
+
+    @property
+    def waiting(self) -> int:
+        """How many requests wait for their answer."""
+        return len(self._letters)
 
     async def start(self) -> None:
         """Nothing to load."""
@@ -72,35 +79,47 @@ class Mailbox:
         finally:
             if self._letters.get(request.request_id) is letter:
                 del self._letters[request.request_id]
-            letter.answer.cancel()
+            if not letter.answer.cancel() and not letter.answer.cancelled():
+                letter.answer.exception()  # an error that came just when its agent left is no news to anybody
 
     async def fetch(self, session_id: str | None, wait_s: float, ended: asyncio.Event | None = None) -> Letter | None:
         """The oldest request of a session that waits, of all sessions the one not handed out for the longest time.
 
-        None after `wait_s` seconds without one, or as soon as `ended` is set.
+        None after `wait_s` seconds without one, or as soon as `ended` is set. Of those that wait for any request each
+        that arrives goes to one: another that asks anew, or whose wait ends, may get it too, for the first may be lost.
         """
         ending = asyncio.create_task(self._notice(ended)) if ended is not None else None
+        self.polls += 1
         try:
             async with asyncio.timeout(wait_s), self._arrived:
-                while (letter := self._next(session_id)) is None:
+                letter = self._next(session_id)
+                while letter is None:
                     if ended is not None and ended.is_set():
                         return None
                     await self._arrived.wait()
+                    letter = self._next(session_id, untouched=session_id is None)
+                return self._hand_out(letter)
         except TimeoutError:
-            letter = self._next(session_id)
+            return self._hand_out(self._next(session_id))
         finally:
+            self.polls -= 1
             if ending is not None:
                 ending.cancel()
+
+    def _hand_out(self, letter: Letter | None) -> Letter | None:
         if letter is not None:
             letter.fetched = next(self._numbers)
         return letter
 
     def find(self, session_id: str, turn: int) -> str:
-        """The id of the request that is turn `turn` of a session. Raises NotFound."""
-        for letter in self._letters.values():
-            if letter.request.session_id == session_id and letter.request.turn_number == turn:
-                return letter.request.request_id
-        raise NotFound(f"no request of session {session_id!r} waits as turn {turn}", param="turn")
+        """The id of the request that is turn `turn` of a session. Raises NotFound, InvalidRequest where several are."""
+        of_session = (letter.request for letter in self._letters.values() if letter.request.session_id == session_id)
+        found = [request.request_id for request in of_session if request.turn_number == turn]
+        if not found:
+            raise NotFound(f"no request of session {session_id!r} waits as turn {turn}", param="turn")
+        if len(found) > 1:  # a number is free again once its turn has failed
+            raise InvalidRequest(f"{len(found)} requests wait as turn {turn}; name the 'request_id'", param="turn")
+        return found[0]
 
     def deliver(self, request_id: str, delivery: Delivery | ProxyError) -> None:
         """Answer a request. Raises NotFound, InvalidRequest for a second answer or one that does not fit."""
@@ -155,7 +174,7 @@ class Mailbox:
             context_length=self._context_length,
             weight_version=self._version,
             capabilities=frozenset(Capability) - _MISSING,
-            detail="requests wait for POST /mailbox/next and /mailbox/deliver",
+            detail=f"POST /mailbox/next and /mailbox/deliver: {self.waiting} requests wait, {self.polls} polls",
         )
 
     async def close(self) -> None:
@@ -164,8 +183,12 @@ class Mailbox:
         for request_id in list(self._letters):
             await self.abort(request_id)
 
-    def _next(self, session_id: str | None) -> Letter | None:
-        waiting = [letter for letter in self._letters.values() if not letter.answer.done()]
+    def _next(self, session_id: str | None, untouched: bool = False) -> Letter | None:
+        waiting = [
+            letter
+            for letter in self._letters.values()
+            if not letter.answer.done() and not (untouched and letter.fetched)
+        ]
         if session_id is not None:
             of_session = [letter for letter in waiting if letter.request.session_id == session_id]
             return min(of_session, key=lambda letter: letter.number, default=None)
@@ -179,6 +202,8 @@ class Mailbox:
     def _chunk(self, request: GenerateRequest, delivery: Delivery) -> TokenChunk:
         version = self._version if delivery.version is None else delivery.version
         if delivery.text is not None:
+            if request.turn is None:  # nobody reads or encodes text there
+                raise InvalidRequest("this request has no messages, only ids: answer with 'output_ids'", param="text")
             finish = delivery.finish or FinishReason.STOP
             return TokenChunk(ids_of(), Logprobs("f"), version, finish, text=delivery.text)
         ids = delivery.output_ids

@@ -1,6 +1,6 @@
 """`/v1/generate`: token ids in, token ids out, for trainers that drive their own loop. Nothing is rendered or parsed.
 
-The reply has as many logprobs and versions as ids.
+The reply has as many logprobs and versions as ids, or no logprobs at all where a mailbox's answer came without.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def interaction_reply(interaction: Interaction) -> dict[str, Any]:
     """The reply of a recorded generation."""
     return generation_reply(
         interaction.output_ids,
-        interaction.logprobs,
+        interaction.logprobs if interaction.has_logprobs else None,
         interaction.versions,
         interaction.finish_reason,
         interaction.prompt_tokens,
@@ -84,16 +84,16 @@ def interaction_reply(interaction: Interaction) -> dict[str, Any]:
 
 def generation_reply(
     ids: Ids,
-    logprobs: Sequence[float],
+    logprobs: Sequence[float] | None,
     versions: VersionRuns,
     finish: FinishReason | None,
     prompt_tokens: int,
     cached_tokens: int | None,
 ) -> dict[str, Any]:
-    """`output_ids`, `logprobs` and `versions` (an integer each), all of one length."""
+    """`output_ids`, `logprobs` and `versions` (an integer each), all of one length; `logprobs` null: none are known."""
     return {
         "output_ids": ids.tolist(),
-        "logprobs": list(logprobs),
+        "logprobs": None if logprobs is None else list(logprobs),
         "versions": [version for count, version in versions for _ in range(count)],
         "finish_reason": None if finish is None else _FINISH.get(finish, "stop"),
         "prompt_tokens": prompt_tokens,

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from sqlalchemy import ColumnElement, Connection, Engine, and_, delete, func, not_, or_, select
 
 from proxy.store import database, schema
+from proxy.store.starts import note_pruned
 from proxy.store.tables import intents, interactions, returns, sessions
 from proxy.types import SessionStatus
 
@@ -86,6 +87,7 @@ def _count(connection: Connection, pruned: ColumnElement[bool], kept: ColumnElem
 
 
 def _delete(connection: Connection, names: Sequence[str]) -> None:
+    note_pruned(connection, names)
     ids = select(interactions.c.id).where(interactions.c.session_id.in_(names))
     connection.execute(delete(returns).where(returns.c.interaction_id.in_(ids)))
     for table in (intents, interactions, sessions):

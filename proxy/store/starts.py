@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sqlalchemy import Connection, func, insert, or_, select, update
+from sqlalchemy import ColumnElement, Connection, func, insert, or_, select, update
 
 from proxy.errors import KeyInUse, TooManyRequests
 from proxy.store import rows
@@ -18,7 +18,7 @@ from proxy.types import Outcome, SessionStatus
 
 # A start that finds no capacity may find it when others have ended, which takes a while.
 _RETRY_AFTER_S = 5.0
-_STARTS = "starts"
+_STARTS, _PRUNED = "starts", "pruned"
 _FAILURES = frozenset({Outcome.FAILED.value, Outcome.NO_DATA.value, Outcome.TIMEOUT.value})
 
 
@@ -82,10 +82,18 @@ def count_live(connection: Connection) -> int:
 
 
 def count_taken(connection: Connection) -> int:
-    """Sessions that run or have ended without failing: what the trainer has, or will get."""
-    well = or_(sessions.c.outcome.is_(None), sessions.c.outcome.not_in(_FAILURES))
-    query = select(func.count()).select_from(sessions).where(well, sessions.c.status != SessionStatus.EXPIRED.value)
-    return connection.execute(query).scalar_one()
+    """Sessions that run or have ended without failing, deleted ones too: what the trainer has, or will get."""
+    there = _count_well(connection)  # first: what is pruned meanwhile counts twice rather than not at all
+    pruned = connection.execute(select(capacity.c.available).where(capacity.c.name == _PRUNED)).scalar()
+    return there + (pruned or 0)
+
+
+def note_pruned(connection: Connection, session_ids: Sequence[str]) -> None:
+    """Sessions are about to be deleted: those that the trainer took stay counted, for no version took them back."""
+    pass_alone(connection, "capacity")
+    number = _count_well(connection, sessions.c.session_id.in_(session_ids))
+    if not _change(connection, number, _PRUNED):
+        connection.execute(insert(capacity).values(name=_PRUNED, available=number))
 
 
 def too_stale(most: int) -> TooManyRequests:
@@ -105,7 +113,13 @@ def _check_key(connection: Connection, key_hash: str) -> None:
         raise KeyInUse(f"this api_key belongs to the live session {holder!r}; end it first", param="api_key")
 
 
-def _change(connection: Connection, by: int) -> bool:
+def _count_well(connection: Connection, *which: ColumnElement[bool]) -> int:
+    well = or_(sessions.c.outcome.is_(None), sessions.c.outcome.not_in(_FAILURES))
+    alive = sessions.c.status != SessionStatus.EXPIRED.value
+    return connection.execute(select(func.count()).select_from(sessions).where(well, alive, *which)).scalar_one()
+
+
+def _change(connection: Connection, by: int, name: str = _STARTS) -> bool:
     """Add to what is left; False when less than nothing would be, or nothing was ever granted."""
-    statement = update(capacity).where(capacity.c.name == _STARTS, capacity.c.available + by >= 0)
+    statement = update(capacity).where(capacity.c.name == name, capacity.c.available + by >= 0)
     return bool(connection.execute(statement.values(available=capacity.c.available + by)).rowcount)

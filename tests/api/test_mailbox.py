@@ -1,0 +1,317 @@
+"""Without an engine: what is delivered is what the agent gets, and only ids with their logprobs are ever trained."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.mailboxes import MailServer, posting
+from tests.support import (
+    assistant,
+    call_text,
+    function_tool,
+    sampled,
+    says,
+    serving,
+    system,
+    tiny_renderer,
+    tool_result,
+    user,
+)
+
+ADD = [function_tool("add", {"a": {"type": "integer"}})]
+IDS = sampled("yes, indeed").tolist()
+LOGPROBS = [-0.25 * (at + 1) for at in range(len(IDS))]
+
+
+async def test_a_request_shows_the_turn_as_the_agent_asked_and_as_the_model_reads_it(tmp_path: Path) -> None:
+    call = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
+    messages = [system("Be brief."), user("hi"), assistant(None, tool_calls=[call]), tool_result("c1", "two")]
+    async with posting(tmp_path) as server:
+        agent = asyncio.create_task(server.chat(messages, tools=ADD, temperature=0.5, max_tokens=40))
+        letter = await server.letter()
+        assert (letter["session_id"], letter["turn"], letter["api"], letter["model"]) == ("s", 0, "chat", "m")
+        shown = letter["messages"]
+        assert [message["role"] for message in shown] == ["system", "user", "assistant", "tool"]
+        assert shown[2]["tool_calls"] == [call]
+        assert (shown[3]["tool_call_id"], shown[3]["content"]) == ("c1", "two")
+        assert letter["tools"][0]["function"]["name"] == "add"
+        assert (letter["sampling"]["temperature"], letter["sampling"]["max_tokens"]) == (0.5, 40)
+        assert letter["stop_token_ids"] == list(tiny_renderer().stop_token_ids)
+        text = tiny_renderer().decode(letter["input_ids"])
+        assert text.index("Be brief.") < text.index("hi") < text.index("two")
+        await server.deliver(letter, output_ids=IDS, logprobs=LOGPROBS)
+        reply = await agent
+        assert reply["id"] == letter["request_id"]
+        assert reply["usage"]["prompt_tokens"] == len(letter["input_ids"])
+        (sample,) = await server.export()
+        assert sample["input_ids"] == letter["input_ids"] + IDS
+
+
+async def test_text_is_encoded_and_is_marked_as_not_sampled(tmp_path: Path) -> None:
+    async with posting(tmp_path) as server:
+        agent = server.ask(logprobs=True)
+        await server.deliver(await server.letter(), text="yes, indeed")
+        choice = (await agent)["choices"][0]
+        assert (choice["message"]["content"], choice["finish_reason"]) == ("yes, indeed", "stop")
+        assert choice["logprobs"] is None
+        node = await server.entry()
+        assert (node["notes"]["sampled"], node["trainable"], node["output_tokens"]) == (False, False, len(IDS))
+        (sample,) = await server.export()
+        assert sample["input_ids"][-len(IDS) :] == IDS
+        assert set(sample["loss_mask"]) == {0} and set(sample["logprobs"]) == {0.0}
+        assert set(sample["versions"]) == {-1}
+
+
+async def test_a_reply_is_the_same_when_it_is_replayed(tmp_path: Path) -> None:
+    async with posting(tmp_path) as server:
+        agent = server.ask(logprobs=True)
+        await server.deliver(await server.letter(), text="yes, indeed")
+        first = await agent
+        body = {"model": "m", "messages": [user("hi")], "logprobs": True}
+        again = await server.ok("/s/v1/chat/completions", body, headers={"x-stainless-retry-count": "1"})
+        assert again["id"] == first["id"] and again["choices"] == first["choices"]
+        assert await server.poll() == {"status": "empty"}
+
+
+async def test_calls_and_reasoning_in_delivered_text_are_read(tmp_path: Path) -> None:
+    async with posting(tmp_path) as server:
+        agent = server.ask(tools=ADD)
+        text = "<think>\neasy\n</think>\n\n" + call_text("add", '{"a": 1}')
+        await server.deliver(await server.letter(), text=text)
+        choice = (await agent)["choices"][0]
+        assert choice["finish_reason"] == "tool_calls"
+        (call,) = choice["message"]["tool_calls"]
+        assert (call["function"]["name"], json.loads(call["function"]["arguments"])) == ("add", {"a": 1})
+        assert choice["message"]["reasoning_content"].strip() == "easy"
+
+
+async def test_a_conversation_goes_on_after_delivered_text_token_for_token(tmp_path: Path) -> None:
+    async with posting(tmp_path) as server:
+        agent = server.ask()
+        await server.deliver(first := await server.letter(), text="yes, indeed")
+        history = [user("hi"), (await agent)["choices"][0]["message"], user("more")]
+        follower = asyncio.create_task(server.chat(history))
+        letter = await server.letter()
+        assert letter["turn"] == 1
+        assert letter["input_ids"][: len(first["input_ids"]) + len(IDS)] == first["input_ids"] + IDS
+        await server.deliver(letter, output_ids=IDS, logprobs=LOGPROBS)
+        await follower
+        (sample,) = await server.export()
+        assert sample["input_ids"] == letter["input_ids"] + IDS
+        assert sample["loss_mask"] == [0] * len(letter["input_ids"]) + [1] * len(IDS)
+
+
+async def test_ids_with_logprobs_are_sampled_tokens_like_any(tmp_path: Path) -> None:
+    async with posting(tmp_path) as server:
+        agent = server.ask(logprobs=True)
+        letter = await server.letter()
+        await server.deliver(letter, output_ids=IDS, logprobs=LOGPROBS, version=7)
+        choice = (await agent)["choices"][0]
+        assert (choice["message"]["content"], choice["finish_reason"]) == ("yes, indeed", "stop")
+        assert [entry["logprob"] for entry in choice["logprobs"]["content"]] == LOGPROBS[:-1]
+        node = await server.entry()
+        assert (node["trainable"], node["notes"], node["versions"]) == (True, {}, [[len(IDS), 7]])
+        (sample,) = await server.export()
+        context = len(letter["input_ids"])
+        assert sample["input_ids"] == letter["input_ids"] + IDS
+        assert sample["loss_mask"] == [0] * context + [1] * len(IDS)
+        assert sample["logprobs"] == [0.0] * context + LOGPROBS
+        assert sample["versions"] == [-1] * context + [7] * len(IDS)
+
+
+async def test_ids_without_logprobs_are_context(tmp_path: Path) -> None:
+    async with posting(tmp_path) as server:
+        agent = server.ask()
+        await server.deliver(await server.letter(), output_ids=IDS)
+        assert (await agent)["choices"][0]["message"]["content"] == "yes, indeed"
+        node = await server.entry()
+        assert (node["notes"], node["trainable"]) == ({"sampled": False}, False)
+        assert set((await server.export())[0]["loss_mask"]) == {0}
+
+
+async def test_nothing_that_follows_an_end_token_gets_in(tmp_path: Path) -> None:
+    async with posting(tmp_path) as server:
+        agent = server.ask()
+        more = sampled("not this").tolist()
+        await server.deliver(await server.letter(), output_ids=IDS + more, logprobs=LOGPROBS + [-1.0] * len(more))
+        assert (await agent)["choices"][0]["message"]["content"] == "yes, indeed"
+        assert (await server.export())[0]["input_ids"][-len(IDS) :] == IDS
+
+
+@pytest.mark.parametrize(
+    ("answer", "finish"),
+    [
+        ({"text": "yes"}, "stop"),
+        ({"text": "yes", "finish_reason": "length"}, "length"),
+        ({"text": "yes yes yes yes yes yes yes yes yes"}, "length"),
+        ({"text": ""}, "stop"),
+        ({"output_ids": IDS[:3], "logprobs": LOGPROBS[:3]}, "stop"),
+        ({"output_ids": IDS[:3], "logprobs": LOGPROBS[:3], "finish_reason": "length"}, "length"),
+        ({"output_ids": sampled("a b c d e f", end=False).tolist()[:6]}, "length"),
+    ],
+)
+async def test_an_answer_ends_as_it_says_and_within_the_budget(
+    tmp_path: Path, answer: dict[str, Any], finish: str
+) -> None:
+    async with posting(tmp_path) as server:
+        agent = server.ask(max_tokens=6)
+        await server.deliver(await server.letter(), **answer)
+        reply = await agent
+        assert reply["choices"][0]["finish_reason"] == finish
+        assert reply["usage"]["completion_tokens"] <= 6
+        await server.export()
+
+
+async def test_a_stop_string_cuts_delivered_text(tmp_path: Path) -> None:
+    async with posting(tmp_path) as server:
+        agent = server.ask(stop=["ndeed"])
+        await server.deliver(await server.letter(), text="yes, indeed, and more")
+        assert (await agent)["choices"][0]["message"]["content"] == "yes, i"
+
+
+async def test_an_error_is_the_agents_and_the_turn_has_failed(tmp_path: Path) -> None:
+    async with posting(tmp_path) as server:
+        body = {"model": "m", "messages": [user("hi")]}
+        agent = asyncio.create_task(server.post("/s/v1/chat/completions", body))
+        await server.deliver(await server.letter(), error="the model outside fell over")
+        response = await agent
+        assert response.status_code == 502
+        assert "the model outside fell over" in response.json()["error"]["message"]
+        node = await server.entry()
+        assert (node["status"], node["error"], node["turn"]) == ("failed", "the model outside fell over", None)
+        assert await server.export() == []
+        again = server.ask()
+        letter = await server.letter()
+        assert letter["turn"] == 0
+        await server.deliver(letter, text="better")
+        await again
+
+
+BAD = [
+    ({}, "text"),
+    ({"text": "a", "output_ids": IDS}, "output_ids"),
+    ({"text": "a", "error": "b"}, "error"),
+    ({"text": 5}, "text"),
+    ({"error": ["x"]}, "error"),
+    ({"text": "a", "logprobs": [-1.0]}, "logprobs"),
+    ({"output_ids": IDS, "logprobs": LOGPROBS[1:]}, "logprobs"),
+    ({"output_ids": IDS, "logprobs": [*LOGPROBS, -1.0]}, "logprobs"),
+    ({"output_ids": IDS, "logprobs": []}, "logprobs"),
+    ({"output_ids": IDS, "logprobs": [0.5] * len(IDS)}, "logprobs"),
+    ({"output_ids": IDS, "logprobs": [-1e38] * len(IDS)}, "logprobs"),
+    ({"output_ids": IDS, "logprobs": [False] * len(IDS)}, "logprobs"),
+    ({"output_ids": IDS, "logprobs": ["-1"] * len(IDS)}, "logprobs"),
+    ({"output_ids": IDS, "logprobs": -1.0}, "logprobs"),
+    ({"output_ids": []}, "output_ids"),
+    ({"output_ids": [-1]}, "output_ids"),
+    ({"output_ids": [tiny_renderer().vocab_size]}, "output_ids"),
+    ({"output_ids": [2**40]}, "output_ids"),
+    ({"output_ids": ["5"]}, "output_ids"),
+    ({"output_ids": [5] * 21}, "output_ids"),
+    ({"output_ids": IDS, "finish_reason": "tool_calls"}, "finish_reason"),
+    ({"output_ids": IDS, "version": -1}, "version"),
+    ({"output_ids": IDS, "version": "7"}, "version"),
+]
+
+
+async def test_an_answer_that_does_not_fit_is_refused_by_name_and_another_may_come(tmp_path: Path) -> None:
+    async with posting(tmp_path) as server:
+        agent = server.ask(max_tokens=20)
+        letter = await server.letter()
+        for answer, param in BAD:
+            assert await server.refused(letter, **answer) == param, answer
+        await server.deliver(letter, output_ids=IDS, logprobs=LOGPROBS)
+        assert (await agent)["choices"][0]["message"]["content"] == "yes, indeed"
+
+
+async def test_a_second_answer_is_refused_and_the_first_stands(tmp_path: Path) -> None:
+    async with posting(tmp_path) as server:
+        agent = server.ask()
+        letter = await server.letter()
+        await server.deliver(letter, text="first")
+        assert await server.refused(letter, text="second") == "request_id"
+        assert (await agent)["choices"][0]["message"]["content"] == "first"
+        assert await server.refused(letter, text="third") == "request_id"
+        assert await server.refused({"request_id": "chatcmpl-nobody"}, 404, text="x") == "request_id"
+
+
+@pytest.mark.parametrize("path", ["chat/completions", "responses", "messages"])
+async def test_agents_that_stream_get_what_is_delivered(tmp_path: Path, path: str) -> None:
+    async with posting(tmp_path) as server:
+        turns: dict[str, Any] = {"input": "hi"} if path == "responses" else {"messages": [user("hi")]}
+        body = {"model": "m", "stream": True, "max_tokens": 50, **turns}
+        agent = asyncio.create_task(server.post(f"/s/v1/{path}", body))
+        letter = await server.letter()
+        assert letter["messages"] == [{"role": "user", "content": "hi"}]
+        await server.deliver(letter, text="yes, indeed")
+        text = (await agent).text
+        assert "yes, indeed" in text or "".join(_pieces(text)) == "yes, indeed"
+        assert (await server.entry())["status"] == "complete"
+
+
+def _pieces(stream: str) -> list[str]:
+    """The text of a chat stream or an Anthropic one."""
+    pieces = []
+    for line in stream.splitlines():
+        if line.startswith("data: {"):
+            event = json.loads(line.removeprefix("data: "))
+            delta = event["choices"][0]["delta"] if event.get("choices") else event.get("delta", {})
+            if isinstance(delta, dict):
+                pieces.append(delta.get("content") or delta.get("text") or "")
+    return pieces
+
+
+async def test_weights_that_changed_outside_are_the_version_of_what_comes_after(tmp_path: Path) -> None:
+    async with posting(tmp_path) as server:
+        agent = server.ask()
+        letter = await server.letter()
+        await server.ok("/engine/update_weights", {"path": "/weights/4", "version": 4})
+        await server.deliver(letter, output_ids=IDS, logprobs=LOGPROBS)
+        await agent
+        assert (await server.entry())["versions"] == [[len(IDS), 4]]
+
+
+async def test_another_engine_has_no_mailbox(tmp_path: Path) -> None:
+    async with serving(tmp_path, says()) as server:
+        for path, body in (("next", {}), ("deliver", {"request_id": "x", "text": "a"})):
+            response = await server.post(f"/mailbox/{path}", body)
+            assert response.status_code == 503 and "--engine mailbox" in response.json()["error"]["message"]
+
+
+async def generate(server: MailServer, path: str, answer: dict[str, Any]) -> Any:
+    body = {"input_ids": [5, 6, 7], "sampling_params": {"max_new_tokens": 20}}
+    caller = asyncio.create_task(server.ok(path, body))
+    letter = await server.letter()
+    assert letter["input_ids"] == [5, 6, 7]
+    await server.deliver(letter, **answer)
+    return await caller
+
+
+@pytest.mark.parametrize("path", ["/v1/generate", "/s/v1/generate"])
+async def test_a_generate_request_gets_ids_and_their_logprobs(tmp_path: Path, path: str) -> None:
+    async with posting(tmp_path) as server:
+        reply = await generate(server, path, {"output_ids": IDS, "logprobs": LOGPROBS, "version": 3})
+        assert (reply["output_ids"], reply["logprobs"]) == (IDS, LOGPROBS)
+        assert (reply["versions"], reply["finish_reason"]) == ([3] * len(IDS), "stop")
+
+
+@pytest.mark.parametrize("path", ["/v1/generate", "/s/v1/generate"])
+async def test_a_generate_request_gets_no_logprobs_where_none_are_known(tmp_path: Path, path: str) -> None:
+    async with posting(tmp_path) as server:
+        reply = await generate(server, path, {"output_ids": IDS})
+        assert (reply["output_ids"], reply["logprobs"]) == (IDS, None)
+
+
+async def test_text_is_refused_where_nobody_reads_it(tmp_path: Path) -> None:
+    async with posting(tmp_path) as server:
+        caller = asyncio.create_task(server.ok("/v1/generate", {"input_ids": [5]}))
+        letter = await server.letter()
+        assert (letter["session_id"], letter["messages"]) == ("", [])
+        assert await server.refused(letter, text="yes") == "text"
+        await server.deliver(letter, output_ids=IDS)
+        await caller
