@@ -6,6 +6,7 @@ import asyncio
 import functools
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import contextmanager
+from typing import TypeVar
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
@@ -15,12 +16,14 @@ from proxy.api.http import JsonResponse, error_response
 from proxy.errors import ProxyError
 from proxy.protocols.base import StreamEncoder, WireProtocol
 from proxy.protocols.sse import CONTENT_TYPE
+from proxy.session import Session
 from proxy.turn import Turn
 from proxy.turns import Turns
 from proxy.types import Api, Delta, TurnRequest
 
 # Codex gives a silent stream up after 300 s, proxies in between often after 30 to 60.
 KEEPALIVE_S = 5.0
+T = TypeVar("T")
 
 Batch = list[tuple[int, Delta]]
 """Deltas, each with the number of its choice."""
@@ -132,16 +135,7 @@ class StreamReply:
 
 
 async def _first_batch(batches: Batches, request: Request) -> Batch:
-    waiting = asyncio.ensure_future(_next(batches))
-    gone = asyncio.ensure_future(disconnected(request.receive))
-    try:
-        await asyncio.wait((waiting, gone), return_when=asyncio.FIRST_COMPLETED)
-        if not waiting.done():
-            raise ClientDisconnect
-        return waiting.result()
-    finally:
-        gone.cancel()
-        waiting.cancel()
+    return await while_there(request, asyncio.ensure_future(_next(batches)))
 
 
 async def _next(batches: Batches) -> Batch:
@@ -204,6 +198,32 @@ async def _merged(choices: Sequence[Turn]) -> Batches:
 
 def _body(data: bytes, more: bool = True) -> Message:
     return {"type": "http.response.body", "body": data, "more_body": more}
+
+
+async def while_there(request: Request, work: asyncio.Future[T]) -> T:
+    """The result of `work`. Raises ClientDisconnect, and cancels it, once nobody waits for it any more."""
+    gone = asyncio.ensure_future(disconnected(request.receive))
+    try:
+        await asyncio.wait((work, gone), return_when=asyncio.FIRST_COMPLETED)
+        if not work.done():
+            raise ClientDisconnect
+        return work.result()
+    finally:
+        gone.cancel()
+        work.cancel()
+
+
+async def begun(
+    request: Request, turns: Turns, session: Session, asked: TurnRequest, protocol: WireProtocol
+) -> Sequence[Turn]:
+    """The turns of a request. A client that leaves while the engine is paused leaves nothing behind.
+
+    Raises what `Turns.begin` raises, or ClientDisconnect.
+    """
+    beginning = turns.begin(session, asked, new_id=protocol.new_id)
+    if not turns.held_up:
+        return await beginning
+    return await while_there(request, asyncio.ensure_future(beginning))
 
 
 async def disconnected(receive: Receive) -> None:
