@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import sys
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
@@ -28,7 +29,9 @@ class Generation:
     sampled: bool = True
 
     def take(self, chunk: TokenChunk) -> None:
-        """Add a chunk. Raises EngineFailed for an inconsistent one."""
+        """Add a chunk. Raises EngineFailed for an inconsistent one, or one that is text: nobody encodes it here."""
+        if chunk.text is not None:
+            raise EngineFailed("the answer came as text; without a session it must come as token ids ('output_ids')")
         if len(chunk.ids) != len(chunk.logprobs) or not all(map(math.isfinite, chunk.logprobs)):
             raise EngineFailed(f"the engine gave {len(chunk.logprobs)} logprobs for {len(chunk.ids)} tokens")
         self.ids += chunk.ids
@@ -42,9 +45,14 @@ class Generation:
             self.versions.append((len(chunk.ids), chunk.version))
 
 
-async def sample(gate: Gate, request: GenerateRequest, timeout_s: float) -> Generation:
-    """Sample to the end, within the context. Raises ContextLengthExceeded, EngineTimeout or what the engine raises."""
-    most = gate.info().context_length
+async def sample(
+    gate: Gate, request: GenerateRequest, timeout_s: float, context_tokens: int | None = None
+) -> Generation:
+    """Sample to the end, within the engine's context and `context_tokens`.
+
+    Raises ContextLengthExceeded, EngineTimeout or what the engine raises.
+    """
+    most = min(gate.info().context_length, context_tokens or sys.maxsize)
     room = most - len(request.input_ids)
     if room < 1:
         raise ContextLengthExceeded(prompt_tokens=len(request.input_ids), context_tokens=most)

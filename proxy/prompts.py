@@ -10,6 +10,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from xxhash import xxh3_64_intdigest
+
 from proxy.errors import InvalidRequest, PreviousResponseNotFound
 from proxy.rendering.renderer import Renderer
 from proxy.session import Session
@@ -58,7 +60,9 @@ class Prompts:
         Also the conversation that it stands for: the parent's, and the text of the tokens after it as one message.
         """
         parent = session.cache.find_prefix(ids)
-        new = Message(Role.USER, self._renderer.decode(ids[parent.length if parent is not None else 0 :]), name=TOKENS)
+        added = ids[parent.length if parent is not None else 0 :]
+        name = f"{TOKENS}{xxh3_64_intdigest(added.tobytes()):016x}"
+        new = Message(Role.USER, self._renderer.decode(added), name=name)
         if parent is None:
             return Prompt(ids, Match(None, 0), identify((new,), (), {}), bridged=True), (new,)
         before = session.cache.conversation(parent)

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import aclosing, nullcontext
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 from proxy.attempts import Attempt, Stage
 from proxy.budgets import apply_budgets
@@ -58,6 +58,7 @@ from proxy.types import (
 )
 
 logger = logging.getLogger(__name__)
+T = TypeVar("T")
 
 # A client that goes away may be retrying; another request may take its generation over within this time.
 GRACE_S = 2.0
@@ -85,6 +86,7 @@ class Turns:
         self._metrics = metrics
         self._prompts = Prompts(renderer)
         self._running: set[Turn] = set()
+        self._unrecorded: set[asyncio.Task[Any]] = set()
         self._background: set[asyncio.Task[None]] = set()
 
     async def begin(self, session: Session, request: TurnRequest, *, new_id: Callable[[], str]) -> Sequence[Turn]:
@@ -129,7 +131,7 @@ class Turns:
     def _check_room(self, request: TurnRequest) -> None:
         """Raise TooManyRequests before a turn is rendered that would be one too many."""
         most = self._settings.max_turns_in_flight
-        if len(self._running) + self._gate.waiting + request.n > most:
+        if len(self._running) + len(self._unrecorded) + self._gate.waiting + request.n > most:
             raise TooManyRequests(f"{most} turns are running (--max-turns-in-flight); try again", retry_after_s=1.0)
 
     def _earlier(self, session: Session, request: TurnRequest, key: str) -> Sequence[Turn] | None:
@@ -208,14 +210,34 @@ class Turns:
             for interaction in turn.attempt.interactions:
                 self._store.note_replied(interaction.id)
 
+    @property
+    def held_up(self) -> bool:
+        """Whether a turn would have to wait for a paused engine before it begins."""
+        return self._gate.closed
+
+    def run_unrecorded(self, request: TurnRequest, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """Sample beside all sessions, within the same limit of turns and to the same end. Raises TooManyRequests."""
+        try:
+            self._check_room(request)
+        except TooManyRequests:
+            work.close()
+            raise
+        task = asyncio.create_task(work)
+        self._unrecorded.add(task)
+        task.add_done_callback(self._unrecorded.discard)
+        return task
+
     async def drain(self, timeout_s: float) -> None:
-        """Let running turns end, for `timeout_s` at most; then cancel them. What they sampled is recorded."""
+        """Let what runs end, for `timeout_s` at most; then cancel it. What turns sampled is recorded."""
+        self._gate.send_away()
         tasks = [turn.task for turn in self._running if turn.task is not None]
-        if tasks:
-            await asyncio.wait(tasks, timeout=timeout_s)
+        if others := [*tasks, *self._unrecorded]:
+            await asyncio.wait(others, timeout=timeout_s)
         for turn in list(self._running):
             if turn.task is not None and not turn.committing:
                 turn.task.cancel()
+        for task in self._unrecorded:
+            task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         for task in self._background:
             if task.get_name() == _GRACE:

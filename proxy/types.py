@@ -25,8 +25,8 @@ INSTRUCTIONS = "instructions"
 """The name of a system message that came as `instructions`: it is not carried over to the next response."""
 
 
-TOKENS = "tokens"
-"""The name of a user message that came as token ids: its content is what they say, for reading only."""
+TOKENS = "tokens:"
+"""Begins the name of a user message that came as token ids; their digest follows. Its content is for reading only."""
 
 
 ITEM_REFERENCE = "item_reference"

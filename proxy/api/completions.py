@@ -11,7 +11,7 @@ from starlette.requests import Request
 from proxy.access import Access
 from proxy.api.client_hints import told_purpose
 from proxy.api.http import JsonResponse, caller_of, encode_json, read_json
-from proxy.api.replies import StreamReply, UnaryReply
+from proxy.api.replies import StreamReply, UnaryReply, begun
 from proxy.errors import InvalidRequest
 from proxy.protocols.base import WireProtocol
 from proxy.protocols.messages import MessagesProtocol, count_reply
@@ -32,7 +32,7 @@ def turn_endpoint(protocol: WireProtocol, access: Access, turns: Turns, max_body
         _check_echo(turn_request)
         session = await access.resolve(caller_of(request, body))
         try:
-            choices = await turns.begin(session, turn_request, new_id=protocol.new_id)
+            choices = await begun(request, turns, session, turn_request, protocol)
         except RecursionError:  # schemas and options are walked by Python and by templates
             raise InvalidRequest("the body is nested too deeply", param="body") from None
         if turn_request.stream:

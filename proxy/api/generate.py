@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import asyncio
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import fields, replace
+from typing import Any
 
 from starlette.requests import Request
 
 from proxy.access import Access
 from proxy.api.completions import with_headers
 from proxy.api.http import JsonResponse, caller_of, read_object
-from proxy.api.replies import UnaryReply, while_connected
+from proxy.api.replies import UnaryReply, begun, while_connected
 from proxy.engine.gate import Gate
-from proxy.errors import UnsupportedParameter
+from proxy.errors import EngineUnavailable, InvalidRequest, UnsupportedParameter
 from proxy.generation import sample
-from proxy.protocols.generate import GenerateProtocol, generation_reply, parse_request_id
+from proxy.protocols.generate import GenerateProtocol, generation_reply, parse_request_id, prompt_field
 from proxy.sampling import check_capabilities
 from proxy.settings import Settings
 from proxy.turns import Turns
-from proxy.types import GenerateRequest, TurnRequest
+from proxy.types import GenerateRequest, SamplingParams, TurnRequest
 
+_SAMPLING = frozenset(field.name for field in fields(SamplingParams))
 # What requests without a session are kept together by; no session id has a space.
 _AFFINITY = "generate "
 
@@ -36,10 +41,11 @@ class Generate:
     async def generate(self, request: Request) -> UnaryReply | JsonResponse:
         session = await self._access.resolve_if_named(caller_of(request))
         body = await read_object(request, self._settings.max_body_bytes)
-        asked = with_headers(self._protocol.parse(body), request)
-        if session is None:
-            return await self._unrecorded(request, self._generate_request(asked, parse_request_id(body)))
-        turns = await self._turns.begin(session, asked, new_id=self._protocol.new_id)
+        asked, affinity = with_headers(self._protocol.parse(body), request), parse_request_id(body)
+        with _errors_named(body):
+            if session is None:
+                return await self._unrecorded(request, asked, self._generate_request(asked, affinity))
+            turns = await begun(request, self._turns, session, asked, self._protocol)
         return UnaryReply(request, self._turns, asked, turns, self._protocol)
 
     def _generate_request(self, asked: TurnRequest, affinity: str | None) -> GenerateRequest:
@@ -51,15 +57,40 @@ class Generate:
         return GenerateRequest(
             request_id=self._protocol.new_id(),
             input_ids=asked.input_ids,
-            sampling=replace(asked.sampling, ignore_eos=False),
+            sampling=self._within_limit(replace(asked.sampling, ignore_eos=False)),
             stop_token_ids=() if asked.sampling.ignore_eos else own,
             session_id=_AFFINITY + affinity if affinity else "",
         )
 
-    async def _unrecorded(self, request: Request, wanted: GenerateRequest) -> JsonResponse:
+    def _within_limit(self, sampling: SamplingParams) -> SamplingParams:
+        """`--max-tokens-per-turn` holds without a session too."""
+        limits = [n for n in (sampling.max_tokens, self._settings.max_tokens_per_turn) if n is not None]
+        return replace(sampling, max_tokens=min(limits, default=None))
+
+    async def _unrecorded(self, request: Request, asked: TurnRequest, wanted: GenerateRequest) -> JsonResponse:
         """Raises ClientDisconnect once nobody waits: the engine then stops."""
-        done = await while_connected(request, sample(self._gate, wanted, self._settings.engine_timeout_s))
+        limit_s, context = self._settings.engine_timeout_s, self._settings.max_context_tokens
+        sampling = self._turns.run_unrecorded(asked, sample(self._gate, wanted, limit_s, context))
+        try:
+            done = await while_connected(request, sampling)
+        except asyncio.CancelledError:
+            if not sampling.cancelled():
+                raise
+            raise EngineUnavailable("the server is stopping; try again") from None
         versions, prompt = tuple(done.versions), len(wanted.input_ids)
         logprobs = done.logprobs if done.sampled else None
         reply = generation_reply(done.ids, logprobs, versions, done.finish, prompt, done.cached_tokens)
         return JsonResponse({"id": wanted.request_id, **reply})
+
+
+@contextmanager
+def _errors_named(body: Mapping[str, Any]) -> Iterator[None]:
+    """What is wrong with a prompt or with its sampling is named as the field is here."""
+    try:
+        yield
+    except InvalidRequest as error:
+        if error.param in ("messages", "input_ids"):
+            error.param = prompt_field(body)
+        elif error.param in _SAMPLING:
+            error.param = f"sampling_params.{error.param}"
+        raise

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
@@ -16,13 +16,13 @@ from proxy.api.http import JsonResponse, error_response
 from proxy.errors import ProxyError
 from proxy.protocols.base import StreamEncoder, WireProtocol
 from proxy.protocols.sse import CONTENT_TYPE
+from proxy.session import Session
 from proxy.turn import Turn
 from proxy.turns import Turns
 from proxy.types import Api, Delta, TurnRequest
 
 # Codex gives a silent stream up after 300 s, proxies in between often after 30 to 60.
 KEEPALIVE_S = 5.0
-
 T = TypeVar("T")
 Batch = list[tuple[int, Delta]]
 """Deltas, each with the number of its choice."""
@@ -134,16 +134,7 @@ class StreamReply:
 
 
 async def _first_batch(batches: Batches, request: Request) -> Batch:
-    waiting = asyncio.ensure_future(_next(batches))
-    gone = asyncio.ensure_future(disconnected(request.receive))
-    try:
-        await asyncio.wait((waiting, gone), return_when=asyncio.FIRST_COMPLETED)
-        if not waiting.done():
-            raise ClientDisconnect
-        return waiting.result()
-    finally:
-        gone.cancel()
-        waiting.cancel()
+    return await while_connected(request, asyncio.ensure_future(_next(batches)))
 
 
 async def _next(batches: Batches) -> Batch:
@@ -208,8 +199,8 @@ def _body(data: bytes, more: bool = True) -> Message:
     return {"type": "http.response.body", "body": data, "more_body": more}
 
 
-async def while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
-    """What `work` gives. Raises ClientDisconnect once nobody waits for it: it is then cancelled."""
+async def while_connected(request: Request, work: Awaitable[T]) -> T:
+    """What `work` gives. Raises ClientDisconnect, and cancels it, once nobody waits for it any more."""
     working = asyncio.ensure_future(work)
     gone = asyncio.ensure_future(disconnected(request.receive))
     try:
@@ -220,6 +211,19 @@ async def while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
     finally:
         gone.cancel()
         working.cancel()
+
+
+async def begun(
+    request: Request, turns: Turns, session: Session, asked: TurnRequest, protocol: WireProtocol
+) -> Sequence[Turn]:
+    """The turns of a request. A client that leaves while the engine is paused leaves nothing behind.
+
+    Raises what `Turns.begin` raises, or ClientDisconnect.
+    """
+    beginning = turns.begin(session, asked, new_id=protocol.new_id)
+    if not turns.held_up:
+        return await beginning
+    return await while_connected(request, beginning)
 
 
 async def disconnected(receive: Receive) -> None:

@@ -64,6 +64,8 @@ class Gate:
         self._open.set()
         self._ended = asyncio.Condition()
         self._control = asyncio.Lock()
+        self._arrivals: set[asyncio.Timeout] = set()
+        self._stopping = False
         self._mode: PauseMode | None = None
         self._released: frozenset[str] = frozenset()
         self._paused_for_memory = False
@@ -91,6 +93,17 @@ class Gate:
         """Until when a request may wait for its next token (the loop's time): a pause is not the engine's silence."""
         return None if self._mode is not None else asyncio.get_running_loop().time() + limit_s
 
+    @property
+    def closed(self) -> bool:
+        """Whether requests have to wait before they are let in."""
+        return not self._open.is_set()
+
+    def send_away(self) -> None:
+        """The server is ending: whoever waits before a closed gate, now or later, gets EngineUnavailable at once."""
+        self._stopping = True
+        for timer in self._arrivals:
+            timer.reschedule(asyncio.get_running_loop().time())
+
     async def enter(self) -> None:
         """Wait until requests are let in. Raises EngineUnavailable after `--pause-timeout-s`."""
         if self._open.is_set():
@@ -98,14 +111,15 @@ class Gate:
         limit_s = self._settings.pause_timeout_s
         self.waiting += 1
         try:
-            async with asyncio.timeout(limit_s):
+            async with asyncio.timeout(0 if self._stopping else limit_s) as timer:
+                self._arrivals.add(timer)
                 await self._wait_open()
         except TimeoutError:
-            raise EngineUnavailable(
-                f"generation has been paused for more than {limit_s:g} s (--pause-timeout-s); try again",
-                retry_after_s=_RETRY_AFTER_S,
-            ) from None
+            paused = f"generation has been paused for more than {limit_s:g} s (--pause-timeout-s)"
+            why = "the server is stopping" if self._stopping else paused
+            raise EngineUnavailable(f"{why}; try again", retry_after_s=_RETRY_AFTER_S) from None
         finally:
+            self._arrivals.discard(timer)
             self.waiting -= 1
 
     async def generate(

@@ -24,6 +24,7 @@ from proxy.protocols.base import (
 from proxy.protocols.sampling import parse_sampling
 from proxy.types import Api, FinishReason, Ids, Interaction, SamplingParams, TurnRequest, VersionRuns, ids_of
 
+_AT = "sampling_params."
 _MOST_STOP_TOKENS = 64
 _ALIASES = {"max_new_tokens": "max_tokens", "sampling_seed": "seed"}
 _UNSUPPORTED = ("text", "stream", "json_schema", "regex", "ebnf", "structural_tag", "image_data", "lora_path")
@@ -40,11 +41,12 @@ class GenerateProtocol:
 
     def parse(self, body: Any) -> TurnRequest:
         body = expect_object(body, "body")
-        given = {_ALIASES.get(name, name): value for name, value in optional_object(body, "sampling_params").items()}
-        _refuse_unsupported(body, given)
-        sampling = parse_sampling(given, "sampling_params.")
+        params = optional_object(body, "sampling_params")
+        _refuse_unsupported(body, params)
+        given = _by_own_names(params)
+        sampling = parse_sampling(given, _AT)
         if given.get("ignore_eos") is not None:
-            sampling["ignore_eos"] = expect_bool(given["ignore_eos"], "sampling_params.ignore_eos")
+            sampling["ignore_eos"] = expect_bool(given["ignore_eos"], _AT + "ignore_eos")
         return TurnRequest(
             api=Api.GENERATE,
             model=optional_text(body, "model") or "",
@@ -63,6 +65,11 @@ class GenerateProtocol:
     def stream(self, request: TurnRequest, reply_id: str, created: int, prompt_tokens: int) -> StreamEncoder:
         """Raises UnsupportedParameter; `parse` lets no request come so far."""
         raise UnsupportedParameter("'stream' is not supported here", param="stream")
+
+
+def prompt_field(body: Mapping[str, Any]) -> str:
+    """The name under which `body` gives its prompt."""
+    return "prompt_ids" if body.get("prompt_ids") is not None else "input_ids"
 
 
 def parse_request_id(body: Mapping[str, Any]) -> str | None:
@@ -104,9 +111,21 @@ def generation_reply(
 def _refuse_unsupported(body: Mapping[str, Any], given: Mapping[str, Any]) -> None:
     for name in _UNSUPPORTED:
         if body.get(name) or given.get(name):
-            raise UnsupportedParameter(f"'{name}' is not supported by /v1/generate; leave it out", param=name)
-    if (optional_int(given, "n", least=1, at="sampling_params.") or 1) != 1:
-        raise UnsupportedParameter("'sampling_params.n' must be 1; send the request again", param="sampling_params.n")
+            field = name if body.get(name) else _AT + name
+            raise UnsupportedParameter(f"'{field}' is not supported by /v1/generate; leave it out", param=field)
+    for fields, at in ((body, ""), (given, _AT)):
+        if (optional_int(fields, "n", least=1, at=at) or 1) != 1:
+            raise UnsupportedParameter(f"'{at}n' must be 1; send the request again for each sample", param=f"{at}n")
+
+
+def _by_own_names(params: Mapping[str, Any]) -> dict[str, Any]:
+    """`sampling_params` with SGLang's names replaced by ours. What is wrong is named as it came."""
+    optional_int(params, "max_new_tokens", least=1, at=_AT)
+    optional_int(params, "sampling_seed", least=-(2**63), most=2**63 - 1, at=_AT)
+    for name, own in _ALIASES.items():
+        if params.get(name) is not None and params.get(own) is not None:
+            raise InvalidRequest(f"give '{_AT}{name}' or '{_AT}{own}', not both", param=_AT + name)
+    return {_ALIASES.get(name, name): value for name, value in params.items() if value is not None}
 
 
 def _parse_ids(body: Mapping[str, Any]) -> Ids:
@@ -120,6 +139,8 @@ def parse_token_ids(value: Any, name: str) -> Ids:
     """A list of at least one token id. Raises InvalidRequest naming it."""
     values = expect_list(value, name)
     try:
+        if bool in map(type, values):  # arrays take them as 0 and 1
+            raise TypeError
         ids = ids_of(values)
     except (TypeError, OverflowError):
         bad = next((item for item in values if isinstance(item, bool) or not isinstance(item, int)), None)
@@ -133,7 +154,7 @@ def parse_token_ids(value: Any, name: str) -> Ids:
 def _parse_stop_tokens(given: Mapping[str, Any]) -> tuple[int, ...] | None:
     if given.get("stop_token_ids") is None:
         return None
-    name = "sampling_params.stop_token_ids"
+    name = _AT + "stop_token_ids"
     values = expect_list(given["stop_token_ids"], name)
     if len(values) > _MOST_STOP_TOKENS:
         raise InvalidRequest(f"'{name}' has {len(values)} ids; at most {_MOST_STOP_TOKENS}", param=name)

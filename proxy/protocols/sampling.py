@@ -20,7 +20,7 @@ def parse_sampling(body: Mapping[str, Any], at: str = "") -> dict[str, Any]:
     """The fields of SamplingParams that `body` sets. Raises InvalidRequest naming the field, with `at` before it."""
     return {
         **parse_drawing(body, at),
-        **_given(logit_bias=_parse_logit_bias(body.get("logit_bias")), stop=_parse_stop(body.get("stop"))),
+        **_given(logit_bias=_parse_logit_bias(body.get("logit_bias"), at), stop=_parse_stop(body.get("stop"), at)),
     }
 
 
@@ -48,27 +48,29 @@ def _parse_max_tokens(body: Mapping[str, Any], at: str) -> int | None:
     return min((limit for limit in limits if limit is not None), default=None)
 
 
-def _parse_stop(value: Any) -> tuple[str, ...] | None:
+def _parse_stop(value: Any, at: str) -> tuple[str, ...] | None:
     if value is None:
         return None
-    strings = [value] if isinstance(value, str) else expect_list(value, "stop")
+    name = f"{at}stop"
+    strings = [value] if isinstance(value, str) else expect_list(value, name)
     if len(strings) > _MAX_STOP_STRINGS:
-        raise InvalidRequest(f"'stop' has {len(strings)} strings; at most {_MAX_STOP_STRINGS}", param="stop")
-    stop = tuple(expect_str(item, f"stop[{index}]") for index, item in enumerate(strings))
+        raise InvalidRequest(f"'{name}' has {len(strings)} strings; at most {_MAX_STOP_STRINGS}", param=name)
+    stop = tuple(expect_str(item, f"{name}[{index}]") for index, item in enumerate(strings))
     if "" in stop:
-        raise InvalidRequest("'stop' must not hold an empty string", param="stop")
+        raise InvalidRequest(f"'{name}' must not hold an empty string", param=name)
     return stop
 
 
-def _parse_logit_bias(value: Any) -> tuple[tuple[int, float], ...] | None:
+def _parse_logit_bias(value: Any, at: str) -> tuple[tuple[int, float], ...] | None:
     if value is None:
         return None
-    return tuple(sorted(_bias_entry(token, bias) for token, bias in expect_object(value, "logit_bias").items()))
+    name = f"{at}logit_bias"
+    return tuple(sorted(_bias_entry(token, bias, name) for token, bias in expect_object(value, name).items()))
 
 
-def _bias_entry(token: str, bias: Any) -> tuple[int, float]:
+def _bias_entry(token: str, bias: Any, name: str) -> tuple[int, float]:
     if not (token.isascii() and token.isdigit()) or len(token) > _MAX_TOKEN_DIGITS:
-        raise InvalidRequest(f"'logit_bias' has the key {token[:40]!r}; keys are token ids", param="logit_bias")
+        raise InvalidRequest(f"'{name}' has the key {token[:40]!r}; keys are token ids", param=name)
     if isinstance(bias, bool) or not isinstance(bias, int | float) or not -100 <= bias <= 100:
-        raise InvalidRequest(f"'logit_bias.{token}' must be a number between -100 and 100", param="logit_bias")
+        raise InvalidRequest(f"'{name}.{token}' must be a number between -100 and 100", param=name)
     return int(token), float(bias)

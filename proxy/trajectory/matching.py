@@ -1,8 +1,9 @@
 """The canonical identity of a conversation: a hash chain, so that finding the parent costs the messages of the request.
 
 Two messages are the same when role, text, image digests, parsed calls and result text are the same, and tool-call ids
-agree up to consistent renaming. Reasoning, names, item ids and provider fields never count. The hashes guard nothing:
-they are fast ones, and what they match is proven on token ids before it is ever joined.
+agree up to consistent renaming. Reasoning, names, item ids and provider fields never count. What came as token ids is
+those ids, never a message of the same text. The hashes guard nothing: they are fast ones, and what they match is proven
+on token ids before it is ever joined.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import jiter
 import orjson
 from xxhash import xxh3_64_intdigest, xxh3_128_hexdigest
 
-from proxy.types import Message, Role, Tool, ToolCall, TurnRequest
+from proxy.types import TOKENS, Message, Role, Tool, ToolCall, TurnRequest
 
 _ROLE_NUMBER = {role: number for number, role in enumerate(Role)}
 # Integers of up to 53 bits are doubles; from 1024 bits on there is no double.
@@ -102,6 +103,8 @@ def message_key(message: Message, calls: tuple[str, ...]) -> int:
     identified by the position of its call there, which makes ids equal up to consistent renaming."""
     text = _text_key(_visible(message.content) if message.role is Role.ASSISTANT else message.content)
     role = _ROLE_NUMBER[message.role]
+    if message.name is not None and message.name.startswith(TOKENS):
+        return hash((role, text, _text_key(message.name)))
     if not (message.tool_calls or message.images or message.role is Role.TOOL):
         return hash((role, text))
     called = tuple(_call_key(call) for call in message.tool_calls)

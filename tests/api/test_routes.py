@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from starlette.routing import Route
 
+from proxy.engine.base import WeightTransfer
 from tests.support import Server, says, serving, user
 
 ADMIN = "the-admin-key"
@@ -59,8 +60,37 @@ async def test_every_route_is_public_by_name_or_refuses_strangers(tmp_path: Path
 
 ADMINS = {
     "/grant_capacity", "/rl/start_session", "/export_trajectories", "/rl/sessions", "/rl/sessions/{session:path}",
-    "/trajectories/claim", "/trajectories/acknowledge",
+    "/trajectories/claim", "/trajectories/acknowledge", "/mailbox/next", "/mailbox/deliver", "/engine",
+    "/engine/pause_generation", "/engine/continue_generation", "/engine/update_weights", "/engine/flush_cache",
+    "/engine/release_memory", "/engine/resume_memory", "/engine/servers",
+    *(f"/engine/{step}" for step in WeightTransfer),
 }  # fmt: skip
+# A session's key or path opens these, each with what its owner may do.
+OWN = {
+    *("/v1/chat/completions", "/v1/responses", "/v1/messages", "/v1/messages/count_tokens", "/v1/generate"),
+    *("/rl/set_reward", "/rl/end_session", "/rl/rotate_keys", "/rl/mark"),
+}
+
+
+async def test_every_route_is_known_to_be_public_the_administrators_or_a_sessions_own(tmp_path: Path) -> None:
+    async with serving(tmp_path, says()) as server:
+        known = PUBLIC | ADMINS | OWN
+        for template, method in routes(server):
+            bare = template.removeprefix("/{session:path}")
+            assert template in known or bare in OWN or f"/v1{bare}" in OWN, (template, method)
+        there = {template for template, _ in routes(server)}
+        assert known <= there, known - there
+        for path in OWN:
+            assert f"/{{session:path}}{path}" in there
+
+
+async def test_nothing_but_turns_and_keys_of_ones_own_is_open_to_a_session(tmp_path: Path) -> None:
+    async with serving(tmp_path, says(), admin_key=ADMIN) as server:
+        mine = await started(server, "mine")
+        for path in sorted(OWN):
+            for prefix in ("", "/mine"):
+                response = await server.post(prefix + path, ["no object"], headers=bearer(mine["control_key"]))
+                assert response.status_code == 400, (prefix + path, response.text)  # let in, and then refused
 
 
 async def test_what_only_the_administrator_may_is_refused_to_sessions_of_their_own(tmp_path: Path) -> None:

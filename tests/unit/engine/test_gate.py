@@ -389,3 +389,22 @@ async def test_closing_ends_requests_that_a_pause_had_cut_before() -> None:
     await gate.close()
     await task
     assert reply.finish is FinishReason.ABORT
+
+
+async def test_a_gate_that_sends_away_keeps_nobody_waiting_and_cuts_nobody_off() -> None:
+    engine = WatchfulEngine()
+    gate, request = gate_of(engine), asking("a", 60)
+    reply, task = await begun(gate, request)
+    await gate.pause(PauseMode.ABORT)
+    waiting = asyncio.create_task(complete(gate, asking("b", 3)))
+    await until(lambda: gate.waiting == 1)
+    gate.send_away()
+    with pytest.raises(EngineUnavailable, match="stopping"):
+        await waiting
+    with pytest.raises(EngineUnavailable, match="stopping"):
+        await gate.enter()
+    assert gate.waiting == 0 and not task.done()
+    await gate.resume()
+    await task
+    assert reply.ids == uninterrupted(request)
+    await gate.enter()  # open, it lets in

@@ -1,0 +1,26 @@
+"""`--engine tests.e2e.modelled:ModelEngine`: each token follows from all before it, so every id can be checked."""
+
+from __future__ import annotations
+
+import asyncio
+
+from proxy.engine.scripted import ScriptedEngine
+from proxy.errors import InvalidRequest
+from proxy.settings import Settings
+from tests.engines.scripts import VOCABULARY, model_like
+
+TOKEN_S = 0.002
+
+
+class ModelEngine(ScriptedEngine):
+    """Refuses weights whose path says that they are broken, and takes a while to load the others."""
+
+    def __init__(self, settings: Settings) -> None:
+        super().__init__(model_like(TOKEN_S), vocab_size=VOCABULARY)
+        self.keep_requests = False
+
+    async def update_weights(self, path: str, version: int | None = None) -> int:
+        await asyncio.sleep(TOKEN_S * 5)
+        if "broken" in path:
+            raise InvalidRequest(f"{path} holds no weights", param="path")
+        return await super().update_weights(path, version)
