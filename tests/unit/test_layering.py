@@ -89,7 +89,7 @@ OUTSIDE = {
     "renderers": {"engine", "rendering"},
     "fastokens": {"engine", "rendering"},
     "llguidance": {"engine", "rendering"},
-    "pyarrow": {"formats"},
+    "pyarrow": {"formats", "client"},
 }
 LAZY = {
     "torch",
