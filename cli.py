@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn, get_type_hints
 import typer
 
 from proxy.errors import ConfigurationError, ProxyError
+from proxy.export_flags import ExportFlags
 from proxy.settings import VARIABLE_PREFIX, Settings, from_environment
 
 if TYPE_CHECKING:
@@ -118,7 +119,6 @@ def doctor(
 
 Url = Annotated[str | None, typer.Option(help="A running server: export samples for training from it.")]
 Key = Annotated[str | None, typer.Option(envvar="TOKENGROVE_ADMIN_KEY", help="The server's admin key, if it has one.")]
-Names = Annotated[list[str] | None, typer.Option("--session", help="Only this session; may be given again.")]
 
 
 def export(
@@ -129,18 +129,8 @@ def export(
     database_url: DatabaseUrl = None,
     url: Url = None,
     admin_key: Key = None,
-    session: Names = None,
-    group: Annotated[str | None, typer.Option(help="Only sessions of this group.")] = None,
-    task: Annotated[str | None, typer.Option(help="Only sessions of this task.")] = None,
-    status: Annotated[str | None, typer.Option(help="Only active, ended or expired sessions.")] = None,
-    outcome: Annotated[str | None, typer.Option(help="Only Finished, Failed, NoData or Timeout.")] = None,
-    layout: Annotated[str, typer.Option(help="individual or concat, or another that the server has.")] = "concat",
-    format: Annotated[
-        str, typer.Option(help="json, jsonl (a sample a line), or another that the server has.")
-    ] = "jsonl",
-    discount: Annotated[float | None, typer.Option(help="Of the returns; none: the session's own.")] = None,
-    page_size: Annotated[int, typer.Option(min=1, max=1000, help="Sessions a file.")] = 100,
     require_complete: Annotated[bool, typer.Option(help="Exit code 1 when a session lacks calls.")] = False,
+    **flags: Any,
 ) -> None:
     """Write samples for training from a server (--url), or a backup of a database (--all) that may be in use."""
     if everything == (url is not None):
@@ -150,11 +140,9 @@ def export(
         return
     from proxy.client import export_files
 
-    chosen = {"group_id": group, "task_id": task, "status": status, "outcome": outcome}
-    body = {"session_ids": session, "filter": {name: value for name, value in chosen.items() if value is not None}}
-    how = {"layout": layout, "discount": discount, "limit": page_size}
+    body = ExportFlags(**{name: value for name, value in flags.items() if value is not None}).body()
     try:
-        tally = export_files.export_files(url, admin_key, output, {**body, **how}, format)
+        tally = export_files.export_files(url, admin_key, output, body, body.pop("format"))
     except ProxyError as error:
         _fail(f"{url}: {error.message}")
     if require_complete and tally.incomplete:
@@ -269,6 +257,20 @@ def _duration_s(text: str) -> float:
     return float(int(number) * _SECONDS[unit])
 
 
+def _export_signature() -> inspect.Signature:
+    """The flags of the command itself, and one for each field of ExportFlags."""
+    own = inspect.signature(export, eval_str=True).parameters.values()
+    hints, parameters = get_type_hints(ExportFlags), []
+    for spec in fields(ExportFlags):
+        about, default = spec.metadata, spec.default or None
+        kind: Any = list[str] | None if hints[spec.name] == tuple[str, ...] else hints[spec.name] | None
+        name = f"--{spec.name.replace('_', '-')}"
+        option = typer.Option(name, help=about["help"], rich_help_panel=about["panel"], **about["bounds"])
+        kept = inspect.Parameter.KEYWORD_ONLY
+        parameters.append(inspect.Parameter(spec.name, kept, default=default, annotation=Annotated[kind, option]))
+    return inspect.Signature([*(each for each in own if each.kind is not each.VAR_KEYWORD), *parameters])
+
+
 def _settings_signature() -> inspect.Signature:
     """One flag for each field of Settings; None means not given, so that a variable or the default holds."""
     hints = get_type_hints(Settings)
@@ -306,7 +308,7 @@ def _command(function: Any, signature: inspect.Signature | None = None, name: st
 _command(serve, _settings_signature())
 _command(demo)
 _command(doctor)
-_command(export)
+_command(export, _export_signature())
 _command(import_, name="import")
 
 

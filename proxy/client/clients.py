@@ -86,7 +86,10 @@ class Client(Connection):
         session_ids: Sequence[str] | None = None,
         **request: Unpack[ExportRequest],
     ) -> Export:
-        """All samples of the sessions that are named or that the filter finds; layout `concat` unless said."""
+        """All samples of the sessions that are named or that the filter finds; layout `concat` unless said.
+
+        `format` is how they travel: they are the same in any. Formats arrow and parquet need pyarrow on both sides.
+        """
         return self.run(operations.export(session_id, session_ids, request))
 
     def claim(self, **request: Unpack[ClaimRequest]) -> Claim:
@@ -127,7 +130,7 @@ class Client(Connection):
             response = self._http.request(**self.arguments(call))
         except httpx.TransportError as error:
             raise self.unreachable(error) from error
-        return read(response)
+        return read(response, call.raw)
 
 
 class AsyncSession(StartedSession):
@@ -217,4 +220,4 @@ class AsyncClient(Connection):
             response = await self._http.request(**self.arguments(call))
         except httpx.TransportError as error:
             raise self.unreachable(error) from error
-        return read(response)
+        return read(response, call.raw)

@@ -1,66 +1,35 @@
 """An export as files, one a page: what the server answers, written as it comes. A file is there whole or not at all.
 
-`json` is a page as it was answered, `jsonl` its samples, one a line; any other format is the server's own and its bytes
-are not looked into. What a page holds is counted where it is JSON; how many sessions it has and how many of them lack
-a call, the server says in headers, in any format.
+Each page is read back before it gets its name, so that the summary says what the files hold, and a file that a reader
+could not take is never there. In `jsonl` a file has samples alone: its last line, which says what an answer is of, is
+for whoever reads an answer, and would be a broken row to whoever reads a table.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
+import mmap
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
 import httpx
-import orjson
 
+from proxy.client.formats.choice import READERS, check_readable, read_page, suffix
 from proxy.client.operations import Call
+from proxy.client.tally import Tally
 from proxy.client.values import Json
 from proxy.client.wire import TIMEOUT_S, Connection, read
-from proxy.errors import ConfigurationError, ProxyError
+from proxy.errors import ConfigurationError, InvalidRequest, ProxyError
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress
 
 _LINES = "jsonl"
-_JSON = ("json", _LINES)
-# What a file is called whose format has another name.
-_SUFFIXES = {"areal": "json"}
-
-
-@dataclass(slots=True)
-class Tally:
-    """What an export holds. The counts of `samples` and below are None where the format was not JSON.
-
-    `tokens` are those of the samples, `trained` of them have loss mask 1. `forks` are samples beyond one a session (of
-    layout concat), `unaligned` turns that could not be joined with the one before.
-    """
-
-    sessions: int = 0
-    incomplete: int = 0
-    files: int = 0
-    size: int = 0
-    samples: int | None = 0
-    tokens: int = 0
-    trained: int = 0
-    forks: int = 0
-    unaligned: int = 0
-    rewards: list[float] = field(default_factory=list)
-
-    def count(self, page: Mapping[str, Json]) -> None:
-        """Add a page in JSON."""
-        samples = page["samples"]
-        self.samples = (self.samples or 0) + len(samples)
-        self.tokens += sum(len(sample.get("input_ids", ())) for sample in samples)
-        self.trained += sum(sum(sample.get("loss_mask", ())) for sample in samples)
-        self.rewards += [sample["rewards"][0] for sample in samples if sample.get("rewards")]
-        self.forks += len(samples) - len({sample["session_id"] for sample in samples})
-        self.unaligned += sum(entry["unaligned"] for entry in page["sessions"].values())
 
 
 def export_files(
@@ -69,19 +38,45 @@ def export_files(
     """Write every page of an export into `folder`, with a progress bar, and print the summary on stderr.
 
     `request` is the body of `/export_trajectories` without format and cursor. Raises ConfigurationError for a folder
-    that cannot be or that holds an export already, and the server's errors as their `proxy.errors` classes.
+    that cannot be or that holds an export already, and the server's errors as their `proxy.errors` classes; where it
+    breaks off, the summary is of the pages that were written.
     """
     from rich.console import Console
+    from rich.filesize import decimal
 
     target, console = _prepared(folder), Console(stderr=True)
-    tally = Tally(samples=0 if format in _JSON else None)
-    with _progress(console) as progress:
-        task = progress.add_task("exporting", total=None)
-        for path, response in _pages(Connection(url, admin_key, TIMEOUT_S), target, request, format):
-            _write(path, response, format, tally)
-            progress.update(task, description=f"{tally.sessions} sessions, {tally.size / 1e6:.1f} MB")
-    _show(console, tally, target, request.get("layout"))
+    connection = Connection(url, admin_key, TIMEOUT_S)
+    tally, layout = Tally(uncounted=_unreadable(format)), str(request.get("layout") or "individual")
+    try:
+        with _progress(console) as progress:
+            named = request.get("session_ids")
+            task = progress.add_task("exporting", total=len(named) if named else None)
+
+            def show(received: int) -> None:
+                written = f"{tally.sessions} sessions, {decimal(tally.size + received)}"
+                progress.update(task, description=written, completed=tally.sessions)
+
+            writer = _Writer(format, layout, tally, show)
+            for path, response in _pages(connection, target, request, format):
+                with _told(connection):
+                    writer.write(path, response)
+    except ProxyError:
+        if tally.files:
+            _show(console, tally, f"broke off: only {_written(tally, target)}", layout)
+        raise
+    _show(console, tally, _written(tally, target), layout)
     return tally
+
+
+def _unreadable(format: str) -> str | None:
+    """Why pages cannot be read here, which are written all the same."""
+    if format not in READERS:
+        return f"format {format} is not known here"
+    try:
+        check_readable(format)
+    except InvalidRequest as error:
+        return error.message
+    return None
 
 
 def _prepared(folder: str | Path) -> Path:
@@ -102,13 +97,12 @@ def _pages(
     connection: Connection, folder: Path, request: Mapping[str, Json], format: str
 ) -> Iterator[tuple[Path, httpx.Response]]:
     """Each page while it streams, with the file that it goes to."""
-    asked = "json" if format == _LINES else format
     body: dict[str, Json] = {name: value for name, value in request.items() if value is not None}
-    body["format"] = asked
+    body["format"] = format
     for number in itertools.count():
-        call = Call("POST", "/export_trajectories", body)
+        call = Call("POST", "/export_trajectories", body, extra_timeout_s=body.get("wait_s", 0.0))
         with _answered(connection, call) as response:
-            yield folder / f"page-{number:05}.{_SUFFIXES.get(format, format)}", response
+            yield folder / f"page-{number:05}.{suffix(format)}", response
         cursor = response.headers.get("x-tokengrove-cursor")
         if cursor is None:
             return
@@ -117,70 +111,85 @@ def _pages(
 
 @contextmanager
 def _answered(connection: Connection, call: Call) -> Iterator[httpx.Response]:
+    with _told(connection), httpx.stream(**connection.arguments(call)) as response:
+        if not response.is_success:
+            response.read()
+            read(response)
+        if "x-tokengrove-sessions" not in response.headers:
+            raise ProxyError("the answer does not say what it holds; is it a tokengrove server of this version?")
+        yield response
+
+
+@contextmanager
+def _told(connection: Connection) -> Iterator[None]:
+    """Raise ServerUnreachable for a connection that fails, also in the midst of an answer."""
     try:
-        with httpx.stream(**connection.arguments(call)) as response:
-            if not response.is_success:
-                response.read()
-                read(response)
-            if "x-tokengrove-sessions" not in response.headers:
-                raise ProxyError("the answer does not say what it holds; is it a tokengrove server of this version?")
-            yield response
+        yield
     except httpx.TransportError as error:
         raise connection.unreachable(error) from error
 
 
-def _write(path: Path, response: httpx.Response, format: str, tally: Tally) -> None:
-    part = path.with_name(f".{path.name}.part")
-    try:
-        with part.open("wb") as file:
-            for chunk in _contents(response, format, tally):
-                tally.size += file.write(chunk)
-        part.rename(path)
-    finally:
-        part.unlink(missing_ok=True)
-    tally.files += 1
-    tally.sessions += int(response.headers["x-tokengrove-sessions"])
-    tally.incomplete += int(response.headers["x-tokengrove-incomplete"])
+@dataclass(frozen=True, slots=True)
+class _Writer:
+    """Writes pages and counts them; `show` is told how many bytes of the next one have come."""
+
+    format: str
+    layout: str
+    tally: Tally
+    show: Callable[[int], None]
+
+    def write(self, path: Path, response: httpx.Response) -> None:
+        """Raises InvalidRequest for a page that cannot be read: then there is no file."""
+        part, tally = path.with_name(f".{path.name}.part"), self.tally
+        try:
+            with part.open("wb") as file:
+                for chunk in response.iter_bytes():
+                    file.write(chunk)
+                    self.show(file.tell())
+            if tally.uncounted is None:
+                self._count(part)
+            tally.size += part.stat().st_size
+            part.rename(path)
+        finally:
+            part.unlink(missing_ok=True)
+        tally.files += 1
+        tally.sessions += int(response.headers["x-tokengrove-sessions"])
+        tally.incomplete += int(response.headers["x-tokengrove-incomplete"])
+        self.show(0)
+
+    def _count(self, part: Path) -> None:
+        page = read_page(part, self.format)
+        if self.format == _LINES:
+            if "cursor" not in page.end:
+                raise InvalidRequest(f"the last line of {part} is missing", param="source")
+            _cut_last_line(part)
+        self.tally.count(page, self.layout)
 
 
-def _contents(response: httpx.Response, format: str, tally: Tally) -> Iterator[bytes]:
-    if format not in _JSON:
-        yield from response.iter_bytes()
-        return
-    response.read()
-    page = read(response)
-    tally.count(page)
-    if format == _LINES:
-        yield from (orjson.dumps(sample) + b"\n" for sample in page["samples"])
-    else:
-        yield response.content
+def _cut_last_line(path: Path) -> None:
+    with path.open("r+b") as file:
+        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as text:
+            start = text.rfind(b"\n", 0, len(text) - 1) + 1
+        file.truncate(start)
 
 
 def _progress(console: Console) -> Progress:
     from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
     columns = (SpinnerColumn(), BarColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
-    return Progress(*columns, console=console, transient=True)
+    return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
 
 
-def _show(console: Console, tally: Tally, folder: Path, layout: Any) -> None:
+def _written(tally: Tally, folder: Path) -> str:
+    from rich.filesize import decimal
+
+    return f"{tally.files} file{'s' * (tally.files != 1)}, {decimal(tally.size)} in {folder}"
+
+
+def _show(console: Console, tally: Tally, title: str, layout: str) -> None:
     from rich.table import Table
 
-    table = Table(title=f"{tally.files} files, {tally.size / 1e6:.1f} MB in {folder}", show_header=False)
-    for name, value in _facts(tally, layout):
+    table = Table(title=title, show_header=False)
+    for name, value in tally.rows(layout):
         table.add_row(name, value)
     console.print(table)
-
-
-def _facts(tally: Tally, layout: Any) -> Iterator[tuple[str, str]]:
-    yield "sessions", str(tally.sessions)
-    if tally.samples is not None:
-        mean = sum(tally.rewards) / len(tally.rewards) if tally.rewards else None
-        yield "samples", str(tally.samples)
-        yield "tokens", str(tally.tokens)
-        yield "trained tokens", str(tally.trained)
-        yield "mean return", "none" if mean is None else f"{mean:.4f}"
-        forks = f"{tally.forks} samples beyond one a session, " if layout == "concat" else ""
-        yield "forks", f"{forks}{tally.unaligned} turns unaligned"
-    missing = tally.incomplete
-    yield "complete", "all" if not missing else f"{tally.sessions - missing}, {missing} lack a call"

@@ -1,4 +1,4 @@
-"""Every operation of the server's own endpoints, once: a generator that yields a `Call`, is sent the decoded answer,
+"""Every operation of the server's own endpoints, once: a generator that yields a `Call`, is sent the answer,
 and returns the result. Nothing here sends anything, so the blocking and the asyncio client cannot differ.
 """
 
@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 from urllib.parse import quote
 
+from proxy.client.formats.choice import check_readable, read_page
+from proxy.client.formats.page import Page
 from proxy.client.values import (
     Acknowledged,
     Claim,
@@ -24,7 +26,6 @@ from proxy.client.values import (
     SessionOptions,
     SessionTree,
     claim_of,
-    sample_of,
     tree_of,
 )
 
@@ -33,7 +34,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One request to send. `key` None means the client's admin key, where it has one."""
+    """One request to send. `key` None means the client's admin key, where it has one.
+
+    The answer is sent back as the bytes that it is where `raw`, else decoded from JSON.
+    """
 
     method: str
     path: str
@@ -41,10 +45,15 @@ class Call:
     key: str | None = None
     params: Mapping[str, Json] = field(default_factory=dict)
     extra_timeout_s: float = 0.0
+    raw: bool = False
 
 
 Steps = Generator[Call, Json, T]
-"""An operation: yields what to send, is sent the decoded answer, returns the result."""
+"""An operation: yields what to send, is sent the answer, returns the result."""
+
+FORMAT = "npz"
+"""What samples come in unless the caller says: of the formats that need no library, and that hold whatever can be
+included, it is read fastest."""
 
 
 class StartedSession:
@@ -93,23 +102,41 @@ def export(session_id: str | None, session_ids: Sequence[str] | None, request: E
     """Follows the cursor: all pages are one `Export`."""
     options, chosen = _divided(request, ExportOptions)
     selection = _given({"session_id": session_id, "session_ids": session_ids, "filter": chosen or None})
-    body = {**selection, "layout": "concat", **options, "format": "json"}
-    result, cursor = Export([], {}), None
+    name = _readable(options)
+    body = {**selection, "layout": "concat", **options, "format": name}
+    wait_s, result, cursor = request.get("wait_s", 0.0), Export([], {}), None
     while True:
         asked = {**body, **_given({"cursor": cursor})}
-        page = yield Call("POST", "/export_trajectories", asked, extra_timeout_s=request.get("wait_s", 0.0))
-        result.samples.extend(sample_of(entry) for entry in page["samples"])
-        result.sessions.update(page["sessions"])
-        cursor = page.get("cursor")
+        page = yield from _page(Call("POST", "/export_trajectories", asked, extra_timeout_s=wait_s, raw=True), name)
+        result.samples.extend(page.samples)
+        result.sessions.update(page.sessions)
+        cursor = page.end["cursor"]
         if cursor is None:
             return result
 
 
 def claim(request: ClaimRequest) -> Steps[Claim]:
     options, chosen = _divided(request, ClaimOptions)
-    body = _given({**options, "filter": chosen or None})
-    answer = yield Call("POST", "/trajectories/claim", body, extra_timeout_s=request.get("wait_s", 0.0))
-    return claim_of(answer)
+    body, wait_s = _given({**options, "filter": chosen or None}), request.get("wait_s", 0.0)
+    how = body.get("export")
+    if how is None:
+        return claim_of((yield Call("POST", "/trajectories/claim", body, extra_timeout_s=wait_s)))
+    name = _readable(how)  # before anything is leased that could not be read
+    body["export"] = {**how, "format": name}
+    page = yield from _page(Call("POST", "/trajectories/claim", body, extra_timeout_s=wait_s, raw=True), name)
+    return claim_of(page.end, page.export)
+
+
+def _readable(how: Mapping[str, Json]) -> str:
+    """The format that was asked for. Raises InvalidRequest unless it can be read here."""
+    name = str(how.get("format") or FORMAT)
+    check_readable(name)
+    return name
+
+
+def _page(call: Call, format: str) -> Steps[Page]:
+    """Raises InvalidRequest for an answer that is not whole."""
+    return read_page((yield call), format)
 
 
 def acknowledge(done: Claim | str | None, session_ids: Sequence[str] | None) -> Steps[Acknowledged]:

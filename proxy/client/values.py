@@ -29,7 +29,9 @@ class Sample:
     """One training sample of L tokens: rewards float32 [1], mask bool [L], logprobs float32 [L], the others int32 [L].
 
     `loss_mask` is 1 on the tokens to train. `logprobs` (natural logs) are 0, `versions` and `turn_ids` -1 elsewhere.
-    `turns` has one entry an interaction, in order; `interaction_id` is the last one's. `extra` is what else was sent.
+    `turns` has one entry an interaction, in order; `interaction_id` is the last one's. Of layout padded, L is the
+    padded length and `attention_mask` False in the padding. `extra` is what else was sent: `weight` float32 [1], the
+    columns that only layouts tree and padded have, as arrays of their own dtypes, and labels that were asked for.
     """
 
     session_id: str
@@ -178,32 +180,69 @@ class EndOptions(TypedDict, total=False):
     finished: bool
 
 
-class ExportOptions(TypedDict, total=False):
-    """How to export. `limit` is sessions a page; `wait_s` how long to wait until the named sessions have ended."""
+Format = Literal["json", "jsonl", "areal", "npz", "safetensors", "arrow", "parquet"]
+Comparison = Literal["grpo", "leave_one_out"]
 
-    layout: Literal["individual", "concat"]
+
+class Train(TypedDict, total=False):
+    """What is trained: turns (`all`, `last` or indexes), purposes and agents; the rest stays as context."""
+
+    turns: Literal["all", "last"] | Sequence[int]
+    purposes: str | Sequence[str]
+    agents: str | Sequence[str]
+    exclude: Sequence[str]
+
+
+class SampleOptions(TypedDict, total=False):
+    """How samples are made and sent; fields and their defaults are those of `/export_trajectories`.
+
+    Samples are the same in every format. The lengths, in tokens, and what follows them are for layout padded.
+    """
+
+    layout: Literal["individual", "concat", "tree", "padded"]
+    format: Format
     discount: float
     credit: str
+    drift: Literal["fork", "mask"]
+    train: Train
+    include: str | Sequence[str]
+    reward_name: str
+    reward_granularity: Literal["pass_rate", "binary"]
+    mask_unfinished: bool
+    advantages: Comparison
+    step_advantages: Comparison
+    prompt_length: int
+    response_length: int
+    pad_token_id: int
+    on_too_long: Literal["refuse", "drop", "truncate"]
+    keep: Literal["head", "tail", "middle"]
+
+
+class ExportOptions(SampleOptions, total=False):
+    """How to export. `limit` is sessions a page; `wait_s` how long to wait until the named sessions have ended.
+
+    `min_version` and `max_version_span` leave out sessions that are too stale to train on.
+    """
+
     wait_s: float
     limit: int
+    min_version: int
+    max_version_span: int
 
 
 class SessionFilter(TypedDict, total=False):
-    """Which sessions to take; `since` (Unix seconds) keeps those that ended then or later, and live ones."""
+    """Which sessions to take; `since` (Unix seconds) keeps those that ended then or later, and live ones.
+
+    `purpose` and `agent` choose turns, so they go with an export.
+    """
 
     group_id: str
     task_id: str
     status: str
     outcome: str
     since: float
-
-
-class ClaimExport(TypedDict, total=False):
-    """How a claim exports what it leases; what else `/export_trajectories` takes may be given as well."""
-
-    layout: Literal["individual", "concat"]
-    discount: float
-    credit: str
+    purpose: str | Sequence[str]
+    agent: str | Sequence[str]
 
 
 class ClaimOptions(TypedDict, total=False):
@@ -219,7 +258,7 @@ class ClaimOptions(TypedDict, total=False):
     consumer: str
     claim_id: str
     renew: bool
-    export: ClaimExport | Mapping[str, Json]
+    export: SampleOptions
 
 
 class ClaimRequest(ClaimOptions, SessionFilter, total=False):
@@ -239,34 +278,34 @@ def _known(kind: type, values: Mapping[str, Json]) -> dict[str, Json]:
     return known
 
 
-_ARRAYS: dict[str, Any] = {
-    "input_ids": np.int32,
-    "loss_mask": np.int32,
-    "logprobs": np.float32,
-    "versions": np.int32,
-    "turn_ids": np.int32,
+_INT32 = ("input_ids", "loss_mask", "versions", "turn_ids", "node_offsets", "node_parents", "node_positions")
+_INT64 = ("prompts", "responses", "response_mask", "prompt_lengths", "response_lengths")
+_FLOAT32 = (
+    *("logprobs", "rewards", "raw_rewards", "weight", "advantages", "step_advantages", "token_rewards"),
+    *("rollout_log_probs", "rm_scores", "node_rewards", "node_returns"),
+)
+_DTYPES: dict[str, Any] = {
+    **dict.fromkeys(_INT32, np.int32),
+    **dict.fromkeys(_INT64, np.int64),
+    **dict.fromkeys(_FLOAT32, np.float32),
     "attention_mask": np.bool_,
-    "rewards": np.float32,
-    "raw_rewards": np.float32,
+    "__num_turns__": np.int32,
 }
 
 
 def sample_of(entry: Mapping[str, Json]) -> Sample:
-    """A sample as the export writes it."""
-    arrays = {name: np.asarray(entry[name], dtype=dtype) for name, dtype in _ARRAYS.items()}
+    """A sample as the export writes it; arrays may be lists. Raises LookupError and ValueError where it is none."""
+    position_ids = {"position_ids": np.int64 if "prompts" in entry else np.int32}
+    dtypes = {name: dtype for name, dtype in (_DTYPES | position_ids).items() if name in entry}
+    arrays = {name: np.asarray(entry[name], dtype=dtype) for name, dtype in dtypes.items()}
     sequences = {name: tuple(entry[name]) for name in ("interaction_ids", "turns")}
     return Sample(**_known(Sample, {**entry, **arrays, **sequences}))
 
 
-def export_of(page: Mapping[str, Json]) -> Export:
-    """One page of an export in JSON."""
-    return Export([sample_of(entry) for entry in page["samples"]], dict(page["sessions"]))
-
-
-def claim_of(answer: Mapping[str, Json]) -> Claim:
+def claim_of(answer: Mapping[str, Json], export: Export | None = None) -> Claim:
     """A claim as it is answered, with its samples or with the ids of its sessions alone."""
-    export = export_of(answer) if "samples" in answer else None
-    return Claim(answer["claim_id"], tuple(answer["sessions"]), answer["lease_until"], export)
+    sessions = answer["sessions"] if export is None else export.sessions
+    return Claim(answer["claim_id"], tuple(sessions), answer["lease_until"], export)
 
 
 def tree_of(answer: Mapping[str, Json]) -> SessionTree:

@@ -1,45 +1,57 @@
 """What AReaL's `export_trajectories` answers, so that its own client reads it: tensors as base64 of their bytes.
 
-Beside `interactions` stand `sessions` and `cursor`, which that client leaves aside.
+Beside `interactions` stand `samples` (labels of each, as other formats have them), `sessions` and `cursor`, which that
+client leaves aside.
 """
 
 from __future__ import annotations
 
 from base64 import b64encode
 from collections.abc import Iterator, Sequence
-from typing import Any
+from tempfile import TemporaryFile
+from typing import IO, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from proxy.formats.base import Entry, Fields, dumps
+from proxy.formats.spool import CHUNK_BYTES
 from proxy.trajectory.samples import Row
 
 _INTEGERS = ("input_ids", "loss_mask", "versions")
 
 
 class ArealEncoder:
-    """`{"interactions": {id: {"tensor_dict", "reward", "interaction_id"}}, "sessions": {id: entry}, "cursor"}`."""
+    """`{"interactions": {id: {"tensor_dict", "reward", "interaction_id"}}, "samples": [labels], "sessions",
+    "cursor"}`."""
 
     media_type = "application/json"
 
     def __init__(self) -> None:
         self._entries: dict[str, Entry] = {}
+        self._labels: IO[bytes] = TemporaryFile()  # noqa: SIM115 - as long as the encoder, which closes it
         self._between = b'{"interactions":{'
 
     def add(self, session_id: str, rows: Sequence[Row], entry: Entry) -> Iterator[bytes]:
         self._entries[session_id] = entry
         for row in rows:
-            name = row.labels()["interaction_id"]
+            labels = row.labels()
+            name = labels["interaction_id"]
+            self._labels.write((b"," if self._labels.tell() else b"") + dumps(labels))
             yield self._between + dumps(name) + b":" + dumps(_interaction(name, row))
             self._between = b","
 
     def finish(self, end: Fields) -> Iterator[bytes]:
         opening = b"" if self._between == b"," else self._between
-        yield opening + b'},"sessions":' + dumps(self._entries) + b"," + dumps(end)[1:]
+        yield opening + b'},"samples":['
+        self._labels.seek(0)
+        while chunk := self._labels.read(CHUNK_BYTES):
+            yield chunk
+        yield b'],"sessions":' + dumps(self._entries) + b"," + dumps(end)[1:]
 
     def close(self) -> None:
         self._entries.clear()
+        self._labels.close()
 
 
 def _interaction(name: str, row: Row) -> dict[str, Any]:

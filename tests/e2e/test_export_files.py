@@ -8,15 +8,18 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any, ClassVar
 from urllib.parse import quote
 
 import httpx
+import numpy as np
 import orjson
 import pytest
 
-from proxy.client import Client
+from proxy.client import Client, read
 from proxy.client.export_files import export_files
 from proxy.errors import ConfigurationError, InvalidRequest, SessionNotFound, Unauthorized
 from proxy.server import serving
@@ -25,6 +28,7 @@ from tests.databases import execute
 from tests.e2e.processes import ROOT
 
 KEY = "admin-key-of-the-test"
+FORMATS = ("json", "jsonl", "areal", "npz", "safetensors", "arrow", "parquet")
 
 
 @pytest.fixture
@@ -115,19 +119,64 @@ def test_a_session_that_lacks_a_call_is_counted_and_with_require_complete_the_ex
     assert strict.stderr.splitlines()[-1].startswith("tokengrove: 1 of 5 sessions are incomplete")
 
 
-class Binary(BaseHTTPRequestHandler):
-    """A server whose format nobody here reads: two pages of bytes, the cursor between them not ASCII."""
+@pytest.mark.parametrize(
+    ("layout", "more"),
+    [
+        ("individual", {}),
+        ("concat", {"train": {"turns": "last"}}),
+        ("tree", {}),
+        ("padded", {"prompt_length": 8, "response_length": 40, "on_too_long": "truncate"}),
+    ],
+)
+def test_the_summary_is_of_what_the_files_hold_in_any_layout_and_format(
+    url: str, tmp_path: Path, layout: str, more: dict[str, Any]
+) -> None:
+    request = {"filter": {"group_id": "g"}, "layout": layout, "limit": 2, **more}
+    answer = httpx.post(
+        url + "/export_trajectories", json={**request, "limit": 4}, headers={"authorization": f"Bearer {KEY}"}
+    ).json()
+    samples = answer["samples"]
+    for name in FORMATS:
+        if name == "areal" and layout in ("tree", "padded"):
+            continue
+        tally = export_files(url, KEY, tmp_path / name, request, name)
+        assert (tally.sessions, tally.samples, tally.files, tally.uncounted) == (4, len(samples), 2, None)
+        assert tally.tokens == sum(sum(sample["attention_mask"]) for sample in samples)
+        assert tally.trained == sum(sum(sample["loss_mask"]) for sample in samples)
+        assert np.allclose(tally.returns, [sample["rewards"][0] for sample in samples])
+        assert tally.cut == sum(sample.get("truncated_tokens", 0) for sample in samples)
+        assert (tally.forks, tally.dropped, tally.unaligned, tally.masked) == (1, 0, 0, 0)
+        whole = read(tmp_path / name, name)
+        assert [sample.interaction_id for sample in whole.samples] == [sample["interaction_id"] for sample in samples]
+        assert whole.sessions == ({} if name == "jsonl" else answer["sessions"])
+
+
+def test_what_was_dropped_since_it_did_not_fit_is_in_the_summary(url: str, tmp_path: Path) -> None:
+    flags = ("--url", url, "--admin-key", KEY, "--group", "g", "--format", "parquet", "-o", "out", "--layout", "padded")
+    lengths = ("--prompt-length", "64", "--response-length", "8", "--on-too-long", "drop")
+    done = run(*flags, *lengths, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    summary = shown(done.stderr)
+    assert (summary["sessions"], summary["samples"], summary["trained tokens"]) == ("4", "1", "8")
+    assert summary["too long"] == "4 samples dropped, 0 tokens cut"
+
+
+class Pages(BaseHTTPRequestHandler):
+    """A server of two pages, the cursor between them not ASCII; or of one, and then it breaks."""
+
+    contents: ClassVar[tuple[bytes, bytes]] = (b"\x00first\xff", b"second")
+    breaks: ClassVar[bool] = False
 
     def do_POST(self) -> None:
         body = orjson.loads(self.rfile.read(int(self.headers["content-length"])))
         first = "cursor" not in body
         assert first or body["cursor"] == "grün/1"
-        content = b"\x00first\xff" if first else b"second"
+        content = self.contents[0 if first else 1]
         self.send_response(200)
         about = {"sessions": 3 if first else 1, "incomplete": 1, **({"cursor": quote("grün/1")} if first else {})}
         for name, value in about.items():
             self.send_header(f"x-tokengrove-{name}", str(value))
-        self.send_header("content-length", str(len(content)))
+        self.send_header("content-length", str(len(content) + (self.breaks and not first)))
         self.end_headers()
         self.wfile.write(content)
 
@@ -135,14 +184,72 @@ class Binary(BaseHTTPRequestHandler):
         pass
 
 
-def test_a_format_of_the_servers_own_is_written_as_it_comes_and_headers_say_what_it_holds(tmp_path: Path) -> None:
-    with ThreadingHTTPServer(("127.0.0.1", 0), Binary) as server:
+@contextmanager
+def pages(contents: tuple[bytes, bytes], *, breaks: bool = False) -> Iterator[str]:
+    kind = type("Pages", (Pages,), {"contents": contents, "breaks": breaks})
+    with ThreadingHTTPServer(("127.0.0.1", 0), kind) as server:
         threading.Thread(target=server.serve_forever).start()
-        tally = export_files(f"http://127.0.0.1:{server.server_port}", None, tmp_path / "out", {}, "parquet")
-        server.shutdown()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+
+
+def test_a_format_of_the_servers_own_is_written_as_it_comes_and_headers_say_what_it_holds(tmp_path: Path) -> None:
+    with pages((b"\x00first\xff", b"second")) as address:
+        tally = export_files(address, None, tmp_path / "out", {}, "clay-tablets")
     contents = {file.name: file.read_bytes() for file in (tmp_path / "out").iterdir()}
-    assert contents == {"page-00000.parquet": b"\x00first\xff", "page-00001.parquet": b"second"}
-    assert (tally.sessions, tally.incomplete, tally.samples, tally.size) == (4, 2, None, 13)
+    assert contents == {"page-00000.clay-tablets": b"\x00first\xff", "page-00001.clay-tablets": b"second"}
+    assert (tally.sessions, tally.incomplete, tally.samples, tally.size) == (4, 2, 0, 13)
+    assert dict(tally.rows("concat")) == {
+        "sessions": "4",
+        "samples": "not counted: format clay-tablets is not known here",
+        "complete": "2, 2 lack a call",
+    }
+
+
+@pytest.mark.parametrize("name", ["npz", "jsonl"])
+def test_an_export_that_breaks_off_keeps_its_whole_pages_and_says_what_they_hold(
+    url: str, tmp_path: Path, name: str
+) -> None:
+    body = {"session_ids": ["s0", "s1", "s2"], "layout": "concat", "format": name}
+    answer = httpx.post(url + "/export_trajectories", json=body, headers={"authorization": f"Bearer {KEY}"})
+    with pages((answer.content, b"never whole"), breaks=True) as address:
+        done = run("--url", address, "-o", "out", "--format", name, cwd=tmp_path)
+    assert done.returncode == 1
+    assert [file.name for file in (tmp_path / "out").iterdir()] == [f"page-00000.{name}"]
+    assert "broke off: only 1 file," in done.stderr
+    summary = shown(done.stderr)
+    assert (summary["sessions"], summary["samples"], summary["complete"]) == ("3", "4", "2, 1 lack a call")
+    assert done.stderr.splitlines()[-1].startswith(f"tokengrove: {address}: no answer")
+
+
+@pytest.mark.parametrize(
+    ("name", "content"), [("parquet", b"PAR1 or so"), ("jsonl", b'{"input_ids": [1]}\n'), ("npz", b"")]
+)
+def test_a_page_that_no_reader_could_take_is_no_file(tmp_path: Path, name: str, content: bytes) -> None:
+    with pages((content, b"second")) as address, pytest.raises(InvalidRequest, match="page-00000"):
+        export_files(address, None, tmp_path / "out", {}, name)
+    assert not list((tmp_path / "out").iterdir())
+
+
+def test_without_pyarrow_parquet_is_written_and_the_summary_says_what_is_missing(url: str, tmp_path: Path) -> None:
+    code = (
+        "import sys; sys.modules['pyarrow'] = None\n"
+        "from proxy.client.export_files import export_files\n"
+        f"export_files({url!r}, {KEY!r}, 'out', {{'layout': 'concat'}}, 'parquet')\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "200"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    assert shown(done.stderr) == {
+        "sessions": "5",
+        "samples": "not counted: this needs pyarrow: pip install pyarrow",
+        "complete": "all",
+    }
+    assert len(read(tmp_path / "out", "parquet").samples) == 6
 
 
 def test_what_the_server_refuses_is_its_own_error_and_leaves_no_file(url: str, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import orjson
 import pytest
 
 from proxy.client import AsyncClient, AsyncSession, Client, Sample, ServerUnreachable, Session, operations
+from proxy.client.values import Format
 from proxy.client.wire import read
 from proxy.errors import (
     EngineUnavailable,
@@ -203,6 +204,49 @@ def test_an_export_follows_the_cursor_over_all_pages(client: Client) -> None:
         ids.append(session.session_id)
     export = client.export(group_id="paged", limit=1)
     assert sorted(export.sessions) == sorted(ids) == sorted(sample.session_id for sample in export.samples)
+
+
+FORMATS = ("json", "jsonl", "areal", "npz", "safetensors", "arrow", "parquet")
+
+
+@pytest.mark.parametrize("name", [None, *FORMATS])
+async def test_both_clients_export_in_any_format_over_pages(server: str, client: Client, name: Format) -> None:
+    sampled = {}
+    for reward in (1.0, 2.0):
+        with client.session("task", group_id="g") as session:
+            chat(session, "hello")
+            session.set_reward(reward)
+        sampled[session.session_id] = reward
+    chosen = {} if name is None else {"format": name}
+    async with AsyncClient(server, ADMIN_KEY) as other:
+        for export in (
+            client.export(group_id="g", limit=1, **chosen),
+            await other.export(group_id="g", limit=1, **chosen),
+        ):
+            assert {sample.session_id: sample.rewards.tolist() for sample in export.samples} == {
+                session_id: [reward] for session_id, reward in sampled.items()
+            }
+            assert export.sessions.keys() == sampled.keys()
+            for sample in export.samples:
+                assert_well_formed(sample)
+                assert sample.turn_ids.tolist() == [0 if on else -1 for on in sample.loss_mask]
+
+
+def test_a_format_that_nobody_reads_is_refused_before_it_is_asked_for() -> None:
+    with Client("http://127.0.0.1:9") as nobody, pytest.raises(InvalidRequest, match="one of json, jsonl"):
+        nobody.export(format="pickle")  # type: ignore[arg-type]
+
+
+def test_options_of_an_export_arrive_beside_its_filter() -> None:
+    steps = operations.export(None, None, {"min_version": 3, "purpose": "agent", "keep": "tail", "group_id": "g"})
+    body = next(steps).body
+    assert body == {
+        "layout": "concat",
+        "format": "npz",
+        "min_version": 3,
+        "keep": "tail",
+        "filter": {"purpose": "agent", "group_id": "g"},
+    }
 
 
 def test_errors_of_the_server_arrive_as_their_classes(client: Client, server: str) -> None:

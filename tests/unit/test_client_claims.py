@@ -9,8 +9,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from proxy.client import Acknowledged, AsyncClient, Claim, Client, ServerUnreachable, operations
+from proxy.client import Acknowledged, AsyncClient, Claim, Client, Export, ServerUnreachable, operations
 from proxy.client.adapters.trl import ClaimingWorker
+from proxy.client.values import Format
 from proxy.errors import InvalidRequest, NotFound
 from proxy.server import serving
 from proxy.settings import Settings
@@ -45,6 +46,28 @@ def test_a_claim_brings_ids_and_where_asked_for_the_samples(server: str) -> None
         assert (sample.session_id, sample.rewards.tolist()) == ("c", [0.5])
         assert client.acknowledge(first) == Acknowledged(("a", "b"), {})
         assert client.acknowledge(second.claim_id) == Acknowledged(("c",), {})
+
+
+@pytest.mark.parametrize("name", ["json", "jsonl", "areal", "npz", "safetensors", "arrow", "parquet"])
+def test_a_claim_brings_its_samples_in_any_format(server: str, name: Format) -> None:
+    for session in ("b", "a"):
+        play(server, session)
+    with Client(server) as client:
+        claim = client.claim(limit=2, consumer="me", lease_s=60.0, export={"layout": "concat", "format": name})
+        assert claim.sessions == ("b", "a")
+        assert claim.claim_id is not None and claim.claim_id.startswith("me-") and claim.lease_until is not None
+        assert claim.export is not None
+        assert [sample.session_id for sample in claim.export.samples] == ["b", "a"]
+        assert client.acknowledge(claim) == Acknowledged(("b", "a"), {})
+        assert client.claim(export={"format": name}) == Claim(None, (), None, Export([], {}))
+
+
+def test_nothing_is_leased_to_a_client_that_cannot_read_it(server: str) -> None:
+    play(server, "a")
+    with Client(server) as client:
+        with pytest.raises(InvalidRequest, match="format"):
+            client.claim(export={"format": "pickle"})  # type: ignore[typeddict-item]
+        assert client.claim().sessions == ("a",)
 
 
 def test_nothing_to_claim_is_an_empty_claim_and_nothing_to_acknowledge(server: str) -> None:

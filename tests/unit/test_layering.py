@@ -72,9 +72,10 @@ ALLOWED = {
     },
     "audit": SHARED | {"store", "trajectory"},
     "client": {"errors"},
+    "export_flags": {"errors"},
     "rollout": {"client", "errors"},
     "server": SHARED | {"app", "turns"},
-    "cli": SHARED | {"app", "server", "client", "rollout", "store", "audit"},
+    "cli": SHARED | {"app", "server", "client", "export_flags", "rollout", "store", "audit"},
 }
 OUTSIDE = {
     "starlette": {"app", "api", "server", "cli"},
@@ -89,7 +90,7 @@ OUTSIDE = {
     "renderers": {"engine", "rendering"},
     "fastokens": {"engine", "rendering"},
     "llguidance": {"engine", "rendering"},
-    "pyarrow": {"formats"},
+    "pyarrow": {"formats", "client"},
 }
 LAZY = {
     "torch",

@@ -1,0 +1,1 @@
+"""Answers of an export -> samples. Whatever the format, the samples of one export are the same."""

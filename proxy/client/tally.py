@@ -1,0 +1,96 @@
+"""What an export holds, counted page by page from what was read: the same numbers whatever the format."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from proxy.client.formats.page import Page
+from proxy.client.values import Sample
+
+_INDIVIDUAL = ("individual", "step")
+_EXPECTED = ("first", "continued")
+
+
+@dataclass(slots=True)
+class Tally:
+    """Sums over the pages that were written. Below `uncounted`, which says why, all is 0 where pages cannot be read.
+
+    `tokens` are those of the samples without padding, `trained` of them have loss mask 1. `forks` are samples beyond
+    one a session, of layout tree leaves beyond one, of layout individual turns that neither begin nor continue the
+    session. `unaligned` turns could not be joined with the one before; of layout padded, `dropped` samples did not fit
+    and `cut` tokens were left out; `masked` sampled tokens stand nowhere as sampled.
+    """
+
+    sessions: int = 0
+    incomplete: int = 0
+    files: int = 0
+    size: int = 0
+    uncounted: str | None = None
+    samples: int = 0
+    tokens: int = 0
+    trained: int = 0
+    forks: int = 0
+    unaligned: int = 0
+    dropped: int = 0
+    cut: int = 0
+    masked: int = 0
+    returns: list[float] = field(default_factory=list)
+
+    def count(self, page: Page, layout: str) -> None:
+        """Add a page."""
+        samples, entries = page.samples, page.sessions.values()
+        self.samples += len(samples)
+        self.tokens += sum(int(sample.attention_mask.sum()) for sample in samples)
+        self.trained += sum(int(sample.loss_mask.sum()) for sample in samples)
+        self.returns += [float(sample.rewards[0]) for sample in samples]
+        self.unaligned += sum(entry["unaligned"] for entry in entries)
+        self.dropped += sum(entry.get("dropped_samples", 0) for entry in entries)
+        self.masked += sum(entry["masked_tokens"] for entry in entries)
+        self.cut += sum(sample.extra.get("truncated_tokens", 0) for sample in samples)
+        self.forks += _branches(page) if layout in _INDIVIDUAL else _beyond_one(samples)
+
+    def rows(self, layout: str) -> Iterator[tuple[str, str]]:
+        """The summary: what is called what, and how much there is of it."""
+        yield "sessions", str(self.sessions)
+        if self.uncounted is None:
+            yield from self._counted(layout)
+        else:
+            yield "samples", f"not counted: {self.uncounted}"
+        missing = self.incomplete
+        yield "complete", "all" if not missing else f"{self.sessions - missing}, {missing} lack a call"
+
+    def _counted(self, layout: str) -> Iterator[tuple[str, str]]:
+        mean = sum(self.returns) / len(self.returns) if self.returns else None
+        yield "samples", str(self.samples)
+        yield "tokens", str(self.tokens)
+        yield "trained tokens", str(self.trained)
+        yield "mean return", "none" if mean is None else f"{mean:.4f}"
+        kinds = {"tree": "leaves beyond one a session"} | dict.fromkeys(_INDIVIDUAL, "turns on another path")
+        what = kinds.get(layout, "samples beyond one a session")
+        yield (
+            "forks",
+            f"{self.forks} {what}, {self.unaligned} turns unaligned",
+        )
+        if self.dropped or self.cut:
+            yield "too long", f"{self.dropped} samples dropped, {self.cut} tokens cut"
+        if self.masked:
+            yield "masked", f"{self.masked} sampled tokens stand nowhere as sampled"
+
+
+def _branches(page: Page) -> int:
+    reasons = [entry["reasons"] for entry in page.sessions.values()]
+    return sum(count for counts in reasons for reason, count in counts.items() if reason not in _EXPECTED)
+
+
+def _beyond_one(samples: list[Sample]) -> int:
+    leaves = sum(_leaves(sample) for sample in samples)
+    return leaves - len({sample.session_id for sample in samples})
+
+
+def _leaves(sample: Sample) -> int:
+    """One of a sequence; of a tree, the nodes that are no other's parent."""
+    if "node_parents" not in sample.extra:
+        return 1
+    parents = sample.extra["node_parents"].tolist()
+    return len(parents) - len(set(parents) - {-1})
