@@ -50,10 +50,10 @@ def load_model(folder: Path, options: EngineOptions) -> Any:
     quieten()
     if not (folder / "config.json").is_file():
         raise ConfigurationError(f"--model {folder} is not a folder with a Hugging Face model")
-    device = options.device or _best_device()
+    device = options.device or best_device()
     try:
         model = read_model(folder, device).to(device)
-    except (OSError, ValueError, RuntimeError) as error:
+    except (OSError, ValueError, RuntimeError, AssertionError) as error:  # the last where torch was built without CUDA
         raise ConfigurationError(f"--model {folder} cannot be loaded on {device}: {error}") from error
     if model.device.type == "cpu":
         small = sum(weight.numel() for weight in model.parameters()) < _SMALL_MODEL
@@ -120,7 +120,8 @@ def quieten() -> None:
     logging.getLogger("ContinuousBatchingLogger").setLevel(logging.CRITICAL)
 
 
-def _best_device() -> str:
+def best_device() -> str:
+    """The torch device to run on where none was named: CUDA, else MPS, else the CPU."""
     import torch
 
     if torch.cuda.is_available():

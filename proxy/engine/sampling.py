@@ -71,7 +71,7 @@ def new_row(
 
 def draw(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> list[Drawn]:
     """Draw the next token of each row from float32 `logits` [rows, vocabulary], and note it in the rows."""
-    scores = logits.float().clone()
+    scores = logits.float().to(drawing_device(logits.device)).clone()
     failures = [_shape_scores(scores[index], row) for index, row in enumerate(rows)]
     logprobs = scores.log_softmax(dim=-1)
     tokens = _choose(logprobs, rows)
@@ -82,6 +82,13 @@ def draw(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> list[Drawn]:
         top = _best(logprobs[index], row.top_logprobs) if row.top_logprobs and failure is None else ()
         drawn.append(Drawn(token, chosen[index], top, failure))
     return drawn
+
+
+def drawing_device(device: torch.device) -> torch.device:
+    """Where tokens are drawn: beside their logits, but for MPS on the CPU, since MPS knows no float64."""
+    import torch
+
+    return torch.device("cpu") if device.type == "mps" else device
 
 
 def _shape_scores(scores: torch.Tensor, row: SamplingRow) -> str | None:

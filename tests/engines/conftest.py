@@ -11,12 +11,7 @@ import pytest_asyncio
 from proxy.engine.sglang_engine import SglangEngine
 from proxy.engine.tiny_model import build_tiny_model
 from proxy.settings import Settings
-
-# Small enough for two cores; without max_total_tokens the scheduler would take all memory for its cache.
-CPU_ARGUMENTS = (
-    *("device=cpu", "attention_backend=torch_native", "sampling_backend=pytorch", "disable_cuda_graph=true"),
-    *("dtype=float32", "max_total_tokens=16384", "context_length=2048", "max_running_requests=64"),
-)
+from tests.engines.devices import CPU_ARGUMENTS
 
 
 @pytest.fixture(scope="session")

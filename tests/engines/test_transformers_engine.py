@@ -17,6 +17,7 @@ from proxy.engine.transformers_engine import TransformersEngine
 from proxy.errors import ConfigurationError, ContextLengthExceeded, EngineFailed, EngineUnavailable, InvalidRequest
 from proxy.settings import Settings
 from proxy.types import FinishReason, Grammar, GrammarPart, SamplingParams, TokenChunk, ids_of
+from tests.engines.crowds import Growing, abort_after, converse, converse_all, leave_after
 from tests.engines.forward import plain_logprobs
 
 pytest.importorskip("torch")
@@ -139,6 +140,34 @@ async def test_a_seed_gives_the_same_tokens_alone_and_in_a_crowd(engine) -> None
         *(complete(engine, request) for request in [request_for(PROMPT, 30, seed=5), *crowd])
     )
     assert replies[0].ids == alone.ids
+
+
+async def test_many_sessions_at_once_are_each_answered_as_if_they_were_alone(engine, folder: Path) -> None:
+    together = await converse_all(engine, 32)
+    await engine.flush_cache()
+    for number, session in enumerate(together):
+        alone = await converse(engine, Growing(number))
+        assert [(turn.prompt, turn.reply.ids) for turn in session] == [(turn.prompt, turn.reply.ids) for turn in alone]
+        for turn in session:
+            expected = plain_logprobs(folder, turn.prompt, turn.reply.ids, temperature=0.0)
+            assert turn.reply.logprobs == pytest.approx(expected, abs=1e-4)
+
+
+async def test_sessions_that_leave_or_are_aborted_in_the_middle_disturb_no_other(own_engine, folder: Path) -> None:
+    prompts = [ids_of(range(n, n + 20)) for n in range(12)]
+    leaving = [leave_after(own_engine, prompt, 1 + 3 * n, 300) for n, prompt in enumerate(prompts)]
+    aborted = [abort_after(own_engine, prompt, 1 + 3 * n, 300) for n, prompt in enumerate(prompts)]
+    staying, replies, *_ = await asyncio.gather(
+        converse_all(own_engine, 16), asyncio.gather(*aborted), asyncio.gather(*leaving)
+    )
+    for number, session in enumerate(staying):
+        alone = await converse(own_engine, Growing(number))
+        assert [turn.reply.ids for turn in session] == [turn.reply.ids for turn in alone]
+    for prompt, reply in zip(prompts, replies, strict=True):
+        assert reply.finish is FinishReason.ABORT and len(reply.ids) < 300
+        assert reply.logprobs == pytest.approx(plain_logprobs(folder, prompt, reply.ids), abs=1e-4)
+    whole_cache = request_for(ids_of([3] * 2000), 48)  # what left its tokens there would keep this one from running
+    assert len((await complete(own_engine, whole_cache)).ids) == 48
 
 
 def call_grammar(tokenizer, *, repeat: bool = False) -> Grammar:

@@ -1,0 +1,92 @@
+"""Model folders of real sizes, written on the spot: the architecture and vocabulary of Qwen3, words that mean nothing.
+
+Every id below the vocabulary's size decodes, so that what random weights sample is text, four letters a token. Weights
+are written only where the engine reads them: SGLang makes its own (`load_format=dummy`).
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from itertools import islice, product
+from pathlib import Path
+from string import ascii_lowercase
+from typing import Any
+
+from proxy.engine.loading import quieten
+from proxy.engine.tiny_model import build_tiny_model
+
+CONTEXT_LENGTH = 32_768
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """The sizes of a Qwen3 model, named as in its config.json."""
+
+    hidden_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    intermediate_size: int
+    vocab_size: int
+    tie_word_embeddings: bool = True
+
+    def fields(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in self.__slots__}
+
+    def cache_bytes(self, tokens: int, itemsize: int) -> int:
+        """Bytes of the keys and values of so many tokens."""
+        return tokens * 2 * itemsize * self.num_hidden_layers * self.num_key_value_heads * self.head_dim
+
+
+SIZES = {
+    "tiny": Shape(64, 2, 4, 2, 16, 128, 8192),
+    "0.6b": Shape(1024, 28, 16, 8, 128, 3072, 151_936),
+    "1.7b": Shape(2048, 28, 16, 8, 128, 6144, 151_936),
+}
+
+
+def write_model(folder: Path, shape: Shape, dtype: str, *, weights: bool) -> None:
+    """A Hugging Face folder of this shape. `weights`: random ones beside the config."""
+    build_tiny_model(folder)
+    (folder / "model.safetensors").unlink()
+    ids = _grow_tokenizer(folder / "tokenizer.json", shape.vocab_size)
+    end, pad = ids["<|im_end|>"], ids["<|endoftext|>"]
+    positions = {"max_position_embeddings": CONTEXT_LENGTH, "bos_token_id": pad, "eos_token_id": end}
+    _change(folder / "config.json", {**shape.fields(), **positions, "dtype": dtype})
+    _change(folder / "generation_config.json", {"bos_token_id": pad, "eos_token_id": [end, pad], "pad_token_id": pad})
+    if weights:
+        _write_weights(folder)
+
+
+def _grow_tokenizer(path: Path, size: int) -> dict[str, int]:
+    """Give the tokenizer `size` tokens: bytes, pairs of letters, words of four; returns the ids of the added ones."""
+    tokenizer = json.loads(path.read_text(encoding="utf-8"))
+    model, added = tokenizer["model"], tokenizer["added_tokens"]
+    symbols = [token for token, _ in sorted(model["vocab"].items(), key=lambda item: item[1]) if len(token) == 1]
+    pairs = [first + last for first, last in product(ascii_lowercase, repeat=2)]
+    count = size - len(symbols) - len(pairs) - len(added)
+    stride = max(len(pairs) ** 2 // count, 1)
+    words = list(islice(product(pairs, repeat=2), 0, count * stride, stride))
+    merges = [[pair[0], pair[1]] for pair in pairs] + [list(word) for word in words]
+    tokens = symbols + pairs + ["".join(word) for word in words]
+    model["vocab"], model["merges"] = {token: index for index, token in enumerate(tokens)}, merges
+    for index, token in enumerate(added):
+        token["id"] = len(tokens) + index
+    path.write_text(json.dumps(tokenizer, ensure_ascii=False), encoding="utf-8")
+    return {token["content"]: token["id"] for token in added}
+
+
+def _write_weights(folder: Path) -> None:
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    quieten()
+    torch.manual_seed(0)
+    config = AutoConfig.from_pretrained(folder)
+    AutoModelForCausalLM.from_config(config, dtype=config.dtype).save_pretrained(folder)
+
+
+def _change(path: Path, values: dict[str, Any]) -> None:
+    path.write_text(json.dumps({**json.loads(path.read_text(encoding="utf-8")), **values}, indent=2), encoding="utf-8")

@@ -1,0 +1,78 @@
+"""Many sessions at once on one engine, each growing by what it was answered; the same session alone for comparison."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import cast
+
+from proxy.engine.base import Engine
+from proxy.engine.contract import Reply, complete, request_for
+from proxy.types import Ids, TokenChunk, ids_of
+
+VOCABULARY = 600  # below the markers of the built-in tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class Growing:
+    """A session by its number: what it is asked first, what is added before each later turn, how long answers are."""
+
+    number: int
+    turns: int = 3
+
+    def added(self) -> list[Ids]:
+        """The new tokens of each turn, 1 to 90 of them."""
+        rng = random.Random(self.number)
+        return [ids_of(rng.choices(range(VOCABULARY), k=rng.randint(1, 90))) for _ in range(self.turns)]
+
+    def most(self, turn: int) -> int:
+        """Tokens of the answer."""
+        return 8 + (self.number * 7 + turn * 5) % 25
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """One turn: what the engine was given, and what it gave."""
+
+    prompt: Ids
+    reply: Reply
+
+
+async def converse(engine: Engine, session: Growing, temperature: float = 0.0) -> list[Answered]:
+    """All turns of a session, one after another."""
+    prompt, answered = ids_of(), []
+    for turn, added in enumerate(session.added()):
+        prompt = prompt + added
+        reply = await complete(engine, request_for(prompt, session.most(turn), temperature))
+        answered.append(Answered(prompt, reply))
+        prompt = prompt + ids_of(reply.ids)
+    return answered
+
+
+async def converse_all(engine: Engine, count: int, temperature: float = 0.0) -> list[list[Answered]]:
+    """So many sessions, all at the same time."""
+    sessions = [Growing(number) for number in range(count)]
+    return await asyncio.gather(*(converse(engine, session, temperature) for session in sessions))
+
+
+async def leave_after(engine: Engine, prompt: Ids, tokens: int, most: int) -> None:
+    """Read so many tokens of a longer answer, then close it, as when a client goes."""
+    chunks = cast("AsyncGenerator[TokenChunk, None]", engine.generate(request_for(prompt, most)))
+    async with aclosing(chunks):
+        async for chunk in chunks:
+            tokens -= len(chunk.ids)
+            if tokens <= 0:
+                return
+
+
+async def abort_after(engine: Engine, prompt: Ids, tokens: int, most: int) -> Reply:
+    """Abort an answer by its id once so many tokens of it are there; gives all of what came."""
+    request, reply = request_for(prompt, most), Reply()
+    async for chunk in engine.generate(request):
+        reply.add(chunk)
+        if len(reply.ids) >= tokens and reply.finish is None:
+            await engine.abort(request.request_id)
+    return reply

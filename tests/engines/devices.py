@@ -1,0 +1,13 @@
+"""How SGLang is started for tests and benches on each device."""
+
+from __future__ import annotations
+
+# Small enough for two cores; without max_total_tokens the scheduler would take all memory for its cache.
+CPU_DEVICE = (*("device=cpu", "attention_backend=torch_native", "sampling_backend=pytorch", "disable_cuda_graph=true"),)
+CPU_ARGUMENTS = (
+    *CPU_DEVICE,
+    "dtype=float32",
+    "max_total_tokens=16384",
+    "context_length=2048",
+    "max_running_requests=64",
+)

@@ -1,0 +1,42 @@
+"""Which device a model is loaded on, and in which dtype. Devices that are not here are only chosen, never used."""
+
+import pytest
+
+from proxy.engine.loading import EngineOptions, best_device, load_model
+from proxy.engine.sampling import drawing_device
+from proxy.engine.tiny_model import build_tiny_model
+from proxy.errors import ConfigurationError
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+
+@pytest.mark.parametrize(
+    ("cuda", "mps", "chosen"),
+    [(True, True, "cuda"), (True, False, "cuda"), (False, True, "mps"), (False, False, "cpu")],
+)
+def test_cuda_is_chosen_before_mps_and_mps_before_the_cpu(monkeypatch, cuda: bool, mps: bool, chosen: str) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: cuda)
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: mps)
+    assert best_device() == chosen
+
+
+def test_a_device_that_was_named_wins_over_the_best_one(monkeypatch, tmp_path) -> None:
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
+    build_tiny_model(tmp_path)
+    model = load_model(tmp_path, EngineOptions(device="cpu"))
+    assert model.device.type == "cpu" and model.dtype == torch.float32
+
+
+@pytest.mark.parametrize("device", ["cuda", "mps", "nonsense"])
+def test_a_device_that_is_not_here_is_a_configuration_error(tmp_path, device: str) -> None:
+    if device in ("cuda", "mps") and best_device() == device:
+        pytest.skip(f"{device} is here")
+    build_tiny_model(tmp_path)
+    with pytest.raises(ConfigurationError, match=f"cannot be loaded on {device}"):
+        load_model(tmp_path, EngineOptions(device=device))
+
+
+def test_tokens_are_drawn_beside_their_logits_but_for_mps_that_has_no_float64() -> None:
+    devices = ("cpu", "cuda", "mps")
+    assert [drawing_device(torch.device(device)).type for device in devices] == ["cpu", "cuda", "cpu"]
