@@ -1,11 +1,13 @@
 """HTTP to one engine server. Whatever goes wrong on the way becomes a ProxyError that says which server it was.
 
-A server that is gone is an EngineLost: somebody else may go on. One that answers with an error is not.
+A server that is gone is an EngineLost: somebody else may go on. One that answers with an error is not. Keys are sent,
+and never shown.
 """
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import httpx
@@ -18,43 +20,65 @@ _CONTROL_S = 600.0
 """A control call may load weights from a disk; a probe is short."""
 
 _PROBE_S = 5.0
-_GONE = (502, 503, 504)
+_IDLE_S = 2.0
+"""Below the 5 s after which uvicorn, which servers run on, closes an idle connection just as it is used again."""
+
+_GONE = (429, 502, 503, 504)
+"""What another server may still do: 429 and 503 are also said by one whose queue is full."""
+
 _EVENT = b"data:"
 _LAST = b"[DONE]"
 
 
-class Connection:
-    """The connections to the server at `url`; `headers` go with every request."""
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """What servers that were started with `--api-key` want; `admin` (SGLang's `--admin-api-key`) is for control."""
 
-    def __init__(self, url: str, headers: Mapping[str, str] | None = None) -> None:
-        self.url = url.rstrip("/")
-        self._client = httpx.AsyncClient(
+    api: str | None = None
+    admin: str | None = None
+
+
+NO_KEYS = Keys()
+
+
+class Connection:
+    """The connections to the server at `url`. Raises InvalidRequest for what is no address of a server."""
+
+    def __init__(self, url: str, keys: Keys = NO_KEYS) -> None:
+        self.url = server_url(url)
+        self._normal, self._control = _bearer(keys.api), _bearer(keys.admin or keys.api)
+        self._client = self._opened()
+
+    def _opened(self) -> httpx.AsyncClient:
+        return httpx.AsyncClient(
             base_url=self.url,
-            headers=dict(headers or {}),
             timeout=httpx.Timeout(None, connect=_CONNECT_S),  # how long a token may take is for others to say
-            limits=httpx.Limits(max_connections=None, max_keepalive_connections=256),
+            limits=httpx.Limits(max_connections=None, max_keepalive_connections=256, keepalive_expiry=_IDLE_S),
             trust_env=False,
         )
 
-    async def probe(self, path: str) -> Any | None:
-        """The JSON at `path`; None where there is no such path. Raises EngineLost."""
+    async def probe(self, path: str) -> dict[str, Any] | None:
+        """The JSON object at `path`; None where there is no such path. Raises EngineLost, EngineUnavailable."""
         try:
-            response = await self._client.get(path, timeout=_PROBE_S)
+            response = await self._alive().get(path, headers=self._normal, timeout=_PROBE_S)
         except httpx.HTTPError as error:
             raise self._lost(error) from None
         if response.status_code in _GONE:
             raise EngineLost(f"{self.url} answers {response.status_code}")
+        self._check_key(response.status_code)
         if response.status_code != 200:
             return None
-        return _json(response.content, {})
+        value = _json(response.content, {})
+        return value if isinstance(value, dict) else {}
 
-    async def call(self, path: str, body: Mapping[str, Any] | None = None) -> Any:
+    async def call(self, path: str, body: Mapping[str, Any] | None = None, *, limit_s: float = _CONTROL_S) -> Any:
         """POST `body` and the JSON that comes back.
 
         Raises EngineLost, EngineUnavailable, InvalidRequest or EngineFailed.
         """
+        headers = {**_JSON, **self._control}
         try:
-            response = await self._client.post(path, content=_encoded(body), headers=_JSON, timeout=_CONTROL_S)
+            response = await self._alive().post(path, content=_encoded(body), headers=headers, timeout=limit_s)
         except httpx.HTTPError as error:
             raise self._lost(error) from None
         self._check(response.status_code, response.content, path)
@@ -63,7 +87,7 @@ class Connection:
     async def generate(self, path: str, body: Mapping[str, Any], headers: Mapping[str, str]) -> Any:
         """POST without any limit of time. Raises as `call`."""
         try:
-            response = await self._client.post(path, content=_encoded(body), headers={**_JSON, **headers})
+            response = await self._alive().post(path, content=_encoded(body), headers=self._with(headers))
         except httpx.HTTPError as error:
             raise self._lost(error) from None
         self._check(response.status_code, response.content, path)
@@ -72,16 +96,15 @@ class Connection:
     async def events(self, path: str, body: Mapping[str, Any], headers: Mapping[str, str]) -> AsyncIterator[Any]:
         """POST and the JSON of each server-sent event. Raises as `call`, EngineLost when it ends before its end."""
         try:
-            async with self._client.stream(
-                "POST", path, content=_encoded(body), headers={**_JSON, **headers}
+            async with self._alive().stream(
+                "POST", path, content=_encoded(body), headers=self._with(headers)
             ) as response:
                 if response.status_code != 200:
                     self._check(response.status_code, await response.aread(), path)
-                async for line in response.aiter_lines():
-                    data = line.encode()
-                    if not data.startswith(_EVENT):
+                async for line in _lines(response.aiter_bytes()):
+                    if not line.startswith(_EVENT):
                         continue
-                    data = data[len(_EVENT) :].strip()
+                    data = line[len(_EVENT) :].strip()
                     if data == _LAST:
                         return
                     yield _json(data, None)
@@ -89,8 +112,26 @@ class Connection:
             raise self._lost(error) from None
         raise EngineLost(f"{self.url} ended a reply in its middle")
 
+    async def cut(self) -> None:
+        """Break every reply under way: each raises EngineLost. What comes later is sent over new connections."""
+        before, self._client = self._client, self._opened()
+        await before.aclose()
+
     async def close(self) -> None:
+        """Close the connections for good; whatever is still asked raises EngineLost."""
         await self._client.aclose()
+
+    def _alive(self) -> httpx.AsyncClient:
+        if self._client.is_closed:
+            raise EngineLost(f"{self.url} was let go")
+        return self._client
+
+    def _with(self, headers: Mapping[str, str]) -> dict[str, str]:
+        return {**_JSON, **self._normal, **headers}
+
+    def _check_key(self, status: int) -> None:
+        if status in (401, 403):
+            raise EngineUnavailable(f"{self.url} wants a key: --engine-arg api_key=KEY (and admin_api_key=KEY)")
 
     def _lost(self, error: httpx.HTTPError) -> EngineLost:
         return EngineLost(f"{self.url} is gone ({type(error).__name__})")
@@ -101,8 +142,9 @@ class Connection:
         message = _reason(content)
         if status in _GONE:
             raise EngineLost(f"{self.url} answers {status}: {message}")
+        self._check_key(status)
         if status in (404, 405):
-            raise EngineUnavailable(f"{self.url} has no {path}")
+            raise EngineUnavailable(f"{self.url} has no {path} ({message})")
         if 400 <= status < 500:
             raise InvalidRequest(f"{self.url} refused {path}: {message}")
         raise EngineFailed(f"{self.url} failed in {path} with {status}: {message}")
@@ -110,6 +152,37 @@ class Connection:
 
 _JSON = {"content-type": "application/json"}
 _MOST_SHOWN = 500
+
+
+def server_url(text: str) -> str:
+    """The address of a server as it is known here: `http://host:port`, without a final slash or `/v1`.
+
+    Raises InvalidRequest for what is none.
+    """
+    try:
+        url = httpx.URL(text.strip())
+    except httpx.InvalidURL as error:
+        raise InvalidRequest(f"{text} is no URL of a server: {error}", param="url") from None
+    if url.scheme not in ("http", "https") or not url.host or url.query or url.fragment:
+        raise InvalidRequest(f"{text} is no URL of a server; they are named http://HOST:PORT", param="url")
+    if url.userinfo:
+        raise InvalidRequest("keys do not belong into a server's URL: --engine-arg api_key=KEY", param="url")
+    return str(url).rstrip("/").removesuffix("/v1")
+
+
+def _bearer(key: str | None) -> dict[str, str]:
+    return {"authorization": f"Bearer {key}"} if key else {}
+
+
+async def _lines(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """Lines as events have them. httpx's own also end at what may stand in a model's text, such as U+2028."""
+    rest: list[bytes] = []
+    async for piece in pieces:
+        *ended, tail = piece.split(b"\n")
+        for line in ended:
+            yield b"".join([*rest, line])
+            rest.clear()
+        rest.append(tail)
 
 
 def _encoded(body: Mapping[str, Any] | None) -> bytes:

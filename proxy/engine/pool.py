@@ -1,61 +1,32 @@
 """Many engine servers as one engine: sticky by session, else the one with the fewest requests in flight.
 
 A server that dies is out at once, and in again when it answers with the weights of the others; what it was sampling is
-raised as EngineLost, for the gate to send on. Servers come and go at run time. All that are in serve the same weights.
+raised as EngineLost, for the gate to send on. Servers come and go at run time. Once weights were changed through the
+pool, all that are in serve them: no token of a server that was restarted with others gets out.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections import OrderedDict
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import aclosing
-from dataclasses import dataclass, replace
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import aclosing, contextmanager, suppress
+from dataclasses import replace
 from functools import reduce
 from typing import Any, cast
 
 from proxy.engine.base import Capability, EngineInfo, PauseMode, WeightTransfer
+from proxy.engine.connection import server_url
+from proxy.engine.joining import MEMORY_KINDS, PoolState, bring
+from proxy.engine.placement import RETRY_AFTER_S, Member, Placement
 from proxy.engine.remote import RemoteEngine
-from proxy.errors import ConfigurationError, EngineFailed, EngineLost, EngineUnavailable, InvalidRequest, ProxyError
+from proxy.errors import ConfigurationError, EngineLost, EngineUnavailable, InvalidRequest, ProxyError
 from proxy.types import GenerateRequest, TokenChunk
 
 logger = logging.getLogger(__name__)
 
-_REMEMBERED_SESSIONS = 65_536
 _CHECK_S = 1.0
 """How long a death may stay unseen where nothing is in flight, and a return where something waits for it."""
-
-_RETRY_AFTER_S = 5.0
-
-
-@dataclass(slots=True, eq=False)
-class Member:
-    """A server of the pool. `leaving`: it takes no more requests and goes when the last one has ended.
-
-    `paused`: it was told to pause, and not yet to go on, whatever became of it meanwhile.
-    """
-
-    engine: RemoteEngine
-    alive: bool = False
-    paused: bool = False
-    leaving: bool = False
-    in_flight: int = 0
-    served: int = 0
-    failure: str = ""
-
-    @property
-    def url(self) -> str:
-        return self.engine.url
-
-
-@dataclass(slots=True)
-class _State:
-    """What a server that joins must be brought to."""
-
-    mode: PauseMode | None = None
-    weights: tuple[str, int] | None = None
-    version: int = 0
 
 
 class Pool:
@@ -69,43 +40,48 @@ class Pool:
         start_timeout_s: float,
         check_s: float = _CHECK_S,
     ) -> None:
-        """`connect` finds out what kind of server there is and starts it. Raises ConfigurationError without URLs."""
+        """`connect` finds out what kind of server there is and starts it.
+
+        Raises ConfigurationError without URLs, InvalidRequest for what is none.
+        """
         if not urls:
             raise ConfigurationError("--engine names no server")
-        self._urls = list(dict.fromkeys(urls))
         self._connect = connect
         self._start_timeout_s = start_timeout_s
         self._check_s = check_s
         self._members: list[Member] = []
-        self._missing: dict[str, str] = {}
-        self._of_session: OrderedDict[str, Member] = OrderedDict()
-        self._state = _State()
+        self._missing = dict.fromkeys(map(server_url, urls), "not reached yet")
+        self._placement = Placement(self._members)
+        self._state = PoolState()
+        self._changes = 0
+        self._settled = asyncio.Event()
+        self._settled.set()
+        self._looks: dict[Member | str, asyncio.Task[None]] = {}
         self._watcher: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         """Wait until a server answers. Raises ConfigurationError when none does in time."""
-        self._missing = dict.fromkeys(self._urls, "not reached yet")
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + self._start_timeout_s
+        deadline = asyncio.get_running_loop().time() + self._start_timeout_s
         while True:
-            await self._look_for_missing()
+            await self._reach_all()
             if self._members:
                 break
-            if loop.time() > deadline:
+            if asyncio.get_running_loop().time() > deadline:
                 reasons = "; ".join(f"{url}: {why}" for url, why in self._missing.items())
                 raise ConfigurationError(f"--engine: no server answers: {reasons}")
             await asyncio.sleep(self._check_s)
-        self._state.version = max(member.engine.info().weight_version for member in self._members)
         self._watcher = asyncio.create_task(self._watch())
 
     async def generate(self, request: GenerateRequest) -> AsyncIterator[TokenChunk]:
         """Sample a continuation. Raises EngineLost when the server dies, EngineUnavailable when none is alive."""
-        member = self._choose(request.session_id)
+        member, state = self._placement.choose(request.session_id), self._state
         member.in_flight += 1
         member.served += 1
         try:
             async with aclosing(cast("Any", member.engine.generate(request))) as chunks:
                 async for chunk in chunks:
+                    self._check_version(member, chunk, state)
+                    member.doubtful = False
                     yield chunk
         except EngineLost:
             await self._suspect(member)
@@ -117,31 +93,30 @@ class Pool:
 
     async def abort(self, request_id: str) -> None:
         """End a request, wherever it is."""
-        await asyncio.gather(*(member.engine.abort(request_id) for member in self._alive()))
+        with suppress(EngineLost):  # one that is gone has ended it
+            await asyncio.gather(*(member.engine.abort(request_id) for member in self._members))
 
     async def pause(self, mode: PauseMode) -> None:
         """Park generation on every server."""
-        self._state.mode = mode
-        for member in self._alive():
-            member.paused = True
-        try:
+        with self._change(mode=mode):
+            for member in self._alive():
+                member.paused = True
             await self._on_all(lambda engine: engine.pause(mode))
-        except ProxyError:
-            self._state.mode = None
-            raise
 
     async def resume(self) -> None:
-        """Go on after `pause`."""
-        self._state.mode = None
-        await self._on_all(lambda engine: engine.resume())
-        for member in self._alive():
-            member.paused = False
+        """Go on after `pause`. A server that does not answer is told once it does."""
+        with self._change(mode=None):
+            members = self._alive()
+            results = await asyncio.gather(*(m.engine.resume() for m in members), return_exceptions=True)
+            for member, result in zip(members, results, strict=True):
+                member.paused = isinstance(result, BaseException)
+                await self._judge(member, result)
 
     async def update_weights(self, path: str, version: int | None = None) -> int:
         """Load the same weights on every server. One that cannot is out until it can."""
         new = self._state.version + 1 if version is None else version
-        await self._on_all(lambda engine: engine.update_weights(path, new))
-        self._state.weights, self._state.version = (path, new), new
+        with self._change(weights=(path, new), version=new, managed=True):
+            await self._on_all(lambda engine: engine.update_weights(path, new))
         return new
 
     async def transfer_weights(self, step: WeightTransfer, fields: Mapping[str, Any]) -> int:
@@ -152,18 +127,26 @@ class Pool:
             shifted = {"rank_offset": fields["rank_offset"] + offset} if "rank_offset" in fields else {}
             bodies[member.url] = {**fields, **shifted}
             offset += int(getattr(member.engine, "world_size", 1))
-        versions = await self._on_all(lambda engine: engine.transfer_weights(step, bodies[engine.url]))
-        if fields.get("weight_version") is not None:
-            self._state.weights, self._state.version = None, max(versions)
+        with self._change():
+            versions = await self._on_all(lambda engine: engine.transfer_weights(step, bodies[engine.url]))
+            if fields.get("weight_version") is not None:
+                self._state = replace(self._state, weights=None, version=max(versions), managed=True)
         return self._state.version
 
     async def release_memory(self, tags: Sequence[str] = ()) -> None:
         """Give memory back on every server."""
-        await self._on_all(lambda engine: engine.release_memory(tags))
+        with self._change(released=self._state.released | frozenset(tags or MEMORY_KINDS)):
+            for member in self._alive():
+                member.released = True
+            await self._on_all(lambda engine: engine.release_memory(tags))
 
     async def resume_memory(self, tags: Sequence[str] = ()) -> None:
         """Take it again."""
-        await self._on_all(lambda engine: engine.resume_memory(tags))
+        left = self._state.released - frozenset(tags or MEMORY_KINDS)
+        with self._change(released=left):
+            await self._on_all(lambda engine: engine.resume_memory(tags))
+            for member in self._alive():
+                member.released = bool(left)
 
     async def flush_cache(self) -> None:
         """Forget cached prefixes on every server."""
@@ -171,37 +154,37 @@ class Pool:
 
     def info(self) -> EngineInfo:
         """What all servers can do; the shortest context."""
-        infos = [member.engine.info() for member in self._members]
+        infos = [member.engine.info() for member in self._alive() or self._members]
         if not infos:
-            raise EngineUnavailable("the pool has no server", retry_after_s=_RETRY_AFTER_S)
+            raise EngineUnavailable("the pool has no server", retry_after_s=RETRY_AFTER_S)
         shared: frozenset[Capability] = reduce(lambda one, other: one & other, (i.capabilities for i in infos))
+        every = len(self._members) + len(self._missing)
         return replace(
             infos[0],
             context_length=min(info.context_length for info in infos),
             weight_version=max(info.weight_version for info in infos),
             capabilities=shared,
-            detail=f"{len(self._alive())} of {len(infos) + len(self._missing)} servers: {infos[0].detail}",
+            detail=f"{len(self._alive())} of {every} servers: {infos[0].detail}",
         )
 
     async def close(self) -> None:
         """Close the connections; the servers stay."""
-        if self._watcher is not None:
-            self._watcher.cancel()
-            await asyncio.gather(self._watcher, return_exceptions=True)
+        tasks = [*([self._watcher] if self._watcher else []), *self._looks.values()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
         await asyncio.gather(*(member.engine.close() for member in self._members))
 
     def servers(self) -> list[dict[str, Any]]:
         """Each server as a dict: url, state, in_flight, served, sessions, weight_version, failure."""
-        sessions: dict[int, int] = {}
-        for member in self._of_session.values():
-            sessions[id(member)] = sessions.get(id(member), 0) + 1
+        sessions = self._placement.sessions()
         shown = [
             {
                 "url": member.url,
                 "state": "leaving" if member.leaving else "alive" if member.alive else "ejected",
                 "in_flight": member.in_flight,
                 "served": member.served,
-                "sessions": sessions.get(id(member), 0),
+                "sessions": sessions[member.url],
                 "weight_version": member.engine.info().weight_version,
                 "failure": member.failure or None,
             }
@@ -210,18 +193,25 @@ class Pool:
         return shown + [{"url": url, "state": "missing", "failure": why} for url, why in self._missing.items()]
 
     async def add(self, url: str) -> None:
-        """Take a server in. Raises InvalidRequest when it is there already or does not answer."""
-        url = url.rstrip("/")
-        if any(member.url == url and not member.leaving for member in self._members) or url in self._missing:
+        """Take a server in, or one that was leaving back. Raises InvalidRequest when it is there or cannot join."""
+        url = server_url(url)
+        for member in self._members:
+            if member.url == url and member.leaving:
+                member.leaving = False
+                return
+        if url in self._missing or any(member.url == url for member in self._members):
             raise InvalidRequest(f"{url} is in the pool already", param="url")
+        self._missing[url] = "joining"
         try:
-            await self._join(url)
-        except (EngineLost, EngineUnavailable) as error:
-            raise InvalidRequest(f"{url} cannot join: {error.message}", param="url") from None
+            await self._look_at(url)
+        finally:
+            why = self._missing.pop(url, None)
+        if why is not None:
+            raise InvalidRequest(f"{url} cannot join: {why}", param="url")
 
     async def remove(self, url: str) -> None:
         """Send a server no more requests; those in flight end. Raises InvalidRequest for one that is not here."""
-        url = url.rstrip("/")
+        url = server_url(url)
         if self._missing.pop(url, None) is not None:
             return
         found = [member for member in self._members if member.url == url and not member.leaving]
@@ -232,22 +222,26 @@ class Pool:
             await self._drop(found[0])
 
     def _alive(self) -> list[Member]:
-        return [member for member in self._members if member.alive and not member.leaving]
+        """Those that are told of pauses and weights: who leaves still has requests that must hear of them."""
+        return [member for member in self._members if member.alive]
 
-    def _choose(self, session_id: str) -> Member:
-        alive = self._alive()
-        if not alive:
-            why = "; ".join(f"{m.url}: {m.failure}" for m in self._members if m.failure) or "the pool is empty"
-            raise EngineUnavailable(f"no engine server is alive ({why})", retry_after_s=_RETRY_AFTER_S)
-        member = self._of_session.get(session_id) if session_id else None
-        if member is None or member not in alive:
-            member = min(alive, key=lambda m: (m.in_flight, m.served))
-        if session_id:
-            self._of_session[session_id] = member
-            self._of_session.move_to_end(session_id)
-            if len(self._of_session) > _REMEMBERED_SESSIONS:
-                self._of_session.popitem(last=False)
-        return member
+    @contextmanager
+    def _change(self, **fields: Any) -> Iterator[None]:
+        """While the servers are brought to another state, none is let in; if that fails, the state is as it was."""
+        before, after = self._state, replace(self._state, **fields)
+        self._changes += 1
+        self._settled.clear()
+        try:
+            yield
+            if fields:
+                self._state = after
+        except ProxyError:
+            self._state = before
+            raise
+        finally:
+            self._changes -= 1
+            if not self._changes:
+                self._settled.set()
 
     async def _on_all(self, work: Callable[[RemoteEngine], Awaitable[Any]]) -> list[Any]:
         """Do it on every server that is alive. One that fails while others succeed is out until it agrees with them.
@@ -256,85 +250,137 @@ class Pool:
         """
         members = self._alive()
         if not members:
-            raise EngineUnavailable("no engine server is alive", retry_after_s=_RETRY_AFTER_S)
+            raise EngineUnavailable("no engine server is alive", retry_after_s=RETRY_AFTER_S)
         results = await asyncio.gather(*(work(member.engine) for member in members), return_exceptions=True)
-        failures = [(m, r) for m, r in zip(members, results, strict=True) if isinstance(r, BaseException)]
-        if len(failures) == len(members):
-            raise failures[0][1]
-        for member, error in failures:
-            if not isinstance(error, ProxyError):
-                raise error
-            self._eject(member, error.message)
+        if all(isinstance(result, BaseException) for result in results):
+            raise cast("BaseException", results[0])
+        for member, result in zip(members, results, strict=True):
+            await self._judge(member, result)
         return [result for result in results if not isinstance(result, BaseException)]
 
-    async def _suspect(self, member: Member) -> None:
-        """A connection broke: the server is out unless it answers."""
-        try:
-            await member.engine.check()
-        except (EngineLost, EngineUnavailable) as error:
-            self._eject(member, error.message)
+    async def _judge(self, member: Member, result: Any) -> None:
+        """A server that failed in what others did is out."""
+        if isinstance(result, ProxyError):
+            await self._eject(member, result.message)
+        elif isinstance(result, BaseException):
+            raise result
 
-    def _eject(self, member: Member, why: str) -> None:
+    def _check_version(self, member: Member, chunk: TokenChunk, at: PoolState) -> None:
+        """Raises EngineLost for tokens of older weights than the ones that the pool put there before the request."""
+        if at.managed and chunk.ids and chunk.version < min(at.version, self._state.version) and not self._changes:
+            raise EngineLost(f"{member.url} was restarted with weight version {chunk.version}")
+
+    async def _suspect(self, member: Member) -> None:
+        """A reply broke off: the server is out unless it answers, and in doubt if it does."""
+        member.doubtful = True
+        if member.alive:
+            with suppress(ProxyError):  # the reason is in `failure`
+                await self._examine(member)
+
+    async def _eject(self, member: Member, why: str) -> None:
+        """Out, and what it has in flight goes on elsewhere: it may hang, or stay paused for ever."""
         if member.alive:
             logger.warning("engine server %s is out: %s", member.url, why)
         member.alive, member.failure = False, why
+        await member.engine.cut()
 
-    async def _join(self, url: str) -> None:
-        """Connect, bring it to the weights and the pause of the others, and take it in."""
-        member = Member(await self._connect(url))
-        await self._agree(member)
-        if any(other.url == url for other in self._members):
-            await member.engine.close()
-            raise InvalidRequest(f"{url} is in the pool already", param="url")
-        self._members.append(member)
+    async def _examine(self, member: Member) -> None:
+        """Eject a server that is gone, or has other weights than the pool gave it. Raises EngineLost."""
+        state = self._state
+        try:
+            version = await self._version_of(member)
+        except (EngineLost, EngineUnavailable) as error:
+            await self._eject(member, error.message)
+            raise
+        if state is not self._state or self._changes or not member.alive:
+            return
+        if state.managed and version < state.version:
+            await self._eject(member, f"it serves weight version {version}, the others {state.version}")
+        elif version > state.version:  # somebody changes weights on the servers themselves
+            self._state = replace(state, version=version, weights=None, managed=False)
+
+    async def _version_of(self, member: Member) -> int:
+        """A server that does not answer once may have been busy."""
+        with suppress(EngineLost):
+            return await member.engine.check()
+        return await member.engine.check()
 
     async def _agree(self, member: Member) -> None:
-        """Bring a server to the state of the pool, and let it in. Raises EngineLost or EngineUnavailable."""
-        version, state = await member.engine.check(), self._state
-        if self._members and version != state.version:
-            if state.weights is None:
-                raise EngineUnavailable(f"{member.url} serves weight version {version}, the others {state.version}")
-            try:
-                await member.engine.update_weights(*state.weights)
-            except (InvalidRequest, EngineFailed) as error:
-                raise EngineUnavailable(error.message) from None
-        if state.mode is not None:
-            await member.engine.pause(state.mode)
-            member.paused = True
-        elif member.paused:
-            await member.engine.resume()
-            member.paused = False
-        member.alive, member.failure = True, ""
+        """Bring a server to the state of the pool, however often that changes meanwhile, and let it in.
+
+        Raises EngineLost or EngineUnavailable.
+        """
+        while True:
+            await self._settled.wait()
+            state = self._state
+            version = await bring(member, state, alone=not any(other.alive for other in self._members))
+            if state is self._state and not self._changes:
+                break
+        if version != state.version:
+            self._state = replace(state, version=version, managed=False)
+        member.alive, member.doubtful, member.failure = True, False, ""
         logger.info("engine server %s is in", member.url)
 
     async def _drop(self, member: Member) -> None:
         if member in self._members:
             self._members.remove(member)
-            for session_id in [name for name, other in self._of_session.items() if other is member]:
-                del self._of_session[session_id]
+            self._placement.forget(member)
             await member.engine.close()
 
-    async def _look_for_missing(self) -> None:
-        for url in list(self._missing):
-            try:
-                await self._join(url)
-            except (EngineLost, EngineUnavailable) as error:
-                self._missing[url] = error.message
+    async def _reach_all(self) -> None:
+        """Connect to whoever is missing; who has the newest weights joins first, and the others get up to them."""
+        urls = list(self._missing)
+        results = await asyncio.gather(*map(self._connect, urls), return_exceptions=True)
+        found: list[RemoteEngine] = []
+        for url, result in zip(urls, results, strict=True):
+            if isinstance(result, ProxyError):
+                self._missing[url] = result.message
+            elif isinstance(result, BaseException):
+                raise result
             else:
-                self._missing.pop(url, None)
+                found.append(result)
+        for engine in sorted(found, key=lambda engine: -engine.info().weight_version):
+            await self._join(engine)
+
+    async def _join(self, engine: RemoteEngine) -> None:
+        """Take a server in that is missing. One that cannot join, or was removed meanwhile, is let go."""
+        member = Member(engine)
+        try:
+            await self._agree(member)
+        except (EngineLost, EngineUnavailable) as error:
+            if engine.url in self._missing:
+                self._missing[engine.url] = error.message
+        else:
+            if self._missing.pop(engine.url, None) is not None:
+                self._members.append(member)
+                return
+        await engine.close()
 
     async def _watch(self) -> None:
-        """Notice deaths and returns, until cancelled."""
+        """Notice deaths and returns, until cancelled. One that takes its time holds nobody up."""
         while True:
             await asyncio.sleep(self._check_s)
-            await self._look_for_missing()
-            await asyncio.gather(*(self._look_at(member) for member in list(self._members)))
+            targets: list[Member | str] = [*self._members, *self._missing]
+            for target in targets:
+                self._look_at(target)
 
-    async def _look_at(self, member: Member) -> None:
+    def _look_at(self, target: Member | str) -> asyncio.Task[None]:
+        if target not in self._looks:
+            self._looks[target] = task = asyncio.create_task(self._look(target))
+            task.add_done_callback(lambda _: self._looks.pop(target))
+        return self._looks[target]
+
+    async def _look(self, target: Member | str) -> None:
         try:
-            if member.alive:
-                await member.engine.check()
+            if isinstance(target, str):
+                await self._join(await self._connect(target))
+            elif target.alive:
+                await self._examine(target)
+                target.doubtful = False
             else:
-                await self._agree(member)
-        except (EngineLost, EngineUnavailable) as error:
-            self._eject(member, error.message)
+                await self._agree(target)
+        except ProxyError as error:
+            if isinstance(target, Member):
+                target.failure = error.message
+            elif target in self._missing:
+                self._missing[target] = error.message

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from enum import StrEnum
 
-from proxy.engine.connection import Connection
+from proxy.engine.connection import NO_KEYS, Connection, Keys
 from proxy.engine.remote import RemoteEngine
 from proxy.engine.sglang_server import SglangServer
 from proxy.engine.sglang_wire import VersionNumbers
@@ -23,7 +23,7 @@ _SIGNS = {"/model_info": ServerKind.SGLANG, "/get_model_info": ServerKind.SGLANG
 
 
 def connect(
-    vocab_size: int, kind: ServerKind | None, *, processed_logprobs: bool
+    vocab_size: int, kind: ServerKind | None, *, processed_logprobs: bool, keys: Keys = NO_KEYS
 ) -> Callable[[str], Awaitable[RemoteEngine]]:
     """What makes an engine of a URL: it asks the server what it is (unless `kind` says so) and starts the engine.
 
@@ -33,10 +33,10 @@ def connect(
 
     async def to(url: str) -> RemoteEngine:
         engine: RemoteEngine
-        if (kind or await _kind_of(url)) is ServerKind.VLLM:
-            engine = VllmServer(url, vocab_size, processed_logprobs=processed_logprobs)
+        if (kind or await _kind_of(url, keys)) is ServerKind.VLLM:
+            engine = VllmServer(url, vocab_size, processed_logprobs=processed_logprobs, keys=keys)
         else:
-            engine = SglangServer(url, vocab_size, numbers)
+            engine = SglangServer(url, vocab_size, numbers, keys)
         try:
             await engine.start()
         except ProxyError:
@@ -47,8 +47,8 @@ def connect(
     return to
 
 
-async def _kind_of(url: str) -> ServerKind:
-    connection = Connection(url)
+async def _kind_of(url: str, keys: Keys) -> ServerKind:
+    connection = Connection(url, keys)
     try:
         for path, kind in _SIGNS.items():
             if await connection.probe(path) is not None:

@@ -1,7 +1,8 @@
 """One SGLang server, or one SGLang router, over HTTP: token ids in, token ids and logprobs out.
 
-A reply that nobody streams is asked for in one piece, so that a server that dies in its middle has cost nothing. What
-a server said of itself when it was first seen holds while it lives; its weight version is read from every answer.
+A reply that nobody streams is asked for in one piece, or a long one in a few: parts of a stream repeat all there is so
+far, and only what has arrived is known to be alive. What a server said of itself when it was first seen holds while it
+lives; its weight version is read from every answer.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from contextlib import aclosing
 from typing import Any, cast
 
 from proxy.engine.base import Capability, EngineInfo, PauseMode, WeightTransfer
-from proxy.engine.connection import Connection
+from proxy.engine.connection import NO_KEYS, Connection, Keys
 from proxy.engine.requests import check_request
 from proxy.engine.sglang_wire import Answer, VersionNumbers, sampling_params, stream_interval
 from proxy.errors import EngineFailed, EngineLost, EngineUnavailable, InvalidRequest, ProxyError
@@ -24,13 +25,17 @@ _RESERVED_TOKENS = 4
 _SESSION_DIGITS = 16
 _SERIAL_DIGITS = 20
 _DEFAULT_CONTEXT = 32_768
+_PIECE_TOKENS = 2048
+"""Longest piece of an unstreamed reply: even a slow server gives so many within --engine-timeout-s."""
+
+_ABORT_S = 5.0
 
 
 class SglangServer:
     """Implements `RemoteEngine`. `vocab_size` is the model's, which servers do not tell."""
 
-    def __init__(self, url: str, vocab_size: int, numbers: VersionNumbers | None = None) -> None:
-        self._connection = Connection(url)
+    def __init__(self, url: str, vocab_size: int, numbers: VersionNumbers | None = None, keys: Keys = NO_KEYS) -> None:
+        self._connection = Connection(url, keys)
         self.url = self._connection.url
         self._vocab_size = vocab_size
         self._numbers = numbers or VersionNumbers()
@@ -38,13 +43,14 @@ class SglangServer:
         self._context_length = 0
         self._version = 0
         self._mode: PauseMode | None = None
+        self._intervals = True
         self._rids: dict[str, str] = {}
         self._background: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
         """Ask the server what it is. Raises EngineLost, EngineUnavailable when it is not SGLang."""
         await self.check()
-        self._facts = await self._connection.probe("/server_info") or {}
+        self._facts = await self._connection.probe("/server_info") or await self._old_facts()
         models = (await self._connection.probe("/v1/models") or {}).get("data") or [{}]
         told = self._facts.get("max_req_input_len")
         longest = told + _RESERVED_TOKENS if told else models[0].get("max_model_len")
@@ -58,6 +64,11 @@ class SglangServer:
                 return self._version
         raise EngineUnavailable(f"{self.url} is not an SGLang server: it has no /model_info")
 
+    async def _old_facts(self) -> Mapping[str, Any]:
+        """What a server before 0.5.4, or a router, says of itself."""
+        facts = await self._connection.probe("/get_server_info") or {}
+        return {"incremental_streaming_output": facts.get("stream_output"), **facts} if facts else {}
+
     async def generate(self, request: GenerateRequest) -> AsyncIterator[TokenChunk]:
         """Sample a continuation. Raises EngineLost, InvalidRequest, ContextLengthExceeded or EngineFailed."""
         check_request(request, self._vocab_size, self._context_length)
@@ -67,8 +78,13 @@ class SglangServer:
         try:
             async with aclosing(cast("Any", self._parts(request, rid, session))) as parts:
                 async for chunk in parts:
+                    if chunk.ids and chunk.finish is not FinishReason.ABORT:
+                        self._version = chunk.version
                     finished = chunk.finish is not None
                     yield chunk
+                    if finished:
+                        return
+            raise EngineFailed(f"{self.url} ended a reply without a finish reason")
         finally:
             del self._rids[request.request_id]
             if not finished:
@@ -80,27 +96,34 @@ class SglangServer:
         if not body["stream"]:
             answer.incremental = False
             for chunk in answer.chunks(await self._connection.generate("/generate", body, headers)):
-                self._note(chunk)
                 yield chunk
             return
-        async with aclosing(cast("Any", self._connection.events("/generate", body, headers))) as events:
+        async with aclosing(cast("Any", self._events(body, headers))) as events:
             async for part in events:
                 for chunk in answer.chunks(part):
-                    self._note(chunk)
                     yield chunk
 
-    def _note(self, chunk: TokenChunk) -> None:
-        if chunk.ids and chunk.finish is not FinishReason.ABORT:
-            self._version = chunk.version
+    async def _events(self, body: dict[str, Any], headers: Mapping[str, str]) -> AsyncIterator[Any]:
+        """The parts of a streamed answer. A server that knows no interval of a request is asked again without one."""
+        for _ in range(2):
+            try:
+                async with aclosing(cast("Any", self._connection.events("/generate", body, headers))) as events:
+                    async for part in events:
+                        yield part
+                return
+            except (InvalidRequest, EngineFailed) as error:
+                if "stream_interval" not in error.message or not self._intervals:
+                    raise
+                self._intervals = False
+                body["sampling_params"].pop("stream_interval")
 
     def _body(self, request: GenerateRequest, rid: str) -> dict[str, Any]:
-        turn = request.turn
-        cut = bool(request.sampling.stop) or (turn is not None and bool(turn.tools) and not turn.parallel_tool_calls)
-        streamed = turn is None or turn.stream or cut
+        interval = _interval(request)
+        streamed = interval is not None
         return {
             "rid": rid,
             "input_ids": request.input_ids.tolist(),
-            "sampling_params": sampling_params(request, stream_interval(request) if streamed else None),
+            "sampling_params": sampling_params(request, interval if self._intervals else None),
             "return_logprob": True,
             "logprob_start_len": -1,
             "top_logprobs_num": request.top_logprobs,
@@ -110,7 +133,11 @@ class SglangServer:
     async def abort(self, request_id: str) -> None:
         """End a request with `FinishReason.ABORT`; unknown ids are ignored."""
         if (rid := self._rids.get(request_id)) is not None:
-            await self._connection.call("/abort_request", {"rid": rid})
+            await self._connection.call("/abort_request", {"rid": rid}, limit_s=_ABORT_S)
+
+    async def cut(self) -> None:
+        """Break every reply under way: each raises EngineLost."""
+        await self._connection.cut()
 
     def _abort_soon(self, rid: str) -> None:
         """Free what nobody reads any more; the server would notice the closed connection only after seconds."""
@@ -120,7 +147,7 @@ class SglangServer:
 
     async def _abort_quietly(self, rid: str) -> None:
         try:
-            await self._connection.call("/abort_request", {"rid": rid})
+            await self._connection.call("/abort_request", {"rid": rid}, limit_s=_ABORT_S)
         except ProxyError:
             return  # a server that is gone has nothing to free
 
@@ -201,9 +228,7 @@ class SglangServer:
 
     async def close(self) -> None:
         """Free what is in flight and close the connections; the server stays."""
-        for rid in list(self._rids.values()):
-            await self._abort_quietly(rid)
-        await asyncio.gather(*self._background)
+        await asyncio.gather(*map(self._abort_quietly, self._rids.values()), *self._background)
         await self._connection.close()
 
     async def _do(self, path: str, body: Mapping[str, Any], param: str | None = None) -> None:
@@ -216,6 +241,16 @@ class SglangServer:
             raise InvalidRequest(error.message, param=param) from None
         if isinstance(answer, Mapping) and answer.get("success") is False:
             raise InvalidRequest(f"{self.url}: {answer.get('message')}", param=param)
+
+
+def _interval(request: GenerateRequest) -> int | None:
+    """How many tokens are to come at once; None: all of them."""
+    sampling, turn = request.sampling, request.turn
+    cut = bool(sampling.stop) or (turn is not None and bool(turn.tools) and not turn.parallel_tool_calls)
+    if turn is None or turn.stream or cut:
+        return stream_interval(request)
+    whole = request.grammar is not None or (sampling.max_tokens or 0) <= _PIECE_TOKENS
+    return None if whole else _PIECE_TOKENS  # what a grammar began nobody can go on with: it comes whole
 
 
 def _names(request: GenerateRequest) -> tuple[str, str]:

@@ -104,18 +104,17 @@ class Answer:
 
     def chunks(self, out: Mapping[str, Any]) -> Iterator[TokenChunk]:
         """What is new in a part of the answer, a chunk a weight version. Raises InvalidRequest or EngineFailed."""
-        if (error := out.get("error")) is not None:
-            raise InvalidRequest(f"the engine refused the request: {_message(error)}")
-        meta = out["meta_info"]
+        meta = _meta(out)
         finish = _finish(meta.get("finish_reason"))
         total = int(meta["completion_tokens"])
         new = total - self.sent
-        ids, logprobs = self._new(out.get("output_ids") or [], new), self._logprobs(meta, new)
-        if len(ids) != new or len(logprobs) != new:
-            raise EngineFailed(f"the engine gave {len(ids)} ids and {len(logprobs)} logprobs for {new} tokens")
+        ids, sampled = self._new(out.get("output_ids") or [], new), self._sampled(meta, new)
+        if len(ids) != new or [entry[1] for entry in sampled] != list(ids):
+            raise EngineFailed(f"the engine gave {len(ids)} ids and {len(sampled)} logprobs for {new} tokens")
+        logprobs = [_logprob(entry[0]) for entry in sampled]
         tops = self._new(meta.get("output_top_logprobs") or [], new)
         cached = meta.get("cached_tokens") if self.sent == 0 else None
-        runs = self._runs(meta, total)
+        runs = self._runs(meta, total) if new or finish else []
         for index, (start, end, version) in enumerate(runs):
             yield TokenChunk(
                 ids=ids_of(ids[start:end]),
@@ -133,16 +132,40 @@ class Answer:
             return values[len(values) - count :] if count else []
         return values[self.sent : self.sent + count]
 
-    def _logprobs(self, meta: Mapping[str, Any], count: int) -> list[float]:
-        return [entry[0] for entry in self._new(meta.get("output_token_logprobs") or [], count)]
+    def _sampled(self, meta: Mapping[str, Any], count: int) -> Sequence[Any]:
+        """Logprob and id of each new token."""
+        return self._new(meta.get("output_token_logprobs") or [], count)
 
     def _runs(self, meta: Mapping[str, Any], total: int) -> list[tuple[int, int, int]]:
-        """Start and end (from the first new token) and version of each run of new tokens; one empty run for none."""
+        """Start and end (from the first new token) and version of each run of new tokens; one empty run for none.
+
+        Raises EngineFailed when a new token is in none, or in two.
+        """
         version = self.numbers.number(meta.get("weight_version", 0))
         spans = meta.get("weight_versions") or [{"version": version, "start": 0, "end": total}]
-        new = [(max(span["start"], self.sent), span["end"], self.numbers.number(span["version"])) for span in spans]
+        new = [(max(s["start"], self.sent), min(s["end"], total), self.numbers.number(s["version"])) for s in spans]
         runs = [(start - self.sent, end - self.sent, name) for start, end, name in new if end > start]
-        return runs or [(0, total - self.sent, version)]
+        if [start for start, _, _ in runs] + [total - self.sent] != [0] + [end for _, end, _ in runs]:
+            raise EngineFailed(f"the engine's spans of weight versions do not cover its {total} tokens")
+        return runs or [(0, 0, version)]
+
+
+def _meta(out: Any) -> Mapping[str, Any]:
+    """Raises InvalidRequest for an answer that is a refusal, EngineFailed for one that is none at all."""
+    if not isinstance(out, Mapping):
+        raise EngineFailed(f"the engine answered with a {type(out).__name__} in place of an object")
+    if (error := out.get("error")) is not None:
+        raise InvalidRequest(f"the engine refused the request: {_message(error)}")
+    meta = out.get("meta_info")
+    if not isinstance(meta, Mapping) or "completion_tokens" not in meta:
+        raise EngineFailed("the engine's answer lacks 'meta_info' with 'completion_tokens'")
+    return meta
+
+
+def _logprob(value: Any) -> float:
+    if value is None:
+        raise EngineFailed("the engine gave a token without its logprob")
+    return float(value)
 
 
 def _finish(reason: Any) -> FinishReason | None:

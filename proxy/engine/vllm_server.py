@@ -1,45 +1,38 @@
 """One vLLM server over its OpenAI-compatible `/v1/completions`: prompt ids in, token ids and logprobs out.
 
 Logprobs keep to the design's rule or the request is refused: vLLM's `raw_logprobs` (its default) are those of
-temperature 1, its `processed_logprobs` those after temperature and truncation. Written to vLLM's documented wire and
-tested against a scripted server of that shape, not against vLLM.
+temperature 1 before penalties and bias, its `processed_logprobs` those after all of that and truncation. Written to
+vLLM's documented wire and tested against a scripted server of that shape, not against vLLM.
 """
 
 from __future__ import annotations
 
 import asyncio
-import math
 from array import array
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any, cast
 
 from proxy.engine.base import Capability, EngineInfo, PauseMode, WeightTransfer
-from proxy.engine.connection import Connection
+from proxy.engine.connection import NO_KEYS, Connection, Keys
 from proxy.engine.requests import check_request
 from proxy.errors import EngineFailed, EngineUnavailable, InvalidRequest, ProxyError, UnsupportedParameter
 from proxy.types import FinishReason, GenerateRequest, Ids, Logprobs, SamplingParams, TokenChunk, ids_of
 
 _DEFAULT_CONTEXT = 32_768
+_SERVER_ERROR = 500
 _ID_MARK = "token_id:"
-_CAPABILITIES = frozenset(
-    {
-        Capability.TOP_LOGPROBS,
-        Capability.PENALTIES,
-        Capability.LOGIT_BIAS,
-        Capability.SEED,
-        Capability.RELEASE_MEMORY,
-        Capability.STREAMING,
-    }
-)
+_CAPABILITIES = frozenset({Capability.TOP_LOGPROBS, Capability.SEED, Capability.RELEASE_MEMORY, Capability.STREAMING})
+_PROCESSED = frozenset({Capability.PENALTIES, Capability.LOGIT_BIAS})
+_WAKE_TAGS = ("weights", "kv_cache")
 _Item = TokenChunk | ProxyError
 
 
 class VllmServer:
     """Implements `RemoteEngine`. `processed_logprobs`: the server runs with `--logprobs-mode processed_logprobs`."""
 
-    def __init__(self, url: str, vocab_size: int, *, processed_logprobs: bool = False) -> None:
-        self._connection = Connection(url)
+    def __init__(self, url: str, vocab_size: int, *, processed_logprobs: bool = False, keys: Keys = NO_KEYS) -> None:
+        self._connection = Connection(url, keys)
         self.url = self._connection.url
         self._vocab_size = vocab_size
         self._processed = processed_logprobs
@@ -125,24 +118,26 @@ class VllmServer:
     def _check_logprobs(self, sampling: SamplingParams) -> None:
         """Refuse what would come back with logprobs of another distribution than the design's."""
         if self._processed:
-            truncated = (sampling.top_p, sampling.min_p) != (1.0, 0.0) or sampling.top_k > 0
-            if truncated or sampling.temperature == 0.0:
-                name = "temperature" if sampling.temperature == 0.0 else "top_p"
+            if (name := _truncates(sampling)) is not None:
                 raise UnsupportedParameter(
                     f"this vLLM server's logprobs are taken after truncation ('{name}' must truncate nothing)",
                     param=name,
                 )
-        elif sampling.temperature not in (0.0, 1.0):
+        elif (name := _changes_logits(sampling)) is not None:
             raise UnsupportedParameter(
-                "this vLLM server's logprobs are those of temperature 1; run it with --logprobs-mode "
+                f"this vLLM server's logprobs are those of temperature 1 before '{name}'; run it with --logprobs-mode "
                 "processed_logprobs, and tokengrove with --engine-arg logprobs_mode=processed_logprobs",
-                param="temperature",
+                param=name,
             )
 
     async def abort(self, request_id: str) -> None:
         """End a request with `FinishReason.ABORT`; unknown ids are ignored."""
         if (queue := self._queues.get(request_id)) is not None:
             queue.put_nowait(TokenChunk(ids_of(), Logprobs("f"), 0, FinishReason.ABORT))
+
+    async def cut(self) -> None:
+        """Break every reply under way: each raises EngineLost."""
+        await self._connection.cut()
 
     async def pause(self, mode: PauseMode) -> None:
         """End what is in flight; the gate lets nothing in. Raises EngineUnavailable for a pause that would keep it."""
@@ -163,12 +158,19 @@ class VllmServer:
         raise EngineUnavailable(f"vLLM has no {step.value}")
 
     async def release_memory(self, tags: Sequence[str] = ()) -> None:
-        """vLLM's sleep, level 1. Needs `--enable-sleep-mode` and VLLM_SERVER_DEV_MODE=1 on the server."""
+        """vLLM's sleep, level 1. Needs `--enable-sleep-mode` and VLLM_SERVER_DEV_MODE=1 on the server.
+
+        Raises InvalidRequest for some of the memory: vLLM sleeps as a whole.
+        """
+        if tags:
+            raise InvalidRequest("a vLLM server gives all of its memory back or none: leave 'tags' out", param="tags")
         await self._connection.call("/sleep?level=1")
 
     async def resume_memory(self, tags: Sequence[str] = ()) -> None:
-        """vLLM's wake_up."""
-        await self._connection.call("/wake_up" + "".join(f"{'&' if n else '?'}tags={t}" for n, t in enumerate(tags)))
+        """vLLM's wake_up, of weights and cache one after the other where they are named."""
+        wanted = [f"tags={tag}" for tag in tags if tag in _WAKE_TAGS]
+        if wanted or not tags:
+            await self._connection.call("/wake_up" + ("?" if wanted else "") + "&".join(wanted))
 
     async def flush_cache(self) -> None:
         """Forget cached prefixes."""
@@ -182,7 +184,7 @@ class VllmServer:
             vocab_size=self._vocab_size,
             context_length=self._context_length,
             weight_version=0,
-            capabilities=_CAPABILITIES,
+            capabilities=_CAPABILITIES | (_PROCESSED if self._processed else frozenset()),
             detail=f"vLLM at {self.url}",
         )
 
@@ -195,27 +197,31 @@ class VllmServer:
 
 def _chunks(event: Mapping[str, Any], top: int) -> list[TokenChunk]:
     """The chunk in an event, if it has any tokens or the end. Raises InvalidRequest or EngineFailed."""
+    if not isinstance(event, Mapping):
+        raise EngineFailed(f"the engine answered with a {type(event).__name__} in place of an object")
     if (error := event.get("error")) is not None:
-        raise InvalidRequest(f"the engine refused the request: {error.get('message', error)}")
+        raise _refusal(error)
     if not event.get("choices"):
         return []
     choice = event["choices"][0]
     ids, told = choice.get("token_ids") or [], choice.get("logprobs") or {}
     logprobs = told.get("token_logprobs") or []
-    if len(ids) != len(logprobs):
+    if len(ids) != len(logprobs) or None in logprobs:
         raise EngineFailed(f"the engine gave {len(logprobs)} logprobs for {len(ids)} tokens (vLLM 0.10.2 or later?)")
-    finish = _FINISH.get(choice.get("finish_reason") or "")
+    reason = choice.get("finish_reason")
+    if reason is not None and reason not in _FINISH:
+        raise EngineFailed(f"the engine ended a reply with '{reason}'")
+    finish = _FINISH[reason] if reason else None
     tops = [_ranked(entry, top) for entry in told.get("top_logprobs") or []] if top else []
     if not ids and finish is None:
         return []
-    return [TokenChunk(_ids(ids), array("f", map(_number, logprobs)), 0, finish, tuple(tops))]
+    return [TokenChunk(_ids(ids), array("f", logprobs), 0, finish, tuple(tops))]
 
 
 _FINISH = {
     "stop": FinishReason.STOP,
     "length": FinishReason.LENGTH,
     "abort": FinishReason.ABORT,
-    "error": FinishReason.ABORT,
 }
 
 
@@ -223,8 +229,34 @@ def _ids(values: Sequence[int]) -> Ids:
     return ids_of(values)
 
 
-def _number(value: Any) -> float:
-    return math.nan if value is None else float(value)
+def _refusal(error: Any) -> ProxyError:
+    """An error in the middle of a stream: the request's fault, or the server's."""
+    told: Mapping[str, Any] = error if isinstance(error, Mapping) else {"message": error}
+    code = told.get("code")
+    if isinstance(code, int) and code >= _SERVER_ERROR:
+        return EngineFailed(f"the engine failed: {told.get('message')}")
+    return InvalidRequest(f"the engine refused the request: {told.get('message')}")
+
+
+def _truncates(sampling: SamplingParams) -> str | None:
+    """The first parameter that takes tokens out of the distribution."""
+    doing = {
+        "temperature": sampling.temperature == 0.0,
+        "top_p": sampling.top_p != 1.0,
+        "top_k": sampling.top_k > 0,
+        "min_p": sampling.min_p != 0.0,
+    }
+    return next((name for name, does in doing.items() if does), None)
+
+
+def _changes_logits(sampling: SamplingParams) -> str | None:
+    """The first parameter that moves the distribution away from the model's own at temperature 1."""
+    if sampling.temperature not in (0.0, 1.0):
+        return "temperature"
+    if sampling.logit_bias:
+        return "logit_bias"
+    neutral = {"presence_penalty": 0.0, "frequency_penalty": 0.0, "repetition_penalty": 1.0}
+    return next((name for name, value in neutral.items() if getattr(sampling, name) != value), None)
 
 
 def _ranked(entry: Mapping[str, float], top: int) -> tuple[tuple[int, float], ...]:
