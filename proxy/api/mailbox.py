@@ -10,6 +10,7 @@ from starlette.requests import Request
 
 from proxy.access import Access
 from proxy.api.http import JsonResponse, key_of, read_object
+from proxy.api.long_polls import LongPolls
 from proxy.engine.gate import Gate
 from proxy.engine.mailbox import Delivery, Letter, Mailbox, failure
 from proxy.errors import EngineUnavailable, InvalidRequest, ProxyError
@@ -27,8 +28,9 @@ _ANSWERS = ("text", "output_ids", "error")
 class MailboxEndpoints:
     """`/mailbox/next` and `/mailbox/deliver`."""
 
-    def __init__(self, access: Access, gate: Gate, sessions: Sessions, settings: Settings) -> None:
+    def __init__(self, access: Access, gate: Gate, sessions: Sessions, settings: Settings, polls: LongPolls) -> None:
         self._access, self._gate, self._sessions, self._settings = access, gate, sessions, settings
+        self._polls = polls
 
     async def next(self, request: Request) -> JsonResponse:
         """The oldest request that waits, of `session_id` or of all; `{"status": "empty"}` after `wait_s` without one,
@@ -37,7 +39,8 @@ class MailboxEndpoints:
         session_id = optional_text(body, "session_id")
         wait_s = optional_float(body, "wait_s", least=0.0, most=_MAX_WAIT_S) or 0.0
         session = await self._sessions.get(session_id) if session_id is not None else None
-        letter = await self._mailbox().fetch(session_id, wait_s, session.ended if session is not None else None)
+        ending = session.ended if session is not None else None
+        letter = await self._polls.wait(self._mailbox().fetch(session_id, wait_s, ending))
         if letter is not None:
             return JsonResponse({"status": "request", **_letter_json(letter)})
         ended = session is not None and session.record.status is not SessionStatus.ACTIVE
