@@ -21,6 +21,7 @@ from proxy.api.engine import EngineControl
 from proxy.api.export import Export
 from proxy.api.generate import Generate
 from proxy.api.health import Health
+from proxy.api.long_polls import LongPolls
 from proxy.api.mailbox import MailboxEndpoints
 from proxy.api.models import Models
 from proxy.api.rl import Rl
@@ -79,6 +80,7 @@ def build_app(
     sessions = Sessions(store, settings, metrics, keys, lambda: gate.info().weight_version)
     access = Access(sessions, keys, settings)
     turns = Turns(gate=gate, renderer=renderer, store=store, sessions=sessions, settings=settings, metrics=metrics)
+    polls = LongPolls()
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
@@ -91,9 +93,9 @@ def build_app(
             stack.push_async_callback(_cancel, sweeper)
             yield
 
-    routes = _routes(settings, access, sessions, turns, store, gate, metrics, renderer)
+    routes = _routes(settings, access, sessions, turns, store, gate, metrics, renderer, polls)
     app = Starlette(routes=routes, lifespan=lifespan)
-    app.state.turns = turns
+    app.state.turns, app.state.polls = turns, polls
     app.state.engine, app.state.renderer, app.state.store, app.state.model = (
         engine,
         renderer,
@@ -118,15 +120,16 @@ def _routes(
     gate: Gate,
     metrics: Metrics,
     renderer: Renderer,
+    polls: LongPolls,
 ) -> list[Route]:
     limit = settings.max_body_bytes
     messages = MessagesProtocol()
     rl = Rl(access, sessions, settings)
     models = Models(model_name(settings))
-    export = Export(access, sessions, store, settings, renderer.decode)
+    export = Export(access, sessions, store, settings, polls, renderer.decode)
     health = Health(gate, store, metrics)
     generate = Generate(access, turns, gate, settings, renderer.stop_token_ids)
-    trajectories = Trajectories(access, store, export, settings)
+    trajectories = Trajectories(access, store, export, settings, polls)
     # Before the agents' routes: a session's id may end in /models.
     first = [
         Route("/rl/sessions", rl.list_sessions, methods=["GET"]),
@@ -159,12 +162,13 @@ def _routes(
         Route("/ready", health.ready, methods=["GET"]),
         Route("/metrics", health.metrics, methods=["GET"]),
     ]
-    return first + agent + control + _engine_routes(settings, access, sessions, gate)  # turns are what comes often
+    # Turns are what comes often.
+    return first + agent + control + _engine_routes(settings, access, sessions, gate, polls)
 
 
-def _engine_routes(settings: Settings, access: Access, sessions: Sessions, gate: Gate) -> list[Route]:
+def _engine_routes(settings: Settings, access: Access, sessions: Sessions, gate: Gate, polls: LongPolls) -> list[Route]:
     engine = EngineControl(access, gate, settings)
-    mailbox = MailboxEndpoints(access, gate, sessions, settings)
+    mailbox = MailboxEndpoints(access, gate, sessions, settings, polls)
     return [
         Route("/engine", engine.show, methods=["GET"]),
         Route("/engine/pause_generation", engine.pause, methods=["POST"]),

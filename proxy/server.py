@@ -21,7 +21,6 @@ from starlette.applications import Starlette
 from proxy.app import build_app
 from proxy.errors import ConfigurationError
 from proxy.settings import Settings
-from proxy.turns import Turns
 
 _BACKLOG = 2048
 # uvicorn cuts connections by cancelling them, with a traceback each; turns are ended before it comes to that.
@@ -139,7 +138,7 @@ async def _serve(
                 asyncio.get_running_loop().add_signal_handler(number, server.ask_to_exit)
         watcher = asyncio.create_task(_watch(stop, server)) if stop is not None else None
         on_ready(app, f"http://{host}:{listener.getsockname()[1]}")
-        ending = asyncio.create_task(_end_turns(server, app.state.turns, settings.shutdown_timeout_s))
+        ending = asyncio.create_task(_end_requests(server, app, settings.shutdown_timeout_s))
         await server.serve(sockets=[listener])
         ending.cancel()
         # What still runs has no client any more, or the second signal came.
@@ -160,10 +159,12 @@ def _spare_start_up_objects() -> None:
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
 
 
-async def _end_turns(server: _Server, turns: Turns, timeout_s: float) -> None:
-    """Once the server is asked to exit, give turns their time. Clients of those that are cut get an error."""
+async def _end_requests(server: _Server, app: Starlette, timeout_s: float) -> None:
+    """Once the server is asked to exit, end what only waits, and give turns their time. Clients of those that are cut
+    get an error."""
     await server.exiting.wait()
-    await turns.drain(timeout_s)
+    app.state.polls.end()
+    await app.state.turns.drain(timeout_s)
 
 
 async def _watch(stop: threading.Event, server: _Server) -> None:

@@ -13,6 +13,7 @@ from starlette.responses import StreamingResponse
 from proxy.access import Access
 from proxy.api.export_request import ExportRequest, parse_export
 from proxy.api.http import key_of, read_object
+from proxy.api.long_polls import LongPolls
 from proxy.errors import InvalidRequest, SessionNotFound
 from proxy.formats.base import Encoder
 from proxy.formats.choice import encoder
@@ -38,10 +39,16 @@ class Export:
     """The export endpoint. `decode` makes text of token ids."""
 
     def __init__(
-        self, access: Access, sessions: Sessions, store: Store, settings: Settings, decode: Decode | None = None
+        self,
+        access: Access,
+        sessions: Sessions,
+        store: Store,
+        settings: Settings,
+        polls: LongPolls,
+        decode: Decode | None = None,
     ) -> None:
         self._access, self._sessions, self._store, self._settings = access, sessions, store, settings
-        self._decode = decode
+        self._polls, self._decode = polls, decode
 
     async def export(self, request: Request) -> StreamingResponse:
         """The page, written session by session: memory holds one of them."""
@@ -50,7 +57,7 @@ class Export:
         encoding = encoder(wanted.format, wanted.options)
         try:
             if wanted.session_ids and wanted.wait_s:
-                await self._sessions.wait_ended(wanted.session_ids, wanted.wait_s)
+                await self._polls.wait(self._sessions.wait_ended(wanted.session_ids, wanted.wait_s))
             records = await self._find(wanted)
         except BaseException:
             encoding.close()

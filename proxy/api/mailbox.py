@@ -10,6 +10,7 @@ from starlette.requests import Request
 
 from proxy.access import Access
 from proxy.api.http import JsonResponse, key_of, read_object
+from proxy.api.long_polls import LongPolls
 from proxy.api.replies import while_connected
 from proxy.engine.gate import Gate
 from proxy.engine.mailbox import Delivery, Letter, Mailbox, failure
@@ -28,8 +29,9 @@ _ANSWERS = ("text", "output_ids", "error")
 class MailboxEndpoints:
     """`/mailbox/next` and `/mailbox/deliver`."""
 
-    def __init__(self, access: Access, gate: Gate, sessions: Sessions, settings: Settings) -> None:
+    def __init__(self, access: Access, gate: Gate, sessions: Sessions, settings: Settings, polls: LongPolls) -> None:
         self._access, self._gate, self._sessions, self._settings = access, gate, sessions, settings
+        self._polls = polls
 
     async def next(self, request: Request) -> JsonResponse:
         """The oldest request that waits, of `session_id` or of all; `{"status": "empty"}` after `wait_s` without one,
@@ -39,8 +41,9 @@ class MailboxEndpoints:
         wait_s = optional_float(body, "wait_s", least=0.0, most=_MAX_WAIT_S) or 0.0
         session = await self._sessions.get(session_id) if session_id is not None else None
         ended = session.ended if session is not None else None
+        waiting = self._polls.wait(self._mailbox().fetch(session_id, wait_s, ended))
         # A poll whose client is gone takes no request away from one that waits.
-        letter = await while_connected(request, self._mailbox().fetch(session_id, wait_s, ended))
+        letter = await while_connected(request, waiting)
         if letter is not None:
             return JsonResponse({"status": "request", **_letter_json(letter)})
         over = session_id is not None and await self._has_ended(session_id)

@@ -22,6 +22,7 @@ from proxy.access import Access
 from proxy.api.export import Export
 from proxy.api.export_request import OF_SAMPLES, ExportRequest, parse_export
 from proxy.api.http import JsonResponse, key_of, read_object
+from proxy.api.long_polls import LongPolls
 from proxy.errors import InvalidRequest, NotFound, ProxyError
 from proxy.formats.choice import encoder
 from proxy.protocols.base import (
@@ -65,8 +66,9 @@ class ClaimRequest:
 class Trajectories:
     """The consuming endpoints."""
 
-    def __init__(self, access: Access, store: Store, export: Export, settings: Settings) -> None:
+    def __init__(self, access: Access, store: Store, export: Export, settings: Settings, polls: LongPolls) -> None:
         self._access, self._store, self._export, self._settings = access, store, export, settings
+        self._polls = polls
 
     async def claim(self, request: Request) -> Response:
         """Lease ended sessions to a trainer: their ids, or their samples where the body has `export`."""
@@ -112,9 +114,9 @@ class Trajectories:
                 return claimed
 
     async def _comes(self, request: Request, wanted: ClaimRequest, ring: asyncio.Event, until: float) -> bool:
-        """Wait for something to claim. False when it is too late for that or the client has left."""
-        while (left := until - time.monotonic()) > 0:
-            await heard(ring, min(left, _WATCH_S))
+        """Wait for something to claim. False when it is too late for that, the client has left or the server ends."""
+        while (left := until - time.monotonic()) > 0 and not self._polls.ending:
+            await self._polls.wait(heard(ring, min(left, _WATCH_S)))
             ring = self._store.ends.listen()
             if await request.is_disconnected():
                 return False

@@ -1,0 +1,90 @@
+"""The end of a server waits for turns, and for nothing that only waits itself."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import json
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+from urllib.request import urlopen
+
+import pytest
+
+from proxy.api.long_polls import LongPolls
+from tests.e2e.processes import server_process
+
+LONG_S = 600
+"""Far more than `Process.wait` waits."""
+
+
+def ask(url: str, path: str, body: dict[str, Any]) -> http.client.HTTPConnection:
+    """A request that is sent; its answer is still to be read."""
+    address = urlsplit(url)
+    connection = http.client.HTTPConnection(address.hostname or "", address.port, timeout=60)
+    connection.request("POST", path, json.dumps(body), {"content-type": "application/json"})
+    return connection
+
+
+def answer(connection: http.client.HTTPConnection) -> Any:
+    try:
+        response = connection.getresponse()
+        assert response.status == 200
+        return json.loads(response.read())
+    finally:
+        connection.close()
+
+
+def test_whoever_waits_for_an_end_or_a_request_is_answered_when_the_server_ends(tmp_path: Path) -> None:
+    with server_process(tmp_path, "--engine", "mailbox", "--shutdown-timeout-s", str(LONG_S)) as server:
+        answer(ask(server.url, "/rl/start_session", {"task_id": "t", "session_id": "s"}))
+        waiting = [
+            ask(server.url, "/trajectories/claim", {"wait_s": LONG_S}),
+            ask(server.url, "/trajectories/claim", {"wait_s": LONG_S, "export": {"format": "jsonl"}}),
+            ask(server.url, "/export_trajectories", {"session_id": "s", "wait_s": LONG_S}),
+            ask(server.url, "/mailbox/next", {"wait_s": LONG_S}),
+            ask(server.url, "/mailbox/next", {"session_id": "s", "wait_s": LONG_S}),
+        ]
+        with urlopen(f"{server.url}/health") as health:  # read behind all that was sent before
+            assert health.status == 200
+        server.terminate()
+        claimed, exported, page, *letters = map(answer, waiting)
+        assert claimed == {"sessions": [], "claim_id": None, "lease_until": None}
+        assert exported == {"sessions": {}, "cursor": None, "claim_id": None, "lease_until": None}
+        assert (page["samples"], page["sessions"]["s"]["status"]) == ([], "active")
+        assert letters == [{"status": "empty"}] * 2
+        assert server.wait() == 0
+
+
+async def test_a_wait_gives_its_result_its_error_or_nothing_at_the_end() -> None:
+    async def gives(value: int) -> int:
+        await asyncio.sleep(0)
+        if value < 0:
+            raise ValueError("negative")
+        return value
+
+    polls, cancelled = LongPolls(), asyncio.Event()
+
+    async def never() -> int:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            cancelled.set()
+        return 0
+
+    assert await polls.wait(gives(3)) == 3
+    with pytest.raises(ValueError, match="negative"):
+        await polls.wait(gives(-1))
+    waiting = asyncio.ensure_future(polls.wait(never()))
+    await asyncio.sleep(0)
+    assert not (polls.ending or waiting.done())
+    polls.end()
+    assert (await waiting, cancelled.is_set(), polls.ending) == (None, True, True)
+    cancelled.clear()
+    assert await polls.wait(never()) is None
+    left = asyncio.ensure_future(LongPolls().wait(never()))
+    await asyncio.sleep(0)
+    left.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await left
