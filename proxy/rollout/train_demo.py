@@ -103,7 +103,9 @@ def learned(rewards: Sequence[float]) -> bool:
     return len(latest) == _BATCHES_ABOVE and min(latest) > TARGET
 
 
-async def training(url: str, model: Path, seed: int, updates: int = MOST_UPDATES) -> AsyncIterator[Round]:
+async def training(
+    url: str, model: Path, seed: int, *, updates: int = MOST_UPDATES, openings: str = OPENINGS
+) -> AsyncIterator[Round]:
     """Rounds of playing and learning, at most `updates`. The server must still have the weights of `model`, version 0.
 
     Raises ConfigurationError when a package is missing, ProxyError when what is exported is not what was sampled.
@@ -117,7 +119,7 @@ async def training(url: str, model: Path, seed: int, updates: int = MOST_UPDATES
     async with AsyncClient(url) as client, AsyncOpenAI(base_url=url, api_key="of each session") as openai:
         for version in range(updates):
             task_id = f"word-chain-{seed}-{version}"
-            chains = await _play_all(client, openai, _games(task_id, dice))
+            chains = await _play_all(client, openai, _games(task_id, openings, dice))
             claim = await client.claim(
                 task_id=task_id, limit=len(chains), consumer="trainer", export={"layout": "concat"}
             )
@@ -129,11 +131,11 @@ async def training(url: str, model: Path, seed: int, updates: int = MOST_UPDATES
             yield Round(version, update, tuple(chains))
 
 
-def _games(task_id: str, dice: random.Random) -> list[Game]:
+def _games(task_id: str, openings: str, dice: random.Random) -> list[Game]:
     """A group an opening."""
     return [
         Game(opening, dice.getrandbits(31), task_id, f"{task_id}-{opening}")
-        for opening in OPENINGS
+        for opening in openings
         for _ in range(GROUP_SIZE)
     ]
 
