@@ -54,6 +54,13 @@ def examine_model(settings: Settings) -> Examination:
     return examine(load_renderer(settings, _tokenizer_folder(settings)))
 
 
+def write_tiny_model(folder: Path, seed: int) -> None:
+    """The built-in model with random weights of another seed, in a folder of its own."""
+    from proxy.engine.tiny_model import build_tiny_model
+
+    build_tiny_model(folder, seed)
+
+
 def _tokenizer_folder(settings: Settings) -> Path:
     return Path(settings.tokenizer) if settings.tokenizer else model_folder(settings)
 

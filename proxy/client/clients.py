@@ -116,6 +116,13 @@ class Client(Connection):
         """Let `n` more sessions start; returns how many may now."""
         return self.run(operations.grant_capacity(n))
 
+    def update_weights(self, path: str, *, version: int | None = None, mode: str = "abort") -> int:
+        """Load the weights in folder `path` of the server's machine; returns their version (default: one more).
+
+        `mode` (abort, drain, retract, in_place) says what becomes of requests in flight: none of them is lost.
+        """
+        return self.run(operations.update_weights(path, version, mode))
+
     def run(self, steps: Steps[T]) -> T:
         try:
             call = next(steps)
@@ -205,6 +212,9 @@ class AsyncClient(Connection):
 
     async def grant_capacity(self, n: int = 1) -> int:
         return await self.run(operations.grant_capacity(n))
+
+    async def update_weights(self, path: str, *, version: int | None = None, mode: str = "abort") -> int:
+        return await self.run(operations.update_weights(path, version, mode))
 
     async def run(self, steps: Steps[T]) -> T:
         try:

@@ -177,6 +177,12 @@ def grant_capacity(n: int) -> Steps[int]:
     return int(answer["capacity"])
 
 
+def update_weights(path: str, version: int | None, mode: str) -> Steps[int]:
+    body = _given({"path": path, "version": version, "mode": mode})
+    answer = yield Call("POST", "/engine/update_weights", body)
+    return int(answer["weight_version"])
+
+
 def _divided(request: Mapping[str, Json], how: type) -> tuple[dict[str, Json], dict[str, Json]]:
     """What says how to export or claim, and what says which sessions."""
     given = dict(request)

@@ -80,13 +80,13 @@ ALLOWED = {
 OUTSIDE = {
     "starlette": {"app", "api", "server", "cli"},
     "sqlalchemy": {"store"},
-    "torch": {"engine", "rendering", "client"},
+    "torch": {"engine", "rendering", "client", "rollout"},  # rollout: the demo's trainer, which has weights of its own
     "tensordict": {"client"},
     "trl": {"client"},
     "datasets": {"client"},
     "verl": {"client"},
     "sglang": {"engine", "rendering"},
-    "transformers": {"engine", "rendering"},
+    "transformers": {"engine", "rendering", "rollout"},
     "renderers": {"engine", "rendering"},
     "fastokens": {"engine", "rendering"},
     "llguidance": {"engine", "rendering"},

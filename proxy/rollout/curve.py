@@ -1,0 +1,86 @@
+"""A curve of numbers from 0 to 1, as lines of text and as a picture: drawn here, so that no library is needed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+from itertools import pairwise
+
+_BLOCKS = " ▁▂▃▄▅▆▇█"
+_ROWS = 10
+_COLUMNS = 72
+_LABELLED = {_ROWS - 1: "1.0", _ROWS // 2 - 1: "0.5", 0: "0.0"}
+# The picture, in its own units: the plane, and what is left around it for labels.
+_WIDTH, _HEIGHT, _LEFT, _TOP, _RIGHT, _BOTTOM = 640.0, 320.0, 56.0, 48.0, 24.0, 48.0
+
+
+def text_curve(values: Sequence[float]) -> str:
+    """Ten rows, a column a value, with a scale before them; of more than 72 values, neighbours are averaged."""
+    columns = _averaged(values, _COLUMNS)
+    lines = []
+    for row in reversed(range(_ROWS)):
+        cells = "".join(_BLOCKS[_filled(value, row)] for value in columns)
+        lines.append(f"{_LABELLED.get(row, ''):>4} ┤{cells}")
+    return "\n".join(lines)
+
+
+def _filled(value: float, row: int) -> int:
+    """Eighths of the cell in `row` that lie below `value`."""
+    return max(0, min(8, round((value * _ROWS - row) * 8)))
+
+
+def _averaged(values: Sequence[float], most: int) -> list[float]:
+    count = min(len(values), most)
+    bounds = [len(values) * place // count for place in range(count + 1)] if count else []
+    return [sum(values[low:high]) / (high - low) for low, high in pairwise(bounds)]
+
+
+def svg_curve(values: Sequence[float], title: str, across: str, up: str, target: float) -> str:
+    """The curve with both axes and a dashed line at `target`, as one SVG document; value i stands at i on the axis."""
+    right, bottom = _LEFT + _WIDTH, _TOP + _HEIGHT
+    points = " ".join(f"{_x(place, values):.1f},{_y(value):.1f}" for place, value in enumerate(values))
+    dots = "".join(f'<circle cx="{_x(at, values):.1f}" cy="{_y(v):.1f}" r="2.5"/>' for at, v in enumerate(values))
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {right + _RIGHT:g} {bottom + _BOTTOM:g}" '
+        'font-family="sans-serif" font-size="13" fill="#333">',
+        '<rect width="100%" height="100%" fill="#fff"/>',
+        f'<text x="{_LEFT}" y="26" font-size="16">{escape(title)}</text>',
+        *(_level(tick / 5) for tick in range(6)),
+        *(_mark(place, values) for place in _marked(len(values))),
+        f'<line x1="{_LEFT}" y1="{_y(target)}" x2="{right}" y2="{_y(target)}" stroke="#c60" stroke-dasharray="6 4"/>',
+        f'<text x="{_LEFT + 6}" y="{_y(target) - 5}" fill="#c60">{target:g}</text>',
+        f'<polyline points="{points}" fill="none" stroke="#167a3e" stroke-width="2"/><g fill="#167a3e">{dots}</g>',
+        f'<text x="{(_LEFT + right) / 2}" y="{bottom + 38}" text-anchor="middle">{escape(across)}</text>',
+        f'<text transform="translate(16 {(_TOP + bottom) / 2}) rotate(-90)" text-anchor="middle">{escape(up)}</text>',
+        "</svg>",
+    ]
+    return "\n".join(parts) + "\n"
+
+
+def html_page(svg: str, title: str) -> str:
+    """A page that shows the picture and needs nothing else."""
+    head = f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title></head>'
+    return f'{head}<body style="margin: 2em auto; max-width: 52em">\n{svg}</body></html>\n'
+
+
+def _x(place: float, values: Sequence[float]) -> float:
+    return _LEFT + _WIDTH * place / max(1, len(values) - 1)
+
+
+def _y(value: float) -> float:
+    return round(_TOP + _HEIGHT * (1 - value), 1)
+
+
+def _level(value: float) -> str:
+    line = f'<line x1="{_LEFT}" y1="{_y(value)}" x2="{_LEFT + _WIDTH}" y2="{_y(value)}" stroke="#ddd"/>'
+    return f'{line}<text x="{_LEFT - 8}" y="{_y(value) + 4}" text-anchor="end">{value:.1f}</text>'
+
+
+def _mark(place: int, values: Sequence[float]) -> str:
+    return f'<text x="{_x(place, values):.1f}" y="{_TOP + _HEIGHT + 18}" text-anchor="middle">{place}</text>'
+
+
+def _marked(count: int) -> range:
+    """At most eleven places, at round distances."""
+    step = next(step for step in (1, 2, 5, 10, 20, 50, 100, 1000, 10**9) if count <= step * 10)
+    return range(0, count, step)

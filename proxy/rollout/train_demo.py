@@ -1,0 +1,208 @@
+"""The loop, closed: agents play against the server, a trainer learns from what it exports and pushes the new weights.
+
+Everything that passes between them is HTTP and a folder of weights. Each batch is sampled by the newest weights alone,
+which the versions of its tokens have to show, and trained on once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import tempfile
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from rich.console import Console, Group
+from rich.live import Live
+from rich.text import Text
+
+from proxy.client import AsyncClient, Export
+from proxy.errors import ConfigurationError, ProxyError
+from proxy.rollout.curve import html_page, svg_curve, text_curve
+from proxy.rollout.trainer import Trainer, Update
+from proxy.rollout.word_chain import OPENINGS, Chain, Game, play
+
+if TYPE_CHECKING:
+    from openai import AsyncOpenAI
+
+TARGET = 0.9
+_BATCHES_ABOVE = 3
+"""Batches in a row that must be above the target: one may be luck."""
+MOST_UPDATES = 120
+"""Two to three times what it takes; who has not learned by then will not."""
+GROUP_SIZE = 16
+_IN_FLIGHT = 16
+"""Games at once: enough for the engine to batch, few enough for the HTTP clients to be quick."""
+_LINE_EVERY = 5
+_PICTURES = (".svg", ".html")
+TITLE = "Mean reward of the word chain"
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """One batch and its update: the weights that sampled it, what it taught, and its chains."""
+
+    version: int
+    update: Update
+    chains: tuple[Chain, ...]
+
+
+def check_plot(path: Path | None) -> None:
+    """Raise ConfigurationError for a file that the plot cannot be, before minutes are spent."""
+    if path is not None and path.suffix not in _PICTURES:
+        raise ConfigurationError(f"--plot {path} must end in {' or '.join(_PICTURES)}")
+    if path is not None and not path.parent.is_dir():
+        raise ConfigurationError(f"--plot {path}: there is no folder {path.parent}")
+
+
+def run_train_demo(url: str, model: Path, console: Console, *, seed: int = 0, plot: Path | None = None) -> None:
+    """Train the server at `url`, which serves the weights in folder `model`, until it plays well, and show it.
+
+    Raises ConfigurationError without the packages of agents and trainer, and ProxyError when a first ratio is not 1 or
+    nothing was learned.
+    """
+    check_plot(plot)
+    rounds: list[Round] = []
+    started = time.monotonic()
+    with Live(console=console, auto_refresh=False) as live:
+        console.print(INTRODUCTION, markup=False, highlight=False, soft_wrap=True)
+
+        def show(done: Round) -> None:
+            rounds.append(done)
+            if done.version % _LINE_EVERY == 0:
+                console.print(_line(done), soft_wrap=True)
+            live.update(Group(Text(text_curve(_rewards(rounds)), "green"), _line(done)), refresh=True)
+
+        asyncio.run(_train(url, model, seed, show))
+    _conclude(console, rounds, time.monotonic() - started)
+    if plot is not None:
+        plot.write_text(_picture(plot.suffix, _rewards(rounds), seed), encoding="utf-8")
+        console.print(f"The plot is in {plot}.", markup=False, highlight=False, soft_wrap=True)
+
+
+async def _train(url: str, model: Path, seed: int, show: Callable[[Round], None]) -> None:
+    rounds: list[Round] = []
+    async for done in training(url, model, seed):
+        show(done)
+        rounds.append(done)
+        if learned(_rewards(rounds)):
+            return
+    raise ProxyError(
+        f"the mean reward is {rounds[-1].update.reward:.2f} after {len(rounds)} updates; try another --seed"
+    )
+
+
+def learned(rewards: Sequence[float]) -> bool:
+    """Whether the latest batches were all above the target."""
+    latest = rewards[-_BATCHES_ABOVE:]
+    return len(latest) == _BATCHES_ABOVE and min(latest) > TARGET
+
+
+async def training(
+    url: str, model: Path, seed: int, *, updates: int = MOST_UPDATES, openings: str = OPENINGS
+) -> AsyncIterator[Round]:
+    """Rounds of playing and learning, at most `updates`. The server must still have the weights of `model`, version 0.
+
+    Raises ConfigurationError when a package is missing, ProxyError when what is exported is not what was sampled.
+    """
+    for package in ("openai", "torch", "transformers"):
+        if find_spec(package) is None:
+            raise ConfigurationError(f"training needs the package {package}: pip install 'tokengrove[cpu]'")
+    from openai import AsyncOpenAI
+
+    trainer, dice = Trainer(model), random.Random(seed)
+    async with AsyncClient(url) as client, AsyncOpenAI(base_url=url, api_key="of each session") as openai:
+        for version in range(updates):
+            task_id = f"word-chain-{seed}-{version}"
+            chains = await _play_all(client, openai, _games(task_id, openings, dice))
+            claim = await client.claim(
+                task_id=task_id, limit=len(chains), consumer="trainer", export={"layout": "concat"}
+            )
+            update = trainer.learn(_complete(claim.export, len(chains), version))
+            with tempfile.TemporaryDirectory(prefix="tokengrove-weights-") as folder:
+                trainer.save(Path(folder))
+                await client.update_weights(folder, version=version + 1)
+            await client.acknowledge(claim)
+            yield Round(version, update, tuple(chains))
+
+
+def _games(task_id: str, openings: str, dice: random.Random) -> list[Game]:
+    """A group an opening."""
+    return [
+        Game(opening, dice.getrandbits(31), task_id, f"{task_id}-{opening}")
+        for opening in openings
+        for _ in range(GROUP_SIZE)
+    ]
+
+
+async def _play_all(client: AsyncClient, openai: AsyncOpenAI, games: Sequence[Game]) -> list[Chain]:
+    room = asyncio.Semaphore(_IN_FLIGHT)
+
+    async def admitted(game: Game) -> Chain:
+        async with room:
+            return await play(client, openai, game)
+
+    return list(await asyncio.gather(*map(admitted, games)))
+
+
+def _complete(batch: Export | None, count: int, version: int) -> Export:
+    """The batch, once it is proven to be all of one round and of one version. Raises ProxyError."""
+    samples = [] if batch is None else batch.samples
+    if batch is None or len(samples) != count:
+        raise ProxyError(f"{count} games were played, and {len(samples)} samples claimed")
+    versions = np.unique(np.concatenate([sample.versions[sample.loss_mask == 1] for sample in samples]))
+    if versions.tolist() != [version]:
+        raise ProxyError(f"the samples are of weight versions {versions.tolist()}, and were made by {version}")
+    return batch
+
+
+def _rewards(rounds: Sequence[Round]) -> list[float]:
+    return [done.update.reward for done in rounds]
+
+
+def _line(done: Round) -> Text:
+    update = done.update
+    reward = f"version {done.version:3}  reward {update.reward:.2f}  "
+    ratio = f"first ratio 1 ± {update.ratio_error:.0e}  {update.tokens} tokens  "
+    return Text.assemble(reward, (ratio, "dim"), (_shown(done.chains[0]), "cyan"))
+
+
+def _shown(chain: Chain) -> str:
+    """A chain as it was played; random bytes can hold what cannot be printed."""
+    words = [f"{word} {'✓' if reward else '✗'}" for word, reward in zip(chain.words, chain.rewards, strict=True)]
+    text = " → ".join([f"{chain.opening}:", *words]).replace(": →", ":")
+    return "".join(character if character.isprintable() else "·" for character in text)
+
+
+def _conclude(console: Console, rounds: Sequence[Round], took_s: float) -> None:
+    rewards, last = _rewards(rounds), rounds[-1]
+    farthest = max(done.update.ratio_error for done in rounds)
+    console.print(
+        f"\nMean reward {rewards[0]:.2f} by chance, {rewards[-1]:.2f} after {last.version} updates of "
+        f"{len(last.chains)} games, in {took_s:.0f} s.",
+        f"The first ratio of every batch was 1 within {farthest:.0e}: tokens and logprobs are exact.\n",
+        sep="\n",
+        markup=False,
+        highlight=False,
+        soft_wrap=True,
+    )
+    for chain in last.chains[::GROUP_SIZE]:
+        console.print(Text(f"  {_shown(chain)}", "cyan"))
+
+
+def _picture(suffix: str, rewards: Sequence[float], seed: int) -> str:
+    svg = svg_curve(rewards, f"{TITLE}, seed {seed}", "weight version", "mean reward of a batch", TARGET)
+    return svg if suffix == ".svg" else html_page(svg, TITLE)
+
+
+INTRODUCTION = """
+The word chain: the agent says a letter, the model answers with a word of one token that
+begins with it; then the same with the last letter of that word. The model is tiny and its
+first weights are random, so it is right by chance. A trainer claims what was played, learns
+from it and pushes new weights to the server.
+"""

@@ -1,0 +1,149 @@
+"""The closed loop: the built-in model learns from exported samples, whose tokens and logprobs are exact."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from xml.etree import ElementTree
+
+import httpx
+import numpy as np
+import pytest
+from openai import AsyncOpenAI
+
+from proxy.app import write_tiny_model
+from proxy.client import AsyncClient, Client, Export
+from proxy.errors import ProxyError
+from proxy.rollout.train_demo import Round, learned, training
+from proxy.rollout.trainer import RATIO_TOLERANCE, Trainer
+from proxy.rollout.word_chain import Game, play
+from proxy.server import serving
+from proxy.settings import Settings
+from tests.e2e.processes import ROOT
+
+SEED, UPDATES = 2, 16
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    write_tiny_model(tmp_path / "model", SEED)
+    return tmp_path / "model"
+
+
+@pytest.fixture
+def url(tmp_path: Path, model: Path) -> Iterator[str]:
+    database = f"sqlite:///{tmp_path / 't.db'}"
+    settings = Settings(
+        port=0,
+        model=str(model),
+        engine="transformers",
+        engine_arg=("device=cpu",),
+        database_url=database,
+        log_level="warning",
+    )
+    with serving(settings) as url:
+        yield url
+
+
+async def test_the_model_learns_from_what_it_sampled_and_each_batch_is_of_the_newest_weights(
+    url: str, model: Path
+) -> None:
+    rounds: list[Round] = [done async for done in training(url, model, SEED, updates=UPDATES, openings="t")]
+    assert max(done.update.ratio_error for done in rounds) < 1e-3
+    rewards = [done.update.reward for done in rounds]
+    assert np.mean(rewards[:2]) < 0.12, "chance"
+    assert np.mean(rewards[-3:]) > 0.25, rewards
+    assert weight_version(url) == UPDATES
+    with Client(url) as client:
+        for done in rounds:
+            samples = client.export(task_id=f"word-chain-{SEED}-{done.version}", layout="concat").samples
+            assert {int(version) for s in samples for version in s.versions[s.loss_mask == 1]} == {done.version}
+            assert np.mean([sample.rewards[0] for sample in samples]) == pytest.approx(done.update.reward)
+            assert sum(int(sample.loss_mask.sum()) for sample in samples) == done.update.tokens
+        assert client.claim(limit=1).sessions == (), "every session was acknowledged"
+
+
+def weight_version(url: str) -> int:
+    return int(httpx.get(f"{url}/engine").json()["weight_version"])
+
+
+async def batch_at(url: str, temperature: float) -> Export:
+    """Eight games, claimed."""
+    async with AsyncClient(url) as client, AsyncOpenAI(base_url=url, api_key="any") as openai:
+        for seed in range(8):
+            await play(client, openai, Game("t", seed, "warm", "g", temperature))
+        claim = await client.claim(limit=8, task_id="warm", export={"layout": "concat"})
+    assert claim.export is not None and len(claim.export.samples) == 8
+    return claim.export
+
+
+async def test_ratios_are_1_at_any_temperature_and_anything_else_stops_the_training(url: str, model: Path) -> None:
+    batch = await batch_at(url, 0.6)
+    assert Trainer(model).learn(batch).ratio_error < RATIO_TOLERANCE
+    first = batch.samples[0]
+    forged = replace(first, logprobs=np.where(first.loss_mask == 1, first.logprobs - np.float32(0.01), 0))
+    with pytest.raises(ProxyError, match="ratio"):
+        Trainer(model).learn(replace(batch, samples=[forged, *batch.samples[1:]]))
+    turns = tuple({**turn, "sampling": {**turn["sampling"], "temperature": 1.0}} for turn in first.turns)
+    with pytest.raises(ProxyError, match="ratio"):
+        Trainer(model).learn(replace(batch, samples=[replace(first, turns=turns)]))
+
+
+async def test_weights_that_were_saved_and_pushed_are_those_that_sample_next(
+    url: str, model: Path, tmp_path: Path
+) -> None:
+    trainer = Trainer(model)
+    trainer.learn(await batch_at(url, 1.0))
+    trainer.save(tmp_path / "next")
+    async with AsyncClient(url) as client:
+        assert await client.update_weights(str(tmp_path / "next"), version=7, mode="drain") == 7
+    async with AsyncClient(url) as client, AsyncOpenAI(base_url=url, api_key="any") as openai:
+        await play(client, openai, Game("t", 1, "after", "h"))
+        claim = await client.claim(task_id="after", export={"layout": "concat"})
+    assert claim.export is not None
+    (sample,) = claim.export.samples
+    assert set(sample.versions[sample.loss_mask == 1].tolist()) == {7}
+    assert trainer.learn(claim.export).ratio_error < RATIO_TOLERANCE
+    with pytest.raises(ProxyError, match="ratio"):
+        Trainer(model).learn(claim.export)
+
+
+def test_learned_means_several_batches_above_the_target() -> None:
+    assert not learned([0.0, 0.95, 0.97])
+    assert not learned([0.99, 0.99])
+    assert learned([0.1, 0.91, 0.95, 0.97])
+
+
+def tokengrove(*arguments: str, cwd: Path, timeout_s: float) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", "cli", *arguments]
+    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=timeout_s)
+
+
+@pytest.mark.parametrize(
+    ("flags", "word"),
+    [
+        (("--seed", "1"), "--train"),
+        (("--plot", "x.svg"), "--train"),
+        (("--train", "--plot", "x.gif"), ".svg"),
+        (("--train", "--plot", "nowhere/x.svg"), "nowhere"),
+    ],
+)
+def test_options_that_could_do_nothing_are_refused(tmp_path: Path, flags: tuple[str, ...], word: str) -> None:
+    run = tokengrove("demo", *flags, cwd=tmp_path, timeout_s=120)
+    assert run.returncode == 1
+    (line,) = run.stderr.strip().splitlines()
+    assert word in line
+
+
+@pytest.mark.engines
+@pytest.mark.timeout(900)
+def test_the_demo_learns_with_a_seed_of_its_own_and_draws_it(tmp_path: Path) -> None:
+    run = tokengrove("demo", "--train", "--seed", "3", "--plot", "curve.svg", cwd=tmp_path, timeout_s=900)
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert "tokens and logprobs are exact" in run.stdout and "1.0 ┤" in run.stdout
+    ElementTree.parse(tmp_path / "curve.svg")
