@@ -18,7 +18,7 @@ _SESSIONS, _SAMPLES, _TRAIN, _PADDED = (
     "What is trained",
     "Layout padded",
 )
-_FILTERS = ("task", "status", "outcome", "since", "purpose", "agent")
+_FILTERS = ("task", "status", "outcome", "since", "purpose", "agent", "min_version", "max_version_span")
 _PURPOSES = "main, title, summary, subagent or aux"
 _WIRE_NAMES = {"session": "session_ids", "group": "group_id", "task": "task_id", "page_size": "limit"}
 
@@ -37,8 +37,8 @@ class ExportFlags:
     status: str | None = _flag(_SESSIONS, "Only active, ended or expired sessions.")
     outcome: str | None = _flag(_SESSIONS, "Only Finished, Failed, NoData or Timeout.")
     since: float | None = _flag(_SESSIONS, "Only those that ended at this time (Unix seconds) or later, and live ones.")
-    min_version: int | None = _flag(_SESSIONS, "Only sessions sampled with this weight version or a later one.")
-    max_version_span: int | None = _flag(_SESSIONS, "Only sessions whose weight versions are at most so far apart.")
+    min_version: int | None = _flag(_SESSIONS, "Only samples that train no token of an older weight version.")
+    max_version_span: int | None = _flag(_SESSIONS, "Only samples that train tokens at most so many versions apart.")
     purpose: tuple[str, ...] = _flag(_SESSIONS, f"Only turns of this purpose ({_PURPOSES}); may be given again.", ())
     agent: tuple[str, ...] = _flag(_SESSIONS, "Only turns of this agent; may be given again.", ())
     wait_s: float | None = _flag(_SESSIONS, "Wait so long until every --session has ended.")

@@ -219,21 +219,17 @@ class SampleOptions(TypedDict, total=False):
 
 
 class ExportOptions(SampleOptions, total=False):
-    """How to export. `limit` is sessions a page; `wait_s` how long to wait until the named sessions have ended.
-
-    `min_version` and `max_version_span` leave out sessions that are too stale to train on.
-    """
+    """How to export. `limit` is sessions a page; `wait_s` how long to wait until the named sessions have ended."""
 
     wait_s: float
     limit: int
-    min_version: int
-    max_version_span: int
 
 
 class SessionFilter(TypedDict, total=False):
     """Which sessions to take; `since` (Unix seconds) keeps those that ended then or later, and live ones.
 
-    `purpose` and `agent` choose turns, so they go with an export.
+    `purpose` and `agent` choose turns, `min_version` and `max_version_span` leave out samples that are too stale to
+    train on, so these go with an export.
     """
 
     group_id: str
@@ -243,6 +239,8 @@ class SessionFilter(TypedDict, total=False):
     since: float
     purpose: str | Sequence[str]
     agent: str | Sequence[str]
+    min_version: int
+    max_version_span: int
 
 
 class ClaimOptions(TypedDict, total=False):

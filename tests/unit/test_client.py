@@ -238,14 +238,13 @@ def test_a_format_that_nobody_reads_is_refused_before_it_is_asked_for() -> None:
 
 
 def test_options_of_an_export_arrive_beside_its_filter() -> None:
-    steps = operations.export(None, None, {"min_version": 3, "purpose": "agent", "keep": "tail", "group_id": "g"})
+    steps = operations.export(None, None, {"min_version": 3, "purpose": "agent", "keep": "tail"})
     body = next(steps).body
     assert body == {
         "layout": "concat",
         "format": "npz",
-        "min_version": 3,
         "keep": "tail",
-        "filter": {"purpose": "agent", "group_id": "g"},
+        "filter": {"min_version": 3, "purpose": "agent"},
     }
 
 

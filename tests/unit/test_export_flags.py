@@ -13,6 +13,7 @@ from proxy.errors import ConfigurationError
 from proxy.export_flags import ExportFlags
 from proxy.formats.base import Format
 from proxy.trajectory.advantages import Baseline
+from proxy.trajectory.freshness import Freshness
 from proxy.trajectory.main_reward import MainReward
 from proxy.trajectory.options import ExportOptions, Include, Keep, Layout, Padding, TooLong
 from proxy.trajectory.paths import Drift
@@ -26,8 +27,8 @@ def test_without_flags_the_server_decides_all_but_layout_format_and_page() -> No
 
 def test_what_is_0_is_said() -> None:
     body = ExportFlags(since=0.0, min_version=0, max_version_span=0, discount=0.0, pad_token_id=0, wait_s=0.0).body()
-    assert body["filter"] == {"since": 0.0}
-    assert {body[name] for name in ("min_version", "max_version_span", "discount", "pad_token_id", "wait_s")} == {0}
+    assert body["filter"] == {"since": 0.0, "min_version": 0, "max_version_span": 0}
+    assert {body[name] for name in ("discount", "pad_token_id", "wait_s")} == {0}
 
 
 def test_every_flag_is_read_by_the_server_as_it_was_meant() -> None:
@@ -96,9 +97,9 @@ def test_every_flag_is_read_by_the_server_as_it_was_meant() -> None:
     assert binary != MainReward("style") and binary != parse_export({}).options.reward
 
 
-def test_versions_stand_beside_the_filter() -> None:
-    body = ExportFlags(min_version=3, max_version_span=1).body()
-    assert (body["min_version"], body["max_version_span"], "filter" in body) == (3, 1, False)
+def test_versions_are_filters() -> None:
+    options = parse_export(ExportFlags(min_version=3, max_version_span=1).body()).options
+    assert options.freshness == Freshness(min_version=3, max_version_span=1)
 
 
 def test_turns_that_are_no_indexes_are_refused_by_their_flag() -> None:
