@@ -66,10 +66,10 @@ def _rewards(samples: Sequence[Sample]) -> dict[str, float]:
 
 
 def _fields(sample: Sample, advantage: float, reward_std: float) -> dict[str, Any]:
-    messages = sample.extra.get("messages") or []
+    messages: list[Any] = [message for turn in sample.turns for message in turn.get("messages") or ()]
     return {
-        "prompt": list(messages[:-1]),
-        "completion": list(messages[-1:]),
+        "prompt": messages[:-1],
+        "completion": messages[-1:],
         "input_ids": sample.input_ids.astype(np.int64),
         "completion_mask": sample.loss_mask.astype(np.int64),
         "old_log_probs": sample.logprobs.astype(np.float32),

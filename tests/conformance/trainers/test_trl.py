@@ -47,6 +47,16 @@ def test_rollout_samples_are_trls_own_with_group_relative_advantages(export: Exp
         assert sorted(row.advantage for row in members) == pytest.approx(expected)
 
 
+def test_a_row_shows_the_conversation_where_the_export_has_it(url: str, export: Export) -> None:
+    trainer_module()
+    assert rollout_samples(export.samples)[0].prompt == []
+    with Client(url) as client:
+        told = client.export(session_ids=[sample.session_id for sample in export.samples], include=["messages"])
+    for row in rollout_samples(told.samples):
+        assert [message["role"] for message in row.prompt] == ["user", "assistant", "user"]
+        assert [message["role"] for message in row.completion] == ["assistant"]
+
+
 def test_the_worker_has_everything_that_trls_protocol_names(worker: ClaimingWorker) -> None:
     protocol = trainer_module().RolloutWorkerProtocol
     named = {*protocol.__annotations__, *(name for name in vars(protocol) if not name.startswith("_"))}
