@@ -34,6 +34,7 @@ from proxy.types import (
 
 # Longer texts are rendered in a worker thread, so that they do not hold up everybody else's tokens.
 _INLINE_CHARS = 40_000
+_INLINE_TOKENS = 8_000
 
 
 class Prompts:
@@ -54,7 +55,7 @@ class Prompts:
         )
         return Prompt(ids, match, identity, bridged=False)
 
-    def given(self, session: Session, ids: Ids) -> tuple[Prompt, tuple[Message, ...]]:
+    async def given(self, session: Session, ids: Ids) -> tuple[Prompt, tuple[Message, ...]]:
         """The prompt that a request gives as ids: the deepest node that it begins with is its parent.
 
         Also the conversation that it stands for: the parent's, and the text of the tokens after it as one message.
@@ -62,7 +63,9 @@ class Prompts:
         parent = session.cache.find_prefix(ids)
         added = ids[parent.length if parent is not None else 0 :]
         name = f"{TOKENS}{xxh3_64_intdigest(added.tobytes()):016x}"
-        new = Message(Role.USER, self._renderer.decode(added), name=name)
+        decode = self._renderer.decode
+        text = decode(added) if len(added) <= _INLINE_TOKENS else await asyncio.to_thread(decode, added)
+        new = Message(Role.USER, text, name=name)
         if parent is None:
             return Prompt(ids, Match(None, 0), identify((new,), (), {}), bridged=True), (new,)
         before = session.cache.conversation(parent)

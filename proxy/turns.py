@@ -110,7 +110,7 @@ class Turns:
         if request.input_ids is None:
             prompt = await self._prompts.build(session, request, identity)
         else:
-            prompt, conversation = self._prompts.given(session, request.input_ids)
+            prompt, conversation = await self._prompts.given(session, request.input_ids)
             request = replace(request, messages=conversation)
         self._prompts.check_vocabulary(prompt.ids, info.vocab_size, rendered=request.input_ids is None)
         sampling = apply_budgets(wanted, request.n, session, len(prompt.ids), self._settings, info.context_length)

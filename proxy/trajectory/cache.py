@@ -81,18 +81,20 @@ class InteractionCache:
 
     def find_prefix(self, ids: Ids) -> Node | None:
         """The deepest node whose tokens, output included, `ids` begins with; of equal ones the newest."""
-        data = ids.tobytes()
+        view = memoryview(ids)
         heads = [node for node in self.nodes.values() if node.parent is None or not node.interaction.aligned]
         best: tuple[int, int, Node] | None = None
         open_nodes = [(node, 0) for node in heads]
         while open_nodes:
             node, start = open_nodes.pop()
-            added = (node.interaction.prompt_suffix + node.interaction.output_ids).tobytes()
-            if node.interaction.seq < 0 or not data.startswith(added, start):
+            own = node.interaction
+            middle = start + len(own.prompt_suffix)
+            end = middle + len(own.output_ids)
+            # Views compare up to the first difference, and copy nothing: a session may have many long roots.
+            if own.seq < 0 or view[start:middle] != own.prompt_suffix or view[middle:end] != own.output_ids:
                 continue
-            end = start + len(added)
-            if best is None or (end, node.interaction.seq) > best[:2]:
-                best = end, node.interaction.seq, node
+            if best is None or (end, own.seq) > best[:2]:
+                best = end, own.seq, node
             open_nodes += [(child, end) for child in node.children if child.interaction.aligned]
         return best[2] if best is not None else None
 
