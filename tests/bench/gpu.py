@@ -25,6 +25,7 @@ from rich.table import Table
 from starlette.applications import Starlette
 
 from proxy.engine.base import Engine
+from proxy.errors import ConfigurationError
 from proxy.rendering.renderer import Renderer
 from proxy.server import run
 from proxy.settings import Settings
@@ -239,7 +240,10 @@ def main() -> None:
             engine_arg=engine_arguments(options.engine, options.device, options.engine_arg, plan.workload),
             database_url=f"sqlite:///{folder / 'bench.db'}",
         )  # fmt: skip
-        results = serve_and_measure(settings, plan)
+        try:
+            results = serve_and_measure(settings, plan)
+        except ConfigurationError as error:
+            raise SystemExit(f"the server does not start: {error.message}") from None
     results.machine = f"{machine(options.device)}; random {options.model_size} model"
     results.cache_gib = (
         SIZES[options.model_size].cache_bytes(final_tokens(results), 4 if dtype == "float32" else 2) / 2**30

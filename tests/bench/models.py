@@ -47,17 +47,17 @@ SIZES = {
 }
 
 
-def write_model(folder: Path, shape: Shape, dtype: str, *, weights: bool) -> None:
-    """A Hugging Face folder of this shape. `weights`: random ones beside the config."""
+def write_model(folder: Path, shape: Shape, dtype: str, *, weights: bool, seed: int = 0, spread: float = 0.02) -> None:
+    """A Hugging Face folder of this shape. `weights`: random ones beside the config, which deviate by `spread`."""
     build_tiny_model(folder)
     (folder / "model.safetensors").unlink()
     ids = _grow_tokenizer(folder / "tokenizer.json", shape.vocab_size)
     end, pad = ids["<|im_end|>"], ids["<|endoftext|>"]
-    positions = {"max_position_embeddings": CONTEXT_LENGTH, "bos_token_id": pad, "eos_token_id": end}
-    _change(folder / "config.json", {**shape.fields(), **positions, "dtype": dtype})
+    tokens = {"max_position_embeddings": CONTEXT_LENGTH, "bos_token_id": pad, "eos_token_id": end}
+    _change(folder / "config.json", {**shape.fields(), **tokens, "dtype": dtype, "initializer_range": spread})
     _change(folder / "generation_config.json", {"bos_token_id": pad, "eos_token_id": [end, pad], "pad_token_id": pad})
     if weights:
-        _write_weights(folder)
+        _write_weights(folder, seed)
 
 
 def _grow_tokenizer(path: Path, size: int) -> dict[str, int]:
@@ -78,12 +78,12 @@ def _grow_tokenizer(path: Path, size: int) -> dict[str, int]:
     return {token["content"]: token["id"] for token in added}
 
 
-def _write_weights(folder: Path) -> None:
+def _write_weights(folder: Path, seed: int) -> None:
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
     quieten()
-    torch.manual_seed(0)
+    torch.manual_seed(seed)
     config = AutoConfig.from_pretrained(folder)
     AutoModelForCausalLM.from_config(config, dtype=config.dtype).save_pretrained(folder)
 

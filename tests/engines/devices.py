@@ -4,6 +4,11 @@ from __future__ import annotations
 
 # Small enough for two cores; without max_total_tokens the scheduler would take all memory for its cache.
 CPU_DEVICE = (*("device=cpu", "attention_backend=torch_native", "sampling_backend=pytorch", "disable_cuda_graph=true"),)
+# Where a GPU is, SGLang decides for itself; a part of the memory leaves room for another engine beside it.
+CUDA_ARGUMENTS = (
+    *("dtype=bfloat16", "mem_fraction_static=0.4", "context_length=2048"),
+    *("enable_memory_saver=true", "enable_weights_cpu_backup=true"),
+)
 CPU_ARGUMENTS = (
     *CPU_DEVICE,
     "dtype=float32",

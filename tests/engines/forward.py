@@ -24,12 +24,17 @@ def plain_logprobs(folder: Path, prompt: array, output: Sequence[int], temperatu
 
 
 def check_logprobs(
-    folders: dict[int, Path], prompt: array, ids: Sequence[int], logprobs: Sequence[float], versions: Sequence[int]
+    folders: dict[int, Path],
+    prompt: array,
+    ids: Sequence[int],
+    logprobs: Sequence[float],
+    versions: Sequence[int],
+    tolerance: float = TOLERANCE,
 ) -> None:
     """Each logprob is that of the weights whose version its token carries; `folders` by version."""
     of = {version: plain_logprobs(folders[version], prompt, ids) for version in set(versions)}
     expected = [of[version][place] for place, version in enumerate(versions)]
-    assert list(logprobs) == pytest.approx(expected, abs=TOLERANCE)
+    assert list(logprobs) == pytest.approx(expected, abs=tolerance)
 
 
 @lru_cache(maxsize=4)

@@ -1,0 +1,219 @@
+"""Both engines that run on a GPU, on it: the contract, logprobs, prefixes, weight changes by each mode, memory.
+
+The model is of an ordinary shape in bfloat16, the reference a forward pass of the same weights in float32 on the CPU.
+Without CUDA all of it is skipped; `TOKENGROVE_TEST_DEVICE=cpu` runs the same bodies on the CPU (all but memory, which
+only a GPU can give back), so that they are known to work before there is one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from proxy.engine.base import Capability, Engine, PauseMode
+from proxy.engine.contract import CHECKS, Check, Reply, check_grammar_gives_json, complete, request_for
+from proxy.engine.gate import Gate
+from proxy.settings import Settings
+from proxy.types import GenerateRequest, Ids, ids_of
+from tests.bench.models import Shape, write_model
+from tests.engines.crowds import Growing, abort_after, converse, converse_all, leave_after
+from tests.engines.devices import CPU_ARGUMENTS, CUDA_ARGUMENTS
+from tests.engines.forward import check_logprobs, plain_logprobs
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.asyncio(loop_scope="session"),
+    pytest.mark.filterwarnings("ignore"),  # SGLang's own, of which there are many
+    pytest.mark.timeout(900),
+]
+
+PROMPT = ids_of(range(40, 60))
+SHAPE = Shape(256, 2, 4, 2, 64, 512, 2048)  # heads of 64: what attention kernels are made for
+SPREAD = 0.15
+"""Deviation of the weights: logits then deviate by 2.4 nats, so that a wrong logprob is nats away."""
+
+TOLERANCE = 0.15
+"""bfloat16 has 8 bits: logits of up to 10 nats are off by some hundredths."""
+
+LONG = 400
+
+
+@pytest.fixture(scope="session")
+def device() -> str:
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    chosen = os.environ.get("TOKENGROVE_TEST_DEVICE", "cuda")
+    if chosen == "cuda" and not torch.cuda.is_available():
+        pytest.skip("no CUDA GPU is here; TOKENGROVE_TEST_DEVICE=cpu runs these tests on the CPU")
+    return chosen
+
+
+@pytest.fixture(scope="session")
+def folders(device: str, tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
+    """Folders of the same model with other weights, by the version that tests give them."""
+    made = {version: tmp_path_factory.mktemp(f"gpu-{version}") for version in range(2)}
+    for version, folder in made.items():
+        write_model(folder, SHAPE, "bfloat16", weights=True, seed=version, spread=SPREAD)
+    return made
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def sglang(device: str, folders: dict[int, Path]) -> AsyncIterator[Engine]:
+    pytest.importorskip("sglang", reason="sglang is not installed")
+    from proxy.engine.sglang_engine import SglangEngine
+
+    arguments = CUDA_ARGUMENTS if device == "cuda" else (*CPU_ARGUMENTS, "dtype=bfloat16")
+    engine = SglangEngine(Settings(engine_arg=arguments), folders[0])
+    await engine.start()
+    yield engine
+    await engine.close()
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def transformers(device: str, folders: dict[int, Path]) -> AsyncIterator[Engine]:
+    from proxy.engine.transformers_engine import TransformersEngine
+
+    settings = Settings(engine_arg=(f"device={device}",), max_context_tokens=8192)
+    engine = TransformersEngine(settings, folders[0])
+    await engine.start()
+    yield engine
+    await engine.close()
+
+
+@pytest.fixture(params=["sglang", "transformers"])
+def engine(request: pytest.FixtureRequest) -> Engine:
+    """Each engine starts once, whatever the order of the tests."""
+    chosen: Engine = request.getfixturevalue(request.param)
+    return chosen
+
+
+@pytest.fixture
+def gate(engine: Engine) -> Gate:
+    return Gate(engine, Settings())
+
+
+async def read(gate: Gate, request: GenerateRequest, begun: asyncio.Event | None = None) -> Reply:
+    """The whole reply; `begun` is set once 20 tokens of it are there."""
+    reply = Reply()
+    async for chunk in gate.generate(request):
+        reply.add(chunk)
+        if begun is not None and len(reply.ids) >= 20:
+            begun.set()
+    return reply
+
+
+def check(folders: dict[int, Path], prompt: Ids, reply: Reply) -> None:
+    check_logprobs(folders, prompt, reply.ids, reply.logprobs, reply.versions, TOLERANCE)
+
+
+async def use_first_weights(gate: Gate, folders: dict[int, Path]) -> None:
+    await gate.update_weights(str(folders[0]), 0, PauseMode.DRAIN)
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__.removeprefix("check_"))
+async def test_contract(engine: Engine, check: Check) -> None:
+    await check(engine, PROMPT)
+
+
+async def test_contract_of_grammars(engine: Engine, folders: dict[int, Path]) -> None:
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(folders[0])
+    ends = [tokenizer.eos_token_id, tokenizer.pad_token_id]
+    await check_grammar_gives_json(engine, PROMPT, tokenizer.decode, ends)
+
+
+async def test_it_runs_on_the_device_that_was_asked_for(engine: Engine, device: str) -> None:
+    assert f" on {device}" in engine.info().detail
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
+async def test_logprobs_equal_a_plain_forward_pass(gate: Gate, folders: dict[int, Path], temperature: float) -> None:
+    await use_first_weights(gate, folders)
+    reply = await complete(gate.engine, request_for(PROMPT, 60, temperature))
+    expected = plain_logprobs(folders[0], PROMPT, reply.ids, temperature)
+    assert reply.logprobs == pytest.approx(expected, abs=TOLERANCE / (temperature or 1.0))
+
+
+async def test_a_growing_session_reuses_its_prefix(engine: Engine) -> None:
+    prompt, cached, lengths = ids_of(range(100, 250)), [], []
+    await engine.flush_cache()
+    for _ in range(3):
+        chunks = [chunk async for chunk in engine.generate(request_for(prompt, 40))]
+        cached.append(chunks[0].cached_tokens)
+        lengths.append(len(prompt))
+        prompt = ids_of([*prompt, *(token for chunk in chunks for token in chunk.ids), 11, 12, 13])
+    assert cached[0] == 0
+    assert all(now >= before - 32 for now, before in zip(cached[1:], lengths, strict=False))
+
+
+async def test_many_sessions_at_once_and_some_that_leave_keep_exact_logprobs(
+    gate: Gate, folders: dict[int, Path]
+) -> None:
+    await use_first_weights(gate, folders)
+    prompts = [ids_of(range(n, n + 20)) for n in range(8)]
+    sessions, aborted, _ = await asyncio.gather(
+        converse_all(gate.engine, 32, temperature=1.0),
+        asyncio.gather(*(abort_after(gate.engine, prompt, 1 + n, LONG) for n, prompt in enumerate(prompts))),
+        asyncio.gather(*(leave_after(gate.engine, prompt, 1 + n, LONG) for n, prompt in enumerate(prompts))),
+    )
+    turns = [(turn.prompt, turn.reply) for session in sessions for turn in session]
+    for prompt, reply in [*turns, *zip(prompts, aborted, strict=True)]:
+        check(folders, prompt, Reply(reply.ids, reply.logprobs, [0] * len(reply.ids)))
+    assert len(await converse(gate.engine, Growing(99))) == 3
+
+
+@pytest.mark.parametrize("mode", PauseMode)
+async def test_tokens_around_a_weight_change_are_those_of_their_versions(
+    gate: Gate, folders: dict[int, Path], mode: PauseMode
+) -> None:
+    await use_first_weights(gate, folders)
+    prompts, begun = [ids_of(range(n, n + 30)) for n in range(6)], asyncio.Event()
+    running = [asyncio.create_task(read(gate, request_for(prompt, LONG), begun)) for prompt in prompts]
+    await begun.wait()
+    assert await gate.update_weights(str(folders[1]), 1, mode) == 1
+    replies = await asyncio.gather(*running)
+    for prompt, reply in zip(prompts, replies, strict=True):
+        assert len(reply.ids) == LONG and reply.versions == sorted(reply.versions)
+        check(folders, prompt, _exact_part(gate, reply, mode))
+    mixed = sum(len(set(reply.versions)) == 2 for reply in replies)
+    assert mixed == 0 if mode is PauseMode.DRAIN else mixed > 0
+    await gate.flush_cache()
+
+
+def _exact_part(gate: Gate, reply: Reply, mode: PauseMode) -> Reply:
+    """All of it; but what SGLang samples after a change in place reads keys and values of the old weights."""
+    exact = len(reply.ids)
+    if mode is PauseMode.IN_PLACE and gate.info().name == "sglang":
+        exact = reply.versions.count(0)
+    return Reply(reply.ids[:exact], reply.logprobs[:exact], reply.versions[:exact])
+
+
+async def test_memory_is_given_back_and_taken_again_while_a_request_waits(
+    device: str, sglang: Engine, folders: dict[int, Path]
+) -> None:
+    if device != "cuda":
+        pytest.skip("only a GPU's memory can be given back")
+    gate = Gate(sglang, Settings())
+    await use_first_weights(gate, folders)
+    assert Capability.RELEASE_MEMORY in sglang.info().capabilities
+    held = _free_bytes()
+    begun = asyncio.Event()
+    running = asyncio.create_task(read(gate, request_for(PROMPT, LONG), begun))
+    await begun.wait()
+    await gate.release_memory((), PauseMode.ABORT)
+    assert _free_bytes() - held > 2**30  # of the cache alone, which is most of 0.4 of the GPU
+    await gate.resume_memory(())
+    reply = await running
+    assert len(reply.ids) == LONG and abs(_free_bytes() - held) < 2**29
+    check(folders, PROMPT, reply)
+
+
+def _free_bytes() -> int:
+    import torch
+
+    return int(torch.cuda.mem_get_info()[0])
