@@ -23,7 +23,7 @@ from proxy.store.store import Store
 from proxy.trajectory.advantages import Groups, Step, group_of
 from proxy.trajectory.export import Decode, Laid, certificate, lay_out
 from proxy.trajectory.options import ExportOptions, Include, TooLong
-from proxy.types import SessionRecord
+from proxy.types import SessionRecord, SessionStatus
 
 CURSOR_HEADER = "x-tokengrove-cursor"
 """Where the next page begins, percent-encoded: known before the first byte, in any format."""
@@ -136,8 +136,9 @@ class Export:
             records = await self._store.find_sessions(
                 session_ids=wanted.session_ids, after=after, limit=_GROUP_PAGE, **wanted.filters
             )
-            steps = await self._store.load_steps([record.session_id for record in records])
-            await asyncio.to_thread(_count, groups, records, steps, options)
+            counted = [record for record in records if _counts(record, wanted)]
+            steps = await self._store.load_steps([record.session_id for record in counted])
+            await asyncio.to_thread(_count, groups, counted, steps, options)
             if len(records) < _GROUP_PAGE:
                 return groups
             after = records[-1].session_id
@@ -161,6 +162,11 @@ class Export:
             if missing and len(records) <= wanted.limit:
                 raise SessionNotFound(f"there is no session {min(missing)!r}", param="session_id")
         return records
+
+
+def _counts(record: SessionRecord, wanted: ExportRequest) -> bool:
+    """What still runs has only a part of its score: a claim, which gives none of it, does not compare with it."""
+    return not wanted.ended_only or record.status is not SessionStatus.ACTIVE
 
 
 def _count(

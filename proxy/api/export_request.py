@@ -31,7 +31,10 @@ _MAX_WAIT_S = 600.0
 
 @dataclass(frozen=True, slots=True)
 class ExportRequest:
-    """A parsed body: which sessions, how, in which format, and which page of them."""
+    """A parsed body: which sessions, how, in which format, and which page of them.
+
+    `ended_only`: groups are of sessions that have ended, as what a claim is given is.
+    """
 
     session_ids: tuple[str, ...] | None
     filters: Mapping[str, Any]
@@ -40,6 +43,7 @@ class ExportRequest:
     wait_s: float
     limit: int
     cursor: str | None
+    ended_only: bool = False
 
 
 def parse_export(body: Mapping[str, Any]) -> ExportRequest:

@@ -40,6 +40,7 @@ from proxy.settings import Settings
 from proxy.store.claims import Acknowledgement, Claim, Claimed, heard
 from proxy.store.reads import SessionFilter
 from proxy.store.store import Store
+from proxy.types import SessionStatus
 
 CLAIM_HEADER = "x-tokengrove-claim"
 
@@ -52,6 +53,8 @@ _WATCH_S = 0.5
 # What goes into a header as it is.
 _NAME = re.compile(r"[\w.:@-]{1,200}", re.ASCII)
 _OF_THE_CLAIM = ("session_id", "session_ids", "filter", "wait_s", "limit", "cursor")
+# What looks as if it chose the sessions of a claim, and does not.
+_OF_AN_EXPORT = ("session_id", "session_ids", "cursor")
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +161,12 @@ def _told(response: Response, claimed: Claimed) -> Response:
 
 def parse_claim(body: Mapping[str, Any]) -> ClaimRequest:
     """The request in a body. Raises InvalidRequest naming the field."""
+    for name in _OF_AN_EXPORT:
+        if body.get(name) is not None:
+            raise InvalidRequest(f"'{name}' is not for claims, which take what ended first; use 'filter'", param=name)
     filters = optional_object(body, "filter")
+    if filters.get("status") == SessionStatus.ACTIVE:
+        raise InvalidRequest("'filter.status' active fits no session that can be claimed", param="filter.status")
     export = None if body.get("export") is None else _parse_export(expect_object(body["export"], "export"), filters)
     chosen = export or parse_export({"filter": filters})
     for name in OF_SAMPLES:
@@ -193,7 +201,7 @@ def _parse_export(export: Mapping[str, Any], filters: Mapping[str, Any]) -> Expo
     for name in _OF_THE_CLAIM:
         if export.get(name) is not None:
             raise InvalidRequest(f"'export.{name}' is the claim's to say; give it beside 'export'", param=name)
-    return parse_export({**export, "filter": filters})
+    return replace(parse_export({**export, "filter": filters}), ended_only=True)
 
 
 def _claim_id(body: Mapping[str, Any]) -> str:

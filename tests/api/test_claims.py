@@ -205,6 +205,20 @@ async def test_a_claim_can_answer_with_the_samples_themselves(tmp_path: Path, da
         assert empty.json() == {"samples": [], "sessions": {}, "cursor": None, "claim_id": None, "lease_until": None}
 
 
+async def test_claimed_samples_are_compared_with_sessions_that_have_ended(tmp_path: Path, database_url: str) -> None:
+    """One that runs has no score yet: taken for 0, it would flatter all others."""
+    async with served(tmp_path, database_url) as server:
+        await finish(server, "a", "b", group_id="g")
+        await server.ok("/b/rl/set_reward", {"reward": 3.0})
+        await server.ok("/rl/start_session", {"session_id": "runs", "group_id": "g"})
+        await server.chat([user("hi")], "runs")
+        compared = {"layout": "concat", "advantages": "leave_one_out"}
+        claimed = (await claim(server, limit=1, export=compared))["samples"]
+        assert [sample["advantages"] for sample in claimed] == [[-2.0]]
+        exported = await server.ok("/export_trajectories", {"filter": {"group_id": "g"}, **compared})
+        assert [sample["advantages"] for sample in exported["samples"]] == [[-0.5], [2.5], [-2.0]]
+
+
 async def test_what_cannot_be_exported_is_given_back_at_once(tmp_path: Path, database_url: str) -> None:
     async with served(tmp_path, database_url) as server:
         await finish(server, "a")
@@ -244,6 +258,9 @@ async def test_sessions_are_acknowledged_without_a_claim_unless_somebody_holds_t
         ("claim", {"consumer": "a b"}, 400, "consumer"),
         ("claim", {"claim_id": "é"}, 400, "claim_id"),
         ("claim", {"filter": {"colour": "red"}}, 400, "filter.colour"),
+        ("claim", {"filter": {"status": "active"}, "wait_s": 600}, 400, "filter.status"),
+        ("claim", {"session_ids": ["live"]}, 400, "session_ids"),
+        ("claim", {"cursor": "live"}, 400, "cursor"),
         ("claim", {"filter": {"purpose": "agent"}}, 400, "filter.purpose"),
         ("claim", {"export": {"layout": "round"}}, 400, "layout"),
         ("claim", {"export": {"limit": 3}}, 400, "limit"),

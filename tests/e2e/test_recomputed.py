@@ -1,0 +1,256 @@
+"""Exports are what the raw tables say, and these say what the engine sampled: recomputed by independent code."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections import Counter
+from collections.abc import AsyncIterator
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+
+from proxy.app import build_app
+from proxy.engine.scripted import Reply, Script, play
+from proxy.settings import Settings
+from tests import raw_tables
+from tests.exports import areal_tensor, read
+from tests.raw_tables import Groups, Stored
+from tests.support import Server, sampled, tiny_renderer, until, user
+from tests.wandering import AGENTS, VariedEngine, varied, wander
+
+SEEDS = range(4)
+FORMATS = ("json", "jsonl", "npz", "safetensors", "arrow", "parquet")
+PADDED = {"layout": "padded", "prompt_length": 60, "response_length": 48}
+EXPORTS: list[dict[str, Any]] = [
+    {},
+    {"discount": 0.7, "credit": "linear", "train": {"turns": "last"}, "step_advantages": "grpo"},
+    {"layout": "individual", "filter": {"agent": "red"}, "mask_unfinished": True, "advantages": "grpo"},
+    {"layout": "concat", "advantages": "grpo", "step_advantages": "leave_one_out"},
+    {"layout": "concat", "discount": 0.0, "credit": "tree", "train": {"turns": [0, 2]}, "reward_name": "pass_rate"},
+    {"layout": "concat", "filter": {"agent": list(AGENTS[:1])}, "reward_granularity": "binary", "advantages": "grpo"},
+    {"layout": "concat", "filter": {"purpose": ["main", "aux"]}, "train": {"purposes": ["main"]}},
+    {"layout": "concat", "filter": {"group_id": "g1"}, "advantages": "leave_one_out", "step_advantages": "grpo"},
+    {"layout": "tree", "discount": 1.0, "reward_granularity": "pass_rate", "step_advantages": "grpo"},
+    {"layout": "tree", "filter": {"agent": "blue"}, "train": {"agents": ["blue"]}, "advantages": "grpo"},
+    {**PADDED, "on_too_long": "drop", "advantages": "leave_one_out", "pad_token_id": 3},
+    {**PADDED, "on_too_long": "truncate", "keep": "head", "train": {"turns": "last"}},
+    {**PADDED, "on_too_long": "truncate", "keep": "middle", "reward_name": "style"},
+    {**PADDED, "on_too_long": "truncate", "keep": "tail", "mask_unfinished": True, "step_advantages": "grpo"},
+]
+
+
+@contextlib.asynccontextmanager
+async def on_file(folder: Path, script: Script, restless: Random | None = None, **settings: Any) -> AsyncIterator[Any]:
+    """A server on a SQLite file and an engine that keeps what it said."""
+    configured = Settings(database_url=f"sqlite:///{folder / 'raw.db'}", **settings)
+    renderer = tiny_renderer(configured.thinking_retention)
+    engine = VariedEngine(script, vocab_size=renderer.vocab_size, restless=restless)
+    app = build_app(configured, engine=engine, renderer=renderer)
+    transport = httpx.ASGITransport(app=app, raise_app_exceptions=False)
+    async with app.router.lifespan_context(app), httpx.AsyncClient(transport=transport, base_url="http://t") as http:
+        yield Server(app, http, engine), engine
+
+
+async def export(server: Server, name: str, body: dict[str, Any]) -> bytes:
+    response = await server.post("/export_trajectories", {**body, "format": name})
+    assert response.status_code == 200, response.text
+    return response.content
+
+
+def matched(sessions: list[Stored], body: dict[str, Any]) -> list[Stored]:
+    group = body.get("filter", {}).get("group_id")
+    return [stored for stored in sessions if group is None or stored.group == group]
+
+
+def recomputed(sessions: list[Stored], body: dict[str, Any]) -> list[raw_tables.Row]:
+    chosen = matched(sessions, body)
+    groups = Groups(chosen, body)
+    return [{"session_id": s.session_id, **row} for s in chosen for row in raw_tables.samples(s, body, groups)]
+
+
+def check_rows(found: list[Any], wanted: list[raw_tables.Row], *, always_token_rewards: bool) -> None:
+    assert [row["interaction_ids"] for row in found] == [row["interaction_ids"] for row in wanted]
+    for ours, theirs in zip(wanted, found, strict=True):
+        check_turns(theirs["turns"], ours["turns"])
+        assert theirs["session_id"] == ours["session_id"]
+        if not always_token_rewards:
+            assert ("token_rewards" in theirs) == ("token_rewards" in ours)
+        for name, values in ours.items():
+            if name not in ("interaction_ids", "turns", "session_id"):
+                check_column(name, theirs[name], values)
+
+
+def check_turns(found: list[Any], wanted: list[Any]) -> None:
+    for ours, theirs in zip(wanted, found, strict=True):
+        assert {name: theirs[name] for name in ("interaction_id", "reward", "span")} == {
+            name: ours[name] for name in ("interaction_id", "reward", "span")
+        }
+        np.testing.assert_allclose(theirs["return"], ours["return"], rtol=1e-12, atol=1e-12)
+
+
+def check_column(name: str, found: Any, wanted: Any) -> None:
+    """Whole numbers, masks and logprobs to the bit; sums of floats within what float32 rounds."""
+    wanted = np.asarray(wanted)
+    if name in ("advantages", "step_advantages"):
+        # Deviations of one part in 1e16 stand over the formula's 1e-6.
+        np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-5, err_msg=name)
+    elif wanted.dtype.kind == "f" and name not in ("logprobs", "rollout_log_probs", "token_rewards"):
+        np.testing.assert_allclose(found, wanted, rtol=1e-6, atol=1e-6, err_msg=name)
+    else:
+        np.testing.assert_array_equal(found, wanted.astype(np.float32) if wanted.dtype.kind == "f" else wanted, name)
+
+
+def check_sums(sessions: list[Stored], body: dict[str, Any], found: list[Any]) -> None:
+    """Every token that may be trained is, once, in layouts that join, and all versions are the raw ones."""
+    if body.get("layout") not in ("concat", "tree"):
+        return
+    wanted, versions = 0, 0
+    for stored in matched(sessions, body):
+        for node in raw_tables.selected(stored, body):
+            allowed = raw_tables.may_train(stored, node, body)
+            wanted += int(allowed.sum())
+            versions += int(node.versions[allowed].sum())
+    assert sum(sum(row["loss_mask"]) for row in found) == wanted
+    assert sum(v for row in found for v, m in zip(row["versions"], row["loss_mask"], strict=True) if m) == versions
+    weights: Counter[str] = Counter()
+    for row in found:
+        weights[row["session_id"]] += row["weight"][0]
+    assert all(total == pytest.approx(1) or total == 0 for total in weights.values())
+
+
+def check_areal(body: Any, wanted: list[raw_tables.Row]) -> None:
+    assert list(body["interactions"]) == [row["interaction_ids"][-1] for row in wanted]
+    for row in wanted:
+        found = body["interactions"][row["interaction_ids"][-1]]
+        tensors = {name: areal_tensor(value)[0] for name, value in found["tensor_dict"].items()}
+        for name in ("input_ids", "loss_mask", "versions", "logprobs", "attention_mask"):
+            check_column(name, tensors[name], row[name])
+        assert found["reward"] == pytest.approx(row["rewards"][0], rel=1e-6, abs=1e-6)
+
+
+def check_engine(sessions: list[Stored], engine: VariedEngine) -> None:
+    """Every complete row is something that the engine was given and gave."""
+    said = Counter((tuple(s.prompt), tuple(s.output), tuple(s.logprobs), tuple(s.versions)) for s in engine.said)
+    for stored in sessions:
+        for node in stored.nodes.values():
+            prompt = raw_tables.tokens(stored, node).ids[: -len(node.output)]
+            row = tuple(tuple(each.tolist()) for each in (prompt, node.output, node.logprobs, node.versions))
+            assert said[row] > 0
+            said[row] -= 1
+
+
+def check_persisted(stored: Stored) -> None:
+    """Returns of a session that has ended, by its own discount and credit; none of one that runs."""
+    values = raw_tables.returns(stored, {}) if stored.status == "ended" else {}
+    assert stored.returns == {
+        (name, stored.discount, stored.credit): pytest.approx(value, rel=1e-12, abs=1e-12)
+        for name, value in values.items()
+    }
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+async def test_exports_are_what_the_raw_tables_say(tmp_path: Path, seed: int) -> None:
+    random = Random(seed)
+    retention, script = "template" if seed % 4 == 2 else "all", varied(random, thinks=True)
+    async with on_file(tmp_path, script, random, thinking_retention=retention) as (server, engine):
+        await wander(server, random, 6)
+        asked = [(body, name) for body in EXPORTS for name in random.sample(FORMATS, 2)]
+        answers = [(body, name, await export(server, name, body)) for body, name in asked]
+        areal = [(style, await export(server, "areal", {"style": style})) for style in ("individual", "concat")]
+    sessions = raw_tables.read_sessions(tmp_path / "raw.db")
+    assert sum(len(stored.nodes) for stored in sessions) > 15
+    check_engine(sessions, engine)
+    for stored in sessions:
+        check_persisted(stored)
+    for body, name, content in answers:
+        found, wanted = read(name, content), recomputed(sessions, body)
+        check_rows(found["samples"], wanted, always_token_rewards=body.get("layout") == "padded")
+        check_sums(sessions, body, found["samples"])
+        for stored in matched(sessions, body):
+            said, entry = found["sessions"][stored.session_id], raw_tables.entry(stored)
+            assert {key: said[key] for key in entry} == entry
+    for style, content in areal:
+        check_areal(json.loads(content), recomputed(sessions, {"layout": style}))
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+async def test_drift_mask_trains_only_what_stands_as_sampled_once_and_counts_the_rest(
+    tmp_path: Path, seed: int
+) -> None:
+    random = Random(seed)
+    async with on_file(tmp_path, varied(random, thinks=True), random, thinking_retention="template") as (server, _):
+        await wander(server, random, 4)
+        found = await server.ok("/export_trajectories", {"layout": "concat", "drift": "mask"})
+    sessions = {stored.session_id: stored for stored in raw_tables.read_sessions(tmp_path / "raw.db")}
+    assert any(node.parent and not node.aligned for stored in sessions.values() for node in stored.nodes.values())
+    for name, stored in sessions.items():
+        rows = [row for row in found["samples"] if row["session_id"] == name]
+        placed = [check_mask(stored, row) for row in rows]
+        trained = [each for _, ids in placed for each in ids]
+        assert len(trained) == len(set(trained))
+        standing = {each for ids, _ in placed for each in ids}
+        lost = sum(len(node.output) for node in stored.nodes.values() if node.id not in standing)
+        assert found["sessions"][name]["masked_tokens"] == lost
+
+
+def check_mask(stored: Stored, row: Any) -> tuple[list[str], list[str]]:
+    """Ids of the turns that stand in a sample as sampled, and of those that it trains."""
+    ids, mask = row["input_ids"], np.array(row["loss_mask"], bool)
+    assert ids == raw_tables.tokens(stored, stored.nodes[row["interaction_id"]]).ids.tolist()
+    standing, trained, sampled_here = [], [], np.zeros(len(ids), bool)
+    for number, turn in enumerate(row["turns"]):
+        if turn["span"] is None:
+            continue
+        where, node = slice(*turn["span"]), stored.nodes[turn["interaction_id"]]
+        assert ids[where] == node.output.tolist()
+        assert not sampled_here[where].any()
+        sampled_here[where] = True
+        standing.append(node.id)
+        if mask[where].any():
+            trained.append(node.id)
+            np.testing.assert_array_equal(mask[where], raw_tables.may_train(stored, node, {}))
+            for name, values in (("logprobs", node.logprobs), ("versions", node.versions)):
+                found = np.array(row[name], values.dtype)[where]
+                np.testing.assert_array_equal(found[mask[where]], values[mask[where]])
+            assert set(np.array(row["turn_ids"])[where][mask[where]]) == {number}
+    assert not mask[~sampled_here].any()
+    return standing, trained
+
+
+@pytest.mark.parametrize("mode", ["in_place", "retract", "abort"])
+async def test_an_update_in_mid_reply_is_in_the_row_and_in_the_export_at_its_token(tmp_path: Path, mode: str) -> None:
+    """Worked out by hand: the reply has 30 tokens, and those after the update carry version 7."""
+    whole = sampled("alpha " * 29)
+    pieces = [Reply(whole, delay_s=0.02)]
+    if mode == "abort":  # what is left is asked for anew
+        pieces.append(Reply(sampled("omega"), delay_s=0.02))
+    async with on_file(tmp_path, play([*pieces, Reply(sampled("later"))])) as (server, engine):
+        asking = asyncio.create_task(server.chat([user("q")]))
+        await until(lambda: bool(engine.said) and len(engine.said[0].output) >= 5)
+        await server.ok("/engine/update_weights", {"path": "w", "version": 7, "mode": mode})
+        message = (await asking)["choices"][0]["message"]
+        await server.chat([user("q"), message, user("more")])
+        await server.ok("/s/rl/set_reward", {"reward": 2.0})
+        await server.ok("/s/rl/end_session", {})
+        single = await server.export(layout="individual", discount=0.5)
+        (joined,) = await server.export(layout="concat")
+    (stored,) = raw_tables.read_sessions(tmp_path / "raw.db")
+    first, second = stored.nodes.values()
+    before = first.versions.tolist().index(7)
+    assert 5 <= before < len(first.output)
+    assert first.versions.tolist() == [0] * before + [7] * (len(first.output) - before)
+    rest = sampled("omega").tolist() if mode == "abort" else whole.tolist()[before:]
+    assert first.output.tolist() == whole.tolist()[:before] + rest
+    assert [logprob for said in engine.said[:-1] for logprob in said.logprobs] == first.logprobs.tolist()
+    assert [sample["rewards"] for sample in single] == [[1.0], [2.0]]
+    assert (joined["rewards"], joined["raw_rewards"]) == ([2.0], [2.0])
+    versions = [v for v, trained in zip(joined["versions"], joined["loss_mask"], strict=True) if trained]
+    assert versions == [*first.versions.tolist(), *second.versions.tolist()]
+    assert set(second.versions.tolist()) == {7}
+    assert sum(joined["loss_mask"]) == len(first.output) + len(second.output)

@@ -1,0 +1,432 @@
+"""What an export must say, recomputed from the raw tables by sqlite3 and numpy alone: nothing of `proxy` is used.
+
+It goes token by token: each token of a sample knows whose output it is, and is trained in the first sample that has it.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+Body = Mapping[str, Any]
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Node:
+    """A row of `interactions`, its bytes decoded."""
+
+    id: str
+    seq: int
+    parent: str | None
+    aligned: bool
+    reason: str
+    status: str
+    prefix_length: int
+    suffix: np.ndarray
+    output: np.ndarray
+    logprobs: np.ndarray
+    versions: np.ndarray
+    reward: float | None
+    rewards: dict[str, float]
+    token_rewards: np.ndarray | None
+    trainable: bool
+    spans: list[list[int]]
+    state_hash: str | None
+    purpose: str | None
+    agent: str | None
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A row of `sessions` with its interactions; `nodes` are the complete ones by id, in order of seq."""
+
+    session_id: str
+    group: Any
+    discount: float
+    credit: str
+    status: str
+    finished: bool | None
+    every: list[Node]
+    returns: dict[tuple[str, float, str], float]
+
+    @property
+    def nodes(self) -> dict[str, Node]:
+        return {node.id: node for node in self.every if node.status == "complete"}
+
+    def children(self, parent: Node) -> list[Node]:
+        return [node for node in self.nodes.values() if node.parent == parent.id]
+
+    def depth(self, node: Node) -> int:
+        return 0 if node.parent is None else 1 + self.depth(self.nodes[node.parent])
+
+
+def read_sessions(path: Path) -> list[Stored]:
+    """All sessions of a SQLite file, oldest first."""
+    connection = sqlite3.connect(path)
+    connection.row_factory = sqlite3.Row
+    try:
+        rows = connection.execute("SELECT * FROM sessions ORDER BY number").fetchall()
+        return [_session(connection, row) for row in rows]
+    finally:
+        connection.close()
+
+
+def _session(connection: sqlite3.Connection, row: sqlite3.Row) -> Stored:
+    name = row["session_id"]
+    nodes = connection.execute("SELECT * FROM interactions WHERE session_id = ? ORDER BY seq", [name]).fetchall()
+    values = connection.execute(
+        "SELECT r.* FROM returns r JOIN interactions i ON i.id = r.interaction_id WHERE i.session_id = ?", [name]
+    )
+    return Stored(
+        session_id=name,
+        group=row["group_id"] or ("alone", name),
+        discount=row["discount"],
+        credit=row["credit"],
+        status=row["status"],
+        finished=None if row["finished"] is None else bool(row["finished"]),
+        every=[_node(each) for each in nodes],
+        returns={(each["interaction_id"], each["discount"], each["credit"]): each["value"] for each in values},
+    )
+
+
+def _node(row: sqlite3.Row) -> Node:
+    runs = _json(row["versions"]) or []
+    tokens = row["token_rewards"]
+    return Node(
+        id=row["id"],
+        seq=row["seq"],
+        parent=row["parent_id"],
+        aligned=bool(row["aligned"]),
+        reason=row["reason"],
+        status=row["status"],
+        prefix_length=row["prefix_length"],
+        suffix=np.frombuffer(row["prompt_suffix"], "<i4"),
+        output=np.frombuffer(row["output_ids"], "<i4"),
+        logprobs=np.frombuffer(row["logprobs"], "<f4"),
+        versions=np.array([version for count, version in runs for _ in range(count)], np.int32),
+        reward=row["reward"],
+        rewards=_json(row["rewards"]) or {},
+        token_rewards=None if tokens is None else np.frombuffer(tokens, "<f4"),
+        trainable=bool(row["trainable"]),
+        spans=_json(row["spans"]) or [],
+        state_hash=row["state_hash"],
+        purpose=row["purpose"],
+        agent=row["agent"],
+    )
+
+
+def _json(data: bytes | None) -> Any:
+    if data is None:
+        return None
+    return json.loads(zlib.decompress(data[1:]) if data[:1] in b"zZ" else data[1:])
+
+
+def main_reward(node: Node, body: Body) -> float | None:
+    """The reward that an export looks at."""
+    granularity = body.get("reward_granularity")
+    name = body.get("reward_name") if granularity is None else "pass_rate"
+    value = node.rewards.get(name or "", node.reward)
+    if value is None or granularity != "binary":
+        return value
+    return 1.0 if value >= 1 else 0.0
+
+
+def returns(stored: Stored, body: Body) -> dict[str, float]:
+    """By the definition: a reward and the discounted mean of what its children return, or a sum along the order."""
+    discount = stored.discount if body.get("discount") is None else body["discount"]
+    credit, nodes = body.get("credit") or stored.credit, list(stored.nodes.values())
+    rewards = [main_reward(node, body) or 0.0 for node in nodes]
+    if credit == "linear":
+        sums = [
+            sum(reward * discount**later for later, reward in enumerate(rewards[first:])) for first in range(len(nodes))
+        ]
+        return {node.id: value for node, value in zip(nodes, sums, strict=True)}
+
+    def value(node: Node) -> float:
+        below = [value(child) for child in stored.children(node)]
+        return (main_reward(node, body) or 0.0) + discount * (float(np.mean(below)) if below else 0.0)
+
+    return {node.id: value(node) for node in nodes}
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """`ids` [L]; `owner` [L] is the seq of whose output a token is (-1 context), `at` [L] its index in it."""
+
+    ids: np.ndarray
+    owner: np.ndarray
+    at: np.ndarray
+
+
+def tokens(stored: Stored, node: Node) -> Tokens:
+    """Prompt and output of a node."""
+    pieces: list[Tokens] = []
+    if node.aligned:
+        assert node.parent is not None
+        pieces.append(tokens(stored, stored.nodes[node.parent]))
+        assert len(pieces[0].ids) == node.prefix_length
+    else:
+        assert node.prefix_length == 0
+    context, output = len(node.suffix), len(node.output)
+    pieces.append(Tokens(node.suffix, np.full(context, -1), np.full(context, -1)))
+    pieces.append(Tokens(node.output, np.full(output, node.seq), np.arange(output)))
+    return Tokens(*(np.concatenate([getattr(piece, name) for piece in pieces]) for name in ("ids", "owner", "at")))
+
+
+def chain(stored: Stored, node: Node) -> list[Node]:
+    """The nodes whose tokens stand in a node's, oldest first."""
+    above = chain(stored, stored.nodes[node.parent]) if node.aligned and node.parent else []
+    return [*above, node]
+
+
+def selected(stored: Stored, body: Body) -> list[Node]:
+    """What the filter keeps."""
+    wanted = body.get("filter", {})
+    agents, purposes = _names(wanted.get("agent")), _names(wanted.get("purpose"))
+    return [
+        node
+        for node in stored.nodes.values()
+        if (agents is None or node.agent in agents) and (purposes is None or node.purpose in purposes)
+    ]
+
+
+def _names(value: Any) -> list[str] | None:
+    return [value] if isinstance(value, str) else value
+
+
+def may_train(stored: Stored, node: Node, body: Body) -> np.ndarray:
+    """bool [output]: which tokens of an output marks and `train` leave to be trained."""
+    train, turns = body.get("train", {}), body.get("train", {}).get("turns", "all")
+    chosen = (
+        node.trainable
+        and not (body.get("mask_unfinished") and stored.finished is False)
+        and node.id not in train.get("exclude", [])
+        and ("agents" not in train or node.agent in train["agents"])
+        and ("purposes" not in train or node.purpose in train["purposes"])
+        and (turns == "all" or (not stored.children(node) if turns == "last" else stored.depth(node) in turns))
+    )
+    allowed = np.zeros(len(node.output), bool)
+    for first, end in node.spans or [[0, len(node.output)]]:
+        allowed[first:end] = chosen
+    return allowed
+
+
+def samples(stored: Stored, body: Body, groups: Groups | None = None) -> list[Row]:
+    """The samples of a session, in the order in which they are exported."""
+    layout = body.get("layout", "individual")
+    if layout == "tree":
+        rows = [_tree(stored, body)] if selected(stored, body) else []
+    elif layout == "individual":
+        rows = [_sample(stored, node, body, [node], set()) for node in selected(stored, body)]
+    else:
+        rows = _joined(stored, body)
+    training = sum(bool(row["loss_mask"].any()) for row in rows)
+    for row in rows:
+        row["weight"] = [1 / training if row["loss_mask"].any() else 0.0]
+        if groups is not None:
+            row.update(groups.of(stored, row))
+    return rows
+
+
+def _joined(stored: Stored, body: Body) -> list[Row]:
+    """One a leaf: a node that no selected one goes on from."""
+    kept = selected(stored, body)
+    leaves = [node for node in kept if not any(other.parent == node.id and other.aligned for other in kept)]
+    done: set[tuple[int, int]] = set()
+    rows: list[Row] = []
+    for leaf in sorted(leaves, key=lambda node: node.seq):
+        if body.get("layout") != "padded":
+            rows.append(_sample(stored, leaf, body, kept, done))
+        elif _fits(stored, leaf, body):
+            rows.append(_padded(_sample(stored, leaf, body, kept, done), body))
+    return rows
+
+
+def _sample(stored: Stored, node: Node, body: Body, kept: list[Node], done: set[tuple[int, int]]) -> Row:
+    single = body.get("layout", "individual") == "individual"
+    standing = tokens(stored, node)
+    path = [node] if single else chain(stored, node)
+    values = returns(stored, body)
+    row = _columns(stored, standing, path, body, {each.seq for each in kept}, done)
+    total = values[node.id] if single else sum(main_reward(each, body) or 0.0 for each in path)
+    row["rewards"], row["raw_rewards"] = [total], [main_reward(node, body) or 0.0]
+    return row
+
+
+def _columns(
+    stored: Stored, standing: Tokens, path: list[Node], body: Body, kept: set[int], done: set[tuple[int, int]]
+) -> Row:
+    """Token by token. `done` are the tokens that stood as outputs in samples before; this one's are added."""
+    length, values = len(standing.ids), returns(stored, body)
+    row = {
+        "input_ids": standing.ids,
+        "loss_mask": np.zeros(length, np.int32),
+        "logprobs": np.zeros(length, np.float32),
+        "versions": np.full(length, -1, np.int32),
+        "turn_ids": np.full(length, -1, np.int32),
+        "attention_mask": np.ones(length, bool),
+    }
+    rewards = np.zeros(length, np.float32)
+    by_seq = {node.seq: (turn, node, may_train(stored, node, body)) for turn, node in enumerate(path)}
+    for place, (seq, at) in enumerate(zip(standing.owner.tolist(), standing.at.tolist(), strict=True)):
+        if seq not in by_seq:
+            continue  # context
+        turn, node, allowed = by_seq[seq]
+        if node.token_rewards is not None:
+            rewards[place] = node.token_rewards[at]
+        if seq in kept and allowed[at] and (seq, at) not in done:
+            row["loss_mask"][place] = 1
+            row["logprobs"][place] = node.logprobs[at]
+            row["versions"][place] = node.versions[at]
+            row["turn_ids"][place] = turn
+        done.add((seq, at))
+    if any(node.token_rewards is not None and len(node.output) for node in path):
+        row["token_rewards"] = rewards
+    spans = [np.flatnonzero(standing.owner == node.seq) for node in path]
+    row["interaction_ids"] = [node.id for node in path]
+    row["turns"] = [
+        {"interaction_id": node.id, "reward": main_reward(node, body), "return": values[node.id], "span": _span(where)}
+        for node, where in zip(path, spans, strict=True)
+    ]
+    return row
+
+
+def _span(where: np.ndarray) -> list[int] | None:
+    return [int(where[0]), int(where[-1]) + 1] if len(where) else None
+
+
+def _tree(stored: Stored, body: Body) -> Row:
+    kept = selected(stored, body)
+    above = {each.id for node in kept for each in chain(stored, node)}
+    nodes = [node for node in stored.nodes.values() if node.id in above]
+    own = []
+    for node in nodes:
+        whole = tokens(stored, node)
+        own.append(Tokens(*(getattr(whole, name)[node.prefix_length :] for name in ("ids", "owner", "at"))))
+    standing = Tokens(*(np.concatenate([getattr(each, name) for each in own]) for name in ("ids", "owner", "at")))
+    row = _columns(stored, standing, nodes, body, {node.seq for node in kept}, set())
+    ends, rewards = np.cumsum([len(each.ids) for each in own]), [main_reward(node, body) or 0.0 for node in nodes]
+    places = [np.arange(len(each.ids)) + node.prefix_length for node, each in zip(nodes, own, strict=True)]
+    names, values = [node.id for node in nodes], returns(stored, body)
+    return {
+        **row,
+        "position_ids": np.concatenate(places),
+        "node_offsets": np.array([0, *ends]),
+        "node_parents": np.array([names.index(node.parent) if node.aligned and node.parent else -1 for node in nodes]),
+        "node_positions": np.array([each[0] for each in places]),
+        "node_rewards": np.array(rewards, np.float32),
+        "node_returns": np.array([values[name] for name in names], np.float32),
+        "rewards": [sum(rewards)],
+        "raw_rewards": [rewards[-1]],
+    }
+
+
+def _first_output(standing: Tokens) -> int:
+    return int(np.flatnonzero(standing.owner >= 0)[0])
+
+
+def _fits(stored: Stored, leaf: Node, body: Body) -> bool:
+    standing = tokens(stored, leaf)
+    first = _first_output(standing)
+    fits = first <= body["prompt_length"] and len(standing.ids) - first <= body["response_length"]
+    return fits or body.get("on_too_long") == "truncate"
+
+
+def _padded(row: Row, body: Body) -> Row:
+    """Prompt on the left, response on the right; where they are cut, the prompt's end and what `keep` says stay."""
+    spans = [turn["span"] for turn in row["turns"]]
+    first, length = min(span[0] for span in spans if span), len(row["input_ids"])
+    left, right = body["prompt_length"], body["response_length"]
+    prompt, spare = list(range(max(first - left, 0), first)), max(length - first - right, 0)
+    start = {"head": 0, "middle": spare // 2, "tail": spare}[body.get("keep", "head")]
+    response = list(range(first, length))[start : start + right]
+
+    def lay(values: Any, fill: Any) -> np.ndarray:
+        pads = [fill] * (left - len(prompt)), [fill] * (right - len(response))
+        return np.array([*pads[0], *values[prompt], *values[response], *pads[1]])
+
+    real = lay(np.ones(length, int), 0)
+    out: Row = {name: lay(row[name], fill) for name, fill in _FILLS.items()}
+    out["input_ids"] = lay(row["input_ids"], body.get("pad_token_id", 0))
+    scores = np.zeros(right)
+    scores[len(response) - 1] = row["rewards"][0]
+    out |= {
+        "prompts": out["input_ids"][:left],
+        "responses": out["input_ids"][left:],
+        "response_mask": out["loss_mask"][left:],
+        "attention_mask": real,
+        "position_ids": np.clip(np.cumsum(real) - 1, 0, None),
+        "rollout_log_probs": out["logprobs"][left:],
+        "rm_scores": scores,
+        "__num_turns__": [2 * len(spans)],
+        "prompt_lengths": [len(prompt)],
+        "response_lengths": [len(response)],
+    }
+    if "token_rewards" in row:
+        out["token_rewards"] = lay(row["token_rewards"], 0.0)
+    return {**out, **{name: row[name] for name in ("rewards", "raw_rewards", "interaction_ids", "turns")}}
+
+
+_FILLS = {"loss_mask": 0, "logprobs": 0.0, "versions": -1, "turn_ids": -1}
+
+
+class Groups:
+    """Advantages over `sessions`, all that an export's filter matches, by the formulas of the papers."""
+
+    def __init__(self, sessions: list[Stored], body: Body) -> None:
+        self._body = body
+        self._scores = [(stored.group, self._score(stored)) for stored in sessions if stored.nodes]
+        self._states = [
+            ((stored.group, node.state_hash), value)
+            for stored in sessions
+            for node, value in zip(stored.nodes.values(), returns(stored, body).values(), strict=True)
+        ]
+
+    def of(self, stored: Stored, row: Row) -> Row:
+        """The columns `advantages` and `step_advantages` of a sample, where they are asked for."""
+        out: Row = {}
+        if kind := self._body.get("advantages"):
+            out["advantages"] = [_advantage(self._scores, stored.group, self._score(stored), kind)]
+        if kind := self._body.get("step_advantages"):
+            values = returns(stored, self._body)
+            keys = [(stored.group, stored.nodes[name].state_hash) for name in row["interaction_ids"]]
+            found = zip(keys, row["interaction_ids"], strict=True)
+            out["step_advantages"] = [_advantage(self._states, key, values[name], kind) for key, name in found]
+        return out
+
+    def _score(self, stored: Stored) -> float:
+        return sum(main_reward(node, self._body) or 0.0 for node in stored.nodes.values())
+
+
+def _advantage(values: list[tuple[Any, float]], key: Any, own: float, kind: str) -> float:
+    group = np.array([value for other, value in values if other == key])
+    if len(group) < 2:
+        return 0.0
+    if kind == "grpo":
+        return float((own - group.mean()) / (group.std(ddof=1) + 1e-6))
+    return float(own - (group.sum() - own) / (len(group) - 1))
+
+
+def entry(stored: Stored) -> Row:
+    """What a session's entry says of its interactions."""
+    complete, statuses = stored.nodes.values(), [node.status for node in stored.every]
+    reasons = [node.reason for node in complete]
+    return {
+        "status": stored.status,
+        "finished": stored.finished,
+        "complete": not {"failed", "aborted"} & set(statuses),
+        **{status: statuses.count(status) for status in ("failed", "aborted", "superseded")},
+        "reasons": {reason: reasons.count(reason) for reason in reasons},
+        "unaligned": sum(node.parent is not None and not node.aligned for node in complete),
+        "rewarded": any(
+            node.reward is not None or bool(node.rewards) or node.token_rewards is not None for node in complete
+        ),
+    }

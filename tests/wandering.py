@@ -1,0 +1,216 @@
+"""Agents that do what agents do, drawn by a seed: fork, compact, retry, rewrite, use tools, fail and are rewarded."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field, replace
+from random import Random
+from typing import Any
+
+from proxy.engine.scripted import Fault, Reply, Script, ScriptedEngine
+from proxy.types import GenerateRequest, TokenChunk
+from proxy.types import Logprobs as Floats
+from tests.support import Server, assistant, call_text, function_tool, sampled, system, tool_result, user
+
+WORDS = ["alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta", "theta", "iota", "kappa"]
+REWARDS = (0, 1, -1, 0.5, 1.25, -3.7, 0.001, 12345.678)
+TOOLS = [function_tool("add", {"a": {"type": "integer"}})]
+AGENTS, PURPOSES, STATES = ("red", "blue"), ("main", "summary", "aux"), ("here", "there")
+
+
+@dataclass(frozen=True)
+class Said:
+    """What an engine was given and what it gave, token for token."""
+
+    prompt: list[int]
+    output: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    versions: list[int] = field(default_factory=list)
+
+
+class VariedEngine(ScriptedEngine):
+    """Every token has a logprob of its own, and with `restless` weights change in the middle of replies."""
+
+    def __init__(self, script: Script, *, vocab_size: int, restless: Random | None = None) -> None:
+        super().__init__(script, vocab_size=vocab_size)
+        self.said: list[Said] = []
+        self._restless = restless
+
+    async def generate(self, request: GenerateRequest) -> AsyncIterator[TokenChunk]:
+        said = Said(list(request.input_ids))
+        self.said.append(said)
+        async for chunk in super().generate(request):
+            said.output.extend(chunk.ids)
+            values = Floats("f", (-1.0 / (3 + (token + 7 * len(said.output)) % 101) for token in chunk.ids))
+            values = values[: len(chunk.logprobs)]
+            said.logprobs.extend(values)
+            said.versions.extend([chunk.version] * len(chunk.ids))
+            yield replace(chunk, logprobs=values)
+            if self._restless is not None and self._restless.random() < 0.1:
+                await self.update_weights("anywhere")
+
+
+def words(random: Random) -> str:
+    return " ".join(random.choices(WORDS, k=random.randint(1, 4)))
+
+
+def varied(random: Random, *, thinks: bool) -> Script:
+    """Answers, calls, answers cut by length, and failures."""
+
+    def script(request: GenerateRequest) -> Reply:
+        chance, chunk = random.random(), random.randint(1, 5)
+        thought = f"<think>\n{words(random)}\n</think>\n\n" if thinks and random.random() < 0.5 else ""
+        if chance < 0.06:
+            fault = random.choice([Fault.ERROR, Fault.CUT, Fault.BAD_LENGTHS])
+            return Reply(sampled(words(random)), chunk, fault=fault, fault_after=chunk)
+        if chance < 0.14:
+            return Reply(sampled(words(random), end=False), chunk)
+        if request.turn is not None and request.turn.tools and chance < 0.6:
+            return Reply(sampled(thought + call_text("add", f'{{"a": {random.randint(0, 9)}}}')), chunk)
+        return Reply(sampled(thought + words(random)), chunk)
+
+    return script
+
+
+@dataclass
+class Agent:
+    """One session's agent; `histories` are the conversations that it may go on from, each ending with an answer."""
+
+    server: Server
+    random: Random
+    session: str
+    tools: bool
+    histories: list[list[Any]] = field(default_factory=list)
+
+    async def live(self, steps: int) -> None:
+        for _ in range(steps):
+            ways = [Agent.begin] if not self.histories else _WAYS
+            await self.random.choice(ways)(self)
+
+    async def begin(self) -> None:
+        """A conversation of its own: a sub-agent's, or what is left of a compacted one."""
+        head = [system(f"you are {words(self.random)}")] if self.random.random() < 0.5 else []
+        await self.say([*head, user(words(self.random))])
+
+    async def go_on(self) -> None:
+        history = self.random.choice(self.histories)
+        await self.say([*history, *self.next_words(history)])
+
+    async def fork(self) -> None:
+        """From an answer somewhere above."""
+        history = self.random.choice(self.histories)
+        ends = [at + 1 for at, message in enumerate(history) if message["role"] == "assistant"]
+        above = history[: self.random.choice(ends)]
+        await self.say([*above, *self.next_words(above)])
+
+    async def ask_again(self) -> None:
+        await self.say(self.random.choice(self.histories)[:-1])
+
+    async def rewrite(self) -> None:
+        """Another answer stands where one of ours was."""
+        history = list(self.random.choice(self.histories))
+        places = [at for at, message in enumerate(history) if message["role"] == "assistant"]
+        at = self.random.choice(places)
+        await self.say([*history[:at], assistant(f"no, {words(self.random)}"), user(words(self.random))])
+
+    async def compact(self) -> None:
+        await self.say([system("go on from a summary"), user(f"so far: {words(self.random)}")])
+
+    async def ask_at_once(self) -> None:
+        history = self.random.choice(self.histories)
+        await asyncio.gather(*(self.say([*history, *self.next_words(history)]) for _ in range(2)))
+
+    def next_words(self, history: list[Any]) -> list[Any]:
+        calls = history[-1].get("tool_calls") or []
+        results = [tool_result(call["id"], words(self.random)) for call in calls]
+        return results or [user(words(self.random))]
+
+    async def say(self, messages: list[Any]) -> None:
+        """A turn; the same request again, marked as a retry, gives the same reply, or after a failure a new one."""
+        body: dict[str, Any] = {"model": "m", "messages": messages}
+        if self.tools:
+            body["tools"] = TOOLS
+        if self.random.random() < 0.1:
+            body["n"] = 2
+        headers = {
+            "x-tokengrove-agent": self.random.choice(AGENTS),
+            "x-tokengrove-purpose": self.random.choice(PURPOSES),
+        }
+        if self.random.random() < 0.7:
+            headers["x-tokengrove-state-hash"] = self.random.choice(STATES)
+        path, retry = f"/{self.session}/v1/chat/completions", {"x-stainless-retry-count": "1"}
+        response = await self.server.post(path, body, headers=headers)
+        if self.random.random() < 0.3:
+            again = await self.server.post(path, body, headers={**headers, **retry})
+            if response.status_code == 200:
+                assert again.json()["id"] == response.json()["id"]
+            response = again
+        if response.status_code == 200:
+            self.histories += [[*messages, choice["message"]] for choice in response.json()["choices"]]
+        else:
+            assert response.status_code == 502, response.text
+
+    async def reward(self, times: int) -> None:
+        """Rewards and marks of every kind, on turns drawn from all that are complete."""
+        for _ in range(times):
+            turns = [node for node in await self.server.tree(self.session) if node["status"] == "complete"]
+            if turns:
+                path, body = self.draw_reward(turns)
+                await self.server.ok(f"/{self.session}/rl/{path}", body)
+
+    def draw_reward(self, turns: list[Any]) -> tuple[str, dict[str, Any]]:
+        turn, number = self.random.choice(turns), lambda: self.random.choice(REWARDS)
+        name, length = turn["id"], turn["output_tokens"]
+        start = self.random.randrange(length)
+        spans = [[start, self.random.randint(start + 1, length)], [0, 1]]
+        return self.random.choice(
+            [
+                ("set_reward", {"reward": number()}),
+                ("set_reward", {"reward": number(), "interaction_id": name}),
+                ("set_reward", {"rewards": {each["id"]: number() for each in turns[::2]}}),
+                ("set_reward", {"step_scores": [number() for _ in turns]}),
+                ("set_reward", {"reward": number(), "name": self.random.choice(["pass_rate", "style"])}),
+                ("set_reward", {"reward": number(), "name": "pass_rate", "interaction_id": name}),
+                ("set_reward", {"interaction_id": name, "token_rewards": [number() for _ in range(length)]}),
+                ("mark", {"interaction_id": name, "trainable": False}),
+                ("mark", {"interaction_id": name, "trainable": True, "spans": spans[: self.random.randint(1, 2)]}),
+                ("mark", {"interaction_id": name, "trainable": True}),
+            ]
+        )
+
+    async def end(self) -> None:
+        """Some sessions go on running."""
+        if self.random.random() < 0.8:
+            outcome = {"finished": self.random.choice([True, False, None]), "outcome": "Finished"}
+            await self.server.ok(f"/{self.session}/rl/end_session", {**outcome, "metrics": {"m": 1}})
+
+
+_WAYS = [
+    Agent.begin,
+    *[Agent.go_on] * 7,
+    Agent.fork,
+    Agent.ask_again,
+    Agent.rewrite,
+    Agent.compact,
+    Agent.ask_at_once,
+]
+
+
+async def wander(server: Server, random: Random, sessions: int) -> None:
+    """Sessions in groups, with discounts and credit rules of their own; the last has no turn at all."""
+    for number in range(sessions):
+        name = f"s{number}"
+        start = {
+            "session_id": name,
+            "task_id": "task",
+            "group_id": random.choice(["g1", "g2", None]),
+            "discount": random.choice([0.0, 0.5, 0.9, 1.0, None]),
+            "credit": random.choice(["tree", "linear", None]),
+        }
+        await server.ok("/rl/start_session", start)
+        agent = Agent(server, random, name, tools=random.random() < 0.5)
+        await agent.live(0 if number == sessions - 1 else random.randint(2, 14))
+        await agent.reward(random.randint(0, 4))
+        await agent.end()
+        await agent.reward(random.randint(0, 1))
