@@ -64,9 +64,14 @@ def mark_turn(
 ) -> Changes:
     """Whether an interaction is trained, and which ranges [start, end) of its output tokens (None: all of them).
 
-    Raises InvalidRequest for a range that is empty or not inside the output.
+    Raises InvalidRequest for a range that is empty or not inside the output, and for an output without logprobs.
     """
     interaction = _find(session, Target(interaction_id))
+    if trainable and not interaction.has_logprobs:
+        raise InvalidRequest(
+            "the output was delivered without logprobs, so no ratio can be computed of it; it can only be context",
+            param="trainable",
+        )
     length = len(interaction.output_ids)
     for at, (start, end) in enumerate(spans or ()):
         if not 0 <= start < end <= length:

@@ -67,6 +67,18 @@ async def test_text_is_encoded_and_is_marked_as_not_sampled(tmp_path: Path) -> N
         assert set(sample["versions"]) == {-1}
 
 
+async def test_what_has_no_logprobs_cannot_be_marked_to_be_trained(tmp_path: Path) -> None:
+    async with posting(tmp_path) as server:
+        agent = server.ask()
+        await server.deliver(await server.letter(), text="yes, indeed")
+        body = {"interaction_id": (await agent)["id"], "trainable": True}
+        refused = await server.post("/s/rl/mark", body)
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "trainable")
+        await server.ok("/s/rl/mark", {**body, "trainable": False})
+        (sample,) = await server.export()
+        assert set(sample["loss_mask"]) == {0}
+
+
 async def test_a_reply_is_the_same_when_it_is_replayed(tmp_path: Path) -> None:
     async with posting(tmp_path) as server:
         agent = server.ask(logprobs=True)
