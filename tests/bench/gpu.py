@@ -243,7 +243,9 @@ def main() -> None:
         try:
             results = serve_and_measure(settings, plan)
         except ConfigurationError as error:
-            raise SystemExit(f"the server does not start: {error.message}") from None
+            raise SystemExit(f"the server does not start: {error}") from None
+        except asyncio.CancelledError:
+            raise SystemExit("ended by a signal before all was measured") from None
     results.machine = f"{machine(options.device)}; random {options.model_size} model"
     results.cache_gib = (
         SIZES[options.model_size].cache_bytes(final_tokens(results), 4 if dtype == "float32" else 2) / 2**30
