@@ -12,7 +12,7 @@ from proxy.access import Access
 from proxy.api.http import JsonResponse, key_of, read_object
 from proxy.engine.gate import Gate
 from proxy.engine.mailbox import Delivery, Letter, Mailbox, failure
-from proxy.errors import EngineUnavailable, InvalidRequest, ProxyError
+from proxy.errors import EngineIncapable, InvalidRequest, ProxyError
 from proxy.protocols.base import expect_list, optional_float, optional_int, optional_text
 from proxy.protocols.generate import parse_token_ids
 from proxy.sessions import Sessions
@@ -66,7 +66,7 @@ class MailboxEndpoints:
 
     def _mailbox(self) -> Mailbox:
         if not isinstance(self._gate.engine, Mailbox):
-            raise EngineUnavailable("there is no mailbox; start with --engine mailbox")
+            raise EngineIncapable("there is no mailbox; start with --engine mailbox")
         return self._gate.engine
 
 
