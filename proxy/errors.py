@@ -18,7 +18,8 @@ ProxyError                        status  code
 ├── TooManyRequests               429     rate_limit_exceeded
 ├── EngineFailed                  502     engine_failed
 ├── EngineUnavailable             503     engine_unavailable
-│   └── EngineLost                503     engine_lost
+│   ├── EngineLost                503     engine_lost
+│   └── EngineIncapable           501     engine_incapable
 ├── StoreUnavailable              503     store_unavailable
 └── EngineTimeout                 504     timeout
 (ProxyError itself is 500, internal_error. ConfigurationError is for the command line: it ends the process.)
@@ -177,6 +178,14 @@ class EngineLost(EngineUnavailable):
     """The server that sampled this reply is gone; another may go on where it stopped."""
 
     code = "engine_lost"
+
+
+class EngineIncapable(EngineUnavailable):
+    """This engine has no such thing, now or later: asking again does not help, another engine or flag does."""
+
+    status = 501
+    code = "engine_incapable"
+    retryable = False
 
 
 class StoreUnavailable(ProxyError):

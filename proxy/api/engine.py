@@ -12,7 +12,7 @@ from proxy.api.http import JsonResponse, key_of, read_object
 from proxy.engine.base import PauseMode, WeightTransfer
 from proxy.engine.gate import MEMORY_TAGS, Gate
 from proxy.engine.pool import Pool
-from proxy.errors import EngineUnavailable, InvalidRequest
+from proxy.errors import EngineIncapable, InvalidRequest
 from proxy.protocols.base import expect_list, expect_str, optional_int, optional_text
 from proxy.settings import Settings
 
@@ -98,7 +98,7 @@ class EngineControl:
 
     def _pool(self) -> Pool:
         if not isinstance(self._gate.engine, Pool):
-            raise EngineUnavailable("this engine has no servers; start with --engine URL[,URL...]")
+            raise EngineIncapable("this engine has no servers; start with --engine URL[,URL...]")
         return self._gate.engine
 
     def _state(self, **more: Any) -> JsonResponse:

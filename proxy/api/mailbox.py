@@ -14,7 +14,7 @@ from proxy.api.long_polls import LongPolls
 from proxy.api.replies import while_connected
 from proxy.engine.gate import Gate
 from proxy.engine.mailbox import Delivery, Letter, Mailbox, failure
-from proxy.errors import EngineUnavailable, InvalidRequest, ProxyError
+from proxy.errors import EngineIncapable, InvalidRequest, ProxyError
 from proxy.protocols.base import expect_list, optional_float, optional_int, optional_text
 from proxy.protocols.generate import parse_token_ids
 from proxy.sessions import Sessions
@@ -77,7 +77,7 @@ class MailboxEndpoints:
 
     def _mailbox(self) -> Mailbox:
         if not isinstance(self._gate.engine, Mailbox):
-            raise EngineUnavailable("there is no mailbox; start with --engine mailbox")
+            raise EngineIncapable("there is no mailbox; start with --engine mailbox")
         return self._gate.engine
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 from collections.abc import AsyncIterator, Awaitable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TypeVar
 
 from starlette.requests import ClientDisconnect, Request
@@ -220,10 +220,24 @@ async def begun(
 
     Raises what `Turns.begin` raises, or ClientDisconnect.
     """
-    beginning = turns.begin(session, asked, new_id=protocol.new_id)
     if not turns.held_up:
-        return await beginning
-    return await while_connected(request, beginning)
+        return await turns.begin(session, asked, new_id=protocol.new_id)
+    gone = asyncio.ensure_future(disconnected(request.receive))
+    try:
+        # Not in a task of its own: nobody may come to run between the begin of a turn and its client joining it.
+        async with asyncio.timeout(None) as waiting:
+            gone.add_done_callback(end := functools.partial(_end, waiting))
+            return await turns.begin(session, asked, new_id=protocol.new_id)
+    except TimeoutError:
+        raise ClientDisconnect from None
+    finally:
+        gone.remove_done_callback(end)
+        gone.cancel()
+
+
+def _end(waiting: asyncio.Timeout, gone: asyncio.Future[None]) -> None:
+    with suppress(RuntimeError):  # the turn has begun in the same moment
+        waiting.reschedule(asyncio.get_running_loop().time())
 
 
 async def disconnected(receive: Receive) -> None:

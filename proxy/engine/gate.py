@@ -15,7 +15,7 @@ from typing import Any, cast
 
 from proxy.engine.base import Capability, Engine, EngineInfo, PauseMode, WeightTransfer
 from proxy.engine.requests import rest_of
-from proxy.errors import EngineLost, EngineUnavailable, ProxyError
+from proxy.errors import EngineIncapable, EngineLost, EngineUnavailable, ProxyError
 from proxy.settings import Settings
 from proxy.types import FinishReason, GenerateRequest, Ids, Logprobs, TokenChunk, ids_of
 
@@ -269,7 +269,7 @@ class Gate:
     def _check_can_release(self) -> None:
         info = self.info()
         if Capability.RELEASE_MEMORY not in info.capabilities:
-            raise EngineUnavailable(
+            raise EngineIncapable(
                 f"this engine ({info.name}) holds no memory that it could release; SGLang does with enable_memory_saver"
             )
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from proxy.engine.base import Capability, EngineInfo, PauseMode, WeightTransfer
 from proxy.engine.requests import check_request
-from proxy.errors import EngineFailed, EngineUnavailable, InvalidRequest, NotFound, ProxyError
+from proxy.errors import EngineFailed, EngineIncapable, EngineUnavailable, InvalidRequest, NotFound, ProxyError
 from proxy.types import FinishReason, GenerateRequest, Ids, Logprobs, TokenChunk, ids_of
 
 _REMEMBERED_ANSWERS = 65_536
@@ -154,13 +154,13 @@ class Mailbox:
         return self._version
 
     async def transfer_weights(self, step: WeightTransfer, fields: Mapping[str, Any]) -> int:
-        raise EngineUnavailable(f"the mailbox has no weights for {step.value}")
+        raise EngineIncapable(f"the mailbox has no weights for {step.value}")
 
     async def release_memory(self, tags: Sequence[str] = ()) -> None:
-        raise EngineUnavailable("the mailbox holds no memory that it could release")
+        raise EngineIncapable("the mailbox holds no memory that it could release")
 
     async def resume_memory(self, tags: Sequence[str] = ()) -> None:
-        raise EngineUnavailable("the mailbox holds no memory that it could release")
+        raise EngineIncapable("the mailbox holds no memory that it could release")
 
     async def flush_cache(self) -> None:
         """No cache."""

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from proxy.engine.base import Capability, EngineInfo, PauseMode, WeightTransfer
-from proxy.errors import ConfigurationError, EngineFailed, EngineUnavailable, InvalidRequest
+from proxy.errors import ConfigurationError, EngineFailed, EngineIncapable, InvalidRequest
 from proxy.types import FinishReason, GenerateRequest, Ids, TokenChunk, ids_of
 
 if TYPE_CHECKING:
@@ -136,13 +136,13 @@ class ScriptedEngine:
         return self._version
 
     async def transfer_weights(self, step: WeightTransfer, fields: Mapping[str, Any]) -> int:
-        raise EngineUnavailable(f"the scripted engine has no weights for {step.value}")
+        raise EngineIncapable(f"the scripted engine has no weights for {step.value}")
 
     async def release_memory(self, tags: Sequence[str] = ()) -> None:
-        raise EngineUnavailable("the scripted engine holds no memory that it could release")
+        raise EngineIncapable("the scripted engine holds no memory that it could release")
 
     async def resume_memory(self, tags: Sequence[str] = ()) -> None:
-        raise EngineUnavailable("the scripted engine holds no memory that it could release")
+        raise EngineIncapable("the scripted engine holds no memory that it could release")
 
     async def flush_cache(self) -> None:
         """No cache."""

@@ -19,7 +19,7 @@ from typing import Any
 from proxy.engine.base import Capability, EngineInfo, PauseMode, WeightTransfer
 from proxy.engine.requests import check_request
 from proxy.engine.sglang_wire import Answer, VersionNumbers, sampling_params, stream_interval
-from proxy.errors import ConfigurationError, EngineFailed, EngineUnavailable, InvalidRequest
+from proxy.errors import ConfigurationError, EngineFailed, EngineIncapable, InvalidRequest
 from proxy.settings import Settings
 from proxy.types import GenerateRequest, TokenChunk
 
@@ -215,7 +215,7 @@ class SglangEngine:
 
     def _check_memory_saver(self) -> None:
         if Capability.RELEASE_MEMORY not in self.info().capabilities:
-            raise EngineUnavailable("releasing memory needs --engine-arg enable_memory_saver=true")
+            raise EngineIncapable("releasing memory needs --engine-arg enable_memory_saver=true")
 
 
 class Ranks:

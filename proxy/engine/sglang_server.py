@@ -18,7 +18,7 @@ from proxy.engine.base import Capability, EngineInfo, PauseMode, WeightTransfer
 from proxy.engine.connection import NO_KEYS, Connection, Keys
 from proxy.engine.requests import check_request
 from proxy.engine.sglang_wire import Answer, VersionNumbers, sampling_params, stream_interval
-from proxy.errors import EngineFailed, EngineLost, EngineUnavailable, InvalidRequest, ProxyError
+from proxy.errors import EngineFailed, EngineIncapable, EngineLost, EngineUnavailable, InvalidRequest, ProxyError
 from proxy.types import FinishReason, GenerateRequest, TokenChunk
 
 _RESERVED_TOKENS = 4
@@ -181,7 +181,7 @@ class SglangServer:
     async def release_memory(self, tags: Sequence[str] = ()) -> None:
         """Let the server give its GPU memory back."""
         if Capability.RELEASE_MEMORY not in self.info().capabilities:
-            raise EngineUnavailable(f"releasing memory needs --enable-memory-saver on {self.url}")
+            raise EngineIncapable(f"releasing memory needs --enable-memory-saver on {self.url}")
         await self._connection.call("/release_memory_occupation", {"tags": list(tags) or None})
 
     async def resume_memory(self, tags: Sequence[str] = ()) -> None:

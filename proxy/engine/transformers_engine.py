@@ -26,7 +26,7 @@ from proxy.engine.sampling import draw, new_row
 from proxy.errors import (
     ConfigurationError,
     EngineFailed,
-    EngineUnavailable,
+    EngineIncapable,
     UnsupportedParameter,
 )
 from proxy.settings import Settings
@@ -116,15 +116,15 @@ class TransformersEngine:
 
     async def transfer_weights(self, step: WeightTransfer, fields: Mapping[str, Any]) -> int:
         """Raises EngineUnavailable: weights come from a folder."""
-        raise EngineUnavailable(f"the transformers engine has no {step.value}; use update_weights with a folder")
+        raise EngineIncapable(f"the transformers engine has no {step.value}; use update_weights with a folder")
 
     async def release_memory(self, tags: Sequence[str] = ()) -> None:
         """Raises EngineUnavailable: weights and cache stay where they are."""
-        raise EngineUnavailable("the transformers engine cannot give its memory back while it runs")
+        raise EngineIncapable("the transformers engine cannot give its memory back while it runs")
 
     async def resume_memory(self, tags: Sequence[str] = ()) -> None:
         """Raises EngineUnavailable: nothing was ever released."""
-        raise EngineUnavailable("the transformers engine never gives its memory back, so it has none to take")
+        raise EngineIncapable("the transformers engine never gives its memory back, so it has none to take")
 
     def info(self) -> EngineInfo:
         """What runs here; valid after `start`."""

@@ -16,7 +16,14 @@ from typing import Any, cast
 from proxy.engine.base import Capability, EngineInfo, PauseMode, WeightTransfer
 from proxy.engine.connection import NO_KEYS, Connection, Keys
 from proxy.engine.requests import check_request
-from proxy.errors import EngineFailed, EngineUnavailable, InvalidRequest, ProxyError, UnsupportedParameter
+from proxy.errors import (
+    EngineFailed,
+    EngineIncapable,
+    EngineUnavailable,
+    InvalidRequest,
+    ProxyError,
+    UnsupportedParameter,
+)
 from proxy.types import FinishReason, GenerateRequest, Ids, Logprobs, SamplingParams, TokenChunk, ids_of
 
 _DEFAULT_CONTEXT = 32_768
@@ -142,7 +149,7 @@ class VllmServer:
     async def pause(self, mode: PauseMode) -> None:
         """End what is in flight; the gate lets nothing in. Raises EngineUnavailable for a pause that would keep it."""
         if mode is not PauseMode.ABORT and self._queues:
-            raise EngineUnavailable("vLLM servers are paused with mode abort or drain")
+            raise EngineIncapable("vLLM servers are paused with mode abort or drain")
         for request_id in list(self._queues):
             await self.abort(request_id)
 
@@ -151,11 +158,11 @@ class VllmServer:
 
     async def update_weights(self, path: str, version: int | None = None) -> int:
         """Raises EngineUnavailable: vLLM has no endpoint that loads weights from a folder."""
-        raise EngineUnavailable("a vLLM server cannot load weights from a folder; restart it, or use SGLang")
+        raise EngineIncapable("a vLLM server cannot load weights from a folder; restart it, or use SGLang")
 
     async def transfer_weights(self, step: WeightTransfer, fields: Mapping[str, Any]) -> int:
         """Raises EngineUnavailable: these are SGLang's."""
-        raise EngineUnavailable(f"vLLM has no {step.value}")
+        raise EngineIncapable(f"vLLM has no {step.value}")
 
     async def release_memory(self, tags: Sequence[str] = ()) -> None:
         """vLLM's sleep, level 1. Needs `--enable-sleep-mode` and VLLM_SERVER_DEV_MODE=1 on the server.

@@ -386,8 +386,8 @@ async def test_what_the_engine_cannot_is_said_and_disturbs_nobody(
 ) -> None:
     async with serving(tmp_path, goes_on()) as server:
         (task,) = await begun(server, "a")
-        error = await error_of(server, f"/engine/{name}", dict(body), 503)
-        assert said in error["message"]
+        error = await error_of(server, f"/engine/{name}", dict(body), 501)
+        assert said in error["message"] and error["code"] == "engine_incapable"
         shown = await state(server)
         assert (shown["paused"], shown["released"]) == (None, [])
         assert (await task)["choices"][0]["message"]["content"] == TEXT
@@ -399,7 +399,7 @@ async def test_servers_are_refused_where_there_is_no_pool(tmp_path: Path, method
     async with serving(tmp_path, says()) as server:
         content = json.dumps({"url": "http://127.0.0.1:9"})
         response = await server.http.request(method, "/engine/servers", content=content)
-        assert response.status_code == 503 and "--engine URL" in response.json()["error"]["message"]
+        assert response.status_code == 501 and "--engine URL" in response.json()["error"]["message"]
 
 
 async def test_the_cache_can_be_flushed_while_agents_talk(tmp_path: Path) -> None:
