@@ -5,11 +5,12 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import json
+import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from proxy.engine.base import Engine
-from proxy.errors import ConfigurationError
+from proxy.errors import ConfigurationError, InvalidRequest
 from proxy.settings import Settings
 
 if TYPE_CHECKING:
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
 _SCRIPTED_CONTEXT = 131_072
 _SERVERS_START_S = 120.0
-_REMOTE_ARGUMENTS = ("kind", "logprobs_mode", "start_timeout_s")
+_REMOTE_ARGUMENTS = ("kind", "logprobs_mode", "start_timeout_s", "api_key", "admin_api_key")
 BUILTIN_NAME = "tokengrove-tiny"
 
 
@@ -72,8 +73,7 @@ def create_engine(settings: Settings, vocab_size: int, speech: Speech | None = N
     if "//" in name:
         return _create_pool(settings, vocab_size)
     if ":" in name:
-        engine: Engine = _load_class(name)(settings)
-        return engine
+        return _third_party(name, settings)
     raise ConfigurationError(
         f"--engine {name} is not one of auto, sglang, transformers, scripted, mailbox, package.module:Class, and no "
         "URL of servers (http://HOST:PORT, several with commas)"
@@ -90,6 +90,7 @@ def _has_gpu_engine() -> bool:
 
 def _create_pool(settings: Settings, vocab_size: int) -> Engine:
     """The servers that `--engine` names, whatever they turn out to be. Raises ConfigurationError."""
+    from proxy.engine.connection import Keys, server_url
     from proxy.engine.pool import Pool
     from proxy.engine.servers import ServerKind, connect
 
@@ -106,12 +107,14 @@ def _create_pool(settings: Settings, vocab_size: int) -> Engine:
         start_timeout_s = float(arguments.get("start_timeout_s", _SERVERS_START_S))
     except ValueError:
         raise ConfigurationError("--engine-arg start_timeout_s is no number") from None
-    urls = [url.strip() for url in settings.engine.split(",") if url.strip()]
-    for url in urls:
-        if not url.startswith(("http://", "https://")):
-            raise ConfigurationError(f"--engine {url} is no URL; servers are named http://HOST:PORT")
+    try:
+        urls = [server_url(url) for url in settings.engine.split(",") if url.strip()]
+    except InvalidRequest as error:
+        raise ConfigurationError(f"--engine: {error.message}") from None
+    keys = Keys(arguments.get("api_key"), arguments.get("admin_api_key"))
     known = _model_vocabulary(settings) or vocab_size
-    opener = connect(known, ServerKind(kind) if kind else None, processed_logprobs=mode == "processed_logprobs")
+    processed = mode == "processed_logprobs"
+    opener = connect(known, ServerKind(kind) if kind else None, processed_logprobs=processed, keys=keys)
     return Pool(urls, opener, start_timeout_s=start_timeout_s)
 
 
@@ -143,9 +146,27 @@ def _require(*packages: str) -> None:
             )
 
 
+def _third_party(name: str, settings: Settings) -> Engine:
+    """Somebody's own engine, made with the settings. Raises ConfigurationError that says what it lacks."""
+    kind = _load_class(name)
+    try:
+        engine = kind(settings)
+    except TypeError as error:
+        raise ConfigurationError(f"--engine {name} cannot be made as CLASS(settings): {error}") from error
+    members = [member for member in vars(Engine) if not member.startswith("_")]
+    if missing := [member for member in members if not callable(getattr(engine, member, None))]:
+        raise ConfigurationError(f"--engine {name} is no proxy.engine.base.Engine: it lacks {', '.join(missing)}")
+    return cast("Engine", engine)
+
+
 def _load_class(name: str) -> Any:
+    """`package.module:Class`, looked for in the current folder too, as with `python -m`."""
     module_name, _, class_name = name.partition(":")
+    if class_name.isdecimal():
+        raise ConfigurationError(f"--engine {name}: servers are named with their scheme, http://{name}")
+    if "" not in sys.path and str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
     try:
         return getattr(importlib.import_module(module_name), class_name)
-    except (ImportError, AttributeError) as error:
+    except (ImportError, SyntaxError, AttributeError) as error:
         raise ConfigurationError(f"--engine {name} cannot be loaded: {error}") from None

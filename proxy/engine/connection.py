@@ -6,15 +6,17 @@ and never shown.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import httpx
 import orjson
 
 from proxy.errors import EngineFailed, EngineLost, EngineUnavailable, InvalidRequest
 
+_T = TypeVar("_T")
 _CONNECT_S = 5.0
 _CONTROL_S = 600.0
 """A control call may load weights from a disk; a probe is short."""
@@ -47,15 +49,13 @@ class Connection:
     def __init__(self, url: str, keys: Keys = NO_KEYS) -> None:
         self.url = server_url(url)
         self._normal, self._control = _bearer(keys.api), _bearer(keys.admin or keys.api)
-        self._client = self._opened()
-
-    def _opened(self) -> httpx.AsyncClient:
-        return httpx.AsyncClient(
+        self._client = httpx.AsyncClient(
             base_url=self.url,
             timeout=httpx.Timeout(None, connect=_CONNECT_S),  # how long a token may take is for others to say
             limits=httpx.Limits(max_connections=None, max_keepalive_connections=256, keepalive_expiry=_IDLE_S),
             trust_env=False,
         )
+        self._waiting: set[asyncio.Timeout] = set()
 
     async def probe(self, path: str) -> dict[str, Any] | None:
         """The JSON object at `path`; None where there is no such path. Raises EngineLost, EngineUnavailable."""
@@ -87,7 +87,9 @@ class Connection:
     async def generate(self, path: str, body: Mapping[str, Any], headers: Mapping[str, str]) -> Any:
         """POST without any limit of time. Raises as `call`."""
         try:
-            response = await self._alive().post(path, content=_encoded(body), headers=self._with(headers))
+            response = await self._until_cut(
+                self._alive().post(path, content=_encoded(body), headers=self._with(headers))
+            )
         except httpx.HTTPError as error:
             raise self._lost(error) from None
         self._check(response.status_code, response.content, path)
@@ -95,31 +97,52 @@ class Connection:
 
     async def events(self, path: str, body: Mapping[str, Any], headers: Mapping[str, str]) -> AsyncIterator[Any]:
         """POST and the JSON of each server-sent event. Raises as `call`, EngineLost when it ends before its end."""
+        client = self._alive()
+        asked = client.build_request("POST", path, content=_encoded(body), headers=self._with(headers))
         try:
-            async with self._alive().stream(
-                "POST", path, content=_encoded(body), headers=self._with(headers)
-            ) as response:
+            response = await self._until_cut(client.send(asked, stream=True))
+            try:
                 if response.status_code != 200:
-                    self._check(response.status_code, await response.aread(), path)
-                async for line in _lines(response.aiter_bytes()):
+                    self._check(response.status_code, await self._until_cut(response.aread()), path)
+                async for line in _lines(self._pieces(response)):
                     if not line.startswith(_EVENT):
                         continue
                     data = line[len(_EVENT) :].strip()
                     if data == _LAST:
                         return
                     yield _json(data, None)
+            finally:
+                await response.aclose()
         except httpx.HTTPError as error:
             raise self._lost(error) from None
         raise EngineLost(f"{self.url} ended a reply in its middle")
 
-    async def cut(self) -> None:
-        """Break every reply under way: each raises EngineLost. What comes later is sent over new connections."""
-        before, self._client = self._client, self._opened()
-        await before.aclose()
+    def cut(self) -> None:
+        """Break every reply under way: each raises EngineLost."""
+        now = asyncio.get_running_loop().time()
+        for scope in self._waiting:
+            if not scope.expired():
+                scope.reschedule(now)
 
     async def close(self) -> None:
         """Close the connections for good; whatever is still asked raises EngineLost."""
         await self._client.aclose()
+
+    async def _until_cut(self, answer: Awaitable[_T]) -> _T:
+        try:
+            async with asyncio.timeout(None) as scope:
+                self._waiting.add(scope)
+                try:
+                    return await answer
+                finally:
+                    self._waiting.discard(scope)
+        except TimeoutError:
+            raise EngineLost(f"{self.url} does not answer any more") from None
+
+    async def _pieces(self, response: httpx.Response) -> AsyncIterator[bytes]:
+        pieces = response.aiter_bytes()
+        while (piece := await self._until_cut(anext(pieces, None))) is not None:
+            yield piece
 
     def _alive(self) -> httpx.AsyncClient:
         if self._client.is_closed:

@@ -110,7 +110,7 @@ class Pool:
             results = await asyncio.gather(*(m.engine.resume() for m in members), return_exceptions=True)
             for member, result in zip(members, results, strict=True):
                 member.paused = isinstance(result, BaseException)
-                await self._judge(member, result)
+                self._judge(member, result)
 
     async def update_weights(self, path: str, version: int | None = None) -> int:
         """Load the same weights on every server. One that cannot is out until it can."""
@@ -255,13 +255,13 @@ class Pool:
         if all(isinstance(result, BaseException) for result in results):
             raise cast("BaseException", results[0])
         for member, result in zip(members, results, strict=True):
-            await self._judge(member, result)
+            self._judge(member, result)
         return [result for result in results if not isinstance(result, BaseException)]
 
-    async def _judge(self, member: Member, result: Any) -> None:
+    def _judge(self, member: Member, result: Any) -> None:
         """A server that failed in what others did is out."""
         if isinstance(result, ProxyError):
-            await self._eject(member, result.message)
+            self._eject(member, result.message)
         elif isinstance(result, BaseException):
             raise result
 
@@ -277,12 +277,12 @@ class Pool:
             with suppress(ProxyError):  # the reason is in `failure`
                 await self._examine(member)
 
-    async def _eject(self, member: Member, why: str) -> None:
+    def _eject(self, member: Member, why: str) -> None:
         """Out, and what it has in flight goes on elsewhere: it may hang, or stay paused for ever."""
         if member.alive:
             logger.warning("engine server %s is out: %s", member.url, why)
         member.alive, member.failure = False, why
-        await member.engine.cut()
+        member.engine.cut()
 
     async def _examine(self, member: Member) -> None:
         """Eject a server that is gone, or has other weights than the pool gave it. Raises EngineLost."""
@@ -290,12 +290,12 @@ class Pool:
         try:
             version = await self._version_of(member)
         except (EngineLost, EngineUnavailable) as error:
-            await self._eject(member, error.message)
+            self._eject(member, error.message)
             raise
         if state is not self._state or self._changes or not member.alive:
             return
         if state.managed and version < state.version:
-            await self._eject(member, f"it serves weight version {version}, the others {state.version}")
+            self._eject(member, f"it serves weight version {version}, the others {state.version}")
         elif version > state.version:  # somebody changes weights on the servers themselves
             self._state = replace(state, version=version, weights=None, managed=False)
 

@@ -16,5 +16,5 @@ class RemoteEngine(Engine, Protocol):
     async def check(self) -> int:
         """Raise EngineLost unless the server is there; the weight version that it serves."""
 
-    async def cut(self) -> None:
+    def cut(self) -> None:
         """Break every reply under way, whether the server still answers or not: each raises EngineLost."""

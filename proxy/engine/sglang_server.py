@@ -135,9 +135,9 @@ class SglangServer:
         if (rid := self._rids.get(request_id)) is not None:
             await self._connection.call("/abort_request", {"rid": rid}, limit_s=_ABORT_S)
 
-    async def cut(self) -> None:
+    def cut(self) -> None:
         """Break every reply under way: each raises EngineLost."""
-        await self._connection.cut()
+        self._connection.cut()
 
     def _abort_soon(self, rid: str) -> None:
         """Free what nobody reads any more; the server would notice the closed connection only after seconds."""

@@ -142,9 +142,9 @@ class VllmServer:
         if (queue := self._queues.get(request_id)) is not None:
             queue.put_nowait(TokenChunk(ids_of(), Logprobs("f"), 0, FinishReason.ABORT))
 
-    async def cut(self) -> None:
+    def cut(self) -> None:
         """Break every reply under way: each raises EngineLost."""
-        await self._connection.cut()
+        self._connection.cut()
 
     async def pause(self, mode: PauseMode) -> None:
         """End what is in flight; the gate lets nothing in. Raises EngineUnavailable for a pause that would keep it."""

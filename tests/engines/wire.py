@@ -35,6 +35,8 @@ class Wire:
         self.engine = ScriptedEngine(model_like(delay_s), vocab_size=VOCABULARY, context_length=CONTEXT)
         self.incremental = incremental
         self.version = "default"
+        self.before_update = asyncio.Event()
+        self.before_update.set()
         self.calls: list[tuple[str, Any]] = []
 
     def request(self, rid: str, ids: list[int], params: dict[str, Any], most: str, seed: str) -> GenerateRequest:
@@ -101,6 +103,7 @@ class SglangWire(Wire):
         body = await request.json()
         if "missing" in body["model_path"]:
             return JSONResponse({"success": False, "message": "no such folder"}, 400)
+        await self.before_update.wait()
         self.version = body["weight_version"]
         await self.engine.update_weights(body["model_path"], int(self.version))
         return JSONResponse({"success": True, "message": "", "num_paused_requests": 0})
@@ -136,7 +139,8 @@ class SglangWire(Wire):
         reply = Reply()
         async for chunk in self.engine.generate(wanted):
             reply.add(chunk)
-            yield {"output_ids": list(reply.ids), "meta_info": self.meta(wanted, reply)}
+            text = "\u2028\x85\r\n\x0c"  # a model may write whatever ends a line elsewhere
+            yield {"text": text, "output_ids": list(reply.ids), "meta_info": self.meta(wanted, reply)}
 
     def meta(self, wanted: GenerateRequest, reply: Reply) -> dict[str, Any]:
         return {
@@ -238,6 +242,63 @@ def application(kind: str, delay_s: float = 0.0) -> Starlette:
 
 async def _refused(request: Request, error: Exception) -> Response:
     return JSONResponse({"error": {"message": str(error)}}, 400)
+
+
+class LiveWire:
+    """A server on this event loop that can be killed, hung, made to refuse, and started again on its port."""
+
+    def __init__(self, kind: str = "sglang", delay_s: float = 0.0, key: str | None = None) -> None:
+        self._kind, self._delay_s, self._key = kind, delay_s, key
+        self.port = 0
+        self.refuse_generate = self.hung = False
+        self.wire: Any = None
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    async def start(self) -> None:
+        """A new process, as it were: it knows nothing of what was before."""
+        self._app = application(self._kind, self._delay_s)
+        self.wire = self._app.state.wire
+        self._server = uvicorn.Server(
+            uvicorn.Config(self._answer, port=self.port, log_level="error", lifespan="off", interface="asgi3")
+        )
+        self._server.install_signal_handlers = lambda: None  # type: ignore[attr-defined]
+        self._task = asyncio.create_task(self._server.serve())
+        while not self._server.started:  # noqa: ASYNC110 (uvicorn has no event for it)
+            await asyncio.sleep(0.005)
+        self.port = self._server.servers[0].sockets[0].getsockname()[1]
+
+    async def kill(self) -> None:
+        """Break all connections and listen no more."""
+        self._server.should_exit = self._server.force_exit = True
+        for listener in self._server.servers:
+            listener.close()
+        for connection in list(self._server.server_state.connections):
+            connection.transport.abort()
+        await self._task
+        await self.wire.engine.close()
+
+    def forget(self, path: str) -> None:
+        """Answer 404 at `path` until the next start."""
+        self._app.router.routes[:] = [route for route in self._app.router.routes if getattr(route, "path", "") != path]
+
+    async def _answer(self, scope: Any, receive: Any, send: Any) -> None:
+        async def send_unless_hung(message: Any) -> None:
+            if self.hung:
+                await asyncio.Event().wait()
+            await send(message)
+
+        if self.hung:
+            await asyncio.Event().wait()
+        headers, path = dict(scope["headers"]), scope["path"]
+        app: Any = self._app
+        if self._key is not None and headers.get(b"authorization") != f"Bearer {self._key}".encode():
+            app = Response("wrong key", 401)
+        elif self.refuse_generate and path == "/generate":
+            app = Response("the queue is full", 503)
+        await app(scope, receive, send_unless_hung)
 
 
 @contextlib.asynccontextmanager

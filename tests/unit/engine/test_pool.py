@@ -1,0 +1,370 @@
+"""The pool over servers of SGLang's wire: placement, deaths, returns, weights and pauses in any order."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
+
+import pytest
+
+from proxy.engine.base import PauseMode
+from proxy.engine.connection import NO_KEYS, Keys, server_url
+from proxy.engine.contract import Reply, complete, request_for
+from proxy.engine.gate import Gate
+from proxy.engine.placement import Member, Placement
+from proxy.engine.pool import Pool
+from proxy.engine.servers import connect
+from proxy.engine.sglang_server import SglangServer
+from proxy.errors import ConfigurationError, EngineLost, EngineUnavailable, InvalidRequest
+from proxy.settings import Settings
+from proxy.types import GenerateRequest, Message, Role, SamplingParams, TurnRequest, ids_of
+from tests.engines.scripts import VOCABULARY, following
+from tests.engines.wire import LiveWire
+
+PROMPT = ids_of(range(40, 60))
+CHECK_S = 0.02
+SELDOM_S = 3600.0
+
+
+@contextlib.asynccontextmanager
+async def pool_of(*urls: str, check_s: float = CHECK_S, keys: Keys = NO_KEYS) -> AsyncIterator[Pool]:
+    opener = connect(VOCABULARY, None, processed_logprobs=False, keys=keys)
+    pool = Pool(urls, opener, start_timeout_s=5.0, check_s=check_s)
+    try:
+        await pool.start()
+        yield pool
+    finally:
+        await pool.close()
+
+
+@contextlib.asynccontextmanager
+async def wires(count: int, delay_s: float = 0.0) -> AsyncIterator[list[LiveWire]]:
+    started = [LiveWire(delay_s=delay_s) for _ in range(count)]
+    for wire in started:
+        await wire.start()
+    try:
+        yield started
+    finally:
+        for wire in started:
+            await wire.kill()
+
+
+def of_session(session_id: str, prompt=PROMPT, tokens: int = 40, *, stream: bool = True) -> GenerateRequest:
+    turn = None
+    if not stream:
+        turn = TurnRequest(api="chat", model="m", messages=(Message(Role.USER, "hi"),), sampling=SamplingParams())
+    return replace(request_for(prompt, tokens), session_id=session_id, turn=turn)
+
+
+async def read(gate: Gate, request: GenerateRequest) -> Reply:
+    reply = Reply()
+    async for chunk in gate.generate(request):
+        reply.add(chunk)
+    return reply
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(30):
+        while not condition():  # noqa: ASYNC110 (the pool tells nobody)
+            await asyncio.sleep(0.005)
+
+
+def states(pool: Pool) -> dict[str, str]:
+    return {shown["url"]: shown["state"] for shown in pool.servers()}
+
+
+class Bare:
+    """All that placement asks of an engine."""
+
+    def __init__(self, number: int) -> None:
+        self.url = f"http://server-{number}"
+
+
+def test_a_session_stays_while_its_server_lives_and_others_go_where_least_runs() -> None:
+    rng = random.Random(5)
+    members = [Member(Bare(number), alive=True) for number in range(4)]  # type: ignore[arg-type]
+    placement, home = Placement(members), dict[str, Member]()
+    for _ in range(3000):
+        for member in members:
+            if rng.random() < 0.05:
+                member.alive, member.leaving, member.doubtful = (rng.random() < p for p in (0.8, 0.2, 0.2))
+            member.in_flight = rng.randrange(6)
+        session = rng.choice(["", *(f"s{n}" for n in range(12))])
+        candidates = [member for member in members if member.alive and not member.leaving]
+        if not candidates:
+            with pytest.raises(EngineUnavailable):
+                placement.choose(session)
+            continue
+        chosen, before = placement.choose(session), home.get(session)
+        sure = [member for member in candidates if not member.doubtful] or candidates
+        if session and before in candidates and not before.doubtful:
+            assert chosen is before
+        else:
+            assert chosen in sure and chosen.in_flight == min(member.in_flight for member in sure)
+        home[session] = chosen
+
+
+def test_the_sessions_remembered_are_bounded() -> None:
+    members = [Member(Bare(0), alive=True)]  # type: ignore[arg-type]
+    placement = Placement(members, remembered=10)
+    for number in range(50):
+        placement.choose(f"s{number}")
+    assert placement.sessions() == {"http://server-0": 10}
+    placement.forget(members[0])
+    assert not placement.sessions()
+
+
+@pytest.mark.parametrize("seed", range(3))
+async def test_kills_and_returns_at_random_change_no_token(seed: int) -> None:
+    rng = random.Random(seed)
+    async with wires(3, delay_s=0.002) as live, pool_of(*(wire.url for wire in live)) as pool:
+        gate = Gate(pool, Settings())
+        prompts = [ids_of(rng.choices(range(600), k=rng.randint(1, 40))) for _ in range(24)]
+        requests = [of_session(f"s{n % 7}", prompt, 60, stream=n % 2 == 0) for n, prompt in enumerate(prompts)]
+        running = [asyncio.create_task(read(gate, request)) for request in requests]
+        for _ in range(5):
+            victim = rng.choice(live)
+            await victim.kill()
+            await asyncio.sleep(rng.random() * 0.03)
+            await victim.start()
+            await until(lambda url=victim.url: states(pool)[url] == "alive")
+        replies = await asyncio.gather(*running)
+        for prompt, reply in zip(prompts, replies, strict=True):
+            assert reply.ids == following(prompt, 60)
+        assert all(shown["in_flight"] == 0 for shown in pool.servers())
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_reply_that_is_cut_is_an_engine_lost_though_the_server_hangs(stream: bool) -> None:
+    async with wires(1, delay_s=3600.0) as (wire,):
+        engine = SglangServer(wire.url, VOCABULARY)
+        await engine.start()
+        reading = asyncio.create_task(complete(engine, of_session("s", stream=stream)))
+        await until(lambda: bool(wire.wire.engine.running))
+        engine.cut()
+        with pytest.raises(EngineLost):
+            await reading
+        assert await engine.check() == 0
+        await engine.close()
+
+
+async def test_what_a_server_that_hangs_was_sampling_goes_on_elsewhere() -> None:
+    async with wires(2, delay_s=0.01) as live, pool_of(*(wire.url for wire in live)) as pool:
+        reading = asyncio.create_task(read(Gate(pool, Settings()), of_session("s", stream=False)))
+        await until(lambda: any(shown["in_flight"] for shown in pool.servers()))
+        victim = next(w for w, shown in zip(live, pool.servers(), strict=True) if shown["in_flight"])
+        victim.hung = True
+        assert (await reading).ids == following(PROMPT, 40)
+        assert states(pool)[victim.url] == "ejected"
+        victim.hung = False
+        await until(lambda: states(pool)[victim.url] == "alive")
+
+
+async def test_a_server_that_refuses_requests_costs_nothing_while_others_take_them() -> None:
+    async with wires(2) as live, pool_of(*(wire.url for wire in live), check_s=SELDOM_S) as pool:
+        live[0].refuse_generate = True
+        gate = Gate(pool, Settings())
+        for number in range(8):
+            assert (await read(gate, of_session(f"s{number}"))).ids == following(PROMPT, 40)
+        assert {shown["state"] for shown in pool.servers()} == {"alive"}
+        live[0].refuse_generate = False
+        live[1].refuse_generate = True
+        assert (await read(gate, of_session("s1"))).ids == following(PROMPT, 40)
+
+
+async def test_a_server_restarted_between_two_checks_samples_nothing_with_its_first_weights() -> None:
+    async with wires(2, delay_s=0.001) as live, pool_of(*(wire.url for wire in live), check_s=SELDOM_S) as pool:
+        gate = Gate(pool, Settings())
+        await gate.update_weights("/weights/5", 5, PauseMode.DRAIN)
+        for wire in live:
+            await read(gate, of_session("s", tokens=2))
+            await wire.kill()
+            await wire.start()
+            reply = await read(gate, of_session("s", tokens=30))
+            assert set(reply.versions) == {5} and len(reply.ids) == 30
+            for member in pool._members:
+                if not member.alive:
+                    await pool._look_at(member)
+        assert {wire.wire.version for wire in live} == {"5"}
+
+
+async def test_a_server_that_joins_during_an_update_gets_the_newest_weights() -> None:
+    async with wires(2) as live, pool_of(live[0].url) as pool:
+        await pool.update_weights("/weights/1", 1)
+        live[1].wire.before_update.clear()
+        joining = asyncio.create_task(pool.add(live[1].url))
+        await asyncio.sleep(0.1)
+        await pool.update_weights("/weights/2", 2)
+        live[1].wire.before_update.set()
+        await joining
+        assert [wire.wire.version for wire in live] == ["2", "2"]
+        assert {shown["weight_version"] for shown in pool.servers()} == {2}
+
+
+async def test_a_server_that_joins_while_a_pause_ends_is_not_left_paused() -> None:
+    async with wires(2) as live, pool_of(live[0].url) as pool:
+        await pool.update_weights("/weights/1", 1)
+        await pool.pause(PauseMode.RETRACT)
+        live[1].wire.before_update.clear()
+        joining = asyncio.create_task(pool.add(live[1].url))
+        await asyncio.sleep(0.1)
+        await pool.resume()
+        live[1].wire.before_update.set()
+        await joining
+        replies = await asyncio.gather(*(complete(pool, of_session(f"s{n}")) for n in range(4)))
+        assert all(reply.ids == following(PROMPT, 40) for reply in replies)
+        assert all(shown["served"] == 2 for shown in pool.servers())
+
+
+async def test_a_server_that_leaves_during_a_pause_ends_what_it_has() -> None:
+    async with wires(2, delay_s=0.005) as live, pool_of(*(wire.url for wire in live)) as pool:
+        gate = Gate(pool, Settings())
+        reading = [asyncio.create_task(read(gate, of_session(f"s{n}"))) for n in range(2)]
+        await until(lambda: all(shown["in_flight"] for shown in pool.servers()))
+        await gate.pause(PauseMode.RETRACT)
+        await pool.remove(live[0].url)
+        assert states(pool)[live[0].url] == "leaving"
+        await gate.resume()
+        assert all(reply.ids == following(PROMPT, 40) for reply in await asyncio.gather(*reading))
+        assert list(states(pool)) == [live[1].url]
+
+
+async def test_a_server_that_leaves_can_be_taken_back_before_it_is_gone() -> None:
+    async with wires(1, delay_s=0.005) as (wire,), pool_of(wire.url) as pool:
+        reading = asyncio.create_task(complete(pool, of_session("s")))
+        await until(lambda: bool(pool.servers()[0]["in_flight"]))
+        await pool.remove(wire.url + "/")
+        await pool.add(wire.url + "/v1")
+        await reading
+        assert states(pool) == {wire.url: "alive"}
+
+
+async def test_what_cannot_load_the_weights_is_out_and_its_requests_go_on_elsewhere() -> None:
+    async with wires(2, delay_s=0.005) as live, pool_of(*(wire.url for wire in live)) as pool:
+        gate = Gate(pool, Settings())
+        reading = [asyncio.create_task(read(gate, of_session(f"s{n}", tokens=80))) for n in range(4)]
+        await until(lambda: all(shown["in_flight"] for shown in pool.servers()))
+        live[0].forget("/update_weights_from_disk")
+        assert await gate.update_weights("/weights/3", 3, PauseMode.RETRACT) == 3
+        assert all(reply.ids == following(PROMPT, 80) for reply in await asyncio.gather(*reading))
+        assert states(pool) == {live[0].url: "ejected", live[1].url: "alive"}
+        assert "update_weights" in pool.servers()[0]["failure"]
+
+
+async def test_the_watch_outlives_a_server_that_refuses_to_join() -> None:
+    async with wires(2) as live, pool_of(*(wire.url for wire in live)) as pool:
+        await pool.update_weights("/weights/1", 1)
+        await live[1].kill()
+        await until(lambda: states(pool)[live[1].url] == "ejected")
+        await live[1].start()
+        live[1].forget("/update_weights_from_disk")
+        await until(lambda: "update_weights" in (pool.servers()[1]["failure"] or ""))
+        await live[1].kill()
+        await live[1].start()
+        await until(lambda: states(pool)[live[1].url] == "alive")
+        assert live[1].wire.version == "1"
+
+
+async def test_resuming_asks_nothing_of_servers_that_are_gone() -> None:
+    async with wires(1) as (wire,), pool_of(wire.url) as pool:
+        gate = Gate(pool, Settings())
+        await gate.pause(PauseMode.IN_PLACE)
+        await wire.kill()
+        await until(lambda: states(pool)[wire.url] == "ejected")
+        await gate.resume()
+        await wire.start()
+        await until(lambda: states(pool)[wire.url] == "alive")
+        assert (await read(gate, of_session("s"))).ids == following(PROMPT, 40)
+
+
+async def test_nobody_joins_while_memory_is_released() -> None:
+    async with wires(2) as live, pool_of(live[0].url) as pool:
+        await pool.release_memory()
+        with pytest.raises(InvalidRequest, match="resume_memory"):
+            await pool.add(live[1].url)
+        await pool.resume_memory()
+        await pool.add(live[1].url)
+        assert set(states(pool).values()) == {"alive"}
+
+
+async def test_weights_that_a_trainer_changes_on_the_servers_themselves_are_followed() -> None:
+    async with wires(2) as live, pool_of(*(wire.url for wire in live)) as pool:
+        for wire in live:
+            wire.wire.version = "4"
+            await wire.wire.engine.update_weights("/weights/4", 4)
+        await until(lambda: pool._state.version == 4)
+        assert set(states(pool).values()) == {"alive"}
+        assert set((await complete(pool, of_session("s"))).versions) == {4}
+        await live[1].kill()
+        await live[1].start()
+        await until(lambda: "serves weight version 0, the others 4" in (pool.servers()[1]["failure"] or ""))
+
+
+async def test_all_servers_with_newer_weights_join_at_the_start() -> None:
+    async with wires(3) as live:
+        for wire in live[:2]:
+            wire.wire.version = "3"
+        async with pool_of(*(wire.url for wire in live)) as pool:
+            assert states(pool) == {live[0].url: "alive", live[1].url: "alive", live[2].url: "missing"}
+            assert pool.info().weight_version == 3
+
+
+async def test_one_server_named_twice_is_one() -> None:
+    async with wires(1) as (wire,), pool_of(wire.url, wire.url + "/", wire.url + "/v1") as pool:
+        assert states(pool) == {wire.url: "alive"}
+        with pytest.raises(InvalidRequest, match="already"):
+            await pool.add(wire.url + "/")
+
+
+async def test_a_server_that_is_removed_while_it_joins_stays_away() -> None:
+    async with wires(2) as live, pool_of(live[0].url) as pool:
+        await pool.update_weights("/weights/1", 1)
+        live[1].wire.before_update.clear()
+        joining = asyncio.create_task(pool.add(live[1].url))
+        await until(lambda: live[1].url in states(pool))
+        with pytest.raises(InvalidRequest, match="already"):
+            await pool.add(live[1].url)
+        await pool.remove(live[1].url)
+        live[1].wire.before_update.set()
+        await joining
+        assert list(states(pool)) == [live[0].url]
+
+
+async def test_servers_behind_a_key_are_asked_with_it() -> None:
+    wire = LiveWire(key="sesame")
+    await wire.start()
+    try:
+        async with pool_of(wire.url, keys=Keys(api="sesame")) as pool:
+            assert (await complete(pool, of_session("s"))).ids == following(PROMPT, 40)
+            await pool.pause(PauseMode.RETRACT)
+            await pool.resume()
+        with pytest.raises(ConfigurationError, match="api_key=KEY") as raised:
+            opener = connect(VOCABULARY, None, processed_logprobs=False, keys=Keys(api="wrong"))
+            await Pool([wire.url], opener, start_timeout_s=0.0, check_s=CHECK_S).start()
+        assert "wrong" not in str(raised.value)
+    finally:
+        await wire.kill()
+
+
+@pytest.mark.parametrize(
+    ("text", "url"),
+    [
+        ("http://h:1", "http://h:1"),
+        (" http://h:1/ ", "http://h:1"),
+        ("HTTP://H:1/v1/", "http://h:1"),
+        ("https://h/route/v1", "https://h/route"),
+        ("http://[::1]:30000", "http://[::1]:30000"),
+    ],
+)
+def test_urls_of_servers_have_one_form(text: str, url: str) -> None:
+    assert server_url(text) == url
+
+
+@pytest.mark.parametrize("text", ["h:1", "ftp://h", "http://", "http://h:port", "http://h?a=b", "http://key@h:1"])
+def test_what_is_no_url_of_a_server_is_refused_by_name(text: str) -> None:
+    with pytest.raises(InvalidRequest) as raised:
+        server_url(text)
+    assert raised.value.param == "url"

@@ -1,0 +1,123 @@
+"""SGLang's wire: what is asked, and answers in all their forms; whatever is inconsistent fails."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+from typing import Any
+
+import pytest
+
+from proxy.engine.contract import Reply
+from proxy.engine.sglang_wire import Answer, VersionNumbers, sampling_params, structural_tag
+from proxy.errors import EngineFailed, InvalidRequest
+from proxy.types import FinishReason, GenerateRequest, Grammar, GrammarPart, SamplingParams, TokenChunk, ids_of
+
+
+def part(ids: list[int], total: int, finish: Any = None, spans: Any = None, **meta: Any) -> dict[str, Any]:
+    told = [[-0.5 * token, token, None] for token in ids]
+    facts = {"completion_tokens": total, "finish_reason": finish, "weight_version": "0", "output_token_logprobs": told}
+    return {"output_ids": ids, "meta_info": {**facts, **({"weight_versions": spans} if spans else {}), **meta}}
+
+
+def chunks(*parts: Any, incremental: bool = False) -> list[TokenChunk]:
+    answer = Answer(VersionNumbers(), incremental=incremental)
+    return [chunk for one in parts for chunk in answer.chunks(one)]
+
+
+@pytest.mark.parametrize("incremental", [True, False])
+def test_parts_and_spans_cut_anywhere_give_each_token_its_logprob_and_version(incremental: bool) -> None:
+    rng = random.Random(1)
+    for _ in range(200):
+        total = rng.randint(1, 30)
+        ids, cut = [rng.randrange(600) for _ in range(total)], sorted(rng.sample(range(total + 1), min(3, total)))
+        bounds = [0, *cut, total]
+        versions = [number for number, (a, b) in enumerate(itertools.pairwise(bounds)) for _ in range(a, b)]
+        parts, sent = [], 0
+        while sent < total:
+            end = rng.randint(sent, total)
+            spans = [
+                {"version": str(number), "start": a, "end": min(b, end) if rng.random() < 0.5 else b}
+                for number, (a, b) in enumerate(itertools.pairwise(bounds))
+                if a < end
+            ]
+            parts.append(part(ids[sent:end] if incremental else ids[:end], end, spans=spans))
+            sent = end
+        parts.append(part([] if incremental else ids, total, {"type": "length"}))
+        reply = Reply()
+        for chunk in chunks(*parts, incremental=incremental):
+            reply.add(chunk)
+        assert reply.ids == ids and reply.versions == versions and reply.finish is FinishReason.LENGTH
+        assert reply.logprobs == [-0.5 * token for token in ids]
+
+
+def test_a_list_that_grows_while_it_is_read_gives_nothing_twice() -> None:
+    shared = [5, 6]
+    first = part(shared, 2)
+    shared += [7]
+    assert [list(c.ids) for c in chunks(first, part(shared, 3, {"type": "stop", "matched": 7}))] == [[5, 6], [7]]
+
+
+@pytest.mark.parametrize(
+    ("reason", "finish"),
+    [
+        ({"type": "stop", "matched": 2}, FinishReason.STOP),
+        ({"type": "length", "length": 1}, FinishReason.LENGTH),
+        ({"type": "abort", "message": "x"}, FinishReason.ABORT),
+        ("length", FinishReason.LENGTH),
+    ],
+)
+def test_reasons_to_finish(reason: Any, finish: FinishReason) -> None:
+    assert chunks(part([3], 1, reason))[-1].finish is finish
+
+
+@pytest.mark.parametrize(
+    ("wrong", "error"),
+    [
+        (part([1, 2], 3), EngineFailed),
+        (part([1, 2], 1) | {"output_ids": []}, EngineFailed),
+        (part([1], 1, output_token_logprobs=[[-1.0, 2, None]]), EngineFailed),
+        (part([1], 1, output_token_logprobs=[[None, 1, None]]), EngineFailed),
+        (part([1, 2], 2, spans=[{"version": "0", "start": 0, "end": 1}]), EngineFailed),
+        (part([1, 2], 2, spans=[{"version": "0", "start": 1, "end": 2}]), EngineFailed),
+        ({"text": "hello"}, EngineFailed),
+        ([], EngineFailed),
+        ({"error": {"message": "too long"}}, InvalidRequest),
+        (part([], 0, {"type": "abort", "status_code": 400, "message": "no"}), InvalidRequest),
+        (part([], 0, {"type": "abort", "status_code": 500, "message": "no"}), EngineFailed),
+    ],
+)
+def test_what_is_inconsistent_or_refused_fails(wrong: Any, error: type[Exception]) -> None:
+    with pytest.raises(error):
+        chunks(wrong)
+
+
+def test_names_of_weights_are_numbered_as_they_appear_and_numbers_stay() -> None:
+    numbers = VersionNumbers()
+    assert [numbers.number(name) for name in ("default", "step-b", "17", 3, "default")] == [0, 1, 17, 3, 0]
+
+
+def tag(*alternatives: Any, **options: Any) -> Any:
+    return json.loads(structural_tag(Grammar(tuple(alternatives), **options)))["format"]
+
+
+def test_grammars_as_structural_tags() -> None:
+    text, token = GrammarPart(text="a"), GrammarPart(token_id=7)
+    schema = GrammarPart(schema={"type": "object"})
+    said = {"type": "const_string", "value": "a"}
+    assert tag((text,)) == said
+    both = tag((text, token), (schema,))
+    assert both["type"] == "or" and both["elements"][0]["elements"] == [said, {"type": "token", "token": 7}]
+    assert both["elements"][1]["json_schema"] == {"type": "object"}
+    again = tag((text,), repeat=True, separator=",")
+    star = {"type": "star", "content": {"type": "sequence", "elements": [{"type": "const_string", "value": ","}, said]}}
+    assert again == {"type": "sequence", "elements": [said, star]}
+
+
+def test_only_what_is_not_the_default_is_asked_for() -> None:
+    request = GenerateRequest("r", ids_of([1]), SamplingParams(temperature=0.5, max_tokens=4, seed=3), (2,))
+    params = sampling_params(request, None)
+    assert params["sampling_seed"] == 3 and params["ignore_eos"] is False and params["stop_token_ids"] == [2]
+    assert not {"stream_interval", "presence_penalty", "logit_bias", "structural_tag"} & set(params)
+    assert sampling_params(request, 8)["stream_interval"] == 8

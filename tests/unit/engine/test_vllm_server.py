@@ -1,0 +1,108 @@
+"""vLLM's wire: other logprobs than the design's are refused, incomplete answers fail, sleep is all or nothing."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from proxy.engine.base import Capability, PauseMode
+from proxy.engine.contract import complete, request_for
+from proxy.engine.vllm_server import VllmServer, _chunks
+from proxy.errors import EngineFailed, EngineUnavailable, InvalidRequest, UnsupportedParameter
+from proxy.types import FinishReason, ids_of
+from tests.engines.scripts import VOCABULARY, following
+from tests.engines.wire import serving_wire
+
+PROMPT = ids_of(range(40, 60))
+
+
+@contextlib.asynccontextmanager
+async def vllm(*, processed: bool = False) -> AsyncIterator[tuple[VllmServer, Any]]:
+    async with serving_wire("vllm") as (url, wire):
+        engine = VllmServer(url, VOCABULARY, processed_logprobs=processed)
+        await engine.start()
+        yield engine, wire
+        await engine.close()
+
+
+@pytest.mark.parametrize(
+    ("processed", "refused", "allowed"),
+    [
+        (False, {"temperature": 0.7}, {"temperature": 0.0}),
+        (False, {"presence_penalty": 0.1}, {"top_p": 0.5}),
+        (False, {"frequency_penalty": 0.1}, {"top_k": 3}),
+        (False, {"repetition_penalty": 1.1}, {"min_p": 0.1}),
+        (False, {"logit_bias": ((3, 1.0),)}, {}),
+        (True, {"temperature": 0.0}, {"temperature": 0.7}),
+        (True, {"top_p": 0.5}, {"presence_penalty": 0.1}),
+        (True, {"top_k": 3}, {"logit_bias": ((3, 1.0),)}),
+        (True, {"min_p": 0.1}, {}),
+    ],
+)
+async def test_sampling_whose_logprobs_would_be_others_is_refused_by_name(processed, refused, allowed) -> None:
+    async with vllm(processed=processed) as (engine, _):
+        request = request_for(PROMPT, 4)
+        with pytest.raises(UnsupportedParameter) as raised:
+            await complete(engine, replace(request, sampling=replace(request.sampling, **refused)))
+        assert raised.value.param in refused
+        reply = await complete(engine, replace(request, sampling=replace(request.sampling, **allowed)))
+        assert reply.ids == following(PROMPT, 4)
+        assert (Capability.PENALTIES in engine.info().capabilities) is processed
+
+
+def event(ids: Any, logprobs: Any, finish: str | None = None) -> dict[str, Any]:
+    return {"choices": [{"token_ids": ids, "logprobs": {"token_logprobs": logprobs}, "finish_reason": finish}]}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "error"),
+    [
+        (event(None, [-1.0]), EngineFailed),
+        (event([1, 2], [-1.0]), EngineFailed),
+        (event([1], [None]), EngineFailed),
+        (event([1], [-1.0], "error"), EngineFailed),
+        (event([1], [-1.0], "something_new"), EngineFailed),
+        ([], EngineFailed),
+        ({"error": {"message": "no", "code": 400}}, InvalidRequest),
+        ({"error": {"message": "no", "code": 500}}, EngineFailed),
+        ({"error": "no"}, InvalidRequest),
+    ],
+)
+def test_what_is_incomplete_or_refused_fails(wrong: Any, error: type[Exception]) -> None:
+    with pytest.raises(error):
+        _chunks(wrong, 0)
+
+
+@pytest.mark.parametrize(
+    ("reason", "finish"),
+    [("stop", FinishReason.STOP), ("length", FinishReason.LENGTH), ("abort", FinishReason.ABORT), (None, None)],
+)
+def test_reasons_to_finish(reason: str | None, finish: FinishReason | None) -> None:
+    assert _chunks(event([1], [-1.0], reason), 0)[0].finish is finish
+    assert _chunks({"choices": []}, 0) == []
+
+
+async def test_sleep_is_of_all_memory_and_waking_may_be_in_steps() -> None:
+    async with vllm() as (engine, wire):
+        with pytest.raises(InvalidRequest) as raised:
+            await engine.release_memory(("kv_cache",))
+        assert raised.value.param == "tags"
+        await engine.release_memory()
+        await engine.resume_memory(("weights", "cuda_graph"))
+        await engine.resume_memory(("cuda_graph",))
+        await engine.resume_memory()
+        await engine.flush_cache()
+        asked = [("/sleep", "level=1"), ("/wake_up", "tags=weights"), ("/wake_up", ""), ("/reset_prefix_cache", "")]
+        assert wire.calls == asked
+
+
+async def test_weights_from_a_folder_and_pauses_that_keep_requests_are_refused() -> None:
+    async with vllm() as (engine, _):
+        with pytest.raises(EngineUnavailable, match="cannot load weights"):
+            await engine.update_weights("/weights/1")
+        await engine.pause(PauseMode.RETRACT)  # nothing runs
+        await engine.resume()
