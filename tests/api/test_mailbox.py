@@ -292,7 +292,7 @@ async def test_another_engine_has_no_mailbox(tmp_path: Path) -> None:
     async with serving(tmp_path, says()) as server:
         for path, body in (("next", {}), ("deliver", {"request_id": "x", "text": "a"})):
             response = await server.post(f"/mailbox/{path}", body)
-            assert response.status_code == 503 and "--engine mailbox" in response.json()["error"]["message"]
+            assert response.status_code == 501 and "--engine mailbox" in response.json()["error"]["message"]
 
 
 async def generate(server: MailServer, path: str, answer: dict[str, Any]) -> Any:
