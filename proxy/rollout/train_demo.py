@@ -10,7 +10,8 @@ import asyncio
 import random
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -87,11 +88,12 @@ def run_train_demo(url: str, model: Path, console: Console, *, seed: int = 0, pl
 
 async def _train(url: str, model: Path, seed: int, show: Callable[[Round], None]) -> None:
     rounds: list[Round] = []
-    async for done in training(url, model, seed):
-        show(done)
-        rounds.append(done)
-        if learned(_rewards(rounds)):
-            return
+    async with aclosing(training(url, model, seed)) as running:
+        async for done in running:
+            show(done)
+            rounds.append(done)
+            if learned(_rewards(rounds)):
+                return
     raise ProxyError(
         f"the mean reward is {rounds[-1].update.reward:.2f} after {len(rounds)} updates; try another --seed"
     )
@@ -105,7 +107,7 @@ def learned(rewards: Sequence[float]) -> bool:
 
 async def training(
     url: str, model: Path, seed: int, *, updates: int = MOST_UPDATES, openings: str = OPENINGS
-) -> AsyncIterator[Round]:
+) -> AsyncGenerator[Round, None]:
     """Rounds of playing and learning, at most `updates`. The server must still have the weights of `model`, version 0.
 
     Raises ConfigurationError when a package is missing, ProxyError when what is exported is not what was sampled.
