@@ -2,7 +2,7 @@
 
 1 the request is parsed (protocols)    2 its session is resolved (sessions)      3 retries attach or replay
 4 the parent is found                  5 the prompt is rendered or bridged       6 budgets are applied
-7 tokens are sampled and parsed        8 alignment is proven, the turn committed 9 only now the end goes out
+7 tokens are sampled and parsed        8 it is proven and committed (commits) 9 only now the end goes out
 
 A generation that fails, is cancelled or loses its client leaves no half interaction: what was sampled is kept with its
 status. Cancellation at any point closes the engine's iterator, which frees the request.
@@ -14,34 +14,32 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Coroutine, Sequence
-from contextlib import aclosing, nullcontext
+from contextlib import aclosing
 from dataclasses import replace
 from typing import Any, TypeVar
 
 from proxy.attempts import Attempt, Stage
 from proxy.budgets import apply_budgets
+from proxy.commits import Commits
 from proxy.engine.gate import Gate
 from proxy.errors import (
     EngineFailed,
     EngineTimeout,
     EngineUnavailable,
     ProxyError,
-    SessionNotFound,
-    StoreUnavailable,
     TooManyRequests,
 )
 from proxy.metrics import Metrics
 from proxy.prompts import Prompts, with_history
 from proxy.protocols.base import new_hex
 from proxy.rendering.renderer import Renderer
-from proxy.replica import note_commit, note_doubt
 from proxy.retries import Anew, Attach, Replay, decide
 from proxy.sampling import check_capabilities, choice_of, with_defaults
 from proxy.session import Session
 from proxy.sessions import Sessions
 from proxy.settings import Settings
 from proxy.store.store import Store
-from proxy.trajectory.cache import Match, Node
+from proxy.trajectory.cache import Match
 from proxy.trajectory.matching import identify, request_hash
 from proxy.turn import Prompt, Turn, begin_interaction
 from proxy.types import (
@@ -50,9 +48,7 @@ from proxy.types import (
     GenerateRequest,
     Grammar,
     Interaction,
-    Reason,
     SamplingParams,
-    SessionStatus,
     Status,
     TurnRequest,
 )
@@ -88,6 +84,7 @@ class Turns:
         self._running: set[Turn] = set()
         self._unrecorded: set[asyncio.Task[Any]] = set()
         self._background: set[asyncio.Task[None]] = set()
+        self._commits = Commits(store, sessions, metrics, self._in_background)
 
     async def begin(self, session: Session, request: TurnRequest, *, new_id: Callable[[], str]) -> Sequence[Turn]:
         """Start a turn for each of `n` choices: parent, prompt and budgets are settled, sampling runs.
@@ -319,16 +316,16 @@ class Turns:
     async def _run(self, turn: Turn) -> Interaction:
         try:
             finish = await self._sample(turn) if turn.generate.sampling.max_tokens else FinishReason.LENGTH
-            return await self._complete(turn, finish)
+            return await self._commits.complete(turn, finish)
         except ProxyError as error:
-            await self._record_failure(turn, Status.FAILED, error.message)
+            await self._commits.record_failure(turn, Status.FAILED, error.message)
             raise
         except asyncio.CancelledError:
-            await self._record_failure(turn, Status.ABORTED, "the client went away, or the server stopped")
+            await self._commits.record_failure(turn, Status.ABORTED, "the client went away, or the server stopped")
             raise EngineUnavailable("this reply was cancelled; try again") from None
         except Exception as error:
             logger.exception("turn %s failed", turn.interaction.id)
-            await self._record_failure(turn, Status.FAILED, f"{type(error).__name__}: {error}")
+            await self._commits.record_failure(turn, Status.FAILED, f"{type(error).__name__}: {error}")
             raise EngineFailed("the engine or the server failed in this turn; see the server's log") from error
 
     async def _sample(self, turn: Turn) -> FinishReason:
@@ -348,99 +345,6 @@ class Turns:
     def _chunks(self, turn: Turn, timer: asyncio.Timeout) -> Any:
         return self._gate.generate(turn.generate, timer)
 
-    # 8 ---------------------------------------------------------------------------------------------------------
-
-    async def _complete(self, turn: Turn, finish: FinishReason) -> Interaction:
-        interaction, session = turn.interaction, turn.session
-        if finish is FinishReason.ABORT:
-            raise EngineFailed("the engine aborted this reply")
-        turn.publish(turn.parser.finish())
-        self._describe(turn, finish)
-        turn.prove()
-        # Of this replica's turns in a session one is placed at a time: only other replicas' can come in between.
-        async with session.committing if self._store.shared else nullcontext():
-            node = await self._commit(turn)
-        self._committed(turn, node)
-        return interaction
-
-    async def _commit(self, turn: Turn) -> Node:
-        """Commit a turn, as often as another replica commits into its session first: its reason may be another then."""
-        turn.committing = True  # from here on nobody cancels it: it is on its way to the disk
-        try:
-            while (node := await self._place(turn)) is None:
-                await self._sessions.refresh(turn.session)
-        except ProxyError as error:
-            turn.committing = False
-            if isinstance(error, SessionNotFound):
-                raise StoreUnavailable(f"session {turn.session.id!r} could not be stored; try again") from None
-            raise
-        return node
-
-    async def _place(self, turn: Turn) -> Node | None:
-        """Give a turn its place in the tree and commit it; None when others have been in the session since."""
-        interaction, session, prompt = turn.interaction, turn.session, turn.prompt
-        interaction.reason = self._reason(turn)
-        node = session.cache.node_for(interaction, prompt.identity, prompt.match)
-        session.cache.claim(node)
-        try:
-            seq = await self._store.append(interaction, self._sessions.seen(session))
-        except ProxyError:
-            session.cache.release(node)
-            note_doubt(session, interaction.id)
-            raise
-        if seq is None:
-            session.cache.release(node)
-            return None
-        note_commit(session, seq)
-        return node
-
-    def _committed(self, turn: Turn, node: Node) -> None:
-        """Let everybody see a turn that is on the disk."""
-        session = turn.session
-        session.cache.publish(node)
-        session.sampled_tokens += len(turn.interaction.output_ids)
-        turn.release()
-        self._count(turn)
-        if session.record.status is not SessionStatus.ACTIVE:
-            self._in_background(self._sessions.refresh_returns(session))
-
-    def _describe(self, turn: Turn, finish: FinishReason) -> None:
-        interaction, parser = turn.interaction, turn.parser
-        interaction.output = parser.message
-        interaction.stop_string = parser.stop_string
-        interaction.reasoning_tokens = parser.reasoning_tokens
-        if parser.malformed_calls:
-            interaction.notes = {**interaction.notes, "malformed_calls": parser.malformed_calls}
-        calls_end = finish is FinishReason.STOP and bool(parser.message.tool_calls)
-        interaction.finish_reason = FinishReason.TOOL_CALLS if calls_end else finish
-        interaction.status = Status.COMPLETE
-        interaction.completed_at = time.time()
-
-    def _reason(self, turn: Turn) -> Reason:
-        if turn.interaction.parent_id is not None and not turn.interaction.aligned:
-            return Reason.DRIFT if turn.prompt.bridged else Reason.TEMPLATE
-        return turn.session.cache.reason_for(turn.request, turn.prompt.identity, turn.prompt.match)
-
-    async def _record_failure(self, turn: Turn, status: Status, error: str) -> None:
-        """Keep what was sampled, with its status; it is never exported unless asked for."""
-        interaction = turn.interaction
-        if turn.committing:
-            return
-        turn.attempt.stage = Stage.ENDING  # nobody attaches to it any more
-        interaction.status, interaction.error, interaction.completed_at = status, error, time.time()
-        turn.prove()
-        turn.parser.finish()
-        interaction.output = turn.parser.message
-        self._metrics.turns.labels(turn.request.api.value, status.value).inc()
-        try:
-            seq = await self._store.append(interaction)
-        except ProxyError as problem:
-            logger.error("could not record the %s turn %s: %s", status, interaction.id, problem.message)
-            return
-        turn.session.begun_here.add(interaction.id)
-        if seq is not None:
-            note_commit(turn.session, seq)
-
     async def _end_deserted(self, attempt: Attempt) -> None:
         await asyncio.sleep(GRACE_S)
         attempt.grace = None
@@ -448,21 +352,6 @@ class Turns:
             if turn.task is not None and not turn.committing:
                 attempt.stage = Stage.ENDING
                 turn.task.cancel()
-
-    def _count(self, turn: Turn) -> None:
-        interaction, metrics = turn.interaction, self._metrics
-        metrics.turns.labels(interaction.api.value, interaction.status.value).inc()
-        metrics.reasons.labels(interaction.reason.value).inc()
-        metrics.tokens.labels("prompt").inc(interaction.prompt_tokens)
-        metrics.tokens.labels("output").inc(len(interaction.output_ids))
-        if turn.parser.malformed_calls:
-            metrics.malformed.inc(turn.parser.malformed_calls)
-        if interaction.parent_id is not None and not interaction.aligned:
-            metrics.unaligned.inc()
-            logger.warning("interaction %s is not joined with its parent: %s", interaction.id, interaction.reason)
-        if interaction.first_token_at is not None:
-            metrics.first_token.observe(interaction.first_token_at - interaction.created_at)
-        metrics.duration.observe(time.time() - interaction.created_at)
 
     def _in_background(self, work: Coroutine[Any, Any, None], name: str | None = None) -> asyncio.Task[None]:
         task = asyncio.create_task(work, name=name)

@@ -50,7 +50,8 @@ ALLOWED = {
     "retries": SHARED | {"attempts", "turn"},
     "turn": SHARED | TURN_PARTS,
     "prompts": SHARED | {"session", "sessions", "rendering", "trajectory", "turn"},
-    "turns": SHARED | TURN_PARTS | {"turn", "sampling", "retries", "prompts"},
+    "commits": SHARED | {"attempts", "replica", "sessions", "store", "trajectory", "turn", "metrics"},
+    "turns": SHARED | TURN_PARTS | {"turn", "sampling", "retries", "prompts", "commits"},
     "generation": SHARED | {"engine"},
     "api": SHARED
     | {
