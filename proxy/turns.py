@@ -2,7 +2,7 @@
 
 1 the request is parsed (protocols)    2 its session is resolved (sessions)      3 retries attach or replay
 4 the parent is found                  5 the prompt is rendered or bridged       6 budgets are applied
-7 tokens are sampled and parsed        8 it is proven and committed (commits) 9 only now the end goes out
+7 tokens are sampled and parsed        8 it is proven and committed (commits)    9 only now the end goes out
 
 A generation that fails, is cancelled or loses its client leaves no half interaction: what was sampled is kept with its
 status. Cancellation at any point closes the engine's iterator, which frees the request.
