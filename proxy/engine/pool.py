@@ -313,9 +313,9 @@ class Pool:
         while True:
             await self._settled.wait()
             state = self._state
-            version = await bring(member, state, alone=not any(other.alive for other in self._members))
-            if state is self._state and not self._changes:
-                break
+            version = await bring(member, state, alone=not self._alive())
+            if state is self._state and not self._changes and (version == state.version or not self._alive()):
+                break  # else it was alone no more when it answered, and may not bring weights of its own
         if version != state.version:
             self._state = replace(state, version=version, managed=False)
         member.alive, member.doubtful, member.failure = True, False, ""
