@@ -102,7 +102,8 @@ class Gate:
         """The server is ending: whoever waits before a closed gate, now or later, gets EngineUnavailable at once."""
         self._stopping = True
         for timer in self._arrivals:
-            timer.reschedule(asyncio.get_running_loop().time())
+            if not timer.expired():
+                timer.reschedule(asyncio.get_running_loop().time())
 
     async def enter(self) -> None:
         """Wait until requests are let in. Raises EngineUnavailable after `--pause-timeout-s`."""
