@@ -313,6 +313,17 @@ async def test_all_servers_with_newer_weights_join_at_the_start() -> None:
             assert pool.info().weight_version == 3
 
 
+async def test_ranks_of_a_group_follow_each_other_and_an_offset_that_is_no_number_is_refused_by_name() -> None:
+    async with wires(2) as live, pool_of(*(wire.url for wire in live)) as pool:
+        await pool.transfer_weights(WeightTransfer.INIT_GROUP, {"rank_offset": 1, "world_size": 5})
+        told = [wire.wire.calls[-1][1] for wire in live]
+        assert told == [{"rank_offset": 1, "world_size": 5}, {"rank_offset": 3, "world_size": 5}]  # two ranks a server
+        for wrong in ("1", 1.5, True, []):
+            with pytest.raises(InvalidRequest) as raised:
+                await pool.transfer_weights(WeightTransfer.INIT_GROUP, {"rank_offset": wrong})
+            assert raised.value.param == "rank_offset"
+
+
 class LateWire(LiveWire):
     """It answers once `ready` is set."""
 
