@@ -362,6 +362,14 @@ async def test_two_that_return_at_once_to_an_empty_pool_are_not_both_in_with_dif
         assert set((await complete(pool, of_session("s", tokens=2))).versions) == {3}
 
 
+@pytest.mark.parametrize("whole", [True, False])
+async def test_what_nobody_reads_as_it_comes_is_asked_for_in_one_piece(whole: bool) -> None:
+    async with wires(1) as (wire,), pool_of(wire.url) as pool:
+        chunks = [chunk async for chunk in pool.generate(replace(of_session(""), whole=whole))]
+        assert [token for chunk in chunks for token in chunk.ids] == following(PROMPT, 40)
+        assert (len([chunk for chunk in chunks if chunk.ids]) == 1) is whole
+
+
 async def test_one_server_named_twice_is_one() -> None:
     async with wires(1) as (wire,), pool_of(wire.url, wire.url + "/", wire.url + "/v1") as pool:
         assert states(pool) == {wire.url: "alive"}
