@@ -83,6 +83,7 @@ class Turns:
         self._prompts = Prompts(renderer)
         self._running: set[Turn] = set()
         self._unrecorded: set[asyncio.Task[Any]] = set()
+        self._arriving = 0
         self._background: set[asyncio.Task[None]] = set()
         self._commits = Commits(store, sessions, metrics, self._in_background)
 
@@ -103,7 +104,7 @@ class Turns:
         if (earlier := self._earlier(session, request, key)) is not None:
             return earlier
         self._check_room(request)
-        await self._gate.enter()
+        await self._arrive()
         if request.input_ids is None:
             prompt = await self._prompts.build(session, request, identity)
         else:
@@ -128,8 +129,16 @@ class Turns:
     def _check_room(self, request: TurnRequest) -> None:
         """Raise TooManyRequests before a turn is rendered that would be one too many."""
         most = self._settings.max_turns_in_flight
-        if len(self._running) + len(self._unrecorded) + self._gate.waiting + request.n > most:
+        if len(self._running) + len(self._unrecorded) + self._arriving + request.n > most:
             raise TooManyRequests(f"{most} turns are running (--max-turns-in-flight); try again", retry_after_s=1.0)
+
+    async def _arrive(self) -> None:
+        """Wait until requests are let in. What has begun is counted already, should a pause hold it up later."""
+        self._arriving += 1
+        try:
+            await self._gate.enter()
+        finally:
+            self._arriving -= 1
 
     def _earlier(self, session: Session, request: TurnRequest, key: str) -> Sequence[Turn] | None:
         """The turns of an earlier attempt that answer this request too; None: it is to be sampled."""

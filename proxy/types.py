@@ -324,7 +324,8 @@ class GenerateRequest:
     """Token in, token out. `input_ids` were checked against the vocabulary; `sampling.max_tokens` is set and positive.
 
     Sampling ends after any of `stop_token_ids` (it is part of the output). `turn` rides along for engines that answer
-    from messages (mailbox, scripted); `turn_number` counts the turns of its session from 0.
+    from messages (mailbox, scripted); `turn_number` counts the turns of its session from 0. `whole`: nobody reads
+    tokens before the last one, so they may come at once; where there is a `turn`, that says it.
     """
 
     request_id: str
@@ -336,6 +337,12 @@ class GenerateRequest:
     session_id: str = ""
     turn: TurnRequest | None = None
     turn_number: int = 0
+    whole: bool = False
+
+    @property
+    def streamed(self) -> bool:
+        """Whether somebody reads tokens as they come."""
+        return not self.whole if self.turn is None else self.turn.stream
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,8 @@ from starlette.requests import Request
 
 from proxy.access import Access
 from proxy.api.http import JsonResponse, key_of, read_object
-from proxy.engine.base import PauseMode, WeightTransfer
-from proxy.engine.gate import MEMORY_TAGS, Gate
+from proxy.engine.base import MEMORY_TAGS, PauseMode, WeightTransfer
+from proxy.engine.gate import Gate
 from proxy.engine.pool import Pool
 from proxy.errors import EngineIncapable, InvalidRequest
 from proxy.protocols.base import expect_list, expect_str, optional_int, optional_text

@@ -60,6 +60,7 @@ class Generate:
             sampling=self._within_limit(replace(asked.sampling, ignore_eos=False)),
             stop_token_ids=() if asked.sampling.ignore_eos else own,
             session_id=_AFFINITY + affinity if affinity else "",
+            whole=True,
         )
 
     def _within_limit(self, sampling: SamplingParams) -> SamplingParams:

@@ -13,6 +13,9 @@ from typing import Any, Protocol, runtime_checkable
 
 from proxy.types import GenerateRequest, TokenChunk
 
+MEMORY_TAGS = ("weights", "kv_cache", "cuda_graph")
+"""The kinds of memory that can be released, by SGLang's names for them."""
+
 
 class Capability(StrEnum):
     """What not every engine can do; a request that needs a missing one is refused by name."""
@@ -77,7 +80,7 @@ class Engine(Protocol):
         """End a request soon; its iterator finishes with `FinishReason.ABORT`. Unknown ids are ignored."""
 
     async def pause(self, mode: PauseMode) -> None:
-        """Stop sampling. Raises EngineUnavailable when this engine cannot."""
+        """Stop sampling. Raises EngineIncapable when this engine cannot."""
 
     async def resume(self) -> None:
         """Go on sampling after `pause`."""
@@ -88,7 +91,7 @@ class Engine(Protocol):
     async def transfer_weights(self, step: WeightTransfer, fields: Mapping[str, Any]) -> int:
         """Pass a step of a transfer on as it is; returns the version that tokens carry from now on.
 
-        `fields` are SGLang's own. Raises EngineUnavailable when this engine has no such thing.
+        `fields` are SGLang's own. Raises EngineIncapable when this engine has no such thing.
         """
 
     async def release_memory(self, tags: Sequence[str] = ()) -> None:

@@ -13,7 +13,7 @@ from contextlib import aclosing, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
-from proxy.engine.base import Capability, Engine, EngineInfo, PauseMode, WeightTransfer
+from proxy.engine.base import MEMORY_TAGS, Capability, Engine, EngineInfo, PauseMode, WeightTransfer
 from proxy.engine.requests import rest_of
 from proxy.errors import EngineIncapable, EngineLost, EngineUnavailable, ProxyError
 from proxy.settings import Settings
@@ -22,9 +22,6 @@ from proxy.types import FinishReason, GenerateRequest, Ids, Logprobs, TokenChunk
 _RETRY_AFTER_S = 5.0
 _MOST_LOSSES = 5
 """How many servers may die under one request before it is given up."""
-
-MEMORY_TAGS = ("weights", "kv_cache", "cuda_graph")
-"""The kinds of memory that can be released, by SGLang's names for them."""
 
 
 @dataclass(slots=True, eq=False)
@@ -102,7 +99,8 @@ class Gate:
         """The server is ending: whoever waits before a closed gate, now or later, gets EngineUnavailable at once."""
         self._stopping = True
         for timer in self._arrivals:
-            timer.reschedule(asyncio.get_running_loop().time())
+            if not timer.expired():
+                timer.reschedule(asyncio.get_running_loop().time())
 
     async def enter(self) -> None:
         """Wait until requests are let in. Raises EngineUnavailable after `--pause-timeout-s`."""
@@ -224,7 +222,7 @@ class Gate:
     async def release_memory(self, tags: Sequence[str], mode: PauseMode) -> None:
         """Pause by `mode` (abort or drain: nothing may run) and give memory back, `tags` or all. Stays paused.
 
-        Raises EngineUnavailable, before anything is paused where the engine says that it cannot.
+        Raises EngineUnavailable; EngineIncapable, before anything is paused, where the engine says that it cannot.
         """
         async with self._control:
             self._check_can_release()

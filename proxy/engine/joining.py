@@ -12,8 +12,6 @@ from proxy.engine.base import PauseMode
 from proxy.engine.placement import Member
 from proxy.errors import EngineUnavailable, InvalidRequest, ProxyError
 
-MEMORY_KINDS = frozenset(("weights", "kv_cache", "cuda_graph"))
-
 
 @dataclass(frozen=True, slots=True)
 class PoolState:

@@ -15,9 +15,9 @@ from dataclasses import replace
 from functools import reduce
 from typing import Any, cast
 
-from proxy.engine.base import Capability, EngineInfo, PauseMode, WeightTransfer
+from proxy.engine.base import MEMORY_TAGS, Capability, EngineInfo, PauseMode, WeightTransfer
 from proxy.engine.connection import server_url
-from proxy.engine.joining import MEMORY_KINDS, PoolState, bring
+from proxy.engine.joining import PoolState, bring
 from proxy.engine.placement import RETRY_AFTER_S, Member, Placement
 from proxy.engine.remote import RemoteEngine
 from proxy.errors import ConfigurationError, EngineLost, EngineUnavailable, InvalidRequest, ProxyError
@@ -120,13 +120,17 @@ class Pool:
         return new
 
     async def transfer_weights(self, step: WeightTransfer, fields: Mapping[str, Any]) -> int:
-        """Pass a step on to every server; in INIT_GROUP their `rank_offset`s follow each other, in the order given."""
-        offset = 0
+        """Pass a step on to every server; in INIT_GROUP their `rank_offset`s follow each other, as they are listed.
+
+        Raises InvalidRequest for an offset that is no number.
+        """
+        offset = fields.get("rank_offset")
+        if offset is not None and type(offset) is not int:
+            raise InvalidRequest("'rank_offset' must be an integer: the rank of the first server", param="rank_offset")
         bodies: dict[str, Mapping[str, Any]] = {}
         for member in self._alive():
-            shifted = {"rank_offset": fields["rank_offset"] + offset} if "rank_offset" in fields else {}
-            bodies[member.url] = {**fields, **shifted}
-            offset += int(getattr(member.engine, "world_size", 1))
+            bodies[member.url] = fields if offset is None else {**fields, "rank_offset": offset}
+            offset = None if offset is None else offset + int(getattr(member.engine, "world_size", 1))
         with self._change():
             versions = await self._on_all(lambda engine: engine.transfer_weights(step, bodies[engine.url]))
             if fields.get("weight_version") is not None:
@@ -135,14 +139,14 @@ class Pool:
 
     async def release_memory(self, tags: Sequence[str] = ()) -> None:
         """Give memory back on every server."""
-        with self._change(released=self._state.released | frozenset(tags or MEMORY_KINDS)):
+        with self._change(released=self._state.released | frozenset(tags or MEMORY_TAGS)):
             for member in self._alive():
                 member.released = True
             await self._on_all(lambda engine: engine.release_memory(tags))
 
     async def resume_memory(self, tags: Sequence[str] = ()) -> None:
         """Take it again."""
-        left = self._state.released - frozenset(tags or MEMORY_KINDS)
+        left = self._state.released - frozenset(tags or MEMORY_TAGS)
         with self._change(released=left):
             await self._on_all(lambda engine: engine.resume_memory(tags))
             for member in self._alive():
@@ -313,9 +317,9 @@ class Pool:
         while True:
             await self._settled.wait()
             state = self._state
-            version = await bring(member, state, alone=not any(other.alive for other in self._members))
-            if state is self._state and not self._changes:
-                break
+            version = await bring(member, state, alone=not self._alive())
+            if state is self._state and not self._changes and (version == state.version or not self._alive()):
+                break  # else it was alone no more when it answered, and may not bring weights of its own
         if version != state.version:
             self._state = replace(state, version=version, managed=False)
         member.alive, member.doubtful, member.failure = True, False, ""

@@ -23,6 +23,7 @@ from proxy.errors import ConfigurationError, EngineFailed, EngineIncapable, Inva
 from proxy.settings import Settings
 from proxy.types import GenerateRequest, TokenChunk
 
+_TENSORS = "serialized_named_tensors"
 _RESERVED_TOKENS = 4
 """SGLang's own margin: `max_req_input_len` is 5 below the longest request, of which one more token stays free."""
 
@@ -119,7 +120,7 @@ class SglangEngine:
         name = "".join(word.capitalize() for word in step.value.split("_")) + "ReqInput"
         values = dict(fields)
         if step is WeightTransfer.FROM_TENSOR:
-            values["serialized_named_tensors"] = [_decoded(text) for text in values["serialized_named_tensors"]]
+            values[_TENSORS] = tensors_of(fields)
         try:
             body = getattr(io_struct, name)(**values)
         except (TypeError, ValueError) as error:
@@ -293,10 +294,12 @@ def _fields(struct: Any) -> frozenset[str]:
     return frozenset(getattr(struct, "__struct_fields__", ()) or getattr(struct, "__dataclass_fields__", ()))
 
 
-def _decoded(text: Any) -> bytes:
-    if isinstance(text, bytes):
-        return text
+def tensors_of(fields: Mapping[str, Any]) -> list[bytes]:
+    """What a step hands over, as SGLang serialised it. Raises InvalidRequest for what is no list of base64."""
+    texts = fields.get(_TENSORS)
     try:
-        return base64.b64decode(text, validate=True)
+        if not isinstance(texts, list):
+            raise TypeError
+        return [text if isinstance(text, bytes) else base64.b64decode(text, validate=True) for text in texts]
     except (TypeError, ValueError):
-        raise InvalidRequest("'serialized_named_tensors' must be base64", param="serialized_named_tensors") from None
+        raise InvalidRequest(f"'{_TENSORS}' must be a list of base64, one a process", param=_TENSORS) from None

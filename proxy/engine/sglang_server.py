@@ -247,7 +247,7 @@ def _interval(request: GenerateRequest) -> int | None:
     """How many tokens are to come at once; None: all of them."""
     sampling, turn = request.sampling, request.turn
     cut = bool(sampling.stop) or (turn is not None and bool(turn.tools) and not turn.parallel_tool_calls)
-    if turn is None or turn.stream or cut:
+    if request.streamed or cut:
         return stream_interval(request)
     whole = request.grammar is not None or (sampling.max_tokens or 0) <= _PIECE_TOKENS
     return None if whole else _PIECE_TOKENS  # what a grammar began nobody can go on with: it comes whole

@@ -65,7 +65,7 @@ def sampling_params(request: GenerateRequest, stream_interval: int | None) -> di
 
 def stream_interval(request: GenerateRequest) -> int:
     """How many tokens are best sent at once."""
-    return 1 if request.turn is None or request.turn.stream else _UNSTREAMED_INTERVAL
+    return 1 if request.streamed else _UNSTREAMED_INTERVAL
 
 
 def structural_tag(grammar: Grammar) -> str:

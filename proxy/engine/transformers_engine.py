@@ -115,15 +115,15 @@ class TransformersEngine:
         await self._on_control(lambda: self._while_paused(self._resubmit_all))
 
     async def transfer_weights(self, step: WeightTransfer, fields: Mapping[str, Any]) -> int:
-        """Raises EngineUnavailable: weights come from a folder."""
+        """Raises EngineIncapable: weights come from a folder."""
         raise EngineIncapable(f"the transformers engine has no {step.value}; use update_weights with a folder")
 
     async def release_memory(self, tags: Sequence[str] = ()) -> None:
-        """Raises EngineUnavailable: weights and cache stay where they are."""
+        """Raises EngineIncapable: weights and cache stay where they are."""
         raise EngineIncapable("the transformers engine cannot give its memory back while it runs")
 
     async def resume_memory(self, tags: Sequence[str] = ()) -> None:
-        """Raises EngineUnavailable: nothing was ever released."""
+        """Raises EngineIncapable: nothing was ever released."""
         raise EngineIncapable("the transformers engine never gives its memory back, so it has none to take")
 
     def info(self) -> EngineInfo:

@@ -24,7 +24,7 @@ from proxy.errors import (
     ProxyError,
     UnsupportedParameter,
 )
-from proxy.types import FinishReason, GenerateRequest, Ids, Logprobs, SamplingParams, TokenChunk, ids_of
+from proxy.types import FinishReason, GenerateRequest, Logprobs, SamplingParams, TokenChunk, ids_of
 
 _DEFAULT_CONTEXT = 32_768
 _SERVER_ERROR = 500
@@ -147,7 +147,7 @@ class VllmServer:
         self._connection.cut()
 
     async def pause(self, mode: PauseMode) -> None:
-        """End what is in flight; the gate lets nothing in. Raises EngineUnavailable for a pause that would keep it."""
+        """End what is in flight; the gate lets nothing in. Raises EngineIncapable for a pause that would keep it."""
         if mode is not PauseMode.ABORT and self._queues:
             raise EngineIncapable("vLLM servers are paused with mode abort or drain")
         for request_id in list(self._queues):
@@ -157,11 +157,11 @@ class VllmServer:
         """Nothing is held on the server."""
 
     async def update_weights(self, path: str, version: int | None = None) -> int:
-        """Raises EngineUnavailable: vLLM has no endpoint that loads weights from a folder."""
+        """Raises EngineIncapable: vLLM has no endpoint that loads weights from a folder."""
         raise EngineIncapable("a vLLM server cannot load weights from a folder; restart it, or use SGLang")
 
     async def transfer_weights(self, step: WeightTransfer, fields: Mapping[str, Any]) -> int:
-        """Raises EngineUnavailable: these are SGLang's."""
+        """Raises EngineIncapable: these are SGLang's."""
         raise EngineIncapable(f"vLLM has no {step.value}")
 
     async def release_memory(self, tags: Sequence[str] = ()) -> None:
@@ -210,7 +210,13 @@ def _chunks(event: Mapping[str, Any], top: int) -> list[TokenChunk]:
         raise _refusal(error)
     if not event.get("choices"):
         return []
-    choice = event["choices"][0]
+    try:
+        return _chunk(event["choices"][0], top)
+    except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
+        raise EngineFailed(f"the engine's answer is not as vLLM's: {type(error).__name__}: {error}") from None
+
+
+def _chunk(choice: Mapping[str, Any], top: int) -> list[TokenChunk]:
     ids, told = choice.get("token_ids") or [], choice.get("logprobs") or {}
     logprobs = told.get("token_logprobs") or []
     if len(ids) != len(logprobs) or None in logprobs:
@@ -222,7 +228,7 @@ def _chunks(event: Mapping[str, Any], top: int) -> list[TokenChunk]:
     tops = [_ranked(entry, top) for entry in told.get("top_logprobs") or []] if top else []
     if not ids and finish is None:
         return []
-    return [TokenChunk(_ids(ids), array("f", logprobs), 0, finish, tuple(tops))]
+    return [TokenChunk(ids_of(ids), array("f", logprobs), 0, finish, tuple(tops))]
 
 
 _FINISH = {
@@ -230,10 +236,6 @@ _FINISH = {
     "length": FinishReason.LENGTH,
     "abort": FinishReason.ABORT,
 }
-
-
-def _ids(values: Sequence[int]) -> Ids:
-    return ids_of(values)
 
 
 def _refusal(error: Any) -> ProxyError:

@@ -129,3 +129,16 @@ async def test_a_replay_is_no_turn(tmp_path: Path) -> None:
         assert again["id"] == first["id"]
         await server.engine.resume()
         await running
+
+
+async def test_what_waits_beside_all_sessions_counts_once(tmp_path: Path) -> None:
+    async with serving(tmp_path, says("one", "two", "three"), max_turns_in_flight=3) as server:
+        await server.ok("/engine/pause_generation", {})
+        body = {"input_ids": [72, 101]}
+        waiting = [asyncio.ensure_future(server.post("/v1/generate", body)) for _ in range(2)]
+        await until(lambda: server.app.state.turns._gate.waiting == 2)
+        waiting.append(asyncio.ensure_future(server.chat([user("a")])))
+        await until(lambda: server.app.state.turns._gate.waiting == 3 or waiting[-1].done())
+        assert_full(await server.post("/v1/generate", body), "--max-turns-in-flight")
+        await server.ok("/engine/continue_generation", {})
+        await asyncio.gather(*waiting)

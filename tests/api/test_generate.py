@@ -460,3 +460,10 @@ async def test_on_a_keyed_server_a_key_says_whose_turn_it_is(tmp_path: Path) -> 
         assert [node["status"] for node in tree] == ["complete"] * 4
         assert (await server.post("/nobody/v1/generate", body, headers=admin)).status_code == 404
         assert (await server.post("/nobody/v1/generate", body, headers=own)).status_code == 401
+
+
+@pytest.mark.parametrize("path", [PATH, "/v1/generate"])
+async def test_the_engine_is_told_that_nobody_reads_tokens_as_they_come(tmp_path: Path, path: str) -> None:
+    async with serving(tmp_path, replies([10, END])) as server:
+        await generated(server, PROMPT, path)
+        assert [request.streamed for request in server.engine.requests] == [False]

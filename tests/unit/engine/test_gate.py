@@ -408,3 +408,18 @@ async def test_a_gate_that_sends_away_keeps_nobody_waiting_and_cuts_nobody_off()
     await task
     assert reply.ids == uninterrupted(request)
     await gate.enter()  # open, it lets in
+
+
+async def test_a_server_that_stops_just_when_a_pause_has_lasted_too_long_sends_all_others_away() -> None:
+    gate = gate_of(WatchfulEngine(), pause_timeout_s=60.0)
+    await gate.pause(PauseMode.IN_PLACE)
+    waiting = [asyncio.create_task(gate.enter()) for _ in range(3)]
+    await until(lambda: gate.waiting == 3)
+    over = list(gate._arrivals)[:2]
+    for timer in over:
+        timer.reschedule(asyncio.get_running_loop().time())
+    await asyncio.sleep(0)
+    assert all(timer.expired() for timer in over) and gate.waiting == 3  # their time is up, and none has run since
+    gate.send_away()
+    outcomes = await asyncio.gather(*waiting, return_exceptions=True)
+    assert [type(outcome) for outcome in outcomes] == [EngineUnavailable] * 3 and gate.waiting == 0

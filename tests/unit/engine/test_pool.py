@@ -7,10 +7,11 @@ import contextlib
 import random
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
-from proxy.engine.base import PauseMode
+from proxy.engine.base import PauseMode, WeightTransfer
 from proxy.engine.connection import NO_KEYS, Keys, server_url
 from proxy.engine.contract import Reply, complete, request_for
 from proxy.engine.gate import Gate
@@ -41,8 +42,8 @@ async def pool_of(*urls: str, check_s: float = CHECK_S, keys: Keys = NO_KEYS) ->
 
 
 @contextlib.asynccontextmanager
-async def wires(count: int, delay_s: float = 0.0) -> AsyncIterator[list[LiveWire]]:
-    started = [LiveWire(delay_s=delay_s) for _ in range(count)]
+async def wires(count: int, *more: LiveWire, delay_s: float = 0.0) -> AsyncIterator[list[LiveWire]]:
+    started = [*(LiveWire(delay_s=delay_s) for _ in range(count)), *more]
     for wire in started:
         await wire.start()
     try:
@@ -309,6 +310,63 @@ async def test_all_servers_with_newer_weights_join_at_the_start() -> None:
         async with pool_of(*(wire.url for wire in live)) as pool:
             assert states(pool) == {live[0].url: "alive", live[1].url: "alive", live[2].url: "missing"}
             assert pool.info().weight_version == 3
+
+
+async def test_ranks_of_a_group_follow_each_other_and_an_offset_that_is_no_number_is_refused_by_name() -> None:
+    async with wires(2) as live, pool_of(*(wire.url for wire in live)) as pool:
+        await pool.transfer_weights(WeightTransfer.INIT_GROUP, {"rank_offset": 1, "world_size": 5})
+        told = [wire.wire.calls[-1][1] for wire in live]
+        assert told == [{"rank_offset": 1, "world_size": 5}, {"rank_offset": 3, "world_size": 5}]  # two ranks a server
+        for wrong in ("1", 1.5, True, []):
+            with pytest.raises(InvalidRequest) as raised:
+                await pool.transfer_weights(WeightTransfer.INIT_GROUP, {"rank_offset": wrong})
+            assert raised.value.param == "rank_offset"
+
+
+class LateWire(LiveWire):
+    """It answers once `ready` is set."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ready, self.asked = asyncio.Event(), asyncio.Event()
+        self.ready.set()
+
+    async def _answer(self, scope: Any, receive: Any, send: Any) -> None:
+        self.asked.set()
+        await self.ready.wait()
+        await super()._answer(scope, receive, send)
+
+
+async def test_two_that_return_at_once_to_an_empty_pool_are_not_both_in_with_different_weights() -> None:
+    late = LateWire()
+    async with wires(1, late) as (wire, _), pool_of(wire.url, late.url, check_s=SELDOM_S) as pool:
+        await pool.transfer_weights(WeightTransfer.BEGIN, {"weight_version": "3"})  # nobody can give them again
+        members = {member.url: member for member in pool._members}
+        for each in (wire, late):
+            await each.kill()
+            await pool._look_at(members[each.url])
+            await each.start()
+        assert set(states(pool).values()) == {"ejected"}
+        wire.wire.version = "3"  # it was cut off, and never restarted
+        await wire.wire.engine.update_weights("/weights/3", 3)
+        late.ready.clear()
+        late.asked.clear()
+        looks = [pool._look_at(members[each.url]) for each in (late, wire)]
+        await late.asked.wait()
+        await looks[1]
+        late.ready.set()
+        await looks[0]
+        assert states(pool) == {wire.url: "alive", late.url: "ejected"}
+        assert members[late.url].failure.endswith("serves weight version 0, the others 3")
+        assert set((await complete(pool, of_session("s", tokens=2))).versions) == {3}
+
+
+@pytest.mark.parametrize("whole", [True, False])
+async def test_what_nobody_reads_as_it_comes_is_asked_for_in_one_piece(whole: bool) -> None:
+    async with wires(1) as (wire,), pool_of(wire.url) as pool:
+        chunks = [chunk async for chunk in pool.generate(replace(of_session(""), whole=whole))]
+        assert [token for chunk in chunks for token in chunk.ids] == following(PROMPT, 40)
+        assert (len([chunk for chunk in chunks if chunk.ids]) == 1) is whole
 
 
 async def test_one_server_named_twice_is_one() -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from proxy.engine.contract import Reply
+from proxy.engine.sglang_engine import tensors_of
 from proxy.engine.sglang_wire import Answer, VersionNumbers, sampling_params, structural_tag
 from proxy.errors import EngineFailed, InvalidRequest
 from proxy.types import FinishReason, GenerateRequest, Grammar, GrammarPart, SamplingParams, TokenChunk, ids_of
@@ -121,3 +122,13 @@ def test_only_what_is_not_the_default_is_asked_for() -> None:
     assert params["sampling_seed"] == 3 and params["ignore_eos"] is False and params["stop_token_ids"] == [2]
     assert not {"stream_interval", "presence_penalty", "logit_bias", "structural_tag"} & set(params)
     assert sampling_params(request, 8)["stream_interval"] == 8
+
+
+@pytest.mark.parametrize(
+    "wrong", [{}, {"serialized_named_tensors": "AAAA"}, {"serialized_named_tensors": ["no base64"]}]
+)
+def test_tensors_that_are_no_list_of_base64_are_refused_by_name(wrong: Any) -> None:
+    with pytest.raises(InvalidRequest) as raised:
+        tensors_of(wrong)
+    assert raised.value.param == "serialized_named_tensors"
+    assert tensors_of({"serialized_named_tensors": ["AAEC", b"raw"]}) == [b"\x00\x01\x02", b"raw"]

@@ -58,12 +58,23 @@ def event(ids: Any, logprobs: Any, finish: str | None = None) -> dict[str, Any]:
     return {"choices": [{"token_ids": ids, "logprobs": {"token_logprobs": logprobs}, "finish_reason": finish}]}
 
 
+def top(entry: Any) -> dict[str, Any]:
+    whole = event([1], [-1.0])
+    whole["choices"][0]["logprobs"]["top_logprobs"] = [entry]
+    return whole
+
+
 @pytest.mark.parametrize(
     ("wrong", "error"),
     [
         (event(None, [-1.0]), EngineFailed),
         (event([1, 2], [-1.0]), EngineFailed),
         (event([1], [None]), EngineFailed),
+        (event(["one"], [-1.0]), EngineFailed),
+        (event([1], ["low"]), EngineFailed),
+        (top({"one": -1.0}), EngineFailed),
+        (top(None), EngineFailed),
+        ({"choices": ["one"]}, EngineFailed),
         (event([1], [-1.0], "error"), EngineFailed),
         (event([1], [-1.0], "something_new"), EngineFailed),
         ([], EngineFailed),
@@ -74,7 +85,7 @@ def event(ids: Any, logprobs: Any, finish: str | None = None) -> dict[str, Any]:
 )
 def test_what_is_incomplete_or_refused_fails(wrong: Any, error: type[Exception]) -> None:
     with pytest.raises(error):
-        _chunks(wrong, 0)
+        _chunks(wrong, 1)
 
 
 @pytest.mark.parametrize(
