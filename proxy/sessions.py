@@ -266,7 +266,7 @@ class Sessions:
                     if session.id not in live and session.confirmed:
                         await self.refresh(session)
             except SessionNotFound:
-                continue  # nobody waits for it any more
+                pass  # pruned elsewhere: whoever waits for it waits until its time is up
             except StoreUnavailable as problem:
                 logger.warning("cannot see whether sessions ended on other replicas: %s", problem.message)
             await asyncio.sleep(_WATCH_S)

@@ -93,7 +93,7 @@ class Trajectories:
         try:
             records = await self._store.find_sessions(session_ids=claimed.sessions)
             by_id = {record.session_id: record for record in records}
-            page = [by_id[name] for name in claimed.sessions]
+            page = [by_id[name] for name in claimed.sessions if name in by_id]  # pruning may come in between
             response = await self._export.respond(page, export, encoding, {"cursor": None, **_about(claimed)})
         except ProxyError:
             await self._store.claim(replace(wanted.claim, limit=0, lease_s=0.0))
