@@ -175,6 +175,10 @@ class Pool:
         await asyncio.gather(*tasks, return_exceptions=True)
         await asyncio.gather(*(member.engine.close() for member in self._members))
 
+    def check_alive(self) -> None:
+        """Raise EngineUnavailable when no server takes requests, as far as is known."""
+        self._placement.candidates()
+
     def servers(self) -> list[dict[str, Any]]:
         """Each server as a dict: url, state, in_flight, served, sessions, weight_version, failure."""
         sessions = self._placement.sessions()
