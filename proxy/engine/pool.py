@@ -61,14 +61,17 @@ class Pool:
 
     async def start(self) -> None:
         """Wait until a server answers. Raises ConfigurationError when none does in time."""
-        deadline = asyncio.get_running_loop().time() + self._start_timeout_s
+        deadline, told = asyncio.get_running_loop().time() + self._start_timeout_s, False
         while True:
             await self._reach_all()
             if self._members:
                 break
+            reasons = "; ".join(f"{url}: {why}" for url, why in self._missing.items())
             if asyncio.get_running_loop().time() > deadline:
-                reasons = "; ".join(f"{url}: {why}" for url, why in self._missing.items())
                 raise ConfigurationError(f"--engine: no server answers: {reasons}")
+            if not told:
+                logger.warning("no engine server answers yet, waiting up to %g s: %s", self._start_timeout_s, reasons)
+                told = True
             await asyncio.sleep(self._check_s)
         self._watcher = asyncio.create_task(self._watch())
 
