@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn, get_type_hints
 
 import typer
+import typer.core
 
 from proxy.errors import ConfigurationError, ProxyError
 from proxy.export_flags import ExportFlags
@@ -26,6 +27,13 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
+
+
+class _PlainHelp(typer.core.TyperCommand):
+    """Help as a list: a table of so many long flags and variables would cut their names at 80 columns."""
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **{**named, "rich_markup_mode": None})
 
 
 DatabaseUrl = Annotated[
@@ -65,13 +73,19 @@ def _announce(served: Starlette, url: str, settings: Settings) -> None:
     print(f"  database  {served.state.store.label}")
     access = "admin key needed" if settings.admin_key else "open: any key or none, on this machine only"
     print(f"  access    {access}")
-    print(
-        "  try       curl -s "
-        + url
-        + """/try-1/v1/chat/completions -d '{"model": "any", "max_tokens": 32, """
-        + """"messages": [{"role": "user", "content": "hello"}]}'"""
-    )
-    print("            curl -s " + url + """/export_trajectories -d '{"session_id": "try-1"}'""", flush=True)
+    for title, command in zip(("try", ""), _to_try(url, keys=settings.admin_key is not None), strict=True):
+        print(f"  {title:10}{command}")
+    sys.stdout.flush()
+
+
+def _to_try(url: str, *, keys: bool) -> tuple[str, str]:
+    """Two commands to paste. With keys a session is started first: its answer says where an agent may talk."""
+    if keys:
+        start = f"curl -s {url}/rl/start_session -H 'authorization: Bearer ADMIN_KEY' -d '{{\"task_id\": \"try\"}}'"
+        return start, "then an agent, with the base_url and the api_key of the answer"
+    turn = '{"model": "any", "max_tokens": 32, "messages": [{"role": "user", "content": "hello"}]}'
+    export = '{"session_id": "try-1"}'
+    return f"curl -s {url}/try-1/v1/chat/completions -d '{turn}'", f"curl -s {url}/export_trajectories -d '{export}'"
 
 
 def demo(
@@ -167,12 +181,15 @@ def export(
     database_url: DatabaseUrl = None,
     url: Url = None,
     admin_key: Key = None,
-    require_complete: Annotated[bool, typer.Option(help="Exit code 1 when a session lacks calls.")] = False,
+    require_complete: Annotated[
+        bool, typer.Option("--require-complete", help="Exit code 1 when a session lacks calls.")
+    ] = False,
     **flags: Any,
 ) -> None:
     """Write samples for training from a server (--url), or a backup of a database (--all) that may be in use."""
     if everything == (url is not None):
         raise ConfigurationError("give --url URL for samples to train on, or --all for a backup of the database")
+    _check_of_one_kind(url, {"database_url": database_url}, {"require_complete": require_complete or None, **flags})
     if url is None:
         _back_up(output, database_url)
         return
@@ -187,6 +204,15 @@ def export(
         _fail(
             f"{tally.incomplete} of {tally.sessions} sessions are incomplete: a call failed, was cut or has not ended"
         )
+
+
+def _check_of_one_kind(url: str | None, of_a_backup: dict[str, Any], of_samples: dict[str, Any]) -> None:
+    """Raise ConfigurationError for a flag that goes with the other kind of export, and would do nothing here."""
+    defaults = {spec.name: spec.default or None for spec in fields(ExportFlags)}
+    strays, kind = (of_samples, "--url") if url is None else (of_a_backup, "--all")
+    for name, value in strays.items():
+        if value is not None and value != defaults.get(name):
+            raise ConfigurationError(f"--{name.replace('_', '-')} goes with {kind}: it says nothing of this export")
 
 
 def _back_up(output: str, database_url: str | None) -> None:
@@ -336,14 +362,19 @@ def _default_text(value: Any) -> str:
     return "none" if value in (None, ()) else str(value)
 
 
-def _command(function: Any, signature: inspect.Signature | None = None, name: str | None = None) -> None:
+def _command(
+    function: Any,
+    signature: inspect.Signature | None = None,
+    name: str | None = None,
+    kind: type[typer.core.TyperCommand] | None = None,
+) -> None:
     if signature is not None:
         function.__signature__ = signature
         function.__annotations__ = {name: parameter.annotation for name, parameter in signature.parameters.items()}
-    app.command(name)(function)
+    app.command(name, cls=kind)(function)
 
 
-_command(serve, _settings_signature())
+_command(serve, _settings_signature(), kind=_PlainHelp)
 _command(demo)
 _command(doctor)
 _command(export, _export_signature())

@@ -48,6 +48,7 @@ class ExportRequest:
 
 def parse_export(body: Mapping[str, Any]) -> ExportRequest:
     """The request in a body. Raises InvalidRequest naming the field and the choices."""
+    check_filters_inside(body)
     session_ids = _parse_session_ids(body)
     filters = optional_object(body, "filter")
     name, options = parse_format(body), parse_options(body, filters)
@@ -64,6 +65,13 @@ def parse_export(body: Mapping[str, Any]) -> ExportRequest:
         limit=optional_int(body, "limit", least=1, most=_MAX_LIMIT) or _MAX_LIMIT,
         cursor=optional_text(body, "cursor"),
     )
+
+
+def check_filters_inside(body: Mapping[str, Any]) -> None:
+    """Raise InvalidRequest for a filter beside `filter`: left aside, it would let every session in."""
+    for name in _FILTERS:
+        if body.get(name) is not None:
+            raise InvalidRequest(f"'{name}' is a filter: give it inside 'filter'", param=name)
 
 
 def _parse_session_ids(body: Mapping[str, Any]) -> tuple[str, ...] | None:

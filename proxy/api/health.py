@@ -7,6 +7,7 @@ from starlette.responses import Response
 
 from proxy.api.http import JsonResponse
 from proxy.engine.gate import Gate
+from proxy.engine.pool import Pool
 from proxy.metrics import CONTENT_TYPE, Metrics
 from proxy.store.store import Store
 
@@ -23,6 +24,8 @@ class Health:
     async def ready(self, request: Request) -> JsonResponse:
         """200 when the store answers and the engine runs. Raises StoreUnavailable or EngineUnavailable."""
         await self._store.ping()
+        if isinstance(self._gate.engine, Pool):
+            self._gate.engine.check_alive()
         info, paused = self._gate.info(), self._gate.paused
         state = {"status": "ready" if paused is None else "paused", "engine": info.name}
         return JsonResponse({**state, "weight_version": info.weight_version})

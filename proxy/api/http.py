@@ -148,7 +148,8 @@ def shown_path(request: Request) -> str:
 
 async def on_not_found(request: Request, error: Exception) -> Response:
     """No route has this path."""
-    return error_response(request, NotFound(f"there is no {request.method} {shown_path(request)} here; see /health"))
+    path = f"{request.method} {shown_path(request)}"
+    return error_response(request, NotFound(f"there is no {path} here; the README lists the endpoints"))
 
 
 async def on_method_not_allowed(request: Request, error: Exception) -> Response:

@@ -20,7 +20,7 @@ from starlette.responses import Response
 
 from proxy.access import Access
 from proxy.api.export import Export
-from proxy.api.export_request import OF_SAMPLES, ExportRequest, parse_export
+from proxy.api.export_request import OF_SAMPLES, ExportRequest, check_filters_inside, parse_export
 from proxy.api.http import JsonResponse, key_of, read_object
 from proxy.api.long_polls import LongPolls
 from proxy.errors import InvalidRequest, NotFound, ProxyError
@@ -164,6 +164,7 @@ def parse_claim(body: Mapping[str, Any]) -> ClaimRequest:
     for name in _OF_AN_EXPORT:
         if body.get(name) is not None:
             raise InvalidRequest(f"'{name}' is not for claims, which take what ended first; use 'filter'", param=name)
+    check_filters_inside(body)
     filters = optional_object(body, "filter")
     if filters.get("status") == SessionStatus.ACTIVE:
         raise InvalidRequest("'filter.status' active fits no session that can be claimed", param="filter.status")

@@ -54,16 +54,21 @@ class Placement:
 
     def choose(self, session_id: str) -> Member:
         """The server for a request; without a session there is nothing to stay with. Raises EngineUnavailable."""
-        candidates = [member for member in self._members if member.open]
-        if not candidates:
-            why = "; ".join(f"{m.url}: {m.failure}" for m in self._members if m.failure) or "the pool is empty"
-            raise EngineUnavailable(f"no engine server is alive ({why})", retry_after_s=RETRY_AFTER_S)
+        candidates = self.candidates()
         member = self._of_session.get(session_id) if session_id else None
         if member is None or not member.open or member.doubtful:
             member = min(candidates, key=lambda m: (m.doubtful, m.in_flight, m.served))
         if session_id:
             self._remember(session_id, member)
         return member
+
+    def candidates(self) -> list[Member]:
+        """The servers that take requests, at least one. Raises EngineUnavailable."""
+        candidates = [member for member in self._members if member.open]
+        if not candidates:
+            why = "; ".join(f"{m.url}: {m.failure}" for m in self._members if m.failure) or "the pool is empty"
+            raise EngineUnavailable(f"no engine server is alive ({why})", retry_after_s=RETRY_AFTER_S)
+        return candidates
 
     def forget(self, member: Member) -> None:
         """Its sessions go elsewhere."""

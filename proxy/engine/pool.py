@@ -61,14 +61,17 @@ class Pool:
 
     async def start(self) -> None:
         """Wait until a server answers. Raises ConfigurationError when none does in time."""
-        deadline = asyncio.get_running_loop().time() + self._start_timeout_s
+        deadline, told = asyncio.get_running_loop().time() + self._start_timeout_s, False
         while True:
             await self._reach_all()
             if self._members:
                 break
+            reasons = "; ".join(f"{url}: {why}" for url, why in self._missing.items())
             if asyncio.get_running_loop().time() > deadline:
-                reasons = "; ".join(f"{url}: {why}" for url, why in self._missing.items())
                 raise ConfigurationError(f"--engine: no server answers: {reasons}")
+            if not told:
+                logger.warning("no engine server answers yet, waiting up to %g s: %s", self._start_timeout_s, reasons)
+                told = True
             await asyncio.sleep(self._check_s)
         self._watcher = asyncio.create_task(self._watch())
 
@@ -178,6 +181,10 @@ class Pool:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         await asyncio.gather(*(member.engine.close() for member in self._members))
+
+    def check_alive(self) -> None:
+        """Raise EngineUnavailable when no server takes requests, as far as is known."""
+        self._placement.candidates()
 
     def servers(self) -> list[dict[str, Any]]:
         """Each server as a dict: url, state, in_flight, served, sessions, weight_version, failure."""

@@ -124,7 +124,10 @@ def inspecting(database_url: str) -> Iterator[Inspection]:
     url = database.parse_url(database_url)
     if found != schema.head():
         where = Path(database.label(url)).name if database.is_sqlite(url) else database.label(url)
-        raise ConfigurationError(f"{where} is at revision {found or 'none'}, this tokengrove needs {schema.head()}")
+        raise ConfigurationError(
+            f"{where} is at revision {found or 'none'}, this tokengrove needs {schema.head()}; name another with "
+            "--database-url, or run: tokengrove db upgrade"
+        )
     engine = database.reader_engine(url, 1)
     try:
         with engine.connect() as connection:

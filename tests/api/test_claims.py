@@ -259,6 +259,7 @@ async def test_sessions_are_acknowledged_without_a_claim_unless_somebody_holds_t
         ("claim", {"claim_id": "é"}, 400, "claim_id"),
         ("claim", {"filter": {"colour": "red"}}, 400, "filter.colour"),
         ("claim", {"filter": {"status": "active"}, "wait_s": 600}, 400, "filter.status"),
+        ("claim", {"group_id": "g"}, 400, "group_id"),
         ("claim", {"session_ids": ["live"]}, 400, "session_ids"),
         ("claim", {"cursor": "live"}, 400, "cursor"),
         ("claim", {"filter": {"purpose": "agent"}}, 400, "filter.purpose"),

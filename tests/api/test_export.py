@@ -73,6 +73,8 @@ async def test_each_layout_and_alias(tmp_path: Path, layout: str | None, samples
         ({"filter": {"outcome": "finished"}}, "filter.outcome", "Finished"),
         ({"filter": {"since": "yesterday"}}, "filter.since", "seconds"),
         ({"filter": {"since": True}}, "filter.since", "seconds"),
+        ({"group_id": "g"}, "group_id", "inside 'filter'"),
+        ({"session_id": "s", "min_version": 0}, "min_version", "inside 'filter'"),
         ({"limit": 0}, "limit", "between"),
         ({"limit": "5"}, "limit", "integer"),
         ({"limit": 1.5}, "limit", "integer"),

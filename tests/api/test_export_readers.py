@@ -122,9 +122,10 @@ async def test_what_is_no_whole_export_is_refused_whatever_is_missing(tmp_path: 
             read(source, name)
 
 
-def test_an_unknown_format_names_the_ones_there_are() -> None:
-    with pytest.raises(InvalidRequest, match="safetensors, arrow"):
-        read(b"", "pickle")
+def test_an_unknown_format_names_the_ones_there_are(tmp_path: Path) -> None:
+    for source in (b"", tmp_path, tmp_path / "absent"):
+        with pytest.raises(InvalidRequest, match="safetensors, arrow"):
+            read(source, "pickle")
 
 
 def test_without_pyarrow_only_the_formats_that_need_it_are_refused() -> None:

@@ -88,6 +88,32 @@ def test_a_setting_that_cannot_be_is_one_line(tmp_path: Path, flags: tuple[str, 
     assert_one_line(tokengrove("serve", "--port", "0", *flags, cwd=tmp_path), word)
 
 
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (("--all", "--group", "g"), ("--group", "--url")),
+        (("--all", "--format", "npz"), ("--format", "--url")),
+        (("--all", "--mask-unfinished"), ("--mask-unfinished", "--url")),
+        (("--all", "--require-complete"), ("--require-complete", "--url")),
+        (("--url", "http://127.0.0.1:1", "--database-url", "sqlite:///x.db"), ("--database-url", "--all")),
+    ],
+)
+def test_a_flag_of_the_other_kind_of_export_is_one_line_and_writes_nothing(
+    tmp_path: Path, flags: tuple[str, ...], words: tuple[str, ...]
+) -> None:
+    assert_one_line(tokengrove("export", "-o", "out", *flags, cwd=tmp_path), *words)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_with_an_admin_key_the_command_to_try_starts_a_session(tmp_path: Path) -> None:
+    with server_process(tmp_path, "--engine", "scripted", "--admin-key", "kept-to-itself") as process:
+        process.terminate()
+        assert process.wait() == 0
+    [command] = [line.split("try", 1)[1].strip() for line in process.output.splitlines() if " try " in line]
+    assert command.split()[:3] == ["curl", "-s", f"{process.url}/rl/start_session"]
+    assert "kept-to-itself" not in process.output
+
+
 def test_an_engine_of_somebody_else_is_loaded_by_name(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(
         "from proxy.engine.scripted import ScriptedEngine, babble\n"

@@ -155,6 +155,20 @@ async def test_a_server_that_returns_gets_the_weights_of_the_others(tmp_path: Pa
             assert (await http.get("/engine")).json()["paused"] is None
 
 
+async def test_with_no_server_alive_it_is_not_ready_until_one_returns(tmp_path: Path, wires: list[Wire]) -> None:
+    with proxy_of(tmp_path, wires[:1]) as served:
+        async with httpx.AsyncClient(base_url=served.url, timeout=120, trust_env=False) as http:
+            assert (await http.get("/ready")).json()["status"] == "ready"
+            wires[0].kill()
+            await state_of(http, wires[0].url, "ejected")
+            refused = await http.get("/ready")
+            assert refused.status_code == 503 and wires[0].url in refused.json()["error"]["message"]
+            assert (await http.get("/health")).status_code == 200
+            wires[0] = await asyncio.to_thread(Wire, wires[0].port)
+            await state_of(http, wires[0].url, "alive")
+            assert (await http.get("/ready")).status_code == 200
+
+
 async def test_sessions_stay_with_their_server(tmp_path: Path, wires: list[Wire]) -> None:
     with proxy_of(tmp_path, wires) as served:
         async with httpx.AsyncClient(base_url=served.url, timeout=120, trust_env=False) as http:

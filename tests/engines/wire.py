@@ -1,4 +1,5 @@
-"""A server that speaks SGLang's or vLLM's wire and samples by a script: `python -m tests.engines.wire sglang 8123`.
+"""A server that speaks SGLang's or vLLM's wire and samples by a script: `python -m tests.engines.wire sglang 8123 0.02`
+(kind, port, seconds a token).
 
 SGLang's shape is proven by running the same tests against the real one; vLLM's is what its documentation says.
 """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import fields
 from pathlib import Path
 
@@ -24,6 +25,15 @@ def test_every_setting_is_a_flag_a_variable_and_a_readme_line(name: str, monkeyp
     assert f"--{name.replace('_', '-')}" in text
     assert VARIABLE_PREFIX + name.upper() in text
     assert f"`--{name.replace('_', '-')}`" in (ROOT / "README.md").read_text()
+
+
+@pytest.mark.parametrize("command", ["serve", "export", "demo", "doctor", "import"])
+def test_help_cuts_no_name_on_a_narrow_terminal(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    text = CliRunner().invoke(cli.app, [command, "--help"]).output
+    assert "--help" in text
+    assert "…" not in text and not re.search(r"\w\.\.\.\s", text)
+    assert max(map(len, text.splitlines())) <= 80
 
 
 def test_a_flag_wins_over_its_variable_and_a_variable_over_the_default() -> None:

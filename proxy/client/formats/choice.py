@@ -34,6 +34,7 @@ def read(source: bytes | str | Path, format: str) -> Export:
     whose pages are read. A file in jsonl that has samples alone has no entries of sessions. Raises InvalidRequest for
     an unknown format, for what cannot be read as it, and where pyarrow is missing that arrow and parquet need.
     """
+    check_readable(format)
     if isinstance(source, bytes):
         return read_page(source, format).export
     whole = Export([], {})
@@ -65,6 +66,8 @@ def check_readable(format: str) -> None:
 
 def _files(path: Path, format: str) -> Iterator[Path]:
     """The file, or the pages of the folder in order. Raises InvalidRequest where there is none."""
+    if not path.exists():
+        raise InvalidRequest(f"there is no file or folder {path}, so nothing in format {format}", param="source")
     if not path.is_dir():
         yield path
         return

@@ -425,3 +425,22 @@ def test_what_is_no_url_of_a_server_is_refused_by_name(text: str) -> None:
     with pytest.raises(InvalidRequest) as raised:
         server_url(text)
     assert raised.value.param == "url"
+
+
+async def test_a_pool_that_waits_for_its_first_server_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
+    wire = LiveWire()
+    await wire.start()
+    url = wire.url
+    await wire.kill()
+    pool = Pool([url], connect(VOCABULARY, None, processed_logprobs=False), start_timeout_s=30.0, check_s=CHECK_S)
+    starting = asyncio.create_task(pool.start())
+    await until(lambda: bool(caplog.records))
+    await wire.start()
+    await starting
+    try:
+        assert [record.getMessage() for record in caplog.records if "waiting up to 30 s" in record.getMessage()] == [
+            f"no engine server answers yet, waiting up to 30 s: {url}: {url} is gone (ConnectError)"
+        ]
+    finally:
+        await pool.close()
+        await wire.kill()
