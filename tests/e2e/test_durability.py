@@ -61,7 +61,7 @@ async def killed_under_load(process: Process, chance: random.Random) -> dict[str
     return load.seen
 
 
-@pytest.mark.parametrize("rounds", [3, pytest.param(20, marks=pytest.mark.engines)])
+@pytest.mark.parametrize("rounds", [3, pytest.param(10, marks=pytest.mark.engines)])
 def test_kill_9_under_load_loses_no_reply_that_was_received_whole(
     tmp_path: Path, chance: random.Random, rounds: int
 ) -> None:
