@@ -6,9 +6,9 @@ honoured  model input instructions tools (functions, also those in a namespace) 
           metadata stream, and the engine extensions top_k min_p repetition_penalty presence_penalty frequency_penalty
           logit_bias seed stop chat_template_kwargs (refused by name where the engine cannot)
 ignored   user prompt_cache_key prompt_cache_options prompt_cache_retention safety_identifier service_tier
-          client_metadata stream_options max_tool_calls access_programs context_management image moderation, the rest
-          of text, reasoning and include, and every field not named here (recorded as dropped, like tools and items of
-          other types)
+          client_metadata stream_options max_tool_calls access_programs background_options context_management image
+          moderation, the rest of text, reasoning and include, and every field not named here (recorded as dropped,
+          like tools and items of other types)
 refused   background, truncation (other than disabled), conversation, prompt; a tool choice that names a hosted tool;
           input other than text
 
@@ -60,7 +60,7 @@ IGNORED = frozenset(
     {
         *("user", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention", "safety_identifier"),
         *("service_tier", "client_metadata", "stream_options", "max_tool_calls", "access_programs", "image"),
-        *("context_management", "moderation"),
+        *("background_options", "context_management", "moderation"),
     }
 )
 REFUSED = frozenset({"background", "truncation", "conversation", "prompt"})
