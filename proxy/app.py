@@ -194,8 +194,9 @@ def _engine_routes(settings: Settings, access: Access, sessions: Sessions, gate:
 
 
 def _aliases(path: str, endpoint: object, methods: list[str]) -> list[Route]:
-    """`/v1/...`, `/{session}/v1/...` and, for clients that drop it, `/{session}/...` without `/v1`."""
-    prefixes = ("/v1", "/{session:path}/v1", "/{session:path}")
+    """`/v1/...`, `/{session}/v1/...` and, for clients that drop it, both without `/v1`: AReaL's workflow gives its
+    agents the bare address of the server, and a session's key."""
+    prefixes = ("/v1", "/{session:path}/v1", "/{session:path}", "")
     return [Route(prefix + path, endpoint, methods=methods) for prefix in prefixes]  # type: ignore[arg-type]
 
 

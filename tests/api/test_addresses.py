@@ -90,6 +90,28 @@ async def test_v1_without_key_or_hint_is_the_default_session(tmp_path: Path) -> 
         assert len(await server.tree("default")) == 2
 
 
+async def test_the_bare_address_is_that_of_v1(tmp_path: Path) -> None:
+    async with serving(tmp_path, always()) as server:
+        assert (await turn(server, "/chat/completions")).status_code == 200
+        assert (await turn(server, "/chat/completions", headers={"x-session-id": "hinted"})).status_code == 200
+        assert (await server.post("/responses", {"model": "m", "input": "hi"})).status_code == 200
+        messages = {"model": "m", "max_tokens": 9, "messages": [user("hi")]}
+        assert (await server.post("/messages", messages)).status_code == 200
+        assert (await server.post("/messages/count_tokens", messages)).json()["input_tokens"] > 0
+        [model] = (await server.http.get("/models")).json()["data"]
+        assert (await server.http.get(f"/models/{model['id']}")).json()["id"] == model["id"]
+        assert sorted(await sessions(server)) == ["default", "hinted"]
+
+
+async def test_the_bare_address_with_a_key_is_that_keys_session_and_closed_to_strangers(tmp_path: Path) -> None:
+    async with serving(tmp_path, always(), admin_key="admin") as server:
+        started = (await server.post("/rl/start_session", {"task_id": "t"}, headers=ADMIN)).json()
+        key = {"authorization": f"Bearer {started['api_key']}"}
+        assert (await turn(server, "/chat/completions", headers=key)).status_code == 200
+        assert (await turn(server, "/chat/completions")).status_code == 401
+        assert await sessions(server, headers=ADMIN) == [started["session_id"]]
+
+
 @pytest.mark.parametrize("header", ["x-claude-code-session-id", "session-id", "x-session-id"])
 async def test_a_header_hints_at_the_session(tmp_path: Path, header: str) -> None:
     async with serving(tmp_path, always()) as server:

@@ -129,7 +129,7 @@ def test_areals_own_class_is_filled_as_areal_fills_it() -> None:
 
     [filled] = areal.fill([sample([1], [2], reward=1.0)], InteractionWithTokenLogpReward).values()
     assert (filled.reward, filled.interaction_id) == (1.0, "s-0")
-    assert filled._cache["input_ids"].dtype == torch.int32
+    assert filled._cache["input_ids"].dtype == filled._cache["versions"].dtype == torch.int64
 
 
 def test_advantages_are_relative_to_the_group_with_the_populations_deviation() -> None:

@@ -8,6 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
+import numpy as np
+
+from proxy.client.tensors import to_torch
 from proxy.client.values import Json, Sample
 
 
@@ -22,7 +25,8 @@ class Interaction(Protocol):
 def interactions(samples: Iterable[Sample], *, torch: bool = False) -> dict[str, dict[str, Json]]:
     """`{id: {"tensor_dict": ..., "reward": float, "interaction_id": id}}`, in numpy or in torch.
 
-    The tensors are those of `Sample.to_tensor_dict`, without `turn_ids`, which AReaL does not know.
+    The tensors are those of `Sample.to_tensor_dict` with integers as int64, as AReaL makes them, and without `turn_ids`,
+    which it does not know.
     """
     return {sample.interaction_id: _entry(sample, torch) for sample in samples}
 
@@ -40,10 +44,11 @@ def fill(samples: Sequence[Sample], kind: type[Any]) -> dict[str, Any]:
 
 
 def _entry(sample: Sample, torch: bool) -> dict[str, Json]:
-    tensors: dict[str, Any] = {**(sample.to_torch() if torch else sample.to_tensor_dict())}
-    del tensors["turn_ids"]
+    arrays = sample.to_tensor_dict()
+    del arrays["turn_ids"]
+    wide = {name: array.astype(np.int64) if array.dtype == np.int32 else array for name, array in arrays.items()}
     return {
-        "tensor_dict": tensors,
+        "tensor_dict": to_torch(wide) if torch else wide,
         "reward": float(sample.rewards[0]),
         "interaction_id": sample.interaction_id,
     }

@@ -1,4 +1,4 @@
-"""Every field that the SDK can send is in one row of a protocol's table: raising the pinned SDK fails here and not at a user."""
+"""Every field that the SDK can send is in one row of a protocol's table: a newer pin fails here and not at a user."""
 
 from __future__ import annotations
 

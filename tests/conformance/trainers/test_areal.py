@@ -1,0 +1,134 @@
+"""AReaL's own workflow runs its agents here, with nothing but the address of this server for that of its proxy: its
+client starts, rewards, ends and exports sessions, and its deserialiser gives the tokens that were sampled."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+
+from proxy.client import Client
+from proxy.client.adapters import areal
+from tests.conformance.packages import package
+from tests.e2e.processes import server_process
+
+pytestmark = [pytest.mark.clients, pytest.mark.filterwarnings("ignore")]
+KEY = "a-key-of-the-administrator"
+TURNS = 3
+
+
+class Agent:
+    """An AReaL agent: it asks TURNS times over the API it was made for, and rewards the first reply with 2 and the last
+    with 1, or the last alone."""
+
+    def __init__(self, api: str = "chat", *, by_id: bool = True) -> None:
+        self._turn = getattr(self, "_" + api)
+        self._by_id = by_id
+        self.ids: list[str] = []
+
+    async def run(self, data: dict[str, Any], *, base_url: str, api_key: str, http_client: Any) -> Any:
+        async with package("openai").AsyncOpenAI(base_url=base_url, api_key=api_key) as openai:
+            messages: list[dict[str, Any]] = []
+            for turn in range(TURNS):
+                messages.append({"role": "user", "content": f"{data['question']} {turn}"})
+                interaction_id, text = await self._turn(openai, messages)
+                messages.append({"role": "assistant", "content": text})
+                self.ids.append(interaction_id)
+        return {self.ids[0]: 2.0, self.ids[-1]: 1.0} if self._by_id else 1.0
+
+    async def _chat(self, openai: Any, messages: list[dict[str, Any]]) -> tuple[str, str]:
+        reply = await openai.chat.completions.create(model="any", messages=messages)
+        return reply.id, reply.choices[0].message.content
+
+    async def _responses(self, openai: Any, messages: list[dict[str, Any]]) -> tuple[str, str]:
+        reply = await openai.responses.create(model="any", input=messages)
+        return reply.id, reply.output_text
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A server with AReaL's rules: starts take granted capacity, and a session's key also rewards and ends it."""
+    flags = ["--engine", "scripted", "--engine-arg", "tokens=8", "--admin-key", KEY]
+    flags += ["--rewards-by", "session", "--capacity-control"]
+    with server_process(tmp_path_factory.mktemp("areal"), *flags) as process:
+        yield process.url.rstrip("/")
+
+
+@pytest.mark.parametrize("api", ["chat", "responses"])
+async def test_areals_workflow_plays_rewards_and_exports_a_session(url: str, api: str) -> None:
+    agent = Agent(api)
+    interactions = await _episode(url, agent, discount=0.5)
+    assert list(interactions) == agent.ids
+    _equal(interactions, _samples(url, "individual"))
+    # What an interaction was given, and half of what came after it.
+    assert [interaction.reward for interaction in interactions.values()] == [2.25, 0.5, 1.0]
+
+
+async def test_areals_workflow_exports_a_chain_as_one_interaction(url: str) -> None:
+    agent = Agent(by_id=False)
+    interactions = await _episode(url, agent, export_style="concat")
+    assert list(interactions) == agent.ids[-1:]
+    _equal(interactions, _samples(url, "concat"))
+    [chain] = interactions.values()
+    assert chain.reward == 1.0
+    assert int(chain.to_tensor_dict()["loss_mask"].sum()) >= 8 * TURNS
+
+
+async def test_areals_trainer_pads_the_interactions_into_one_batch(url: str) -> None:
+    data: Any = package("areal.utils.data")
+    interactions = await _episode(url, Agent())
+    batch = data.concat_padded_tensors([interaction.to_tensor_dict() for interaction in interactions.values()])
+    samples = [_samples(url, "individual")[interaction_id] for interaction_id in interactions]
+    assert batch["input_ids"].shape == (TURNS, max(len(sample.input_ids) for sample in samples))
+    for row, sample in enumerate(samples):
+        mask = batch["attention_mask"][row].bool()
+        assert batch["input_ids"][row][mask].tolist() == sample.input_ids.tolist()
+        assert batch["logprobs"][row][mask].tolist() == sample.logprobs.tolist()
+    assert batch["rewards"].tolist() == [3.0, 1.0, 1.0]
+
+
+async def test_our_reader_fills_areals_own_class_with_what_its_client_gets(url: str) -> None:
+    types: Any = package("areal.experimental.openai.types")
+    interactions = await _episode(url, Agent(), discount=0.5)
+    samples = _samples(url, "individual")
+    filled = areal.fill([samples[name] for name in interactions], types.InteractionWithTokenLogpReward)
+    assert list(filled) == list(interactions)
+    for name, interaction in interactions.items():
+        assert isinstance(filled[name], types.InteractionWithTokenLogpReward)
+        assert (filled[name].interaction_id, filled[name].reward) == (name, interaction.reward)
+        tensors = filled[name].to_tensor_dict()
+        assert set(tensors) == set(interaction.to_tensor_dict())
+        for column, values in interaction.to_tensor_dict().items():
+            assert tensors[column].dtype == values.dtype and tensors[column].tolist() == values.tolist(), column
+
+
+async def _episode(url: str, agent: Agent, **options: Any) -> dict[str, Any]:
+    """What AReaL's trainer gets from an episode of `agent`."""
+    workflow: Any = package("areal.experimental.openai.proxy.workflow")
+    runner = workflow.OpenAIProxyWorkflow("inline", agent, proxy_addr=url, admin_api_key=KEY, **options)
+    interactions: dict[str, Any] = await runner.arun_episode(None, {"question": "question"})
+    return interactions
+
+
+def _samples(url: str, layout: str) -> dict[str, Any]:
+    """All that was played, by our own reader in another format, by interaction."""
+    with Client(url, admin_key=KEY) as client:
+        export = client.export(status="ended", layout=layout, discount=0.5)
+    return {sample.interaction_id: sample for sample in export.samples}
+
+
+def _equal(interactions: Mapping[str, Any], samples: Mapping[str, Any]) -> None:
+    torch: Any = package("torch")
+    kinds = dict.fromkeys(("input_ids", "loss_mask", "versions"), torch.int64)
+    kinds |= {"logprobs": torch.float32, "attention_mask": torch.bool}
+    for interaction_id, interaction in interactions.items():
+        tensors, sample = interaction.to_tensor_dict(), samples[interaction_id]
+        assert interaction.interaction_id == interaction_id
+        assert {name: tensor.dtype for name, tensor in tensors.items()} == {**kinds, "rewards": torch.float32}
+        assert tensors["rewards"].tolist() == [interaction.reward]
+        for name in kinds:
+            assert tensors[name].shape == (1, len(sample.input_ids)), name
+            assert np.array_equal(tensors[name][0].numpy(), getattr(sample, name)), name
+        assert 0 < int(tensors["loss_mask"].sum()) < len(sample.input_ids)
