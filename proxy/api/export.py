@@ -55,13 +55,9 @@ class Export:
         self._access.check_admin(key_of(request))
         wanted = parse_export(await read_object(request, self._settings.max_body_bytes))
         encoding = encoder(wanted.format, wanted.options)
-        try:
-            if wanted.session_ids and wanted.wait_s:
-                await self._polls.wait(self._sessions.wait_ended(wanted.session_ids, wanted.wait_s))
-            records = await self._find(wanted)
-        except BaseException:
-            encoding.close()
-            raise
+        if wanted.session_ids and wanted.wait_s:
+            await self._polls.wait(self._sessions.wait_ended(wanted.session_ids, wanted.wait_s))
+        records = await self._find(wanted)
         cursor = records[wanted.limit - 1].session_id if len(records) > wanted.limit else None
         return await self.respond(records[: wanted.limit], wanted, encoding, {"cursor": cursor})
 
@@ -72,13 +68,9 @@ class Export:
 
         Raises InvalidRequest where a sample does not fit and none may be dropped.
         """
-        try:
-            groups = await self._groups(wanted)
-            await self._check_fits(page, wanted.options, groups)
-            headers = await self._about(page, end["cursor"])
-        except BaseException:
-            encoding.close()
-            raise
+        groups = await self._groups(wanted)
+        await self._check_fits(page, wanted.options, groups)
+        headers = await self._about(page, end["cursor"])
         body = self._page(page, end, encoding, wanted.options, groups)
         return StreamingResponse(body, media_type=encoding.media_type, headers=headers)
 

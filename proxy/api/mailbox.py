@@ -19,7 +19,8 @@ from proxy.protocols.base import expect_list, optional_float, optional_int, opti
 from proxy.protocols.generate import parse_token_ids
 from proxy.sessions import Sessions
 from proxy.settings import Settings
-from proxy.types import FinishReason, Logprobs, Message, SessionStatus, Tool
+from proxy.trajectory.conversation import message_dict
+from proxy.types import FinishReason, Logprobs, SessionStatus, Tool
 
 _MAX_WAIT_S = 600.0
 _FINISHES = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
@@ -89,28 +90,13 @@ def _letter_json(letter: Letter) -> dict[str, Any]:
         "turn": request.turn_number,
         "api": turn.api.value if turn is not None else None,
         "model": turn.model if turn is not None else None,
-        "messages": [_message_json(message) for message in turn.messages] if turn is not None else [],
+        "messages": [message_dict(message) for message in turn.messages] if turn is not None else [],
         "tools": [_tool_json(tool) for tool in turn.tools] if turn is not None else [],
         "tool_choice": _tool_choice(letter),
         "sampling": request.sampling.to_json(),
         "input_ids": request.input_ids.tolist(),
         "stop_token_ids": list(request.stop_token_ids),
     }
-
-
-def _message_json(message: Message) -> dict[str, Any]:
-    """A message as chat completions have it."""
-    shown: dict[str, Any] = {"role": message.role.value, "content": message.content}
-    if message.reasoning is not None:
-        shown["reasoning_content"] = message.reasoning
-    if message.tool_calls:
-        shown["tool_calls"] = [
-            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
-            for call in message.tool_calls
-        ]
-    if message.tool_call_id is not None:
-        shown["tool_call_id"] = message.tool_call_id
-    return shown
 
 
 def _tool_json(tool: Tool) -> dict[str, Any]:

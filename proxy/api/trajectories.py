@@ -85,11 +85,7 @@ class Trajectories:
     async def _export_claimed(self, request: Request, wanted: ClaimRequest, export: ExportRequest) -> Response:
         """The samples of what is claimed. What cannot be exported is given back at once."""
         encoding = encoder(export.format, export.options)  # refuses before anything is claimed
-        try:
-            claimed = await self._claim(request, wanted)
-        except BaseException:
-            encoding.close()
-            raise
+        claimed = await self._claim(request, wanted)
         try:
             records = await self._store.find_sessions(session_ids=claimed.sessions)
             by_id = {record.session_id: record for record in records}

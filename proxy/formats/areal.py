@@ -8,14 +8,13 @@ from __future__ import annotations
 
 from base64 import b64encode
 from collections.abc import Iterator, Sequence
-from tempfile import TemporaryFile
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from proxy.formats.base import Entry, Fields, dumps
-from proxy.formats.spool import CHUNK_BYTES
+from proxy.formats.spool import Scratch
 from proxy.trajectory.samples import Row
 
 _INTEGERS = ("input_ids", "loss_mask", "versions")
@@ -29,7 +28,7 @@ class ArealEncoder:
 
     def __init__(self) -> None:
         self._entries: dict[str, Entry] = {}
-        self._labels: IO[bytes] = TemporaryFile()  # noqa: SIM115 - as long as the encoder, which closes it
+        self._labels = Scratch()
         self._between = b'{"interactions":{'
 
     def add(self, session_id: str, rows: Sequence[Row], entry: Entry) -> Iterator[bytes]:
@@ -37,16 +36,15 @@ class ArealEncoder:
         for row in rows:
             labels = row.labels()
             name = labels["interaction_id"]
-            self._labels.write((b"," if self._labels.tell() else b"") + dumps(labels))
+            first = self._between != b","
+            self._labels.write(dumps(labels) if first else b"," + dumps(labels))
             yield self._between + dumps(name) + b":" + dumps(_interaction(name, row))
             self._between = b","
 
     def finish(self, end: Fields) -> Iterator[bytes]:
         opening = b"" if self._between == b"," else self._between
         yield opening + b'},"samples":['
-        self._labels.seek(0)
-        while chunk := self._labels.read(CHUNK_BYTES):
-            yield chunk
+        yield from self._labels.chunks()
         yield b'],"sessions":' + dumps(self._entries) + b"," + dumps(end)[1:]
 
     def close(self) -> None:

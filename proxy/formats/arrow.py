@@ -14,6 +14,7 @@ import numpy as np
 
 from proxy.errors import UnsupportedParameter
 from proxy.formats.base import Entry, Fields, dumps
+from proxy.formats.outgoing import Outgoing
 from proxy.trajectory.columns import Column
 from proxy.trajectory.samples import Labels, Row
 
@@ -26,45 +27,6 @@ _JSON_LABELS = ("sampling", "turns")
 _GROUP_BYTES = 16 << 20
 # Columns of few distinct values, long runs of them: a dictionary makes them small.
 _REPETITIVE = ("loss_mask", "versions", "turn_ids", "response_mask", *_TEXTS)
-
-
-class _Outgoing:
-    """A file that pyarrow can only write to: what was written since is fetched with `take`."""
-
-    closed = False
-
-    def __init__(self) -> None:
-        self._pieces: list[bytes] = []
-        self._position = 0
-
-    def write(self, data: Any) -> int:
-        piece = bytes(data)
-        self._pieces.append(piece)
-        self._position += len(piece)
-        return len(piece)
-
-    def tell(self) -> int:
-        return self._position
-
-    def readable(self) -> bool:
-        return False
-
-    def writable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return False
-
-    def flush(self) -> None:
-        """Nothing is held back."""
-
-    def close(self) -> None:
-        """What was written stays to be taken."""
-
-    def take(self) -> bytes:
-        taken = b"".join(self._pieces)
-        self._pieces.clear()
-        return taken
 
 
 class Batches:
@@ -118,7 +80,7 @@ class ArrowEncoder:
         self._batches = Batches(columns, more_labels)
         import pyarrow as pa
 
-        self._outgoing = _Outgoing()
+        self._outgoing = Outgoing()
         self._writer = pa.ipc.new_stream(self._outgoing, self._batches.schema)
 
     def add(self, session_id: str, rows: Sequence[Row], entry: Entry) -> Iterator[bytes]:
@@ -146,7 +108,7 @@ class ParquetEncoder:
         self._batches = Batches(columns, more_labels)
         from pyarrow import parquet
 
-        self._outgoing = _Outgoing()
+        self._outgoing = Outgoing()
         self._entries: dict[str, Entry] = {}
         self._waiting: list[pa.RecordBatch] = []
         self._waiting_bytes = 0

@@ -41,7 +41,7 @@ class Encoder(Protocol):
         """The last fields of the answer: `cursor`, where the next page begins, and what its maker adds."""
 
     def close(self) -> None:
-        """Let go of files. Called at the end, and where the reader left before it."""
+        """Let go of files. Called at the end, and where the reader left before it; what was never begun holds none."""
 
 
 def dumps(value: Any) -> bytes:

@@ -13,28 +13,10 @@ from zipfile import ZipFile, ZipInfo
 import numpy as np
 
 from proxy.formats.base import Entry, Fields, dumps
+from proxy.formats.outgoing import Outgoing
 from proxy.formats.spool import Part, Spool
 from proxy.trajectory.columns import Column
 from proxy.trajectory.samples import Row
-
-
-class _Outgoing:
-    """A file that can only be written, as zipfile takes it: what was written since is fetched with `take`."""
-
-    def __init__(self) -> None:
-        self._pieces: list[bytes] = []
-
-    def write(self, data: bytes) -> int:
-        self._pieces.append(bytes(data))
-        return len(data)
-
-    def flush(self) -> None:
-        """Nothing is held back."""
-
-    def take(self) -> bytes:
-        taken = b"".join(self._pieces)
-        self._pieces.clear()
-        return taken
 
 
 class NpzEncoder:
@@ -50,7 +32,7 @@ class NpzEncoder:
         return iter(())
 
     def finish(self, end: Fields) -> Iterator[bytes]:
-        outgoing = _Outgoing()
+        outgoing = Outgoing()
         with ZipFile(cast(io.BytesIO, outgoing), "w") as archive:
             for part in (*self._spool.parts(), self._metadata(end)):
                 yield from _member(archive, outgoing, part)
@@ -66,7 +48,7 @@ class NpzEncoder:
         return Part("metadata", np.dtype(np.uint8), (len(text),), text)
 
 
-def _member(archive: ZipFile, outgoing: _Outgoing, part: Part) -> Iterator[bytes]:
+def _member(archive: ZipFile, outgoing: Outgoing, part: Part) -> Iterator[bytes]:
     # Sizes are written behind the bytes, where 32 bits might not hold them.
     with archive.open(ZipInfo(f"{part.name}.npy"), "w", force_zip64=True) as member:
         header = {"descr": part.dtype.str, "fortran_order": False, "shape": part.shape}

@@ -22,12 +22,37 @@ from proxy.trajectory.samples import Row
 CHUNK_BYTES = 1 << 20
 
 
+class Scratch:
+    """A temporary file, which is there from its first write on: an answer that is never begun leaves none behind."""
+
+    def __init__(self) -> None:
+        self._file: IO[bytes] | None = None
+
+    def write(self, data: bytes | memoryview) -> None:
+        if self._file is None:
+            self._file = TemporaryFile()  # noqa: SIM115 - as long as the scratch, which closes it
+        self._file.write(data)
+
+    def chunks(self) -> Iterator[bytes]:
+        """All that was written, from its beginning."""
+        if self._file is None:
+            return
+        self._file.seek(0)
+        while chunk := self._file.read(CHUNK_BYTES):
+            yield chunk
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+
 @dataclass(slots=True)
 class Spooled:
     """A column as far as it was written: values in a file, and of a ragged one the length of every row."""
 
     column: Column
-    file: IO[bytes] = field(default_factory=TemporaryFile)
+    file: Scratch = field(default_factory=Scratch)
     values: int = 0
     lengths: list[int] = field(default_factory=list)
     present: bool = False
@@ -54,7 +79,7 @@ class Part:
     name: str
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
-    source: IO[bytes] | bytes
+    source: Scratch | bytes
 
     @property
     def size(self) -> int:
@@ -64,10 +89,8 @@ class Part:
     def chunks(self) -> Iterator[bytes]:
         if isinstance(self.source, bytes):
             yield self.source
-            return
-        self.source.seek(0)
-        while chunk := self.source.read(CHUNK_BYTES):
-            yield chunk
+        else:
+            yield from self.source.chunks()
 
 
 class Spool:
@@ -75,7 +98,7 @@ class Spool:
 
     def __init__(self, columns: Sequence[Column]) -> None:
         self._columns = [Spooled(column) for column in columns]
-        self._labels: IO[bytes] = TemporaryFile()  # noqa: SIM115 - as long as the spool, which closes it
+        self._labels = Scratch()
         self._entries: dict[str, Entry] = {}
         self._between = b"["
 
@@ -101,8 +124,7 @@ class Spool:
 
     def samples_json(self) -> bytes:
         """The labels of all rows as a JSON array."""
-        self._labels.seek(0)
-        return (self._labels.read() or b"[") + b"]"
+        return (b"".join(self._labels.chunks()) or b"[") + b"]"
 
     def sessions_json(self) -> bytes:
         return dumps(self._entries)

@@ -13,7 +13,7 @@ from enum import StrEnum
 from typing import Protocol
 
 from proxy.trajectory.main_reward import MainReward
-from proxy.trajectory.rewards import compute_returns
+from proxy.trajectory.rewards import Rewarded, compute_returns
 from proxy.types import Credit, Status
 
 # As trainers that compute GRPO themselves have it.
@@ -32,17 +32,9 @@ class Baseline(StrEnum):
     LEAVE_ONE_OUT = "leave_one_out"
 
 
-class Step(Protocol):
+class Step(Rewarded, Protocol):
     """What of an interaction counts in a group."""
 
-    @property
-    def id(self) -> str: ...
-    @property
-    def parent_id(self) -> str | None: ...
-    @property
-    def status(self) -> Status: ...
-    @property
-    def reward(self) -> float | None: ...
     @property
     def rewards(self) -> Mapping[str, float]: ...
     @property

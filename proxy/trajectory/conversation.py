@@ -1,4 +1,4 @@
-"""Messages of an export, as an OpenAI client would write them."""
+"""Messages as an OpenAI client would write them."""
 
 from __future__ import annotations
 

@@ -25,8 +25,8 @@ class Interaction(Protocol):
 def interactions(samples: Iterable[Sample], *, torch: bool = False) -> dict[str, dict[str, Json]]:
     """`{id: {"tensor_dict": ..., "reward": float, "interaction_id": id}}`, in numpy or in torch.
 
-    The tensors are those of `Sample.to_tensor_dict` with integers as int64, as AReaL makes them, and without `turn_ids`,
-    which it does not know.
+    The tensors are those of `Sample.to_tensor_dict` with integers as int64, as AReaL makes them, and without
+    `turn_ids`, which it does not know.
     """
     return {sample.interaction_id: _entry(sample, torch) for sample in samples}
 
