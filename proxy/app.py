@@ -24,6 +24,7 @@ from proxy.api.health import Health
 from proxy.api.long_polls import LongPolls
 from proxy.api.mailbox import MailboxEndpoints
 from proxy.api.models import Models
+from proxy.api.pace import Pace
 from proxy.api.rl import Rl
 from proxy.api.trajectories import Trajectories
 from proxy.engine.base import Engine, WeightTransfer
@@ -133,7 +134,7 @@ def _routes(
     messages = MessagesProtocol()
     rl = Rl(access, sessions, settings)
     models = Models(model_name(settings))
-    export = Export(access, sessions, store, settings, polls, renderer.decode)
+    export = Export(access, sessions, store, settings, polls, Pace(lambda: turns.busy), renderer.decode)
     health = Health(gate, store, metrics)
     generate = Generate(access, turns, gate, settings, renderer.stop_token_ids)
     trajectories = Trajectories(access, store, export, settings, polls)

@@ -87,6 +87,11 @@ class Turns:
         self._background: set[asyncio.Task[None]] = set()
         self._commits = Commits(store, sessions, metrics, self._in_background)
 
+    @property
+    def busy(self) -> bool:
+        """Whether any turn is under way."""
+        return bool(self._running or self._unrecorded or self._arriving)
+
     async def begin(self, session: Session, request: TurnRequest, *, new_id: Callable[[], str]) -> Sequence[Turn]:
         """Start a turn for each of `n` choices: parent, prompt and budgets are settled, sampling runs.
 

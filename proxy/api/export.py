@@ -14,6 +14,7 @@ from proxy.access import Access
 from proxy.api.export_request import ExportRequest, parse_export
 from proxy.api.http import key_of, read_object
 from proxy.api.long_polls import LongPolls
+from proxy.api.pace import Pace
 from proxy.errors import InvalidRequest, SessionNotFound
 from proxy.formats.base import Encoder
 from proxy.formats.choice import encoder
@@ -45,10 +46,11 @@ class Export:
         store: Store,
         settings: Settings,
         polls: LongPolls,
+        pace: Pace,
         decode: Decode | None = None,
     ) -> None:
         self._access, self._sessions, self._store, self._settings = access, sessions, store, settings
-        self._polls, self._decode = polls, decode
+        self._polls, self._pace, self._decode = polls, pace, decode
 
     async def export(self, request: Request) -> StreamingResponse:
         """The page, written session by session: memory holds one of them."""
@@ -91,17 +93,22 @@ class Export:
         """In threads, piece by piece: turns go on in between."""
         try:
             for record in page:
-                laid, entry = await self._session(record, options, groups)
+                laid, entry = await self._pace.work(self._session(record, options, groups))
                 if laid.dropped and options.padding is not None and options.padding.on_too_long is TooLong.REFUSE:
                     raise _too_long(record, laid)  # it grew since it was checked: no clean end
-                async for piece in _pieces(encoding.add(record.session_id, laid.rows, entry)):
+                async for piece in self._pieces(encoding.add(record.session_id, laid.rows, entry)):
                     yield piece
-            async for piece in _pieces(encoding.finish(end)):
+            async for piece in self._pieces(encoding.finish(end)):
                 yield piece
         finally:
             encoding.close()
         if page:
             self._store.note_exported([record.session_id for record in page])
+
+    async def _pieces(self, pieces: Iterator[bytes]) -> AsyncIterator[bytes]:
+        while (piece := await self._pace.work(_next(pieces))) is not None:
+            if piece:
+                yield piece
 
     async def _session(
         self, record: SessionRecord, options: ExportOptions, groups: Groups
@@ -130,7 +137,7 @@ class Export:
             )
             counted = [record for record in records if _counts(record, wanted)]
             steps = await self._store.load_steps([record.session_id for record in counted])
-            await asyncio.to_thread(_count, groups, counted, steps, options)
+            await self._pace.work(asyncio.to_thread(_count, groups, counted, steps, options))
             if len(records) < _GROUP_PAGE:
                 return groups
             after = records[-1].session_id
@@ -140,7 +147,7 @@ class Export:
         if options.padding is None or options.padding.on_too_long is not TooLong.REFUSE:
             return
         for record in page:
-            laid, _ = await self._session(record, options, groups)
+            laid, _ = await self._pace.work(self._session(record, options, groups))
             if laid.dropped:
                 raise _too_long(record, laid)
 
@@ -168,12 +175,6 @@ def _count(
         discount = record.discount if options.discount is None else options.discount
         group, credit = group_of(record.session_id, record.group_id), options.credit or record.credit
         groups.add(group, steps[record.session_id], options.reward, discount, credit)
-
-
-async def _pieces(pieces: Iterator[bytes]) -> AsyncIterator[bytes]:
-    while (piece := await _next(pieces)) is not None:
-        if piece:
-            yield piece
 
 
 async def _next(pieces: Iterator[bytes]) -> bytes | None:

@@ -34,7 +34,7 @@ class SafetensorsEncoder:
 
     def add(self, session_id: str, rows: Sequence[Row], entry: Entry) -> Iterator[bytes]:
         self._spool.add(session_id, rows, entry)
-        return iter(())
+        yield from ()  # a generator: it writes where the next piece is asked for, which is not the event loop
 
     def finish(self, end: Fields) -> Iterator[bytes]:
         parts = sorted(self._spool.parts(), key=lambda part: -part.dtype.itemsize)
