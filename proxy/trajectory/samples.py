@@ -182,7 +182,7 @@ class TreeSample:
             "position_ids": self.positions,
             "node_offsets": self.offsets,
             "node_parents": self.parents,
-            "node_positions": self.positions[self.offsets[:-1]] if length else self.offsets[:-1],
+            "node_positions": np.array([placed.interaction.prefix_length for placed in self.placements], np.int32),
             "node_rewards": main,
             "node_returns": np.array(self.returns, np.float32),
             "rewards": scalar(float(main.sum(dtype=np.float64))),

@@ -49,6 +49,16 @@ def test_a_tree_has_each_token_once_with_parents_positions_and_masks() -> None:
     assert columns["node_returns"] == pytest.approx([0.5 + 1 / 3, 1.0, 0.0, 0.0])
 
 
+def test_a_turn_that_added_no_token_has_its_position_in_a_tree() -> None:
+    root = interaction("root", suffix=[1, 2], output=[3, 4], seq=0)
+    nothing = interaction("nothing", parent="root", prefix=4, suffix=[], output=[], seq=1)
+    more = interaction("more", parent="root", suffix=[5], output=[6], seq=2)
+    for nodes, positions in (([root, nothing], [0, 4]), ([root, nothing, more], [0, 4, 0])):
+        (row,) = lay_out(RECORD, nodes, ExportOptions(Layout.TREE)).rows
+        assert row.columns()["node_positions"].tolist() == positions
+        assert row.columns()["node_offsets"].tolist() == [0, 4, 4, 6][: len(nodes) + 1]
+
+
 def test_a_tree_walked_down_gives_what_concat_gives() -> None:
     (row,) = lay_out(RECORD, fork(), ExportOptions(Layout.TREE)).rows
     tree = row.columns()
