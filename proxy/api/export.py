@@ -102,8 +102,9 @@ class Export:
                 yield piece
         finally:
             encoding.close()
-        if page:
-            self._store.note_exported([record.session_id for record in page])
+        # What ended only after it was read may have had more turns by then: those nobody has seen.
+        if ended := [record.session_id for record in page if record.status is not SessionStatus.ACTIVE]:
+            self._store.note_exported(ended)
 
     async def _pieces(self, pieces: Iterator[bytes]) -> AsyncIterator[bytes]:
         while (piece := await self._pace.work(_next(pieces))) is not None:

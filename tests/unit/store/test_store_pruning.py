@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
+from typing import Any
 
+import orjson
 import pytest
 from typer.testing import CliRunner
 
@@ -58,6 +61,32 @@ async def test_an_export_that_was_cut_does_not_count(tmp_path: Path, database_ur
         await server.ok("/s/rl/end_session", {})
         assert (await server.post("/export_trajectories", {"session_id": "s", "layout": "round"})).status_code == 400
     assert execute(database_url, "SELECT exported_at FROM sessions") == [(None,)]
+
+
+async def test_a_session_that_goes_on_and_ends_while_it_is_exported_does_not_count(
+    tmp_path: Path, database_url: str
+) -> None:
+    async with serving(tmp_path, says("a", "b"), database_url=database_url) as server:
+        await server.chat([user("hello")])
+        exported, bodies = bytearray(), [b'{"session_id": "s"}']
+
+        async def receive() -> dict[str, Any]:
+            if not bodies:
+                await asyncio.Event().wait()
+            return {"type": "http.request", "body": bodies.pop(), "more_body": False}
+
+        async def send(message: Any) -> None:
+            """A client that reads slowly: with the first sample in hand it sees the agent go on, and end."""
+            if message.get("body") and not exported:
+                await server.chat([user("one more")])
+                await server.ok("/s/rl/end_session", {})
+            exported.extend(message.get("body", b""))
+
+        path = "/export_trajectories"
+        scope = {"type": "http", "method": "POST", "path": path, "raw_path": path.encode(), "query_string": b""}
+        await server.app({**scope, "headers": [], "http_version": "1.1", "scheme": "http"}, receive, send)
+        assert len(orjson.loads(exported)["samples"]) == 1
+    assert execute(database_url, "SELECT status, next_seq, exported_at FROM sessions") == [("ended", 2, None)]
 
 
 async def test_a_file_that_is_served_is_refused(tmp_path: Path) -> None:
