@@ -17,6 +17,7 @@ from typing import Any
 from sqlalchemy import Connection, Row, Select, and_, or_, select, update
 
 from proxy.errors import InvalidRequest, SessionNotFound
+from proxy.store.locks import pass_alone
 from proxy.store.reads import SessionFilter, filtered
 from proxy.store.tables import WAITING, sessions
 
@@ -110,6 +111,8 @@ def _free(wanted: SessionFilter, now: float) -> Select[Any]:
 
 
 def _claim(connection: Connection, wanted: Claim) -> Claimed:
+    # Asked for twice at once, on two servers, it would else be given twice as much, and nobody hears of one half.
+    pass_alone(connection, f"claim {wanted.claim_id}")
     now = time.time()
     known = sessions_of(connection, wanted.claim_id)
     if known:

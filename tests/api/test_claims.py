@@ -12,9 +12,14 @@ from typing import Any
 
 import orjson
 import pytest
-from sqlalchemy import event
+from sqlalchemy import create_engine, event
+from sqlalchemy.pool import NullPool
 
 from proxy.engine.scripted import Reply, Script
+from proxy.store import claims
+from proxy.store.claims import Claim, Claimed
+from proxy.store.database import parse_url
+from proxy.store.reads import SessionFilter
 from tests.databases import execute
 from tests.support import Server, sampled, serving, user
 
@@ -359,3 +364,24 @@ async def test_claims_at_once_on_two_servers_are_given_different_sessions(tmp_pa
         claims = await asyncio.gather(*(claim(servers[n % 2], limit=2, wait_s=5) for n in range(6)))
         given = Counter(name for held in claims for name in held["sessions"])
         assert given == {f"s{n}": 1 for n in range(12)}
+
+
+async def test_one_claim_made_on_two_servers_at_once_is_given_the_same_sessions(
+    tmp_path: Path, postgres_url: str
+) -> None:
+    async with served(tmp_path, postgres_url) as server:
+        await finish(server, "s0", "s1")
+    wanted = Claim("mine", SessionFilter(), limit=1, lease_s=60.0)
+    engine = create_engine(parse_url(postgres_url), poolclass=NullPool)
+
+    def again() -> Claimed:
+        with engine.begin() as connection:
+            return claims.claim(connection, [wanted])[0]
+
+    with engine.begin() as connection:
+        (first,) = claims.claim(connection, [wanted])
+        second = asyncio.create_task(asyncio.to_thread(again))
+        waiting = "SELECT 1 FROM pg_locks WHERE NOT granted"
+        while not second.done() and not execute(postgres_url, waiting):  # noqa: ASYNC110 (a lock sets no event)
+            await asyncio.sleep(0.01)
+    assert (first.sessions, (await second).sessions) == (("s0",), ("s0",))
