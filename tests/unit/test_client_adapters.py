@@ -41,7 +41,7 @@ def test_a_tool_result_is_in_verls_response_and_not_trained() -> None:
     assert result.batch["rm_scores"].tolist() == [[0, 0, 0, 0, 1.5], [3.0, 0, 0, 0, 0]]
     assert result.batch["rollout_log_probs"][0].tolist() == [-0.75, 0.0, 0.0, -1.0, -1.25]
     turns = result.non_tensor_batch["__num_turns__"]
-    assert (turns.dtype, turns.tolist()) == (np.dtype(np.int32), [2, 1])
+    assert (turns.dtype, turns.tolist()) == (np.dtype(np.int32), [4, 2])  # user, answer, tool, answer; and user, answer
     assert result.non_tensor_batch["uid"].tolist() == ["s", "t"]
 
 

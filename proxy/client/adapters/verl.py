@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from tensordict import TensorDict
 
 OnTooLong = Literal["refuse", "drop", "truncate"]
+# verl counts what was said by both sides, its agent loops by user_turns + assistant_turns + 1.
+_MESSAGES_A_TURN = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +77,7 @@ def padded(
 
     Lengths are by default those of the longest. A longer sample is refused (InvalidRequest), dropped, or cut: prompts
     keep their end, responses their beginning, and the reward goes to the last token that is left. `uid` is the group,
-    `__num_turns__` int32 counts the model's turns.
+    `__num_turns__` int32 counts messages, a prompt and its answer as two, as layout padded does.
     """
     rows = _fitting([_split(sample) for sample in samples], prompt_length, response_length, on_too_long)
     columns = [row.columns() for row in rows]
@@ -168,5 +170,5 @@ def _others(rows: Sequence[_Row]) -> dict[str, NDArray[Any]]:
         "uid": objects([group_of(sample) for sample in samples]),
         "session_id": objects([sample.session_id for sample in samples]),
         "interaction_id": objects([sample.interaction_id for sample in samples]),
-        "__num_turns__": np.array([len(sample.interaction_ids) for sample in samples], np.int32),
+        "__num_turns__": np.array([_MESSAGES_A_TURN * len(sample.interaction_ids) for sample in samples], np.int32),
     }

@@ -56,7 +56,7 @@ def test_verls_own_data_proto_takes_the_batch_and_can_be_divided_and_joined(expo
     assert joined.batch["input_ids"].tolist() == proto.batch["input_ids"].tolist()
     assert sorted(set(joined.non_tensor_batch["uid"])) == ["g1", "g2"]
     shown = proto[0]
-    assert shown.non_tensor_batch["__num_turns__"] == 2
+    assert shown.non_tensor_batch["__num_turns__"] == 4  # as verl's agent loops count: both sides' messages
 
 
 def test_rolls_fields_make_a_tensordict_of_one_length(export: Export) -> None:
