@@ -22,6 +22,7 @@ from proxy.trajectory.cache import Match
 from proxy.trajectory.matching import Identity, messages_hash
 from proxy.trajectory.purpose import hinted
 from proxy.types import (
+    LARGEST_VERSION,
     Delta,
     FinishReason,
     GenerateRequest,
@@ -291,6 +292,8 @@ def _check_chunk(chunk: TokenChunk) -> None:
         raise EngineFailed(f"the engine gave {len(chunk.logprobs)} logprobs for {len(chunk.ids)} tokens")
     if not all(map(math.isfinite, chunk.logprobs)):
         raise EngineFailed("the engine gave a logprob that is not a finite number")
+    if not 0 <= chunk.version <= LARGEST_VERSION:
+        raise EngineFailed(f"the engine gave weight version {chunk.version}, which is not in 0 .. {LARGEST_VERSION}")
 
 
 def _until_end(ids: Ids, stop_token_ids: tuple[int, ...]) -> tuple[Ids, bool]:

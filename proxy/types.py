@@ -345,6 +345,10 @@ class GenerateRequest:
         return not self.whole if self.turn is None else self.turn.stream
 
 
+LARGEST_VERSION = 2**31 - 1
+"""Of weights: exports hold the versions of tokens as int32."""
+
+
 @dataclass(frozen=True, slots=True)
 class TokenChunk:
     """One or more sampled tokens, in order. `finish` is set on the last chunk only, which may hold no tokens.

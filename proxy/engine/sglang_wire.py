@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from proxy.errors import EngineFailed, InvalidRequest
-from proxy.types import FinishReason, GenerateRequest, Grammar, GrammarPart, TokenChunk, ids_of
+from proxy.types import LARGEST_VERSION, FinishReason, GenerateRequest, Grammar, GrammarPart, TokenChunk, ids_of
 
 _WHOLE_VOCABULARY = -1
 _BAD_REQUEST, _SERVER_ERROR = 400, 500
@@ -23,13 +23,16 @@ _UNSTREAMED_INTERVAL = 32
 
 @dataclass(slots=True)
 class VersionNumbers:
-    """An engine's names of its weights as integers: what is one stays, the rest is numbered by order of appearance."""
+    """An engine's names of its weights as integers: what is one stays, the rest is numbered by order of appearance.
+
+    A name such as 20261121120000 is of the rest: versions are int32 in every export.
+    """
 
     names: list[str] = field(default_factory=list)
 
     def number(self, name: Any) -> int:
         text = str(name)
-        if text.isdecimal():
+        if text.isdecimal() and int(text) <= LARGEST_VERSION:
             return int(text)
         if text not in self.names:
             self.names.append(text)

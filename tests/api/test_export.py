@@ -289,3 +289,16 @@ async def test_an_export_is_the_same_after_a_restart(tmp_path: Path) -> None:
     async with serving(tmp_path, always()) as server:
         after = [await export(server, session_id="s", layout=layout) for layout in ("individual", "concat")]
         assert after == before
+
+
+@pytest.mark.parametrize("version", [-1, 2**31])
+async def test_a_version_that_no_export_can_hold_fails_its_turn_and_not_the_export(
+    tmp_path: Path, version: int
+) -> None:
+    replies = [Reply(sampled("ok")), Reply(sampled("ok"), version=version), Reply(sampled("ok"), version=2**31 - 1)]
+    async with serving(tmp_path, play(replies)) as server:
+        body = {"model": "m", "messages": [user("hi")]}
+        statuses = [(await server.post("/s/v1/chat/completions", body)).status_code for _ in range(3)]
+        assert statuses == [200, 502, 200]
+        samples = await server.export()
+        assert [max(sample["versions"]) for sample in samples] == [0, 2**31 - 1]

@@ -132,3 +132,13 @@ def test_tensors_that_are_no_list_of_base64_are_refused_by_name(wrong: Any) -> N
         tensors_of(wrong)
     assert raised.value.param == "serialized_named_tensors"
     assert tensors_of({"serialized_named_tensors": ["AAEC", b"raw"]}) == [b"\x00\x01\x02", b"raw"]
+
+
+def test_a_name_of_weights_that_no_export_could_hold_as_a_number_is_numbered() -> None:
+    numbers = VersionNumbers()
+    assert [numbers.number(name) for name in ("20261121120000", str(2**31 - 1), str(2**31), "20261121120000")] == [
+        0,
+        2**31 - 1,
+        1,
+        0,
+    ]
