@@ -38,8 +38,8 @@ def export_files(
     """Write every page of an export into `folder`, with a progress bar, and print the summary on stderr.
 
     `request` is the body of `/export_trajectories` without format and cursor. Raises ConfigurationError for a folder
-    that cannot be or that holds an export already, and the server's errors as their `proxy.errors` classes; where it
-    breaks off, the summary is of the pages that were written.
+    that cannot be, cannot be written to or holds an export already, and the server's errors as their `proxy.errors`
+    classes; where it breaks off, the summary is of the pages that were written.
     """
     from rich.console import Console
     from rich.filesize import decimal
@@ -60,7 +60,7 @@ def export_files(
             for path, response in _pages(connection, target, request, format):
                 with _told(connection):
                     writer.write(path, response)
-    except ProxyError:
+    except (ProxyError, ConfigurationError):
         if tally.files:
             _show(console, tally, f"broke off: only {_written(tally, target)}", layout)
         raise
@@ -139,7 +139,7 @@ class _Writer:
     show: Callable[[int], None]
 
     def write(self, path: Path, response: httpx.Response) -> None:
-        """Raises InvalidRequest for a page that cannot be read: then there is no file."""
+        """There is no file of a page that cannot be read (InvalidRequest) or written (ConfigurationError)."""
         part, tally = path.with_name(f".{path.name}.part"), self.tally
         try:
             with part.open("wb") as file:
@@ -150,6 +150,8 @@ class _Writer:
                 self._count(part)
             tally.size += part.stat().st_size
             part.rename(path)
+        except OSError as error:
+            raise ConfigurationError(f"-o {path.parent}: {error.strerror}") from error
         finally:
             part.unlink(missing_ok=True)
         tally.files += 1

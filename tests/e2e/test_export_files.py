@@ -59,9 +59,9 @@ def play(url: str, name: str, group: str, *, reward: float, again: bool = False)
         session.set_reward(reward)
 
 
-def run(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+def run(*arguments: str, cwd: Path, before: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "200"}
-    command = [sys.executable, "-m", "cli", "export", *arguments]
+    command = [*before, sys.executable, "-m", "cli", "export", *arguments]
     return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=120)
 
 
@@ -222,6 +222,18 @@ def test_an_export_that_breaks_off_keeps_its_whole_pages_and_says_what_they_hold
     summary = shown(done.stderr)
     assert (summary["sessions"], summary["samples"], summary["complete"]) == ("3", "4", "2, 1 lack a call")
     assert done.stderr.splitlines()[-1].startswith(f"tokengrove: {address}: no answer")
+
+
+def test_an_export_onto_a_full_disk_breaks_off_like_any_other(url: str, tmp_path: Path) -> None:
+    answer = httpx.post(url + "/export_trajectories", json={}, headers={"authorization": f"Bearer {KEY}"})
+    with pages((answer.content, bytes(1 << 20))) as address:
+        limited = ("bash", "-c", 'ulimit -f 256; exec "$@"', "bash")
+        flags = ("--url", address, "-o", "out", "--format", "json", "--layout", "individual")
+        done = run(*flags, cwd=tmp_path, before=limited)
+    assert done.returncode == 1
+    assert [file.name for file in (tmp_path / "out").iterdir()] == ["page-00000.json"]
+    assert "broke off: only 1 file," in done.stderr
+    assert done.stderr.splitlines()[-1] == "tokengrove: -o out: File too large"
 
 
 @pytest.mark.parametrize(
