@@ -15,8 +15,8 @@ from proxy.engine.pool import Pool
 from proxy.errors import EngineIncapable, InvalidRequest
 from proxy.protocols.base import expect_list, expect_str, optional_int, optional_text
 from proxy.settings import Settings
+from proxy.types import LARGEST_VERSION
 
-_MOST_VERSION = 2**31 - 1
 _IDLE_MODES = (PauseMode.ABORT, PauseMode.DRAIN)
 
 
@@ -48,13 +48,13 @@ class EngineControl:
         path, mode = optional_text(body, "path") or optional_text(body, "model_path"), _mode(body, tuple(PauseMode))
         if path is None:
             raise InvalidRequest("'path' is missing: the folder of the new weights", param="path")
-        version = optional_int(body, "version", least=0, most=_MOST_VERSION)
+        version = optional_int(body, "version", least=0, most=LARGEST_VERSION)
         return self._state(weight_version=await self._gate.update_weights(path, version, mode))
 
     async def transfer_weights(self, request: Request) -> JsonResponse:
         """A step of SGLang's transfer of weights, its fields as they are; `version` is its weight_version."""
         fields = dict(await self._body(request))
-        version = optional_int(fields, "version", least=0, most=_MOST_VERSION)
+        version = optional_int(fields, "version", least=0, most=LARGEST_VERSION)
         fields.pop("version", None)
         if version is not None:
             fields["weight_version"] = str(version)

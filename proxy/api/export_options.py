@@ -37,6 +37,11 @@ _LAYOUTS = {
 }
 _TRAIN_FIELDS = ("turns", "purposes", "agents", "exclude")
 _PADDED_FIELDS = ("prompt_length", "response_length", "pad_token_id", "on_too_long", "keep")
+OPTION_FIELDS = (
+    *("layout", "style", "format", "discount", "credit", "drift", "train", "include", *_PADDED_FIELDS),
+    *("reward_name", "reward_granularity", "mask_unfinished", "advantages", "step_advantages"),
+)
+"""Of a body: how to export."""
 # A row has some 110 bytes a token, padding included: at both lengths it still takes no more than 250 MB.
 _MAX_LENGTH = 1 << 20
 _MAX_TURN = 2**31 - 1
@@ -164,7 +169,7 @@ def _parse_reward(body: Mapping[str, Any]) -> MainReward:
 
 def _parse_padding(body: Mapping[str, Any], layout: Layout) -> Padding | None:
     if layout is not Layout.PADDED:
-        _refuse(body, _PADDED_FIELDS, "goes with layout padded")
+        refuse(body, _PADDED_FIELDS, "goes with layout padded")
         return None
     lengths = [optional_int(body, name, least=1, most=_MAX_LENGTH) for name in _PADDED_FIELDS[:2]]
     for name, length in zip(_PADDED_FIELDS, lengths, strict=False):
@@ -172,7 +177,7 @@ def _parse_padding(body: Mapping[str, Any], layout: Layout) -> Padding | None:
             raise InvalidRequest(f"layout padded needs '{name}', in tokens", param=name)
     too_long = parse_choice(body, "on_too_long", TooLong) or TooLong.REFUSE
     if too_long is not TooLong.TRUNCATE:
-        _refuse(body, ("keep",), "goes with 'on_too_long': truncate")
+        refuse(body, ("keep",), "goes with 'on_too_long': truncate")
     return Padding(
         prompt_length=lengths[0] or 0,
         response_length=lengths[1] or 0,
@@ -182,7 +187,8 @@ def _parse_padding(body: Mapping[str, Any], layout: Layout) -> Padding | None:
     )
 
 
-def _refuse(body: Mapping[str, Any], names: Iterable[str], why: str) -> None:
+def refuse(body: Mapping[str, Any], names: Iterable[str], why: str) -> None:
+    """Raise InvalidRequest for the first of the fields `names` that a body has."""
     for name in names:
         if body.get(name) is not None:
             raise InvalidRequest(f"'{name}' {why}", param=name)

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from proxy.api.export_options import check_together, parse_choice, parse_format, parse_options
+from proxy.api.export_options import (
+    OPTION_FIELDS,
+    check_together,
+    parse_choice,
+    parse_format,
+    parse_options,
+    refuse,
+)
 from proxy.errors import InvalidRequest, UnsupportedParameter
 from proxy.formats.base import Format
 from proxy.protocols.base import (
@@ -25,6 +32,7 @@ from proxy.types import Outcome, SessionStatus
 OF_SAMPLES = ("purpose", "agent", "min_version", "max_version_span")
 """Filters that choose turns or samples; the others choose sessions."""
 _FILTERS = ("group_id", "task_id", "status", "outcome", "since", *OF_SAMPLES)
+_FIELDS = ("session_id", "session_ids", "filter", "wait_s", "limit", "cursor", *OPTION_FIELDS)
 _MAX_LIMIT = 1000
 _MAX_WAIT_S = 600.0
 
@@ -48,7 +56,7 @@ class ExportRequest:
 
 def parse_export(body: Mapping[str, Any]) -> ExportRequest:
     """The request in a body. Raises InvalidRequest naming the field and the choices."""
-    check_filters_inside(body)
+    check_known(body, _FIELDS)
     session_ids = _parse_session_ids(body)
     filters = optional_object(body, "filter")
     name, options = parse_format(body), parse_options(body, filters)
@@ -67,11 +75,11 @@ def parse_export(body: Mapping[str, Any]) -> ExportRequest:
     )
 
 
-def check_filters_inside(body: Mapping[str, Any]) -> None:
-    """Raise InvalidRequest for a filter beside `filter`: left aside, it would let every session in."""
-    for name in _FILTERS:
-        if body.get(name) is not None:
-            raise InvalidRequest(f"'{name}' is a filter: give it inside 'filter'", param=name)
+def check_known(body: Mapping[str, Any], fields: Collection[str]) -> None:
+    """Raise InvalidRequest for a field that is none of `fields`: left aside, a filter would let every session in, and a
+    misspelled discount would count for nothing."""
+    refuse(body, _FILTERS, "is a filter: give it inside 'filter'")
+    refuse(body, [name for name in body if name not in fields], f"is not known here; there are {', '.join(fields)}")
 
 
 def _parse_session_ids(body: Mapping[str, Any]) -> tuple[str, ...] | None:

@@ -20,7 +20,7 @@ from proxy.protocols.generate import parse_token_ids
 from proxy.sessions import Sessions
 from proxy.settings import Settings
 from proxy.trajectory.conversation import message_dict
-from proxy.types import FinishReason, Logprobs, SessionStatus, Tool
+from proxy.types import LARGEST_VERSION, FinishReason, Logprobs, SessionStatus, Tool
 
 _MAX_WAIT_S = 600.0
 _FINISHES = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
@@ -120,7 +120,7 @@ def _parse_delivery(body: Mapping[str, Any]) -> Delivery | ProxyError:
     finish = body.get("finish_reason")
     if finish is not None and finish not in _FINISHES:
         raise InvalidRequest(f"'finish_reason' must be one of {', '.join(_FINISHES)}", param="finish_reason")
-    version = optional_int(body, "version", least=0)
+    version = optional_int(body, "version", least=0, most=LARGEST_VERSION)
     reason = _FINISHES[finish] if finish is not None else None
     if given[0] == "text":
         return Delivery(text=optional_text(body, "text"), version=version, finish=reason)

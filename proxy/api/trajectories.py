@@ -20,7 +20,8 @@ from starlette.responses import Response
 
 from proxy.access import Access
 from proxy.api.export import Export
-from proxy.api.export_request import OF_SAMPLES, ExportRequest, check_filters_inside, parse_export
+from proxy.api.export_options import OPTION_FIELDS, refuse
+from proxy.api.export_request import OF_SAMPLES, ExportRequest, check_known, parse_export
 from proxy.api.http import JsonResponse, key_of, read_object
 from proxy.api.long_polls import LongPolls
 from proxy.errors import InvalidRequest, NotFound, ProxyError
@@ -55,6 +56,7 @@ _NAME = re.compile(r"[\w.:@-]{1,200}", re.ASCII)
 _OF_THE_CLAIM = ("session_id", "session_ids", "filter", "wait_s", "limit", "cursor")
 # What looks as if it chose the sessions of a claim, and does not.
 _OF_AN_EXPORT = ("session_id", "session_ids", "cursor")
+_FIELDS = ("limit", "lease_s", "filter", "wait_s", "claim_id", "consumer", "renew", "export")
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,10 +159,9 @@ def _told(response: Response, claimed: Claimed) -> Response:
 
 def parse_claim(body: Mapping[str, Any]) -> ClaimRequest:
     """The request in a body. Raises InvalidRequest naming the field."""
-    for name in _OF_AN_EXPORT:
-        if body.get(name) is not None:
-            raise InvalidRequest(f"'{name}' is not for claims, which take what ended first; use 'filter'", param=name)
-    check_filters_inside(body)
+    refuse(body, _OF_AN_EXPORT, "is not for claims, which take what ended first; use 'filter'")
+    refuse(body, OPTION_FIELDS, "says how to export: give it inside 'export'")
+    check_known(body, _FIELDS)
     filters = optional_object(body, "filter")
     if filters.get("status") == SessionStatus.ACTIVE:
         raise InvalidRequest("'filter.status' active fits no session that can be claimed", param="filter.status")
@@ -195,9 +196,7 @@ def _renews(body: Mapping[str, Any]) -> bool:
 
 
 def _parse_export(export: Mapping[str, Any], filters: Mapping[str, Any]) -> ExportRequest:
-    for name in _OF_THE_CLAIM:
-        if export.get(name) is not None:
-            raise InvalidRequest(f"'export.{name}' is the claim's to say; give it beside 'export'", param=name)
+    refuse(export, _OF_THE_CLAIM, "is the claim's to say; give it beside 'export'")
     return replace(parse_export({**export, "filter": filters}), ended_only=True)
 
 

@@ -41,6 +41,10 @@ class Session(StartedSession):
         """Reward the last complete interaction, or whatever the options say (`interaction_id`, `rewards`, ...)."""
         self._client.run(operations.set_reward(self, reward, options))
 
+    def mark(self, interaction_id: str, *, trainable: bool, spans: Sequence[tuple[int, int]] | None = None) -> None:
+        """Say whether an interaction is trained; with `spans`, only these ranges [start, end) of its output tokens."""
+        self._client.run(operations.mark(self, interaction_id, trainable, spans))
+
     def end(self, **options: Unpack[EndOptions]) -> int:
         """Seal the session; returns how many interactions it has. Doing it twice is no error."""
         return self._client.run(operations.end(self, options))
@@ -149,6 +153,11 @@ class AsyncSession(StartedSession):
 
     async def set_reward(self, reward: Number | None = None, **options: Unpack[RewardOptions]) -> None:
         await self._client.run(operations.set_reward(self, reward, options))
+
+    async def mark(
+        self, interaction_id: str, *, trainable: bool, spans: Sequence[tuple[int, int]] | None = None
+    ) -> None:
+        await self._client.run(operations.mark(self, interaction_id, trainable, spans))
 
     async def end(self, **options: Unpack[EndOptions]) -> int:
         return await self._client.run(operations.end(self, options))

@@ -84,6 +84,12 @@ def set_reward(session: StartedSession, reward: Number | None, options: RewardOp
     yield session.call("set_reward", _given({"reward": reward, **options}))
 
 
+def mark(
+    session: StartedSession, interaction_id: str, trainable: bool, spans: Sequence[tuple[int, int]] | None
+) -> Steps[None]:
+    yield session.call("mark", _given({"interaction_id": interaction_id, "trainable": trainable, "spans": spans}))
+
+
 def end(session: StartedSession, options: EndOptions) -> Steps[int]:
     answer = yield session.call("end_session", {**options})
     session.ended = True

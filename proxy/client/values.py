@@ -158,11 +158,13 @@ class SessionOptions(TypedDict, total=False):
 class RewardOptions(TypedDict, total=False):
     """Which reward is set, where it is not the one of the last complete interaction.
 
-    `name` keeps it apart from the other rewards of the interaction; `rewards` go by interaction id; `step_scores` has
-    one score a complete interaction in order of completion; `token_rewards` one a sampled token of `interaction_id`.
+    `turn` is the place of an interaction in the order of completion, from 0, in place of `interaction_id`; `name` keeps
+    a reward apart from the others of the interaction; `rewards` go by interaction id; `step_scores` has one score a
+    complete interaction in order of completion; `token_rewards` one a sampled token of `interaction_id` or `turn`.
     """
 
     interaction_id: str
+    turn: int
     name: str
     rewards: Mapping[str, Number]
     step_scores: Sequence[float] | Float32

@@ -227,6 +227,7 @@ BAD = [
     ({"output_ids": [5] * 21}, "output_ids"),
     ({"output_ids": IDS, "finish_reason": "tool_calls"}, "finish_reason"),
     ({"output_ids": IDS, "version": -1}, "version"),
+    ({"output_ids": IDS, "version": 2**31}, "version"),
     ({"output_ids": IDS, "version": "7"}, "version"),
 ]
 

@@ -186,6 +186,18 @@ def test_the_tree_shows_parents_rewards_and_returns(client: Client) -> None:
     ]
 
 
+def test_a_turn_is_rewarded_by_its_place_and_marked_with_the_spans_that_count(client: Client) -> None:
+    with client.session("task") as session:
+        first, second = chat(session, "one"), chat(session, "two")
+        session.set_reward(0.5, turn=0)
+        session.mark(first, trainable=True, spans=[(0, 1)])
+        session.mark(second, trainable=False)
+    nodes = client.session_tree(session.session_id).interactions
+    assert [node.reward for node in nodes] == [0.5, None]
+    export = client.export(session_id=session.session_id, layout="individual")
+    assert {sample.interaction_id: int(sample.loss_mask.sum()) for sample in export.samples} == {first: 1, second: 0}
+
+
 def test_numpy_rewards_are_welcome_and_nan_is_refused_before_it_is_sent(client: Client) -> None:
     with client.session("task") as session:
         chat(session, "hello")
@@ -271,8 +283,9 @@ def test_granting_capacity_asks_for_n_and_tells_what_is_left() -> None:
 async def test_the_asyncio_client_does_the_same(server: str) -> None:
     async with AsyncClient(server, ADMIN_KEY) as client:
         async with client.session("task") as session:
-            chat(session, "hello")
+            interaction_id = chat(session, "hello")
             await session.set_reward(1.0)
+            await session.mark(interaction_id, trainable=True)
         with pytest.raises(ZeroDivisionError):
             async with client.session("task") as broken:
                 raise ZeroDivisionError
