@@ -14,9 +14,10 @@ import orjson
 import pytest
 from sqlalchemy import event
 
+from proxy.api import trajectories
 from proxy.engine.scripted import Reply, Script
 from tests.databases import execute
-from tests.support import Server, sampled, serving, user
+from tests.support import Server, sampled, serving, until, user
 
 
 def always() -> Script:
@@ -167,11 +168,15 @@ async def test_a_claim_that_is_done_is_told_so_at_once_however_long_it_would_wai
         assert (await claim(server, claim_id="mine", wait_s=600))["sessions"] == []
 
 
-async def test_a_claim_waits_for_the_next_end(tmp_path: Path, database_url: str) -> None:
-    async with served(tmp_path, database_url) as server:
+async def test_the_next_end_wakes_a_claim_that_waits(
+    tmp_path: Path, database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trajectories, "_WATCH_S", 3600.0)  # it does not look by itself meanwhile
+    async with served(tmp_path, database_url) as server, asyncio.timeout(60):
         await server.chat([user("hi")], "a")
-        waiting = asyncio.create_task(claim(server, wait_s=60))
-        await asyncio.sleep(0)
+        ring = server.app.state.store.ends.listen()
+        waiting = asyncio.create_task(claim(server, wait_s=600))
+        await until(lambda: bool(ring._waiters))
         await server.ok("/a/rl/end_session", {})
         assert (await waiting)["sessions"] == ["a"]
 
