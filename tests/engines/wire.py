@@ -38,6 +38,7 @@ class Wire:
         self.version = "default"
         self.before_update = asyncio.Event()
         self.before_update.set()
+        self.updating = False
         self.calls: list[tuple[str, Any]] = []
 
     def request(self, rid: str, ids: list[int], params: dict[str, Any], most: str, seed: str) -> GenerateRequest:
@@ -104,6 +105,7 @@ class SglangWire(Wire):
         body = await request.json()
         if "missing" in body["model_path"]:
             return JSONResponse({"success": False, "message": "no such folder"}, 400)
+        self.updating = True
         await self.before_update.wait()
         self.version = body["weight_version"]
         await self.engine.update_weights(body["model_path"], int(self.version))

@@ -197,7 +197,7 @@ async def test_a_server_that_joins_during_an_update_gets_the_newest_weights() ->
         await pool.update_weights("/weights/1", 1)
         live[1].wire.before_update.clear()
         joining = asyncio.create_task(pool.add(live[1].url))
-        await asyncio.sleep(0.1)
+        await until(lambda: live[1].wire.updating)
         await pool.update_weights("/weights/2", 2)
         live[1].wire.before_update.set()
         await joining
@@ -211,7 +211,7 @@ async def test_a_server_that_joins_while_a_pause_ends_is_not_left_paused() -> No
         await pool.pause(PauseMode.RETRACT)
         live[1].wire.before_update.clear()
         joining = asyncio.create_task(pool.add(live[1].url))
-        await asyncio.sleep(0.1)
+        await until(lambda: live[1].wire.updating)
         await pool.resume()
         live[1].wire.before_update.set()
         await joining
