@@ -15,7 +15,7 @@ from proxy.engine.gate import Gate
 from proxy.errors import EngineLost, EngineTimeout, EngineUnavailable, InvalidRequest
 from proxy.generation import sample
 from proxy.types import FinishReason, GenerateRequest, TokenChunk
-from tests.support import until
+from tests.support import let_pass, until
 from tests.unit.engine.gated import (
     HoldingEngine,
     RefusingEngine,
@@ -161,13 +161,15 @@ async def test_arrivals_wait_during_a_pause_and_are_refused_after_the_limit() ->
 
 
 @pytest.mark.parametrize("mode", CUTTING)
-async def test_patience_stands_still_during_a_pause(mode: PauseMode) -> None:
-    gate, request = gate_of(WatchfulEngine(), engine_timeout_s=0.06), asking("a", 30)
-    running = asyncio.create_task(sample(gate, request, 0.06))
+async def test_patience_stands_still_during_a_pause(mode: PauseMode, monkeypatch: pytest.MonkeyPatch) -> None:
+    gate = gate_of(WatchfulEngine(), engine_timeout_s=60.0, pause_timeout_s=10_000.0)
+    request = asking("a", 30)
+    running = asyncio.create_task(sample(gate, request, 60.0))
     await until(lambda: gate.running == 1)
     await gate.pause(mode)
-    late = asyncio.create_task(sample(gate, asking("b", 3), 0.06))
-    await asyncio.sleep(0.15)
+    late = asyncio.create_task(sample(gate, asking("b", 3), 60.0))
+    await until(lambda: gate.waiting == 1)
+    await let_pass(3600.0, monkeypatch)
     await gate.resume()
     assert list((await running).ids) == uninterrupted(request)
     assert list((await late).ids) == uninterrupted(asking("b", 3))
