@@ -286,8 +286,12 @@ class LiveWire:
         await self.wire.engine.close()
 
     def forget(self, path: str) -> None:
-        """Answer 404 at `path` until the next start."""
+        """Answer 404 at `path` until the next start, or until it remembers."""
         self._app.router.routes[:] = [route for route in self._app.router.routes if getattr(route, "path", "") != path]
+
+    def remember(self) -> None:
+        """Answer at every path again, with all that it was told before."""
+        self._app.router.routes[:] = self.wire.routes()
 
     async def _answer(self, scope: Any, receive: Any, send: Any) -> None:
         async def send_unless_hung(message: Any) -> None:

@@ -280,6 +280,20 @@ async def test_resuming_asks_nothing_of_servers_that_are_gone() -> None:
         assert (await read(gate, of_session("s"))).ids == following(PROMPT, 40)
 
 
+async def test_a_server_that_could_not_be_resumed_is_out_until_it_is() -> None:
+    async with wires(2) as live, pool_of(*(wire.url for wire in live)) as pool, asyncio.timeout(60):
+        gate = Gate(pool, Settings())
+        await gate.pause(PauseMode.RETRACT)
+        live[0].forget("/continue_generation")
+        await gate.resume()
+        assert states(pool) == {live[0].url: "ejected", live[1].url: "alive"}
+        live[0].remember()
+        await until(lambda: states(pool)[live[0].url] == "alive")
+        replies = await asyncio.gather(*(read(gate, of_session(f"s{n}")) for n in range(4)))
+        assert all(reply.ids == following(PROMPT, 40) for reply in replies)
+        assert all(shown["served"] == 2 for shown in pool.servers())
+
+
 async def test_nobody_joins_while_memory_is_released() -> None:
     async with wires(2) as live, pool_of(live[0].url) as pool:
         await pool.release_memory()
