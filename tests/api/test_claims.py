@@ -16,7 +16,7 @@ from sqlalchemy import event
 
 from proxy.api import trajectories
 from proxy.engine.scripted import Reply, Script
-from tests.databases import execute
+from tests.databases import execute, meanwhile
 from tests.support import Server, sampled, serving, until, user
 
 
@@ -364,3 +364,12 @@ async def test_claims_at_once_on_two_servers_are_given_different_sessions(tmp_pa
         claims = await asyncio.gather(*(claim(servers[n % 2], limit=2, wait_s=5) for n in range(6)))
         given = Counter(name for held in claims for name in held["sessions"])
         assert given == {f"s{n}": 1 for n in range(12)}
+
+
+async def test_a_claim_passes_over_what_another_transaction_is_taking(tmp_path: Path, postgres_url: str) -> None:
+    async with served(tmp_path, postgres_url) as server:
+        await finish(server, "a", "b")
+        with meanwhile(postgres_url, "SELECT 1 FROM sessions WHERE session_id = 'a' FOR UPDATE"):
+            async with asyncio.timeout(60):
+                assert (await claim(server, limit=2))["sessions"] == ["b"]
+        assert (await claim(server, limit=2))["sessions"] == ["a"]
