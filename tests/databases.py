@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,3 +22,12 @@ def execute(url: str, statement: str) -> list[tuple[Any, ...]]:
     with engine.begin() as connection:
         result = connection.exec_driver_sql(statement)
         return [tuple(row) for row in result] if result.returns_rows else []
+
+
+@contextmanager
+def meanwhile(url: str, statement: str) -> Iterator[None]:
+    """A transaction of somebody else that has run one statement and is still open."""
+    engine = create_engine(database.parse_url(url), poolclass=NullPool)
+    with engine.begin() as connection:
+        connection.exec_driver_sql(statement)
+        yield

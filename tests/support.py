@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import httpx
 from starlette.applications import Starlette
@@ -20,6 +20,9 @@ from proxy.rendering.renderer import Renderer, load_renderer
 from proxy.settings import Settings
 from proxy.types import Ids, ids_of
 from tests import databases
+
+if TYPE_CHECKING:
+    import pytest
 
 
 @cache
@@ -51,6 +54,15 @@ async def until(condition: Callable[[], bool]) -> None:
             return
         await asyncio.sleep(0.01)
     raise AssertionError("what was waited for never came")
+
+
+async def let_pass(seconds: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Move the event loop's clock on, and let everything happen that is due by then."""
+    loop = asyncio.get_running_loop()
+    clock = loop.time
+    monkeypatch.setattr(loop, "time", lambda: clock() + seconds)
+    for _ in range(10):
+        await asyncio.sleep(0)
 
 
 def user(text: str) -> dict[str, Any]:

@@ -15,13 +15,14 @@ import pytest
 from sqlalchemy import create_engine, event
 from sqlalchemy.pool import NullPool
 
+from proxy.api import trajectories
 from proxy.engine.scripted import Reply, Script
 from proxy.store import claims
 from proxy.store.claims import Claim, Claimed
 from proxy.store.database import parse_url
 from proxy.store.reads import SessionFilter
-from tests.databases import execute
-from tests.support import Server, sampled, serving, user
+from tests.databases import execute, meanwhile
+from tests.support import Server, sampled, serving, until, user
 
 
 def always() -> Script:
@@ -172,11 +173,15 @@ async def test_a_claim_that_is_done_is_told_so_at_once_however_long_it_would_wai
         assert (await claim(server, claim_id="mine", wait_s=600))["sessions"] == []
 
 
-async def test_a_claim_waits_for_the_next_end(tmp_path: Path, database_url: str) -> None:
-    async with served(tmp_path, database_url) as server:
+async def test_the_next_end_wakes_a_claim_that_waits(
+    tmp_path: Path, database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trajectories, "_WATCH_S", 3600.0)  # it does not look by itself meanwhile
+    async with served(tmp_path, database_url) as server, asyncio.timeout(60):
         await server.chat([user("hi")], "a")
-        waiting = asyncio.create_task(claim(server, wait_s=60))
-        await asyncio.sleep(0)
+        ring = server.app.state.store.ends.listen()
+        waiting = asyncio.create_task(claim(server, wait_s=600))
+        await until(lambda: bool(ring._waiters))
         await server.ok("/a/rl/end_session", {})
         assert (await waiting)["sessions"] == ["a"]
 
@@ -389,3 +394,12 @@ async def test_one_claim_made_on_two_servers_at_once_is_given_the_same_sessions(
         while not second.done() and not execute(postgres_url, waiting):  # noqa: ASYNC110 (a lock sets no event)
             await asyncio.sleep(0.01)
     assert (first.sessions, (await second).sessions) == (("s0",), ("s0",))
+
+
+async def test_a_claim_passes_over_what_another_transaction_is_taking(tmp_path: Path, postgres_url: str) -> None:
+    async with served(tmp_path, postgres_url) as server:
+        await finish(server, "a", "b")
+        with meanwhile(postgres_url, "SELECT 1 FROM sessions WHERE session_id = 'a' FOR UPDATE"):
+            async with asyncio.timeout(60):
+                assert (await claim(server, limit=2))["sessions"] == ["b"]
+        assert (await claim(server, limit=2))["sessions"] == ["a"]

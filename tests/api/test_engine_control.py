@@ -17,7 +17,7 @@ from proxy.engine.scripted import Reply, Script, ScriptedEngine
 from proxy.errors import EngineFailed, InvalidRequest
 from proxy.settings import Settings
 from proxy.types import GenerateRequest
-from tests.support import Server, default_url, sampled, says, serving, tiny_renderer, until, user
+from tests.support import Server, default_url, let_pass, sampled, says, serving, tiny_renderer, until, user
 
 MODES = ["in_place", "retract", "abort", "drain"]
 TEXT = "one two three four five six seven eight nine ten"
@@ -260,11 +260,11 @@ async def test_a_session_that_ends_in_a_pause_takes_no_turn_afterwards(tmp_path:
         assert len(await server.export()) == 1
 
 
-async def test_a_pause_does_not_count_as_the_engines_silence(tmp_path: Path) -> None:
-    async with serving(tmp_path, goes_on(), engine_timeout_s=0.2) as server:
+async def test_a_pause_does_not_count_as_the_engines_silence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with serving(tmp_path, goes_on(), engine_timeout_s=60.0) as server:
         (task,) = await begun(server, "a")
         await server.ok("/engine/pause_generation", {"mode": "in_place"})
-        await asyncio.sleep(0.3)
+        await let_pass(3600.0, monkeypatch)
         await server.ok("/engine/continue_generation", {})
         assert (await task)["choices"][0]["message"]["content"] == TEXT
 

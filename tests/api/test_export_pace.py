@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Never
 
 import pytest
@@ -15,7 +16,7 @@ from proxy.api.pace import Pace
 from proxy.formats.choice import Format, encoder
 from proxy.trajectory.options import ExportOptions
 from tests.api.test_export import always, chain
-from tests.support import serving, user
+from tests.support import Server, serving, until, user
 
 
 class Touched(Exception):
@@ -62,6 +63,36 @@ async def test_a_slice_of_work_is_followed_by_a_rest_of_its_length_while_turns_r
     assert rested == rests
 
 
+async def waiting_turn(server: Server) -> asyncio.Task[Any]:
+    """A turn that is under way as long as the server is paused."""
+    turn = asyncio.create_task(server.chat([user("other")], session="other"))
+    await until(lambda: bool(server.app.state.turns.busy))
+    return turn
+
+
+@pytest.mark.parametrize("name", list(Format))
+async def test_reading_a_session_and_each_piece_of_the_answer_are_followed_by_a_rest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: Format
+) -> None:
+    rests: list[float] = []
+
+    async def rest(seconds: float) -> None:
+        rests.append(seconds)
+
+    async with serving(tmp_path, always()) as server:
+        sessions = ["a", "b", "c"]
+        for session in sessions:
+            await chain(server, session)
+        monkeypatch.setattr(pace, "asyncio", SimpleNamespace(sleep=rest))
+        await server.ok("/engine/pause_generation", {})
+        turn = await waiting_turn(server)
+        assert (await server.post("/export_trajectories", {"format": name, "session_ids": sessions})).status_code == 200
+        await server.ok("/engine/continue_generation", {})
+        await turn
+    # A session is read, and its pieces come to an end; so does what stands behind all sessions.
+    assert len(rests) > 2 * len(sessions) + 1
+
+
 @pytest.mark.parametrize("name", list(Format))
 async def test_an_export_beside_a_turn_that_waits_is_the_same_to_the_byte(tmp_path: Path, name: Format) -> None:
     async with serving(tmp_path, always()) as server:
@@ -69,9 +100,7 @@ async def test_an_export_beside_a_turn_that_waits_is_the_same_to_the_byte(tmp_pa
         body = {"format": name, "session_ids": ["s"]}
         alone = await server.post("/export_trajectories", body)
         await server.ok("/engine/pause_generation", {})
-        turn = asyncio.create_task(server.chat([user("other")], session="other"))
-        while not server.app.state.turns.busy:  # noqa: ASYNC110 (a turn that arrives sets no event)
-            await asyncio.sleep(0)
+        turn = await waiting_turn(server)
         beside = await server.post("/export_trajectories", body)
         await server.ok("/engine/continue_generation", {})
         assert (await turn)["choices"]

@@ -282,7 +282,9 @@ async def test_what_fills_the_context_is_refused_by_name_and_what_nearly_does_is
 @pytest.mark.parametrize("path", [PATH, "/v1/generate"])
 async def test_the_servers_limit_of_a_turn_holds(tmp_path: Path, path: str) -> None:
     async with serving(tmp_path, lambda request: Reply(sampled("x" * 90)), max_tokens_per_turn=5) as server:
-        assert len((await generated(server, PROMPT, path))["output_ids"]) == 5
+        for asked, given in ((None, 5), (9, 5), (5, 5), (3, 3)):
+            more = {} if asked is None else {"sampling_params": {"max_new_tokens": asked}}
+            assert len((await generated(server, PROMPT, path, **more))["output_ids"]) == given
 
 
 # Bad input ---------------------------------------------------------------------------------------------------------

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ import pytest
 
 import proxy.turns
 from proxy.engine.scripted import Fault, Reply, Script, play
-from tests.support import Server, call_text, function_tool, sampled, says, serving, tiny_renderer, user
+from tests.support import Server, call_text, function_tool, sampled, says, serving, tiny_renderer, until, user
 
 BODY = {"model": "m", "messages": [user("hi")]}
 MARKS: list[dict[str, str]] = [{"x-stainless-retry-count": "1"}, {"idempotency-key": "k"}]
@@ -22,14 +21,6 @@ CHAT = "/s/v1/chat/completions"
 @pytest.fixture(autouse=True)
 def _short_grace(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(proxy.turns, "GRACE_S", 0.5)
-
-
-async def until(holds: Callable[[], bool]) -> None:
-    for _ in range(1000):
-        if holds():
-            return
-        await asyncio.sleep(0.005)
-    raise AssertionError("it never came to that")
 
 
 async def ask(server: Server, **headers: str) -> Any:

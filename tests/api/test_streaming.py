@@ -21,7 +21,7 @@ from proxy.engine.scripted import Fault, Reply, Script, ScriptedEngine, play
 from proxy.errors import EngineUnavailable
 from proxy.settings import Settings
 from proxy.types import GenerateRequest
-from tests.support import Server, call_text, function_tool, sampled, says, serving, tiny_renderer, user
+from tests.support import Server, call_text, function_tool, sampled, says, serving, tiny_renderer, until, user
 
 CHAT = "/s/v1/chat/completions"
 BODY = {"model": "my-model", "messages": [user("hi")], "stream": True}
@@ -162,12 +162,6 @@ async def test_a_failure_before_the_first_token_is_an_http_status(
         assert response.json()["error"]["code"]
         if status == 503:
             assert response.headers["retry-after"] == "2"
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    """Wait for what only shows from outside; the test's own time limit ends it."""
-    while not condition():  # noqa: ASYNC110 (what is waited for sets no event)
-        await asyncio.sleep(0.005)
 
 
 async def raw_stream(server: Server, on_data: Callable[[bytes], Any], **more: Any) -> None:

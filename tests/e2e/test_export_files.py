@@ -245,6 +245,15 @@ def test_a_page_that_no_reader_could_take_is_no_file(tmp_path: Path, name: str, 
     assert not list((tmp_path / "out").iterdir())
 
 
+def test_lines_that_end_before_the_last_one_are_no_file_though_each_is_whole(url: str, tmp_path: Path) -> None:
+    body = {"session_ids": ["s0"], "layout": "concat", "format": "jsonl"}
+    answer = httpx.post(url + "/export_trajectories", json=body, headers={"authorization": f"Bearer {KEY}"})
+    samples = answer.content.splitlines(keepends=True)[:-1]
+    with pages((b"".join(samples), b"second")) as address, pytest.raises(InvalidRequest, match="last line"):
+        export_files(address, None, tmp_path / "out", {"layout": "concat"}, "jsonl")
+    assert samples and not list((tmp_path / "out").iterdir())
+
+
 def test_without_pyarrow_parquet_is_written_and_the_summary_says_what_is_missing(url: str, tmp_path: Path) -> None:
     code = (
         "import sys; sys.modules['pyarrow'] = None\n"

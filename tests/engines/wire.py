@@ -38,6 +38,7 @@ class Wire:
         self.version = "default"
         self.before_update = asyncio.Event()
         self.before_update.set()
+        self.updating = False
         self.calls: list[tuple[str, Any]] = []
 
     def request(self, rid: str, ids: list[int], params: dict[str, Any], most: str, seed: str) -> GenerateRequest:
@@ -104,6 +105,7 @@ class SglangWire(Wire):
         body = await request.json()
         if "missing" in body["model_path"]:
             return JSONResponse({"success": False, "message": "no such folder"}, 400)
+        self.updating = True
         await self.before_update.wait()
         self.version = body["weight_version"]
         await self.engine.update_weights(body["model_path"], int(self.version))
@@ -284,8 +286,12 @@ class LiveWire:
         await self.wire.engine.close()
 
     def forget(self, path: str) -> None:
-        """Answer 404 at `path` until the next start."""
+        """Answer 404 at `path` until the next start, or until it remembers."""
         self._app.router.routes[:] = [route for route in self._app.router.routes if getattr(route, "path", "") != path]
+
+    def remember(self) -> None:
+        """Answer at every path again, with all that it was told before."""
+        self._app.router.routes[:] = self.wire.routes()
 
     async def _answer(self, scope: Any, receive: Any, send: Any) -> None:
         async def send_unless_hung(message: Any) -> None:

@@ -44,10 +44,13 @@ class WatchfulEngine(ScriptedEngine):
             raise EngineLost("the server is gone")
         async with aclosing(cast("AsyncGenerator[TokenChunk, None]", super().generate(request))) as chunks:
             async for chunk in chunks:
-                yield replace(chunk, cached_tokens=len(request.input_ids)) if not given else chunk
                 given += len(chunk.ids)
+                if given == len(chunk.ids):
+                    chunk = replace(chunk, cached_tokens=len(request.input_ids))
                 if given == left:
+                    yield replace(chunk, finish=None)  # the word that it was the last one is lost with the server
                     raise EngineLost("the server is gone")
+                yield chunk
 
     async def update_weights(self, path: str, version: int | None = None) -> int:
         await asyncio.sleep(TICK_S)  # loading takes a while, in which others come to run

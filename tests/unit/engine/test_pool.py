@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
 
@@ -15,15 +15,15 @@ from proxy.engine.base import PauseMode, WeightTransfer
 from proxy.engine.connection import NO_KEYS, Keys, server_url
 from proxy.engine.contract import Reply, complete, request_for
 from proxy.engine.gate import Gate
-from proxy.engine.placement import Member, Placement
 from proxy.engine.pool import Pool
 from proxy.engine.servers import connect
 from proxy.engine.sglang_server import SglangServer
-from proxy.errors import ConfigurationError, EngineLost, EngineUnavailable, InvalidRequest
+from proxy.errors import ConfigurationError, EngineLost, InvalidRequest
 from proxy.settings import Settings
 from proxy.types import GenerateRequest, Message, Role, SamplingParams, TurnRequest, ids_of
 from tests.engines.scripts import VOCABULARY, following
 from tests.engines.wire import LiveWire
+from tests.support import until
 
 PROMPT = ids_of(range(40, 60))
 CHECK_S = 0.02
@@ -67,55 +67,8 @@ async def read(gate: Gate, request: GenerateRequest) -> Reply:
     return reply
 
 
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(30):
-        while not condition():  # noqa: ASYNC110 (the pool tells nobody)
-            await asyncio.sleep(0.005)
-
-
 def states(pool: Pool) -> dict[str, str]:
     return {shown["url"]: shown["state"] for shown in pool.servers()}
-
-
-class Bare:
-    """All that placement asks of an engine."""
-
-    def __init__(self, number: int) -> None:
-        self.url = f"http://server-{number}"
-
-
-def test_a_session_stays_while_its_server_lives_and_others_go_where_least_runs() -> None:
-    rng = random.Random(5)
-    members = [Member(Bare(number), alive=True) for number in range(4)]  # type: ignore[arg-type]
-    placement, home = Placement(members), dict[str, Member]()
-    for _ in range(3000):
-        for member in members:
-            if rng.random() < 0.05:
-                member.alive, member.leaving, member.doubtful = (rng.random() < p for p in (0.8, 0.2, 0.2))
-            member.in_flight = rng.randrange(6)
-        session = rng.choice(["", *(f"s{n}" for n in range(12))])
-        candidates = [member for member in members if member.alive and not member.leaving]
-        if not candidates:
-            with pytest.raises(EngineUnavailable):
-                placement.choose(session)
-            continue
-        chosen, before = placement.choose(session), home.get(session)
-        sure = [member for member in candidates if not member.doubtful] or candidates
-        if session and before in candidates and not before.doubtful:
-            assert chosen is before
-        else:
-            assert chosen in sure and chosen.in_flight == min(member.in_flight for member in sure)
-        home[session] = chosen
-
-
-def test_the_sessions_remembered_are_bounded() -> None:
-    members = [Member(Bare(0), alive=True)]  # type: ignore[arg-type]
-    placement = Placement(members, remembered=10)
-    for number in range(50):
-        placement.choose(f"s{number}")
-    assert placement.sessions() == {"http://server-0": 10}
-    placement.forget(members[0])
-    assert not placement.sessions()
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -197,7 +150,7 @@ async def test_a_server_that_joins_during_an_update_gets_the_newest_weights() ->
         await pool.update_weights("/weights/1", 1)
         live[1].wire.before_update.clear()
         joining = asyncio.create_task(pool.add(live[1].url))
-        await asyncio.sleep(0.1)
+        await until(lambda: live[1].wire.updating)
         await pool.update_weights("/weights/2", 2)
         live[1].wire.before_update.set()
         await joining
@@ -211,7 +164,7 @@ async def test_a_server_that_joins_while_a_pause_ends_is_not_left_paused() -> No
         await pool.pause(PauseMode.RETRACT)
         live[1].wire.before_update.clear()
         joining = asyncio.create_task(pool.add(live[1].url))
-        await asyncio.sleep(0.1)
+        await until(lambda: live[1].wire.updating)
         await pool.resume()
         live[1].wire.before_update.set()
         await joining
@@ -278,6 +231,20 @@ async def test_resuming_asks_nothing_of_servers_that_are_gone() -> None:
         await wire.start()
         await until(lambda: states(pool)[wire.url] == "alive")
         assert (await read(gate, of_session("s"))).ids == following(PROMPT, 40)
+
+
+async def test_a_server_that_could_not_be_resumed_is_out_until_it_is() -> None:
+    async with wires(2) as live, pool_of(*(wire.url for wire in live)) as pool, asyncio.timeout(60):
+        gate = Gate(pool, Settings())
+        await gate.pause(PauseMode.RETRACT)
+        live[0].forget("/continue_generation")
+        await gate.resume()
+        assert states(pool) == {live[0].url: "ejected", live[1].url: "alive"}
+        live[0].remember()
+        await until(lambda: states(pool)[live[0].url] == "alive")
+        replies = await asyncio.gather(*(read(gate, of_session(f"s{n}")) for n in range(4)))
+        assert all(reply.ids == following(PROMPT, 40) for reply in replies)
+        assert all(shown["served"] == 2 for shown in pool.servers())
 
 
 async def test_nobody_joins_while_memory_is_released() -> None:

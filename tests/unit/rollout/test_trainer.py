@@ -9,7 +9,8 @@ import pytest
 
 from proxy.client import Sample
 from proxy.client.values import sample_of
-from proxy.rollout.trainer import advantages, per_token, temperatures
+from proxy.errors import ProxyError
+from proxy.rollout.trainer import _checked, advantages, per_token, temperatures
 
 
 def sample(group: str, *turns: tuple[float, float, list[int]], length: int = 6) -> Sample:
@@ -50,3 +51,11 @@ def test_a_turns_value_stands_on_the_tokens_that_it_sampled() -> None:
 def test_temperature_is_the_turns_own_and_that_of_greedy_turns_is_1() -> None:
     batch = [sample("a", (0.0, 0.7, [0, 1]), (0.0, 0.0, [2, 3]))]
     assert temperatures(batch) == [[0.7, 1.0]]
+
+
+@pytest.mark.parametrize("ratios", [[], [1.0, float("nan")], [1.0, 0.998], [1.002], [float("inf")]])
+def test_a_batch_is_refused_whose_ratios_are_not_1_or_are_none(ratios: list[float]) -> None:
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    with pytest.raises(ProxyError, match="ratio"):
+        _checked(torch.tensor(ratios))
+    assert _checked(torch.tensor([1.0, 0.9995])) == pytest.approx(0.0005, abs=1e-6)

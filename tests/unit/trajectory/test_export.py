@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from proxy.trajectory.export import ExportOptions, Layout, Sample, certificate, export_session
-from proxy.types import Credit, Interaction, SessionRecord, Status
+from proxy.trajectory.samples import recomputable
+from proxy.types import Credit, Interaction, SamplingParams, SessionRecord, Status
 from tests.interactions import interaction
 
 RECORD = SessionRecord("s", discount=1.0)
@@ -89,3 +90,25 @@ def test_an_export_may_ask_for_another_credit_rule() -> None:
     nodes = [interaction("a", seq=0), interaction("b", seq=1, reward=1.0)]
     options = ExportOptions(Layout.INDIVIDUAL, 0.9, Credit.LINEAR)
     assert [sample.rewards.item() for sample in export_session(RECORD, nodes, options)] == pytest.approx([0.9, 1.0])
+
+
+@pytest.mark.parametrize(
+    ("sampling", "notes", "expected"),
+    [
+        (SamplingParams(), {}, True),
+        (SamplingParams(0.5, top_p=0.9, top_k=3, min_p=0.1, seed=1, stop=("x",)), {"other": True}, True),
+        (SamplingParams(presence_penalty=0.1), {}, False),
+        (SamplingParams(frequency_penalty=-0.1), {}, False),
+        (SamplingParams(repetition_penalty=1.1), {}, False),
+        (SamplingParams(logit_bias=((5, 1.0),)), {}, False),
+        (SamplingParams(), {"grammar": True}, False),
+    ],
+)
+def test_logprobs_are_recomputable_where_ids_and_temperature_tell_all(
+    sampling: SamplingParams, notes: dict[str, bool], expected: bool
+) -> None:
+    node = interaction("p")
+    node.sampling, node.notes = sampling, notes
+    assert recomputable(node) is expected
+    (sample,) = export([node], Layout.CONCAT)
+    assert sample.labels()["recomputable"] is sample.labels()["turns"][0]["recomputable"] is expected

@@ -65,6 +65,18 @@ def test_mask_trains_a_shared_answer_once() -> None:
     assert (int(first.arrays.loss_mask.sum()), int(second.arrays.loss_mask.sum())) == (3, 1)
 
 
+def test_mask_gives_equal_answers_a_place_each_though_both_fit_the_first_best() -> None:
+    """The second answer is the first one over again, and what stands before the first is more like its own prompt."""
+    nodes = [
+        interaction("p", suffix=[1, 2, 3], output=[4, 5], seq=0),
+        interaction("q", parent="p", prefix=5, suffix=[1, 2, 3], output=[4, 5], version=1, seq=1),
+        interaction("r", parent="q", suffix=[5, 1, 2, 3, 4, 5, 6, 1, 2, 3, 4, 5], output=[8], version=2, seq=2),
+    ]
+    (sample,) = export(nodes, Drift.MASK)
+    assert [turn["span"] for turn in sample.to_json()["turns"]] == [[4, 6], [10, 12], [12, 13]]
+    assert sample.arrays.versions.tolist() == [-1] * 4 + [0, 0] + [-1] * 4 + [1, 1, 2]
+
+
 def replace_suffix(made: Interaction, suffix: list[int]) -> Interaction:
     return replace(made, prompt_suffix=ids_of(suffix))
 

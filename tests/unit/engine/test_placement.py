@@ -1,0 +1,51 @@
+"""Where a session's next request goes, whatever becomes of the servers."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from proxy.engine.placement import Member, Placement
+from proxy.errors import EngineUnavailable
+
+
+class Bare:
+    """All that placement asks of an engine."""
+
+    def __init__(self, number: int) -> None:
+        self.url = f"http://server-{number}"
+
+
+def test_a_session_stays_while_its_server_lives_and_others_go_where_least_runs() -> None:
+    rng = random.Random(5)
+    members = [Member(Bare(number), alive=True) for number in range(4)]  # type: ignore[arg-type]
+    placement, home = Placement(members), dict[str, Member]()
+    for _ in range(3000):
+        for member in members:
+            if rng.random() < 0.05:
+                member.alive, member.leaving, member.doubtful = (rng.random() < p for p in (0.8, 0.2, 0.2))
+            member.in_flight = rng.randrange(6)
+        session = rng.choice(["", *(f"s{n}" for n in range(12))])
+        candidates = [member for member in members if member.alive and not member.leaving]
+        if not candidates:
+            with pytest.raises(EngineUnavailable):
+                placement.choose(session)
+            continue
+        chosen, before = placement.choose(session), home.get(session)
+        sure = [member for member in candidates if not member.doubtful] or candidates
+        if session and before in candidates and not before.doubtful:
+            assert chosen is before
+        else:
+            assert chosen in sure and chosen.in_flight == min(member.in_flight for member in sure)
+        home[session] = chosen
+
+
+def test_the_sessions_remembered_are_bounded() -> None:
+    members = [Member(Bare(0), alive=True)]  # type: ignore[arg-type]
+    placement = Placement(members, remembered=10)
+    for number in range(50):
+        placement.choose(f"s{number}")
+    assert placement.sessions() == {"http://server-0": 10}
+    placement.forget(members[0])
+    assert not placement.sessions()
