@@ -195,9 +195,11 @@ class SglangServer:
         except (InvalidRequest, EngineFailed):
             before = self._mode
             await self.pause(PauseMode.RETRACT)
-            await self._connection.call("/flush_cache")
-            if before is None:
-                await self.resume()
+            try:
+                await self._connection.call("/flush_cache")
+            finally:
+                if before is None:
+                    await self.resume()
 
     @property
     def world_size(self) -> int:
