@@ -8,7 +8,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from proxy.engine.contract import complete, request_for
+from proxy.engine.base import PauseMode
+from proxy.engine.contract import Reply, complete, request_for
 from proxy.engine.gate import Gate
 from proxy.engine.pool import Pool
 from proxy.engine.servers import connect
@@ -34,6 +35,38 @@ async def behind_gate() -> AsyncIterator[tuple[LiveWire, Gate]]:
     finally:
         await pool.close()
         await live.kill()
+
+
+async def on_its_way(live: LiveWire, gate: Gate) -> asyncio.Task[Reply]:
+    """A request that the gate has let through and that has not arrived at the server."""
+    live.arriving.clear()
+    task = asyncio.create_task(complete(gate, request_for(PROMPT, 40)))
+    async with asyncio.timeout(30):
+        while not gate.running:  # noqa: ASYNC110 (the gate tells nobody)
+            await asyncio.sleep(0.005)
+    return task
+
+
+async def test_memory_is_released_though_a_request_comes_behind_the_abort() -> None:
+    async with behind_gate() as (live, gate):
+        late = await on_its_way(live, gate)
+        async with asyncio.timeout(30):
+            await gate.release_memory((), PauseMode.ABORT)
+        assert gate.running == 0 and not late.done()
+        live.arriving.set()
+        await gate.resume_memory(())
+        reply = await late
+        assert reply.ids == following(PROMPT, 40) and reply.finish is not None
+
+
+async def test_no_prefix_of_the_old_weights_stays_when_a_request_comes_behind_the_abort() -> None:
+    async with behind_gate() as (live, gate):
+        late = await on_its_way(live, gate)
+        await gate.update_weights("/weights/1", 1, PauseMode.ABORT)
+        assert [body["flush_cache"] for path, body in live.wire.calls if "update" in path] == [True]
+        live.arriving.set()
+        reply = await late
+        assert reply.ids == following(PROMPT, 40) and set(reply.versions) == {1}
 
 
 async def test_a_flush_that_the_server_refuses_leaves_it_running() -> None:
