@@ -77,3 +77,36 @@ async def test_a_flush_that_the_server_refuses_leaves_it_running() -> None:
         assert gate.paused is None
         async with asyncio.timeout(30):
             assert (await complete(gate, request_for(PROMPT, 40))).ids == following(PROMPT, 40)
+
+
+async def test_a_server_that_is_removed_during_a_pause_goes_on_and_can_come_back() -> None:
+    async with behind_gate() as (live, gate):
+        other = LiveWire()
+        await other.start()
+        try:
+            assert isinstance(gate.engine, Pool)
+            await gate.engine.add(other.url)
+            await gate.pause(PauseMode.ABORT)
+            await gate.engine.remove(live.url)
+            await gate.resume()
+            await gate.engine.add(live.url)
+            await gate.engine.remove(other.url)
+            async with asyncio.timeout(30):
+                assert (await complete(gate, request_for(PROMPT, 40))).ids == following(PROMPT, 40)
+        finally:
+            await other.kill()
+
+
+async def test_servers_go_on_when_the_pool_that_paused_them_ends() -> None:
+    live = LiveWire()
+    await live.start()
+    try:
+        for _ in range(2):
+            pool = Pool([live.url], connect(VOCABULARY, None, processed_logprobs=False), start_timeout_s=5.0)
+            await pool.start()
+            async with asyncio.timeout(30):
+                assert (await complete(pool, request_for(PROMPT, 40))).ids == following(PROMPT, 40)
+            await pool.pause(PauseMode.RETRACT)
+            await pool.close()
+    finally:
+        await live.kill()
