@@ -69,6 +69,8 @@ def create_engine(settings: Settings, vocab_size: int, speech: Speech | None = N
     if name == "mailbox":
         from proxy.engine.mailbox import Mailbox
 
+        if arguments := engine_arguments(settings):
+            raise ConfigurationError(f"--engine-arg {min(arguments)}: the mailbox has none")
         return Mailbox(vocab_size, settings.max_context_tokens or _SCRIPTED_CONTEXT)
     if "//" in name:
         return _create_pool(settings, vocab_size)

@@ -2,7 +2,7 @@
 
 What a pause or the death of a server cuts short is submitted again, with its prompt, the tokens so far and the rest of
 its budget: nobody downstream notices, no token is lost, and each keeps the version that sampled it. A constrained
-output cannot be taken up in its middle, so a pause waits for those to end.
+output cannot be taken up in its middle, so a pause that would cut it waits for it to end.
 """
 
 from __future__ import annotations

@@ -1,16 +1,20 @@
-"""What all servers of a pool have in common, and how one that joins is brought to it.
+"""What all servers of a pool have in common, and how one that joins is brought to it and one that goes is let go.
 
 A server that cannot be given the weights of the others stays out: its tokens would be another policy's.
 """
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import suppress
 from dataclasses import dataclass
 
 from proxy.engine.base import PauseMode
 from proxy.engine.placement import Member
 from proxy.errors import EngineUnavailable, InvalidRequest, ProxyError
+
+_PART_S = 5.0
+"""How long a server that goes may take to hear that it is paused no more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +51,16 @@ async def bring(member: Member, state: PoolState, *, alone: bool) -> int:
     except ProxyError as error:
         raise EngineUnavailable(error.message) from None
     return version
+
+
+async def part(member: Member) -> None:
+    """Let go of a server. One that was paused from here goes on, or whoever takes it next would wait for ever."""
+    if member.alive and member.paused and not member.released:
+        with suppress(ProxyError, TimeoutError):  # it is gone, or hangs
+            async with asyncio.timeout(_PART_S):
+                await member.engine.resume()
+        member.paused = False
+    await member.engine.close()
 
 
 async def _wake(member: Member) -> None:

@@ -17,7 +17,7 @@ from typing import Any, cast
 
 from proxy.engine.base import MEMORY_TAGS, Capability, EngineInfo, PauseMode, WeightTransfer
 from proxy.engine.connection import server_url
-from proxy.engine.joining import PoolState, bring
+from proxy.engine.joining import PoolState, bring, part
 from proxy.engine.placement import RETRY_AFTER_S, Member, Placement
 from proxy.engine.remote import RemoteEngine
 from proxy.errors import ConfigurationError, EngineLost, EngineUnavailable, InvalidRequest, ProxyError
@@ -175,12 +175,12 @@ class Pool:
         )
 
     async def close(self) -> None:
-        """Close the connections; the servers stay."""
+        """Close the connections; the servers stay, and those that are paused go on: nobody could tell them later."""
         tasks = [*([self._watcher] if self._watcher else []), *self._looks.values()]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        await asyncio.gather(*(member.engine.close() for member in self._members))
+        await asyncio.gather(*map(part, self._members))
 
     def check_alive(self) -> None:
         """Raise EngineUnavailable when no server takes requests, as far as is known."""
@@ -336,7 +336,7 @@ class Pool:
         if member in self._members:
             self._members.remove(member)
             self._placement.forget(member)
-            await member.engine.close()
+            await part(member)
 
     async def _reach_all(self) -> None:
         """Connect to whoever is missing; who has the newest weights joins first, and the others get up to them."""

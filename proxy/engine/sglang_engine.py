@@ -132,7 +132,7 @@ class SglangEngine:
         return self._version if named is None else self._now(self._numbers.number(named))
 
     async def release_memory(self, tags: Sequence[str] = ()) -> None:
-        """Give GPU memory back. Raises EngineUnavailable without `--engine-arg enable_memory_saver=true`."""
+        """Give GPU memory back. Raises EngineIncapable without `--engine-arg enable_memory_saver=true`."""
         from sglang.srt.managers.io_struct import ReleaseMemoryOccupationReqInput
 
         self._check_memory_saver()

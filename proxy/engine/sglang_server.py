@@ -19,7 +19,7 @@ from proxy.engine.connection import NO_KEYS, Connection, Keys
 from proxy.engine.requests import check_request
 from proxy.engine.sglang_wire import Answer, VersionNumbers, sampling_params, stream_interval
 from proxy.errors import EngineFailed, EngineIncapable, EngineLost, EngineUnavailable, InvalidRequest, ProxyError
-from proxy.types import FinishReason, GenerateRequest, TokenChunk
+from proxy.types import FinishReason, GenerateRequest, Logprobs, TokenChunk, ids_of
 
 _RESERVED_TOKENS = 4
 _SESSION_DIGITS = 16
@@ -29,6 +29,8 @@ _PIECE_TOKENS = 2048
 """Longest piece of an unstreamed reply: even a slow server gives so many within --engine-timeout-s."""
 
 _ABORT_S = 5.0
+_LATE_S = 2.0
+"""How long after an abort a reply may take to come: the server has written it before it answers the pause."""
 
 
 class SglangServer:
@@ -45,6 +47,8 @@ class SglangServer:
         self._mode: PauseMode | None = None
         self._intervals = True
         self._rids: dict[str, str] = {}
+        self._late: set[str] = set()
+        self._ended = asyncio.Event()
         self._background: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
@@ -85,8 +89,14 @@ class SglangServer:
                     if finished:
                         return
             raise EngineFailed(f"{self.url} ended a reply without a finish reason")
+        except EngineLost:
+            if rid not in self._late:
+                raise
+            yield TokenChunk(ids_of(), Logprobs("f"), self._version, FinishReason.ABORT)
         finally:
             del self._rids[request.request_id]
+            self._late.discard(rid)
+            self._ended.set()
             if not finished:
                 self._abort_soon(rid)
 
@@ -152,9 +162,22 @@ class SglangServer:
             return  # a server that is gone has nothing to free
 
     async def pause(self, mode: PauseMode) -> None:
-        """Park generation on the server."""
+        """Park generation on the server; after an abort nothing is in flight there."""
         await self._connection.call("/pause_generation", {"mode": mode.value})
         self._mode = mode
+        if mode is PauseMode.ABORT:
+            await self._end_late()
+
+    async def _end_late(self) -> None:
+        """A request that came just behind an abort waits on the server, which ends it no more: it ends here."""
+        try:
+            async with asyncio.timeout(_LATE_S):
+                while self._rids:
+                    self._ended.clear()
+                    await self._ended.wait()
+        except TimeoutError:
+            self._late.update(self._rids.values())
+            self._connection.cut()
 
     async def resume(self) -> None:
         """Go on after `pause`."""
@@ -164,7 +187,7 @@ class SglangServer:
     async def update_weights(self, path: str, version: int | None = None) -> int:
         """Load the weights in folder `path`, as the server sees it. Raises InvalidRequest when it does not."""
         new = self._version + 1 if version is None else version
-        flush = self._mode in (None, PauseMode.RETRACT) or not self._rids
+        flush = self._mode is not PauseMode.IN_PLACE or not self._rids
         body = {"model_path": path, "weight_version": str(new), "flush_cache": flush}
         await self._do("/update_weights_from_disk", body, param="path")
         self._version = new
@@ -195,9 +218,11 @@ class SglangServer:
         except (InvalidRequest, EngineFailed):
             before = self._mode
             await self.pause(PauseMode.RETRACT)
-            await self._connection.call("/flush_cache")
-            if before is None:
-                await self.resume()
+            try:
+                await self._connection.call("/flush_cache")
+            finally:
+                if before is None:
+                    await self.resume()
 
     @property
     def world_size(self) -> int:

@@ -39,6 +39,7 @@ class Wire:
         self.before_update = asyncio.Event()
         self.before_update.set()
         self.updating = False
+        self.flushes = True
         self.calls: list[tuple[str, Any]] = []
 
     def request(self, rid: str, ids: list[int], params: dict[str, Any], most: str, seed: str) -> GenerateRequest:
@@ -56,7 +57,7 @@ class SglangWire(Wire):
     def routes(self) -> list[Route]:
         posts = {
             "/generate": self.generate, "/abort_request": self.abort, "/pause_generation": self.pause,
-            "/continue_generation": self.resume, "/update_weights_from_disk": self.update, "/flush_cache": self.noted,
+            "/continue_generation": self.resume, "/update_weights_from_disk": self.update, "/flush_cache": self.flush,
             "/begin_weight_update": self.transfer, "/init_weights_update_group": self.transfer,
             "/release_memory_occupation": self.noted, "/resume_memory_occupation": self.noted,
         }  # fmt: skip
@@ -83,6 +84,10 @@ class SglangWire(Wire):
         self.calls.append((request.url.path, await request.json()))
         return JSONResponse({"success": True})
 
+    async def flush(self, request: Request) -> Response:
+        """Refused while `flushes` is not set, as by a server that still runs something."""
+        return JSONResponse({}, 200 if self.flushes else 400)
+
     async def transfer(self, request: Request) -> Response:
         self.calls.append((request.url.path, await request.json()))
         return JSONResponse({"success": True, "message": "done"})
@@ -107,6 +112,7 @@ class SglangWire(Wire):
             return JSONResponse({"success": False, "message": "no such folder"}, 400)
         self.updating = True
         await self.before_update.wait()
+        self.calls.append((request.url.path, body))
         self.version = body["weight_version"]
         await self.engine.update_weights(body["model_path"], int(self.version))
         return JSONResponse({"success": True, "message": "", "num_paused_requests": 0})
@@ -254,6 +260,9 @@ class LiveWire:
         self._kind, self._delay_s, self._key = kind, delay_s, key
         self.port = 0
         self.refuse_generate = self.hung = False
+        self.arriving = asyncio.Event()
+        """Cleared: whatever is asked to be generated is on its way and does not arrive yet."""
+        self.arriving.set()
         self.wire: Any = None
 
     @property
@@ -302,6 +311,8 @@ class LiveWire:
         if self.hung:
             await asyncio.Event().wait()
         headers, path = dict(scope["headers"]), scope["path"]
+        if path == "/generate":
+            await self.arriving.wait()
         app: Any = self._app
         if self._key is not None and headers.get(b"authorization") != f"Bearer {self._key}".encode():
             app = Response("wrong key", 401)

@@ -53,3 +53,8 @@ def test_sglang_that_is_not_installed_is_refused_with_the_way_out(monkeypatch: p
     machine(monkeypatch, gpu=True, sglang=False)
     with pytest.raises(ConfigurationError, match=r"pip install 'tokengrove\[sglang\]'"):
         create_engine(Settings(engine="sglang"), VOCABULARY)
+
+
+def test_an_argument_for_a_mailbox_which_has_none_is_refused_by_name() -> None:
+    with pytest.raises(ConfigurationError, match="no_such"):
+        create_engine(Settings(engine="mailbox", engine_arg=("no_such=1",)), VOCABULARY)

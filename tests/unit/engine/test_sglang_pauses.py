@@ -1,0 +1,112 @@
+"""Pauses of an SGLang server, on its wire: whatever happens meanwhile, nothing hangs and no old prefix stays."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+
+import pytest
+
+from proxy.engine.base import PauseMode
+from proxy.engine.contract import Reply, complete, request_for
+from proxy.engine.gate import Gate
+from proxy.engine.pool import Pool
+from proxy.engine.servers import connect
+from proxy.errors import InvalidRequest
+from proxy.settings import Settings
+from proxy.types import ids_of
+from tests.engines.scripts import VOCABULARY, following
+from tests.engines.wire import LiveWire
+
+PROMPT = ids_of(range(40, 60))
+SELDOM_S = 3600.0
+
+
+@contextlib.asynccontextmanager
+async def behind_gate() -> AsyncIterator[tuple[LiveWire, Gate]]:
+    live = LiveWire()
+    await live.start()
+    opener = connect(VOCABULARY, None, processed_logprobs=False)
+    pool = Pool([live.url], opener, start_timeout_s=5.0, check_s=SELDOM_S)
+    await pool.start()
+    try:
+        yield live, Gate(pool, Settings())
+    finally:
+        await pool.close()
+        await live.kill()
+
+
+async def on_its_way(live: LiveWire, gate: Gate) -> asyncio.Task[Reply]:
+    """A request that the gate has let through and that has not arrived at the server."""
+    live.arriving.clear()
+    task = asyncio.create_task(complete(gate, request_for(PROMPT, 40)))
+    async with asyncio.timeout(30):
+        while not gate.running:  # noqa: ASYNC110 (the gate tells nobody)
+            await asyncio.sleep(0.005)
+    return task
+
+
+async def test_memory_is_released_though_a_request_comes_behind_the_abort() -> None:
+    async with behind_gate() as (live, gate):
+        late = await on_its_way(live, gate)
+        async with asyncio.timeout(30):
+            await gate.release_memory((), PauseMode.ABORT)
+        assert gate.running == 0 and not late.done()
+        live.arriving.set()
+        await gate.resume_memory(())
+        reply = await late
+        assert reply.ids == following(PROMPT, 40) and reply.finish is not None
+
+
+async def test_no_prefix_of_the_old_weights_stays_when_a_request_comes_behind_the_abort() -> None:
+    async with behind_gate() as (live, gate):
+        late = await on_its_way(live, gate)
+        await gate.update_weights("/weights/1", 1, PauseMode.ABORT)
+        assert [body["flush_cache"] for path, body in live.wire.calls if "update" in path] == [True]
+        live.arriving.set()
+        reply = await late
+        assert reply.ids == following(PROMPT, 40) and set(reply.versions) == {1}
+
+
+async def test_a_flush_that_the_server_refuses_leaves_it_running() -> None:
+    async with behind_gate() as (live, gate):
+        live.wire.flushes = False
+        with pytest.raises(InvalidRequest):
+            await gate.flush_cache()
+        assert gate.paused is None
+        async with asyncio.timeout(30):
+            assert (await complete(gate, request_for(PROMPT, 40))).ids == following(PROMPT, 40)
+
+
+async def test_a_server_that_is_removed_during_a_pause_goes_on_and_can_come_back() -> None:
+    async with behind_gate() as (live, gate):
+        other = LiveWire()
+        await other.start()
+        try:
+            assert isinstance(gate.engine, Pool)
+            await gate.engine.add(other.url)
+            await gate.pause(PauseMode.ABORT)
+            await gate.engine.remove(live.url)
+            await gate.resume()
+            await gate.engine.add(live.url)
+            await gate.engine.remove(other.url)
+            async with asyncio.timeout(30):
+                assert (await complete(gate, request_for(PROMPT, 40))).ids == following(PROMPT, 40)
+        finally:
+            await other.kill()
+
+
+async def test_servers_go_on_when_the_pool_that_paused_them_ends() -> None:
+    live = LiveWire()
+    await live.start()
+    try:
+        for _ in range(2):
+            pool = Pool([live.url], connect(VOCABULARY, None, processed_logprobs=False), start_timeout_s=5.0)
+            await pool.start()
+            async with asyncio.timeout(30):
+                assert (await complete(pool, request_for(PROMPT, 40))).ids == following(PROMPT, 40)
+            await pool.pause(PauseMode.RETRACT)
+            await pool.close()
+    finally:
+        await live.kill()
