@@ -14,9 +14,10 @@ from tests.support import Server, says, serving, user
 ADMIN = "the-admin-key"
 # What a stranger may ask: whether the server lives, what it counts, and the name of its model. No session is in it.
 PUBLIC = {"/health", "/ready", "/metrics"} | {
-    prefix + path for prefix in ("", "/{session:path}") for path in ("/v1/models", "/v1/models/{model:path}")
+    prefix + path
+    for prefix in ("/v1", "/{session:path}/v1", "/{session:path}", "")
+    for path in ("/models", "/models/{model:path}")
 }
-PUBLIC |= {"/{session:path}/models", "/{session:path}/models/{model:path}"}
 
 
 def routes(server: Server) -> list[tuple[str, str]]:
