@@ -60,7 +60,10 @@ def run(settings: Settings, on_ready: Callable[[Starlette, str], None]) -> None:
 
 @contextlib.contextmanager
 def serving(settings: Settings) -> Iterator[str]:
-    """A server in a thread of this process, for as long as the block lasts; gives its URL."""
+    """A server in a thread of this process, for as long as the block lasts; gives its URL.
+
+    Raises what its start raises, and ConfigurationError for a start that takes longer than two minutes.
+    """
     with bind(settings) as listener:
         app = build_app(settings)
         ready: list[str] = []
@@ -84,9 +87,11 @@ def serving(settings: Settings) -> Iterator[str]:
         thread = threading.Thread(target=target, name="tokengrove-server")
         thread.start()
         try:
-            started.wait(_START_TIMEOUT_S)
+            in_time = started.wait(_START_TIMEOUT_S)
             if failure:
                 raise failure[0]
+            if not in_time:
+                raise ConfigurationError(f"the server did not start within {_START_TIMEOUT_S:g} s")
             yield ready[0]
         finally:
             stop.set()
