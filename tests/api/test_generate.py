@@ -1,4 +1,4 @@
-"""`/v1/generate`: token ids in, token ids out. In a session a turn like any other; without one nothing is recorded."""
+"""`/v1/generate`: token ids in, token ids out. In a session it is a turn like any other."""
 
 from __future__ import annotations
 
@@ -44,9 +44,6 @@ async def until_statuses(server: Server, wanted: list[str]) -> None:
             return
         await asyncio.sleep(0.01)
     raise AssertionError(await server.tree())
-
-
-# In a session ------------------------------------------------------------------------------------------------------
 
 
 async def test_a_reply_has_the_sampled_ids_a_logprob_and_a_version_for_each(tmp_path: Path) -> None:
@@ -348,12 +345,6 @@ async def test_what_is_wrong_is_named_and_the_engine_never_sees_it(tmp_path: Pat
         assert (await generated(server, PROMPT))["output_ids"] == list(sampled("x"))
 
 
-async def test_a_stop_string_without_a_session_is_refused_by_name(tmp_path: Path) -> None:
-    async with serving(tmp_path, says()) as server:
-        error = await refused(server, {"input_ids": [1], "sampling_params": {"stop": "x"}}, "/v1/generate")
-        assert error["param"] == "sampling_params.stop" and "session" in error["message"]
-
-
 # Retries -----------------------------------------------------------------------------------------------------------
 
 MARKS: list[dict[str, str]] = [{"x-stainless-retry-count": "1"}, {"idempotency-key": "k"}]
@@ -388,41 +379,7 @@ async def test_a_failed_attempt_is_superseded_by_the_next(tmp_path: Path) -> Non
         assert len(await server.export()) == 1
 
 
-# Without a session -------------------------------------------------------------------------------------------------
-
-
-async def test_without_a_session_nothing_is_recorded(tmp_path: Path) -> None:
-    async with serving(tmp_path, replies([10, 11, END])) as server:
-        reply = await generated(server, PROMPT, "/v1/generate", request_id="r1")
-        assert (reply["output_ids"], reply["versions"]) == ([10, 11, END], [0, 0, 0])
-        assert (len(reply["logprobs"]), reply["finish_reason"]) == (3, "stop")
-        assert (await server.http.get("/rl/sessions")).json()["sessions"] == []
-
-
-async def test_requests_of_one_request_id_are_kept_together_and_apart_from_sessions(tmp_path: Path) -> None:
-    async with serving(tmp_path, lambda request: Reply(sampled("x"))) as server:
-        for name in ("s", "s", "other", None):
-            await generated(server, PROMPT, "/v1/generate", request_id=name)
-        await generated(server, PROMPT)
-        told = [request.session_id for request in server.engine.requests]
-        assert told[0] == told[1] and "s" in told[0]
-        assert len({told[0], told[2], told[3], told[4]}) == 4
-        assert told[3] == "" and told[4] == "s"
-
-
-async def test_without_a_session_stop_tokens_and_ignore_eos_reach_the_engine(tmp_path: Path) -> None:
-    async with serving(tmp_path, lambda request: Reply(sampled("x"))) as server:
-        for params in ({}, {"stop_token_ids": [5, 6]}, {"ignore_eos": True}, {"stop_token_ids": []}):
-            await generated(server, PROMPT, "/v1/generate", sampling_params=params)
-        own = tiny_renderer().stop_token_ids
-        assert [request.stop_token_ids for request in server.engine.requests] == [own, (5, 6), (), ()]
-
-
-@pytest.mark.parametrize("fault", [Fault.ERROR, Fault.CUT, Fault.BAD_LENGTHS])
-async def test_without_a_session_a_failing_engine_is_502(tmp_path: Path, fault: Fault) -> None:
-    async with serving(tmp_path, play([Reply(sampled("one two"), fault=fault, fault_after=1)])) as server:
-        response = await server.post("/v1/generate", {"input_ids": PROMPT})
-        assert (response.status_code, response.json()["error"]["code"]) == (502, "engine_failed")
+# Clients and keys --------------------------------------------------------------------------------------------------
 
 
 async def test_a_client_that_leaves_frees_the_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -436,9 +393,6 @@ async def test_a_client_that_leaves_frees_the_engine(tmp_path: Path, monkeypatch
             await asyncio.gather(asking, return_exceptions=True)
             await until(lambda: not server.engine.running)
         await until_statuses(server, ["aborted"])
-
-
-# Keys --------------------------------------------------------------------------------------------------------------
 
 
 async def test_on_a_keyed_server_a_key_says_whose_turn_it_is(tmp_path: Path) -> None:
