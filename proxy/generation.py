@@ -6,15 +6,16 @@ As many logprobs as ids, and the version of each, or the call fails.
 from __future__ import annotations
 
 import asyncio
-import math
 import sys
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
+from proxy.engine.base import check_chunk
 from proxy.engine.gate import Gate
 from proxy.errors import ContextLengthExceeded, EngineFailed, EngineTimeout
-from proxy.types import FinishReason, GenerateRequest, Ids, Logprobs, TokenChunk, ids_of
+from proxy.types import FinishReason, GenerateRequest, Ids, Logprobs, TokenChunk, VersionRuns, ids_of
+from proxy.versions import corrected, with_run
 
 
 @dataclass(slots=True)
@@ -23,7 +24,7 @@ class Generation:
 
     ids: Ids = field(default_factory=ids_of)
     logprobs: Logprobs = field(default_factory=lambda: Logprobs("f"))
-    versions: list[tuple[int, int]] = field(default_factory=list)
+    versions: VersionRuns = ()
     finish: FinishReason | None = None
     cached_tokens: int | None = None
     sampled: bool = True
@@ -32,17 +33,13 @@ class Generation:
         """Add a chunk. Raises EngineFailed for an inconsistent one, or one that is text: nobody encodes it here."""
         if chunk.text is not None:
             raise EngineFailed("the answer came as text; without a session it must come as token ids ('output_ids')")
-        if len(chunk.ids) != len(chunk.logprobs) or not all(map(math.isfinite, chunk.logprobs)):
-            raise EngineFailed(f"the engine gave {len(chunk.logprobs)} logprobs for {len(chunk.ids)} tokens")
+        check_chunk(chunk)
         self.ids += chunk.ids
         self.logprobs += chunk.logprobs
         self.finish, self.sampled = chunk.finish, self.sampled and chunk.sampled
         if chunk.cached_tokens is not None:
             self.cached_tokens = chunk.cached_tokens
-        if chunk.ids and self.versions and self.versions[-1][1] == chunk.version:
-            self.versions[-1] = (self.versions[-1][0] + len(chunk.ids), chunk.version)
-        elif chunk.ids:
-            self.versions.append((len(chunk.ids), chunk.version))
+        self.versions = with_run(corrected(self.versions, chunk.corrected), len(chunk.ids), chunk.version)
 
 
 async def sample(

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import time
 from array import array
 from collections.abc import AsyncIterator, Callable
@@ -14,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from proxy.attempts import Attempt
-from proxy.errors import EngineFailed
+from proxy.engine.base import check_chunk
 from proxy.protocols.base import Answer
 from proxy.rendering.output_parser import OutputParser
 from proxy.session import Session
@@ -22,7 +21,6 @@ from proxy.trajectory.cache import Match
 from proxy.trajectory.matching import Identity, messages_hash
 from proxy.trajectory.purpose import hinted
 from proxy.types import (
-    LARGEST_VERSION,
     Delta,
     FinishReason,
     GenerateRequest,
@@ -40,6 +38,7 @@ from proxy.types import (
     TurnRequest,
     ids_of,
 )
+from proxy.versions import corrected, with_run
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,13 +112,14 @@ class Turn:
         """
         if chunk.text is not None:
             chunk = self._encoded(chunk, chunk.text)
-        _check_chunk(chunk)
+        check_chunk(chunk)
         interaction = self.interaction
         if not chunk.sampled:
             interaction.trainable = False
             interaction.notes = {**interaction.notes, "sampled": False}
         if chunk.cached_tokens is not None:
             interaction.cached_tokens = chunk.cached_tokens
+        interaction.versions = corrected(interaction.versions, chunk.corrected)
         ids, ended = _until_end(chunk.ids, self.generate.stop_token_ids)
         if ids and not interaction.output_ids:
             interaction.first_token_at = time.time()
@@ -179,11 +179,7 @@ class Turn:
         interaction = self.interaction
         interaction.output_ids += ids
         interaction.logprobs += chunk.logprobs[at : at + len(ids)]
-        *runs, last = interaction.versions or ((0, chunk.version),)
-        if last[1] == chunk.version:
-            interaction.versions = (*runs, (last[0] + len(ids), chunk.version))
-        else:
-            interaction.versions = (*runs, last, (len(ids), chunk.version))
+        interaction.versions = with_run(interaction.versions, len(ids), chunk.version)
 
     def prove(self) -> None:
         """Set `aligned` by comparing ids, and keep only what the prompt adds to an aligned parent, else all of it."""
@@ -285,15 +281,6 @@ def _notes(request: TurnRequest) -> dict[str, Any]:
     if request.idempotency_key is not None:
         notes["idempotency_key"] = request.idempotency_key
     return notes
-
-
-def _check_chunk(chunk: TokenChunk) -> None:
-    if len(chunk.ids) != len(chunk.logprobs):
-        raise EngineFailed(f"the engine gave {len(chunk.logprobs)} logprobs for {len(chunk.ids)} tokens")
-    if not all(map(math.isfinite, chunk.logprobs)):
-        raise EngineFailed("the engine gave a logprob that is not a finite number")
-    if not 0 <= chunk.version <= LARGEST_VERSION:
-        raise EngineFailed(f"the engine gave weight version {chunk.version}, which is not in 0 .. {LARGEST_VERSION}")
 
 
 def _until_end(ids: Ids, stop_token_ids: tuple[int, ...]) -> tuple[Ids, bool]:

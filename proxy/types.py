@@ -357,6 +357,8 @@ class TokenChunk:
     (token id, logprob) per id, highest first, and is empty when not asked for. `version` sampled all of `ids`.
     `cached_tokens` is how many prompt tokens came from a prefix cache, when the engine says so. `text` is an answer
     that came as text instead of ids: the turn encodes it. `sampled` False: no logprobs are known, and zeros stand in.
+    `corrected` are runs (count, version) of the tokens right before this chunk where earlier chunks said otherwise: an
+    engine may know only at the end which weights sampled them. A chunk with it may hold no tokens.
     """
 
     ids: Ids
@@ -367,6 +369,7 @@ class TokenChunk:
     cached_tokens: int | None = None
     text: str | None = None
     sampled: bool = True
+    corrected: VersionRuns = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -78,9 +78,8 @@ class Generate:
             if not sampling.cancelled():
                 raise
             raise EngineUnavailable("the server is stopping; try again") from None
-        versions, prompt = tuple(done.versions), len(wanted.input_ids)
-        logprobs = done.logprobs if done.sampled else None
-        reply = generation_reply(done.ids, logprobs, versions, done.finish, prompt, done.cached_tokens)
+        prompt, logprobs = len(wanted.input_ids), done.logprobs if done.sampled else None
+        reply = generation_reply(done.ids, logprobs, done.versions, done.finish, prompt, done.cached_tokens)
         return JsonResponse({"id": wanted.request_id, **reply})
 
 

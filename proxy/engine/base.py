@@ -6,12 +6,14 @@ Every chunk has as many logprobs as ids; the last chunk, and only it, has `finis
 
 from __future__ import annotations
 
+import math
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Protocol, runtime_checkable
 
-from proxy.types import GenerateRequest, TokenChunk
+from proxy.errors import EngineFailed
+from proxy.types import LARGEST_VERSION, GenerateRequest, TokenChunk
 
 MEMORY_TAGS = ("weights", "kv_cache", "cuda_graph")
 """The kinds of memory that can be released, by SGLang's names for them."""
@@ -108,3 +110,16 @@ class Engine(Protocol):
 
     async def close(self) -> None:
         """Free everything. Requests in flight end with `FinishReason.ABORT`."""
+
+
+def check_chunk(chunk: TokenChunk) -> None:
+    """Raises EngineFailed for a chunk that nothing can be done with, whoever wrote the engine."""
+    if len(chunk.ids) != len(chunk.logprobs):
+        raise EngineFailed(f"the engine gave {len(chunk.logprobs)} logprobs for {len(chunk.ids)} tokens")
+    if not all(map(math.isfinite, chunk.logprobs)):
+        raise EngineFailed("the engine gave a logprob that is not a finite number")
+    for version in (chunk.version, *(version for _, version in chunk.corrected)):
+        if not 0 <= version <= LARGEST_VERSION:
+            raise EngineFailed(f"the engine gave weight version {version}, which is not in 0 .. {LARGEST_VERSION}")
+    if any(count < 1 for count, _ in chunk.corrected):
+        raise EngineFailed("the engine corrected the versions of less than one token")

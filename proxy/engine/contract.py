@@ -52,7 +52,11 @@ class Reply:
         """Join a chunk; the invariants that hold for every chunk are checked here."""
         assert self.finish is None, "a chunk came after the one with a finish reason"
         assert len(chunk.ids) == len(chunk.logprobs), "a chunk has as many logprobs as ids"
-        assert chunk.ids or chunk.finish, "a chunk without tokens must be the last"
+        assert chunk.ids or chunk.finish or chunk.corrected, "a chunk without tokens must be the last"
+        if chunk.corrected:
+            versions = [version for count, version in chunk.corrected for _ in range(count)]
+            assert len(versions) <= len(self.versions), "a chunk corrects versions of tokens that came"
+            self.versions[-len(versions) :] = versions
         self.ids.extend(chunk.ids)
         self.logprobs.extend(chunk.logprobs)
         self.versions.extend([chunk.version] * len(chunk.ids))

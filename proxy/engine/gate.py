@@ -181,7 +181,7 @@ class Gate:
                     if again and chunk.cached_tokens is not None:  # the first submission's tell of the prompt alone
                         chunk = replace(chunk, cached_tokens=None)
                     if chunk.finish is FinishReason.ABORT and flight.cut:
-                        if chunk.ids:
+                        if chunk.ids or chunk.corrected:
                             yield replace(chunk, finish=None)
                         return
                     yield chunk

@@ -1,7 +1,9 @@
 """What SGLang is asked and what it answers, the same inside this process and over HTTP.
 
 Every token gets its own logprob and the version that sampled it, or the call fails: an answer whose lists differ in
-length is refused. SGLang's lists are shared and grow while they are read, so they are copied by length.
+length is refused. SGLang's lists are shared and grow while they are read, so they are copied by length. A part that is
+not the last names the weights that were served when it was passed on, which may be later ones than those that sampled
+it; the last part tells of all tokens, and corrects what was said.
 """
 
 from __future__ import annotations
@@ -13,7 +15,17 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from proxy.errors import EngineFailed, InvalidRequest
-from proxy.types import LARGEST_VERSION, FinishReason, GenerateRequest, Grammar, GrammarPart, TokenChunk, ids_of
+from proxy.types import (
+    LARGEST_VERSION,
+    FinishReason,
+    GenerateRequest,
+    Grammar,
+    GrammarPart,
+    TokenChunk,
+    VersionRuns,
+    ids_of,
+)
+from proxy.versions import divided, joined, with_run
 
 _WHOLE_VOCABULARY = -1
 _BAD_REQUEST, _SERVER_ERROR = 400, 500
@@ -104,6 +116,7 @@ class Answer:
     numbers: VersionNumbers
     incremental: bool = False
     sent: int = 0
+    said: VersionRuns = ()
 
     def chunks(self, out: Mapping[str, Any]) -> Iterator[TokenChunk]:
         """What is new in a part of the answer, a chunk a weight version. Raises InvalidRequest or EngineFailed."""
@@ -117,17 +130,24 @@ class Answer:
         logprobs = [_logprob(entry[0]) for entry in sampled]
         tops = self._new(meta.get("output_top_logprobs") or [], new)
         cached = meta.get("cached_tokens") if self.sent == 0 else None
-        runs = self._runs(meta, total) if new or finish else []
-        for index, (start, end, version) in enumerate(runs):
+        if not (new or finish):
+            return
+        told = self._told(meta, total)
+        said, runs = divided(told, self.sent)
+        correction = said if said != self.said else ()
+        self.sent, self.said = total, told
+        end = 0
+        for index, (count, version) in enumerate(runs or ((0, self._version(meta)),)):
+            start, end = end, end + count
             yield TokenChunk(
                 ids=ids_of(ids[start:end]),
                 logprobs=array("f", logprobs[start:end]),
                 version=version,
-                finish=finish if index == len(runs) - 1 else None,
+                finish=finish if end == new else None,
                 top_logprobs=tuple(_ranked(top) for top in tops[start:end]),
                 cached_tokens=cached,
+                corrected=correction if index == 0 else (),
             )
-        self.sent = total
 
     def _new(self, values: Sequence[Any], count: int) -> Sequence[Any]:
         """The last `count` of the values up to now; in a cumulative answer the list may have grown since."""
@@ -139,18 +159,19 @@ class Answer:
         """Logprob and id of each new token."""
         return self._new(meta.get("output_token_logprobs") or [], count)
 
-    def _runs(self, meta: Mapping[str, Any], total: int) -> list[tuple[int, int, int]]:
-        """Start and end (from the first new token) and version of each run of new tokens; one empty run for none.
-
-        Raises EngineFailed when a new token is in none, or in two.
-        """
-        version = self.numbers.number(meta.get("weight_version", 0))
-        spans = meta.get("weight_versions") or [{"version": version, "start": 0, "end": total}]
-        new = [(max(s["start"], self.sent), min(s["end"], total), self.numbers.number(s["version"])) for s in spans]
-        runs = [(start - self.sent, end - self.sent, name) for start, end, name in new if end > start]
-        if [start for start, _, _ in runs] + [total - self.sent] != [0] + [end for _, end, _ in runs]:
+    def _told(self, meta: Mapping[str, Any], total: int) -> VersionRuns:
+        """The versions of all tokens as this part has them. Raises EngineFailed when a token has none, or two."""
+        spans = meta.get("weight_versions")
+        if not spans:
+            return with_run(self.said, total - self.sent, self._version(meta))
+        bounds = [(span["start"], min(span["end"], total), span["version"]) for span in spans]
+        bounds = [(start, end, name) for start, end, name in bounds if end > start]
+        if [start for start, _, _ in bounds] + [total] != [0] + [end for _, end, _ in bounds]:
             raise EngineFailed(f"the engine's spans of weight versions do not cover its {total} tokens")
-        return runs or [(0, 0, version)]
+        return joined((), tuple((end - start, self.numbers.number(name)) for start, end, name in bounds))
+
+    def _version(self, meta: Mapping[str, Any]) -> int:
+        return self.numbers.number(meta.get("weight_version", 0))
 
 
 def _meta(out: Any) -> Mapping[str, Any]:

@@ -159,7 +159,7 @@ class SglangWire(Wire):
             "completion_tokens": len(reply.ids),
             "cached_tokens": 3,
             "weight_version": self.version,
-            "weight_versions": _spans(reply.versions, self.version),
+            **({"weight_versions": _spans(reply.versions, self.version)} if reply.finish else {}),
             "output_token_logprobs": [
                 [value, token, None] for value, token in zip(reply.logprobs, reply.ids, strict=True)
             ],

@@ -53,6 +53,33 @@ def test_parts_and_spans_cut_anywhere_give_each_token_its_logprob_and_version(in
         assert reply.logprobs == [-0.5 * token for token in ids]
 
 
+@pytest.mark.parametrize("incremental", [True, False])
+@pytest.mark.parametrize("last", [[], [9], [9, 8, 7, 6]])
+def test_the_last_part_corrects_the_versions_that_earlier_parts_were_passed_on_with(
+    incremental: bool, last: list[int]
+) -> None:
+    ids = [1, 2, 3, 4, 5, *last]
+    spans = [{"version": "0", "start": 0, "end": 4}, {"version": "1", "start": 4, "end": len(ids)}]
+    given = [
+        part(ids[2 * incremental * bool(start) : end], end, weight_version=version)
+        for start, end, version in ((0, 2, "0"), (2, 5, "1"))
+    ]
+    given.append(part(last if incremental else ids, len(ids), {"type": "abort"}, spans, weight_version="1"))
+    got = chunks(*given, incremental=incremental)
+    assert [chunk.corrected for chunk in got[:-1]] == [()] * (len(got) - 1)
+    assert got[-1].corrected == ((4, 0), (1, 1))
+    reply = Reply()
+    for chunk in got:
+        reply.add(chunk)
+    assert reply.ids == ids and reply.versions == [0] * 4 + [1] * (1 + len(last))
+
+
+def test_nothing_is_corrected_where_everything_was_said_rightly() -> None:
+    spans = [{"version": "0", "start": 0, "end": 2}, {"version": "1", "start": 2, "end": 3}]
+    first, last = part([1, 2], 2, weight_version="0"), part([1, 2, 3], 3, {"type": "length"}, spans)
+    assert [chunk.corrected for chunk in chunks(first, last)] == [(), ()]
+
+
 def test_a_list_that_grows_while_it_is_read_gives_nothing_twice() -> None:
     shared = [5, 6]
     first = part(shared, 2)

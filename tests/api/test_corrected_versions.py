@@ -1,0 +1,87 @@
+"""An engine may know only at the end which weights sampled a token: what is recorded is what it said last."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
+from dataclasses import replace
+from pathlib import Path
+from typing import cast
+
+import pytest
+
+from proxy.engine.scripted import ScriptedEngine
+from proxy.types import LARGEST_VERSION, GenerateRequest, TokenChunk, VersionRuns
+from proxy.versions import with_run
+from tests.api.test_engine_control import MODES, TEXT, WORDS, begun, goes_on, sampled_by, serving_on, streamed
+from tests.support import tiny_renderer, until
+
+
+class HastyEngine(ScriptedEngine):
+    """Names later weights than those that sampled a token, as SGLang may, and says at the end which they were."""
+
+    def __init__(self, wrong: VersionRuns = ()) -> None:
+        super().__init__(goes_on(), vocab_size=tiny_renderer().vocab_size)
+        self.truth: dict[str, VersionRuns] = {}
+        self.wrong = wrong
+
+    async def generate(self, request: GenerateRequest) -> AsyncIterator[TokenChunk]:
+        before: VersionRuns = ()
+        async with aclosing(cast("AsyncGenerator[TokenChunk, None]", super().generate(request))) as chunks:
+            async for chunk in chunks:
+                told = self.truth.get(request.request_id, ())
+                self.truth[request.request_id] = with_run(told, len(chunk.ids), chunk.version)
+                if chunk.finish is None:
+                    before = with_run(before, len(chunk.ids), chunk.version)
+                    yield replace(chunk, version=chunk.version + 1)
+                else:
+                    yield replace(chunk, corrected=self.wrong or before)
+
+    def sampled_by(self, session: str) -> list[int]:
+        """The version that sampled each token of a session's one turn."""
+        (name,) = {request.request_id for request in self.requests if request.session_id == session}
+        return [version for count, version in self.truth[name] for _ in range(count)]
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_versions_are_those_that_sampled_whatever_was_said_at_first(tmp_path: Path, mode: str) -> None:
+    engine = HastyEngine()
+    async with serving_on(tmp_path, engine) as server:
+        (task,) = await begun(server, "a")
+        stream = asyncio.create_task(streamed(server, "b"))
+        await until(lambda: sum(count >= 2 for count in sampled_by(server)) == 2)
+        await server.ok("/engine/update_weights", {"path": "w", "version": 3, "mode": mode})
+        assert (await task)["choices"][0]["message"]["content"] == TEXT
+        assert await stream == (TEXT, "stop")
+        for session in "ab":
+            (sample,) = await server.export(session)
+            trained = [at for at, mask in enumerate(sample["loss_mask"]) if mask]
+            assert [sample["input_ids"][at] for at in trained] == WORDS
+            truth = engine.sampled_by(session)
+            assert [sample["versions"][at] for at in trained] == truth
+            assert set(truth) == ({0} if mode == "drain" else {0, 3})
+
+
+@pytest.mark.parametrize("path", ["/s/v1/generate", "/v1/generate"])
+async def test_token_in_token_out_says_what_the_engine_said_last(tmp_path: Path, path: str) -> None:
+    async with serving_on(tmp_path, HastyEngine()) as server:
+        reply = await server.ok(path, {"input_ids": [5, 6, 7]})
+        assert reply["output_ids"] == WORDS and reply["versions"] == [0] * len(WORDS)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        (((50, 0),), "corrected the versions of 50 tokens"),
+        (((1, LARGEST_VERSION + 1),), "weight version 2147483648"),
+        (((2, 0), (-1, 1)), "of less than one token"),
+    ],
+)
+@pytest.mark.parametrize("path", ["/s/v1/generate", "/v1/generate"])
+async def test_a_correction_that_cannot_be_is_the_engines_failure(
+    tmp_path: Path, path: str, wrong: VersionRuns, says: str
+) -> None:
+    async with serving_on(tmp_path, HastyEngine(wrong)) as server:
+        response = await server.post(path, {"input_ids": [5, 6, 7]})
+        assert response.status_code == 502 and says in response.text
