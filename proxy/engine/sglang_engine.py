@@ -18,6 +18,7 @@ from typing import Any
 
 from proxy.engine.base import Capability, EngineInfo, PauseMode, WeightTransfer
 from proxy.engine.requests import check_request
+from proxy.engine.sglang_scheduler import run_scheduler
 from proxy.engine.sglang_wire import Answer, VersionNumbers, sampling_params, stream_interval
 from proxy.errors import ConfigurationError, EngineFailed, EngineIncapable, InvalidRequest
 from proxy.settings import Settings
@@ -48,10 +49,11 @@ class SglangEngine:
         """Load the model: seconds to minutes. Raises ConfigurationError."""
         arguments = engine_arguments(self._settings, self._folder)
         try:
-            from sglang import Engine
+            from sglang.srt.entrypoints.engine import Engine
             from sglang.srt.sampling.sampling_params import SamplingParams
 
-            self._engine = Engine(**arguments)
+            watched = type("WatchedEngine", (Engine,), {"run_scheduler_process_func": staticmethod(run_scheduler)})
+            self._engine = watched(**arguments)
         except (ImportError, TypeError, ValueError, RuntimeError, OSError) as error:
             raise ConfigurationError(f"the SGLang engine does not start: {error}") from error
         # It would else be made at the first request, and take the server's signal handlers away.

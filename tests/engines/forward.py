@@ -23,6 +23,19 @@ def plain_logprobs(folder: Path, prompt: array, output: Sequence[int], temperatu
     return logprobs[range(len(output)), list(output)].tolist()
 
 
+def logprobs_over_old_keys(old: Path, new: Path, prompt: array, output: Sequence[int], change: int) -> list[float]:
+    """Logprobs of `output` where weights changed in place after `change` tokens: what came before keeps its keys."""
+    import torch
+
+    ids = torch.tensor([[*prompt, *output]])
+    seen = len(prompt) + change - 1  # the last token's own keys are of the new weights: it had not been an input yet
+    with torch.no_grad():
+        before = _model(str(old))(ids[:, :seen], use_cache=True)
+        after = _model(str(new))(ids[:, seen:], past_key_values=before.past_key_values)
+    logits = torch.cat([before.logits, after.logits], dim=1)[0, len(prompt) - 1 : -1]
+    return logits.log_softmax(-1)[range(len(output)), list(output)].tolist()
+
+
 def check_logprobs(
     folders: dict[int, Path],
     prompt: array,

@@ -16,7 +16,7 @@ from proxy.engine.sglang_engine import Ranks, SglangEngine
 from proxy.errors import ConfigurationError, EngineUnavailable, InvalidRequest
 from proxy.settings import Settings
 from proxy.types import FinishReason, GenerateRequest, SamplingParams, ids_of
-from tests.engines.forward import check_logprobs, plain_logprobs
+from tests.engines.forward import check_logprobs, logprobs_over_old_keys, plain_logprobs
 
 pytestmark = [
     pytest.mark.engines,
@@ -115,15 +115,43 @@ async def test_tokens_around_a_weight_change_are_those_of_their_versions(gate, w
     assert mixed == 0 if mode is PauseMode.DRAIN else mixed > 0
 
 
-async def test_weights_in_place_give_runs_of_versions(gate, weights) -> None:
+@pytest.mark.parametrize("moment_s", [0.02, 0.3, 0.41])
+async def test_weights_in_place_give_runs_of_versions_over_the_old_keys(gate, weights, moment_s: float) -> None:
     await gate.update_weights(str(weights[0]), 0, PauseMode.DRAIN)
-    running = asyncio.create_task(read(gate, request_for(PROMPT, 500)))
-    await asyncio.sleep(0.3)
+    prompts = [ids_of(range(n, n + 25)) for n in range(6)]
+    running = [asyncio.create_task(read(gate, request_for(prompt, 300))) for prompt in prompts]
+    await asyncio.sleep(moment_s)
     await gate.update_weights(str(weights[2]), 2, PauseMode.IN_PLACE)
-    reply = await running
-    before = reply.versions.count(0)
-    assert reply.versions == [0] * before + [2] * (500 - before) and 0 < before < 500
-    assert reply.logprobs[:before] == pytest.approx(plain_logprobs(weights[0], PROMPT, reply.ids)[:before], abs=1e-4)
+    for prompt, reply in zip(prompts, await asyncio.gather(*running), strict=True):
+        change = reply.versions.count(0)
+        assert reply.versions == [0] * change + [2] * (300 - change) and change < 300
+        expected = logprobs_over_old_keys(weights[0], weights[2], prompt, reply.ids, change)
+        assert reply.logprobs == pytest.approx(expected, abs=1e-4)
+    await gate.flush_cache()
+
+
+@pytest.mark.parametrize("mode", [PauseMode.ABORT, PauseMode.RETRACT, PauseMode.IN_PLACE])
+async def test_tokens_that_are_passed_on_after_an_update_keep_their_version(gate, weights, mode: PauseMode) -> None:
+    import psutil
+
+    await gate.update_weights(str(weights[0]), 0, PauseMode.DRAIN)
+    prompts = [ids_of(range(n, n + 30)) for n in range(6)]
+    running = [asyncio.create_task(read(gate, request_for(prompt, 200))) for prompt in prompts]
+    await asyncio.sleep(0.4)
+    (passing_on,) = [child for child in psutil.Process().children() if "detokenizer" in child.name()]
+    passing_on.suspend()  # what was sampled waits there
+    updating = asyncio.create_task(gate.update_weights(str(weights[1]), 1, mode))
+    await asyncio.sleep(1.0)
+    passing_on.resume()
+    await updating
+    for prompt, reply in zip(prompts, await asyncio.gather(*running), strict=True):
+        change = reply.versions.count(0)
+        assert reply.versions == [0] * change + [1] * (200 - change) and 0 < change < 200
+        if mode is PauseMode.IN_PLACE:
+            expected = logprobs_over_old_keys(weights[0], weights[1], prompt, reply.ids, change)
+            assert reply.logprobs == pytest.approx(expected, abs=1e-4)
+        else:
+            check_logprobs(weights, prompt, reply.ids, reply.logprobs, reply.versions)
     await gate.flush_cache()
 
 
