@@ -28,6 +28,8 @@ def logprobs_over_old_keys(old: Path, new: Path, prompt: array, output: Sequence
     import torch
 
     ids = torch.tensor([[*prompt, *output]])
+    if not change:
+        return plain_logprobs(new, prompt, output)
     seen = len(prompt) + change - 1  # the last token's own keys are of the new weights: it had not been an input yet
     with torch.no_grad():
         before = _model(str(old))(ids[:, :seen], use_cache=True)
