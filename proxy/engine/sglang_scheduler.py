@@ -1,7 +1,8 @@
-"""SGLang's scheduler process, where a token that is being sampled while weights change keeps the old version.
+"""SGLang's scheduler process, where each token is passed on with the version that sampled it, from the first part on.
 
-SGLang notes how many tokens each request has when its weights change. Its overlapped scheduler has by then launched
-one step whose tokens it has not counted yet: the old weights sampled them, and it would name the new ones.
+By itself SGLang names versions for certain in a reply's last part only, and counts the tokens of each request when
+weights change: its overlapped scheduler has by then launched one step whose tokens it has not counted yet. The old
+weights sampled them, and it would name the new ones. Hooks of its own registry put both right.
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-_SCHEDULER = "sglang.srt.managers.scheduler.Scheduler"
 _MARK = "tokengrove_sampled_by"
 
 
@@ -19,9 +19,12 @@ def run_scheduler(*arguments: Any, **named: Any) -> None:
     from sglang.srt.managers.scheduler import Scheduler, run_scheduler_process
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
+    scheduler = "sglang.srt.managers.scheduler.Scheduler"
+    parts = "sglang.srt.managers.scheduler_components.output_streamer._GenerationStreamAccumulator"
     if hasattr(Scheduler, "record_weight_version_change"):  # an older SGLang knows no versions within a reply
-        HookRegistry.register(f"{_SCHEDULER}.record_weight_version_change", mark_launched, HookType.AROUND)
-        HookRegistry.register(f"{_SCHEDULER}.process_batch_result", count_launched, HookType.AROUND)
+        HookRegistry.register(f"{scheduler}.record_weight_version_change", mark_launched, HookType.AROUND)
+        HookRegistry.register(f"{scheduler}.process_batch_result", count_launched, HookType.AROUND)
+        HookRegistry.register(f"{parts}.to_payload", name_versions, HookType.AROUND)
     run_scheduler_process(*arguments, **named)
 
 
@@ -40,7 +43,7 @@ def mark_launched(record: Callable[..., Any], scheduler: Any, new_version: str |
 def count_launched(process: Callable[..., Any], scheduler: Any, batch: Any, result: Any) -> None:
     """Count what this result adds to the requests of a noted batch as sampled by the weights noted.
 
-    A request may end with this result, and tell its versions before `process` returns: until then all of it counts.
+    A request tells its versions before `process` returns: until then all of it counts.
     """
     version = getattr(batch, _MARK, None)
     requests = batch.reqs if version is not None else ()
@@ -57,3 +60,15 @@ def _end_version(request: Any, version: Any, before: int, end: int) -> None:
 
     events = [event for event in request.weight_version_events if event.num_output_tokens < before]
     request.weight_version_events = [*events, WeightVersionEvent(version, end)] if end else events
+
+
+def name_versions(pack: Callable[..., Any], parts: Any, *arguments: Any, **named: Any) -> Any:
+    """Let every part tell its versions as the last one does, before it waits on its way to the client."""
+    from sglang.srt.utils.weight_versions import compute_weight_version_spans
+
+    for place, (request, spans) in enumerate(zip(parts.output_reqs, parts.weight_versions, strict=True)):
+        if spans is None:
+            parts.weight_versions[place] = compute_weight_version_spans(
+                request.weight_version_events, parts.current_weight_version, len(request.output_ids_through_stop)
+            )
+    return pack(parts, *arguments, **named)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -12,6 +13,16 @@ from proxy.engine.sglang_engine import SglangEngine
 from proxy.engine.tiny_model import build_tiny_model
 from proxy.settings import Settings
 from tests.engines.devices import CPU_ARGUMENTS
+
+_HERE = Path(__file__).parent
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """SGLang's own warnings are many, and those of its end come up in whichever test is the last to run."""
+    if importlib.util.find_spec("sglang") is not None:
+        for item in items:
+            if item.path.parent == _HERE:
+                item.add_marker(pytest.mark.filterwarnings("ignore"))
 
 
 @pytest.fixture(scope="session")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 from dataclasses import replace
 from pathlib import Path
@@ -16,12 +17,12 @@ from proxy.engine.sglang_engine import Ranks, SglangEngine
 from proxy.errors import ConfigurationError, EngineUnavailable, InvalidRequest
 from proxy.settings import Settings
 from proxy.types import FinishReason, GenerateRequest, SamplingParams, ids_of
+from tests.engines.detokenizer import update_while_tokens_are_held_up
 from tests.engines.forward import check_logprobs, logprobs_over_old_keys, plain_logprobs
 
 pytestmark = [
     pytest.mark.engines,
     pytest.mark.asyncio(loop_scope="session"),
-    pytest.mark.filterwarnings("ignore"),  # SGLang's own, of which there are many
 ]
 
 PROMPT = ids_of(range(40, 60))
@@ -35,6 +36,7 @@ def gate(sglang_engine: SglangEngine) -> Gate:
 async def read(gate: Gate, request: GenerateRequest) -> Reply:
     reply = Reply()
     async for chunk in gate.generate(request):
+        assert not chunk.corrected, "the embedded SGLang names versions rightly at once"
         reply.add(chunk)
     return reply
 
@@ -132,18 +134,11 @@ async def test_weights_in_place_give_runs_of_versions_over_the_old_keys(gate, we
 
 @pytest.mark.parametrize("mode", [PauseMode.ABORT, PauseMode.RETRACT, PauseMode.IN_PLACE])
 async def test_tokens_that_are_passed_on_after_an_update_keep_their_version(gate, weights, mode: PauseMode) -> None:
-    import psutil
-
     await gate.update_weights(str(weights[0]), 0, PauseMode.DRAIN)
     prompts = [ids_of(range(n, n + 30)) for n in range(6)]
     running = [asyncio.create_task(read(gate, request_for(prompt, 200))) for prompt in prompts]
     await asyncio.sleep(0.4)
-    (passing_on,) = [child for child in psutil.Process().children() if "detokenizer" in child.name()]
-    passing_on.suspend()  # what was sampled waits there
-    updating = asyncio.create_task(gate.update_weights(str(weights[1]), 1, mode))
-    await asyncio.sleep(1.0)
-    passing_on.resume()
-    await updating
+    await update_while_tokens_are_held_up(gate, os.getpid(), str(weights[1]), 1, mode)
     for prompt, reply in zip(prompts, await asyncio.gather(*running), strict=True):
         change = reply.versions.count(0)
         assert reply.versions == [0] * change + [1] * (200 - change) and 0 < change < 200

@@ -23,12 +23,13 @@ from proxy.engine.pool import Pool
 from proxy.engine.servers import connect
 from proxy.settings import Settings
 from proxy.types import GenerateRequest, ids_of
+from tests.engines.detokenizer import update_while_tokens_are_held_up
 from tests.engines.forward import check_logprobs, plain_logprobs
+from tests.support import until
 
 pytestmark = [
     pytest.mark.engines,
     pytest.mark.asyncio(loop_scope="session"),
-    pytest.mark.filterwarnings("ignore"),
     pytest.mark.timeout(600),
 ]
 
@@ -61,6 +62,10 @@ class Server:
         self._process = subprocess.Popen(
             [*command, *ARGUMENTS], stdout=self._log, stderr=subprocess.STDOUT, start_new_session=True, env=environment
         )
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
 
     def wait_ready(self) -> None:
         deadline = time.monotonic() + START_TIMEOUT_S
@@ -142,6 +147,20 @@ async def test_tokens_around_a_weight_change_are_those_of_their_versions(server,
         await gate.update_weights(str(weights[0]), 0, PauseMode.DRAIN)
 
 
+async def test_tokens_that_are_passed_on_after_an_update_get_their_version_back_at_the_end(server, weights) -> None:
+    async with pool_of(server.url) as pool:
+        gate = Gate(pool, Settings())
+        await gate.update_weights(str(weights[0]), 0, PauseMode.DRAIN)
+        prompts = [ids_of(range(n, n + 30)) for n in range(6)]
+        running = [asyncio.create_task(read(gate, request_for(prompt, 200))) for prompt in prompts]
+        await asyncio.sleep(0.5)
+        await update_while_tokens_are_held_up(gate, server.pid, str(weights[1]), 1, PauseMode.RETRACT)
+        for prompt, reply in zip(prompts, await asyncio.gather(*running), strict=True):
+            assert set(reply.versions) == {0, 1}
+            check_logprobs(weights, prompt, reply.ids, reply.logprobs, reply.versions)
+        await gate.update_weights(str(weights[0]), 0, PauseMode.DRAIN)
+
+
 async def test_three_servers_that_are_killed_cost_no_token(weights, tmp_path: Path) -> None:
     pytest.importorskip("sglang", reason="sglang is not installed (tests/engines/requirements-sglang.txt)")
     servers = [Server(weights[0], tmp_path / f"log-{number}") for number in range(3)]
@@ -149,6 +168,7 @@ async def test_three_servers_that_are_killed_cost_no_token(weights, tmp_path: Pa
         for started in servers:
             started.wait_ready()
         async with pool_of(*(started.url for started in servers)) as pool:
+            await until(lambda: all(shown["state"] == "alive" for shown in pool.servers()))  # a busy one comes later
             gate = Gate(pool, Settings())
             prompts = [ids_of(range(n, n + 40)) for n in range(18)]
             running = [asyncio.create_task(read(gate, request_for(prompt, 400, 0.0))) for prompt in prompts]
