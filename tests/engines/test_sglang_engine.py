@@ -17,8 +17,8 @@ from proxy.engine.sglang_engine import Ranks, SglangEngine
 from proxy.errors import ConfigurationError, EngineUnavailable, InvalidRequest
 from proxy.settings import Settings
 from proxy.types import FinishReason, GenerateRequest, SamplingParams, ids_of
-from tests.engines.detokenizer import update_while_tokens_are_held_up
 from tests.engines.forward import check_logprobs, logprobs_over_old_keys, plain_logprobs
+from tests.engines.updates import under_way, update_while_tokens_are_held_up
 
 pytestmark = [
     pytest.mark.engines,
@@ -103,18 +103,13 @@ async def test_aborting_one_choice_leaves_the_other(sglang_engine) -> None:
 
 @pytest.mark.parametrize("mode", [PauseMode.ABORT, PauseMode.RETRACT, PauseMode.DRAIN])
 async def test_tokens_around_a_weight_change_are_those_of_their_versions(gate, weights, mode: PauseMode) -> None:
-    await gate.update_weights(str(weights[0]), 0, PauseMode.DRAIN)
-    prompts = [ids_of(range(n, n + 30)) for n in range(12)]
-    running = [asyncio.create_task(read(gate, request_for(prompt, 300))) for prompt in prompts]
-    await asyncio.sleep(0.4)
+    crowd = await under_way(gate, read, weights[0], 12, 300)
     assert await gate.update_weights(str(weights[1]), 1, mode) == 1
-    replies = await asyncio.gather(*running)
-    for prompt, reply in zip(prompts, replies, strict=True):
+    for prompt, reply in [(prompt, await coming) for prompt, coming in crowd]:
         assert len(reply.ids) == 300 and reply.finish is FinishReason.LENGTH
         assert reply.versions == sorted(reply.versions)
         check_logprobs(weights, prompt, reply.ids, reply.logprobs, reply.versions)
-    mixed = sum(len(set(reply.versions)) == 2 for reply in replies)
-    assert mixed == 0 if mode is PauseMode.DRAIN else mixed > 0
+        assert set(reply.versions) == ({0} if mode is PauseMode.DRAIN else {0, 1})
 
 
 @pytest.mark.parametrize("moment_s", [0.02, 0.3, 0.41])
@@ -134,12 +129,9 @@ async def test_weights_in_place_give_runs_of_versions_over_the_old_keys(gate, we
 
 @pytest.mark.parametrize("mode", [PauseMode.ABORT, PauseMode.RETRACT, PauseMode.IN_PLACE])
 async def test_tokens_that_are_passed_on_after_an_update_keep_their_version(gate, weights, mode: PauseMode) -> None:
-    await gate.update_weights(str(weights[0]), 0, PauseMode.DRAIN)
-    prompts = [ids_of(range(n, n + 30)) for n in range(6)]
-    running = [asyncio.create_task(read(gate, request_for(prompt, 200))) for prompt in prompts]
-    await asyncio.sleep(0.4)
-    await update_while_tokens_are_held_up(gate, os.getpid(), str(weights[1]), 1, mode)
-    for prompt, reply in zip(prompts, await asyncio.gather(*running), strict=True):
+    crowd = await under_way(gate, read, weights[0], 6, 200)
+    await update_while_tokens_are_held_up(gate, os.getpid(), weights[1], 1, mode)
+    for prompt, reply in [(prompt, await coming) for prompt, coming in crowd]:
         change = reply.versions.count(0)
         assert reply.versions == [0] * change + [1] * (200 - change) and 0 < change < 200
         if mode is PauseMode.IN_PLACE:

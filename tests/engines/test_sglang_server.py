@@ -23,8 +23,8 @@ from proxy.engine.pool import Pool
 from proxy.engine.servers import connect
 from proxy.settings import Settings
 from proxy.types import GenerateRequest, ids_of
-from tests.engines.detokenizer import update_while_tokens_are_held_up
 from tests.engines.forward import check_logprobs, plain_logprobs
+from tests.engines.updates import under_way, update_while_tokens_are_held_up
 from tests.support import until
 
 pytestmark = [
@@ -136,12 +136,9 @@ async def test_contract_of_grammars_and_what_it_says_of_itself(server: Server, w
 async def test_tokens_around_a_weight_change_are_those_of_their_versions(server, weights, mode) -> None:
     async with pool_of(server.url) as pool:
         gate = Gate(pool, Settings())
-        await gate.update_weights(str(weights[0]), 0, PauseMode.DRAIN)
-        prompts = [ids_of(range(n, n + 30)) for n in range(8)]
-        running = [asyncio.create_task(read(gate, request_for(prompt, 300))) for prompt in prompts]
-        await asyncio.sleep(0.5)
+        crowd = await under_way(gate, read, weights[0], 8, 300)
         await gate.update_weights(str(weights[1]), 1, mode)
-        for prompt, reply in zip(prompts, await asyncio.gather(*running), strict=True):
+        for prompt, reply in [(prompt, await coming) for prompt, coming in crowd]:
             assert len(reply.ids) == 300
             check_logprobs(weights, prompt, reply.ids, reply.logprobs, reply.versions)
         await gate.update_weights(str(weights[0]), 0, PauseMode.DRAIN)
@@ -150,12 +147,9 @@ async def test_tokens_around_a_weight_change_are_those_of_their_versions(server,
 async def test_tokens_that_are_passed_on_after_an_update_get_their_version_back_at_the_end(server, weights) -> None:
     async with pool_of(server.url) as pool:
         gate = Gate(pool, Settings())
-        await gate.update_weights(str(weights[0]), 0, PauseMode.DRAIN)
-        prompts = [ids_of(range(n, n + 30)) for n in range(6)]
-        running = [asyncio.create_task(read(gate, request_for(prompt, 200))) for prompt in prompts]
-        await asyncio.sleep(0.5)
-        await update_while_tokens_are_held_up(gate, server.pid, str(weights[1]), 1, PauseMode.RETRACT)
-        for prompt, reply in zip(prompts, await asyncio.gather(*running), strict=True):
+        crowd = await under_way(gate, read, weights[0], 6, 200)
+        await update_while_tokens_are_held_up(gate, server.pid, weights[1], 1, PauseMode.RETRACT)
+        for prompt, reply in [(prompt, await coming) for prompt, coming in crowd]:
             assert set(reply.versions) == {0, 1}
             check_logprobs(weights, prompt, reply.ids, reply.logprobs, reply.versions)
         await gate.update_weights(str(weights[0]), 0, PauseMode.DRAIN)
