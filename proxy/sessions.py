@@ -143,11 +143,12 @@ class Sessions:
         """Learn what other replicas did to a session; costs nothing where there can be none. Raises SessionNotFound."""
         if not self._store.shared:
             return
+        known = session.confirmed  # its row may come while this query looks for it in vain
         news = await self._store.load_news(session.id, session.seen)
         if news is not None:
             session.stored = session.confirmed = True
             absorb(session, news, elsewhere=True)
-        elif session.confirmed:
+        elif known:
             self._forget(session)
             raise SessionNotFound(f"there is no session {session.id!r} any more; start it with POST /rl/start_session")
 
