@@ -13,20 +13,19 @@ from proxy.engine.gate import Gate
 from proxy.types import GenerateRequest, Ids, ids_of
 from tests.support import until
 
-_SOME = 20
 _HELD_UP_S = 1.0  # many times what loading the tiny weights takes
 
 Read = Callable[[Gate, GenerateRequest], Awaitable[Reply]]
 
 
 async def under_way(
-    gate: Gate, read: Read, weights: Path, count: int, tokens: int
+    gate: Gate, read: Read, weights: Path, count: int, tokens: int, sampled: int = 20
 ) -> list[tuple[Ids, asyncio.Future[Reply]]]:
-    """`count` requests of so many `tokens`, prompt and reply to come; `weights`, version 0, sampled some of each."""
+    """`count` requests of so many `tokens`, prompt and reply to come; `weights`, version 0, have `sampled` of each."""
     await gate.update_weights(str(weights), 0, PauseMode.DRAIN)
     prompts = [ids_of(range(n, n + 30)) for n in range(count)]
     running = [asyncio.ensure_future(read(gate, request_for(prompt, tokens))) for prompt in prompts]
-    await until(lambda: len(gate._flights) == count and all(len(flight.output) > _SOME for flight in gate._flights))
+    await until(lambda: len(gate._flights) == count and all(len(flight.output) >= sampled for flight in gate._flights))
     return list(zip(prompts, running, strict=True))
 
 
