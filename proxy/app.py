@@ -14,7 +14,6 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from proxy.access import Access
 from proxy.api import http
 from proxy.api.completions import count_endpoint, turn_endpoint
 from proxy.api.engine import EngineControl
@@ -27,21 +26,22 @@ from proxy.api.models import Models
 from proxy.api.pace import Pace
 from proxy.api.rl import Rl
 from proxy.api.trajectories import Trajectories
-from proxy.engine.base import Engine, WeightTransfer
-from proxy.engine.choice import create_engine, model_folder, model_name
+from proxy.engine.create import create_engine, model_folder, model_name
 from proxy.engine.gate import Gate
+from proxy.engine.interface import Engine, WeightTransfer
 from proxy.errors import InvalidRequest, ProxyError
-from proxy.keys import Keyring
 from proxy.metrics import Metrics
 from proxy.protocols.chat import ChatProtocol
 from proxy.protocols.messages import MessagesProtocol
 from proxy.protocols.responses import ResponsesProtocol
 from proxy.rendering.doctor import Examination, examine
 from proxy.rendering.renderer import Renderer, load_renderer
-from proxy.sessions import Sessions
+from proxy.sessions.access import Access
+from proxy.sessions.keys import Keyring
+from proxy.sessions.sessions import Sessions
 from proxy.settings import Settings
 from proxy.store.store import Store
-from proxy.turns import Turns
+from proxy.turns.turns import Turns
 
 logger = logging.getLogger(__name__)
 

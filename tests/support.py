@@ -14,7 +14,7 @@ import httpx
 from starlette.applications import Starlette
 
 from proxy.app import build_app
-from proxy.engine.choice import model_folder
+from proxy.engine.create import model_folder
 from proxy.engine.scripted import Reply, Script, ScriptedEngine, play
 from proxy.rendering.renderer import Renderer, load_renderer
 from proxy.settings import Settings

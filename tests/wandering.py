@@ -8,8 +8,9 @@ from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any
 
+from proxy.engine.chunks import TokenChunk
+from proxy.engine.requests import GenerateRequest
 from proxy.engine.scripted import Fault, Reply, Script, ScriptedEngine
-from proxy.types import GenerateRequest, TokenChunk
 from proxy.types import Logprobs as Floats
 from tests.support import Server, assistant, call_text, function_tool, sampled, system, tool_result, user
 

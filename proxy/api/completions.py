@@ -8,15 +8,15 @@ from typing import Any
 
 from starlette.requests import Request
 
-from proxy.access import Access
 from proxy.api.client_hints import told_purpose
 from proxy.api.http import JsonResponse, caller_of, encode_json, read_json
 from proxy.api.replies import StreamReply, UnaryReply, begun
 from proxy.errors import InvalidRequest
-from proxy.protocols.base import WireProtocol
 from proxy.protocols.messages import MessagesProtocol, count_reply
+from proxy.protocols.wire_protocol import WireProtocol
+from proxy.sessions.access import Access
 from proxy.trajectory.purpose import Purpose
-from proxy.turns import Turns
+from proxy.turns.turns import Turns
 from proxy.types import TurnRequest
 
 Endpoint = Callable[[Request], Awaitable[Any]]

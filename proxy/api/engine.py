@@ -7,15 +7,15 @@ from typing import Any
 
 from starlette.requests import Request
 
-from proxy.access import Access
 from proxy.api.http import JsonResponse, key_of, read_object
-from proxy.engine.base import MEMORY_TAGS, PauseMode, WeightTransfer
 from proxy.engine.gate import Gate
+from proxy.engine.interface import MEMORY_TAGS, PauseMode, WeightTransfer
 from proxy.engine.pool import Pool
+from proxy.engine.versions import LARGEST_VERSION
 from proxy.errors import EngineIncapable, InvalidRequest
-from proxy.protocols.base import expect_list, expect_str, optional_int, optional_text
+from proxy.protocols.fields import expect_list, expect_str, optional_int, optional_text
+from proxy.sessions.access import Access
 from proxy.settings import Settings
-from proxy.types import LARGEST_VERSION
 
 _IDLE_MODES = (PauseMode.ABORT, PauseMode.DRAIN)
 

@@ -10,15 +10,15 @@ from urllib.parse import quote
 from starlette.requests import Request
 from starlette.responses import StreamingResponse
 
-from proxy.access import Access
 from proxy.api.export_request import ExportRequest, parse_export
 from proxy.api.http import key_of, read_object
 from proxy.api.long_polls import LongPolls
 from proxy.api.pace import Pace
 from proxy.errors import InvalidRequest, SessionNotFound
-from proxy.formats.base import Encoder
-from proxy.formats.choice import encoder
-from proxy.sessions import Sessions
+from proxy.export_formats.create_encoder import encoder
+from proxy.export_formats.encoder import Encoder
+from proxy.sessions.access import Access
+from proxy.sessions.sessions import Sessions
 from proxy.settings import Settings
 from proxy.store.store import Store
 from proxy.trajectory.advantages import Groups, Step, group_of

@@ -7,8 +7,8 @@ from enum import StrEnum
 from typing import Any, TypeVar
 
 from proxy.errors import InvalidRequest, UnsupportedParameter
-from proxy.formats.base import Format
-from proxy.protocols.base import (
+from proxy.export_formats.encoder import Format
+from proxy.protocols.fields import (
     check_text,
     expect_bool,
     expect_list,

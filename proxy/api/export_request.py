@@ -15,8 +15,8 @@ from proxy.api.export_options import (
     refuse,
 )
 from proxy.errors import InvalidRequest, UnsupportedParameter
-from proxy.formats.base import Format
-from proxy.protocols.base import (
+from proxy.export_formats.encoder import Format
+from proxy.protocols.fields import (
     check_text,
     expect_list,
     expect_str,

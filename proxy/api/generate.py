@@ -10,18 +10,19 @@ from typing import Any
 
 from starlette.requests import Request
 
-from proxy.access import Access
 from proxy.api.completions import with_headers
 from proxy.api.http import JsonResponse, caller_of, read_object
 from proxy.api.replies import UnaryReply, begun, while_connected
 from proxy.engine.gate import Gate
+from proxy.engine.requests import GenerateRequest
 from proxy.errors import EngineUnavailable, InvalidRequest, UnsupportedParameter
-from proxy.generation import sample
 from proxy.protocols.generate import GenerateProtocol, generation_reply, parse_request_id, prompt_field
-from proxy.sampling import check_capabilities
+from proxy.sessions.access import Access
 from proxy.settings import Settings
-from proxy.turns import Turns
-from proxy.types import GenerateRequest, SamplingParams, TurnRequest
+from proxy.turns.defaults import check_capabilities
+from proxy.turns.generation import sample
+from proxy.turns.turns import Turns
+from proxy.types import SamplingParams, TurnRequest
 
 _SAMPLING = frozenset(field.name for field in fields(SamplingParams))
 # What requests without a session are kept together by; no session id has a space.

@@ -11,11 +11,11 @@ import orjson
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
-from proxy.access import Caller
 from proxy.errors import BodyTooLarge, InvalidRequest, MethodNotAllowed, NotFound, ProxyError
 from proxy.protocols.chat import openai_error
 from proxy.protocols.messages import anthropic_error
-from proxy.session_ids import check_session_id
+from proxy.sessions.access import Caller
+from proxy.sessions.ids import check_session_id
 
 _SECRET = re.compile("~[^/]*")
 # Above this, openai clients refuse to retry and anthropic ones sleep on.

@@ -8,19 +8,20 @@ from typing import Any
 
 from starlette.requests import Request
 
-from proxy.access import Access
 from proxy.api.http import JsonResponse, key_of, read_object
 from proxy.api.long_polls import LongPolls
 from proxy.api.replies import while_connected
 from proxy.engine.gate import Gate
 from proxy.engine.mailbox import Delivery, Letter, Mailbox, failure
+from proxy.engine.versions import LARGEST_VERSION
 from proxy.errors import EngineIncapable, InvalidRequest, ProxyError
-from proxy.protocols.base import expect_list, optional_float, optional_int, optional_text
+from proxy.protocols.fields import expect_list, optional_float, optional_int, optional_text
 from proxy.protocols.generate import parse_token_ids
-from proxy.sessions import Sessions
+from proxy.sessions.access import Access
+from proxy.sessions.sessions import Sessions
 from proxy.settings import Settings
 from proxy.trajectory.conversation import message_dict
-from proxy.types import LARGEST_VERSION, FinishReason, Logprobs, SessionStatus, Tool
+from proxy.types import FinishReason, Logprobs, SessionStatus, Tool
 
 _MAX_WAIT_S = 600.0
 _FINISHES = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}

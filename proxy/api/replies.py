@@ -14,12 +14,13 @@ from starlette.types import Message, Receive, Scope, Send
 
 from proxy.api.http import JsonResponse, error_response
 from proxy.errors import ProxyError
-from proxy.protocols.base import StreamEncoder, WireProtocol
 from proxy.protocols.sse import CONTENT_TYPE
-from proxy.session import Session
-from proxy.turn import Turn
-from proxy.turns import Turns
-from proxy.types import Api, Delta, TurnRequest
+from proxy.protocols.wire_protocol import StreamEncoder, WireProtocol
+from proxy.rendering.deltas import Delta
+from proxy.sessions.session import Session
+from proxy.turns.turn import Turn
+from proxy.turns.turns import Turns
+from proxy.types import Api, TurnRequest
 
 # Codex gives a silent stream up after 300 s, proxies in between often after 30 to 60.
 KEEPALIVE_S = 5.0

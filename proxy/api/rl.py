@@ -10,11 +10,10 @@ from urllib.parse import quote
 import orjson
 from starlette.requests import Request
 
-from proxy.access import Access
 from proxy.api.addresses import Addresses
 from proxy.api.http import JsonResponse, caller_of, key_of, read_object
 from proxy.errors import InvalidRequest
-from proxy.protocols.base import (
+from proxy.protocols.fields import (
     expect_bool,
     expect_list,
     expect_object,
@@ -25,10 +24,19 @@ from proxy.protocols.base import (
     optional_str,
     optional_text,
 )
-from proxy.protocols.sampling import parse_drawing
-from proxy.rewards import Changes, Target, mark_turn, reward_step_scores, reward_tokens, reward_turn, reward_turns
-from proxy.session import LIMIT_COUNTS, LIMITS, KeyKind, Session, StartedSession
-from proxy.sessions import Sessions
+from proxy.protocols.sampling_params import parse_drawing
+from proxy.sessions.access import Access
+from proxy.sessions.rewards import (
+    Changes,
+    Target,
+    mark_turn,
+    reward_step_scores,
+    reward_tokens,
+    reward_turn,
+    reward_turns,
+)
+from proxy.sessions.session import LIMIT_COUNTS, LIMITS, KeyKind, Session, StartedSession
+from proxy.sessions.sessions import Sessions
 from proxy.settings import Settings
 from proxy.trajectory.export import certificate
 from proxy.trajectory.purpose import derive

@@ -18,15 +18,14 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from proxy.access import Access
 from proxy.api.export import Export
 from proxy.api.export_options import OPTION_FIELDS, refuse
 from proxy.api.export_request import OF_SAMPLES, ExportRequest, check_known, parse_export
 from proxy.api.http import JsonResponse, key_of, read_object
 from proxy.api.long_polls import LongPolls
 from proxy.errors import InvalidRequest, NotFound, ProxyError
-from proxy.formats.choice import encoder
-from proxy.protocols.base import (
+from proxy.export_formats.create_encoder import encoder
+from proxy.protocols.fields import (
     check_text,
     expect_bool,
     expect_list,
@@ -37,6 +36,7 @@ from proxy.protocols.base import (
     optional_object,
     optional_text,
 )
+from proxy.sessions.access import Access
 from proxy.settings import Settings
 from proxy.store.claims import Acknowledgement, Claim, Claimed, heard
 from proxy.store.reads import SessionFilter

@@ -18,8 +18,8 @@ from urllib.parse import unquote
 
 import httpx
 
-from proxy.client.formats.choice import READERS, check_readable, read_page, suffix
 from proxy.client.operations import Call
+from proxy.client.readers.read import READERS, check_readable, read_page, suffix
 from proxy.client.tally import Tally
 from proxy.client.values import Json
 from proxy.client.wire import TIMEOUT_S, Connection, read

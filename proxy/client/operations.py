@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 from urllib.parse import quote
 
-from proxy.client.formats.choice import check_readable, read_page
-from proxy.client.formats.page import Page
+from proxy.client.readers.page import Page
+from proxy.client.readers.read import check_readable, read_page
 from proxy.client.values import (
     Acknowledged,
     Claim,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from proxy.client.formats.page import Page
+from proxy.client.readers.page import Page
 from proxy.client.values import Sample
 
 _INDIVIDUAL = ("individual", "step")

@@ -12,20 +12,12 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from proxy.engine.answers import json_answer, planned_calls, text_answer
+from proxy.engine.grammar import Grammar, GrammarPart
 from proxy.engine.instances import Mentions, instance
+from proxy.engine.requests import GenerateRequest
 from proxy.engine.scripted import Reply, Script
 from proxy.errors import UnsupportedParameter
-from proxy.types import (
-    GenerateRequest,
-    Grammar,
-    GrammarPart,
-    Ids,
-    Tool,
-    ToolChoice,
-    ToolChoiceMode,
-    TurnRequest,
-    ids_of,
-)
+from proxy.types import Ids, Tool, ToolChoice, ToolChoiceMode, TurnRequest, ids_of
 
 _MARKER_STARTS = re.compile(r"[<\[]|[^<\[]+")
 

@@ -15,18 +15,12 @@ from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from typing import cast
 
-from proxy.engine.base import Capability, Engine, EngineInfo
+from proxy.engine.chunks import TokenChunk
+from proxy.engine.grammar import Grammar, GrammarPart
+from proxy.engine.interface import Capability, Engine, EngineInfo
+from proxy.engine.requests import GenerateRequest
 from proxy.errors import InvalidRequest
-from proxy.types import (
-    FinishReason,
-    GenerateRequest,
-    Grammar,
-    GrammarPart,
-    Ids,
-    SamplingParams,
-    TokenChunk,
-    ids_of,
-)
+from proxy.types import FinishReason, Ids, SamplingParams, ids_of
 
 Check = Callable[[Engine, Ids], Awaitable[None]]
 

@@ -13,11 +13,12 @@ from contextlib import aclosing, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
-from proxy.engine.base import MEMORY_TAGS, Capability, Engine, EngineInfo, PauseMode, WeightTransfer
-from proxy.engine.requests import rest_of
+from proxy.engine.chunks import TokenChunk
+from proxy.engine.interface import MEMORY_TAGS, Capability, Engine, EngineInfo, PauseMode, WeightTransfer
+from proxy.engine.requests import GenerateRequest, rest_of
 from proxy.errors import EngineIncapable, EngineLost, EngineUnavailable, ProxyError
 from proxy.settings import Settings
-from proxy.types import FinishReason, GenerateRequest, Ids, Logprobs, TokenChunk, ids_of
+from proxy.types import FinishReason, Ids, Logprobs, ids_of
 
 _RETRY_AFTER_S = 5.0
 _MOST_LOSSES = 5

@@ -11,9 +11,11 @@ from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from proxy.engine.sampling import Drawn, SamplingRow
+from proxy.engine.chunks import TokenChunk
+from proxy.engine.requests import GenerateRequest
+from proxy.engine.sampler import Drawn, SamplingRow
 from proxy.errors import ProxyError
-from proxy.types import FinishReason, GenerateRequest, Ids, Logprobs, TokenChunk, ids_of
+from proxy.types import FinishReason, Ids, Logprobs, ids_of
 
 Item = TokenChunk | ProxyError
 

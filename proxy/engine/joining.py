@@ -9,7 +9,7 @@ import asyncio
 from contextlib import suppress
 from dataclasses import dataclass
 
-from proxy.engine.base import PauseMode
+from proxy.engine.interface import PauseMode
 from proxy.engine.placement import Member
 from proxy.errors import EngineUnavailable, InvalidRequest, ProxyError
 

@@ -13,10 +13,11 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from proxy.engine.base import Capability, EngineInfo, PauseMode, WeightTransfer
-from proxy.engine.requests import check_request
+from proxy.engine.chunks import TokenChunk
+from proxy.engine.interface import Capability, EngineInfo, PauseMode, WeightTransfer
+from proxy.engine.requests import GenerateRequest, check_request
 from proxy.errors import EngineFailed, EngineIncapable, EngineUnavailable, InvalidRequest, NotFound, ProxyError
-from proxy.types import FinishReason, GenerateRequest, Ids, Logprobs, TokenChunk, ids_of
+from proxy.types import FinishReason, Ids, Logprobs, ids_of
 
 _REMEMBERED_ANSWERS = 65_536
 _MISSING = frozenset({Capability.RELEASE_MEMORY, Capability.TOP_LOGPROBS, Capability.STREAMING})
@@ -44,7 +45,7 @@ class Delivery:
 
 
 class Mailbox:
-    """Implements `proxy.engine.base.Engine`; `fetch` and `deliver` are for who answers."""
+    """Implements `proxy.engine.interface.Engine`; `fetch` and `deliver` are for who answers."""
 
     def __init__(self, vocab_size: int, context_length: int) -> None:
         self._vocab_size, self._context_length = vocab_size, context_length

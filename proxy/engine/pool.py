@@ -15,13 +15,14 @@ from dataclasses import replace
 from functools import reduce
 from typing import Any, cast
 
-from proxy.engine.base import MEMORY_TAGS, Capability, EngineInfo, PauseMode, WeightTransfer
+from proxy.engine.chunks import TokenChunk
 from proxy.engine.connection import server_url
+from proxy.engine.interface import MEMORY_TAGS, Capability, EngineInfo, PauseMode, WeightTransfer
 from proxy.engine.joining import PoolState, bring, part
 from proxy.engine.placement import RETRY_AFTER_S, Member, Placement
 from proxy.engine.remote import RemoteEngine
+from proxy.engine.requests import GenerateRequest
 from proxy.errors import ConfigurationError, EngineLost, EngineUnavailable, InvalidRequest, ProxyError
-from proxy.types import GenerateRequest, TokenChunk
 
 logger = logging.getLogger(__name__)
 
@@ -30,7 +31,7 @@ _CHECK_S = 1.0
 
 
 class Pool:
-    """Implements `proxy.engine.base.Engine` over `connect(url)` for each URL."""
+    """Implements `proxy.engine.interface.Engine` over `connect(url)` for each URL."""
 
     def __init__(
         self,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol, runtime_checkable
 
-from proxy.engine.base import Engine
+from proxy.engine.interface import Engine
 
 
 @runtime_checkable

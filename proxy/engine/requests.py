@@ -2,12 +2,39 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
+from proxy.engine.grammar import Grammar
 from proxy.errors import ContextLengthExceeded, InvalidRequest
-from proxy.types import GenerateRequest, Ids
+from proxy.types import Ids, SamplingParams, TurnRequest
+
+
+@dataclass(frozen=True, slots=True)
+class GenerateRequest:
+    """Token in, token out. `input_ids` were checked against the vocabulary; `sampling.max_tokens` is set and positive.
+
+    Sampling ends after any of `stop_token_ids` (it is part of the output). `turn` rides along for engines that answer
+    from messages (mailbox, scripted); `turn_number` counts the turns of its session from 0. `whole`: nobody reads
+    tokens before the last one, so they may come at once; where there is a `turn`, that says it.
+    """
+
+    request_id: str
+    input_ids: Ids
+    sampling: SamplingParams
+    stop_token_ids: tuple[int, ...] = ()
+    grammar: Grammar | None = None
+    top_logprobs: int = 0
+    session_id: str = ""
+    turn: TurnRequest | None = None
+    turn_number: int = 0
+    whole: bool = False
+
+    @property
+    def streamed(self) -> bool:
+        """Whether somebody reads tokens as they come."""
+        return not self.whole if self.turn is None else self.turn.stream
 
 
 def check_request(request: GenerateRequest, vocab_size: int, context_length: int) -> None:

@@ -15,9 +15,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from proxy.engine.base import Capability, EngineInfo, PauseMode, WeightTransfer
+from proxy.engine.chunks import TokenChunk
+from proxy.engine.interface import Capability, EngineInfo, PauseMode, WeightTransfer
+from proxy.engine.requests import GenerateRequest
 from proxy.errors import ConfigurationError, EngineFailed, EngineIncapable, InvalidRequest
-from proxy.types import FinishReason, GenerateRequest, Ids, TokenChunk, ids_of
+from proxy.types import FinishReason, Ids, ids_of
 
 if TYPE_CHECKING:
     from proxy.engine.acting import Speech

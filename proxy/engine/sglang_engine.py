@@ -16,13 +16,13 @@ from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
-from proxy.engine.base import Capability, EngineInfo, PauseMode, WeightTransfer
-from proxy.engine.requests import check_request
+from proxy.engine.chunks import TokenChunk
+from proxy.engine.interface import Capability, EngineInfo, PauseMode, WeightTransfer
+from proxy.engine.requests import GenerateRequest, check_request
 from proxy.engine.sglang_scheduler import run_scheduler
 from proxy.engine.sglang_wire import Answer, VersionNumbers, sampling_params, stream_interval
 from proxy.errors import ConfigurationError, EngineFailed, EngineIncapable, InvalidRequest
 from proxy.settings import Settings
-from proxy.types import GenerateRequest, TokenChunk
 
 _TENSORS = "serialized_named_tensors"
 _RESERVED_TOKENS = 4
@@ -32,7 +32,7 @@ _REMEMBERED_SESSIONS = 65_536
 
 
 class SglangEngine:
-    """Implements `proxy.engine.base.Engine` with the model in `folder`."""
+    """Implements `proxy.engine.interface.Engine` with the model in `folder`."""
 
     def __init__(self, settings: Settings, folder: Path) -> None:
         self._settings = settings

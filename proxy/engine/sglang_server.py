@@ -14,12 +14,13 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any, cast
 
-from proxy.engine.base import Capability, EngineInfo, PauseMode, WeightTransfer
+from proxy.engine.chunks import TokenChunk
 from proxy.engine.connection import NO_KEYS, Connection, Keys
-from proxy.engine.requests import check_request
+from proxy.engine.interface import Capability, EngineInfo, PauseMode, WeightTransfer
+from proxy.engine.requests import GenerateRequest, check_request
 from proxy.engine.sglang_wire import Answer, VersionNumbers, sampling_params, stream_interval
 from proxy.errors import EngineFailed, EngineIncapable, EngineLost, EngineUnavailable, InvalidRequest, ProxyError
-from proxy.types import FinishReason, GenerateRequest, Logprobs, TokenChunk, ids_of
+from proxy.types import FinishReason, Logprobs, ids_of
 
 _RESERVED_TOKENS = 4
 _SESSION_DIGITS = 16

@@ -14,18 +14,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from proxy.engine.chunks import TokenChunk
+from proxy.engine.grammar import Grammar, GrammarPart
+from proxy.engine.requests import GenerateRequest
+from proxy.engine.versions import LARGEST_VERSION, divided, joined, with_run
 from proxy.errors import EngineFailed, InvalidRequest
-from proxy.types import (
-    LARGEST_VERSION,
-    FinishReason,
-    GenerateRequest,
-    Grammar,
-    GrammarPart,
-    TokenChunk,
-    VersionRuns,
-    ids_of,
-)
-from proxy.versions import divided, joined, with_run
+from proxy.types import FinishReason, VersionRuns, ids_of
 
 _WHOLE_VOCABULARY = -1
 _BAD_REQUEST, _SERVER_ERROR = 400, 500

@@ -16,13 +16,14 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from proxy.engine.base import Capability, EngineInfo, PauseMode, WeightTransfer
 from proxy.engine.batching import ContinuousBatch, StepEntry
-from proxy.engine.grammar import GrammarCompiler, GrammarState
+from proxy.engine.chunks import TokenChunk
+from proxy.engine.grammar_compiler import GrammarCompiler, GrammarState
 from proxy.engine.inflight import InFlight, Item, aborted, post
+from proxy.engine.interface import Capability, EngineInfo, PauseMode, WeightTransfer
 from proxy.engine.loading import choose_sizes, context_limit, end_token_ids, load_model, parse_options, read_weights
-from proxy.engine.requests import check_request
-from proxy.engine.sampling import draw, new_row
+from proxy.engine.requests import GenerateRequest, check_request
+from proxy.engine.sampler import draw, new_row
 from proxy.errors import (
     ConfigurationError,
     EngineFailed,
@@ -30,7 +31,6 @@ from proxy.errors import (
     UnsupportedParameter,
 )
 from proxy.settings import Settings
-from proxy.types import GenerateRequest, TokenChunk
 
 if TYPE_CHECKING:
     import torch
@@ -45,7 +45,7 @@ _STOP_TIMEOUT_S = 30.0
 
 
 class TransformersEngine:
-    """Implements `proxy.engine.base.Engine` on the Hugging Face model in `folder`."""
+    """Implements `proxy.engine.interface.Engine` on the Hugging Face model in `folder`."""
 
     def __init__(self, settings: Settings, folder: Path) -> None:
         """Raises ConfigurationError for an unknown `--engine-arg`; loads nothing yet."""

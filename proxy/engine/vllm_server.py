@@ -13,9 +13,10 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any, cast
 
-from proxy.engine.base import Capability, EngineInfo, PauseMode, WeightTransfer
+from proxy.engine.chunks import TokenChunk
 from proxy.engine.connection import NO_KEYS, Connection, Keys
-from proxy.engine.requests import check_request
+from proxy.engine.interface import Capability, EngineInfo, PauseMode, WeightTransfer
+from proxy.engine.requests import GenerateRequest, check_request
 from proxy.errors import (
     EngineFailed,
     EngineIncapable,
@@ -24,7 +25,7 @@ from proxy.errors import (
     ProxyError,
     UnsupportedParameter,
 )
-from proxy.types import FinishReason, GenerateRequest, Logprobs, SamplingParams, TokenChunk, ids_of
+from proxy.types import FinishReason, Logprobs, SamplingParams, ids_of
 
 _DEFAULT_CONTEXT = 32_768
 _SERVER_ERROR = 500

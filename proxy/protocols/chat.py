@@ -16,36 +16,29 @@ from typing import Any
 
 from proxy.errors import InvalidRequest, ProxyError, UnsupportedParameter
 from proxy.protocols import sse
-from proxy.protocols.base import (
-    Answer,
+from proxy.protocols.chat_messages import answer_by_order, parse_message
+from proxy.protocols.fields import (
     check_text,
     expect_bool,
     expect_list,
     expect_object,
     expect_str,
-    new_hex,
     optional_int,
     optional_object,
     optional_str,
-    usage_of,
 )
-from proxy.protocols.chat_messages import answer_by_order, parse_message
-from proxy.protocols.sampling import parse_sampling
+from proxy.protocols.sampling_params import parse_sampling
 from proxy.protocols.tool_choice import check_tool_choice
+from proxy.protocols.wire_protocol import Answer, new_hex, usage_of
+from proxy.rendering.deltas import Delta, ReasoningDelta, TextDelta, TokenLogprob, ToolCallArguments, ToolCallStart
 from proxy.types import (
     Api,
-    Delta,
     FinishReason,
     Interaction,
     Message,
-    ReasoningDelta,
     ResponseFormat,
     SamplingParams,
-    TextDelta,
-    TokenLogprob,
     Tool,
-    ToolCallArguments,
-    ToolCallStart,
     ToolChoice,
     ToolChoiceMode,
     TurnRequest,

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from proxy.errors import InvalidRequest, UnsupportedParameter
-from proxy.protocols.base import expect_list, expect_object, expect_str, json_type
+from proxy.protocols.fields import expect_list, expect_object, expect_str, json_type
 from proxy.types import Message, Role, ToolCall
 
 _ROLES = {

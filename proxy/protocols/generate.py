@@ -9,19 +9,17 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from proxy.errors import InvalidRequest, UnsupportedParameter
-from proxy.protocols.base import (
-    Answer,
-    StreamEncoder,
+from proxy.protocols.fields import (
     expect_bool,
     expect_list,
     expect_object,
     json_type,
-    new_hex,
     optional_int,
     optional_object,
     optional_text,
 )
-from proxy.protocols.sampling import parse_sampling
+from proxy.protocols.sampling_params import parse_sampling
+from proxy.protocols.wire_protocol import Answer, StreamEncoder, new_hex
 from proxy.types import Api, FinishReason, Ids, Interaction, SamplingParams, TurnRequest, VersionRuns, ids_of
 
 _AT = "sampling_params."

@@ -13,7 +13,7 @@ from typing import Any
 import orjson
 
 from proxy.errors import InvalidRequest, UnsupportedParameter
-from proxy.protocols.base import expect_list, expect_object, expect_str, optional_str
+from proxy.protocols.fields import expect_list, expect_object, expect_str, optional_str
 from proxy.types import Message, Role, ToolCall
 
 # Claude Code's first system block; its end changes from request to request.

@@ -13,18 +13,10 @@ import orjson
 
 from proxy.errors import ContextLengthExceeded, ProxyError
 from proxy.protocols import sse
-from proxy.protocols.base import Answer, usage_of
 from proxy.protocols.message_blocks import RAW_ARGUMENTS, input_of, signature_of
-from proxy.types import (
-    Delta,
-    FinishReason,
-    Interaction,
-    ReasoningDelta,
-    TextDelta,
-    ToolCallArguments,
-    ToolCallStart,
-    TurnRequest,
-)
+from proxy.protocols.wire_protocol import Answer, usage_of
+from proxy.rendering.deltas import Delta, ReasoningDelta, TextDelta, ToolCallArguments, ToolCallStart
+from proxy.types import FinishReason, Interaction, TurnRequest
 
 _STOP_REASONS = {
     FinishReason.STOP: "end_turn",

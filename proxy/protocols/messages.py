@@ -21,20 +21,19 @@ from dataclasses import replace
 from typing import Any
 
 from proxy.errors import InvalidRequest, ProxyError, UnsupportedParameter
-from proxy.protocols.base import (
-    Answer,
+from proxy.protocols.fields import (
     check_text,
     expect_bool,
     expect_list,
     expect_object,
     expect_str,
-    new_hex,
     optional_object,
     optional_str,
 )
 from proxy.protocols.message_blocks import parse_message, parse_system
 from proxy.protocols.message_stream import MessageStream, error_json, message_json
-from proxy.protocols.sampling import parse_drawing
+from proxy.protocols.sampling_params import parse_drawing
+from proxy.protocols.wire_protocol import Answer, new_hex
 from proxy.types import (
     Api,
     Message,

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from proxy.errors import InvalidRequest, UnsupportedParameter
-from proxy.protocols.base import expect_list, expect_object, expect_str, optional_str
 from proxy.protocols.chat_messages import answer_by_order
+from proxy.protocols.fields import expect_list, expect_object, expect_str, optional_str
 from proxy.protocols.response_ids import origin_of, read_encrypted
 from proxy.types import ITEM_REFERENCE, Message, Role, ToolCall
 

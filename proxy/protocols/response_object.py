@@ -10,9 +10,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from proxy.protocols.base import Answer, usage_of
 from proxy.protocols.response_ids import call_item_id, encrypt, message_id, reasoning_id
-from proxy.types import FinishReason, Interaction, SamplingParams, TokenLogprob, Tool, ToolCall, TurnRequest
+from proxy.protocols.wire_protocol import Answer, usage_of
+from proxy.rendering.deltas import TokenLogprob
+from proxy.types import FinishReason, Interaction, SamplingParams, Tool, ToolCall, TurnRequest
 
 INCLUDE_ENCRYPTED = "reasoning.encrypted_content"
 INCLUDE_LOGPROBS = "message.output_text.logprobs"

@@ -12,7 +12,6 @@ from typing import Any
 
 from proxy.errors import ContextLengthExceeded, ProxyError, TooManyRequests
 from proxy.protocols import sse
-from proxy.protocols.base import Answer
 from proxy.protocols.response_object import (
     OutputItems,
     last_status,
@@ -23,16 +22,9 @@ from proxy.protocols.response_object import (
     text_logprobs,
     text_part,
 )
-from proxy.types import (
-    Delta,
-    ReasoningDelta,
-    TextDelta,
-    TokenLogprob,
-    ToolCall,
-    ToolCallArguments,
-    ToolCallStart,
-    TurnRequest,
-)
+from proxy.protocols.wire_protocol import Answer
+from proxy.rendering.deltas import Delta, ReasoningDelta, TextDelta, TokenLogprob, ToolCallArguments, ToolCallStart
+from proxy.types import ToolCall, TurnRequest
 
 
 class _Kind(StrEnum):

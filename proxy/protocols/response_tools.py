@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from proxy.errors import InvalidRequest, UnsupportedParameter
-from proxy.protocols.base import expect_bool, expect_list, expect_object, expect_str, optional_object, optional_str
+from proxy.protocols.fields import expect_bool, expect_list, expect_object, expect_str, optional_object, optional_str
 from proxy.protocols.tool_choice import check_tool_choice
 from proxy.types import Tool, ToolChoice, ToolChoiceMode
 

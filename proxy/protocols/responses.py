@@ -21,20 +21,18 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from proxy.errors import InvalidRequest, UnsupportedParameter
-from proxy.protocols.base import (
-    Answer,
+from proxy.protocols.chat import effort_options, parse_response_format
+from proxy.protocols.fields import (
     check_text,
     expect_bool,
     expect_list,
     expect_object,
     expect_str,
-    new_hex,
     optional_int,
     optional_object,
     optional_str,
     optional_text,
 )
-from proxy.protocols.chat import effort_options, parse_response_format
 from proxy.protocols.response_items import parse_input
 from proxy.protocols.response_object import (
     ECHOED,
@@ -45,7 +43,8 @@ from proxy.protocols.response_object import (
 )
 from proxy.protocols.response_stream import ResponseStream
 from proxy.protocols.response_tools import parse_tool_choice, parse_tools
-from proxy.protocols.sampling import parse_sampling
+from proxy.protocols.sampling_params import parse_sampling
+from proxy.protocols.wire_protocol import Answer, new_hex
 from proxy.types import Api, Message, ResponseFormat, Role, SamplingParams, TurnRequest
 
 HONOURED = frozenset(

@@ -12,7 +12,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Protocol
 
-from proxy.types import GrammarPart, Tool
+from proxy.engine.grammar import GrammarPart
+from proxy.types import Tool
 
 
 class Malformed(Exception):

@@ -9,11 +9,12 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from proxy.engine.grammar import GrammarPart
 from proxy.rendering.call_reader import CallReader, CallSink, Malformed, ToolFormat, plausible, schema_of
 from proxy.rendering.json_calls import ArgumentsReader
 from proxy.rendering.lexer import Lexeme, Lexer, Mark
 from proxy.rendering.output_parser import OutputParser, State
-from proxy.types import GrammarPart, Tool
+from proxy.types import Tool
 
 _MESSAGE, _START = "<|message|>", "<|start|>"
 _ENDS = ("<|end|>", "<|call|>", "<|return|>")

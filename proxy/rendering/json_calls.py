@@ -11,9 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from proxy.engine.grammar import GrammarPart
 from proxy.rendering.call_reader import CallReader, CallSink, Malformed, quoted, schema_of
 from proxy.rendering.json_text import JsonText
-from proxy.types import GrammarPart, Tool
+from proxy.types import Tool
 
 _SPACE = " \t\n\r"
 

@@ -13,9 +13,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from proxy.engine.grammar import GrammarPart
 from proxy.rendering.call_reader import CallReader, CallSink, Malformed
 from proxy.rendering.tagged_calls import cannot_force
-from proxy.types import GrammarPart, Tool
+from proxy.types import Tool
 
 _MAX_DEPTH = 100
 

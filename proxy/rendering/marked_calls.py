@@ -9,9 +9,10 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from proxy.engine.grammar import GrammarPart
 from proxy.rendering.call_reader import CallReader, CallSink, Malformed, plausible, schema_of
 from proxy.rendering.json_calls import ArgumentsReader, JsonFormat, JsonReader
-from proxy.types import GrammarPart, Tool
+from proxy.types import Tool
 
 _SPACE = " \t\n\r"
 

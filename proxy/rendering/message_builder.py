@@ -5,18 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from proxy.rendering.call_reader import Malformed
+from proxy.rendering.deltas import Delta, ReasoningDelta, TextDelta, ToolCallArguments, ToolCallEnd, ToolCallStart
 from proxy.rendering.visible_text import VisibleText
-from proxy.types import (
-    Delta,
-    Message,
-    ReasoningDelta,
-    Role,
-    TextDelta,
-    ToolCall,
-    ToolCallArguments,
-    ToolCallEnd,
-    ToolCallStart,
-)
+from proxy.types import Message, Role, ToolCall
 
 
 class MessageBuilder:

@@ -13,9 +13,10 @@ from collections.abc import Callable, Iterable, Sequence
 from enum import Enum, auto
 
 from proxy.rendering.call_reader import CallReader, Malformed, ToolFormat
+from proxy.rendering.deltas import Delta
 from proxy.rendering.lexer import Lexeme, Lexer, Mark
 from proxy.rendering.message_builder import MessageBuilder
-from proxy.types import Delta, Message, Tool
+from proxy.types import Message, Tool
 
 
 class State(Enum):

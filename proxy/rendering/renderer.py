@@ -11,18 +11,19 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from proxy.engine.grammar import Grammar, GrammarPart
 from proxy.errors import InvalidRequest, UnsupportedParameter
 from proxy.rendering.bridge import Bridge
 from proxy.rendering.call_reader import split_marks
-from proxy.rendering.choice import Choice, choose
-from proxy.rendering.formats import choose_reasoning, choose_tool_format, stop_tokens
+from proxy.rendering.format_choice import choose_reasoning, choose_tool_format, stop_tokens
 from proxy.rendering.library import LibraryTemplate
 from proxy.rendering.output_parser import OutputParser
 from proxy.rendering.parsing import build_parser
+from proxy.rendering.template_choice import Choice, choose
 from proxy.rendering.tokenizer import Tokenizer
 from proxy.rendering.tool_formats import ReasoningFormat, ToolFormat
 from proxy.settings import Settings
-from proxy.types import Grammar, GrammarPart, Ids, Message, Role, Tool, ToolChoice, ToolChoiceMode, ids_of
+from proxy.types import Ids, Message, Role, Tool, ToolChoice, ToolChoiceMode, ids_of
 
 log = logging.getLogger(__name__)
 

@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from proxy.engine.grammar import GrammarPart
 from proxy.errors import UnsupportedParameter
 from proxy.rendering.argument_types import ParameterTypes, is_text, json_of, string_of
 from proxy.rendering.call_reader import CallReader, CallSink, Malformed, plausible, quoted
-from proxy.types import GrammarPart, Tool
+from proxy.types import Tool
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,10 +15,10 @@ from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import SQLAlchemyError
 
 from proxy.errors import StoreUnavailable
-from proxy.store import claims, database, reads, replicas, rows, schema, starts, writes
+from proxy.store import claims, database, reads, revisions, rows, schema, starts, writes
 from proxy.store.claims import Acknowledged, Acknowledgement, Bell, Claim, Claimed
 from proxy.store.reads import Step
-from proxy.store.replicas import News, Seen
+from proxy.store.revisions import News, Seen
 from proxy.store.starts import Start
 from proxy.store.writer import Phase, Writer
 from proxy.types import Credit, Interaction, Outcome, SessionRecord, SessionStatus, Status
@@ -237,11 +237,11 @@ class Store:
         """What others did to a session since it was `seen`; None when there is no such session."""
         if self._cannot_be(session_id):
             return None
-        return await self._read(replicas.load_news, session_id, seen)
+        return await self._read(revisions.load_news, session_id, seen)
 
     async def live_sessions(self, session_ids: Collection[str]) -> set[str]:
         """Those of at most 10,000 sessions that have not ended."""
-        return await self._read(replicas.live_sessions, session_ids)
+        return await self._read(revisions.live_sessions, session_ids)
 
     async def find_sessions(
         self,

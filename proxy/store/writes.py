@@ -19,7 +19,7 @@ from sqlalchemy.exc import IntegrityError
 from proxy.errors import InvalidRequest, NotFound
 from proxy.store import rows
 from proxy.store.locks import lock_sessions, pass_alone
-from proxy.store.replicas import Seen
+from proxy.store.revisions import Seen
 from proxy.store.starts import Start, check_start, give_back
 from proxy.store.tables import intents, interactions, returns, sessions
 from proxy.types import Credit, Interaction, Status

@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from proxy.app import build_app
-from proxy.engine.choice import model_folder
+from proxy.engine.create import model_folder
 from proxy.engine.scripted import Reply, Script, ScriptedEngine, play
 from proxy.rendering.message_dicts import to_dicts
 from proxy.rendering.renderer import load_renderer

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from proxy.engine.choice import model_folder
+from proxy.engine.create import model_folder
 from proxy.engine.scripted import Reply, Script
 from proxy.server import serving as served
 from proxy.settings import Settings

@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from proxy.engine.base import PauseMode
+from proxy.engine.interface import PauseMode
 from tests.support import Server, says, serving, until, user
 
 

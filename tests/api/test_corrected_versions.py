@@ -11,9 +11,11 @@ from typing import cast
 
 import pytest
 
+from proxy.engine.chunks import TokenChunk
+from proxy.engine.requests import GenerateRequest
 from proxy.engine.scripted import ScriptedEngine
-from proxy.types import LARGEST_VERSION, GenerateRequest, TokenChunk, VersionRuns
-from proxy.versions import with_run
+from proxy.engine.versions import LARGEST_VERSION, with_run
+from proxy.types import VersionRuns
 from tests.api.test_engine_control import MODES, TEXT, WORDS, begun, goes_on, sampled_by, serving_on, streamed
 from tests.support import tiny_renderer, until
 

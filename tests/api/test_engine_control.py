@@ -13,10 +13,10 @@ import httpx
 import pytest
 
 from proxy.app import build_app
+from proxy.engine.requests import GenerateRequest
 from proxy.engine.scripted import Reply, Script, ScriptedEngine
 from proxy.errors import EngineFailed, InvalidRequest
 from proxy.settings import Settings
-from proxy.types import GenerateRequest
 from tests.support import Server, default_url, let_pass, sampled, says, serving, tiny_renderer, until, user
 
 MODES = ["in_place", "retract", "abort", "drain"]

@@ -12,8 +12,8 @@ from starlette.requests import Request
 from starlette.routing import Route
 
 from proxy import errors
+from proxy.engine.requests import GenerateRequest
 from proxy.engine.scripted import Fault, Reply, Script
-from proxy.types import GenerateRequest
 from tests.support import Server, sampled, serving, user
 
 CHAT = "/s/v1/chat/completions"

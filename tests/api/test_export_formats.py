@@ -157,7 +157,7 @@ def test_a_server_without_pyarrow_says_which_extra_has_it() -> None:
     code = (
         "import sys; sys.modules['pyarrow'] = None\n"
         "from proxy.errors import UnsupportedParameter\n"
-        "from proxy.formats.choice import Format, encoder\n"
+        "from proxy.export_formats.create_encoder import Format, encoder\n"
         "from proxy.trajectory.options import ExportOptions\n"
         "encoder(Format.NPZ, ExportOptions()).close()\n"
         "for name in (Format.ARROW, Format.PARQUET):\n"

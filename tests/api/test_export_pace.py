@@ -13,7 +13,7 @@ import pytest
 
 from proxy.api import pace
 from proxy.api.pace import Pace
-from proxy.formats.choice import Format, encoder
+from proxy.export_formats.create_encoder import Format, encoder
 from proxy.trajectory.options import ExportOptions
 from tests.api.test_export import always, chain
 from tests.support import Server, serving, until, user

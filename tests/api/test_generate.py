@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-import proxy.turns
+import proxy.turns.turns
 from proxy.engine.scripted import Fault, Reply, Script, play
 from proxy.types import ids_of
 from tests.support import Server, sampled, says, serving, tiny_renderer, until, user
@@ -383,7 +383,7 @@ async def test_a_failed_attempt_is_superseded_by_the_next(tmp_path: Path) -> Non
 
 
 async def test_a_client_that_leaves_frees_the_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(proxy.turns, "GRACE_S", 0.01)
+    monkeypatch.setattr(proxy.turns.turns, "GRACE_S", 0.01)
     hanging = Reply(sampled("one two"), fault=Fault.HANG, fault_after=1)
     async with serving(tmp_path, lambda request: hanging) as server:
         for path in (PATH, "/v1/generate"):

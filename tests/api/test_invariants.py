@@ -23,13 +23,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from proxy.engine.requests import GenerateRequest
 from proxy.engine.scripted import Fault, Reply
 from proxy.server import serving as real_server
 from proxy.settings import Settings
 from proxy.store.store import Store
 from proxy.trajectory.cache import InteractionCache
 from proxy.trajectory.rewards import compute_returns
-from proxy.types import Credit, GenerateRequest, Interaction, Status
+from proxy.types import Credit, Interaction, Status
 from tests.support import (
     Server,
     assistant,

@@ -6,7 +6,7 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
-from proxy.engine.base import PauseMode
+from proxy.engine.interface import PauseMode
 from tests.databases import execute
 from tests.support import Server, default_url, says, serving, until, user
 

@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-import proxy.turns
+import proxy.turns.turns
 from tests.mailboxes import MailServer, posting
 from tests.support import until, user
 
@@ -239,7 +239,7 @@ async def test_choices_are_requests_of_their_own(tmp_path: Path) -> None:
 
 
 async def test_an_answer_after_the_agent_left_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(proxy.turns, "GRACE_S", 0.05)
+    monkeypatch.setattr(proxy.turns.turns, "GRACE_S", 0.05)
     async with posting(tmp_path) as server:
         agent = server.ask()
         letter = await server.letter()

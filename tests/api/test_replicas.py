@@ -13,8 +13,9 @@ import pytest
 from sqlalchemy import event
 
 from proxy.engine.acting import act
+from proxy.engine.requests import GenerateRequest
 from proxy.engine.scripted import Fault, Reply, Script, play
-from proxy.types import Credit, GenerateRequest
+from proxy.types import Credit
 from tests.support import Server, sampled, says, serving, tiny_renderer, user
 
 CHAT = "/s/v1/chat/completions"

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-import proxy.turns
+import proxy.turns.turns
 from proxy.engine.scripted import Fault, Reply, Script, play
 from tests.support import Server, call_text, function_tool, sampled, says, serving, tiny_renderer, until, user
 
@@ -20,7 +20,7 @@ CHAT = "/s/v1/chat/completions"
 
 @pytest.fixture(autouse=True)
 def _short_grace(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(proxy.turns, "GRACE_S", 0.5)
+    monkeypatch.setattr(proxy.turns.turns, "GRACE_S", 0.5)
 
 
 async def ask(server: Server, **headers: str) -> Any:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from starlette.routing import Route
 
-from proxy.engine.base import WeightTransfer
+from proxy.engine.interface import WeightTransfer
 from tests.support import Server, says, serving, user
 
 ADMIN = "the-admin-key"

@@ -17,10 +17,10 @@ import uvicorn
 
 from proxy.api import replies
 from proxy.app import build_app
+from proxy.engine.requests import GenerateRequest
 from proxy.engine.scripted import Fault, Reply, Script, ScriptedEngine, play
 from proxy.errors import EngineUnavailable
 from proxy.settings import Settings
-from proxy.types import GenerateRequest
 from tests.support import Server, call_text, function_tool, sampled, says, serving, tiny_renderer, until, user
 
 CHAT = "/s/v1/chat/completions"

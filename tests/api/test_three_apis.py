@@ -11,9 +11,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from proxy.engine.requests import GenerateRequest
 from proxy.engine.scripted import Fault, Reply, Script, play
 from proxy.errors import EngineUnavailable, TooManyRequests
-from proxy.types import GenerateRequest
 from tests.support import Server, call_text, function_tool, sampled, says, serving, user
 
 CHAT, RESPONSES, MESSAGES = "/s/v1/chat/completions", "/s/v1/responses", "/s/v1/messages"

@@ -14,9 +14,10 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, cast
 
-from proxy.engine.base import Engine
+from proxy.engine.interface import Engine
+from proxy.engine.requests import GenerateRequest
 from proxy.rendering.renderer import Renderer
-from proxy.types import Api, FinishReason, GenerateRequest, Ids, Message, Role, SamplingParams, TurnRequest, ids_of
+from proxy.types import Api, FinishReason, Ids, Message, Role, SamplingParams, TurnRequest, ids_of
 from tests.bench.rollouts import Arm, Reply, Workload
 
 _ANSWER = "Yes."

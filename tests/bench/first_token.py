@@ -17,11 +17,12 @@ import httpx
 from rich.console import Console
 from rich.table import Table
 
-from proxy.engine.choice import create_engine, model_folder
+from proxy.engine.create import create_engine, model_folder
+from proxy.engine.requests import GenerateRequest
 from proxy.rendering.renderer import load_renderer
 from proxy.server import serving
 from proxy.settings import Settings
-from proxy.types import GenerateRequest, Message, Role, SamplingParams
+from proxy.types import Message, Role, SamplingParams
 
 REPEATS = 41
 MAX_TOKENS = 4

@@ -24,7 +24,7 @@ from rich.console import Console
 from rich.table import Table
 from starlette.applications import Starlette
 
-from proxy.engine.base import Engine
+from proxy.engine.interface import Engine
 from proxy.errors import ConfigurationError
 from proxy.rendering.renderer import Renderer
 from proxy.server import run

@@ -103,7 +103,15 @@ def free_port() -> int:
 
 def proxy_server(folder: Path, tokenizer: Path | None) -> AbstractContextManager[Server]:
     port = free_port()
-    arguments = ["-m", "cli", "serve", "--port", str(port), "--database-url", f"sqlite:///{folder / 'bench.db'}"]
+    arguments = [
+        "-m",
+        "proxy.commands",
+        "serve",
+        "--port",
+        str(port),
+        "--database-url",
+        f"sqlite:///{folder / 'bench.db'}",
+    ]
     arguments += ["--engine", "scripted", "--engine-arg", f"tokens={REPLY_TOKENS}", "--log-level", "warning"]
     return server_process(arguments + (["--tokenizer", str(tokenizer)] if tokenizer else []), port, folder)
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from proxy.engine.choice import model_folder
+from proxy.engine.create import model_folder
 from proxy.rendering.renderer import Renderer, load_renderer
 from proxy.settings import Settings
 from proxy.trajectory.cache import InteractionCache, Match, Node

@@ -11,11 +11,12 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from proxy.engine.choice import model_folder
+from proxy.engine.create import model_folder
+from proxy.engine.requests import GenerateRequest
 from proxy.engine.scripted import Reply, ScriptedEngine
 from proxy.rendering.renderer import load_renderer
 from proxy.settings import Settings
-from proxy.types import GenerateRequest, Message, Role, TurnRequest, ids_of
+from proxy.types import Message, Role, TurnRequest, ids_of
 
 MARK = "PLAN:"
 

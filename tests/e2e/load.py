@@ -100,7 +100,7 @@ def _check(response: httpx.Response, refusals: list[httpx.Headers] | None) -> No
 
 def check_database(url: str) -> str:
     """What `tokengrove db check` prints. Raises AssertionError if it found anything."""
-    command = [sys.executable, "-m", "cli", "db", "check", "--database-url", url]
+    command = [sys.executable, "-m", "proxy.commands", "db", "check", "--database-url", url]
     run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert run.returncode == 0, run.stdout + run.stderr
     return run.stdout

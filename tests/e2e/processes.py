@@ -23,7 +23,7 @@ class Process:
     def __init__(self, folder: Path, *flags: str, database_url: str | None = None) -> None:
         # Clients under test may live in an environment of their own, without the server.
         python = os.environ.get("TOKENGROVE_SERVER_PYTHON", sys.executable)
-        command = [python, "-m", "cli", "serve", "--port", "0", *flags]
+        command = [python, "-m", "proxy.commands", "serve", "--port", "0", *flags]
         command += ["--database-url", database_url or f"sqlite:///{folder / 'served.db'}"]
         environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
         self._process = subprocess.Popen(

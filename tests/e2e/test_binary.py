@@ -11,7 +11,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from proxy.engine.choice import model_folder
+from proxy.engine.create import model_folder
 from proxy.settings import Settings
 from tests.e2e.processes import ROOT
 

@@ -18,7 +18,7 @@ from tests.support import user
 
 def tokengrove(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-m", "cli", *arguments]
+    command = [sys.executable, "-m", "proxy.commands", *arguments]
     return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=120)
 
 
@@ -121,7 +121,7 @@ def test_an_engine_of_somebody_else_is_loaded_by_name(tmp_path: Path) -> None:
         "    return ScriptedEngine(babble(8, 300, 8), vocab_size=300, model='mine')\n"
     )
     environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{tmp_path}"}
-    code = "from proxy.engine.choice import create_engine; from proxy.settings import Settings; "
+    code = "from proxy.engine.create import create_engine; from proxy.settings import Settings; "
     code += "print(create_engine(Settings(engine='mine:Engine'), 300).info().model)"
     run = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
     assert run.stdout.strip() == "mine"

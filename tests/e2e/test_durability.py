@@ -163,7 +163,17 @@ async def one_turn(url: str) -> str:
 
 def test_a_second_server_on_the_same_file_is_refused_in_one_line_and_the_first_goes_on(tmp_path: Path) -> None:
     with server_process(tmp_path, *FLAGS) as process:
-        command = [sys.executable, "-m", "cli", "serve", *FLAGS, "--port", "0", "--database-url", sqlite_url(tmp_path)]
+        command = [
+            sys.executable,
+            "-m",
+            "proxy.commands",
+            "serve",
+            *FLAGS,
+            "--port",
+            "0",
+            "--database-url",
+            sqlite_url(tmp_path),
+        ]
         second = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
         assert second.returncode == 1
         assert second.stderr == f"tokengrove: the database {tmp_path / 'served.db'} is in use by another server\n"

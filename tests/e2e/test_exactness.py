@@ -11,7 +11,7 @@ import pytest
 from openai import OpenAI
 
 from proxy.client import Client
-from proxy.engine.choice import model_folder
+from proxy.engine.create import model_folder
 from proxy.server import serving
 from proxy.settings import Settings
 from tests.support import function_tool

@@ -61,7 +61,7 @@ def play(url: str, name: str, group: str, *, reward: float, again: bool = False)
 
 def run(*arguments: str, cwd: Path, before: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "200"}
-    command = [*before, sys.executable, "-m", "cli", "export", *arguments]
+    command = [*before, sys.executable, "-m", "proxy.commands", "export", *arguments]
     return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=120)
 
 

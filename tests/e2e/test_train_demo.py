@@ -120,7 +120,7 @@ def test_learned_means_several_batches_above_the_target() -> None:
 
 def tokengrove(*arguments: str, cwd: Path, timeout_s: float) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-m", "cli", *arguments]
+    command = [sys.executable, "-m", "proxy.commands", *arguments]
     return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=timeout_s)
 
 

@@ -9,9 +9,10 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import cast
 
-from proxy.engine.base import Engine
+from proxy.engine.chunks import TokenChunk
 from proxy.engine.contract import Reply, complete, request_for
-from proxy.types import Ids, TokenChunk, ids_of
+from proxy.engine.interface import Engine
+from proxy.types import Ids, ids_of
 
 VOCABULARY = 600  # below the markers of the built-in tokenizer
 

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from proxy.engine.requests import GenerateRequest
 from proxy.engine.scripted import Reply, Script
-from proxy.types import GenerateRequest, ids_of
+from proxy.types import ids_of
 
 VOCABULARY = 640
 _SPAN = 600  # below the markers of the built-in tokenizer

@@ -9,8 +9,8 @@ from dataclasses import replace
 
 import pytest
 
-from proxy.engine.base import Capability, Engine
 from proxy.engine.contract import CHECKS, Check, complete
+from proxy.engine.interface import Capability, Engine
 from proxy.engine.mailbox import Delivery, Mailbox
 from proxy.engine.pool import Pool
 from proxy.engine.scripted import ScriptedEngine

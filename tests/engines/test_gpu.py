@@ -15,11 +15,12 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from proxy.engine.base import Capability, Engine, PauseMode
 from proxy.engine.contract import CHECKS, Check, Reply, check_grammar_gives_json, complete, request_for
 from proxy.engine.gate import Gate
+from proxy.engine.interface import Capability, Engine, PauseMode
+from proxy.engine.requests import GenerateRequest
 from proxy.settings import Settings
-from proxy.types import GenerateRequest, Ids, ids_of
+from proxy.types import Ids, ids_of
 from tests.bench.models import Shape, write_model
 from tests.engines.crowds import Growing, abort_after, converse, converse_all, leave_after
 from tests.engines.devices import CPU_ARGUMENTS, CUDA_ARGUMENTS

@@ -10,13 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from proxy.engine.base import Capability, Engine, PauseMode
 from proxy.engine.contract import CHECKS, Check, Reply, check_grammar_gives_json, complete, request_for
 from proxy.engine.gate import Gate
+from proxy.engine.interface import Capability, Engine, PauseMode
+from proxy.engine.requests import GenerateRequest
 from proxy.engine.sglang_engine import Ranks, SglangEngine
 from proxy.errors import ConfigurationError, EngineUnavailable, InvalidRequest
 from proxy.settings import Settings
-from proxy.types import FinishReason, GenerateRequest, SamplingParams, ids_of
+from proxy.types import FinishReason, SamplingParams, ids_of
 from tests.engines.forward import check_logprobs, logprobs_over_old_keys, plain_logprobs
 from tests.engines.updates import under_way, update_while_tokens_are_held_up
 

@@ -16,13 +16,14 @@ from pathlib import Path
 import httpx
 import pytest
 
-from proxy.engine.base import Capability, PauseMode
 from proxy.engine.contract import CHECKS, Check, Reply, check_grammar_gives_json, request_for
 from proxy.engine.gate import Gate
+from proxy.engine.interface import Capability, PauseMode
 from proxy.engine.pool import Pool
+from proxy.engine.requests import GenerateRequest
 from proxy.engine.servers import connect
 from proxy.settings import Settings
-from proxy.types import GenerateRequest, ids_of
+from proxy.types import ids_of
 from tests.engines.forward import check_logprobs, plain_logprobs
 from tests.engines.updates import under_way, update_while_tokens_are_held_up
 from tests.support import until

@@ -10,13 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from proxy.engine.base import Capability, Engine, PauseMode
+from proxy.engine.chunks import TokenChunk
 from proxy.engine.contract import CHECKS, Check, Reply, check_grammar_gives_json, complete, request_for
+from proxy.engine.grammar import Grammar, GrammarPart
+from proxy.engine.interface import Capability, Engine, PauseMode
 from proxy.engine.tiny_model import build_tiny_model
 from proxy.engine.transformers_engine import TransformersEngine
 from proxy.errors import ConfigurationError, ContextLengthExceeded, EngineFailed, EngineUnavailable, InvalidRequest
 from proxy.settings import Settings
-from proxy.types import FinishReason, Grammar, GrammarPart, SamplingParams, TokenChunk, ids_of
+from proxy.types import FinishReason, SamplingParams, ids_of
 from tests.engines.crowds import Growing, abort_after, converse, converse_all, leave_after
 from tests.engines.forward import plain_logprobs
 

@@ -7,10 +7,11 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-from proxy.engine.base import PauseMode
 from proxy.engine.contract import Reply, request_for
 from proxy.engine.gate import Gate
-from proxy.types import GenerateRequest, Ids, ids_of
+from proxy.engine.interface import PauseMode
+from proxy.engine.requests import GenerateRequest
+from proxy.types import Ids, ids_of
 from tests.support import until
 
 _HELD_UP_S = 1.0  # many times what loading the tiny weights takes

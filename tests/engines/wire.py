@@ -19,11 +19,12 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from proxy.engine.base import PauseMode
 from proxy.engine.contract import Reply
+from proxy.engine.interface import PauseMode
+from proxy.engine.requests import GenerateRequest
 from proxy.engine.scripted import ScriptedEngine
 from proxy.errors import InvalidRequest
-from proxy.types import FinishReason, GenerateRequest, SamplingParams, ids_of
+from proxy.types import FinishReason, SamplingParams, ids_of
 from tests.engines.scripts import VOCABULARY, model_like
 
 CONTEXT = 8192

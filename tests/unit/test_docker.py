@@ -13,7 +13,7 @@ import pytest
 import typer.main
 import yaml
 
-import cli
+from proxy import commands
 from proxy.settings import VARIABLE_PREFIX, Settings, from_environment
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -38,7 +38,7 @@ def values(path: Path, keyword: str) -> list[str]:
 
 def faults_of_command(arguments: list[str]) -> Iterator[str]:
     """What `tokengrove ARGUMENTS` would refuse: unknown commands and flags, and values that cannot be."""
-    command = typer.main.get_command(cli.app).commands.get(arguments[0])  # type: ignore[attr-defined]
+    command = typer.main.get_command(commands.app).commands.get(arguments[0])  # type: ignore[attr-defined]
     if command is None:
         yield f"there is no command {arguments[0]}"
         return

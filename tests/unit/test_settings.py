@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-import cli
+from proxy import commands
 from proxy.errors import ConfigurationError
 from proxy.settings import VARIABLE_PREFIX, Settings, from_environment
 from proxy.types import Credit
@@ -21,7 +21,7 @@ NAMES = [spec.name for spec in fields(Settings)]
 @pytest.mark.parametrize("name", NAMES)
 def test_every_setting_is_a_flag_a_variable_and_a_readme_line(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "400")
-    text = CliRunner().invoke(cli.app, ["serve", "--help"]).output
+    text = CliRunner().invoke(commands.app, ["serve", "--help"]).output
     assert f"--{name.replace('_', '-')}" in text
     assert VARIABLE_PREFIX + name.upper() in text
     assert f"`--{name.replace('_', '-')}`" in (ROOT / "README.md").read_text()
@@ -30,7 +30,7 @@ def test_every_setting_is_a_flag_a_variable_and_a_readme_line(name: str, monkeyp
 @pytest.mark.parametrize("command", ["serve", "export", "demo", "doctor", "import"])
 def test_help_cuts_no_name_on_a_narrow_terminal(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    text = CliRunner().invoke(cli.app, [command, "--help"]).output
+    text = CliRunner().invoke(commands.app, [command, "--help"]).output
     assert "--help" in text
     assert "…" not in text and not re.search(r"\w\.\.\.\s", text)
     assert max(map(len, text.splitlines())) <= 80

@@ -8,12 +8,15 @@ from contextlib import aclosing
 from dataclasses import replace
 from typing import Any, cast
 
-from proxy.engine.base import Capability, EngineInfo, PauseMode
+from proxy.engine.chunks import TokenChunk
 from proxy.engine.gate import Gate
+from proxy.engine.grammar import Grammar, GrammarPart
+from proxy.engine.interface import Capability, EngineInfo, PauseMode
+from proxy.engine.requests import GenerateRequest
 from proxy.engine.scripted import ScriptedEngine
 from proxy.errors import EngineLost, EngineUnavailable, InvalidRequest
 from proxy.settings import Settings
-from proxy.types import GenerateRequest, Grammar, GrammarPart, SamplingParams, TokenChunk, ids_of
+from proxy.types import SamplingParams, ids_of
 from tests.engines.scripts import VOCABULARY, following, model_like
 
 GRAMMAR = Grammar(((GrammarPart(text="yes"),),))

@@ -10,11 +10,11 @@ import pytest
 
 from proxy.engine.acting import act
 from proxy.engine.instances import Mentions, instance, mentioned_words
+from proxy.engine.requests import GenerateRequest
 from proxy.engine.scripted import from_arguments
 from proxy.errors import ConfigurationError
 from proxy.types import (
     Api,
-    GenerateRequest,
     Message,
     ResponseFormat,
     Role,

@@ -9,12 +9,14 @@ from typing import cast
 
 import pytest
 
-from proxy.engine.base import PauseMode
+from proxy.engine.chunks import TokenChunk
 from proxy.engine.contract import Reply, complete
 from proxy.engine.gate import Gate
+from proxy.engine.interface import PauseMode
+from proxy.engine.requests import GenerateRequest
 from proxy.errors import EngineLost, EngineTimeout, EngineUnavailable, InvalidRequest
-from proxy.generation import sample
-from proxy.types import FinishReason, GenerateRequest, TokenChunk
+from proxy.turns.generation import sample
+from proxy.types import FinishReason
 from tests.support import let_pass, until
 from tests.unit.engine.gated import (
     HoldingEngine,

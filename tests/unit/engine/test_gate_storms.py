@@ -8,9 +8,9 @@ import random
 
 import pytest
 
-from proxy.engine.base import PauseMode
 from proxy.engine.contract import complete
 from proxy.engine.gate import Gate
+from proxy.engine.interface import PauseMode
 from proxy.errors import EngineUnavailable
 from tests.unit.engine.gated import HoldingEngine, asking, gate_of, uninterrupted
 

@@ -3,7 +3,7 @@
 import pytest
 
 from proxy.engine.loading import EngineOptions, best_device, load_model
-from proxy.engine.sampling import drawing_device
+from proxy.engine.sampler import drawing_device
 from proxy.engine.tiny_model import build_tiny_model
 from proxy.errors import ConfigurationError
 

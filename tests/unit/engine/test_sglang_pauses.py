@@ -8,9 +8,9 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from proxy.engine.base import PauseMode
 from proxy.engine.contract import Reply, complete, request_for
 from proxy.engine.gate import Gate
+from proxy.engine.interface import PauseMode
 from proxy.engine.pool import Pool
 from proxy.engine.servers import connect
 from proxy.errors import InvalidRequest

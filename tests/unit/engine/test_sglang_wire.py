@@ -9,11 +9,14 @@ from typing import Any
 
 import pytest
 
+from proxy.engine.chunks import TokenChunk
 from proxy.engine.contract import Reply
+from proxy.engine.grammar import Grammar, GrammarPart
+from proxy.engine.requests import GenerateRequest
 from proxy.engine.sglang_engine import tensors_of
 from proxy.engine.sglang_wire import Answer, VersionNumbers, sampling_params, structural_tag
 from proxy.errors import EngineFailed, InvalidRequest
-from proxy.types import FinishReason, GenerateRequest, Grammar, GrammarPart, SamplingParams, TokenChunk, ids_of
+from proxy.types import FinishReason, SamplingParams, ids_of
 
 
 def part(ids: list[int], total: int, finish: Any = None, spans: Any = None, **meta: Any) -> dict[str, Any]:

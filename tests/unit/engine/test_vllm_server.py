@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from proxy.engine.base import Capability, PauseMode
 from proxy.engine.contract import complete, request_for
+from proxy.engine.interface import Capability, PauseMode
 from proxy.engine.vllm_server import VllmServer, _chunks
 from proxy.errors import EngineFailed, EngineUnavailable, InvalidRequest, UnsupportedParameter
 from proxy.types import FinishReason, ids_of

@@ -9,25 +9,27 @@ from typing import Any
 
 import orjson
 
-from proxy.protocols.base import Answer
 from proxy.protocols.responses import ResponsesProtocol
+from proxy.protocols.wire_protocol import Answer
+from proxy.rendering.deltas import (
+    Delta,
+    ReasoningDelta,
+    TextDelta,
+    TokenLogprob,
+    ToolCallArguments,
+    ToolCallEnd,
+    ToolCallStart,
+)
 from proxy.types import (
     Api,
-    Delta,
     FinishReason,
     Interaction,
     Message,
     Reason,
-    ReasoningDelta,
     Role,
     SamplingParams,
     Status,
-    TextDelta,
-    TokenLogprob,
     ToolCall,
-    ToolCallArguments,
-    ToolCallEnd,
-    ToolCallStart,
     TurnRequest,
     ids_of,
 )

@@ -22,22 +22,12 @@ from proxy.errors import (
     InvalidRequest,
     ProxyError,
 )
-from proxy.protocols.base import Answer
 from proxy.protocols.message_blocks import arguments_of, input_of, origin_of, signature_of
 from proxy.protocols.messages import MessagesProtocol, anthropic_error
+from proxy.protocols.wire_protocol import Answer
+from proxy.rendering.deltas import Delta, ReasoningDelta, TextDelta, ToolCallArguments, ToolCallEnd, ToolCallStart
 from proxy.trajectory.matching import canonical_arguments
-from proxy.types import (
-    Delta,
-    FinishReason,
-    Interaction,
-    Message,
-    ReasoningDelta,
-    TextDelta,
-    ToolCall,
-    ToolCallArguments,
-    ToolCallEnd,
-    ToolCallStart,
-)
+from proxy.types import FinishReason, Interaction, Message, ToolCall
 from tests.unit.protocols.message_bodies import answered, body, claude_code, says
 
 CALL = ToolCall("toolu_1", "Read", '{"path": "a", "n": 1.5}')

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from openai.types.responses import Response
 
 from proxy.protocols.response_object import text_logprobs
-from proxy.types import FinishReason, Message, Role, TokenLogprob
+from proxy.rendering.deltas import TokenLogprob
+from proxy.types import FinishReason, Message, Role
 from tests.unit.protocols.response_bodies import (
     PROTOCOL,
     WEATHER,

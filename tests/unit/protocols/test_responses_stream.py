@@ -21,9 +21,8 @@ from proxy.errors import (
     TooManyRequests,
 )
 from proxy.protocols.sse import KEEPALIVE
-from proxy.types import (
+from proxy.rendering.deltas import (
     Delta,
-    FinishReason,
     ReasoningDelta,
     TextDelta,
     TokenLogprob,
@@ -31,6 +30,7 @@ from proxy.types import (
     ToolCallEnd,
     ToolCallStart,
 )
+from proxy.types import FinishReason
 from tests.unit.protocols.response_bodies import (
     PROTOCOL,
     WEATHER,

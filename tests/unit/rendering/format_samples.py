@@ -7,19 +7,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from proxy.rendering import OutputParser
+from proxy.rendering.deltas import Delta, ReasoningDelta, TextDelta, ToolCallArguments, ToolCallEnd, ToolCallStart
 from proxy.rendering.parsing import build_parser
 from proxy.rendering.tokenizer import Tokenizer
 from proxy.rendering.tool_formats import reasoning_format, tool_format
-from proxy.types import (
-    Delta,
-    Message,
-    ReasoningDelta,
-    TextDelta,
-    Tool,
-    ToolCallArguments,
-    ToolCallEnd,
-    ToolCallStart,
-)
+from proxy.types import Message, Tool
 
 SCHEMA = {
     "type": "object",

@@ -10,7 +10,7 @@ import pytest
 from rendering_folders import ENDS
 from typer.testing import CliRunner
 
-import cli
+from proxy import commands
 from proxy.rendering import Renderer, load_renderer
 from proxy.rendering.doctor import SHAPES, Verdict, examine
 from proxy.settings import Settings
@@ -69,7 +69,7 @@ def test_checks_are_values(tiny: Renderer) -> None:
 
 def test_the_command_ends_with_1_only_if_something_breaks(published: Callable[[str], Path]) -> None:
     folder = str(published("glm4moe"))
-    fine = CliRunner().invoke(cli.app, ["doctor", "--tokenizer", folder])
+    fine = CliRunner().invoke(commands.app, ["doctor", "--tokenizer", folder])
     assert (fine.exit_code, "glm-4.5" in fine.stdout, "breaks" in fine.stdout) == (0, True, False)
-    wrong = CliRunner().invoke(cli.app, ["doctor", "--tokenizer", folder, "--tool-parser", "hermes"])
+    wrong = CliRunner().invoke(commands.app, ["doctor", "--tokenizer", folder, "--tool-parser", "hermes"])
     assert (wrong.exit_code, "breaks" in wrong.stdout) == (1, True)

@@ -16,11 +16,12 @@ from rendering_folders import write_folder
 
 from proxy.errors import ConfigurationError, UnsupportedParameter
 from proxy.rendering.call_reader import read_calls, split_marks
+from proxy.rendering.deltas import ToolCallArguments, ToolCallEnd, ToolCallStart
 from proxy.rendering.harmony import HARMONY_MARKS
 from proxy.rendering.reasoning_formats import REASONING_FORMATS, reasoning_format
 from proxy.rendering.tokenizer import Tokenizer
 from proxy.rendering.tool_formats import TOOL_FORMATS, tool_format
-from proxy.types import Message, Role, Tool, ToolCallArguments, ToolCallEnd, ToolCallStart
+from proxy.types import Message, Role, Tool
 
 quick = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 NAMES = sorted(SAMPLES)

@@ -12,22 +12,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from proxy.rendering import OutputParser, Renderer, load_renderer
+from proxy.rendering.deltas import Delta, ReasoningDelta, TextDelta, ToolCallArguments, ToolCallEnd, ToolCallStart
 from proxy.rendering.library import LibraryTemplate
 from proxy.settings import Settings
-from proxy.types import (
-    Delta,
-    Message,
-    ReasoningDelta,
-    Role,
-    TextDelta,
-    Tool,
-    ToolCallArguments,
-    ToolCallEnd,
-    ToolCallStart,
-    ToolChoice,
-    ToolChoiceMode,
-    ids_of,
-)
+from proxy.types import Message, Role, Tool, ToolChoice, ToolChoiceMode, ids_of
 
 TOOLS = (Tool("read", "Read a file.", {"type": "object", "properties": {"path": {"type": "string"}}}),)
 CALL = '<tool_call>\n{"name": "read", "arguments": {"path": "a"}}\n</tool_call>'

@@ -10,7 +10,7 @@ import orjson
 import pytest
 from typer.testing import CliRunner
 
-import cli
+from proxy import commands
 from proxy.errors import ConfigurationError
 from proxy.store.pruning import Pruned, prune
 from tests.databases import execute
@@ -108,7 +108,7 @@ async def test_a_sqlite_file_gives_its_space_back(tmp_path: Path) -> None:
 async def test_the_command_says_what_it_did_and_what_it_kept(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path / 'test.db'}"
     await grow(tmp_path, url)
-    ran = CliRunner().invoke(cli.app, ["db", "prune", "--older-than", "30d", "--database-url", url])
+    ran = CliRunner().invoke(commands.app, ["db", "prune", "--older-than", "30d", "--database-url", url])
     assert ran.exit_code == 0
     assert ran.output.startswith("deleted 2 sessions, 2 interactions, ")
     assert "kept 1 sessions that ended as long ago, since nobody has exported them" in ran.output
@@ -116,6 +116,6 @@ async def test_the_command_says_what_it_did_and_what_it_kept(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("text", ["30", "d", "-1d", "1.5h", "30 days", ""])
 def test_what_is_no_duration_is_refused_by_name(text: str) -> None:
-    ran = CliRunner().invoke(cli.app, ["db", "prune", "--older-than", text])
+    ran = CliRunner().invoke(commands.app, ["db", "prune", "--older-than", text])
     assert isinstance(ran.exception, ConfigurationError) or ran.exit_code == 2
     assert "--older-than" in str(ran.exception) + ran.output

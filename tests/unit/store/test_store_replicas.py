@@ -12,7 +12,7 @@ import pytest
 from sqlalchemy import Connection
 
 from proxy.store import locks
-from proxy.store.replicas import News, Seen
+from proxy.store.revisions import News, Seen
 from proxy.store.store import Store
 from proxy.types import Interaction, SessionRecord, SessionStatus, Status
 from tests.databases import execute

@@ -1,0 +1,81 @@
+"""Arrow's stream and Parquet, with pyarrow: lists of numbers become arrays, never Python lists."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import orjson
+from numpy.typing import NDArray
+
+from proxy.client.readers.page import Page, Source, page_of
+from proxy.client.tensors import library
+from proxy.client.values import Json
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_JSON_LABELS = ("sampling", "turns")
+
+
+def read_arrow(source: Source) -> Page:
+    """Raises InvalidRequest without pyarrow."""
+    pa = library("pyarrow")
+    rows: list[dict[str, Json]] = []
+    told: dict[str, Json] = {"sessions": {}}
+    with _opened(pa, source) as file, pa.ipc.open_stream(file) as reader:
+        for batch, metadata in reader.iter_batches_with_custom_metadata():
+            rows += _rows(batch)
+            said = {name.decode(): orjson.loads(text) for name, text in dict(metadata or {}).items()}
+            told["sessions"].update(said.pop("sessions", {}))
+            told |= said
+    if "cursor" not in told:
+        raise ValueError("its last batch is missing")
+    return page_of({**told, "samples": rows})
+
+
+def read_parquet(source: Source) -> Page:
+    """Raises InvalidRequest without pyarrow."""
+    pa, parquet = library("pyarrow"), library("pyarrow.parquet")
+    rows: list[dict[str, Json]] = []
+    with _opened(pa, source) as opened, parquet.ParquetFile(opened) as file:
+        for batch in file.iter_batches():
+            rows += _rows(batch)
+        metadata = file.metadata.metadata or {}
+    told = {name.decode(): orjson.loads(text) for name, text in metadata.items() if name != b"ARROW:schema"}
+    return page_of({**told, "samples": rows})
+
+
+def _opened(pa: Any, source: Source) -> pa.NativeFile:
+    return pa.OSFile(str(source)) if isinstance(source, Path) else pa.BufferReader(source)
+
+
+def _rows(batch: pa.RecordBatch) -> Iterator[dict[str, Json]]:
+    """Each row: columns of lists of numbers as arrays, the others as values; a null list is left out."""
+    columns = {name: _column(name, column) for name, column in zip(batch.schema.names, batch.columns, strict=True)}
+    for at in range(batch.num_rows):
+        row = {name: column[at] for name, column in columns.items()}
+        yield {name: value for name, value in row.items() if value is not _ABSENT}
+
+
+_ABSENT = object()
+
+
+def _column(name: str, column: pa.Array) -> Sequence[Any]:
+    types = library("pyarrow.types")
+    if types.is_list(column.type) and types.is_primitive(column.type.value_type):
+        return _arrays(column)
+    values: list[Any] = column.to_pylist()
+    return [orjson.loads(value) for value in values] if name in _JSON_LABELS else values
+
+
+def _arrays(column: pa.ListArray) -> list[NDArray[Any] | object]:
+    """An array a row. Offsets count from the beginning of `values`, also in a slice."""
+    offsets = column.offsets.to_numpy()
+    values = np.array(column.values.to_numpy(zero_copy_only=False))
+    present = column.is_valid().to_numpy(zero_copy_only=False)
+    rows = zip(pairwise(offsets), present, strict=True)
+    return [values[start:end] if there else _ABSENT for (start, end), there in rows]

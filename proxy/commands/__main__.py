@@ -1,0 +1,5 @@
+"""`python -m proxy.commands` is `tokengrove`."""
+
+from proxy.commands import main
+
+main()

@@ -1,0 +1,65 @@
+"""`tokengrove demo`: agents against the built-in model, and with --train a trainer that closes the loop."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from proxy.commands.failure import fail
+from proxy.errors import ConfigurationError, ProxyError
+from proxy.settings import Settings
+
+
+def demo(
+    train: Annotated[
+        bool, typer.Option("--train", help="Close the loop: train the model until it plays well.")
+    ] = False,
+    seed: Annotated[int | None, typer.Option(min=0, help="With --train: of first weights and games; 0.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="With --train: where to draw the rewards (.svg or .html).")] = None,
+) -> None:
+    """Run two short agents against the built-in model, reward them, export, and show the trees and samples."""
+    if train:
+        _train_demo(seed or 0, plot)
+        return
+    if seed is not None or plot is not None:
+        raise ConfigurationError("--seed and --plot are for demo --train")
+    from rich.console import Console
+
+    from proxy import server
+    from proxy.rollout.demo import run_demo
+
+    with tempfile.TemporaryDirectory(prefix="tokengrove-demo-") as folder:
+        database = Path(folder) / "demo.db"
+        settings = Settings(port=0, database_url=f"sqlite:///{database}", log_level="warning")
+        with server.serving(settings) as url:
+            run_demo(url, Console())
+
+
+def _train_demo(seed: int, plot: Path | None) -> None:
+    from rich.console import Console
+
+    from proxy import server
+    from proxy.app import write_tiny_model
+    from proxy.rollout.train_demo import check_plot, run_train_demo
+
+    check_plot(plot)
+    with tempfile.TemporaryDirectory(prefix="tokengrove-demo-") as folder:
+        model, database = Path(folder) / "tokengrove-tiny", Path(folder) / "demo.db"
+        write_tiny_model(model, seed)
+        # On the CPU even where there is a GPU: the trainer is there too, and ratios are exact on one kind of machine.
+        settings = Settings(
+            port=0,
+            model=str(model),
+            engine="transformers",
+            engine_arg=("device=cpu",),
+            database_url=f"sqlite:///{database}",
+            log_level="warning",
+        )
+        try:
+            with server.serving(settings) as url:
+                run_train_demo(url, model, Console(), seed=seed, plot=plot)
+        except ProxyError as error:
+            fail(error.message)

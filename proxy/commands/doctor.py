@@ -1,0 +1,38 @@
+"""`tokengrove doctor`: what a model's tokenizer and chat template can and cannot do."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from proxy.settings import from_environment
+
+
+def doctor(
+    model: Annotated[str | None, typer.Option(help="Folder of the model; none: the tiny built-in one.")] = None,
+    tokenizer: Annotated[str | None, typer.Option(help="Folder of the tokenizer, if it is another.")] = None,
+    family: Annotated[str | None, typer.Option(help="Renderer family.")] = None,
+    tool_parser: Annotated[str | None, typer.Option(help="Tool-call format.")] = None,
+    reasoning_parser: Annotated[str | None, typer.Option(help="Reasoning format.")] = None,
+) -> None:
+    """Try a model's tokenizer and chat template, without its weights: what is bridged, parsed, forked or refused."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    from proxy.app import examine_model
+
+    given = {"model": model, "tokenizer": tokenizer, "family": family}
+    settings = from_environment({**given, "tool_parser": tool_parser, "reasoning_parser": reasoning_parser})
+    found = examine_model(settings)
+    console = Console()
+    for name, value in found.facts:
+        console.print(f"{name:12}{value}", markup=False, highlight=False, soft_wrap=True)
+    table = Table("conversation", "", "what was found")
+    for check in found.checks:
+        style = {"breaks": "red", "forks": "yellow", "refused": "dim"}.get(check.verdict, "green")
+        table.add_row(Text(check.name), Text(check.verdict, style), Text(check.detail))
+    console.print(table)
+    if found.broken:
+        raise typer.Exit(1)

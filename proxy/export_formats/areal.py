@@ -1,0 +1,76 @@
+"""What AReaL's `export_trajectories` answers, so that its own client reads it: tensors as base64 of their bytes.
+
+Beside `interactions` stand `samples` (labels of each, as other formats have them), `sessions` and `cursor`, which that
+client leaves aside.
+"""
+
+from __future__ import annotations
+
+from base64 import b64encode
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from proxy.export_formats.encoder import Entry, Fields, dumps
+from proxy.export_formats.spool import Scratch
+from proxy.trajectory.samples import Row
+
+_INTEGERS = ("input_ids", "loss_mask", "versions")
+
+
+class ArealEncoder:
+    """`{"interactions": {id: {"tensor_dict", "reward", "interaction_id"}}, "samples": [labels], "sessions",
+    "cursor"}`."""
+
+    media_type = "application/json"
+
+    def __init__(self) -> None:
+        self._entries: dict[str, Entry] = {}
+        self._labels = Scratch()
+        self._between = b'{"interactions":{'
+
+    def add(self, session_id: str, rows: Sequence[Row], entry: Entry) -> Iterator[bytes]:
+        self._entries[session_id] = entry
+        for row in rows:
+            labels = row.labels()
+            name = labels["interaction_id"]
+            first = self._between != b","
+            self._labels.write(dumps(labels) if first else b"," + dumps(labels))
+            yield self._between + dumps(name) + b":" + dumps(_interaction(name, row))
+            self._between = b","
+
+    def finish(self, end: Fields) -> Iterator[bytes]:
+        opening = b"" if self._between == b"," else self._between
+        yield opening + b'},"samples":['
+        yield from self._labels.chunks()
+        yield b'],"sessions":' + dumps(self._entries) + b"," + dumps(end)[1:]
+
+    def close(self) -> None:
+        self._entries.clear()
+        self._labels.close()
+
+
+def _interaction(name: str, row: Row) -> dict[str, Any]:
+    columns = row.columns()
+    tensors: dict[str, NDArray[Any]] = {column: columns[column].astype(np.int64)[None] for column in _INTEGERS}
+    tensors |= {column: columns[column][None] for column in ("logprobs", "attention_mask")}
+    tensors["rewards"] = columns["rewards"]
+    if "token_rewards" in columns:
+        tensors["token_rewards"] = columns["token_rewards"][None]
+    return {
+        "tensor_dict": {column: _tensor(values) for column, values in tensors.items()},
+        "reward": float(columns["rewards"][0]),
+        "interaction_id": name,
+    }
+
+
+def _tensor(values: NDArray[Any]) -> dict[str, Any]:
+    little = values.astype(values.dtype.newbyteorder("<"), copy=False)
+    return {
+        "type": "tensor",
+        "data": b64encode(little.tobytes()).decode("ascii"),
+        "shape": list(values.shape),
+        "dtype": f"torch.{values.dtype.name}",
+    }

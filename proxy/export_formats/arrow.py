@@ -1,0 +1,155 @@
+"""Arrow's stream and Parquet: a row a sample, arrays as lists, labels as strings, numbers or JSON text.
+
+`sampling` and `turns` are JSON text. `token_rewards` is null where a row has none. Of an Arrow stream each batch is one
+session, and its custom metadata has `sessions` (its entry, by id) as JSON; the last batch is empty and has `cursor`. A
+Parquet file has both in its key-value metadata.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from proxy.errors import UnsupportedParameter
+from proxy.export_formats.encoder import Entry, Fields, dumps
+from proxy.export_formats.outgoing import Outgoing
+from proxy.trajectory.columns import Column
+from proxy.trajectory.samples import Labels, Row
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_TEXTS = ("interaction_id", "session_id", "group_id", "task_id", "purpose", "finish_reason")
+_JSON_LABELS = ("sampling", "turns")
+# A group of rows is written when it has so many bytes: readers take one group at a time, and so does memory here.
+_GROUP_BYTES = 16 << 20
+# Columns of few distinct values, long runs of them: a dictionary makes them small.
+_REPETITIVE = ("loss_mask", "versions", "turn_ids", "response_mask", *_TEXTS)
+
+
+class Batches:
+    """Rows to record batches of one schema. Raises UnsupportedParameter where pyarrow is not installed."""
+
+    def __init__(self, columns: Sequence[Column], more_labels: Sequence[str]) -> None:
+        try:
+            import pyarrow as pa
+        except ImportError:
+            message = "formats arrow and parquet need pyarrow on the server: pip install 'tokengrove[export]'"
+            raise UnsupportedParameter(message, param="format") from None
+        self._columns = columns
+        labels = {name: pa.string() for name in (*_TEXTS, *_JSON_LABELS)}
+        labels |= {"interaction_ids": pa.list_(pa.string()), "masked_tokens": pa.int64(), "recomputable": pa.bool_()}
+        labels |= {name: pa.int64() if name == "truncated_tokens" else pa.string() for name in more_labels}
+        arrays = {column.name: pa.list_(pa.from_numpy_dtype(column.dtype)) for column in columns}
+        self.schema: pa.Schema = pa.schema(list((labels | arrays).items()))
+        self._labels = labels
+
+    def batch(self, rows: Sequence[Row]) -> pa.RecordBatch:
+        import pyarrow as pa
+
+        labels = [_flat(row.labels()) for row in rows]
+        found = [row.columns() for row in rows]
+        arrays = [pa.array([each[name] for each in labels], kind) for name, kind in self._labels.items()]
+        arrays += [_lists(column, [each.get(column.name) for each in found]) for column in self._columns]
+        return pa.record_batch(arrays, schema=self.schema)
+
+
+def _flat(labels: Labels) -> Labels:
+    return {**labels, **{name: dumps(labels[name]).decode() for name in _JSON_LABELS}}
+
+
+def _lists(column: Column, values: Sequence[Any]) -> pa.Array:
+    """A list array; None is a null."""
+    import pyarrow as pa
+
+    present = [value for value in values if value is not None]
+    offsets = np.cumsum([0, *(0 if value is None else len(value) for value in values)], dtype=np.int32)
+    flat = np.concatenate(present) if present else np.zeros(0, column.dtype)
+    mask = pa.array([value is None for value in values]) if len(present) < len(values) else None
+    return pa.ListArray.from_arrays(pa.array(offsets), pa.array(flat.astype(column.dtype, copy=False)), mask=mask)
+
+
+class ArrowEncoder:
+    """An Arrow IPC stream, a session a batch."""
+
+    media_type = "application/vnd.apache.arrow.stream"
+
+    def __init__(self, columns: Sequence[Column], more_labels: Sequence[str]) -> None:
+        self._batches = Batches(columns, more_labels)
+        import pyarrow as pa
+
+        self._outgoing = Outgoing()
+        self._writer = pa.ipc.new_stream(self._outgoing, self._batches.schema)
+
+    def add(self, session_id: str, rows: Sequence[Row], entry: Entry) -> Iterator[bytes]:
+        self._write(rows, {"sessions": dumps({session_id: entry})})
+        yield self._outgoing.take()
+
+    def finish(self, end: Fields) -> Iterator[bytes]:
+        self._write([], {name: dumps(value) for name, value in end.items()})
+        self._writer.close()
+        yield self._outgoing.take()
+
+    def close(self) -> None:
+        self._writer.close()
+
+    def _write(self, rows: Sequence[Row], metadata: dict[str, bytes]) -> None:
+        self._writer.write_batch(self._batches.batch(rows), custom_metadata=metadata)
+
+
+class ParquetEncoder:
+    """A Parquet file; many sessions are a row group."""
+
+    media_type = "application/vnd.apache.parquet"
+
+    def __init__(self, columns: Sequence[Column], more_labels: Sequence[str]) -> None:
+        self._batches = Batches(columns, more_labels)
+        from pyarrow import parquet
+
+        self._outgoing = Outgoing()
+        self._entries: dict[str, Entry] = {}
+        self._waiting: list[pa.RecordBatch] = []
+        self._waiting_bytes = 0
+        names = {column.name for column in columns} | set(_TEXTS)
+        self._writer = parquet.ParquetWriter(
+            self._outgoing,
+            self._batches.schema,
+            compression="lz4",
+            use_dictionary=[_path(name) for name in _REPETITIVE if name in names],
+            write_statistics=False,
+        )
+
+    def add(self, session_id: str, rows: Sequence[Row], entry: Entry) -> Iterator[bytes]:
+        self._entries[session_id] = entry
+        batch = self._batches.batch(rows)
+        self._waiting.append(batch)
+        self._waiting_bytes += batch.nbytes
+        if self._waiting_bytes >= _GROUP_BYTES:
+            self._write_group()
+            yield self._outgoing.take()
+
+    def finish(self, end: Fields) -> Iterator[bytes]:
+        self._write_group()
+        self._writer.add_key_value_metadata(
+            {"sessions": dumps(self._entries), **{name: dumps(value) for name, value in end.items()}}
+        )
+        self._writer.close()
+        yield self._outgoing.take()
+
+    def close(self) -> None:
+        self._writer.close()
+
+    def _write_group(self) -> None:
+        import pyarrow as pa
+
+        table = pa.Table.from_batches(self._waiting, self._batches.schema)
+        self._waiting, self._waiting_bytes = [], 0
+        if table.num_rows:
+            self._writer.write_table(table)
+
+
+def _path(name: str) -> str:
+    """A column's name within the file: the items of a list are a level below."""
+    return name if name in _TEXTS else f"{name}.list.element"

@@ -1,0 +1,51 @@
+"""The formats of JSON: one object, or one object a line, whose last line shows that nothing is missing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from proxy.export_formats.encoder import Entry, Fields, dumps
+from proxy.trajectory.samples import Row
+
+
+class JsonEncoder:
+    """`{"samples": [...], "sessions": {id: entry}, "cursor"}`."""
+
+    media_type = "application/json"
+
+    def __init__(self) -> None:
+        self._entries: dict[str, Entry] = {}
+        self._between = b'{"samples":['
+
+    def add(self, session_id: str, rows: Sequence[Row], entry: Entry) -> Iterator[bytes]:
+        self._entries[session_id] = entry
+        for row in rows:
+            yield self._between + dumps({**row.labels(), **row.columns()})
+            self._between = b","
+
+    def finish(self, end: Fields) -> Iterator[bytes]:
+        opening = b"" if self._between == b"," else self._between
+        yield opening + b'],"sessions":' + dumps(self._entries) + b"," + dumps(end)[1:]
+
+    def close(self) -> None:
+        self._entries.clear()
+
+
+class JsonlEncoder:
+    """A sample a line; the last line is `{"sessions": {id: entry}, "cursor"}`."""
+
+    media_type = "application/x-ndjson"
+
+    def __init__(self) -> None:
+        self._entries: dict[str, Entry] = {}
+
+    def add(self, session_id: str, rows: Sequence[Row], entry: Entry) -> Iterator[bytes]:
+        self._entries[session_id] = entry
+        for row in rows:
+            yield dumps({**row.labels(), **row.columns()}) + b"\n"
+
+    def finish(self, end: Fields) -> Iterator[bytes]:
+        yield dumps({"sessions": self._entries, **end}) + b"\n"
+
+    def close(self) -> None:
+        self._entries.clear()

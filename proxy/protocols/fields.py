@@ -1,0 +1,97 @@
+"""Fields of a decoded JSON body: each check returns the value, or raises InvalidRequest with the field's path."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from proxy.errors import InvalidRequest
+
+
+def expect_object(value: Any, name: str) -> Mapping[str, Any]:
+    """`value` if it is a JSON object, else InvalidRequest naming it."""
+    if not isinstance(value, Mapping):
+        raise InvalidRequest(f"'{name}' must be an object, not {json_type(value)}", param=name)
+    return value
+
+
+def expect_list(value: Any, name: str) -> list[Any]:
+    """`value` if it is a JSON array, else InvalidRequest naming it."""
+    if not isinstance(value, list):
+        raise InvalidRequest(f"'{name}' must be an array, not {json_type(value)}", param=name)
+    return value
+
+
+def expect_str(value: Any, name: str) -> str:
+    """`value` if it is a string, else InvalidRequest naming it."""
+    if not isinstance(value, str):
+        raise InvalidRequest(f"'{name}' must be a string, not {json_type(value)}", param=name)
+    return value
+
+
+def expect_bool(value: Any, name: str) -> bool:
+    """`value` if it is a boolean, else InvalidRequest naming it."""
+    if not isinstance(value, bool):
+        raise InvalidRequest(f"'{name}' must be true or false, not {json_type(value)}", param=name)
+    return value
+
+
+def optional_object(body: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """An object field, empty when absent or null."""
+    value = body.get(name)
+    return {} if value is None else expect_object(value, name)
+
+
+def optional_str(body: Mapping[str, Any], name: str, at: str = "") -> str | None:
+    """A string field, or None when absent or null. `at` is the path of `body`, with its dot."""
+    value = body.get(name)
+    return None if value is None else expect_str(value, at + name)
+
+
+def optional_text(body: Mapping[str, Any], name: str, at: str = "") -> str | None:
+    """A string field that is stored or looked up, or None when absent or null."""
+    text = optional_str(body, name, at)
+    return None if text is None else check_text(text, at + name)
+
+
+def check_text(text: str, name: str) -> str:
+    """`text` if any database takes it. Raises InvalidRequest for a NUL character: some do not even compare it."""
+    if "\0" in text:
+        raise InvalidRequest(f"'{name}' must not hold a NUL character", param=name)
+    return text
+
+
+def optional_int(body: Mapping[str, Any], name: str, *, least: int, most: int = 2**31 - 1, at: str = "") -> int | None:
+    """An integer field in least .. most, or None when absent or null. `at` is the path of `body`, with its dot."""
+    value, name = body.get(name), at + name
+    if value is None:
+        return None
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise InvalidRequest(f"'{name}' must be an integer, not {json_type(value)}", param=name)
+    if not least <= value <= most:
+        raise InvalidRequest(f"'{name}' must be between {least} and {most}, not {value}", param=name)
+    return value
+
+
+def optional_float(body: Mapping[str, Any], name: str, *, least: float, most: float, at: str = "") -> float | None:
+    """A number field in least .. most, or None when absent or null. `at` is the path of `body`, with its dot."""
+    value, name = body.get(name), at + name
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise InvalidRequest(f"'{name}' must be a number, not {json_type(value)}", param=name)
+    if not least <= value <= most:
+        raise InvalidRequest(f"'{name}' must be between {least:g} and {most:g}, not {value}", param=name)
+    return float(value)
+
+
+def json_type(value: Any) -> str:
+    """The JSON name of a value's type, for error messages."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "a boolean"
+    names = {str: "a string", int: "a number", float: "a number", list: "an array", dict: "an object"}
+    return names.get(type(value), type(value).__name__)

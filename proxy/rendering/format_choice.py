@@ -1,0 +1,94 @@
+"""Which call and reasoning format a model speaks, and what ends its turns: asked of its own chat template.
+
+A call format is taken where it reads back a call that the template wrote; the family's name for it decides only among
+several, or where the template writes no calls at all.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from proxy.errors import ConfigurationError, InvalidRequest
+from proxy.rendering.call_reader import read_calls
+from proxy.rendering.library import LibraryTemplate
+from proxy.rendering.template import ChatTemplate
+from proxy.rendering.template_choice import Choice, read_json
+from proxy.rendering.tokenizer import Tokenizer
+from proxy.rendering.tool_formats import (
+    REASONING_FORMATS,
+    TOOL_FORMATS,
+    ReasoningFormat,
+    ToolFormat,
+    reasoning_format,
+    tool_format,
+)
+from proxy.types import Message, Role, Tool, ToolCall
+
+_NAME, _ARGUMENTS = "probe_tool", '{"probe_key": "value"}'
+_TOOL = Tool(_NAME, "", {"type": "object", "properties": {"probe_key": {"type": "string"}}})
+
+
+def choose_reasoning(choice: Choice, named: str | None) -> ReasoningFormat | None:
+    """`named` is `--reasoning-parser`. Raises ConfigurationError naming the known ones."""
+    if named is not None:
+        return reasoning_format(named)
+    own = REASONING_FORMATS.get(choice.family.reasoning or "")
+    if choice.chat is None or isinstance(choice.template, LibraryTemplate):
+        return own
+    source = choice.chat.source
+    known = [own, *REASONING_FORMATS.values()] if own is not None else [*REASONING_FORMATS.values()]
+    return next((found for found in known if found.closer in source and found.opener in source), None)
+
+
+def choose_tool_format(choice: Choice, named: str | None) -> ToolFormat | None:
+    """`named` is `--tool-parser`. Raises ConfigurationError naming the known ones."""
+    if named is not None:
+        return tool_format(named)
+    own = TOOL_FORMATS.get(choice.family.tool_format or "")
+    if choice.chat is None:
+        return own
+    text = _written_call(choice.chat)
+    if text is None:
+        return own
+    known = dict.fromkeys([own, *TOOL_FORMATS.values()] if own is not None else TOOL_FORMATS.values())
+    return next((found for found in known if reads(found, text)), None)
+
+
+def reads(calls: ToolFormat, text: str) -> bool:
+    """Whether `text` is read as the probe call."""
+    found = [(name, json.loads(arguments)) for name, arguments in read_calls(calls, text, (_TOOL,))]
+    return found == [(_NAME, json.loads(_ARGUMENTS))]
+
+
+def _written_call(chat: ChatTemplate) -> str | None:
+    """What the template writes for an assistant that calls a tool, None where it writes no calls."""
+    if chat.expressible.arguments is None:
+        return None
+    question = Message(Role.USER, "Probe-user")
+    call = Message(Role.ASSISTANT, "", (ToolCall("call_0", _NAME, _ARGUMENTS),))
+    try:
+        return chat.text([question, call]).partition("Probe-user")[2]
+    except InvalidRequest:
+        return None
+
+
+def stop_tokens(tokenizer: Tokenizer, choice: Choice, folder: Path) -> tuple[int, ...]:
+    """The library's, else what the folder's configuration says; and the template's own end of a turn where the
+    template never writes one of those (fine-tunes that kept the end token of their base model)."""
+    if isinstance(choice.template, LibraryTemplate):
+        return tuple(dict.fromkeys(choice.template.stop_token_ids))
+    ids = _configured_ends(tokenizer, folder)
+    if choice.chat is not None:
+        ids += choice.chat.end_of_turn(ids)
+    if not ids:
+        raise ConfigurationError(f"no end token in {folder}: neither a configuration nor the chat template names one")
+    return tuple(dict.fromkeys(ids))
+
+
+def _configured_ends(tokenizer: Tokenizer, folder: Path) -> list[int]:
+    ids = [tokenizer.hugging_face.eos_token_id]
+    for name in ("generation_config.json", "config.json"):
+        value = read_json(folder / name).get("eos_token_id")
+        ids += value if isinstance(value, list) else [value]
+    return [token for token in ids if isinstance(token, int)]

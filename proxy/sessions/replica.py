@@ -1,0 +1,121 @@
+"""What other replicas did to a session, taken into the live one: afterwards memory says what the database said.
+
+Everything here may be done twice and out of order: two requests of one session look at the database at the same time.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from proxy.sessions.attempts import Attempt, Stage, recall, reply_id
+from proxy.store.revisions import Mark, News, Seen
+from proxy.types import Interaction, SessionStatus, Status
+
+if TYPE_CHECKING:
+    from proxy.sessions.session import Session
+
+# Below all that can be in a database.
+NOTHING_SEEN = Seen(0, -1)
+# How long after its commit a reply may still be on its way to its client, through a replica that is alive: until then a
+# request that repeats it may be another sample as well as a retry, and waits for the note that the reply was written.
+WRITING_S = 2.0
+
+
+def absorb(session: Session, news: News, *, elsewhere: bool) -> None:
+    """Bring the session up to what was read. What this replica commits itself is left to its own turns.
+
+    `elsewhere`: other replicas may be at work on what is new.
+    """
+    if news.seen.revision >= session.seen.revision:
+        if news.record is not None:
+            session.record = news.record
+        _apply_marks(session, [*news.marks, *map(_mark_of, news.interactions)])
+    new = [i for i in news.interactions if i.seq >= session.seen.next_seq]
+    foreign = [i for i in new if i.id not in session.begun_here]
+    for interaction in foreign:
+        if interaction.status is Status.COMPLETE and interaction.id not in session.cache.nodes:
+            session.cache.add(session.cache.place_stored(interaction))
+            session.turns_taken += 1
+            session.sampled_tokens += len(interaction.output_ids)
+    _merge(session.attempts, recall(foreign, set(news.unreplied)), elsewhere)
+    session.seen = Seen(max(session.seen.next_seq, news.seen.next_seq), max(session.seen.revision, news.seen.revision))
+    if session.record.status is not SessionStatus.ACTIVE:
+        session.ended.set()
+
+
+def note_commit(session: Session, seq: int) -> None:
+    """A call that began here is committed. If others came before it unseen, they are still to be looked at."""
+    if seq == session.seen.next_seq:
+        session.seen = Seen(seq + 1, session.seen.revision)
+
+
+def note_doubt(session: Session, interaction_id: str) -> None:
+    """A commit failed, and may be there nevertheless: only the database knows."""
+    session.begun_here.discard(interaction_id)
+    session.seen = NOTHING_SEEN
+
+
+def settle(attempts: Sequence[Attempt], unreplied: Collection[str]) -> bool:
+    """Whether it is known of each attempt if its end was written, given the replies whose end was not noted so far.
+
+    An end that was not noted within `WRITING_S` of its commit never went out.
+    """
+    since = time.time() - WRITING_S
+    for attempt in attempts:
+        attempt.written = attempt.written or not any(i.id in unreplied for i in attempt.interactions)
+        late = all((i.completed_at or 0.0) < since for i in attempt.interactions)
+        attempt.unsettled = not (attempt.written or late)
+    return not any(attempt.unsettled for attempt in attempts)
+
+
+def _mark_of(interaction: Interaction) -> Mark:
+    i = interaction
+    return Mark(i.id, i.status, i.reward, dict(i.rewards), i.token_rewards, i.trainable, i.spans)
+
+
+def _apply_marks(session: Session, marks: Sequence[Mark]) -> None:
+    superseded = set()
+    for mark in marks:
+        node = session.cache.nodes.get(mark.interaction_id)
+        if node is not None:
+            _apply_mark(node.interaction, mark)
+        elif mark.status is Status.SUPERSEDED:
+            superseded.add(mark.interaction_id)
+    if superseded:
+        _forget(session.attempts, superseded)
+
+
+def _apply_mark(interaction: Interaction, mark: Mark) -> None:
+    interaction.reward, interaction.rewards = mark.reward, mark.rewards
+    interaction.token_rewards = mark.token_rewards
+    interaction.trainable, interaction.spans = mark.trainable, mark.spans
+
+
+def _forget(attempts: Mapping[str, list[Attempt]], superseded: set[str]) -> None:
+    """Failed attempts that were replaced on another replica are nothing to retry any more."""
+    for same in attempts.values():
+        same[:] = [a for a in same if not any(interaction.id in superseded for interaction in a.interactions)]
+
+
+def _merge(attempts: dict[str, list[Attempt]], recalled: Mapping[str, list[Attempt]], elsewhere: bool) -> None:
+    """Add what was attempted elsewhere; choices of one reply may arrive one after the other."""
+    for key, new in recalled.items():
+        known = attempts.setdefault(key, [])
+        for attempt in new:
+            attempt.unsettled = elsewhere and not attempt.written
+            name = reply_id(attempt.interactions[0].id)
+            part = next((a for a in known if a.interactions and reply_id(a.interactions[0].id) == name), None)
+            if part is None:
+                known.append(attempt)
+            else:
+                _complete(part, attempt)
+
+
+def _complete(part: Attempt, more: Attempt) -> None:
+    by_id = {interaction.id: interaction for interaction in (*part.interactions, *more.interactions)}
+    part.interactions = sorted(by_id.values(), key=lambda i: (len(i.id), i.id))
+    part.stage = Stage.FAILED if Stage.FAILED in (part.stage, more.stage) else Stage.COMPLETE
+    part.written = part.written and more.written
+    part.unsettled = part.unsettled or more.unsettled

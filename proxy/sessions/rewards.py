@@ -1,0 +1,106 @@
+"""Rewards and marks as the environment words them -> raw changes by interaction, of complete ones only."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from proxy.errors import InvalidRequest, NotFound
+from proxy.sessions.session import Session
+from proxy.types import Interaction
+
+Changes = dict[str, dict[str, Any]]
+"""For each interaction id those of reward, rewards, token_rewards, trainable, spans that change."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Which complete interaction: by id, or by `turn` (from 0, in order of completion), or the last one."""
+
+    interaction_id: str | None = None
+    turn: int | None = None
+
+
+def reward_turn(session: Session, target: Target, value: float, name: str | None) -> Changes:
+    """One reward of one interaction; with a name it is kept beside the main one."""
+    interaction = _find(session, target)
+    if name is None:
+        return {interaction.id: {"reward": value}}
+    return {interaction.id: {"rewards": {**interaction.rewards, name: value}}}
+
+
+def reward_turns(session: Session, rewards: Mapping[str, float]) -> Changes:
+    """A reward for each interaction id."""
+    return {_find(session, Target(key)).id: {"reward": value} for key, value in rewards.items()}
+
+
+def reward_step_scores(session: Session, scores: Sequence[float]) -> Changes:
+    """One score a turn, in order of completion. Raises InvalidRequest when the counts differ."""
+    complete = session.complete()
+    if len(scores) != len(complete):
+        raise InvalidRequest(
+            f"'step_scores' has {len(scores)} scores, but the session has {len(complete)} complete turns",
+            param="step_scores",
+        )
+    return {interaction.id: {"reward": score} for interaction, score in zip(complete, scores, strict=True)}
+
+
+def reward_tokens(session: Session, target: Target, values: Sequence[float]) -> Changes:
+    """One reward an output token. Raises InvalidRequest when the lengths differ."""
+    interaction = _find(session, target)
+    if len(values) != len(interaction.output_ids):
+        raise InvalidRequest(
+            f"'token_rewards' has {len(values)} values, but interaction {interaction.id} has "
+            f"{len(interaction.output_ids)} output tokens",
+            param="token_rewards",
+        )
+    return {interaction.id: {"token_rewards": array("f", values)}}
+
+
+def mark_turn(
+    session: Session, interaction_id: str, trainable: bool, spans: Sequence[tuple[int, int]] | None
+) -> Changes:
+    """Whether an interaction is trained, and which ranges [start, end) of its output tokens (None: all of them).
+
+    Raises InvalidRequest for a range that is empty or not inside the output, and for an output without logprobs.
+    """
+    interaction = _find(session, Target(interaction_id))
+    if trainable and not interaction.has_logprobs:
+        raise InvalidRequest(
+            "the output was delivered without logprobs, so no ratio can be computed of it; it can only be context",
+            param="trainable",
+        )
+    length = len(interaction.output_ids)
+    for at, (start, end) in enumerate(spans or ()):
+        if not 0 <= start < end <= length:
+            raise InvalidRequest(
+                f"'spans[{at}]' is [{start}, {end}), which is no range of the {length} output tokens",
+                param=f"spans[{at}]",
+            )
+    return {interaction.id: {"trainable": trainable, "spans": tuple(spans or ())}}
+
+
+def _find(session: Session, target: Target) -> Interaction:
+    interaction_id = target.interaction_id
+    if interaction_id is None:
+        return _find_turn(session, target.turn)
+    node = session.cache.nodes.get(interaction_id)
+    if node is None or node.interaction.seq < 0:
+        raise NotFound(f"session {session.id!r} has no complete interaction {interaction_id!r}", param="interaction_id")
+    return node.interaction
+
+
+def _find_turn(session: Session, turn: int | None) -> Interaction:
+    complete = session.complete()
+    if not complete:
+        field = "interaction_id" if turn is None else "turn"
+        raise InvalidRequest(f"session {session.id!r} has no complete interaction to reward", param=field)
+    if turn is None:
+        return complete[-1]
+    if turn >= len(complete):
+        raise NotFound(
+            f"session {session.id!r} has no turn {turn}: its complete turns are 0 to {len(complete) - 1}", param="turn"
+        )
+    return complete[turn]

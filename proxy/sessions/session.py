@@ -1,0 +1,77 @@
+"""One live session: its record, its tree, and what runs in it. It belongs to the event loop, and to one replica."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from proxy.errors import SessionClosed
+from proxy.sessions.attempts import Attempt
+from proxy.store.revisions import Seen
+from proxy.trajectory.cache import InteractionCache
+from proxy.types import Interaction, SessionRecord, SessionStatus
+
+LIMIT_COUNTS = frozenset({"max_turns", "max_tokens_per_turn", "max_context_tokens", "max_total_tokens"})
+LIMITS = LIMIT_COUNTS | {"deadline_s", "on_context_overflow"}
+
+
+@dataclass(slots=True, eq=False)
+class Session:
+    """A live session: its record, its tree, and the turns that run in it.
+
+    `attempts` are by request hash, oldest first. `turns_taken` counts complete turns and running ones. A session that
+    was only named is not `stored` before its first turn, and not `confirmed` before its row was seen. Rewards and the
+    end take the `lock`, one after the other. Where replicas share the store, `seen` is how far memory follows it, all
+    but the calls `begun_here`, and commits take the lock `committing`.
+    """
+
+    record: SessionRecord
+    cache: InteractionCache
+    sampled_tokens: int = 0
+    turns_taken: int = 0
+    running: int = 0
+    waiting: int = 0
+    stored: bool = True
+    confirmed: bool = True
+    seen: Seen = Seen()
+    begun_here: set[str] = field(default_factory=set)
+    attempts: dict[str, list[Attempt]] = field(default_factory=dict)
+    used_at: float = field(default_factory=time.monotonic)
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    committing: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    @property
+    def id(self) -> str:
+        return self.record.session_id
+
+    def check_open(self) -> None:
+        """Raise SessionClosed when the session takes no more turns."""
+        if self.record.status is not SessionStatus.ACTIVE:
+            how = "expired" if self.record.status is SessionStatus.EXPIRED else "ended"
+            raise SessionClosed(f"session {self.id!r} has {how}; start a new one")
+
+    def complete(self) -> list[Interaction]:
+        """The committed complete interactions in order of `seq`."""
+        nodes = (node.interaction for node in self.cache.nodes.values())
+        return sorted((i for i in nodes if i.seq >= 0), key=lambda i: i.seq)
+
+
+class KeyKind(StrEnum):
+    """The keys of a session: the agent's, the environment's, and the one in the path of `base_url`."""
+
+    AGENT = "agent"
+    CONTROL = "control"
+    PATH = "path"
+
+
+@dataclass(frozen=True, slots=True)
+class StartedSession:
+    """A session and its new keys in the clear: nobody can read them again. A key that is not new is None."""
+
+    record: SessionRecord
+    api_key: str | None
+    control_key: str | None
+    path_key: str | None

@@ -1,0 +1,67 @@
+"""How many tokens a turn may sample: the least of what was asked, the limits, and what the context still holds."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+from proxy.errors import ContextLengthExceeded, LimitReached
+from proxy.sessions.session import Session
+from proxy.settings import Settings
+from proxy.types import SamplingParams
+
+
+def apply_budgets(
+    sampling: SamplingParams,
+    choices: int,
+    session: Session,
+    prompt_tokens: int,
+    settings: Settings,
+    context_length: int,
+) -> SamplingParams:
+    """`sampling` of each of `choices` with `max_tokens` set: at least 1, or 0 for a prompt that leaves no room, where
+    the session's `on_context_overflow` is length. Raises ContextLengthExceeded or LimitReached."""
+    _check_session(session, choices)
+    limits = session.record.limits
+    context = _least(context_length, settings.max_context_tokens, limits.get("max_context_tokens"))
+    if prompt_tokens >= context:
+        if limits.get("on_context_overflow") == "length":
+            return replace(sampling, max_tokens=0)
+        raise ContextLengthExceeded(prompt_tokens=prompt_tokens, context_tokens=context)
+    left = _left_in_session(session, choices)
+    most = _least(
+        context - prompt_tokens,
+        sampling.max_tokens,
+        settings.max_tokens_per_turn,
+        limits.get("max_tokens_per_turn"),
+        left,
+    )
+    return replace(sampling, max_tokens=most)
+
+
+def _least(first: int, *others: int | None) -> int:
+    return min([first, *(other for other in others if other is not None)])
+
+
+def _check_session(session: Session, choices: int) -> None:
+    limits, record = session.record.limits, session.record
+    max_turns = limits.get("max_turns")
+    if max_turns is not None and session.turns_taken + choices > max_turns:
+        raise LimitReached(f"session {session.id!r} has room for {max_turns} turns in all", param="limits.max_turns")
+    deadline_s = limits.get("deadline_s")
+    if deadline_s is not None and time.time() - record.created_at > deadline_s:
+        raise LimitReached(
+            f"session {session.id!r} is past its deadline of {deadline_s:g} s", param="limits.deadline_s"
+        )
+
+
+def _left_in_session(session: Session, choices: int) -> int | None:
+    """What each choice may still sample, so that all together stay within the limit."""
+    most = session.record.limits.get("max_total_tokens")
+    if most is None:
+        return None
+    left = (int(most) - session.sampled_tokens) // choices
+    if left < 1:
+        message = f"session {session.id!r} has sampled {session.sampled_tokens} of its {most} tokens"
+        raise LimitReached(message, param="limits.max_total_tokens")
+    return left

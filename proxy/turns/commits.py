@@ -1,0 +1,146 @@
+"""Step 8 of a turn's life: its alignment is proven and it is committed, or its failure is.
+
+Nobody sees a turn before it is on the disk. One that failed is kept with its status and what was sampled, and is never
+matched nor exported.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Coroutine
+from contextlib import nullcontext
+from typing import Any
+
+from proxy.errors import EngineFailed, ProxyError, SessionNotFound, StoreUnavailable
+from proxy.metrics import Metrics
+from proxy.sessions.attempts import Stage
+from proxy.sessions.replica import note_commit, note_doubt
+from proxy.sessions.sessions import Sessions
+from proxy.store.store import Store
+from proxy.trajectory.cache import Node
+from proxy.turns.turn import Turn
+from proxy.types import FinishReason, Interaction, Reason, SessionStatus, Status
+
+logger = logging.getLogger(__name__)
+
+
+class Commits:
+    """Writes ended turns. `in_background` runs what nobody waits for, until the server ends."""
+
+    def __init__(
+        self,
+        store: Store,
+        sessions: Sessions,
+        metrics: Metrics,
+        in_background: Callable[[Coroutine[Any, Any, None]], object],
+    ) -> None:
+        self._store, self._sessions, self._metrics = store, sessions, metrics
+        self._in_background = in_background
+
+    async def complete(self, turn: Turn, finish: FinishReason) -> Interaction:
+        """Commit a turn that the engine ended. Raises EngineFailed, StoreUnavailable."""
+        interaction, session = turn.interaction, turn.session
+        if finish is FinishReason.ABORT:
+            raise EngineFailed("the engine aborted this reply")
+        turn.publish(turn.parser.finish())
+        self._describe(turn, finish)
+        turn.prove()
+        # Of this replica's turns in a session one is placed at a time: only other replicas' can come in between.
+        async with session.committing if self._store.shared else nullcontext():
+            node = await self._commit(turn)
+        self._committed(turn, node)
+        return interaction
+
+    async def _commit(self, turn: Turn) -> Node:
+        """Commit a turn, as often as another replica commits into its session first: its reason may be another then."""
+        turn.committing = True  # from here on nobody cancels it: it is on its way to the disk
+        try:
+            while (node := await self._place(turn)) is None:
+                await self._sessions.refresh(turn.session)
+        except ProxyError as error:
+            turn.committing = False
+            if isinstance(error, SessionNotFound):
+                raise StoreUnavailable(f"session {turn.session.id!r} could not be stored; try again") from None
+            raise
+        return node
+
+    async def _place(self, turn: Turn) -> Node | None:
+        """Give a turn its place in the tree and commit it; None when others have been in the session since."""
+        interaction, session, prompt = turn.interaction, turn.session, turn.prompt
+        interaction.reason = self._reason(turn)
+        node = session.cache.node_for(interaction, prompt.identity, prompt.match)
+        session.cache.claim(node)
+        try:
+            seq = await self._store.append(interaction, self._sessions.seen(session))
+        except ProxyError:
+            session.cache.release(node)
+            note_doubt(session, interaction.id)
+            raise
+        if seq is None:
+            session.cache.release(node)
+            return None
+        note_commit(session, seq)
+        return node
+
+    def _committed(self, turn: Turn, node: Node) -> None:
+        """Let everybody see a turn that is on the disk."""
+        session = turn.session
+        session.cache.publish(node)
+        session.sampled_tokens += len(turn.interaction.output_ids)
+        turn.release()
+        self._count(turn)
+        if session.record.status is not SessionStatus.ACTIVE:
+            self._in_background(self._sessions.refresh_returns(session))
+
+    def _describe(self, turn: Turn, finish: FinishReason) -> None:
+        interaction, parser = turn.interaction, turn.parser
+        interaction.output = parser.message
+        interaction.stop_string = parser.stop_string
+        interaction.reasoning_tokens = parser.reasoning_tokens
+        if parser.malformed_calls:
+            interaction.notes = {**interaction.notes, "malformed_calls": parser.malformed_calls}
+        calls_end = finish is FinishReason.STOP and bool(parser.message.tool_calls)
+        interaction.finish_reason = FinishReason.TOOL_CALLS if calls_end else finish
+        interaction.status = Status.COMPLETE
+        interaction.completed_at = time.time()
+
+    def _reason(self, turn: Turn) -> Reason:
+        if turn.interaction.parent_id is not None and not turn.interaction.aligned:
+            return Reason.DRIFT if turn.prompt.bridged else Reason.TEMPLATE
+        return turn.session.cache.reason_for(turn.request, turn.prompt.identity, turn.prompt.match)
+
+    async def record_failure(self, turn: Turn, status: Status, error: str) -> None:
+        """Keep what was sampled, with its status; it is never exported unless asked for."""
+        interaction = turn.interaction
+        if turn.committing:
+            return
+        turn.attempt.stage = Stage.ENDING  # nobody attaches to it any more
+        interaction.status, interaction.error, interaction.completed_at = status, error, time.time()
+        turn.prove()
+        turn.parser.finish()
+        interaction.output = turn.parser.message
+        self._metrics.turns.labels(turn.request.api.value, status.value).inc()
+        try:
+            seq = await self._store.append(interaction)
+        except ProxyError as problem:
+            logger.error("could not record the %s turn %s: %s", status, interaction.id, problem.message)
+            return
+        turn.session.begun_here.add(interaction.id)
+        if seq is not None:
+            note_commit(turn.session, seq)
+
+    def _count(self, turn: Turn) -> None:
+        interaction, metrics = turn.interaction, self._metrics
+        metrics.turns.labels(interaction.api.value, interaction.status.value).inc()
+        metrics.reasons.labels(interaction.reason.value).inc()
+        metrics.tokens.labels("prompt").inc(interaction.prompt_tokens)
+        metrics.tokens.labels("output").inc(len(interaction.output_ids))
+        if turn.parser.malformed_calls:
+            metrics.malformed.inc(turn.parser.malformed_calls)
+        if interaction.parent_id is not None and not interaction.aligned:
+            metrics.unaligned.inc()
+            logger.warning("interaction %s is not joined with its parent: %s", interaction.id, interaction.reason)
+        if interaction.first_token_at is not None:
+            metrics.first_token.observe(interaction.first_token_at - interaction.created_at)
+        metrics.duration.observe(time.time() - interaction.created_at)

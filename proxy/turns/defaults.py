@@ -1,0 +1,44 @@
+"""The sampling of a turn: what the request says, else its session; refused by name where the engine cannot."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from proxy.engine.interface import Capability, EngineInfo
+from proxy.errors import InvalidRequest, UnsupportedParameter
+from proxy.types import SamplingParams, ToolChoiceMode, TurnRequest
+
+_FORCED = (ToolChoiceMode.REQUIRED, ToolChoiceMode.NAMED)
+
+
+def with_defaults(request: TurnRequest, defaults: Mapping[str, Any]) -> SamplingParams:
+    """The request's sampling, with the session's own where the request says nothing."""
+    rest = {name: value for name, value in defaults.items() if name not in request.given}
+    return replace(request.sampling, **rest) if rest else request.sampling
+
+
+def choice_of(sampling: SamplingParams, k: int) -> SamplingParams:
+    """The sampling of choice `k`: with one seed for all, every choice would be the same."""
+    return sampling if sampling.seed is None or k == 0 else replace(sampling, seed=sampling.seed + k)
+
+
+def check_capabilities(request: TurnRequest, sampling: SamplingParams, info: EngineInfo) -> None:
+    """Raise UnsupportedParameter for what the engine cannot honour, InvalidRequest for a bias on an unknown token."""
+    penalties = (sampling.presence_penalty, sampling.frequency_penalty, sampling.repetition_penalty)
+    needs = {
+        "tool_choice": (request.tool_choice.mode in _FORCED, Capability.GRAMMAR),
+        "response_format": (request.response_format is not None, Capability.GRAMMAR),
+        "top_logprobs": (request.top_logprobs > 0, Capability.TOP_LOGPROBS),
+        "seed": (sampling.seed is not None, Capability.SEED),
+        "logit_bias": (bool(sampling.logit_bias), Capability.LOGIT_BIAS),
+        "presence_penalty": (penalties != (0.0, 0.0, 1.0), Capability.PENALTIES),
+    }
+    for name, (needed, capability) in needs.items():
+        if needed and capability not in info.capabilities:
+            raise UnsupportedParameter(f"this engine cannot honour '{name}'; leave it out", param=name)
+    for token, _ in sampling.logit_bias:
+        if token >= info.vocab_size:
+            message = f"'logit_bias' names token {token}, but the vocabulary has {info.vocab_size}"
+            raise InvalidRequest(message, param="logit_bias")

@@ -1,0 +1,71 @@
+"""One generation that nobody records: token ids in, and what was sampled, collected.
+
+As many logprobs as ids, and the version of each, or the call fails.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from contextlib import aclosing
+from dataclasses import dataclass, field, replace
+from typing import Any, cast
+
+from proxy.engine.chunks import TokenChunk, check_chunk
+from proxy.engine.gate import Gate
+from proxy.engine.requests import GenerateRequest
+from proxy.engine.versions import corrected, with_run
+from proxy.errors import ContextLengthExceeded, EngineFailed, EngineTimeout
+from proxy.types import FinishReason, Ids, Logprobs, VersionRuns, ids_of
+
+
+@dataclass(slots=True)
+class Generation:
+    """What was sampled so far; `versions` are runs (count of tokens, version). `sampled` False: without logprobs."""
+
+    ids: Ids = field(default_factory=ids_of)
+    logprobs: Logprobs = field(default_factory=lambda: Logprobs("f"))
+    versions: VersionRuns = ()
+    finish: FinishReason | None = None
+    cached_tokens: int | None = None
+    sampled: bool = True
+
+    def take(self, chunk: TokenChunk) -> None:
+        """Add a chunk. Raises EngineFailed for an inconsistent one, or one that is text: nobody encodes it here."""
+        if chunk.text is not None:
+            raise EngineFailed("the answer came as text; without a session it must come as token ids ('output_ids')")
+        check_chunk(chunk)
+        self.ids += chunk.ids
+        self.logprobs += chunk.logprobs
+        self.finish, self.sampled = chunk.finish, self.sampled and chunk.sampled
+        if chunk.cached_tokens is not None:
+            self.cached_tokens = chunk.cached_tokens
+        self.versions = with_run(corrected(self.versions, chunk.corrected), len(chunk.ids), chunk.version)
+
+
+async def sample(
+    gate: Gate, request: GenerateRequest, timeout_s: float, context_tokens: int | None = None
+) -> Generation:
+    """Sample to the end, within the engine's context and `context_tokens`.
+
+    Raises ContextLengthExceeded, EngineTimeout or what the engine raises.
+    """
+    most = min(gate.info().context_length, context_tokens or sys.maxsize)
+    room = most - len(request.input_ids)
+    if room < 1:
+        raise ContextLengthExceeded(prompt_tokens=len(request.input_ids), context_tokens=most)
+    asked = request.sampling.max_tokens
+    sampling = replace(request.sampling, max_tokens=room if asked is None else min(asked, room))
+    generation = Generation()
+    try:
+        async with asyncio.timeout(timeout_s) as timer:
+            chunks = cast("Any", gate.generate(replace(request, sampling=sampling), timer))
+            async with aclosing(chunks):
+                async for chunk in chunks:
+                    timer.reschedule(gate.deadline(timeout_s))
+                    generation.take(chunk)
+    except TimeoutError:
+        raise EngineTimeout(f"the engine gave no token for {timeout_s:g} s") from None
+    if generation.finish is None:
+        raise EngineFailed("the engine ended a reply without saying why")
+    return generation

@@ -1,0 +1,152 @@
+"""Steps 4 and 5 of a turn: the parent, and the exact ids for the engine.
+
+With a parent, the prompt is the parent's stored tokens and those of the new messages, never the replayed text.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from xxhash import xxh3_64_intdigest
+
+from proxy.engine.grammar import Grammar, GrammarPart
+from proxy.errors import InvalidRequest, PreviousResponseNotFound
+from proxy.rendering.renderer import Renderer
+from proxy.sessions.session import Session
+from proxy.trajectory.cache import Match, Node
+from proxy.trajectory.matching import Identity, extend, identify
+from proxy.turns.turn import Prompt
+from proxy.types import (
+    INSTRUCTIONS,
+    ITEM_REFERENCE,
+    TOKENS,
+    Ids,
+    Message,
+    Role,
+    ToolChoice,
+    ToolChoiceMode,
+    TurnRequest,
+)
+
+# Longer texts are rendered in a worker thread, so that they do not hold up everybody else's tokens.
+_INLINE_CHARS = 40_000
+_INLINE_TOKENS = 8_000
+
+
+class Prompts:
+    """Makes prompts with one renderer."""
+
+    def __init__(self, renderer: Renderer) -> None:
+        self._renderer = renderer
+
+    async def build(self, session: Session, request: TurnRequest, identity: Identity) -> Prompt:
+        match = session.cache.find_parent(request, identity)
+        if match.parent is not None:
+            ids = await self._bridge(session, request, match)
+            if ids is not None:
+                return Prompt(ids, match, identity, bridged=True)
+        render = self._renderer.render
+        ids = await _inline_or_thread(
+            request.messages, render, request.messages, request.tools, request.template_options
+        )
+        return Prompt(ids, match, identity, bridged=False)
+
+    async def given(self, session: Session, ids: Ids) -> tuple[Prompt, tuple[Message, ...]]:
+        """The prompt that a request gives as ids: the deepest node that it begins with is its parent.
+
+        Also the conversation that it stands for: the parent's, and the text of the tokens after it as one message.
+        """
+        parent = session.cache.find_prefix(ids)
+        added = ids[parent.length if parent is not None else 0 :]
+        name = f"{TOKENS}{xxh3_64_intdigest(added.tobytes()):016x}"
+        decode = self._renderer.decode
+        text = decode(added) if len(added) <= _INLINE_TOKENS else await asyncio.to_thread(decode, added)
+        new = Message(Role.USER, text, name=name)
+        if parent is None:
+            return Prompt(ids, Match(None, 0), identify((new,), (), {}), bridged=True), (new,)
+        before = session.cache.conversation(parent)
+        states = (parent.end, extend(parent.end, [new])[-1])
+        identity = Identity(parent.root, len(before), states)
+        return Prompt(ids, Match(parent, len(before)), identity, bridged=True), (*before, new)
+
+    async def _bridge(self, session: Session, request: TurnRequest, match: Match) -> Ids | None:
+        """The parent's exact tokens and the new messages' tokens after them."""
+        assert match.parent is not None
+        before = session.cache.token_ids(match.parent)
+        answer = match.parent.interaction
+        split = len(before) - len(answer.output_ids)
+        new = match.new_messages(request.messages)
+        suffix = await _inline_or_thread(
+            new,
+            self._renderer.bridge,
+            before[:split],
+            answer.output_ids,
+            answer.output,
+            new,
+            request.tools,
+            request.template_options,
+        )
+        return None if suffix is None else before + suffix
+
+    def check_vocabulary(self, ids: Ids, most: int, *, rendered: bool) -> None:
+        """Raise InvalidRequest for an id from `most` on: the model has no row for it, and some engines die of one."""
+        if (not rendered or self._renderer.vocab_size > most) and max(ids) >= most:
+            param = "messages" if rendered else "input_ids"
+            raise InvalidRequest(f"the prompt has token {max(ids)}, the model knows {most}", param=param)
+
+    def grammar(self, request: TurnRequest) -> Grammar | None:
+        """What the output must look like: a forced call, or JSON (or, where tools may be called, either)."""
+        forced = self._renderer.tool_grammar(request.tools, request.tool_choice, request.parallel_tool_calls)
+        if forced is not None or request.response_format is None:
+            return forced
+        schema = request.response_format.schema
+        json_part = (GrammarPart(schema={"type": "object"} if schema is None else schema),)
+        calls: tuple[tuple[GrammarPart, ...], ...] = ()
+        if request.tools and request.tool_choice.mode is ToolChoiceMode.AUTO:
+            required = self._renderer.tool_grammar(request.tools, ToolChoice(ToolChoiceMode.REQUIRED), False)
+            calls = required.alternatives if required is not None else ()
+        return Grammar((json_part, *calls))
+
+
+def with_history(session: Session, request: TurnRequest) -> TurnRequest:
+    """The whole conversation of a request that names the response before it, or answers of ours by reference.
+
+    As in the API, instructions are not carried over; what came as messages is. Raises PreviousResponseNotFound.
+    """
+    messages = tuple(_dereferenced(session, message) for message in request.messages)
+    if request.previous_id is not None:
+        node = _find(session, request.previous_id, "previous_response_id")
+        lead = 1 if messages and _is_instructions(messages[0]) else 0
+        history = (message for message in session.cache.conversation(node) if not _is_instructions(message))
+        messages = (*messages[:lead], *history, *messages[lead:])
+    return request if messages == request.messages else replace(request, messages=messages)
+
+
+def _dereferenced(session: Session, message: Message) -> Message:
+    """The answer that an item reference stands for; any other message as it is."""
+    if message.name != ITEM_REFERENCE or message.origin is None:
+        return message
+    return replace(_find(session, message.origin, "input").interaction.output, origin=message.origin)
+
+
+def _find(session: Session, interaction_id: str, param: str) -> Node:
+    node = session.cache.nodes.get(interaction_id)
+    if node is None or node.interaction.seq < 0:
+        raise PreviousResponseNotFound(
+            f"there is no response {interaction_id!r} in session {session.id!r}", param=param
+        )
+    return node
+
+
+def _is_instructions(message: Message) -> bool:
+    return message.role is Role.SYSTEM and message.name == INSTRUCTIONS
+
+
+async def _inline_or_thread(messages: Any, function: Callable[..., Any], *arguments: Any) -> Any:
+    """Call a rendering function here when its text is short, else in a worker thread."""
+    if sum(len(message.content) for message in messages) <= _INLINE_CHARS:
+        return function(*arguments)
+    return await asyncio.to_thread(function, *arguments)

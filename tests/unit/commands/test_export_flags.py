@@ -1,0 +1,113 @@
+"""Every field that an export's body can have is a flag, and arrives as what the server takes it for."""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import fields
+
+import pytest
+
+from proxy.api.export_request import parse_export
+from proxy.commands.export import export
+from proxy.commands.export_flags import ExportFlags
+from proxy.errors import ConfigurationError
+from proxy.export_formats.encoder import Format
+from proxy.trajectory.advantages import Baseline
+from proxy.trajectory.freshness import Freshness
+from proxy.trajectory.main_reward import MainReward
+from proxy.trajectory.options import ExportOptions, Include, Keep, Layout, Padding, TooLong
+from proxy.trajectory.paths import Drift
+from proxy.trajectory.selection import Train, Turns
+from proxy.types import Credit, Outcome, SessionStatus
+
+
+def test_without_flags_the_server_decides_all_but_layout_format_and_page() -> None:
+    assert ExportFlags().body() == {"layout": "concat", "format": "jsonl", "limit": 100}
+
+
+def test_what_is_0_is_said() -> None:
+    body = ExportFlags(since=0.0, min_version=0, max_version_span=0, discount=0.0, pad_token_id=0, wait_s=0.0).body()
+    assert body["filter"] == {"since": 0.0, "min_version": 0, "max_version_span": 0}
+    assert {body[name] for name in ("discount", "pad_token_id", "wait_s")} == {0}
+
+
+def test_every_flag_is_read_by_the_server_as_it_was_meant() -> None:
+    flags = ExportFlags(
+        session=("a", "b"),
+        group="g",
+        task="t",
+        status="ended",
+        outcome="Finished",
+        since=5.0,
+        purpose=("main", "subagent"),
+        agent=("solver",),
+        wait_s=2.0,
+        layout="padded",
+        format="parquet",
+        page_size=7,
+        discount=0.5,
+        credit="linear",
+        drift="mask",
+        include=("messages", "text"),
+        reward_name="style",
+        advantages="grpo",
+        step_advantages="leave_one_out",
+        train_turns="0,2",
+        train_purpose=("main",),
+        train_agent=("solver", "critic"),
+        exclude=("i1",),
+        mask_unfinished=True,
+        prompt_length=8,
+        response_length=16,
+        pad_token_id=3,
+        on_too_long="truncate",
+        keep="tail",
+    )
+    wanted = parse_export(flags.body())
+    assert (wanted.session_ids, wanted.format, wanted.limit, wanted.wait_s) == (("a", "b"), Format.PARQUET, 7, 2.0)
+    assert wanted.filters == {
+        "group_id": "g",
+        "task_id": "t",
+        "status": SessionStatus.ENDED,
+        "outcome": Outcome.FINISHED,
+        "since": 5.0,
+    }
+    assert wanted.options == ExportOptions(
+        layout=Layout.PADDED,
+        discount=0.5,
+        credit=Credit.LINEAR,
+        drift=Drift.MASK,
+        purposes=frozenset({"main", "subagent"}),
+        agents=frozenset({"solver"}),
+        train=Train(
+            turns=frozenset({0, 2}),
+            purposes=frozenset({"main"}),
+            agents=frozenset({"solver", "critic"}),
+            exclude=frozenset({"i1"}),
+        ),
+        reward=MainReward("style"),
+        mask_unfinished=True,
+        padding=Padding(8, 16, 3, TooLong.TRUNCATE, Keep.TAIL),
+        advantages=Baseline.GRPO,
+        step_advantages=Baseline.LEAVE_ONE_OUT,
+        include=frozenset({Include.MESSAGES, Include.TEXT}),
+    )
+    assert parse_export(ExportFlags(train_turns="last").body()).options.train.turns is Turns.LAST
+    binary = parse_export(ExportFlags(reward_granularity="binary").body()).options.reward
+    assert binary != MainReward("style") and binary != parse_export({}).options.reward
+
+
+def test_versions_are_filters() -> None:
+    options = parse_export(ExportFlags(min_version=3, max_version_span=1).body()).options
+    assert options.freshness == Freshness(min_version=3, max_version_span=1)
+
+
+def test_turns_that_are_no_indexes_are_refused_by_their_flag() -> None:
+    with pytest.raises(ConfigurationError, match="--train-turns 0,x"):
+        ExportFlags(train_turns="0,x").body()
+
+
+def test_the_command_has_every_flag() -> None:
+    parameters = inspect.signature(export).parameters
+    assert {spec.name for spec in fields(ExportFlags)} <= set(parameters)
+    assert all(spec.metadata["help"] for spec in fields(ExportFlags))

@@ -1,0 +1,60 @@
+"""`--engine auto` is SGLang where there is a GPU and the package, and transformers everywhere else."""
+
+from __future__ import annotations
+
+import importlib.util
+from importlib.machinery import ModuleSpec
+
+import pytest
+import torch
+
+from proxy.engine.create import create_engine
+from proxy.engine.sglang_engine import SglangEngine
+from proxy.engine.transformers_engine import TransformersEngine
+from proxy.errors import ConfigurationError
+from proxy.settings import Settings
+
+VOCABULARY = 640
+_find = importlib.util.find_spec
+
+
+def machine(monkeypatch: pytest.MonkeyPatch, *, gpu: bool, sglang: bool) -> None:
+    def find(name: str, package: str | None = None) -> ModuleSpec | None:
+        return (ModuleSpec(name, None) if sglang else None) if name == "sglang" else _find(name, package)
+
+    monkeypatch.setattr(importlib.util, "find_spec", find)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
+
+
+@pytest.mark.parametrize(
+    ("gpu", "sglang", "kind"),
+    [
+        (True, True, SglangEngine),
+        (True, False, TransformersEngine),
+        (False, True, TransformersEngine),
+        (False, False, TransformersEngine),
+    ],
+)
+def test_auto_is_sglang_where_cuda_and_sglang_are_present(
+    monkeypatch: pytest.MonkeyPatch, gpu: bool, sglang: bool, kind: type
+) -> None:
+    machine(monkeypatch, gpu=gpu, sglang=sglang)
+    assert type(create_engine(Settings(), VOCABULARY)) is kind
+
+
+@pytest.mark.parametrize("gpu", [True, False])
+def test_an_engine_that_is_named_is_that_whatever_the_machine_has(monkeypatch: pytest.MonkeyPatch, gpu: bool) -> None:
+    machine(monkeypatch, gpu=gpu, sglang=True)
+    assert type(create_engine(Settings(engine="sglang"), VOCABULARY)) is SglangEngine
+    assert type(create_engine(Settings(engine="transformers"), VOCABULARY)) is TransformersEngine
+
+
+def test_sglang_that_is_not_installed_is_refused_with_the_way_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine(monkeypatch, gpu=True, sglang=False)
+    with pytest.raises(ConfigurationError, match=r"pip install 'tokengrove\[sglang\]'"):
+        create_engine(Settings(engine="sglang"), VOCABULARY)
+
+
+def test_an_argument_for_a_mailbox_which_has_none_is_refused_by_name() -> None:
+    with pytest.raises(ConfigurationError, match="no_such"):
+        create_engine(Settings(engine="mailbox", engine_arg=("no_such=1",)), VOCABULARY)

@@ -1,0 +1,152 @@
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from proxy.engine.sampler import Drawn, SamplingRow, draw, new_row
+from proxy.types import SamplingParams, ids_of
+
+torch = pytest.importorskip("torch")
+
+LOGITS = [2.0, 1.0, 0.5, 0.0, -1.0, -3.0]
+
+
+def row(prompt: tuple[int, ...] = (1,), top: int = 0, grammar=None, **sampling) -> SamplingRow:
+    return new_row(SamplingParams(**{"max_tokens": 1000, "seed": 0, **sampling}), ids_of(prompt), top, grammar)
+
+
+def draw_one(row: SamplingRow, logits=LOGITS) -> Drawn:
+    return draw(torch.tensor([logits]), [row])[0]
+
+
+def frequencies(row: SamplingRow, draws: int = 4000) -> list[float]:
+    counts = [0] * len(LOGITS)
+    for _ in range(draws):
+        counts[draw_one(row).token] += 1
+    return [count / draws for count in counts]
+
+
+def softmax(logits) -> list[float]:
+    return torch.tensor(logits).softmax(-1).tolist()
+
+
+def test_temperature_zero_takes_the_best_and_gives_its_logprob_at_temperature_one():
+    drawn = draw_one(row(temperature=0.0))
+    assert drawn.token == 0
+    assert drawn.logprob == pytest.approx(math.log(softmax(LOGITS)[0]), abs=1e-6)
+
+
+def test_temperature_scales_what_is_drawn_and_its_logprob():
+    hot = row(temperature=2.0)
+    expected = softmax([value / 2 for value in LOGITS])
+    drawn = draw_one(hot)
+    assert drawn.logprob == pytest.approx(math.log(expected[drawn.token]), abs=1e-6)
+    assert frequencies(hot) == pytest.approx(expected, abs=0.04)
+
+
+@pytest.mark.parametrize(
+    ("cut", "kept"),
+    [({"top_k": 2}, 2), ({"top_p": 0.7}, 2), ({"min_p": 0.2}, 3), ({"top_k": 3, "top_p": 0.7}, 2), ({"top_k": 1}, 1)],
+)
+def test_truncation_cuts_what_is_drawn_but_not_the_logprob(cut, kept):
+    cut_row = row(**cut)
+    whole = softmax(LOGITS)
+    drawn = draw_one(cut_row)
+    assert drawn.logprob == pytest.approx(math.log(whole[drawn.token]), abs=1e-6)
+    expected = [value / sum(whole[:kept]) for value in whole[:kept]] + [0.0] * (len(whole) - kept)
+    assert frequencies(cut_row) == pytest.approx(expected, abs=0.04)
+
+
+@pytest.mark.parametrize("top_k", [0, -1, 6, 100])
+def test_top_k_off_or_beyond_the_vocabulary_cuts_nothing(top_k):
+    assert frequencies(row(top_k=top_k)) == pytest.approx(softmax(LOGITS), abs=0.04)
+
+
+def test_logit_bias_is_in_the_logprob():
+    drawn = draw_one(row(temperature=0.0, logit_bias=((4, 10.0),)))
+    biased = softmax([*LOGITS[:4], LOGITS[4] + 10.0, LOGITS[5]])
+    assert (drawn.token, drawn.logprob) == (4, pytest.approx(math.log(biased[4]), abs=1e-6))
+
+
+def test_presence_and_frequency_penalties_count_the_output_alone():
+    penalized = row(prompt=(0, 0, 0), temperature=0.0, presence_penalty=0.3, frequency_penalty=0.5)
+    assert [draw_one(penalized).token for _ in range(3)] == [0, 0, 1]  # 2.0, 1.2, then 0.7 against 1.0
+    expected = softmax([2.0 - 0.3 - 1.0, 1.0 - 0.3 - 0.5, *LOGITS[2:]])
+    assert draw_one(penalized).logprob == pytest.approx(math.log(expected[0]), abs=1e-6)
+
+
+def test_the_repetition_penalty_counts_prompt_and_output():
+    penalized = row(prompt=(0, 4), temperature=0.0, repetition_penalty=4.0)
+    first = draw_one(penalized)
+    expected = softmax([0.5, 1.0, 0.5, 0.0, -4.0, -3.0])
+    assert (first.token, first.logprob) == (1, pytest.approx(math.log(expected[1]), abs=1e-6))
+    assert draw_one(penalized).token == 0  # token 1 is at 0.25 now; 0 and 2 are both at 0.5
+
+
+def test_a_seed_draws_the_same_whatever_the_neighbours_are():
+    alone, crowded = row(seed=3), row(seed=3)
+    others = [row(seed=seed, top_k=2) for seed in range(7)] + [row(temperature=0.0)]
+    logits = torch.randn(9, 50, generator=torch.Generator().manual_seed(0))
+    expected = [draw(logits[:1], [alone])[0].token for _ in range(20)]
+    assert [draw(logits, [crowded, *others])[0].token for _ in range(20)] == expected
+
+
+def test_rows_without_a_seed_differ():
+    logits = torch.zeros(1, 1000)
+    rows = [row(seed=None), row(seed=None)]
+    assert [draw(logits, [one])[0].token for one in rows * 5] != [draw(logits, [rows[0]])[0].token] * 10
+
+
+def test_top_logprobs_are_of_the_same_distribution_highest_first():
+    drawn = draw_one(row(top=3, temperature=0.5, top_k=1))
+    expected = [math.log(value) for value in softmax([value * 2 for value in LOGITS])]
+    assert [token for token, _ in drawn.top] == [0, 1, 2]
+    assert [value for _, value in drawn.top] == pytest.approx(expected[:3], abs=1e-6)
+
+
+class OnlyTokens:
+    """A grammar of fixed masks: what may come at each step."""
+
+    def __init__(self, *steps: set[int]) -> None:
+        self.steps = list(steps)
+
+    def allowed(self, remaining: int) -> np.ndarray:
+        return np.array([token in self.steps[0] for token in range(len(LOGITS))])
+
+    def accept(self, token: int) -> None:
+        if token not in self.steps.pop(0):
+            raise ValueError("not allowed")
+
+
+def test_a_grammar_mask_is_in_the_logprob_and_moves_on():
+    masked = row(grammar=OnlyTokens({3, 4}, {5}))
+    first, second = draw_one(masked), draw_one(masked)
+    assert first.token in (3, 4) and second.token == 5
+    assert first.logprob == pytest.approx(math.log(softmax(LOGITS[3:5])[first.token - 3]), abs=1e-6)
+    assert second.logprob == 0.0
+
+
+def test_top_logprobs_leave_out_what_a_mask_forbids():
+    assert [token for token, _ in draw_one(row(top=5, grammar=OnlyTokens({3, 4}))).top] == [3, 4]
+
+
+@pytest.mark.parametrize("bad", [[float("nan")] * 6, [float("-inf")] * 6, [float("inf")] * 6])
+def test_a_row_that_cannot_be_drawn_fails_alone(bad):
+    rows = [row(), row(), row(grammar=OnlyTokens(set()))]
+    drawn = draw(torch.tensor([bad, LOGITS, LOGITS]), rows)
+    assert drawn[0].failure and drawn[2].failure == "the grammar allows no token here"
+    assert drawn[1].failure is None
+    assert replace(drawn[1]) == draw(torch.tensor([LOGITS]), [row()])[0]
+
+
+def test_the_logits_are_left_as_they_were():
+    logits = torch.tensor([LOGITS])
+    draw(logits, [row(temperature=0.3, logit_bias=((1, 5.0),), top_k=2)])
+    assert logits.tolist() == torch.tensor([LOGITS]).tolist()
+
+
+def test_remaining_counts_down():
+    counted = row(max_tokens=3)
+    draw_one(counted)
+    assert (counted.remaining, counted.drawn) == (2, 1)

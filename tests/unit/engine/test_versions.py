@@ -1,0 +1,33 @@
+"""Runs of versions say the same as a list with a version per token."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+import pytest
+
+from proxy.engine.versions import corrected, divided, joined, with_run
+from proxy.errors import EngineFailed
+from proxy.types import VersionRuns
+
+
+def runs_of(versions: list[int]) -> VersionRuns:
+    return tuple((len(list(group)), version) for version, group in itertools.groupby(versions))
+
+
+def test_runs_are_what_a_list_of_versions_is() -> None:
+    rng = random.Random(3)
+    for _ in range(500):
+        versions, more = (rng.choices(range(3), k=rng.randint(0, 12)) for _ in range(2))
+        assert joined(runs_of(versions), runs_of(more)) == runs_of(versions + more)
+        assert with_run(runs_of(versions), len(more), 2) == runs_of(versions + [2] * len(more))
+        at = rng.randint(0, len(versions))
+        assert divided(runs_of(versions), at) == (runs_of(versions[:at]), runs_of(versions[at:]))
+        last = rng.choices(range(3), k=rng.randint(0, len(versions)))
+        assert corrected(runs_of(versions), runs_of(last)) == runs_of(versions[: len(versions) - len(last)] + last)
+
+
+def test_a_correction_of_more_tokens_than_there_are_fails() -> None:
+    with pytest.raises(EngineFailed, match="the versions of 4 tokens and has given 3"):
+        corrected(((3, 0),), ((4, 1),))

@@ -1,0 +1,63 @@
+"""`max_tokens` is the least of everything that bounds it, and what is used up is refused by the name of its limit."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+
+from proxy.errors import ContextLengthExceeded, LimitReached
+from proxy.sessions.session import Session
+from proxy.settings import Settings
+from proxy.trajectory.cache import InteractionCache
+from proxy.turns.budgets import apply_budgets
+from proxy.types import SamplingParams, SessionRecord
+from tests.interactions import interaction
+
+
+def session(sampled: int = 0, turns: int = 0, **limits: Any) -> Session:
+    nodes = [interaction(str(number), seq=number) for number in range(turns)]
+    return Session(
+        SessionRecord("s", limits=limits, created_at=time.time()), InteractionCache(nodes), sampled, turns_taken=turns
+    )
+
+
+def budget(held: Session, *, asked: int | None = None, prompt: int = 10, **settings: Any) -> int | None:
+    sampling = SamplingParams(max_tokens=asked)
+    return apply_budgets(sampling, 1, held, prompt, Settings(**settings), 100).max_tokens
+
+
+def test_the_least_bound_wins() -> None:
+    assert budget(session()) == 90
+    assert budget(session(), asked=7) == 7
+    assert budget(session(), asked=700) == 90
+    assert budget(session(), asked=50, max_tokens_per_turn=20) == 20
+    assert budget(session(max_tokens_per_turn=5), asked=50) == 5
+    assert budget(session(max_context_tokens=15)) == 5
+    assert budget(session(), max_context_tokens=12) == 2
+    assert budget(session(sampled=30, max_total_tokens=40)) == 10
+
+
+@pytest.mark.parametrize(
+    ("held", "limit"),
+    [
+        (session(turns=3, max_turns=3), "limits.max_turns"),
+        (session(sampled=40, max_total_tokens=40), "limits.max_total_tokens"),
+        (session(deadline_s=-1.0), "limits.deadline_s"),
+    ],
+)
+def test_a_used_up_limit_is_refused_by_its_name(held: Session, limit: str) -> None:
+    with pytest.raises(LimitReached) as caught:
+        budget(held)
+    assert caught.value.param == limit
+
+
+def test_a_prompt_that_fills_the_context_is_an_error_with_both_lengths() -> None:
+    with pytest.raises(ContextLengthExceeded) as caught:
+        budget(session(), prompt=100)
+    assert (caught.value.prompt_tokens, caught.value.context_tokens) == (100, 100)
+
+
+def test_or_an_empty_answer_where_the_session_says_so() -> None:
+    assert budget(session(on_context_overflow="length"), prompt=100) == 0

@@ -1,0 +1,31 @@
+"""What users of Tokengrove import: `from tokengrove import Client`."""
+
+from proxy.client import (
+    Acknowledged,
+    AsyncClient,
+    AsyncSession,
+    Claim,
+    Client,
+    Export,
+    Sample,
+    ServerUnreachable,
+    Session,
+    SessionTree,
+    TreeNode,
+    read,
+)
+
+__all__ = [
+    "Acknowledged",
+    "AsyncClient",
+    "AsyncSession",
+    "Claim",
+    "Client",
+    "Export",
+    "Sample",
+    "ServerUnreachable",
+    "Session",
+    "SessionTree",
+    "TreeNode",
+    "read",
+]
