@@ -11,20 +11,9 @@ import httpx
 
 from proxy.client import operations
 from proxy.client.operations import StartedSession, Steps
-from proxy.client.values import (
-    Acknowledged,
-    Claim,
-    ClaimRequest,
-    EndOptions,
-    Export,
-    ExportRequest,
-    Json,
-    Number,
-    RewardOptions,
-    SessionOptions,
-    SessionTree,
-)
-from proxy.client.wire import TIMEOUT_S, Connection, read
+from proxy.client.options import ClaimRequest, EndOptions, ExportRequest, RewardOptions, SessionOptions
+from proxy.client.values import Acknowledged, Claim, Export, Json, Number, SessionTree
+from proxy.client.wire import TIMEOUT_S, Connection, decode
 from proxy.errors import ProxyError
 
 T = TypeVar("T")
@@ -141,7 +130,7 @@ class Client(Connection):
             response = self._http.request(**self.arguments(call))
         except httpx.TransportError as error:
             raise self.unreachable(error) from error
-        return read(response, call.raw)
+        return decode(response, call.raw)
 
 
 class AsyncSession(StartedSession):
@@ -239,4 +228,4 @@ class AsyncClient(Connection):
             response = await self._http.request(**self.arguments(call))
         except httpx.TransportError as error:
             raise self.unreachable(error) from error
-        return read(response, call.raw)
+        return decode(response, call.raw)

@@ -22,7 +22,7 @@ from proxy.client.operations import Call
 from proxy.client.readers.read import READERS, check_readable, read_page, suffix
 from proxy.client.tally import Tally
 from proxy.client.values import Json
-from proxy.client.wire import TIMEOUT_S, Connection, read
+from proxy.client.wire import TIMEOUT_S, Connection, decode
 from proxy.errors import ConfigurationError, InvalidRequest, ProxyError
 
 if TYPE_CHECKING:
@@ -114,7 +114,7 @@ def _answered(connection: Connection, call: Call) -> Iterator[httpx.Response]:
     with _told(connection), httpx.stream(**connection.arguments(call)) as response:
         if not response.is_success:
             response.read()
-            read(response)
+            decode(response)
         if "x-tokengrove-sessions" not in response.headers:
             raise ProxyError("the answer does not say what it holds; is it a tokengrove server of this version?")
         yield response

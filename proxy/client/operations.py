@@ -9,25 +9,18 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 from urllib.parse import quote
 
-from proxy.client.readers.page import Page
-from proxy.client.readers.read import check_readable, read_page
-from proxy.client.values import (
-    Acknowledged,
-    Claim,
+from proxy.client.options import (
     ClaimOptions,
     ClaimRequest,
     EndOptions,
-    Export,
     ExportOptions,
     ExportRequest,
-    Json,
-    Number,
     RewardOptions,
     SessionOptions,
-    SessionTree,
-    claim_of,
-    tree_of,
 )
+from proxy.client.readers.page import Page
+from proxy.client.readers.read import check_readable, read_page
+from proxy.client.values import Acknowledged, Claim, Export, Json, Number, SessionTree, claim_of, tree_of
 
 T = TypeVar("T")
 

@@ -1,18 +1,19 @@
-"""What the client gives and takes: values as frozen dataclasses, options as typed dicts named as on the wire.
+"""What the client returns: frozen dataclasses.
 
-Arrays have the dtypes and shapes of the export whatever JSON made of them; what the server adds later lands in `extra`.
+Arrays have the dtypes and shapes of the export, whatever format they came in. A field that a newer server adds is kept
+in `extra`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any, Literal, TypedDict
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from proxy.client import tensors
+from proxy.client.tensors import Array, pad_right, to_tensordict, to_torch
 
 if TYPE_CHECKING:
     import torch
@@ -56,15 +57,15 @@ class Sample:
 
     def to_tensor_dict(self) -> dict[str, NDArray[Any]]:
         """As AReaL's `to_tensor_dict`, in numpy: all [1, L], rewards [1]."""
-        return tensors.tensor_dict(self)
+        return _batch([self], 0)
 
     def to_torch(self) -> dict[str, torch.Tensor]:
         """`to_tensor_dict` in torch, of the same dtypes."""
-        return tensors.to_torch(self.to_tensor_dict())
+        return to_torch(self.to_tensor_dict())
 
     def to_tensordict(self) -> TensorDict:
         """`to_tensor_dict` as a `tensordict.TensorDict` of batch size 1."""
-        return tensors.to_tensordict(self.to_tensor_dict())
+        return to_tensordict(self.to_tensor_dict())
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,15 +77,15 @@ class Export:
 
     def to_tensor_dict(self, pad_token_id: int = 0) -> dict[str, NDArray[Any]]:
         """All samples as one batch in numpy, padded on the right to the longest: [B, L], rewards [B]."""
-        return tensors.batch(self.samples, pad_token_id)
+        return _batch(self.samples, pad_token_id)
 
     def to_torch(self, pad_token_id: int = 0) -> dict[str, torch.Tensor]:
         """`to_tensor_dict` in torch, of the same dtypes."""
-        return tensors.to_torch(self.to_tensor_dict(pad_token_id))
+        return to_torch(self.to_tensor_dict(pad_token_id))
 
     def to_tensordict(self, pad_token_id: int = 0) -> TensorDict:
         """`to_tensor_dict` as a `tensordict.TensorDict` of batch size B."""
-        return tensors.to_tensordict(self.to_tensor_dict(pad_token_id))
+        return to_tensordict(self.to_tensor_dict(pad_token_id))
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,133 +143,6 @@ class SessionTree:
     extra: Mapping[str, Json] = field(default_factory=dict)
 
 
-class SessionOptions(TypedDict, total=False):
-    """What `start_session` takes beside the task."""
-
-    group_id: str
-    session_id: str
-    api_key: str
-    metadata: Mapping[str, Json]
-    sampling: Mapping[str, Json]
-    limits: Mapping[str, Json]
-    discount: float
-    credit: str
-
-
-class RewardOptions(TypedDict, total=False):
-    """Which reward is set, where it is not the one of the last complete interaction.
-
-    `turn` is the place of an interaction in the order of completion, from 0, in place of `interaction_id`; `name` keeps
-    a reward apart from the others of the interaction; `rewards` go by interaction id; `step_scores` has one score a
-    complete interaction in order of completion; `token_rewards` one a sampled token of `interaction_id` or `turn`.
-    """
-
-    interaction_id: str
-    turn: int
-    name: str
-    rewards: Mapping[str, Number]
-    step_scores: Sequence[float] | Float32
-    token_rewards: Sequence[float] | Float32
-
-
-class EndOptions(TypedDict, total=False):
-    """What `end_session` takes. `outcome` is Finished, Failed, NoData or Timeout."""
-
-    reward: Number
-    step_scores: Sequence[float] | Float32
-    outcome: str
-    exit_reason: str
-    metrics: Mapping[str, Json]
-    finished: bool
-
-
-Format = Literal["json", "jsonl", "areal", "npz", "safetensors", "arrow", "parquet"]
-Comparison = Literal["grpo", "leave_one_out"]
-
-
-class Train(TypedDict, total=False):
-    """What is trained: turns (`all`, `last` or indexes), purposes and agents; the rest stays as context."""
-
-    turns: Literal["all", "last"] | Sequence[int]
-    purposes: str | Sequence[str]
-    agents: str | Sequence[str]
-    exclude: Sequence[str]
-
-
-class SampleOptions(TypedDict, total=False):
-    """How samples are made and sent; fields and their defaults are those of `/export_trajectories`.
-
-    Samples are the same in every format. The lengths, in tokens, and what follows them are for layout padded.
-    """
-
-    layout: Literal["individual", "concat", "tree", "padded"]
-    format: Format
-    discount: float
-    credit: str
-    drift: Literal["fork", "mask"]
-    train: Train
-    include: str | Sequence[str]
-    reward_name: str
-    reward_granularity: Literal["pass_rate", "binary"]
-    mask_unfinished: bool
-    advantages: Comparison
-    step_advantages: Comparison
-    prompt_length: int
-    response_length: int
-    pad_token_id: int
-    on_too_long: Literal["refuse", "drop", "truncate"]
-    keep: Literal["head", "tail", "middle"]
-
-
-class ExportOptions(SampleOptions, total=False):
-    """How to export. `limit` is sessions a page; `wait_s` how long to wait until the named sessions have ended."""
-
-    wait_s: float
-    limit: int
-
-
-class SessionFilter(TypedDict, total=False):
-    """Which sessions to take; `since` (Unix seconds) keeps those that ended then or later, and live ones.
-
-    `purpose` and `agent` choose turns, `min_version` and `max_version_span` leave out samples that are too stale to
-    train on, so these go with an export.
-    """
-
-    group_id: str
-    task_id: str
-    status: str
-    outcome: str
-    since: float
-    purpose: str | Sequence[str]
-    agent: str | Sequence[str]
-    min_version: int
-    max_version_span: int
-
-
-class ClaimOptions(TypedDict, total=False):
-    """How to claim: at most `limit` sessions (1 unless said), leased for `lease_s`, waiting `wait_s` for the first.
-
-    `consumer` begins the id of the claim, so that others see who holds a session. A claim made again under its own
-    `claim_id` gives what it holds and renews the lease, with `renew` nothing else; `lease_s` 0 gives it back.
-    """
-
-    limit: int
-    lease_s: float
-    wait_s: float
-    consumer: str
-    claim_id: str
-    renew: bool
-    export: SampleOptions
-
-
-class ClaimRequest(ClaimOptions, SessionFilter, total=False):
-    """Options and filter of a claim together."""
-
-
-class ExportRequest(ExportOptions, SessionFilter, total=False):
-    """Options and filter of an export together."""
-
-
 def _known(kind: type, values: Mapping[str, Json]) -> dict[str, Json]:
     """The fields of dataclass `kind` that `values` has; the rest as `extra`, where it has such a field."""
     names = {spec.name for spec in fields(kind)}
@@ -276,6 +150,24 @@ def _known(kind: type, values: Mapping[str, Json]) -> dict[str, Json]:
     if "extra" in names:
         known["extra"] = {name: value for name, value in values.items() if name not in names}
     return known
+
+
+# The dtype of each column of a batch and the value of its padding; input_ids are padded with the caller's token.
+_COLUMNS: dict[str, tuple[type[np.generic], float]] = {
+    "input_ids": (np.int32, 0),
+    "loss_mask": (np.int32, 0),
+    "logprobs": (np.float32, 0.0),
+    "versions": (np.int32, -1),
+    "turn_ids": (np.int32, -1),
+    "attention_mask": (np.bool_, False),
+}
+
+
+def _batch(samples: Sequence[Sample], pad_token_id: int) -> dict[str, Array]:
+    """All samples, padded on the right to the longest: each of `_COLUMNS` as [B, L], `rewards` float32 [B]."""
+    columns: dict[str, tuple[type[np.generic], float]] = {**_COLUMNS, "input_ids": (np.int32, pad_token_id)}
+    arrays = {name: pad_right([getattr(s, name) for s in samples], *column) for name, column in columns.items()}
+    return {**arrays, "rewards": np.array([s.rewards[0] for s in samples], np.float32)}
 
 
 _INT32 = ("input_ids", "loss_mask", "versions", "turn_ids", "node_offsets", "node_parents", "node_positions")

@@ -73,7 +73,7 @@ def _plain(value: Any) -> Json:
     raise TypeError(f"{type(value).__name__} is not a JSON value")
 
 
-def read(response: httpx.Response, raw: bool = False) -> Json:
+def decode(response: httpx.Response, raw: bool = False) -> Json:
     """What was answered: decoded, or as it came. Raises the error that it is."""
     if not response.is_success:
         raise _error(response)

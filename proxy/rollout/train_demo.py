@@ -25,7 +25,7 @@ from rich.text import Text
 from proxy.client import AsyncClient, Export
 from proxy.errors import ConfigurationError, ProxyError
 from proxy.rollout.curve import html_page, svg_curve, text_curve
-from proxy.rollout.trainer import Trainer, Update
+from proxy.rollout.trainer import Trainer, TrainingStep
 from proxy.rollout.word_chain import OPENINGS, Chain, Game, play
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ class Round:
     """One batch and its update: the weights that sampled it, what it taught, and its chains."""
 
     version: int
-    update: Update
+    update: TrainingStep
     chains: tuple[Chain, ...]
 
 

@@ -33,7 +33,7 @@ _EPSILON = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
-class Update:
+class TrainingStep:
     """What one batch did: mean reward of its samples, how far its first ratios were from 1, tokens trained."""
 
     reward: float
@@ -51,7 +51,7 @@ class Trainer:
         self._model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype="float32", local_files_only=True)
         self._optimizer = torch.optim.Adam(self._model.parameters(), lr=_LEARNING_RATE)
 
-    def learn(self, batch: Export) -> Update:
+    def learn(self, batch: Export) -> TrainingStep:
         """Update the weights with samples of layout concat that they sampled. Raises ProxyError if a ratio is not 1.
 
         Maximizes min(r A, clip(r, 0.8, 1.2) A), Schulman et al. 2017, "Proximal Policy Optimization", equation 7,
@@ -72,7 +72,7 @@ class Trainer:
                 ratio_error = _checked(ratio.detach())
             gain = torch.minimum(ratio * advantage, ratio.clamp(1 - _CLIP, 1 + _CLIP) * advantage)
             self._step(-gain.mean() - _ENTROPY * entropy.mean())
-        return Update(float(tensors["rewards"].mean()), ratio_error, len(exported))
+        return TrainingStep(float(tensors["rewards"].mean()), ratio_error, len(exported))
 
     def save(self, folder: Path) -> None:
         """Write config.json and model.safetensors into `folder`, for a server to load."""

@@ -14,7 +14,7 @@ from proxy.client.tensors import to_torch
 from proxy.client.values import Json, Sample
 
 
-class Interaction(Protocol):
+class ArealInteraction(Protocol):
     """What of AReaL's `InteractionWithTokenLogpReward` a trajectory needs."""
 
     reward: float | None
@@ -35,7 +35,7 @@ def fill(samples: Sequence[Sample], kind: type[Any]) -> dict[str, Any]:
     """The same as objects of AReaL's class, which is given as `kind`: it is made empty and filled, as AReaL does."""
     filled: dict[str, Any] = {}
     for name, entry in interactions(samples, torch=True).items():
-        interaction: Interaction = kind()
+        interaction: ArealInteraction = kind()
         interaction._cache = entry["tensor_dict"]
         interaction.reward = entry["reward"]
         interaction.interaction_id = name

@@ -7,7 +7,7 @@ from typing import Any
 
 import orjson
 
-from proxy.client.tensors import library
+from proxy.client.libraries import library
 from proxy.client.values import Sample
 
 _LISTS = {

@@ -17,8 +17,9 @@ import numpy as np
 
 from proxy.client.adapters.parts import group_of
 from proxy.client.clients import Client
-from proxy.client.tensors import library
-from proxy.client.values import Claim, Sample, SessionFilter
+from proxy.client.libraries import library
+from proxy.client.options import SessionFilter
+from proxy.client.values import Claim, Sample
 from proxy.errors import ProxyError
 
 _EPSILON = 1e-8

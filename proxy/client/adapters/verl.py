@@ -14,7 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from proxy.client.adapters.parts import group_of, objects, prompt_length
-from proxy.client.tensors import library, pad_left, pad_right, to_tensordict
+from proxy.client.libraries import library
+from proxy.client.tensors import pad_left, pad_right, to_tensordict
 from proxy.client.values import Sample
 from proxy.errors import InvalidRequest
 

@@ -11,8 +11,8 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
+from proxy.client.libraries import library
 from proxy.client.readers.page import Page, Source, page_of
-from proxy.client.tensors import library
 from proxy.client.values import Json
 
 if TYPE_CHECKING:

@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from zipfile import BadZipFile
 
+from proxy.client.libraries import library
 from proxy.client.readers.arrays import read_npz, read_safetensors
 from proxy.client.readers.arrow import read_arrow, read_parquet
 from proxy.client.readers.page import Page, Source
 from proxy.client.readers.text import read_areal, read_json, read_jsonl
-from proxy.client.tensors import library
 from proxy.client.values import Export
 from proxy.errors import InvalidRequest
 

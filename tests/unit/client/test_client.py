@@ -12,8 +12,8 @@ import orjson
 import pytest
 
 from proxy.client import AsyncClient, AsyncSession, Client, Sample, ServerUnreachable, Session, operations
-from proxy.client.values import Format
-from proxy.client.wire import read
+from proxy.client.options import Format
+from proxy.client.wire import decode
 from proxy.errors import (
     EngineUnavailable,
     InvalidRequest,
@@ -68,7 +68,7 @@ def classes(root: type[ProxyError] = ProxyError) -> list[type[ProxyError]]:
 
 def error_of(response: httpx.Response) -> ProxyError:
     with pytest.raises(ProxyError) as caught:
-        read(response)
+        decode(response)
     return caught.value
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from proxy.client import Acknowledged, AsyncClient, Claim, Client, Export, ServerUnreachable, operations
 from proxy.client.adapters.trl import ClaimingWorker
-from proxy.client.values import Format
+from proxy.client.options import Format
 from proxy.errors import InvalidRequest, NotFound
 from proxy.server import serving
 from proxy.settings import Settings

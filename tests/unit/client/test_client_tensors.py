@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from proxy.client import Export
-from proxy.client.tensors import library, pad_left, pad_right
+from proxy.client.libraries import library
+from proxy.client.tensors import pad_left, pad_right
 from proxy.errors import InvalidRequest
 from tests.samples import sample
 

@@ -1,0 +1,19 @@
+"""Optional packages: imported when a caller asks for their types, so that the client needs none of them."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+from proxy.errors import InvalidRequest
+
+
+def library(name: str) -> Any:
+    """The package `name`, which only those need who ask for its types. Raises InvalidRequest, with the way out."""
+    try:
+        return import_module(name)
+    except ModuleNotFoundError as error:
+        package = name.partition(".")[0]
+        if (error.name or "").partition(".")[0] != package:
+            raise
+        raise InvalidRequest(f"this needs {package}: pip install {package}") from None
