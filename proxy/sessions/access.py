@@ -40,7 +40,7 @@ class Access:
         session, by_key = await (self._by_path(caller) if caller.path else self._by_key_or_hint(caller))
         if by_key:
             _check_fresh(session)
-        session.used_at = time.monotonic()
+        session.touch()
         session.check_open()
         return session
 

@@ -1,22 +1,21 @@
-"""What was tried before in a session, by request hash: the memory that the rules of retries look at."""
+"""Attempts: earlier requests of a session by request hash, from which the retry rules decide.
+
+This package never imports `proxy.turns`: an attempt knows its interactions, not the generations that produce them.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import groupby
-from typing import TYPE_CHECKING
 
 from proxy.types import Interaction, Status
 
-if TYPE_CHECKING:
-    from proxy.turns.turn import Turn
-
 
 class Stage(StrEnum):
-    """running: being sampled. ending: given up, its failure is not recorded yet. Then complete or failed."""
+    """running: being sampled; ending: cancelled, its failure not yet recorded; then complete or failed."""
 
     RUNNING = "running"
     ENDING = "ending"
@@ -26,16 +25,16 @@ class Stage(StrEnum):
 
 @dataclass(slots=True, eq=False)
 class Attempt:
-    """One reply that was asked for: a choice each in `turns` while it runs, in `interactions` once it has ended.
+    """One requested reply with its `n` choices. It fails if any choice fails.
 
-    It failed if any choice did. `written`: its end went out to a client. `readers` wait for it now; while there are
-    none, `grace` is running out. `unsettled`: another replica committed it and may be writing it out at this moment.
+    `interactions`: one per choice, empty until the attempt has ended. `written`: the end of the reply was sent to a
+    client. `readers`: clients connected to it now; after the last one leaves, `grace` is the task that cancels it.
+    `superseded`: a newer attempt replaces it. `unsettled`: another replica committed it and may still be sending it.
     """
 
     key: str
     idempotency_key: str | None = None
     stage: Stage = Stage.RUNNING
-    turns: Sequence[Turn] = ()
     interactions: list[Interaction] = field(default_factory=list)
     readers: int = 0
     written: bool = False
@@ -44,15 +43,31 @@ class Attempt:
     grace: asyncio.Task[None] | None = None
 
     def failures(self) -> list[str]:
-        """The ids of its choices that are recorded as failed or aborted."""
+        """The ids of the choices that were recorded as failed or aborted."""
         return [i.id for i in self.interactions if i.status in (Status.FAILED, Status.ABORTED)]
 
-    def end(self) -> None:
-        """All choices have ended; how is in their interactions."""
-        self.interactions = [turn.interaction for turn in self.turns]
-        whole = all(interaction.status is Status.COMPLETE for interaction in self.interactions)
-        self.stage = Stage.COMPLETE if whole else Stage.FAILED
-        self.turns = ()
+    def join(self) -> None:
+        """Count one more reader, and stop the grace period if it is running."""
+        self.readers += 1
+        self.stop_grace()
+
+    def leave(self) -> bool:
+        """Count one reader less. Return True if the attempt is still running and now has no reader."""
+        self.readers -= 1
+        return self.readers == 0 and self.stage is Stage.RUNNING
+
+    def stop_grace(self) -> None:
+        """Cancel the grace period, if one is running."""
+        if self.grace is not None:
+            self.grace.cancel()
+            self.grace = None
+
+    def end(self, interactions: list[Interaction]) -> None:
+        """End the attempt with the interactions of all its choices."""
+        self.interactions = interactions
+        complete = all(interaction.status is Status.COMPLETE for interaction in interactions)
+        self.stage = Stage.COMPLETE if complete else Stage.FAILED
+        self.stop_grace()
 
 
 def reply_id(interaction_id: str) -> str:

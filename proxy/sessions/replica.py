@@ -37,8 +37,7 @@ def absorb(session: Session, news: News, *, elsewhere: bool) -> None:
     for interaction in foreign:
         if interaction.status is Status.COMPLETE and interaction.id not in session.cache.nodes:
             session.cache.add(session.cache.place_stored(interaction))
-            session.turns_taken += 1
-            session.sampled_tokens += len(interaction.output_ids)
+            session.record_foreign(interaction)
     _merge(session.attempts, recall(foreign, set(news.unreplied)), elsewhere)
     session.seen = Seen(max(session.seen.next_seq, news.seen.next_seq), max(session.seen.revision, news.seen.revision))
     if session.record.status is not SessionStatus.ACTIVE:

@@ -53,6 +53,32 @@ class Session:
             how = "expired" if self.record.status is SessionStatus.EXPIRED else "ended"
             raise SessionClosed(f"session {self.id!r} has {how}; start a new one")
 
+    def begin_turn(self, interaction_id: str) -> None:
+        """Count a turn that starts on this replica."""
+        self.running += 1
+        self.turns_taken += 1
+        self.begun_here.add(interaction_id)
+
+    def end_turn(self, *, complete: bool) -> None:
+        """Uncount a turn that ended on this replica; only a complete one stays in `turns_taken`."""
+        self.running -= 1
+        if not complete:
+            self.turns_taken -= 1
+        self.touch()
+
+    def record_commit(self, interaction: Interaction) -> None:
+        """Count the tokens of a turn that was committed on this replica."""
+        self.sampled_tokens += len(interaction.output_ids)
+
+    def record_foreign(self, interaction: Interaction) -> None:
+        """Count a complete turn that was committed elsewhere: on another replica, or before this process started."""
+        self.turns_taken += 1
+        self.sampled_tokens += len(interaction.output_ids)
+
+    def touch(self) -> None:
+        """Note that the session is in use now, so that it is neither forgotten nor expired as idle."""
+        self.used_at = time.monotonic()
+
     def complete(self) -> list[Interaction]:
         """The committed complete interactions in order of `seq`."""
         nodes = (node.interaction for node in self.cache.nodes.values())

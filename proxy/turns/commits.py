@@ -87,7 +87,7 @@ class Commits:
         """Let everybody see a turn that is on the disk."""
         session = turn.session
         session.cache.publish(node)
-        session.sampled_tokens += len(turn.interaction.output_ids)
+        session.record_commit(turn.interaction)
         turn.release()
         self._count(turn)
         if session.record.status is not SessionStatus.ACTIVE:

@@ -19,15 +19,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from proxy.sessions.attempts import Attempt, Stage
-from proxy.turns.turn import Turn
 from proxy.types import Interaction, TurnRequest
 
 
 @dataclass(frozen=True, slots=True)
 class Attach:
-    """Read the generation that runs already, one turn a choice."""
+    """Read the attempt that is already running."""
 
-    choices: Sequence[Turn]
+    attempt: Attempt
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +53,7 @@ def decide(attempts: Sequence[Attempt], request: TurnRequest) -> Attach | Replay
         return Anew(failed)
     for attempt in (*reversed(marked), *reversed(gone)):
         if attempt.stage is Stage.RUNNING:
-            return Attach(attempt.turns)
+            return Attach(attempt)
         if attempt.stage is Stage.COMPLETE and len(attempt.interactions) == request.n:
             return Replay(attempt, attempt.interactions)
     return Anew(failed)

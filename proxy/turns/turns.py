@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import aclosing
 from dataclasses import replace
@@ -75,6 +74,7 @@ class Turns:
         self._metrics = metrics
         self._prompts = Prompts(renderer)
         self._running: set[Turn] = set()
+        self._choices: dict[Attempt, Sequence[Turn]] = {}
         self._unrecorded: set[asyncio.Task[Any]] = set()
         self._arriving = 0
         self._background: set[asyncio.Task[None]] = set()
@@ -117,12 +117,12 @@ class Turns:
             return earlier
         self._check_room(request)
         attempt, reply = Attempt(key, request.idempotency_key), new_id()
-        attempt.turns = [
+        choices = [
             self._choice(session, request, prompt, attempt, choice_of(sampling, k), grammar, reply, k)
             for k in range(request.n)
         ]
-        self._start(session, request, attempt)
-        return attempt.turns
+        self._start(session, request, attempt, choices)
+        return choices
 
     def _check_room(self, request: TurnRequest) -> None:
         """Raise TooManyRequests before a turn is rendered that would be one too many."""
@@ -141,8 +141,8 @@ class Turns:
     def _earlier(self, session: Session, request: TurnRequest, key: str) -> Sequence[Turn] | None:
         """The turns of an earlier attempt that answer this request too; None: it is to be sampled."""
         match decide(session.attempts.get(key, ()), request):
-            case Attach(choices):
-                return choices
+            case Attach(attempt):
+                return self._choices[attempt]
             case Replay(attempt, interactions):
                 return [self._replayed(session, request, attempt, interaction) for interaction in interactions]
         return None
@@ -194,18 +194,12 @@ class Turns:
 
     def join(self, turn: Turn) -> None:
         """A client begins to read a turn."""
-        attempt = turn.attempt
-        attempt.readers += 1
-        if attempt.grace is not None:
-            attempt.grace.cancel()
-            attempt.grace = None
+        turn.attempt.join()
 
     def leave(self, turn: Turn) -> None:
         """A client is gone. The last one leaving an unfinished reply ends it after the grace."""
-        attempt = turn.attempt
-        attempt.readers -= 1
-        if attempt.readers == 0 and attempt.stage is Stage.RUNNING:
-            attempt.grace = self._in_background(self._end_deserted(attempt), _GRACE)
+        if turn.attempt.leave():
+            turn.attempt.grace = self._in_background(self._end_deserted(turn.attempt), _GRACE)
 
     def replied(self, turn: Turn) -> None:
         """The end of a reply was written out."""
@@ -250,7 +244,7 @@ class Turns:
 
     # 7 ---------------------------------------------------------------------------------------------------------
 
-    def _start(self, session: Session, request: TurnRequest, attempt: Attempt) -> None:
+    def _start(self, session: Session, request: TurnRequest, attempt: Attempt, choices: Sequence[Turn]) -> None:
         self._sessions.ensure_stored(session)
         attempts = session.attempts.setdefault(attempt.key, [])
         decision = decide(attempts, request)
@@ -258,7 +252,8 @@ class Turns:
             for failed in decision.superseded:
                 self._supersede(session, failed)
         attempts.append(attempt)
-        left = len(attempt.turns)
+        self._choices[attempt] = choices
+        left = len(choices)
 
         def ended(turn: Turn) -> None:
             nonlocal left
@@ -267,10 +262,8 @@ class Turns:
                 self._attempt_ended(session, attempt)
             self._ended(turn)
 
-        for turn in attempt.turns:
-            session.running += 1
-            session.begun_here.add(turn.interaction.id)
-            session.turns_taken += 1
+        for turn in choices:
+            session.begin_turn(turn.interaction.id)
             self._store.note_begun(turn.interaction.id, session.id)
             self._running.add(turn)
             self._metrics.in_flight.inc()
@@ -279,9 +272,7 @@ class Turns:
 
     def _attempt_ended(self, session: Session, attempt: Attempt) -> None:
         """All choices of a reply have ended, and are recorded."""
-        attempt.end()
-        if attempt.grace is not None:
-            attempt.grace.cancel()
+        attempt.end([turn.interaction for turn in self._choices.pop(attempt)])
         if attempt.superseded:
             attempt.superseded = False
             self._supersede(session, attempt)
@@ -295,10 +286,7 @@ class Turns:
                 self._in_background(self._store.supersede(interaction_id))
 
     def _ended(self, turn: Turn) -> None:
-        turn.session.running -= 1
-        if turn.interaction.status is not Status.COMPLETE:
-            turn.session.turns_taken -= 1
-        turn.session.used_at = time.monotonic()
+        turn.session.end_turn(complete=turn.interaction.status is Status.COMPLETE)
         self._running.discard(turn)
         self._metrics.in_flight.dec()
         turn.wake()
@@ -355,7 +343,7 @@ class Turns:
     async def _end_deserted(self, attempt: Attempt) -> None:
         await asyncio.sleep(GRACE_S)
         attempt.grace = None
-        for turn in attempt.turns:
+        for turn in self._choices[attempt]:
             if turn.task is not None and not turn.committing:
                 attempt.stage = Stage.ENDING
                 turn.task.cancel()

@@ -267,7 +267,7 @@ async def test_a_retry_during_the_abort_of_its_predecessor_is_sampled(tmp_path: 
     async with serving(tmp_path, script) as server:
         first = await in_flight(server)
         first.cancel()
-        await until(lambda: bool(server.app.state.turns._running) and not attempts(server)[0].turns[0].attempt.grace)
+        await until(lambda: bool(server.app.state.turns._running) and not attempts(server)[0].grace)
         await until(lambda: not attempts(server) or attempts(server)[0].stage != "running")
         assert await text_of(server) == "two"
         await until_superseded(server)
