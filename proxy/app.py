@@ -57,7 +57,7 @@ def examine_model(settings: Settings) -> Examination:
 
 def write_tiny_model(folder: Path, seed: int) -> None:
     """The built-in model with random weights of another seed, in a folder of its own."""
-    from proxy.engine.tiny_model import build_tiny_model
+    from proxy.engine.tiny.model import build_tiny_model
 
     build_tiny_model(folder, seed)
 

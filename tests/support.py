@@ -15,7 +15,8 @@ from starlette.applications import Starlette
 
 from proxy.app import build_app
 from proxy.engine.create import model_folder
-from proxy.engine.scripted import Reply, Script, ScriptedEngine, play
+from proxy.engine.scripted.engine import ScriptedEngine
+from proxy.engine.scripted.scripts import Reply, Script, play
 from proxy.rendering.renderer import Renderer, load_renderer
 from proxy.settings import Settings
 from proxy.types import Ids, ids_of

@@ -10,7 +10,8 @@ from typing import Any
 
 from proxy.engine.chunks import TokenChunk
 from proxy.engine.requests import GenerateRequest
-from proxy.engine.scripted import Fault, Reply, Script, ScriptedEngine
+from proxy.engine.scripted.engine import ScriptedEngine
+from proxy.engine.scripted.scripts import Fault, Reply, Script
 from proxy.types import Logprobs as Floats
 from tests.support import Server, assistant, call_text, function_tool, sampled, system, tool_result, user
 

@@ -10,7 +10,7 @@ from starlette.requests import Request
 from proxy.api.http import JsonResponse, key_of, read_object
 from proxy.engine.gate import Gate
 from proxy.engine.interface import MEMORY_TAGS, PauseMode, WeightTransfer
-from proxy.engine.pool import Pool
+from proxy.engine.servers.pool import Pool
 from proxy.engine.versions import LARGEST_VERSION
 from proxy.errors import EngineIncapable, InvalidRequest
 from proxy.protocols.fields import expect_list, expect_str, optional_int, optional_text

@@ -7,7 +7,7 @@ from starlette.responses import Response
 
 from proxy.api.http import JsonResponse
 from proxy.engine.gate import Gate
-from proxy.engine.pool import Pool
+from proxy.engine.servers.pool import Pool
 from proxy.metrics import CONTENT_TYPE, Metrics
 from proxy.store.store import Store
 

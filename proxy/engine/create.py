@@ -14,7 +14,7 @@ from proxy.errors import ConfigurationError, InvalidRequest
 from proxy.settings import Settings
 
 if TYPE_CHECKING:
-    from proxy.engine.acting import Speech
+    from proxy.engine.scripted.acting import Speech
 
 _SCRIPTED_CONTEXT = 131_072
 _SERVERS_START_S = 120.0
@@ -26,7 +26,7 @@ def model_folder(settings: Settings) -> Path:
     """The folder of the model; without `--model` the built-in one, made on the spot. Raises ConfigurationError."""
     if settings.model is None:
         _require("transformers", "torch")
-        from proxy.engine.tiny_model import builtin_model_folder
+        from proxy.engine.tiny.model import builtin_model_folder
 
         return builtin_model_folder()
     folder = Path(settings.model).expanduser()
@@ -54,18 +54,18 @@ def create_engine(settings: Settings, vocab_size: int, speech: Speech | None = N
     if name == "sglang" or (name == "auto" and _has_gpu_engine()):
         if importlib.util.find_spec("sglang") is None:
             raise ConfigurationError("--engine sglang needs the package sglang: pip install 'tokengrove[sglang]'")
-        from proxy.engine.sglang_engine import SglangEngine
+        from proxy.engine.sglang.engine import SglangEngine
 
         return SglangEngine(settings, model_folder(settings))
     if name in ("auto", "transformers"):
         _require("transformers", "torch", "llguidance")
-        from proxy.engine.transformers_engine import TransformersEngine
+        from proxy.engine.transformers.engine import TransformersEngine
 
         return TransformersEngine(settings, model_folder(settings))
     if name == "scripted":
-        from proxy.engine import scripted
+        from proxy.engine.scripted.arguments import from_arguments
 
-        return scripted.from_arguments(engine_arguments(settings), vocab_size, _SCRIPTED_CONTEXT, speech)
+        return from_arguments(engine_arguments(settings), vocab_size, _SCRIPTED_CONTEXT, speech)
     if name == "mailbox":
         from proxy.engine.mailbox import Mailbox
 
@@ -92,9 +92,9 @@ def _has_gpu_engine() -> bool:
 
 def _create_pool(settings: Settings, vocab_size: int) -> Engine:
     """The servers that `--engine` names, whatever they turn out to be. Raises ConfigurationError."""
-    from proxy.engine.connection import Keys, server_url
-    from proxy.engine.pool import Pool
-    from proxy.engine.servers import ServerKind, connect
+    from proxy.engine.servers.connection import Keys, server_url
+    from proxy.engine.servers.kinds import ServerKind, connect
+    from proxy.engine.servers.pool import Pool
 
     arguments = engine_arguments(settings)
     for key in arguments:

@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from proxy.engine.scripted import Reply, Script
+from proxy.engine.scripted.scripts import Reply, Script
 from tests.support import Server, sampled, serving, user
 
 ADMIN = {"authorization": "Bearer admin"}

@@ -13,7 +13,8 @@ import pytest
 
 from proxy.app import build_app
 from proxy.engine.create import model_folder
-from proxy.engine.scripted import Reply, Script, ScriptedEngine, play
+from proxy.engine.scripted.engine import ScriptedEngine
+from proxy.engine.scripted.scripts import Reply, Script, play
 from proxy.rendering.message_dicts import to_dicts
 from proxy.rendering.renderer import load_renderer
 from proxy.settings import Settings

@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from proxy.engine.create import model_folder
-from proxy.engine.scripted import Reply, Script
+from proxy.engine.scripted.scripts import Reply, Script
 from proxy.server import serving as served
 from proxy.settings import Settings
 from tests.support import Server, function_tool, sampled, serving, user

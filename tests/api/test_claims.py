@@ -16,7 +16,7 @@ from sqlalchemy import create_engine, event
 from sqlalchemy.pool import NullPool
 
 from proxy.api import trajectories
-from proxy.engine.scripted import Reply, Script
+from proxy.engine.scripted.scripts import Reply, Script
 from proxy.store import claims
 from proxy.store.claims import Claim, Claimed
 from proxy.store.database import parse_url

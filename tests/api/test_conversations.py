@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from proxy.engine.scripted import Fault, Reply, Script, play
+from proxy.engine.scripted.scripts import Fault, Reply, Script, play
 from proxy.types import Message, Role
 from tests import support
 from tests.support import (

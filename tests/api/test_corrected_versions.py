@@ -13,7 +13,7 @@ import pytest
 
 from proxy.engine.chunks import TokenChunk
 from proxy.engine.requests import GenerateRequest
-from proxy.engine.scripted import ScriptedEngine
+from proxy.engine.scripted.engine import ScriptedEngine
 from proxy.engine.versions import LARGEST_VERSION, with_run
 from proxy.types import VersionRuns
 from tests.api.test_engine_control import MODES, TEXT, WORDS, begun, goes_on, sampled_by, serving_on, streamed

@@ -14,7 +14,8 @@ import pytest
 
 from proxy.app import build_app
 from proxy.engine.requests import GenerateRequest
-from proxy.engine.scripted import Reply, Script, ScriptedEngine
+from proxy.engine.scripted.engine import ScriptedEngine
+from proxy.engine.scripted.scripts import Reply, Script
 from proxy.errors import EngineFailed, InvalidRequest
 from proxy.settings import Settings
 from tests.support import Server, default_url, let_pass, sampled, says, serving, tiny_renderer, until, user

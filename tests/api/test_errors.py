@@ -13,7 +13,7 @@ from starlette.routing import Route
 
 from proxy import errors
 from proxy.engine.requests import GenerateRequest
-from proxy.engine.scripted import Fault, Reply, Script
+from proxy.engine.scripted.scripts import Fault, Reply, Script
 from tests.support import Server, sampled, serving, user
 
 CHAT = "/s/v1/chat/completions"

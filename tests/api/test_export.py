@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from proxy.engine.scripted import Fault, Reply, Script, play
+from proxy.engine.scripted.scripts import Fault, Reply, Script, play
 from tests.support import Server, sampled, says, serving, user
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import proxy.turns.turns
-from proxy.engine.scripted import Fault, Reply, Script, play
+from proxy.engine.scripted.scripts import Fault, Reply, Script, play
 from proxy.types import ids_of
 from tests.support import Server, sampled, says, serving, tiny_renderer, until, user
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from proxy.engine.scripted import Fault, Reply, play
+from proxy.engine.scripted.scripts import Fault, Reply, play
 from tests.api.test_generate import END, PROMPT, generated, refused, replies
 from tests.support import sampled, says, serving, tiny_renderer
 

@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from proxy.engine.requests import GenerateRequest
-from proxy.engine.scripted import Fault, Reply
+from proxy.engine.scripted.scripts import Fault, Reply
 from proxy.server import serving as real_server
 from proxy.settings import Settings
 from proxy.store.store import Store

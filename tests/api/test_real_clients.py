@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from proxy.engine.scripted import Reply, play
+from proxy.engine.scripted.scripts import Reply, play
 from tests.support import Server, assistant, call_text, function_tool, sampled, says, serving, system, tool_result, user
 
 CODEX_TOOLS: list[dict[str, Any]] = [

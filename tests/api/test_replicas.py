@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from sqlalchemy import event
 
-from proxy.engine.acting import act
 from proxy.engine.requests import GenerateRequest
-from proxy.engine.scripted import Fault, Reply, Script, play
+from proxy.engine.scripted.acting import act
+from proxy.engine.scripted.scripts import Fault, Reply, Script, play
 from proxy.types import Credit
 from tests.support import Server, sampled, says, serving, tiny_renderer, user
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import proxy.turns.turns
-from proxy.engine.scripted import Fault, Reply, Script, play
+from proxy.engine.scripted.scripts import Fault, Reply, Script, play
 from tests.support import Server, call_text, function_tool, sampled, says, serving, tiny_renderer, until, user
 
 BODY = {"model": "m", "messages": [user("hi")]}

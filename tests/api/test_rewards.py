@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from proxy.engine.scripted import Fault, Reply, play
+from proxy.engine.scripted.scripts import Fault, Reply, play
 from tests.databases import execute
 from tests.support import Server, default_url, sampled, says, serving, user
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from proxy.engine.scripted import Fault, Reply, play
+from proxy.engine.scripted.scripts import Fault, Reply, play
 from tests.support import Server, sampled, says, serving, user
 
 

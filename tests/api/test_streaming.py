@@ -18,7 +18,8 @@ import uvicorn
 from proxy.api import replies
 from proxy.app import build_app
 from proxy.engine.requests import GenerateRequest
-from proxy.engine.scripted import Fault, Reply, Script, ScriptedEngine, play
+from proxy.engine.scripted.engine import ScriptedEngine
+from proxy.engine.scripted.scripts import Fault, Reply, Script, play
 from proxy.errors import EngineUnavailable
 from proxy.settings import Settings
 from tests.support import Server, call_text, function_tool, sampled, says, serving, tiny_renderer, until, user

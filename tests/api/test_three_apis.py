@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from proxy.engine.requests import GenerateRequest
-from proxy.engine.scripted import Fault, Reply, Script, play
+from proxy.engine.scripted.scripts import Fault, Reply, Script, play
 from proxy.errors import EngineUnavailable, TooManyRequests
 from tests.support import Server, call_text, function_tool, sampled, says, serving, user
 

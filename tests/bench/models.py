@@ -13,8 +13,8 @@ from pathlib import Path
 from string import ascii_lowercase
 from typing import Any
 
-from proxy.engine.loading import quieten
-from proxy.engine.tiny_model import build_tiny_model
+from proxy.engine.tiny.model import build_tiny_model
+from proxy.engine.transformers.loading import quieten
 
 CONTEXT_LENGTH = 32_768
 

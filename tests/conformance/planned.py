@@ -13,7 +13,8 @@ from typing import Any
 
 from proxy.engine.create import model_folder
 from proxy.engine.requests import GenerateRequest
-from proxy.engine.scripted import Reply, ScriptedEngine
+from proxy.engine.scripted.engine import ScriptedEngine
+from proxy.engine.scripted.scripts import Reply
 from proxy.rendering.renderer import load_renderer
 from proxy.settings import Settings
 from proxy.types import Message, Role, TurnRequest, ids_of

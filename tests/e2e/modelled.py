@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from proxy.engine.scripted import ScriptedEngine
+from proxy.engine.scripted.engine import ScriptedEngine
 from proxy.errors import InvalidRequest
 from proxy.settings import Settings
 from tests.engines.scripts import VOCABULARY, model_like

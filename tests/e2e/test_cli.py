@@ -116,7 +116,8 @@ def test_with_an_admin_key_the_command_to_try_starts_a_session(tmp_path: Path) -
 
 def test_an_engine_of_somebody_else_is_loaded_by_name(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(
-        "from proxy.engine.scripted import ScriptedEngine, babble\n"
+        "from proxy.engine.scripted.engine import ScriptedEngine\n"
+        "from proxy.engine.scripted.scripts import babble\n"
         "def Engine(settings):\n"
         "    return ScriptedEngine(babble(8, 300, 8), vocab_size=300, model='mine')\n"
     )

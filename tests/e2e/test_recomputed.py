@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from proxy.app import build_app
-from proxy.engine.scripted import Reply, Script, play
+from proxy.engine.scripted.scripts import Reply, Script, play
 from proxy.settings import Settings
 from tests import raw_tables
 from tests.exports import areal_tensor, read

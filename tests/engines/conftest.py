@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from proxy.engine.sglang_engine import SglangEngine
-from proxy.engine.tiny_model import build_tiny_model
+from proxy.engine.sglang.engine import SglangEngine
+from proxy.engine.tiny.model import build_tiny_model
 from proxy.settings import Settings
 from tests.engines.devices import CPU_ARGUMENTS
 

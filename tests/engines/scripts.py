@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from proxy.engine.requests import GenerateRequest
-from proxy.engine.scripted import Reply, Script
+from proxy.engine.scripted.scripts import Reply, Script
 from proxy.types import ids_of
 
 VOCABULARY = 640

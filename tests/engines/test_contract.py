@@ -12,9 +12,9 @@ import pytest
 from proxy.engine.contract import CHECKS, Check, complete
 from proxy.engine.interface import Capability, Engine
 from proxy.engine.mailbox import Delivery, Mailbox
-from proxy.engine.pool import Pool
-from proxy.engine.scripted import ScriptedEngine
-from proxy.engine.servers import connect
+from proxy.engine.scripted.engine import ScriptedEngine
+from proxy.engine.servers.kinds import connect
+from proxy.engine.servers.pool import Pool
 from proxy.types import Logprobs, ids_of
 from tests.engines.scripts import VOCABULARY, model_like
 from tests.engines.wire import serving_wire

@@ -65,7 +65,7 @@ def folders(device: str, tmp_path_factory: pytest.TempPathFactory) -> dict[int, 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def sglang(device: str, folders: dict[int, Path]) -> AsyncIterator[Engine]:
     pytest.importorskip("sglang", reason="sglang is not installed")
-    from proxy.engine.sglang_engine import SglangEngine
+    from proxy.engine.sglang.engine import SglangEngine
 
     arguments = CUDA_ARGUMENTS if device == "cuda" else (*CPU_ARGUMENTS, "dtype=bfloat16")
     engine = SglangEngine(Settings(engine_arg=arguments), folders[0])
@@ -76,7 +76,7 @@ async def sglang(device: str, folders: dict[int, Path]) -> AsyncIterator[Engine]
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def transformers(device: str, folders: dict[int, Path]) -> AsyncIterator[Engine]:
-    from proxy.engine.transformers_engine import TransformersEngine
+    from proxy.engine.transformers.engine import TransformersEngine
 
     settings = Settings(engine_arg=(f"device={device}",), max_context_tokens=8192)
     engine = TransformersEngine(settings, folders[0])

@@ -14,7 +14,7 @@ from proxy.engine.contract import CHECKS, Check, Reply, check_grammar_gives_json
 from proxy.engine.gate import Gate
 from proxy.engine.interface import Capability, Engine, PauseMode
 from proxy.engine.requests import GenerateRequest
-from proxy.engine.sglang_engine import Ranks, SglangEngine
+from proxy.engine.sglang.engine import Ranks, SglangEngine
 from proxy.errors import ConfigurationError, EngineUnavailable, InvalidRequest
 from proxy.settings import Settings
 from proxy.types import FinishReason, SamplingParams, ids_of

@@ -19,9 +19,9 @@ import pytest
 from proxy.engine.contract import CHECKS, Check, Reply, check_grammar_gives_json, request_for
 from proxy.engine.gate import Gate
 from proxy.engine.interface import Capability, PauseMode
-from proxy.engine.pool import Pool
 from proxy.engine.requests import GenerateRequest
-from proxy.engine.servers import connect
+from proxy.engine.servers.kinds import connect
+from proxy.engine.servers.pool import Pool
 from proxy.settings import Settings
 from proxy.types import ids_of
 from tests.engines.forward import check_logprobs, plain_logprobs

@@ -14,8 +14,8 @@ from proxy.engine.chunks import TokenChunk
 from proxy.engine.contract import CHECKS, Check, Reply, check_grammar_gives_json, complete, request_for
 from proxy.engine.grammar import Grammar, GrammarPart
 from proxy.engine.interface import Capability, Engine, PauseMode
-from proxy.engine.tiny_model import build_tiny_model
-from proxy.engine.transformers_engine import TransformersEngine
+from proxy.engine.tiny.model import build_tiny_model
+from proxy.engine.transformers.engine import TransformersEngine
 from proxy.errors import ConfigurationError, ContextLengthExceeded, EngineFailed, EngineUnavailable, InvalidRequest
 from proxy.settings import Settings
 from proxy.types import FinishReason, SamplingParams, ids_of

@@ -22,7 +22,7 @@ from starlette.routing import Route
 from proxy.engine.contract import Reply
 from proxy.engine.interface import PauseMode
 from proxy.engine.requests import GenerateRequest
-from proxy.engine.scripted import ScriptedEngine
+from proxy.engine.scripted.engine import ScriptedEngine
 from proxy.errors import InvalidRequest
 from proxy.types import FinishReason, SamplingParams, ids_of
 from tests.engines.scripts import VOCABULARY, model_like

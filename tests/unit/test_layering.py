@@ -151,7 +151,7 @@ def test_heavy_packages_are_imported_inside_functions_only() -> None:
     for _, path in parts():
         top = {name.split(".")[0] for name in imports(path, top_level_only=True)}
         sampling = path.name in (
-            "sampling.py",
+            "sampler.py",
             "batching.py",
             "steering.py",
         )  # torch modules, imported lazily themselves

@@ -13,7 +13,7 @@ from proxy.engine.gate import Gate
 from proxy.engine.grammar import Grammar, GrammarPart
 from proxy.engine.interface import Capability, EngineInfo, PauseMode
 from proxy.engine.requests import GenerateRequest
-from proxy.engine.scripted import ScriptedEngine
+from proxy.engine.scripted.engine import ScriptedEngine
 from proxy.errors import EngineLost, EngineUnavailable, InvalidRequest
 from proxy.settings import Settings
 from proxy.types import SamplingParams, ids_of

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from proxy.engine.acting import act
-from proxy.engine.instances import Mentions, instance, mentioned_words
 from proxy.engine.requests import GenerateRequest
-from proxy.engine.scripted import from_arguments
+from proxy.engine.scripted.acting import act
+from proxy.engine.scripted.arguments import from_arguments
+from proxy.engine.scripted.instances import Mentions, instance, mentioned_words
 from proxy.errors import ConfigurationError
 from proxy.types import (
     Api,

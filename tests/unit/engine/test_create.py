@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from proxy.engine.create import create_engine
-from proxy.engine.sglang_engine import SglangEngine
-from proxy.engine.transformers_engine import TransformersEngine
+from proxy.engine.sglang.engine import SglangEngine
+from proxy.engine.transformers.engine import TransformersEngine
 from proxy.errors import ConfigurationError
 from proxy.settings import Settings
 

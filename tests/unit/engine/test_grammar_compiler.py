@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 
 from proxy.engine.grammar import Grammar, GrammarPart
-from proxy.engine.grammar_compiler import GrammarCompiler
-from proxy.engine.steering import Steering, skeleton
-from proxy.engine.tiny_model import VOCAB_SIZE, build_tiny_model
+from proxy.engine.tiny.model import VOCAB_SIZE, build_tiny_model
+from proxy.engine.transformers.grammar_compiler import GrammarCompiler
+from proxy.engine.transformers.steering import Steering, skeleton
 from proxy.errors import ConfigurationError, InvalidRequest
 
 pytest.importorskip("llguidance")

@@ -2,9 +2,9 @@
 
 import pytest
 
-from proxy.engine.loading import EngineOptions, best_device, load_model
-from proxy.engine.sampler import drawing_device
-from proxy.engine.tiny_model import build_tiny_model
+from proxy.engine.tiny.model import build_tiny_model
+from proxy.engine.transformers.loading import EngineOptions, best_device, load_model
+from proxy.engine.transformers.sampler import drawing_device
 from proxy.errors import ConfigurationError
 
 torch = pytest.importorskip("torch")

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from proxy.engine.placement import Member, Placement
+from proxy.engine.servers.placement import Member, Placement
 from proxy.errors import EngineUnavailable
 
 

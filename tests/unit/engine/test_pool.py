@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 
-from proxy.engine.connection import NO_KEYS, Keys, server_url
 from proxy.engine.contract import Reply, complete, request_for
 from proxy.engine.gate import Gate
 from proxy.engine.interface import PauseMode, WeightTransfer
-from proxy.engine.pool import Pool
 from proxy.engine.requests import GenerateRequest
-from proxy.engine.servers import connect
-from proxy.engine.sglang_server import SglangServer
+from proxy.engine.servers.connection import NO_KEYS, Keys, server_url
+from proxy.engine.servers.kinds import connect
+from proxy.engine.servers.pool import Pool
+from proxy.engine.servers.sglang_server import SglangServer
 from proxy.errors import ConfigurationError, EngineLost, InvalidRequest
 from proxy.settings import Settings
 from proxy.types import Message, Role, SamplingParams, TurnRequest, ids_of

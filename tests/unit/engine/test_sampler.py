@@ -4,7 +4,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from proxy.engine.sampler import Drawn, SamplingRow, draw, new_row
+from proxy.engine.transformers.sampler import Drawn, SamplingRow, draw, new_row
 from proxy.types import SamplingParams, ids_of
 
 torch = pytest.importorskip("torch")

@@ -11,8 +11,8 @@ import pytest
 from proxy.engine.contract import Reply, complete, request_for
 from proxy.engine.gate import Gate
 from proxy.engine.interface import PauseMode
-from proxy.engine.pool import Pool
-from proxy.engine.servers import connect
+from proxy.engine.servers.kinds import connect
+from proxy.engine.servers.pool import Pool
 from proxy.errors import InvalidRequest
 from proxy.settings import Settings
 from proxy.types import ids_of

@@ -13,8 +13,8 @@ from proxy.engine.chunks import TokenChunk
 from proxy.engine.contract import Reply
 from proxy.engine.grammar import Grammar, GrammarPart
 from proxy.engine.requests import GenerateRequest
-from proxy.engine.sglang_engine import tensors_of
-from proxy.engine.sglang_wire import Answer, VersionNumbers, sampling_params, structural_tag
+from proxy.engine.sglang.engine import tensors_of
+from proxy.engine.sglang.wire import Answer, VersionNumbers, sampling_params, structural_tag
 from proxy.errors import EngineFailed, InvalidRequest
 from proxy.types import FinishReason, SamplingParams, ids_of
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from proxy.engine.create import create_engine
-from proxy.engine.pool import Pool
+from proxy.engine.servers.pool import Pool
 from proxy.errors import ConfigurationError
 from proxy.settings import Settings
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from proxy.engine.tiny_model import CONTEXT_LENGTH, VOCAB_SIZE, build_tiny_model, builtin_model_folder
-from proxy.engine.tiny_template import MARKER_TOKENS, SPECIAL_TOKENS
+from proxy.engine.tiny.model import CONTEXT_LENGTH, VOCAB_SIZE, build_tiny_model, builtin_model_folder
+from proxy.engine.tiny.template import MARKER_TOKENS, SPECIAL_TOKENS
 from proxy.errors import ConfigurationError
 
 transformers = pytest.importorskip("transformers")

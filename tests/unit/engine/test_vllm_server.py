@@ -11,7 +11,7 @@ import pytest
 
 from proxy.engine.contract import complete, request_for
 from proxy.engine.interface import Capability, PauseMode
-from proxy.engine.vllm_server import VllmServer, _chunks
+from proxy.engine.servers.vllm_server import VllmServer, _chunks
 from proxy.errors import EngineFailed, EngineUnavailable, InvalidRequest, UnsupportedParameter
 from proxy.types import FinishReason, ids_of
 from tests.engines.scripts import VOCABULARY, following

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from rendering_folders import ASSETS, ENDS, MARKERS, write_folder, write_spelled_folder, write_spelled_tokenizer
 
-from proxy.engine.tiny_model import build_tiny_model
+from proxy.engine.tiny.model import build_tiny_model
 from proxy.rendering import Renderer, load_renderer
 from proxy.settings import Settings
 

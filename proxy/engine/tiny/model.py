@@ -14,7 +14,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from proxy.engine.tiny_template import CHAT_TEMPLATE, MARKER_TOKENS, SPECIAL_TOKENS, TRAINING_TEXT
+from proxy.engine.tiny.template import CHAT_TEMPLATE, MARKER_TOKENS, SPECIAL_TOKENS, TRAINING_TEXT
 from proxy.errors import ConfigurationError
 
 VOCAB_SIZE = 640

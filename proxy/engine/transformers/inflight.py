@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from proxy.engine.chunks import TokenChunk
 from proxy.engine.requests import GenerateRequest
-from proxy.engine.sampler import Drawn, SamplingRow
+from proxy.engine.transformers.sampler import Drawn, SamplingRow
 from proxy.errors import ProxyError
 from proxy.types import FinishReason, Ids, Logprobs, ids_of
 

@@ -1,4 +1,4 @@
-"""An engine that plays what it is told, token for token: for tests, demonstrations and benchmarks.
+"""An engine that plays a script, token for token: for tests, demonstrations and benchmarks.
 
 Deterministic: the same script and the same prompts give the same ids, logprobs and faults.
 """
@@ -8,79 +8,19 @@ from __future__ import annotations
 import asyncio
 import math
 from array import array
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from enum import StrEnum
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
 from proxy.engine.chunks import TokenChunk
 from proxy.engine.interface import Capability, EngineInfo, PauseMode, WeightTransfer
 from proxy.engine.requests import GenerateRequest
-from proxy.errors import ConfigurationError, EngineFailed, EngineIncapable, InvalidRequest
+from proxy.engine.scripted.scripts import Fault, Reply, Script
+from proxy.errors import EngineFailed, EngineIncapable, InvalidRequest
 from proxy.types import FinishReason, Ids, ids_of
 
-if TYPE_CHECKING:
-    from proxy.engine.acting import Speech
-
 _LOGPROB = math.log(0.5)
-
-
-class Fault(StrEnum):
-    """What goes wrong after `Reply.fault_after` tokens: error, end without a finish, too few logprobs, silence."""
-
-    ERROR = "error"
-    CUT = "cut"
-    BAD_LENGTHS = "bad_lengths"
-    HANG = "hang"
-
-
-@dataclass(frozen=True, slots=True)
-class Reply:
-    """One scripted answer. `ids` as sampled, the end token included where there is one.
-
-    `finish` None: stop when the last id is a stop token of the request, else length. `chunk` tokens go out at once.
-    """
-
-    ids: Ids
-    chunk: int = 1
-    delay_s: float = 0.0
-    finish: FinishReason | None = None
-    fault: Fault | None = None
-    fault_after: int = 0
-    version: int | None = None
-
-
-Script = Callable[[GenerateRequest], Reply]
-
-
-def play(replies: Iterable[Reply]) -> Script:
-    """A script that gives `replies` in order, one a request, and then fails."""
-    rest: Iterator[Reply] = iter(replies)
-
-    def script(request: GenerateRequest) -> Reply:
-        reply = next(rest, None)
-        if reply is None:
-            raise EngineFailed("the script has no reply left")
-        return reply
-
-    return script
-
-
-def babble(length: int, vocab_size: int, chunk: int, delay_s: float = 0.0) -> Script:
-    """A script of `length` tokens that differ with the prompt, without end token; `max_tokens` cuts them.
-
-    Ids stay in the lower half of the vocabulary, where byte-level tokenizers have plain text and no markers.
-    """
-    span = max(vocab_size // 2, 1)
-
-    def script(request: GenerateRequest) -> Reply:
-        start = (len(request.input_ids) * 31 + request.input_ids[-1]) % span
-        ids = ids_of((start + 7 * step) % span for step in range(length))
-        return Reply(ids, chunk, delay_s)
-
-    return script
 
 
 class ScriptedEngine:
@@ -216,43 +156,3 @@ class ScriptedEngine:
         """The sampled token first, then its neighbours in the vocabulary, each half as likely as the one before."""
         for rank in range(top):
             yield (token + rank) % self._info[0], _LOGPROB * (rank + 1)
-
-
-def from_arguments(
-    arguments: dict[str, str], vocab_size: int, context_length: int, speech: Speech | None = None
-) -> ScriptedEngine:
-    """The engine of `serve --engine scripted`, as `--engine-arg` says.
-
-    play=babble (the default): `tokens` (128), `chunk` (all at once). play=agent: `chunk` (1), `think` (0), see
-    `acting`. Both: `delay_s` a chunk (0).
-    """
-    playing = arguments.get("play", "babble")
-    own = {"babble": {"tokens"}, "agent": {"think"}}.get(playing)
-    if own is None:
-        raise ConfigurationError(f"--engine-arg play={playing} is not one of babble, agent")
-    if unknown := set(arguments) - {"play", "chunk", "delay_s", *own}:
-        known = ", ".join(sorted({"play", "chunk", "delay_s", *own}))
-        raise ConfigurationError(f"--engine-arg {min(unknown)} is unknown; play={playing} has {known}")
-    try:
-        script = _script(playing, arguments, vocab_size, speech)
-    except ValueError as error:
-        raise ConfigurationError(f"--engine-arg: {error}") from None
-    engine = ScriptedEngine(script, vocab_size=vocab_size, context_length=context_length)
-    engine.keep_requests = False
-    return engine
-
-
-def _script(playing: str, arguments: dict[str, str], vocab_size: int, speech: Speech | None) -> Script:
-    """Raises ValueError for a number that is none or out of range."""
-    tokens = int(arguments.get("tokens", "128"))
-    chunk = int(arguments.get("chunk", str(tokens) if playing == "babble" else "1"))
-    delay_s = float(arguments.get("delay_s", "0"))
-    if tokens < 1 or chunk < 1 or delay_s < 0:
-        raise ValueError("tokens and chunk must be at least 1, delay_s at least 0")
-    if playing == "babble":
-        return babble(tokens, vocab_size, chunk, delay_s)
-    if speech is None:
-        raise ConfigurationError("--engine-arg play=agent needs a renderer")
-    from proxy.engine.acting import act  # it imports this module
-
-    return act(speech, think=bool(int(arguments.get("think", "0"))), chunk=chunk, delay_s=delay_s)

@@ -14,9 +14,9 @@ from contextlib import aclosing
 from typing import Any, cast
 
 from proxy.engine.chunks import TokenChunk
-from proxy.engine.connection import NO_KEYS, Connection, Keys
 from proxy.engine.interface import Capability, EngineInfo, PauseMode, WeightTransfer
 from proxy.engine.requests import GenerateRequest, check_request
+from proxy.engine.servers.connection import NO_KEYS, Connection, Keys
 from proxy.errors import (
     EngineFailed,
     EngineIncapable,

@@ -19,8 +19,8 @@ from typing import Any
 from proxy.engine.chunks import TokenChunk
 from proxy.engine.interface import Capability, EngineInfo, PauseMode, WeightTransfer
 from proxy.engine.requests import GenerateRequest, check_request
-from proxy.engine.sglang_scheduler import run_scheduler
-from proxy.engine.sglang_wire import Answer, VersionNumbers, sampling_params, stream_interval
+from proxy.engine.sglang.scheduler import run_scheduler
+from proxy.engine.sglang.wire import Answer, VersionNumbers, sampling_params, stream_interval
 from proxy.errors import ConfigurationError, EngineFailed, EngineIncapable, InvalidRequest
 from proxy.settings import Settings
 

@@ -16,12 +16,12 @@ from functools import reduce
 from typing import Any, cast
 
 from proxy.engine.chunks import TokenChunk
-from proxy.engine.connection import server_url
 from proxy.engine.interface import MEMORY_TAGS, Capability, EngineInfo, PauseMode, WeightTransfer
-from proxy.engine.joining import PoolState, bring, part
-from proxy.engine.placement import RETRY_AFTER_S, Member, Placement
-from proxy.engine.remote import RemoteEngine
 from proxy.engine.requests import GenerateRequest
+from proxy.engine.servers.connection import server_url
+from proxy.engine.servers.joining import PoolState, bring, part
+from proxy.engine.servers.placement import RETRY_AFTER_S, Member, Placement
+from proxy.engine.servers.remote import RemoteEngine
 from proxy.errors import ConfigurationError, EngineLost, EngineUnavailable, InvalidRequest, ProxyError
 
 logger = logging.getLogger(__name__)

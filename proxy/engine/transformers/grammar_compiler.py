@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from proxy.engine.grammar import Grammar, GrammarPart
-from proxy.engine.steering import Steering, skeleton
+from proxy.engine.transformers.steering import Steering, skeleton
 from proxy.errors import ConfigurationError, InvalidRequest
 
 # Compact or with one space, as models write it: nothing that a random model could go on with for ever.

@@ -11,11 +11,11 @@ import re
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from proxy.engine.answers import json_answer, planned_calls, text_answer
 from proxy.engine.grammar import Grammar, GrammarPart
-from proxy.engine.instances import Mentions, instance
 from proxy.engine.requests import GenerateRequest
-from proxy.engine.scripted import Reply, Script
+from proxy.engine.scripted.answers import json_answer, planned_calls, text_answer
+from proxy.engine.scripted.instances import Mentions, instance
+from proxy.engine.scripted.scripts import Reply, Script
 from proxy.errors import UnsupportedParameter
 from proxy.types import Ids, Tool, ToolChoice, ToolChoiceMode, TurnRequest, ids_of
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from enum import StrEnum
 
-from proxy.engine.connection import NO_KEYS, Connection, Keys
-from proxy.engine.remote import RemoteEngine
-from proxy.engine.sglang_server import SglangServer
-from proxy.engine.sglang_wire import VersionNumbers
-from proxy.engine.vllm_server import VllmServer
+from proxy.engine.servers.connection import NO_KEYS, Connection, Keys
+from proxy.engine.servers.remote import RemoteEngine
+from proxy.engine.servers.sglang_server import SglangServer
+from proxy.engine.servers.vllm_server import VllmServer
+from proxy.engine.sglang.wire import VersionNumbers
 from proxy.errors import EngineUnavailable, ProxyError
 
 

@@ -16,14 +16,21 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from proxy.engine.batching import ContinuousBatch, StepEntry
 from proxy.engine.chunks import TokenChunk
-from proxy.engine.grammar_compiler import GrammarCompiler, GrammarState
-from proxy.engine.inflight import InFlight, Item, aborted, post
 from proxy.engine.interface import Capability, EngineInfo, PauseMode, WeightTransfer
-from proxy.engine.loading import choose_sizes, context_limit, end_token_ids, load_model, parse_options, read_weights
 from proxy.engine.requests import GenerateRequest, check_request
-from proxy.engine.sampler import draw, new_row
+from proxy.engine.transformers.batching import ContinuousBatch, StepEntry
+from proxy.engine.transformers.grammar_compiler import GrammarCompiler, GrammarState
+from proxy.engine.transformers.inflight import InFlight, Item, aborted, post
+from proxy.engine.transformers.loading import (
+    choose_sizes,
+    context_limit,
+    end_token_ids,
+    load_model,
+    parse_options,
+    read_weights,
+)
+from proxy.engine.transformers.sampler import draw, new_row
 from proxy.errors import (
     ConfigurationError,
     EngineFailed,

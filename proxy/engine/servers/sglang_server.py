@@ -15,10 +15,10 @@ from contextlib import aclosing
 from typing import Any, cast
 
 from proxy.engine.chunks import TokenChunk
-from proxy.engine.connection import NO_KEYS, Connection, Keys
 from proxy.engine.interface import Capability, EngineInfo, PauseMode, WeightTransfer
 from proxy.engine.requests import GenerateRequest, check_request
-from proxy.engine.sglang_wire import Answer, VersionNumbers, sampling_params, stream_interval
+from proxy.engine.servers.connection import NO_KEYS, Connection, Keys
+from proxy.engine.sglang.wire import Answer, VersionNumbers, sampling_params, stream_interval
 from proxy.errors import EngineFailed, EngineIncapable, EngineLost, EngineUnavailable, InvalidRequest, ProxyError
 from proxy.types import FinishReason, Logprobs, ids_of
 

@@ -9,7 +9,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from proxy.engine.remote import RemoteEngine
+from proxy.engine.servers.remote import RemoteEngine
 from proxy.errors import EngineUnavailable
 
 RETRY_AFTER_S = 5.0

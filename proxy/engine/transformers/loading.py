@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from proxy.engine.batching import PAGE_TOKENS, BatchSizes
+from proxy.engine.transformers.batching import PAGE_TOKENS, BatchSizes
 from proxy.errors import ConfigurationError, InvalidRequest
 from proxy.settings import Settings
 

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from proxy.engine.instances import Mentions, instance, mentioned_words
+from proxy.engine.scripted.instances import Mentions, instance, mentioned_words
 from proxy.types import Message, Role, Tool, ToolCall, ToolChoiceMode, TurnRequest
 
 _RESULT_LIMIT = 2_000

@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from proxy.engine.interface import PauseMode
-from proxy.engine.placement import Member
+from proxy.engine.servers.placement import Member
 from proxy.errors import EngineUnavailable, InvalidRequest, ProxyError
 
 _PART_S = 5.0

@@ -1,0 +1,1 @@
+"""Engine servers over HTTP (SGLang, vLLM), pooled into one engine."""

@@ -1,0 +1,1 @@
+"""In-process SGLang engine, and the values that SGLang exchanges (`wire`), which its HTTP server uses too."""

@@ -1,0 +1,1 @@
+"""In-process engine over Hugging Face transformers' continuous batching."""
