@@ -15,10 +15,11 @@ from proxy.settings import Settings
 
 ENGINE = '''
 import asyncio, math
-from proxy.engine.base import Capability, EngineInfo
+from proxy.engine.interface import Capability, EngineInfo
 from proxy.errors import ContextLengthExceeded, EngineUnavailable
 from proxy.engine.requests import check_request
-from proxy.types import FinishReason, Logprobs, TokenChunk, ids_of
+from proxy.engine.chunks import TokenChunk
+from proxy.types import FinishReason, Logprobs, ids_of
 
 class Counting:
     """Each token is the one before and one more."""
