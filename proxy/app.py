@@ -31,9 +31,9 @@ from proxy.engine.gate import Gate
 from proxy.engine.interface import Engine, WeightTransfer
 from proxy.errors import InvalidRequest, ProxyError
 from proxy.metrics import Metrics
-from proxy.protocols.chat import ChatProtocol
-from proxy.protocols.messages import MessagesProtocol
-from proxy.protocols.responses import ResponsesProtocol
+from proxy.protocols.chat.protocol import ChatProtocol
+from proxy.protocols.messages.protocol import MessagesProtocol
+from proxy.protocols.responses.protocol import ResponsesProtocol
 from proxy.rendering.doctor import Examination, examine
 from proxy.rendering.renderer import Renderer, load_renderer
 from proxy.sessions.access import Access

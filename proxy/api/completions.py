@@ -12,7 +12,7 @@ from proxy.api.client_hints import told_purpose
 from proxy.api.http import JsonResponse, caller_of, encode_json, read_json
 from proxy.api.replies import StreamReply, UnaryReply, begun
 from proxy.errors import InvalidRequest
-from proxy.protocols.messages import MessagesProtocol, count_reply
+from proxy.protocols.messages.protocol import MessagesProtocol, count_reply
 from proxy.protocols.wire_protocol import WireProtocol
 from proxy.sessions.access import Access
 from proxy.trajectory.purpose import Purpose

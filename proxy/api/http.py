@@ -12,8 +12,8 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from proxy.errors import BodyTooLarge, InvalidRequest, MethodNotAllowed, NotFound, ProxyError
-from proxy.protocols.chat import openai_error
-from proxy.protocols.messages import anthropic_error
+from proxy.protocols.chat.protocol import openai_error
+from proxy.protocols.messages.protocol import anthropic_error
 from proxy.sessions.access import Caller
 from proxy.sessions.ids import check_session_id
 

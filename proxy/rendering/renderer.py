@@ -14,14 +14,14 @@ from typing import Any
 from proxy.engine.grammar import Grammar, GrammarPart
 from proxy.errors import InvalidRequest, UnsupportedParameter
 from proxy.rendering.bridge import Bridge
-from proxy.rendering.call_reader import split_marks
-from proxy.rendering.format_choice import choose_reasoning, choose_tool_format, stop_tokens
-from proxy.rendering.library import LibraryTemplate
-from proxy.rendering.output_parser import OutputParser
-from proxy.rendering.parsing import build_parser
-from proxy.rendering.template_choice import Choice, choose
+from proxy.rendering.choose_formats import choose_reasoning, choose_tool_format, stop_tokens
+from proxy.rendering.choose_template import Choice, choose
+from proxy.rendering.parsing.build_parser import build_parser
+from proxy.rendering.parsing.output_parser import OutputParser
+from proxy.rendering.templates.library_template import LibraryTemplate
 from proxy.rendering.tokenizer import Tokenizer
-from proxy.rendering.tool_formats import ReasoningFormat, ToolFormat
+from proxy.rendering.tool_calls.registry import ReasoningFormat, ToolFormat
+from proxy.rendering.tool_calls.tool_format import split_marks
 from proxy.settings import Settings
 from proxy.types import Ids, Message, Role, Tool, ToolChoice, ToolChoiceMode, ids_of
 

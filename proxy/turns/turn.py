@@ -16,8 +16,8 @@ from proxy.engine.chunks import TokenChunk, check_chunk
 from proxy.engine.requests import GenerateRequest
 from proxy.engine.versions import corrected, with_run
 from proxy.protocols.wire_protocol import Answer
+from proxy.rendering import OutputParser
 from proxy.rendering.deltas import Delta, TextDelta, TokenLogprob, ToolCallArguments, ToolCallEnd
-from proxy.rendering.output_parser import OutputParser
 from proxy.sessions.attempts import Attempt
 from proxy.sessions.session import Session
 from proxy.trajectory.cache import Match

@@ -15,8 +15,8 @@ from proxy.app import build_app
 from proxy.engine.create import model_folder
 from proxy.engine.scripted.engine import ScriptedEngine
 from proxy.engine.scripted.scripts import Reply, Script, play
-from proxy.rendering.message_dicts import to_dicts
 from proxy.rendering.renderer import load_renderer
+from proxy.rendering.templates.message_dicts import to_dicts
 from proxy.settings import Settings
 from proxy.trajectory.matching import canonical_arguments
 from proxy.types import Message, Role, ToolCall

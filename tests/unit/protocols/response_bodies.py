@@ -9,7 +9,7 @@ from typing import Any
 
 import orjson
 
-from proxy.protocols.responses import ResponsesProtocol
+from proxy.protocols.responses.protocol import ResponsesProtocol
 from proxy.protocols.wire_protocol import Answer
 from proxy.rendering.deltas import (
     Delta,

@@ -16,8 +16,8 @@ from anthropic.types.beta import message_count_tokens_params as beta_count
 from anthropic.types.beta import message_create_params as beta_create
 
 from proxy.errors import UnsupportedParameter
-from proxy.protocols import messages
-from proxy.protocols.messages import HONOURED, IGNORED, REFUSED, MessagesProtocol
+from proxy.protocols.messages import protocol as messages
+from proxy.protocols.messages.protocol import HONOURED, IGNORED, REFUSED, MessagesProtocol
 from tests.unit.protocols.message_bodies import READ, body, says
 
 BODIES = [

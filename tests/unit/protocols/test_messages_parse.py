@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.errors import InvalidRequest, UnsupportedParameter
-from proxy.protocols.messages import MessagesProtocol, count_reply
+from proxy.protocols.messages.protocol import MessagesProtocol, count_reply
 from proxy.trajectory.matching import identify
 from proxy.types import Api, Message, ResponseFormat, Role, Tool, ToolCall, ToolChoice, ToolChoiceMode, TurnRequest
 from tests.unit.protocols.message_bodies import CACHE, READ, body, claude_code, result, says, text

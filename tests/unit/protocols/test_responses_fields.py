@@ -11,9 +11,10 @@ from openai.types.responses import response_create_params as responses_params
 from openai.types.responses.response_input_item_param import ResponseInputItemParam
 
 from proxy.errors import InvalidRequest, UnsupportedParameter
-from proxy.protocols import chat, responses
-from proxy.protocols.chat import ChatProtocol
-from proxy.protocols.response_items import DROPPED_ITEMS, PARSED_ITEMS
+from proxy.protocols.chat import protocol as chat
+from proxy.protocols.chat.protocol import ChatProtocol
+from proxy.protocols.responses import protocol as responses
+from proxy.protocols.responses.input_items import DROPPED_ITEMS, PARSED_ITEMS
 from tests.unit.protocols.response_bodies import PROTOCOL
 
 CHAT_FIELDS = {

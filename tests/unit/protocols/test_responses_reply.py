@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from openai.types.responses import Response
 
-from proxy.protocols.response_object import text_logprobs
+from proxy.protocols.responses.response_object import text_logprobs
 from proxy.rendering.deltas import TokenLogprob
 from proxy.types import FinishReason, Message, Role
 from tests.unit.protocols.response_bodies import (

@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 from rendering_folders import write_folder
 
 from proxy.errors import ConfigurationError, UnsupportedParameter
-from proxy.rendering.call_reader import read_calls, split_marks
 from proxy.rendering.deltas import ToolCallArguments, ToolCallEnd, ToolCallStart
-from proxy.rendering.harmony import HARMONY_MARKS
+from proxy.rendering.parsing.harmony_parser import HARMONY_MARKS
 from proxy.rendering.reasoning_formats import REASONING_FORMATS, reasoning_format
 from proxy.rendering.tokenizer import Tokenizer
-from proxy.rendering.tool_formats import TOOL_FORMATS, tool_format
+from proxy.rendering.tool_calls.registry import TOOL_FORMATS, tool_format
+from proxy.rendering.tool_calls.tool_format import read_calls, split_marks
 from proxy.types import Message, Role, Tool
 
 quick = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

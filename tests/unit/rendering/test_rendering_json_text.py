@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxy.rendering.json_calls import loads
-from proxy.rendering.json_text import MAX_DEPTH, JsonText
+from proxy.rendering.tool_calls.json_calls import loads
+from proxy.rendering.tool_calls.json_text import MAX_DEPTH, JsonText
 
 quick = settings(max_examples=300, deadline=None)
 

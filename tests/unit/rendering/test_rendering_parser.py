@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from proxy.rendering import OutputParser, Renderer, load_renderer
 from proxy.rendering.deltas import Delta, ReasoningDelta, TextDelta, ToolCallArguments, ToolCallEnd, ToolCallStart
-from proxy.rendering.library import LibraryTemplate
+from proxy.rendering.templates.library_template import LibraryTemplate
 from proxy.settings import Settings
 from proxy.types import Message, Role, Tool, ToolChoice, ToolChoiceMode, ids_of
 

@@ -27,11 +27,11 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from rendering_folders import write_folder
 
-from proxy.rendering.call_reader import split_marks
-from proxy.rendering.harmony import HARMONY_MARKS
-from proxy.rendering.library import LibraryTemplate
+from proxy.rendering.parsing.harmony_parser import HARMONY_MARKS
+from proxy.rendering.templates.library_template import LibraryTemplate
 from proxy.rendering.tokenizer import Tokenizer
-from proxy.rendering.tool_formats import TOOL_FORMATS, tool_format
+from proxy.rendering.tool_calls.registry import TOOL_FORMATS, tool_format
+from proxy.rendering.tool_calls.tool_format import split_marks
 from proxy.types import Message
 
 quick = settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

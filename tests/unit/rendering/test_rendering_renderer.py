@@ -13,9 +13,9 @@ from rendering_folders import ENDS
 
 from proxy.errors import ConfigurationError, InvalidRequest, UnsupportedParameter
 from proxy.rendering import Renderer, load_renderer
-from proxy.rendering.library import LibraryTemplate, probe_conversations
-from proxy.rendering.message_dicts import Arguments, to_dicts, tool_dicts
-from proxy.rendering.template import ChatTemplate
+from proxy.rendering.templates.chat_template import ChatTemplate
+from proxy.rendering.templates.library_template import LibraryTemplate, probe_conversations
+from proxy.rendering.templates.message_dicts import Arguments, to_dicts, tool_dicts
 from proxy.settings import Settings
 from proxy.types import Message, Role, Tool, ToolCall, ToolChoice, ToolChoiceMode
 

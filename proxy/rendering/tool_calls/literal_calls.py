@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from proxy.engine.grammar import GrammarPart
-from proxy.rendering.call_reader import CallReader, CallSink, Malformed
-from proxy.rendering.tagged_calls import cannot_force
+from proxy.rendering.tool_calls.tagged_calls import cannot_force
+from proxy.rendering.tool_calls.tool_format import CallReader, CallSink, Malformed
 from proxy.types import Tool
 
 _MAX_DEPTH = 100

@@ -13,8 +13,8 @@ from functools import cached_property
 from typing import Any, Protocol
 
 from proxy.errors import InvalidRequest
-from proxy.rendering.expressible import Expressible, probe
-from proxy.rendering.message_dicts import Arguments, MessageDict, to_dicts, tool_dicts
+from proxy.rendering.templates.capabilities import Expressible, probe
+from proxy.rendering.templates.message_dicts import Arguments, MessageDict, to_dicts, tool_dicts
 from proxy.rendering.tokenizer import Tokenizer
 from proxy.types import Message, Role, Tool
 

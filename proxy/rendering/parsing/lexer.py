@@ -11,8 +11,8 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from enum import StrEnum
 from typing import NamedTuple
 
-from proxy.rendering.call_reader import spelling_pattern
 from proxy.rendering.tokenizer import Tokenizer
+from proxy.rendering.tool_calls.tool_format import spelling_pattern
 
 
 class Mark(StrEnum):

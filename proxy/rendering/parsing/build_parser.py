@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from proxy.rendering.call_reader import ToolFormat
-from proxy.rendering.harmony import HARMONY_MARKS, HarmonyFormat, HarmonyParser
-from proxy.rendering.lexer import Lexer, Mark
-from proxy.rendering.output_parser import OutputParser
+from proxy.rendering.parsing.harmony_parser import HARMONY_MARKS, HarmonyFormat, HarmonyParser
+from proxy.rendering.parsing.lexer import Lexer, Mark
+from proxy.rendering.parsing.output_parser import OutputParser
 from proxy.rendering.reasoning_formats import ReasoningFormat
 from proxy.rendering.tokenizer import Tokenizer
+from proxy.rendering.tool_calls.tool_format import ToolFormat
 from proxy.types import Tool
 
 

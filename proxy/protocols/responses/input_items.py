@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from proxy.errors import InvalidRequest, UnsupportedParameter
-from proxy.protocols.chat_messages import answer_by_order
+from proxy.protocols.chat.input_messages import answer_by_order
 from proxy.protocols.fields import expect_list, expect_object, expect_str, optional_str
-from proxy.protocols.response_ids import origin_of, read_encrypted
+from proxy.protocols.responses.item_ids import origin_of, read_encrypted
 from proxy.types import ITEM_REFERENCE, Message, Role, ToolCall
 
 PARSED_ITEMS = frozenset({"message", "reasoning", "function_call", "function_call_output", ITEM_REFERENCE})

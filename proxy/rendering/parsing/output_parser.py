@@ -12,10 +12,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from enum import Enum, auto
 
-from proxy.rendering.call_reader import CallReader, Malformed, ToolFormat
 from proxy.rendering.deltas import Delta
-from proxy.rendering.lexer import Lexeme, Lexer, Mark
-from proxy.rendering.message_builder import MessageBuilder
+from proxy.rendering.parsing.lexer import Lexeme, Lexer, Mark
+from proxy.rendering.parsing.message_builder import MessageBuilder
+from proxy.rendering.tool_calls.tool_format import CallReader, Malformed, ToolFormat
 from proxy.types import Message, Tool
 
 

@@ -9,8 +9,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from proxy.rendering.call_reader import schema_of
-from proxy.rendering.json_calls import loads
+from proxy.rendering.tool_calls.json_calls import loads
+from proxy.rendering.tool_calls.tool_format import schema_of
 from proxy.types import Tool
 
 _ALL = frozenset({"string", "number", "integer", "boolean", "null", "object", "array"})

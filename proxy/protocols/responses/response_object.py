@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from proxy.protocols.response_ids import call_item_id, encrypt, message_id, reasoning_id
+from proxy.protocols.responses.item_ids import call_item_id, encrypt, message_id, reasoning_id
 from proxy.protocols.wire_protocol import Answer, usage_of
 from proxy.rendering.deltas import TokenLogprob
 from proxy.types import FinishReason, Interaction, SamplingParams, Tool, ToolCall, TurnRequest

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from typing import Any
 
-from proxy.rendering.call_ids import CallIds, rewritten_ids
+from proxy.rendering.templates.call_ids import CallIds, rewritten_ids
 from proxy.types import Message, Role, Tool, ToolCall
 
 MessageDict = dict[str, Any]

@@ -10,10 +10,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from proxy.engine.grammar import GrammarPart
-from proxy.rendering.call_reader import CallReader, CallSink, Malformed, ToolFormat, plausible, schema_of
-from proxy.rendering.json_calls import ArgumentsReader
-from proxy.rendering.lexer import Lexeme, Lexer, Mark
-from proxy.rendering.output_parser import OutputParser, State
+from proxy.rendering.parsing.lexer import Lexeme, Lexer, Mark
+from proxy.rendering.parsing.output_parser import OutputParser, State
+from proxy.rendering.tool_calls.json_calls import ArgumentsReader
+from proxy.rendering.tool_calls.tool_format import CallReader, CallSink, Malformed, ToolFormat, plausible, schema_of
 from proxy.types import Tool
 
 _MESSAGE, _START = "<|message|>", "<|start|>"

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from proxy.engine.grammar import GrammarPart
-from proxy.rendering.call_reader import CallReader, CallSink, Malformed, plausible, schema_of
-from proxy.rendering.json_calls import ArgumentsReader, JsonFormat, JsonReader
+from proxy.rendering.tool_calls.json_calls import ArgumentsReader, JsonFormat, JsonReader
+from proxy.rendering.tool_calls.tool_format import CallReader, CallSink, Malformed, plausible, schema_of
 from proxy.types import Tool
 
 _SPACE = " \t\n\r"

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from proxy.errors import ConfigurationError
-from proxy.rendering.call_reader import ToolFormat, read_calls, schema_of
-from proxy.rendering.harmony import HarmonyFormat
-from proxy.rendering.json_calls import JsonFormat
-from proxy.rendering.literal_calls import GemmaFormat, PythonFormat
-from proxy.rendering.marked_calls import MarkedFormat, MistralFormat
+from proxy.rendering.parsing.harmony_parser import HarmonyFormat
 from proxy.rendering.reasoning_formats import REASONING_FORMATS, ReasoningFormat, reasoning_format
-from proxy.rendering.tagged_calls import PairFormat, TagFormat
+from proxy.rendering.tool_calls.json_calls import JsonFormat
+from proxy.rendering.tool_calls.literal_calls import GemmaFormat, PythonFormat
+from proxy.rendering.tool_calls.marked_calls import MarkedFormat, MistralFormat
+from proxy.rendering.tool_calls.tagged_calls import PairFormat, TagFormat
+from proxy.rendering.tool_calls.tool_format import ToolFormat, read_calls, schema_of
 
 __all__ = [
     "REASONING_FORMATS",

@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from proxy.errors import ConfigurationError, InvalidRequest
-from proxy.rendering.message_dicts import to_dicts, tool_dicts
-from proxy.rendering.template import ChatTemplate, Options, require_text
+from proxy.rendering.templates.chat_template import ChatTemplate, Options, require_text
+from proxy.rendering.templates.message_dicts import to_dicts, tool_dicts
 from proxy.rendering.tokenizer import Tokenizer
 from proxy.types import Message, Role, Tool, ToolCall
 

@@ -30,8 +30,8 @@ from proxy.protocols.fields import (
     optional_object,
     optional_str,
 )
-from proxy.protocols.message_blocks import parse_message, parse_system
-from proxy.protocols.message_stream import MessageStream, error_json, message_json
+from proxy.protocols.messages.blocks import parse_message, parse_system
+from proxy.protocols.messages.reply import MessageStream, error_json, message_json
 from proxy.protocols.sampling_params import parse_drawing
 from proxy.protocols.wire_protocol import Answer, new_hex
 from proxy.types import (

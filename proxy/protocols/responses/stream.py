@@ -12,7 +12,7 @@ from typing import Any
 
 from proxy.errors import ContextLengthExceeded, ProxyError, TooManyRequests
 from proxy.protocols import sse
-from proxy.protocols.response_object import (
+from proxy.protocols.responses.response_object import (
     OutputItems,
     last_status,
     logprobs_json,

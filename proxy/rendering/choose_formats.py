@@ -10,12 +10,11 @@ import json
 from pathlib import Path
 
 from proxy.errors import ConfigurationError, InvalidRequest
-from proxy.rendering.call_reader import read_calls
-from proxy.rendering.library import LibraryTemplate
-from proxy.rendering.template import ChatTemplate
-from proxy.rendering.template_choice import Choice, read_json
+from proxy.rendering.choose_template import Choice, read_json
+from proxy.rendering.templates.chat_template import ChatTemplate
+from proxy.rendering.templates.library_template import LibraryTemplate
 from proxy.rendering.tokenizer import Tokenizer
-from proxy.rendering.tool_formats import (
+from proxy.rendering.tool_calls.registry import (
     REASONING_FORMATS,
     TOOL_FORMATS,
     ReasoningFormat,
@@ -23,6 +22,7 @@ from proxy.rendering.tool_formats import (
     reasoning_format,
     tool_format,
 )
+from proxy.rendering.tool_calls.tool_format import read_calls
 from proxy.types import Message, Role, Tool, ToolCall
 
 _NAME, _ARGUMENTS = "probe_tool", '{"probe_key": "value"}'

@@ -16,7 +16,7 @@ from typing import Any
 
 from proxy.errors import InvalidRequest, ProxyError, UnsupportedParameter
 from proxy.protocols import sse
-from proxy.protocols.chat_messages import answer_by_order, parse_message
+from proxy.protocols.chat.input_messages import answer_by_order, parse_message
 from proxy.protocols.fields import (
     check_text,
     expect_bool,

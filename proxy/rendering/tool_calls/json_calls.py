@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from proxy.engine.grammar import GrammarPart
-from proxy.rendering.call_reader import CallReader, CallSink, Malformed, quoted, schema_of
-from proxy.rendering.json_text import JsonText
+from proxy.rendering.tool_calls.json_text import JsonText
+from proxy.rendering.tool_calls.tool_format import CallReader, CallSink, Malformed, quoted, schema_of
 from proxy.types import Tool
 
 _SPACE = " \t\n\r"

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from proxy.rendering.call_reader import Malformed
 from proxy.rendering.deltas import Delta, ReasoningDelta, TextDelta, ToolCallArguments, ToolCallEnd, ToolCallStart
-from proxy.rendering.visible_text import VisibleText
+from proxy.rendering.parsing.visible_text import VisibleText
+from proxy.rendering.tool_calls.tool_format import Malformed
 from proxy.types import Message, Role, ToolCall
 
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from proxy.errors import InvalidRequest
-from proxy.rendering.call_ids import CallIds
-from proxy.rendering.message_dicts import Arguments, MessageDict, to_dicts, tool_dicts
+from proxy.rendering.templates.call_ids import CallIds
+from proxy.rendering.templates.message_dicts import Arguments, MessageDict, to_dicts, tool_dicts
 from proxy.types import Message, Role, Tool, ToolCall
 
 # Where templates look for the reasoning of an assistant message.

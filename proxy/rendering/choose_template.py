@@ -15,8 +15,8 @@ from typing import Any
 
 from proxy.errors import ConfigurationError
 from proxy.rendering.families import Family, candidates, family_named
-from proxy.rendering.library import LibraryTemplate, agrees
-from proxy.rendering.template import ChatTemplate, Template
+from proxy.rendering.templates.chat_template import ChatTemplate, Template
+from proxy.rendering.templates.library_template import LibraryTemplate, agrees
 from proxy.rendering.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)

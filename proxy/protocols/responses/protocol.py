@@ -21,7 +21,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from proxy.errors import InvalidRequest, UnsupportedParameter
-from proxy.protocols.chat import effort_options, parse_response_format
+from proxy.protocols.chat.protocol import effort_options, parse_response_format
 from proxy.protocols.fields import (
     check_text,
     expect_bool,
@@ -33,16 +33,16 @@ from proxy.protocols.fields import (
     optional_str,
     optional_text,
 )
-from proxy.protocols.response_items import parse_input
-from proxy.protocols.response_object import (
+from proxy.protocols.responses.input_items import parse_input
+from proxy.protocols.responses.response_object import (
     ECHOED,
     INCLUDE_LOGPROBS,
     OutputItems,
     response_end,
     response_head,
 )
-from proxy.protocols.response_stream import ResponseStream
-from proxy.protocols.response_tools import parse_tool_choice, parse_tools
+from proxy.protocols.responses.stream import ResponseStream
+from proxy.protocols.responses.tools import parse_tool_choice, parse_tools
 from proxy.protocols.sampling_params import parse_sampling
 from proxy.protocols.wire_protocol import Answer, new_hex
 from proxy.types import Api, Message, ResponseFormat, Role, SamplingParams, TurnRequest

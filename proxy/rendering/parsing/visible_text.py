@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from proxy.rendering.lexer import longest_start
+from proxy.rendering.parsing.lexer import longest_start
 
 
 class VisibleText:

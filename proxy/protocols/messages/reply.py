@@ -13,7 +13,7 @@ import orjson
 
 from proxy.errors import ContextLengthExceeded, ProxyError
 from proxy.protocols import sse
-from proxy.protocols.message_blocks import RAW_ARGUMENTS, input_of, signature_of
+from proxy.protocols.messages.blocks import RAW_ARGUMENTS, input_of, signature_of
 from proxy.protocols.wire_protocol import Answer, usage_of
 from proxy.rendering.deltas import Delta, ReasoningDelta, TextDelta, ToolCallArguments, ToolCallStart
 from proxy.types import FinishReason, Interaction, TurnRequest

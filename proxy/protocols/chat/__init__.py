@@ -1,0 +1,1 @@
+"""OpenAI chat completions: `protocol` parses the request, `reply` writes the reply, whole or streamed."""

@@ -1,0 +1,1 @@
+"""OpenAI responses: `protocol` parses the request, `response_object` writes the whole reply, `stream` its events."""
