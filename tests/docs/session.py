@@ -154,7 +154,9 @@ class PageSession(AbstractContextManager["PageSession"]):
             return text
         if self._url is None:
             database = f"sqlite:///{self._folder / 'tokengrove.db'}"
-            settings = Settings(port=0, engine="scripted", database_url=database, log_level="warning")
+            settings = Settings(
+                port=0, engine="scripted", engine_arg=("play=agent",), database_url=database, log_level="warning"
+            )
             self._url = self._stack.enter_context(serving(settings))
         host = self._url.removeprefix("http://")
         return text.replace(ADDRESS, host).replace("localhost:8080", host)
