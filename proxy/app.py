@@ -15,9 +15,10 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from proxy.api import http
+from proxy.api.claim_endpoints import ClaimEndpoints
 from proxy.api.completions import count_endpoint, turn_endpoint
 from proxy.api.engine import EngineControl
-from proxy.api.export import Export
+from proxy.api.export_endpoint import ExportEndpoint
 from proxy.api.generate import Generate
 from proxy.api.health import Health
 from proxy.api.long_polls import LongPolls
@@ -25,7 +26,6 @@ from proxy.api.mailbox import MailboxEndpoints
 from proxy.api.models import Models
 from proxy.api.pace import Pace
 from proxy.api.rl import Rl
-from proxy.api.trajectories import Trajectories
 from proxy.engine.create import create_engine, model_folder, model_name
 from proxy.engine.gate import Gate
 from proxy.engine.interface import Engine, WeightTransfer
@@ -134,10 +134,10 @@ def _routes(
     messages = MessagesProtocol()
     rl = Rl(access, sessions, settings)
     models = Models(model_name(settings))
-    export = Export(access, sessions, store, settings, polls, Pace(lambda: turns.busy), renderer.decode)
+    export = ExportEndpoint(access, sessions, store, settings, polls, Pace(lambda: turns.busy), renderer.decode)
     health = Health(gate, store, metrics)
     generate = Generate(access, turns, gate, settings, renderer.stop_token_ids)
-    trajectories = Trajectories(access, store, export, settings, polls)
+    trajectories = ClaimEndpoints(access, store, export, settings, polls)
     # Before the agents' routes: a session's id may end in /models.
     first = [
         Route("/rl/sessions", rl.list_sessions, methods=["GET"]),

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from proxy.store.inspection import Broken, Inspection, Stored
-from proxy.trajectory.export import export_session
-from proxy.trajectory.options import ExportOptions, Layout
+from proxy.trajectory.layouts import export_session
+from proxy.trajectory.options import Layout, LayoutOptions
 from proxy.trajectory.rewards import compute_returns
 from proxy.trajectory.selection import trained_tokens
 from proxy.types import Interaction, Reason, SessionRecord, SessionStatus, Status
@@ -157,7 +157,7 @@ def _check_trained_once(stored: Stored) -> Faults:
     """In a concat export each sampled token is trained exactly once, unless it was marked as not to be trained."""
     record, nodes = stored.record, _whole(stored)
     assert isinstance(record, SessionRecord)
-    samples, failed = _attempt(lambda: export_session(record, nodes, ExportOptions(Layout.CONCAT)))
+    samples, failed = _attempt(lambda: export_session(record, nodes, LayoutOptions(Layout.CONCAT)))
     if failed:
         yield None, f"it cannot be exported: {failed}"
         return

@@ -7,7 +7,7 @@ from enum import StrEnum
 from typing import Any, TypeVar
 
 from proxy.errors import InvalidRequest, UnsupportedParameter
-from proxy.export_formats.encoder import Format
+from proxy.export_formats.encoder import ExportFormat
 from proxy.protocols.fields import (
     check_text,
     expect_bool,
@@ -21,10 +21,10 @@ from proxy.protocols.fields import (
 from proxy.trajectory.advantages import Baseline
 from proxy.trajectory.freshness import Freshness
 from proxy.trajectory.main_reward import RAW, Granularity, MainReward
-from proxy.trajectory.options import ExportOptions, Include, Keep, Layout, Padding, TooLong
+from proxy.trajectory.options import Include, Keep, Layout, LayoutOptions, Padding, TooLong
 from proxy.trajectory.paths import Drift
 from proxy.trajectory.purpose import Purpose
-from proxy.trajectory.selection import Train, Turns
+from proxy.trajectory.selection import TrainSelection, TurnSelection
 from proxy.types import Credit
 
 _LAYOUTS = {
@@ -49,20 +49,20 @@ _MAX_TURN = 2**31 - 1
 Choice = TypeVar("Choice", bound=StrEnum)
 
 
-def parse_format(body: Mapping[str, Any]) -> Format:
+def parse_format(body: Mapping[str, Any]) -> ExportFormat:
     """The format: AReaL's where a body is its client's (`style` and no `format`)."""
     if body.get("style") is not None and body.get("format") is None:
-        return Format.AREAL
-    return parse_choice(body, "format", Format) or Format.JSON
+        return ExportFormat.AREAL
+    return parse_choice(body, "format", ExportFormat) or ExportFormat.JSON
 
 
-def parse_options(body: Mapping[str, Any], filters: Mapping[str, Any]) -> ExportOptions:
+def parse_options(body: Mapping[str, Any], filters: Mapping[str, Any]) -> LayoutOptions:
     """The options in a body. Raises InvalidRequest naming the field and the choices."""
     layout, drift = _parse_layout(body), parse_choice(body, "drift", Drift) or Drift.FORK
     if layout is Layout.TREE and drift is Drift.MASK:
         raise InvalidRequest("'drift' has no meaning in layout tree: each node stands there once", param="drift")
     unfinished = body.get("mask_unfinished")
-    return ExportOptions(
+    return LayoutOptions(
         layout=layout,
         discount=optional_float(body, "discount", least=0.0, most=1.0),
         credit=parse_choice(body, "credit", Credit),
@@ -83,15 +83,15 @@ def parse_options(body: Mapping[str, Any], filters: Mapping[str, Any]) -> Export
     )
 
 
-def check_together(name: Format, options: ExportOptions) -> None:
+def check_together(name: ExportFormat, options: LayoutOptions) -> None:
     """Raise UnsupportedParameter for what a format has no place for."""
-    if name is Format.AREAL and options.layout in (Layout.TREE, Layout.PADDED):
+    if name is ExportFormat.AREAL and options.layout in (Layout.TREE, Layout.PADDED):
         raise UnsupportedParameter("format areal has layouts individual and concat", param="layout")
-    if name in (Format.AREAL, Format.SAFETENSORS) and options.include:
-        others = ", ".join(each for each in Format if each not in (Format.AREAL, Format.SAFETENSORS))
+    if name in (ExportFormat.AREAL, ExportFormat.SAFETENSORS) and options.include:
+        others = ", ".join(each for each in ExportFormat if each not in (ExportFormat.AREAL, ExportFormat.SAFETENSORS))
         raise UnsupportedParameter(f"'include' needs format {others}", param="include")
     compared = "advantages" if options.advantages else "step_advantages" if options.step_advantages else None
-    if name is Format.AREAL and compared is not None:
+    if name is ExportFormat.AREAL and compared is not None:
         raise UnsupportedParameter(f"format areal has no '{compared}'; its trainer computes its own", param=compared)
 
 
@@ -132,12 +132,12 @@ def _parse_layout(body: Mapping[str, Any]) -> Layout:
     return chosen.pop()
 
 
-def _parse_train(train: Mapping[str, Any]) -> Train:
+def _parse_train(train: Mapping[str, Any]) -> TrainSelection:
     for name in train:
         if name not in _TRAIN_FIELDS:
             message = f"'train.{name}' is not supported; train has {', '.join(_TRAIN_FIELDS)}"
             raise UnsupportedParameter(message, param=f"train.{name}")
-    return Train(
+    return TrainSelection(
         turns=_parse_turns(train.get("turns")),
         purposes=parse_names(train, "purposes", "train.", tuple(Purpose)),
         agents=parse_names(train, "agents", "train."),
@@ -145,15 +145,15 @@ def _parse_train(train: Mapping[str, Any]) -> Train:
     )
 
 
-def _parse_turns(value: Any) -> Turns | frozenset[int]:
+def _parse_turns(value: Any) -> TurnSelection | frozenset[int]:
     if isinstance(value, list):
         for index in value:
             if type(index) is not int or not 0 <= index <= _MAX_TURN:
                 raise InvalidRequest("'train.turns' holds indexes of turns, from 0", param="train.turns")
         return frozenset(value)
-    if value is not None and (not isinstance(value, str) or value not in list(Turns)):
+    if value is not None and (not isinstance(value, str) or value not in list(TurnSelection)):
         raise InvalidRequest("'train.turns' must be all, last or a list of indexes", param="train.turns")
-    return Turns.ALL if value is None else Turns(value)
+    return TurnSelection.ALL if value is None else TurnSelection(value)
 
 
 def _parse_reward(body: Mapping[str, Any]) -> MainReward:

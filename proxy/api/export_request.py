@@ -15,7 +15,7 @@ from proxy.api.export_options import (
     refuse,
 )
 from proxy.errors import InvalidRequest, UnsupportedParameter
-from proxy.export_formats.encoder import Format
+from proxy.export_formats.encoder import ExportFormat
 from proxy.protocols.fields import (
     check_text,
     expect_list,
@@ -26,7 +26,7 @@ from proxy.protocols.fields import (
     optional_object,
     optional_text,
 )
-from proxy.trajectory.options import ExportOptions
+from proxy.trajectory.options import LayoutOptions
 from proxy.types import Outcome, SessionStatus
 
 OF_SAMPLES = ("purpose", "agent", "min_version", "max_version_span")
@@ -38,7 +38,7 @@ _MAX_WAIT_S = 600.0
 
 
 @dataclass(frozen=True, slots=True)
-class ExportRequest:
+class ParsedExport:
     """A parsed body: which sessions, how, in which format, and which page of them.
 
     `ended_only`: groups are of sessions that have ended, as what a claim is given is.
@@ -46,15 +46,15 @@ class ExportRequest:
 
     session_ids: tuple[str, ...] | None
     filters: Mapping[str, Any]
-    options: ExportOptions
-    format: Format
+    options: LayoutOptions
+    format: ExportFormat
     wait_s: float
     limit: int
     cursor: str | None
     ended_only: bool = False
 
 
-def parse_export(body: Mapping[str, Any]) -> ExportRequest:
+def parse_export(body: Mapping[str, Any]) -> ParsedExport:
     """The request in a body. Raises InvalidRequest naming the field and the choices."""
     check_known(body, _FIELDS)
     session_ids = _parse_session_ids(body)
@@ -64,7 +64,7 @@ def parse_export(body: Mapping[str, Any]) -> ExportRequest:
     wait_s = optional_float(body, "wait_s", least=0.0, most=_MAX_WAIT_S) or 0.0
     if wait_s and session_ids is None:
         raise InvalidRequest("'wait_s' needs 'session_id' or 'session_ids': whom to wait for", param="wait_s")
-    return ExportRequest(
+    return ParsedExport(
         session_ids=session_ids,
         filters=_parse_filters(filters),
         options=options,

@@ -38,7 +38,7 @@ from proxy.sessions.rewards import (
 from proxy.sessions.session import LIMIT_COUNTS, LIMITS, KeyKind, Session, StartedSession
 from proxy.sessions.sessions import Sessions
 from proxy.settings import Settings
-from proxy.trajectory.export import certificate
+from proxy.trajectory.layouts import certificate
 from proxy.trajectory.purpose import derive
 from proxy.types import Credit, Interaction, Outcome, SamplingParams, Status
 

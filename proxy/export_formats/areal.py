@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from proxy.export_formats.encoder import Entry, Fields, dumps
 from proxy.export_formats.spool import Scratch
-from proxy.trajectory.samples import Row
+from proxy.trajectory.samples import SampleRow
 
 _INTEGERS = ("input_ids", "loss_mask", "versions")
 
@@ -31,7 +31,7 @@ class ArealEncoder:
         self._labels = Scratch()
         self._between = b'{"interactions":{'
 
-    def add(self, session_id: str, rows: Sequence[Row], entry: Entry) -> Iterator[bytes]:
+    def add(self, session_id: str, rows: Sequence[SampleRow], entry: Entry) -> Iterator[bytes]:
         self._entries[session_id] = entry
         for row in rows:
             labels = row.labels()
@@ -52,7 +52,7 @@ class ArealEncoder:
         self._labels.close()
 
 
-def _interaction(name: str, row: Row) -> dict[str, Any]:
+def _interaction(name: str, row: SampleRow) -> dict[str, Any]:
     columns = row.columns()
     tensors: dict[str, NDArray[Any]] = {column: columns[column].astype(np.int64)[None] for column in _INTEGERS}
     tensors |= {column: columns[column][None] for column in ("logprobs", "attention_mask")}

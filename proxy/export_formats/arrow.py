@@ -16,7 +16,7 @@ from proxy.errors import UnsupportedParameter
 from proxy.export_formats.encoder import Entry, Fields, dumps
 from proxy.export_formats.outgoing import Outgoing
 from proxy.trajectory.columns import Column
-from proxy.trajectory.samples import Labels, Row
+from proxy.trajectory.samples import Labels, SampleRow
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -29,7 +29,7 @@ _GROUP_BYTES = 16 << 20
 _REPETITIVE = ("loss_mask", "versions", "turn_ids", "response_mask", *_TEXTS)
 
 
-class Batches:
+class RecordBatches:
     """Rows to record batches of one schema. Raises UnsupportedParameter where pyarrow is not installed."""
 
     def __init__(self, columns: Sequence[Column], more_labels: Sequence[str]) -> None:
@@ -46,7 +46,7 @@ class Batches:
         self.schema: pa.Schema = pa.schema(list((labels | arrays).items()))
         self._labels = labels
 
-    def batch(self, rows: Sequence[Row]) -> pa.RecordBatch:
+    def batch(self, rows: Sequence[SampleRow]) -> pa.RecordBatch:
         import pyarrow as pa
 
         labels = [_flat(row.labels()) for row in rows]
@@ -77,13 +77,13 @@ class ArrowEncoder:
     media_type = "application/vnd.apache.arrow.stream"
 
     def __init__(self, columns: Sequence[Column], more_labels: Sequence[str]) -> None:
-        self._batches = Batches(columns, more_labels)
+        self._batches = RecordBatches(columns, more_labels)
         import pyarrow as pa
 
         self._outgoing = Outgoing()
         self._writer = pa.ipc.new_stream(self._outgoing, self._batches.schema)
 
-    def add(self, session_id: str, rows: Sequence[Row], entry: Entry) -> Iterator[bytes]:
+    def add(self, session_id: str, rows: Sequence[SampleRow], entry: Entry) -> Iterator[bytes]:
         self._write(rows, {"sessions": dumps({session_id: entry})})
         yield self._outgoing.take()
 
@@ -95,7 +95,7 @@ class ArrowEncoder:
     def close(self) -> None:
         self._writer.close()
 
-    def _write(self, rows: Sequence[Row], metadata: dict[str, bytes]) -> None:
+    def _write(self, rows: Sequence[SampleRow], metadata: dict[str, bytes]) -> None:
         self._writer.write_batch(self._batches.batch(rows), custom_metadata=metadata)
 
 
@@ -105,7 +105,7 @@ class ParquetEncoder:
     media_type = "application/vnd.apache.parquet"
 
     def __init__(self, columns: Sequence[Column], more_labels: Sequence[str]) -> None:
-        self._batches = Batches(columns, more_labels)
+        self._batches = RecordBatches(columns, more_labels)
         from pyarrow import parquet
 
         self._outgoing = Outgoing()
@@ -121,7 +121,7 @@ class ParquetEncoder:
             write_statistics=False,
         )
 
-    def add(self, session_id: str, rows: Sequence[Row], entry: Entry) -> Iterator[bytes]:
+    def add(self, session_id: str, rows: Sequence[SampleRow], entry: Entry) -> Iterator[bytes]:
         self._entries[session_id] = entry
         batch = self._batches.batch(rows)
         self._waiting.append(batch)

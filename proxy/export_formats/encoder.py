@@ -11,10 +11,10 @@ from typing import Any, Protocol
 
 import orjson
 
-from proxy.trajectory.samples import Row
+from proxy.trajectory.samples import SampleRow
 
 
-class Format(StrEnum):
+class ExportFormat(StrEnum):
     JSON = "json"
     JSONL = "jsonl"
     AREAL = "areal"
@@ -34,7 +34,7 @@ class Encoder(Protocol):
 
     media_type: str
 
-    def add(self, session_id: str, rows: Sequence[Row], entry: Entry) -> Iterator[bytes]:
+    def add(self, session_id: str, rows: Sequence[SampleRow], entry: Entry) -> Iterator[bytes]:
         """The next session, which may have no rows."""
 
     def finish(self, end: Fields) -> Iterator[bytes]:

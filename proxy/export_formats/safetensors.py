@@ -15,7 +15,7 @@ from proxy.errors import InvalidRequest
 from proxy.export_formats.encoder import Entry, Fields, dumps
 from proxy.export_formats.spool import Part, Spool
 from proxy.trajectory.columns import Column
-from proxy.trajectory.samples import Row
+from proxy.trajectory.samples import SampleRow
 
 # The library refuses longer headers.
 _MAX_HEADER_BYTES = 100_000_000
@@ -32,7 +32,7 @@ class SafetensorsEncoder:
     def __init__(self, columns: Sequence[Column]) -> None:
         self._spool = Spool(columns)
 
-    def add(self, session_id: str, rows: Sequence[Row], entry: Entry) -> Iterator[bytes]:
+    def add(self, session_id: str, rows: Sequence[SampleRow], entry: Entry) -> Iterator[bytes]:
         self._spool.add(session_id, rows, entry)
         yield from ()  # a generator: it writes where the next piece is asked for, which is not the event loop
 

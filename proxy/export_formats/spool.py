@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from proxy.export_formats.encoder import Entry, dumps
 from proxy.trajectory.columns import Column
-from proxy.trajectory.samples import Row
+from proxy.trajectory.samples import SampleRow
 
 # Large enough that a chunk costs nothing beside its bytes, small enough that a hundred exports at once are no matter.
 CHUNK_BYTES = 1 << 20
@@ -102,7 +102,7 @@ class Spool:
         self._entries: dict[str, Entry] = {}
         self._between = b"["
 
-    def add(self, session_id: str, rows: Sequence[Row], entry: Entry) -> None:
+    def add(self, session_id: str, rows: Sequence[SampleRow], entry: Entry) -> None:
         self._entries[session_id] = entry
         for row in rows:
             found = row.columns()

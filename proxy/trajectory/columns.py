@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from proxy.trajectory.options import ExportOptions, Include, Layout, Padding
+from proxy.trajectory.options import Include, Layout, LayoutOptions, Padding
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,7 @@ class Column:
 _I32, _I64, _F32, _BOOL = (np.dtype(kind) for kind in (np.int32, np.int64, np.float32, np.bool_))
 
 
-def columns_of(options: ExportOptions) -> tuple[Column, ...]:
+def columns_of(options: LayoutOptions) -> tuple[Column, ...]:
     """All columns that rows under these options have, in order; optional ones last."""
     layout, padding = options.layout, options.padding
     own = _tree() if layout is Layout.TREE else _tokens() if padding is None else _padded(padding)
@@ -34,7 +34,7 @@ def columns_of(options: ExportOptions) -> tuple[Column, ...]:
     return (*own, *ends, *compared, *steps, Column("token_rewards", _F32, width, optional=True))
 
 
-def text_labels(options: ExportOptions) -> tuple[str, ...]:
+def text_labels(options: LayoutOptions) -> tuple[str, ...]:
     """The labels that only some options give."""
     text = Include.TEXT in options.include and options.layout is not Layout.TREE
     truncated = options.padding is not None

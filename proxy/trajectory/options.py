@@ -9,7 +9,7 @@ from proxy.trajectory.advantages import Baseline
 from proxy.trajectory.freshness import ANY_VERSION, Freshness
 from proxy.trajectory.main_reward import RAW, MainReward
 from proxy.trajectory.paths import Drift
-from proxy.trajectory.selection import EVERYTHING, Train
+from proxy.trajectory.selection import EVERYTHING, TrainSelection
 from proxy.types import Credit
 
 
@@ -55,7 +55,7 @@ class Padding:
 
 
 @dataclass(frozen=True, slots=True)
-class ExportOptions:
+class LayoutOptions:
     """`discount` and `credit` None: the session's own. `purposes` and `agents` None: all of them.
 
     `padding` is set with layout padded, and only then. `mask_unfinished`: sessions that ended with `finished: false`
@@ -68,7 +68,7 @@ class ExportOptions:
     drift: Drift = Drift.FORK
     purposes: frozenset[str] | None = None
     agents: frozenset[str] | None = None
-    train: Train = EVERYTHING
+    train: TrainSelection = EVERYTHING
     reward: MainReward = RAW
     mask_unfinished: bool = False
     padding: Padding | None = None

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from proxy.trajectory.options import Keep, Padding, TooLong
 from proxy.trajectory.paths import Path
-from proxy.trajectory.samples import Columns, Labels, Sample, Standing
+from proxy.trajectory.samples import Columns, Labels, PathSample, Standing
 
 # verl counts what was said by both sides: a prompt and its answer are two.
 _MESSAGES_A_TURN = 2
@@ -25,7 +25,7 @@ _MESSAGES_A_TURN = 2
 class PaddedSample:
     """A sample of layout concat, of which the tokens `prompt` and `response` (indexes into it) are kept."""
 
-    sample: Sample
+    sample: PathSample
     padding: Padding
     prompt: NDArray[np.intp]
     response: NDArray[np.intp]
@@ -107,7 +107,7 @@ def fits(path: Path, padding: Padding) -> bool:
     return short or padding.on_too_long is TooLong.TRUNCATE
 
 
-def pad(sample: Sample, padding: Padding) -> PaddedSample:
+def pad(sample: PathSample, padding: Padding) -> PaddedSample:
     """The sample at fixed lengths, cut where it is longer."""
     length = len(sample.arrays.input_ids)
     first = _prompt_length([placed.start for placed in sample.placements], length)

@@ -19,7 +19,7 @@ Columns = dict[str, NDArray[Any]]
 Labels = dict[str, Any]
 
 
-class Row(Protocol):
+class SampleRow(Protocol):
     """A sample of any layout."""
 
     @property
@@ -55,7 +55,7 @@ class Standing:
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class PathSample:
     """One training sample: its interactions in order (one for layout individual), where they stand, and returns.
 
     `main` are the rewards that count, and `extras` what is included beside, both one a turn.

@@ -10,7 +10,7 @@ from proxy.trajectory.tree import Branch
 from proxy.types import Interaction
 
 
-class Turns(StrEnum):
+class TurnSelection(StrEnum):
     """`last`: the turns that no other one continues."""
 
     ALL = "all"
@@ -18,19 +18,19 @@ class Turns(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Train:
+class TrainSelection:
     """Turns to train. Indexes count the turns of a conversation from 0, its root. None of a set: all of them."""
 
-    turns: Turns | frozenset[int] = Turns.ALL
+    turns: TurnSelection | frozenset[int] = TurnSelection.ALL
     purposes: frozenset[str] | None = None
     agents: frozenset[str] | None = None
     exclude: frozenset[str] = frozenset()
 
 
-EVERYTHING = Train()
+EVERYTHING = TrainSelection()
 
 
-def trained(nodes: Mapping[str, Branch], purposes: Mapping[str, str], train: Train) -> frozenset[str]:
+def trained(nodes: Mapping[str, Branch], purposes: Mapping[str, str], train: TrainSelection) -> frozenset[str]:
     """Ids of the interactions that are trained: trainable as marked, and selected. `purposes` are by id."""
     continued = {id(node.parent) for node in nodes.values()}
     return frozenset(
@@ -52,7 +52,7 @@ def trained_tokens(interaction: Interaction) -> int:
     return len({at for first, end in interaction.spans or ((0, length),) for at in range(first, min(end, length))})
 
 
-def _in_turns(node: Branch, continued: bool, turns: Turns | frozenset[int]) -> bool:
-    if turns is Turns.LAST:
+def _in_turns(node: Branch, continued: bool, turns: TurnSelection | frozenset[int]) -> bool:
+    if turns is TurnSelection.LAST:
         return not continued
-    return turns is Turns.ALL or node.depth in turns
+    return turns is TurnSelection.ALL or node.depth in turns

@@ -157,11 +157,11 @@ def test_a_server_without_pyarrow_says_which_extra_has_it() -> None:
     code = (
         "import sys; sys.modules['pyarrow'] = None\n"
         "from proxy.errors import UnsupportedParameter\n"
-        "from proxy.export_formats.create_encoder import Format, encoder\n"
-        "from proxy.trajectory.options import ExportOptions\n"
-        "encoder(Format.NPZ, ExportOptions()).close()\n"
-        "for name in (Format.ARROW, Format.PARQUET):\n"
-        "    try: encoder(name, ExportOptions())\n"
+        "from proxy.export_formats.create_encoder import ExportFormat, encoder\n"
+        "from proxy.trajectory.options import LayoutOptions\n"
+        "encoder(ExportFormat.NPZ, LayoutOptions()).close()\n"
+        "for name in (ExportFormat.ARROW, ExportFormat.PARQUET):\n"
+        "    try: encoder(name, LayoutOptions())\n"
         "    except UnsupportedParameter as error: print(error.param, error.message)\n"
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -13,8 +13,8 @@ import pytest
 
 from proxy.api import pace
 from proxy.api.pace import Pace
-from proxy.export_formats.create_encoder import Format, encoder
-from proxy.trajectory.options import ExportOptions
+from proxy.export_formats.create_encoder import ExportFormat, encoder
+from proxy.trajectory.options import LayoutOptions
 from tests.api.test_export import always, chain
 from tests.support import Server, serving, until, user
 
@@ -33,9 +33,9 @@ class Rows(Sequence[Any]):
         raise Touched
 
 
-@pytest.mark.parametrize("name", list(Format))
-def test_a_session_is_encoded_only_where_its_piece_is_asked_for(name: Format) -> None:
-    encoding = encoder(name, ExportOptions())
+@pytest.mark.parametrize("name", list(ExportFormat))
+def test_a_session_is_encoded_only_where_its_piece_is_asked_for(name: ExportFormat) -> None:
+    encoding = encoder(name, LayoutOptions())
     try:
         pieces = encoding.add("s", Rows(), {})
         with pytest.raises(Touched):
@@ -70,9 +70,9 @@ async def waiting_turn(server: Server) -> asyncio.Task[Any]:
     return turn
 
 
-@pytest.mark.parametrize("name", list(Format))
+@pytest.mark.parametrize("name", list(ExportFormat))
 async def test_reading_a_session_and_each_piece_of_the_answer_are_followed_by_a_rest(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: Format
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: ExportFormat
 ) -> None:
     rests: list[float] = []
 
@@ -93,8 +93,8 @@ async def test_reading_a_session_and_each_piece_of_the_answer_are_followed_by_a_
     assert len(rests) > 2 * len(sessions) + 1
 
 
-@pytest.mark.parametrize("name", list(Format))
-async def test_an_export_beside_a_turn_that_waits_is_the_same_to_the_byte(tmp_path: Path, name: Format) -> None:
+@pytest.mark.parametrize("name", list(ExportFormat))
+async def test_an_export_beside_a_turn_that_waits_is_the_same_to_the_byte(tmp_path: Path, name: ExportFormat) -> None:
     async with serving(tmp_path, always()) as server:
         await chain(server)
         body = {"format": name, "session_ids": ["s"]}

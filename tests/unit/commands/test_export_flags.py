@@ -11,13 +11,13 @@ from proxy.api.export_request import parse_export
 from proxy.commands.export import export
 from proxy.commands.export_flags import ExportFlags
 from proxy.errors import ConfigurationError
-from proxy.export_formats.encoder import Format
+from proxy.export_formats.encoder import ExportFormat
 from proxy.trajectory.advantages import Baseline
 from proxy.trajectory.freshness import Freshness
 from proxy.trajectory.main_reward import MainReward
-from proxy.trajectory.options import ExportOptions, Include, Keep, Layout, Padding, TooLong
+from proxy.trajectory.options import Include, Keep, Layout, LayoutOptions, Padding, TooLong
 from proxy.trajectory.paths import Drift
-from proxy.trajectory.selection import Train, Turns
+from proxy.trajectory.selection import TrainSelection, TurnSelection
 from proxy.types import Credit, Outcome, SessionStatus
 
 
@@ -64,7 +64,12 @@ def test_every_flag_is_read_by_the_server_as_it_was_meant() -> None:
         keep="tail",
     )
     wanted = parse_export(flags.body())
-    assert (wanted.session_ids, wanted.format, wanted.limit, wanted.wait_s) == (("a", "b"), Format.PARQUET, 7, 2.0)
+    assert (wanted.session_ids, wanted.format, wanted.limit, wanted.wait_s) == (
+        ("a", "b"),
+        ExportFormat.PARQUET,
+        7,
+        2.0,
+    )
     assert wanted.filters == {
         "group_id": "g",
         "task_id": "t",
@@ -72,14 +77,14 @@ def test_every_flag_is_read_by_the_server_as_it_was_meant() -> None:
         "outcome": Outcome.FINISHED,
         "since": 5.0,
     }
-    assert wanted.options == ExportOptions(
+    assert wanted.options == LayoutOptions(
         layout=Layout.PADDED,
         discount=0.5,
         credit=Credit.LINEAR,
         drift=Drift.MASK,
         purposes=frozenset({"main", "subagent"}),
         agents=frozenset({"solver"}),
-        train=Train(
+        train=TrainSelection(
             turns=frozenset({0, 2}),
             purposes=frozenset({"main"}),
             agents=frozenset({"solver", "critic"}),
@@ -92,7 +97,7 @@ def test_every_flag_is_read_by_the_server_as_it_was_meant() -> None:
         step_advantages=Baseline.LEAVE_ONE_OUT,
         include=frozenset({Include.MESSAGES, Include.TEXT}),
     )
-    assert parse_export(ExportFlags(train_turns="last").body()).options.train.turns is Turns.LAST
+    assert parse_export(ExportFlags(train_turns="last").body()).options.train.turns is TurnSelection.LAST
     binary = parse_export(ExportFlags(reward_granularity="binary").body()).options.reward
     assert binary != MainReward("style") and binary != parse_export({}).options.reward
 

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.trajectory.advantages import Baseline, Groups, Spread, group_of
-from proxy.trajectory.export import lay_out
+from proxy.trajectory.layouts import lay_out
 from proxy.trajectory.main_reward import RAW, MainReward
-from proxy.trajectory.options import ExportOptions, Layout
+from proxy.trajectory.options import Layout, LayoutOptions
 from proxy.types import Credit, Interaction, SessionRecord
 from tests.interactions import interaction
 
@@ -63,7 +63,7 @@ SESSIONS = [
 
 
 def exported(baseline: Baseline) -> list[list[list[float]]]:
-    options = ExportOptions(Layout.CONCAT, advantages=baseline, step_advantages=baseline)
+    options = LayoutOptions(Layout.CONCAT, advantages=baseline, step_advantages=baseline)
     groups = Groups()
     for record, nodes in SESSIONS:
         groups.add(group_of(record.session_id, record.group_id), nodes, RAW, record.discount, Credit.TREE)

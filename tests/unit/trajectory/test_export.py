@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from proxy.trajectory.export import ExportOptions, Layout, Sample, certificate, export_session
+from proxy.trajectory.layouts import Layout, LayoutOptions, PathSample, certificate, export_session
 from proxy.trajectory.samples import recomputable
 from proxy.types import Credit, Interaction, SamplingParams, SessionRecord, Status
 from tests.interactions import interaction
@@ -12,8 +12,8 @@ from tests.interactions import interaction
 RECORD = SessionRecord("s", discount=1.0)
 
 
-def export(nodes: list[Interaction], layout: Layout, discount: float | None = None) -> list[Sample]:
-    return export_session(RECORD, nodes, ExportOptions(layout, discount))
+def export(nodes: list[Interaction], layout: Layout, discount: float | None = None) -> list[PathSample]:
+    return export_session(RECORD, nodes, LayoutOptions(layout, discount))
 
 
 def pair(**child: float) -> list[Interaction]:
@@ -88,7 +88,7 @@ def test_a_certificate_counts_what_is_missing() -> None:
 
 def test_an_export_may_ask_for_another_credit_rule() -> None:
     nodes = [interaction("a", seq=0), interaction("b", seq=1, reward=1.0)]
-    options = ExportOptions(Layout.INDIVIDUAL, 0.9, Credit.LINEAR)
+    options = LayoutOptions(Layout.INDIVIDUAL, 0.9, Credit.LINEAR)
     assert [sample.rewards.item() for sample in export_session(RECORD, nodes, options)] == pytest.approx([0.9, 1.0])
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from proxy.trajectory.export import Laid, lay_out
 from proxy.trajectory.freshness import Freshness
-from proxy.trajectory.options import ExportOptions, Layout
-from proxy.trajectory.selection import Train
+from proxy.trajectory.layouts import Laid, lay_out
+from proxy.trajectory.options import Layout, LayoutOptions
+from proxy.trajectory.selection import TrainSelection
 from proxy.types import Interaction, SessionRecord
 from tests.interactions import interaction
 
@@ -22,8 +22,8 @@ def fork() -> list[Interaction]:
     ]
 
 
-def lay(layout: Layout, train: Train | None = None, **freshness: int) -> Laid:
-    options = ExportOptions(layout, train=train or Train(), freshness=Freshness(**freshness))
+def lay(layout: Layout, train: TrainSelection | None = None, **freshness: int) -> Laid:
+    options = LayoutOptions(layout, train=train or TrainSelection(), freshness=Freshness(**freshness))
     return lay_out(SessionRecord("s"), fork(), options)
 
 
@@ -71,9 +71,9 @@ def test_a_tree_is_one_sample() -> None:
 
 
 def test_context_may_be_of_any_age() -> None:
-    laid = lay(Layout.CONCAT, train=Train(exclude=frozenset({"root"})), min_version=1)
+    laid = lay(Layout.CONCAT, train=TrainSelection(exclude=frozenset({"root"})), min_version=1)
     assert (trained(laid), laid.stale) == ({"a": [3], "b": [1], "other": [4]}, 0)
-    laid = lay(Layout.CONCAT, train=Train(exclude=frozenset({"root", "b"})), min_version=3)
+    laid = lay(Layout.CONCAT, train=TrainSelection(exclude=frozenset({"root", "b"})), min_version=3)
     assert trained(laid) == {"a": [3], "b": [], "other": [4]}
 
 
@@ -86,5 +86,5 @@ def test_one_answer_of_two_versions_has_a_span() -> None:
     node = interaction("x", suffix=[1], output=[2, 3, 4])
     node.versions = ((1, 5), (2, 7))
     for span, count in ((1, 0), (2, 1)):
-        options = ExportOptions(Layout.INDIVIDUAL, freshness=Freshness(max_version_span=span))
+        options = LayoutOptions(Layout.INDIVIDUAL, freshness=Freshness(max_version_span=span))
         assert len(lay_out(SessionRecord("s"), [node], options).rows) == count

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from proxy.trajectory.advantages import Baseline
 from proxy.trajectory.columns import columns_of
-from proxy.trajectory.export import lay_out
-from proxy.trajectory.options import ExportOptions, Keep, Layout, Padding, TooLong
+from proxy.trajectory.layouts import lay_out
+from proxy.trajectory.options import Keep, Layout, LayoutOptions, Padding, TooLong
 from proxy.trajectory.paths import Drift
 from proxy.types import Interaction, SessionRecord
 from tests.interactions import interaction
@@ -31,12 +31,12 @@ def fork() -> list[Interaction]:
 
 
 def padded(nodes: list[Interaction], prompt: int, response: int, **more: Any) -> list[dict[str, Any]]:
-    options = ExportOptions(Layout.PADDED, padding=Padding(prompt, response, **more))
+    options = LayoutOptions(Layout.PADDED, padding=Padding(prompt, response, **more))
     return [row.columns() for row in lay_out(RECORD, nodes, options).rows]
 
 
 def test_a_tree_has_each_token_once_with_parents_positions_and_masks() -> None:
-    (row,) = lay_out(RECORD, fork(), ExportOptions(Layout.TREE)).rows
+    (row,) = lay_out(RECORD, fork(), LayoutOptions(Layout.TREE)).rows
     columns = {name: values.tolist() for name, values in row.columns().items()}
     assert columns["input_ids"] == [1, 2, 3, 4, 5, 6, 7, 8, 9, 1, 9, 9, 10]
     assert columns["loss_mask"] == [0, 0, 1, 1, 0, 1, 1, 0, 1, 0, 0, 0, 1]
@@ -54,15 +54,15 @@ def test_a_turn_that_added_no_token_has_its_position_in_a_tree() -> None:
     nothing = interaction("nothing", parent="root", prefix=4, suffix=[], output=[], seq=1)
     more = interaction("more", parent="root", suffix=[5], output=[6], seq=2)
     for nodes, positions in (([root, nothing], [0, 4]), ([root, nothing, more], [0, 4, 0])):
-        (row,) = lay_out(RECORD, nodes, ExportOptions(Layout.TREE)).rows
+        (row,) = lay_out(RECORD, nodes, LayoutOptions(Layout.TREE)).rows
         assert row.columns()["node_positions"].tolist() == positions
         assert row.columns()["node_offsets"].tolist() == [0, 4, 4, 6][: len(nodes) + 1]
 
 
 def test_a_tree_walked_down_gives_what_concat_gives() -> None:
-    (row,) = lay_out(RECORD, fork(), ExportOptions(Layout.TREE)).rows
+    (row,) = lay_out(RECORD, fork(), LayoutOptions(Layout.TREE)).rows
     tree = row.columns()
-    for sample, node in zip(lay_out(RECORD, fork(), ExportOptions(Layout.CONCAT)).rows, (1, 2, 3), strict=True):
+    for sample, node in zip(lay_out(RECORD, fork(), LayoutOptions(Layout.CONCAT)).rows, (1, 2, 3), strict=True):
         path = []
         while node >= 0:
             path.append(node)
@@ -94,21 +94,21 @@ def forests(draw: st.DrawFn) -> list[Interaction]:
 def test_trees_and_concat_train_each_token_that_may_be_exactly_once(nodes: list[Interaction]) -> None:
     expected = sum((1 if node.spans else len(node.output_ids)) for node in nodes if node.trainable)
     for layout in (Layout.CONCAT, Layout.TREE):
-        rows = lay_out(RECORD, nodes, ExportOptions(layout)).rows
+        rows = lay_out(RECORD, nodes, LayoutOptions(layout)).rows
         assert sum(int(row.columns()["loss_mask"].sum()) for row in rows) == expected
         weights = sum(row.columns()["weight"].item() for row in rows)
         assert weights == pytest.approx(1.0 if expected else 0.0)
-    (row,) = lay_out(RECORD, nodes, ExportOptions(Layout.TREE)).rows
+    (row,) = lay_out(RECORD, nodes, LayoutOptions(Layout.TREE)).rows
     assert len(row.columns()["input_ids"]) == sum(len(n.prompt_suffix) + len(n.output_ids) for n in nodes)
 
 
 def test_a_tree_keeps_what_stands_above_a_selected_node_as_context() -> None:
     nodes = fork()
     nodes[1].agent = "x"
-    (row,) = lay_out(RECORD, nodes, ExportOptions(Layout.TREE, agents=frozenset({"x"}))).rows
+    (row,) = lay_out(RECORD, nodes, LayoutOptions(Layout.TREE, agents=frozenset({"x"}))).rows
     assert row.columns()["input_ids"].tolist() == [1, 2, 3, 4, 5, 6, 7]
     assert row.columns()["loss_mask"].tolist() == [0, 0, 0, 0, 0, 1, 1]
-    assert lay_out(RECORD, [], ExportOptions(Layout.TREE)).rows == []
+    assert lay_out(RECORD, [], LayoutOptions(Layout.TREE)).rows == []
 
 
 def test_padded_is_as_golden_says_verl_reads_it() -> None:
@@ -149,7 +149,7 @@ def test_a_truncated_sample_keeps_what_it_says_and_counts_the_rest(
     keep: Keep, kept: list[int], mask: list[int]
 ) -> None:
     padding = Padding(1, 3, on_too_long=TooLong.TRUNCATE, keep=keep)
-    (row,) = lay_out(RECORD, fork()[:2], ExportOptions(Layout.PADDED, padding=padding)).rows
+    (row,) = lay_out(RECORD, fork()[:2], LayoutOptions(Layout.PADDED, padding=padding)).rows
     columns = row.columns()
     assert columns["prompts"].tolist() == [2]
     assert (columns["responses"].tolist(), columns["response_mask"].tolist()) == (kept, mask)
@@ -159,7 +159,7 @@ def test_a_truncated_sample_keeps_what_it_says_and_counts_the_rest(
 
 def test_what_does_not_fit_is_dropped_and_counted_and_what_it_shared_is_trained_elsewhere() -> None:
     padding = Padding(2, 4, on_too_long=TooLong.DROP)
-    laid = lay_out(RECORD, fork(), ExportOptions(Layout.PADDED, padding=padding))
+    laid = lay_out(RECORD, fork(), LayoutOptions(Layout.PADDED, padding=padding))
     assert [row.labels()["interaction_id"] for row in laid.rows] == ["b"]
     assert laid.dropped == 2 and laid.rows[0].columns()["weight"].tolist() == [1.0]
     assert laid.rows[0].columns()["response_mask"].tolist() == [1, 1, 0, 1]
@@ -174,7 +174,7 @@ def test_the_schema_is_what_rows_have(layout: Layout, advantages: Baseline | Non
     if token_rewards:
         for node in nodes:
             node.token_rewards = node.logprobs
-    options = ExportOptions(layout, advantages=advantages, step_advantages=advantages, padding=padding)
+    options = LayoutOptions(layout, advantages=advantages, step_advantages=advantages, padding=padding)
     for row in lay_out(RECORD, nodes, options).rows:
         columns = row.columns()
         expected = {column.name: column for column in columns_of(options)}
@@ -189,7 +189,7 @@ def test_drift_mask_pads_what_stands_in_the_last_prompt() -> None:
         interaction("p", suffix=[1, 2, 3], output=[4, 5], seq=0),
         interaction("c", parent="p", suffix=[9, 1, 2, 3, 4, 5, 6], output=[8], seq=1),
     ]
-    options = ExportOptions(Layout.PADDED, drift=Drift.MASK, padding=Padding(4, 4))
+    options = LayoutOptions(Layout.PADDED, drift=Drift.MASK, padding=Padding(4, 4))
     (row,) = lay_out(RECORD, nodes, options).rows
     assert row.columns()["prompts"].tolist() == [9, 1, 2, 3]
     assert row.columns()["response_mask"].tolist() == [1, 1, 0, 1]

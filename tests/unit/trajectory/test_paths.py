@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from proxy.trajectory.export import ExportOptions, Layout, Sample, export_session
+from proxy.trajectory.layouts import Layout, LayoutOptions, PathSample, export_session
 from proxy.trajectory.paths import Drift, find_ids
 from proxy.types import Interaction, SessionRecord, ids_of
 from tests.interactions import interaction
@@ -14,8 +14,8 @@ from tests.interactions import interaction
 RECORD = SessionRecord("s", discount=1.0)
 
 
-def export(nodes: list[Interaction], drift: Drift) -> list[Sample]:
-    return export_session(RECORD, nodes, ExportOptions(Layout.CONCAT, drift=drift))
+def export(nodes: list[Interaction], drift: Drift) -> list[PathSample]:
+    return export_session(RECORD, nodes, LayoutOptions(Layout.CONCAT, drift=drift))
 
 
 def drifted(*, kept: bool) -> list[Interaction]:

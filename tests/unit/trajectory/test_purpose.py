@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from proxy.trajectory.export import ExportOptions, Layout, export_session
+from proxy.trajectory.layouts import Layout, LayoutOptions, export_session
 from proxy.trajectory.purpose import Purpose, derive, hinted
 from proxy.types import Api, Interaction, Message, Role, SessionRecord, Tool, TurnRequest
 from tests.interactions import interaction
@@ -74,16 +74,16 @@ def test_exports_filter_on_purpose_and_a_dropped_leaf_leaves_its_tokens_to_anoth
         interaction("c", parent="a", prefix=2, seq=2),
     ]
     record = SessionRecord("s")
-    everything = export_session(record, nodes, ExportOptions(Layout.CONCAT))
+    everything = export_session(record, nodes, LayoutOptions(Layout.CONCAT))
     assert [int(sample.arrays.loss_mask.sum()) for sample in everything] == [2, 1]
-    options = ExportOptions(Layout.CONCAT, purposes=frozenset({"main"}))
+    options = LayoutOptions(Layout.CONCAT, purposes=frozenset({"main"}))
     (main,) = export_session(record, nodes, options)
     assert (main.last.id, main.purpose, int(main.arrays.loss_mask.sum())) == ("c", "main", 2)
-    singles = export_session(record, nodes, ExportOptions(Layout.INDIVIDUAL, purposes=frozenset({"summary"})))
+    singles = export_session(record, nodes, LayoutOptions(Layout.INDIVIDUAL, purposes=frozenset({"summary"})))
     assert [sample.last.id for sample in singles] == ["b"]
 
 
 def test_exports_filter_on_agents() -> None:
     nodes = [replace(interaction("a", seq=0), agent="x"), replace(interaction("b", seq=1), agent="y")]
-    options = ExportOptions(Layout.CONCAT, agents=frozenset({"y"}))
+    options = LayoutOptions(Layout.CONCAT, agents=frozenset({"y"}))
     assert [sample.last.id for sample in export_session(SessionRecord("s"), nodes, options)] == ["b"]

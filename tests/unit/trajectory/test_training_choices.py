@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from proxy.trajectory.export import export_session, lay_out
+from proxy.trajectory.layouts import export_session, lay_out
 from proxy.trajectory.main_reward import Granularity, MainReward
-from proxy.trajectory.options import ExportOptions, Layout
-from proxy.trajectory.selection import Train, Turns
+from proxy.trajectory.options import Layout, LayoutOptions
+from proxy.trajectory.selection import TrainSelection, TurnSelection
 from proxy.types import Interaction, SessionRecord
 from tests.interactions import interaction
 
@@ -28,55 +28,57 @@ def fork() -> list[Interaction]:
     return nodes
 
 
-def masks(train: Train, layout: Layout = Layout.CONCAT) -> dict[str, list[int]]:
-    samples = export_session(RECORD, fork(), ExportOptions(layout, train=train))
+def masks(train: TrainSelection, layout: Layout = Layout.CONCAT) -> dict[str, list[int]]:
+    samples = export_session(RECORD, fork(), LayoutOptions(layout, train=train))
     return {sample.last.id: sample.arrays.loss_mask.tolist() for sample in samples}
 
 
 @pytest.mark.parametrize(
     ("train", "expected"),
     [
-        (Train(), {"a": [0, 1, 0, 1], "b": [0, 0, 0, 1], "side": [0, 1]}),
-        (Train(turns=Turns.LAST), {"a": [0, 0, 0, 1], "b": [0, 0, 0, 1], "side": [0, 1]}),
-        (Train(turns=frozenset({0})), {"a": [0, 1, 0, 0], "b": [0, 0, 0, 0], "side": [0, 1]}),
-        (Train(turns=frozenset({1})), {"a": [0, 0, 0, 1], "b": [0, 0, 0, 1], "side": [0, 0]}),
-        (Train(turns=frozenset({5})), {"a": [0, 0, 0, 0], "b": [0, 0, 0, 0], "side": [0, 0]}),
-        (Train(purposes=frozenset({"main"})), {"a": [0, 1, 0, 1], "b": [0, 0, 0, 1], "side": [0, 0]}),
-        (Train(agents=frozenset({"helper"})), {"a": [0, 0, 0, 0], "b": [0, 0, 0, 1], "side": [0, 0]}),
-        (Train(exclude=frozenset({"root", "side"})), {"a": [0, 0, 0, 1], "b": [0, 0, 0, 1], "side": [0, 0]}),
+        (TrainSelection(), {"a": [0, 1, 0, 1], "b": [0, 0, 0, 1], "side": [0, 1]}),
+        (TrainSelection(turns=TurnSelection.LAST), {"a": [0, 0, 0, 1], "b": [0, 0, 0, 1], "side": [0, 1]}),
+        (TrainSelection(turns=frozenset({0})), {"a": [0, 1, 0, 0], "b": [0, 0, 0, 0], "side": [0, 1]}),
+        (TrainSelection(turns=frozenset({1})), {"a": [0, 0, 0, 1], "b": [0, 0, 0, 1], "side": [0, 0]}),
+        (TrainSelection(turns=frozenset({5})), {"a": [0, 0, 0, 0], "b": [0, 0, 0, 0], "side": [0, 0]}),
+        (TrainSelection(purposes=frozenset({"main"})), {"a": [0, 1, 0, 1], "b": [0, 0, 0, 1], "side": [0, 0]}),
+        (TrainSelection(agents=frozenset({"helper"})), {"a": [0, 0, 0, 0], "b": [0, 0, 0, 1], "side": [0, 0]}),
+        (TrainSelection(exclude=frozenset({"root", "side"})), {"a": [0, 0, 0, 1], "b": [0, 0, 0, 1], "side": [0, 0]}),
     ],
 )
-def test_what_is_not_selected_is_context(train: Train, expected: dict[str, list[int]]) -> None:
+def test_what_is_not_selected_is_context(train: TrainSelection, expected: dict[str, list[int]]) -> None:
     assert masks(train) == expected
 
 
 def test_individual_and_tree_train_the_same_turns_as_concat() -> None:
-    train = Train(turns=Turns.LAST)
+    train = TrainSelection(turns=TurnSelection.LAST)
     assert masks(train, Layout.INDIVIDUAL) == {"root": [0, 0], "a": [0, 0, 0, 1], "b": [0, 0, 0, 1], "side": [0, 1]}
-    (row,) = lay_out(RECORD, fork(), ExportOptions(Layout.TREE, train=train)).rows
+    (row,) = lay_out(RECORD, fork(), LayoutOptions(Layout.TREE, train=train)).rows
     assert row.columns()["loss_mask"].tolist() == [0, 0, 0, 1, 0, 1, 0, 1]
 
 
 def test_what_is_not_trained_has_neither_logprob_nor_version() -> None:
-    first = export_session(RECORD, fork(), ExportOptions(Layout.CONCAT, train=Train(turns=Turns.LAST)))[0]
+    first = export_session(
+        RECORD, fork(), LayoutOptions(Layout.CONCAT, train=TrainSelection(turns=TurnSelection.LAST))
+    )[0]
     assert first.arrays.logprobs.tolist() == [0, 0, 0, -0.5]
     assert first.arrays.versions.tolist() == [-1, -1, -1, 0]
     assert first.arrays.turn_ids.tolist() == [-1, -1, -1, 1]
 
 
 def test_weights_of_a_session_add_up_to_one_over_the_samples_that_train() -> None:
-    rows = lay_out(RECORD, fork(), ExportOptions(Layout.CONCAT)).rows
+    rows = lay_out(RECORD, fork(), LayoutOptions(Layout.CONCAT)).rows
     assert [row.columns()["weight"].tolist() for row in rows] == [pytest.approx([1 / 3])] * 3
-    rows = lay_out(RECORD, fork(), ExportOptions(Layout.CONCAT, train=Train(turns=frozenset({1})))).rows
+    rows = lay_out(RECORD, fork(), LayoutOptions(Layout.CONCAT, train=TrainSelection(turns=frozenset({1})))).rows
     assert [row.columns()["weight"].tolist() for row in rows] == [[0.5], [0.5], [0.0]]
 
 
 @pytest.mark.parametrize(("finished", "trained"), [(False, 0), (True, 4), (None, 4)])
 def test_unfinished_sessions_may_be_masked(finished: bool | None, trained: int) -> None:
     record = replace(RECORD, finished=finished)
-    samples = export_session(record, fork(), ExportOptions(Layout.CONCAT, mask_unfinished=True))
+    samples = export_session(record, fork(), LayoutOptions(Layout.CONCAT, mask_unfinished=True))
     assert sum(int(sample.arrays.loss_mask.sum()) for sample in samples) == trained
-    kept = export_session(record, fork(), ExportOptions(Layout.CONCAT))
+    kept = export_session(record, fork(), LayoutOptions(Layout.CONCAT))
     assert sum(int(sample.arrays.loss_mask.sum()) for sample in kept) == 4
 
 
@@ -98,7 +100,7 @@ def rewarded() -> list[Interaction]:
 )
 def test_the_reward_that_counts_falls_back_to_the_raw_one(reward: MainReward, main: list[float]) -> None:
     nodes = rewarded()
-    (sample,) = export_session(RECORD, nodes, ExportOptions(Layout.CONCAT, 0.5, reward=reward))
+    (sample,) = export_session(RECORD, nodes, LayoutOptions(Layout.CONCAT, 0.5, reward=reward))
     assert [turn["reward"] for turn in sample.labels()["turns"]] == main
     assert sample.rewards.tolist() == [sum(main)] and sample.raw_rewards.tolist() == [main[1]]
     assert sample.returns == (main[0] + 0.5 * main[1], main[1])
@@ -112,10 +114,10 @@ def test_no_reward_is_none_in_any_granularity() -> None:
 
 def test_token_rewards_stand_at_their_tokens_and_only_where_there_are_any() -> None:
     nodes = rewarded()
-    assert "token_rewards" not in export_session(RECORD, nodes, ExportOptions(Layout.CONCAT))[0].columns()
+    assert "token_rewards" not in export_session(RECORD, nodes, LayoutOptions(Layout.CONCAT))[0].columns()
     nodes[1].output_ids, nodes[1].logprobs = nodes[1].output_ids * 2, nodes[1].logprobs * 2
     nodes[1].versions = ((2, 0),)
     nodes[1].token_rewards = nodes[1].logprobs[:1] + nodes[1].logprobs[:0]
     nodes[1].token_rewards.append(2.0)
-    columns = export_session(RECORD, nodes, ExportOptions(Layout.CONCAT))[0].columns()
+    columns = export_session(RECORD, nodes, LayoutOptions(Layout.CONCAT))[0].columns()
     assert columns["token_rewards"].tolist() == [0, 0, 0, -0.5, 2.0] and columns["token_rewards"].dtype == "float32"

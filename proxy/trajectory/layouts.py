@@ -14,12 +14,12 @@ import numpy as np
 
 from proxy.trajectory.advantages import Group, Groups, group_of, score
 from proxy.trajectory.conversation import conversation_above, message_dict
-from proxy.trajectory.options import ExportOptions, Include, Layout
+from proxy.trajectory.options import Include, Layout, LayoutOptions
 from proxy.trajectory.padded import PaddedSample, fits, pad
 from proxy.trajectory.paths import leaves, path_to
 from proxy.trajectory.purpose import derive
 from proxy.trajectory.rewards import compute_returns
-from proxy.trajectory.samples import Labels, Row, Sample, Standing, TreeSample, scalar
+from proxy.trajectory.samples import Labels, PathSample, SampleRow, Standing, TreeSample, scalar
 from proxy.trajectory.selection import trained
 from proxy.trajectory.tensors import Placement, TokenArrays, fill
 from proxy.trajectory.tree import Branch, grow, token_ids
@@ -36,7 +36,7 @@ class Laid:
     Left out were `dropped` samples, which did not fit what they are padded to, and `stale` ones.
     """
 
-    rows: Sequence[Row]
+    rows: Sequence[SampleRow]
     masked_tokens: int = 0
     dropped: int = 0
     stale: int = 0
@@ -45,7 +45,7 @@ class Laid:
 def lay_out(
     record: SessionRecord,
     interactions: Sequence[Interaction],
-    options: ExportOptions,
+    options: LayoutOptions,
     groups: Groups | None = None,
     decode: Decode | None = None,
 ) -> Laid:
@@ -59,15 +59,17 @@ def lay_out(
     return replace(laid, rows=_weighted(laid.rows))
 
 
-def export_session(record: SessionRecord, interactions: Sequence[Interaction], options: ExportOptions) -> list[Sample]:
+def export_session(
+    record: SessionRecord, interactions: Sequence[Interaction], options: LayoutOptions
+) -> list[PathSample]:
     """The samples of one session in layout individual or concat, by their last interaction."""
-    return [row for row in lay_out(record, interactions, options).rows if isinstance(row, Sample)]
+    return [row for row in lay_out(record, interactions, options).rows if isinstance(row, PathSample)]
 
 
 def _exporter(
     record: SessionRecord,
     interactions: Sequence[Interaction],
-    options: ExportOptions,
+    options: LayoutOptions,
     groups: Groups,
     decode: Decode | None,
 ) -> _Exporter:
@@ -99,7 +101,7 @@ class _Exporter:
     returns: Mapping[str, float]
     purposes: Mapping[str, str]
     trained: frozenset[str]
-    options: ExportOptions
+    options: LayoutOptions
     groups: Groups
     group: Group
     decode: Decode | None
@@ -116,7 +118,7 @@ class _Exporter:
         """
         nodes = list(self.nodes.values())
         selected = {node.interaction.id for node in nodes if self._selected(node)}
-        samples: list[Sample] = []
+        samples: list[PathSample] = []
         done: set[str] = set()
         dropped = stale = 0
         padding = self.options.padding
@@ -184,15 +186,15 @@ class _Exporter:
             extras=self._extras(placed, whole=False),
         )
 
-    def _single(self, node: Branch) -> Sample:
+    def _single(self, node: Branch) -> PathSample:
         interaction = node.interaction
         place = Placement(interaction, 0, interaction.prompt_tokens, interaction.id in self.trained)
         return self._sample((place,), fill(token_ids(node), (place,)), self.returns[interaction.id])
 
-    def _sample(self, places: tuple[Placement, ...], arrays: TokenArrays, reward: float) -> Sample:
+    def _sample(self, places: tuple[Placement, ...], arrays: TokenArrays, reward: float) -> PathSample:
         last = places[-1].interaction
         text = self.decode is not None and Include.TEXT in self.options.include
-        return Sample(
+        return PathSample(
             session=self.record,
             placements=places,
             purpose=self.purposes[last.id],
@@ -248,13 +250,13 @@ def _weighted(rows: Sequence[Any]) -> list[Any]:
     return [_with_weight(row, share if train else 0.0) for row, train in zip(rows, trains, strict=True)]
 
 
-def _with_weight(row: Sample | TreeSample | PaddedSample, weight: float) -> Row:
+def _with_weight(row: PathSample | TreeSample | PaddedSample, weight: float) -> SampleRow:
     if isinstance(row, PaddedSample):
         return row.standing_as(replace(row.sample.standing, weight=weight))
     return replace(row, standing=replace(row.standing, weight=weight))
 
 
-def masked_tokens(samples: Sequence[Sample]) -> int:
+def masked_tokens(samples: Sequence[PathSample]) -> int:
     """Sampled tokens that stand in none of a session's samples as sampled."""
     placements = [placed for sample in samples for placed in sample.placements]
     stands = {placed.interaction.id for placed in placements if placed.start is not None}

@@ -18,9 +18,9 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from proxy.api.export import Export
+from proxy.api.export_endpoint import ExportEndpoint
 from proxy.api.export_options import OPTION_FIELDS, refuse
-from proxy.api.export_request import OF_SAMPLES, ExportRequest, check_known, parse_export
+from proxy.api.export_request import OF_SAMPLES, ParsedExport, check_known, parse_export
 from proxy.api.http import JsonResponse, key_of, read_object
 from proxy.api.long_polls import LongPolls
 from proxy.errors import InvalidRequest, NotFound, ProxyError
@@ -60,18 +60,20 @@ _FIELDS = ("limit", "lease_s", "filter", "wait_s", "claim_id", "consumer", "rene
 
 
 @dataclass(frozen=True, slots=True)
-class ClaimRequest:
+class ParsedClaim:
     """A parsed body; without `export` the answer is the ids alone."""
 
     claim: Claim
     wait_s: float
-    export: ExportRequest | None
+    export: ParsedExport | None
 
 
-class Trajectories:
+class ClaimEndpoints:
     """The consuming endpoints."""
 
-    def __init__(self, access: Access, store: Store, export: Export, settings: Settings, polls: LongPolls) -> None:
+    def __init__(
+        self, access: Access, store: Store, export: ExportEndpoint, settings: Settings, polls: LongPolls
+    ) -> None:
         self._access, self._store, self._export, self._settings = access, store, export, settings
         self._polls = polls
 
@@ -84,7 +86,7 @@ class Trajectories:
         claimed = await self._claim(request, wanted)
         return _told(JsonResponse({"sessions": list(claimed.sessions), **_about(claimed)}), claimed)
 
-    async def _export_claimed(self, request: Request, wanted: ClaimRequest, export: ExportRequest) -> Response:
+    async def _export_claimed(self, request: Request, wanted: ParsedClaim, export: ParsedExport) -> Response:
         """The samples of what is claimed. What cannot be exported is given back at once."""
         encoding = encoder(export.format, export.options)  # refuses before anything is claimed
         claimed = await self._claim(request, wanted)
@@ -105,7 +107,7 @@ class Trajectories:
         done = await self._store.acknowledge(await self._acknowledgement(body))
         return JsonResponse({"acknowledged": list(done.sessions), "lost": dict(done.lost)})
 
-    async def _claim(self, request: Request, wanted: ClaimRequest) -> Claimed:
+    async def _claim(self, request: Request, wanted: ParsedClaim) -> Claimed:
         """What can be claimed within `wait_s`, perhaps nothing."""
         until = time.monotonic() + wanted.wait_s
         while True:
@@ -114,7 +116,7 @@ class Trajectories:
             if claimed.sessions or claimed.again or not await self._comes(request, wanted, ring, until):
                 return claimed
 
-    async def _comes(self, request: Request, wanted: ClaimRequest, ring: asyncio.Event, until: float) -> bool:
+    async def _comes(self, request: Request, wanted: ParsedClaim, ring: asyncio.Event, until: float) -> bool:
         """Wait for something to claim. False when it is too late for that, the client has left or the server ends."""
         while (left := until - time.monotonic()) > 0 and not self._polls.ending:
             await self._polls.wait(heard(ring, min(left, _WATCH_S)))
@@ -157,7 +159,7 @@ def _told(response: Response, claimed: Claimed) -> Response:
     return response
 
 
-def parse_claim(body: Mapping[str, Any]) -> ClaimRequest:
+def parse_claim(body: Mapping[str, Any]) -> ParsedClaim:
     """The request in a body. Raises InvalidRequest naming the field."""
     refuse(body, _OF_AN_EXPORT, "is not for claims, which take what ended first; use 'filter'")
     refuse(body, OPTION_FIELDS, "says how to export: give it inside 'export'")
@@ -183,7 +185,7 @@ def parse_claim(body: Mapping[str, Any]) -> ClaimRequest:
         limit=0 if renews else limit,
         lease_s=_LEASE_S if lease_s is None else lease_s,
     )
-    return ClaimRequest(claim, 0.0 if renews else wait_s, export)
+    return ParsedClaim(claim, 0.0 if renews else wait_s, export)
 
 
 def _renews(body: Mapping[str, Any]) -> bool:
@@ -195,7 +197,7 @@ def _renews(body: Mapping[str, Any]) -> bool:
     return renews
 
 
-def _parse_export(export: Mapping[str, Any], filters: Mapping[str, Any]) -> ExportRequest:
+def _parse_export(export: Mapping[str, Any], filters: Mapping[str, Any]) -> ParsedExport:
     refuse(export, _OF_THE_CLAIM, "is the claim's to say; give it beside 'export'")
     return replace(parse_export({**export, "filter": filters}), ended_only=True)
 

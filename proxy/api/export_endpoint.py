@@ -10,7 +10,7 @@ from urllib.parse import quote
 from starlette.requests import Request
 from starlette.responses import StreamingResponse
 
-from proxy.api.export_request import ExportRequest, parse_export
+from proxy.api.export_request import ParsedExport, parse_export
 from proxy.api.http import key_of, read_object
 from proxy.api.long_polls import LongPolls
 from proxy.api.pace import Pace
@@ -22,8 +22,8 @@ from proxy.sessions.sessions import Sessions
 from proxy.settings import Settings
 from proxy.store.store import Store
 from proxy.trajectory.advantages import Groups, Step, group_of
-from proxy.trajectory.export import Decode, Laid, certificate, lay_out
-from proxy.trajectory.options import ExportOptions, Include, TooLong
+from proxy.trajectory.layouts import Decode, Laid, certificate, lay_out
+from proxy.trajectory.options import Include, LayoutOptions, TooLong
 from proxy.types import SessionRecord, SessionStatus
 
 CURSOR_HEADER = "x-tokengrove-cursor"
@@ -36,7 +36,7 @@ INCOMPLETE_HEADER = "x-tokengrove-incomplete"
 _GROUP_PAGE = 1000
 
 
-class Export:
+class ExportEndpoint:
     """The export endpoint. `decode` makes text of token ids."""
 
     def __init__(
@@ -64,7 +64,7 @@ class Export:
         return await self.respond(records[: wanted.limit], wanted, encoding, {"cursor": cursor})
 
     async def respond(
-        self, page: Sequence[SessionRecord], wanted: ExportRequest, encoding: Encoder, end: Mapping[str, Any]
+        self, page: Sequence[SessionRecord], wanted: ParsedExport, encoding: Encoder, end: Mapping[str, Any]
     ) -> StreamingResponse:
         """The samples of these sessions as an answer, which closes `encoding`; `end` are the last fields that it has.
 
@@ -87,7 +87,7 @@ class Export:
         page: Sequence[SessionRecord],
         end: Mapping[str, Any],
         encoding: Encoder,
-        options: ExportOptions,
+        options: LayoutOptions,
         groups: Groups,
     ) -> AsyncIterator[bytes]:
         """In threads, piece by piece: turns go on in between."""
@@ -112,7 +112,7 @@ class Export:
                 yield piece
 
     async def _session(
-        self, record: SessionRecord, options: ExportOptions, groups: Groups
+        self, record: SessionRecord, options: LayoutOptions, groups: Groups
     ) -> tuple[Laid, dict[str, Any]]:
         """The rows of a session and its entry."""
         begun = await self._sessions.begun(record.session_id)
@@ -127,7 +127,7 @@ class Export:
             entry["stale_samples"] = laid.stale
         return laid, entry
 
-    async def _groups(self, wanted: ExportRequest) -> Groups:
+    async def _groups(self, wanted: ParsedExport) -> Groups:
         """What sessions are compared with: all that match, whatever the page. A pass over rewards, without tokens."""
         groups, options, after = Groups(), wanted.options, None
         if options.advantages is None and options.step_advantages is None:
@@ -143,7 +143,7 @@ class Export:
                 return groups
             after = records[-1].session_id
 
-    async def _check_fits(self, page: Sequence[SessionRecord], options: ExportOptions, groups: Groups) -> None:
+    async def _check_fits(self, page: Sequence[SessionRecord], options: LayoutOptions, groups: Groups) -> None:
         """A pass of its own, since nothing can be refused once the first byte is out."""
         if options.padding is None or options.padding.on_too_long is not TooLong.REFUSE:
             return
@@ -152,7 +152,7 @@ class Export:
             if laid.dropped:
                 raise _too_long(record, laid)
 
-    async def _find(self, wanted: ExportRequest) -> list[SessionRecord]:
+    async def _find(self, wanted: ParsedExport) -> list[SessionRecord]:
         """One record more than the page holds, when there are more. Raises SessionNotFound for an unknown id."""
         records = await self._store.find_sessions(
             session_ids=wanted.session_ids, after=wanted.cursor, limit=wanted.limit + 1, **wanted.filters
@@ -164,13 +164,13 @@ class Export:
         return records
 
 
-def _counts(record: SessionRecord, wanted: ExportRequest) -> bool:
+def _counts(record: SessionRecord, wanted: ParsedExport) -> bool:
     """What still runs has only a part of its score: a claim, which gives none of it, does not compare with it."""
     return not wanted.ended_only or record.status is not SessionStatus.ACTIVE
 
 
 def _count(
-    groups: Groups, records: Sequence[SessionRecord], steps: Mapping[str, Sequence[Step]], options: ExportOptions
+    groups: Groups, records: Sequence[SessionRecord], steps: Mapping[str, Sequence[Step]], options: LayoutOptions
 ) -> None:
     for record in records:
         discount = record.discount if options.discount is None else options.discount
