@@ -15,17 +15,20 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from proxy.api import http
+from proxy.api.addresses import Addresses
 from proxy.api.claim_endpoints import ClaimEndpoints
 from proxy.api.completions import count_endpoint, turn_endpoint
 from proxy.api.engine import EngineControl
 from proxy.api.export_endpoint import ExportEndpoint
 from proxy.api.generate import Generate
 from proxy.api.health import Health
+from proxy.api.key_endpoints import KeyEndpoints
 from proxy.api.long_polls import LongPolls
 from proxy.api.mailbox import MailboxEndpoints
 from proxy.api.models import Models
 from proxy.api.pace import Pace
-from proxy.api.rl import Rl
+from proxy.api.reward_endpoints import RewardEndpoints
+from proxy.api.session_endpoints import SessionEndpoints
 from proxy.engine.create import create_engine, model_folder, model_name
 from proxy.engine.gate import Gate
 from proxy.engine.interface import Engine, WeightTransfer
@@ -132,16 +135,19 @@ def _routes(
 ) -> list[Route]:
     limit = settings.max_body_bytes
     messages = MessagesProtocol()
-    rl = Rl(access, sessions, settings)
+    addresses = Addresses(settings)
+    session = SessionEndpoints(access, sessions, settings, addresses)
+    keys = KeyEndpoints(access, sessions, settings, addresses)
+    rewards = RewardEndpoints(access, sessions, settings)
     models = Models(model_name(settings))
     export = ExportEndpoint(access, sessions, store, settings, polls, Pace(lambda: turns.busy), renderer.decode)
     health = Health(gate, store, metrics)
     generate = Generate(access, turns, gate, settings, renderer.stop_token_ids)
-    trajectories = ClaimEndpoints(access, store, export, settings, polls)
+    claims = ClaimEndpoints(access, store, export, settings, polls)
     # Before the agents' routes: a session's id may end in /models.
     first = [
-        Route("/rl/sessions", rl.list_sessions, methods=["GET"]),
-        Route("/rl/sessions/{session:path}", rl.show_session, methods=["GET"]),
+        Route("/rl/sessions", session.index, methods=["GET"]),
+        Route("/rl/sessions/{session:path}", session.show, methods=["GET"]),
     ]
     agent = [
         *_aliases("/chat/completions", turn_endpoint(ChatProtocol(), access, turns, limit), ["POST"]),
@@ -153,19 +159,19 @@ def _routes(
         *_aliases("/models/{model:path}", models.show, ["GET"]),
     ]
     control = [
-        Route("/grant_capacity", rl.grant_capacity, methods=["POST"]),
-        Route("/rl/start_session", rl.start_session, methods=["POST"]),
-        Route("/rl/set_reward", rl.set_reward, methods=["POST"]),
-        Route("/rl/end_session", rl.end_session, methods=["POST"]),
-        Route("/rl/rotate_keys", rl.rotate_keys, methods=["POST"]),
-        Route("/rl/mark", rl.mark, methods=["POST"]),
-        Route("/{session:path}/rl/mark", rl.mark, methods=["POST"]),
-        Route("/{session:path}/rl/rotate_keys", rl.rotate_keys, methods=["POST"]),
-        Route("/{session:path}/rl/set_reward", rl.set_reward, methods=["POST"]),
-        Route("/{session:path}/rl/end_session", rl.end_session, methods=["POST"]),
+        Route("/grant_capacity", session.grant_capacity, methods=["POST"]),
+        Route("/rl/start_session", session.start, methods=["POST"]),
+        Route("/rl/set_reward", rewards.set_reward, methods=["POST"]),
+        Route("/rl/end_session", session.end, methods=["POST"]),
+        Route("/rl/rotate_keys", keys.rotate, methods=["POST"]),
+        Route("/rl/mark", rewards.mark, methods=["POST"]),
+        Route("/{session:path}/rl/mark", rewards.mark, methods=["POST"]),
+        Route("/{session:path}/rl/rotate_keys", keys.rotate, methods=["POST"]),
+        Route("/{session:path}/rl/set_reward", rewards.set_reward, methods=["POST"]),
+        Route("/{session:path}/rl/end_session", session.end, methods=["POST"]),
         Route("/export_trajectories", export.export, methods=["POST"]),
-        Route("/trajectories/claim", trajectories.claim, methods=["POST"]),
-        Route("/trajectories/acknowledge", trajectories.acknowledge, methods=["POST"]),
+        Route("/trajectories/claim", claims.claim, methods=["POST"]),
+        Route("/trajectories/acknowledge", claims.acknowledge, methods=["POST"]),
         Route("/health", health.health, methods=["GET"]),
         Route("/ready", health.ready, methods=["GET"]),
         Route("/metrics", health.metrics, methods=["GET"]),

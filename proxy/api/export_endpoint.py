@@ -22,7 +22,8 @@ from proxy.sessions.sessions import Sessions
 from proxy.settings import Settings
 from proxy.store.store import Store
 from proxy.trajectory.advantages import Groups, Step, group_of
-from proxy.trajectory.layouts import Decode, Laid, certificate, lay_out
+from proxy.trajectory.certificate import certificate
+from proxy.trajectory.layouts import Decode, Laid, lay_out
 from proxy.trajectory.options import Include, LayoutOptions, TooLong
 from proxy.types import SessionRecord, SessionStatus
 

@@ -11,8 +11,9 @@ from typing import Any
 from starlette.requests import Request
 
 from proxy.api.completions import with_headers
+from proxy.api.connections import while_connected
 from proxy.api.http import JsonResponse, caller_of, read_object
-from proxy.api.replies import UnaryReply, begun, while_connected
+from proxy.api.replies import UnaryReply, begun
 from proxy.engine.gate import Gate
 from proxy.engine.requests import GenerateRequest
 from proxy.errors import EngineUnavailable, InvalidRequest, UnsupportedParameter

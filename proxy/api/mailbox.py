@@ -8,9 +8,9 @@ from typing import Any
 
 from starlette.requests import Request
 
+from proxy.api.connections import while_connected
 from proxy.api.http import JsonResponse, key_of, read_object
 from proxy.api.long_polls import LongPolls
-from proxy.api.replies import while_connected
 from proxy.engine.gate import Gate
 from proxy.engine.mailbox import Delivery, Letter, Mailbox, failure
 from proxy.engine.versions import LARGEST_VERSION

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import AsyncIterator, Awaitable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import TypeVar
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
+from proxy.api.connections import disconnected, while_connected
 from proxy.api.http import JsonResponse, error_response
 from proxy.errors import ProxyError
 from proxy.protocols.sse import CONTENT_TYPE
@@ -24,7 +24,6 @@ from proxy.types import Api, TurnRequest
 
 # Codex gives a silent stream up after 300 s, proxies in between often after 30 to 60.
 KEEPALIVE_S = 5.0
-T = TypeVar("T")
 Batch = list[tuple[int, Delta]]
 """Deltas, each with the number of its choice."""
 Batches = AsyncIterator[Batch]
@@ -200,20 +199,6 @@ def _body(data: bytes, more: bool = True) -> Message:
     return {"type": "http.response.body", "body": data, "more_body": more}
 
 
-async def while_connected(request: Request, work: Awaitable[T]) -> T:
-    """What `work` gives. Raises ClientDisconnect, and cancels it, once nobody waits for it any more."""
-    working = asyncio.ensure_future(work)
-    gone = asyncio.ensure_future(disconnected(request.receive))
-    try:
-        await asyncio.wait((working, gone), return_when=asyncio.FIRST_COMPLETED)
-        if not working.done():
-            raise ClientDisconnect
-        return working.result()
-    finally:
-        gone.cancel()
-        working.cancel()
-
-
 async def begun(
     request: Request, turns: Turns, session: Session, asked: TurnRequest, protocol: WireProtocol
 ) -> Sequence[Turn]:
@@ -239,9 +224,3 @@ async def begun(
 def _end(waiting: asyncio.Timeout, gone: asyncio.Future[None]) -> None:
     with suppress(RuntimeError):  # the turn has begun in the same moment
         waiting.reschedule(asyncio.get_running_loop().time())
-
-
-async def disconnected(receive: Receive) -> None:
-    """Returns once the client has left."""
-    while (await receive())["type"] != "http.disconnect":
-        pass

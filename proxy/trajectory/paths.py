@@ -107,8 +107,3 @@ def find_all(ids: Ids, wanted: Ids, start: int = 0) -> Iterator[int]:
         if at % width == 0:
             yield at // width
         at = haystack.find(needle, at + 1)
-
-
-def find_ids(ids: Ids, wanted: Ids, start: int = 0) -> int | None:
-    """The first index from `start` at which `wanted` stands in `ids`."""
-    return next(find_all(ids, wanted, start), None)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from proxy.trajectory.layouts import Layout, LayoutOptions, PathSample, certificate, export_session
+from proxy.trajectory.certificate import certificate
+from proxy.trajectory.layouts import Layout, LayoutOptions, PathSample, export_session
 from proxy.trajectory.samples import recomputable
 from proxy.types import Credit, Interaction, SamplingParams, SessionRecord, Status
 from tests.interactions import interaction

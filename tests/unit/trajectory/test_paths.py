@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from proxy.trajectory.layouts import Layout, LayoutOptions, PathSample, export_session
-from proxy.trajectory.paths import Drift, find_ids
+from proxy.trajectory.paths import Drift, find_all
 from proxy.types import Interaction, SessionRecord, ids_of
 from tests.interactions import interaction
 
@@ -94,4 +94,4 @@ def replace_suffix(made: Interaction, suffix: list[int]) -> Interaction:
 def test_ids_are_found_at_the_borders_of_tokens_only(
     ids: list[int], wanted: list[int], start: int, found: int | None
 ) -> None:
-    assert find_ids(ids_of(ids), ids_of(wanted), start) == found
+    assert next(find_all(ids_of(ids), ids_of(wanted), start), None) == found

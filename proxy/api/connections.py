@@ -1,0 +1,32 @@
+"""Client connections: notice that the client has left, and stop work that nobody waits for."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable
+from typing import TypeVar
+
+from starlette.requests import ClientDisconnect, Request
+from starlette.types import Receive
+
+_T = TypeVar("_T")
+
+
+async def while_connected(request: Request, work: Awaitable[_T]) -> _T:
+    """What `work` gives. Raises ClientDisconnect, and cancels it, once nobody waits for it any more."""
+    working = asyncio.ensure_future(work)
+    gone = asyncio.ensure_future(disconnected(request.receive))
+    try:
+        await asyncio.wait((working, gone), return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise ClientDisconnect
+        return working.result()
+    finally:
+        gone.cancel()
+        working.cancel()
+
+
+async def disconnected(receive: Receive) -> None:
+    """Returns once the client has left."""
+    while (await receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,30 @@
+"""`/rl/rotate_keys`: replace the keys of a session."""
+
+from __future__ import annotations
+
+from starlette.requests import Request
+
+from proxy.api.addresses import Addresses
+from proxy.api.http import JsonResponse, caller_of, read_object
+from proxy.api.session_json import started_json
+from proxy.api.session_request import parse_key_kinds, parse_key_lifetime
+from proxy.sessions.access import Access
+from proxy.sessions.sessions import Sessions
+from proxy.settings import Settings
+
+
+class KeyEndpoints:
+    """Rotate a session's keys."""
+
+    def __init__(self, access: Access, sessions: Sessions, settings: Settings, addresses: Addresses) -> None:
+        self._access, self._sessions, self._settings = access, sessions, settings
+        self._addresses = addresses
+
+    async def rotate(self, request: Request) -> JsonResponse:
+        """Replace the keys named in `keys` (default: all of them). The old ones stop working at once."""
+        session = await self._access.for_keys(caller_of(request))
+        body = await read_object(request, self._settings.max_body_bytes)
+        kinds, lifetime_s = parse_key_kinds(body), parse_key_lifetime(body)
+        async with session.lock:
+            rotated = await self._sessions.rotate_keys(session, kinds, lifetime_s)
+        return JsonResponse(started_json(rotated, self._addresses.root_url(request)))

@@ -1,0 +1,102 @@
+"""Bodies of `/rl/set_reward`, `/rl/end_session` and `/rl/mark` -> changes. Errors name the field at fault."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from proxy.errors import InvalidRequest
+from proxy.protocols.fields import (
+    expect_bool,
+    expect_list,
+    expect_object,
+    json_type,
+    optional_int,
+    optional_str,
+    optional_text,
+)
+from proxy.sessions.rewards import (
+    Changes,
+    Target,
+    reward_step_scores,
+    reward_tokens,
+    reward_turn,
+    reward_turns,
+)
+from proxy.sessions.session import Session
+
+_REWARDS = ("reward", "rewards", "step_scores", "token_rewards")
+# Exports are float32, and a sum of rewards must stay finite there.
+_MAX_REWARD = 1e30
+
+
+def parse_reward(session: Session, body: Mapping[str, Any]) -> Changes:
+    """The rewards in a body as changes by interaction id. Raises InvalidRequest or NotFound naming the field."""
+    kind = _kind_of_reward(body)
+    name = optional_str(body, "name")
+    target = Target(optional_str(body, "interaction_id"), optional_int(body, "turn", least=0))
+    match kind:
+        case "rewards":
+            rewards = expect_object(body["rewards"], "rewards")
+            return reward_turns(session, {key: _finite(value, f"rewards.{key}") for key, value in rewards.items()})
+        case "step_scores":
+            return reward_step_scores(session, _numbers(body["step_scores"], "step_scores"))
+        case "token_rewards":
+            return reward_tokens(session, target, _numbers(body["token_rewards"], "token_rewards"))
+        case "reward":
+            return reward_turn(session, target, _finite(body["reward"], "reward"), name)
+    return {}
+
+
+def _kind_of_reward(body: Mapping[str, Any]) -> str | None:
+    """Which of the ways to reward a body takes. Raises InvalidRequest for what would be left aside silently."""
+    kinds = [name for name in _REWARDS if body.get(name) is not None]
+    if len(kinds) > 1:
+        raise InvalidRequest(f"give one of {', '.join(_REWARDS)}, not {' and '.join(kinds)}", param=kinds[1])
+    kind = kinds[0] if kinds else None
+    one = ("reward", "token_rewards")
+    for name, takers in (("interaction_id", one), ("turn", one), ("name", ("reward",))):
+        if kind is not None and body.get(name) is not None and kind not in takers:
+            raise InvalidRequest(f"'{name}' goes with {' or '.join(takers)}, not with {kind}", param=name)
+    if kind is not None and body.get("interaction_id") is not None and body.get("turn") is not None:
+        raise InvalidRequest("give 'interaction_id' or 'turn', not both", param="turn")
+    return kind
+
+
+def parse_mark(body: Mapping[str, Any]) -> tuple[str, bool, list[tuple[int, int]] | None]:
+    """The interaction, whether it is trainable, and the spans, None where none are given."""
+    interaction_id = optional_text(body, "interaction_id")
+    if interaction_id is None:
+        raise InvalidRequest("'interaction_id' is missing: which turn is marked", param="interaction_id")
+    trainable = expect_bool(body.get("trainable"), "trainable")
+    if body.get("spans") is None:
+        return interaction_id, trainable, None
+    spans = [_parse_span(item, f"spans[{at}]") for at, item in enumerate(expect_list(body["spans"], "spans"))]
+    if not trainable or not spans:
+        message = "'spans' names what is trained: leave it out to train the whole output or (trainable false) nothing"
+        raise InvalidRequest(message, param="spans")
+    return interaction_id, trainable, spans
+
+
+def _parse_span(value: Any, name: str) -> tuple[int, int]:
+    pair = expect_list(value, name)
+    if len(pair) != 2 or not all(type(number) is int for number in pair):
+        raise InvalidRequest(f"'{name}' must be [start, end), two integers", param=name)
+    return pair[0], pair[1]
+
+
+def _numbers(value: Any, name: str) -> list[float]:
+    return [_finite(item, f"{name}[{index}]") for index, item in enumerate(expect_list(value, name))]
+
+
+def _finite(value: Any, name: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise InvalidRequest(f"'{name}' must be a finite number, not {json_type(value)}", param=name)
+    try:
+        number = float(value)
+    except OverflowError:
+        number = math.inf
+    if not abs(number) <= _MAX_REWARD:
+        raise InvalidRequest(f"'{name}' must be a finite number below {_MAX_REWARD:g}", param=name)
+    return number

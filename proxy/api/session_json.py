@@ -1,0 +1,71 @@
+"""Sessions and interactions as the JSON that `/rl/...` replies have."""
+
+from __future__ import annotations
+
+from typing import Any
+from urllib.parse import quote
+
+from proxy.sessions.session import StartedSession
+from proxy.types import Interaction, SessionRecord
+
+
+def started_json(started: StartedSession, server_url: str) -> dict[str, Any]:
+    """The addresses and keys of a session. A key that is not new is null: only its hash is stored.
+
+    `root_url` contains the session's path secret, so it works with any API key or none.
+    """
+    session_id = started.record.session_id
+    root_url = f"{server_url}/{quote(session_id, safe='/~:@+')}"
+    if started.path_key is not None:
+        root_url = f"{root_url}~{started.path_key}"
+    return {
+        "session_id": session_id,
+        "api_key": started.api_key,
+        "control_key": started.control_key,
+        "base_url": f"{root_url}/v1",
+        "root_url": root_url,
+        "keys_expire_at": started.record.keys_expire_at,
+    }
+
+
+def record_json(record: SessionRecord) -> dict[str, Any]:
+    return {
+        "session_id": record.session_id,
+        "status": record.status.value,
+        "task_id": record.task_id,
+        "group_id": record.group_id,
+        "outcome": record.outcome.value if record.outcome else None,
+        "exit_reason": record.exit_reason,
+        "finished": record.finished,
+        "metrics": dict(record.metrics),
+        "metadata": dict(record.metadata),
+        "discount": record.discount,
+        "credit": record.credit.value,
+        "weight_version": record.weight_version,
+        "created_at": record.created_at,
+        "ended_at": record.ended_at,
+    }
+
+
+def interaction_json(interaction: Interaction, value: float | None, purpose: str | None) -> dict[str, Any]:
+    return {
+        "id": interaction.id,
+        "parent_id": interaction.parent_id,
+        "aligned": interaction.aligned,
+        "seq": interaction.seq,
+        "api": interaction.api.value,
+        "reason": interaction.reason.value,
+        "status": interaction.status.value,
+        "purpose": purpose or interaction.purpose,
+        "reward": interaction.reward,
+        "rewards": dict(interaction.rewards),
+        "return": value,
+        "finish_reason": interaction.finish_reason.value if interaction.finish_reason else None,
+        "prompt_tokens": interaction.prompt_tokens,
+        "output_tokens": len(interaction.output_ids),
+        "trainable": interaction.trainable,
+        "spans": [list(span) for span in interaction.spans],
+        "versions": [list(run) for run in interaction.versions],
+        "error": interaction.error,
+        "notes": dict(interaction.notes),
+    }

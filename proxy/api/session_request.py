@@ -1,0 +1,109 @@
+"""Bodies of `/rl/start_session`, `/rl/end_session` and `/rl/rotate_keys` -> values. Errors name the field at fault."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import orjson
+
+from proxy.errors import InvalidRequest
+from proxy.protocols.fields import (
+    expect_bool,
+    expect_list,
+    optional_float,
+    optional_int,
+    optional_object,
+    optional_text,
+)
+from proxy.protocols.sampling_params import parse_drawing
+from proxy.sessions.session import LIMIT_COUNTS, LIMITS, KeyKind
+from proxy.types import Credit, Outcome, SamplingParams
+
+_SAMPLING_FIELDS = frozenset(SamplingParams.__dataclass_fields__) - {"logit_bias", "stop", "ignore_eos"}
+# How many lists and objects an answer puts around what a caller stored; no answer has more than four.
+_LEVELS_AROUND = 8
+_MAX_LIFETIME_S = 3653 * 86_400.0
+_MAX_DEADLINE_S = 366 * 86_400.0
+
+
+def parse_start(body: Mapping[str, Any]) -> dict[str, Any]:
+    """What start_session asks for, nulls left out. Raises InvalidRequest for the first field that is wrong."""
+    if body.get("task_id") is None and body.get("session_id") is None:
+        raise InvalidRequest("'task_id' is missing; session ids are made from it", param="task_id")
+    for name in ("task_id", "session_id", "group_id", "api_key"):
+        optional_text(body, name)
+    _shallow_object(body, "metadata")
+    optional_float(body, "discount", least=0.0, most=1.0)
+    parse_key_lifetime(body)
+    if body.get("credit") not in (None, *Credit):
+        raise InvalidRequest(f"'credit' must be one of {', '.join(Credit)}", param="credit")
+    given = {name: value for name, value in body.items() if value is not None}
+    return {**given, "limits": _parse_limits(body), "sampling": _parse_defaults(body)}
+
+
+def parse_ending(body: Mapping[str, Any]) -> dict[str, Any]:
+    outcome = body.get("outcome")
+    if outcome not in (None, *Outcome):
+        raise InvalidRequest(f"'outcome' must be one of {', '.join(Outcome)}", param="outcome")
+    finished = body.get("finished")
+    return {
+        "outcome": Outcome(outcome) if outcome is not None else None,
+        "exit_reason": optional_text(body, "exit_reason"),
+        "metrics": _shallow_object(body, "metrics"),
+        "finished": expect_bool(finished, "finished") if finished is not None else None,
+    }
+
+
+def parse_key_kinds(body: Mapping[str, Any]) -> frozenset[KeyKind]:
+    """The keys to replace: those named in `keys`, else all. Raises InvalidRequest for an unknown name."""
+    names = [str(name) for name in expect_list(body.get("keys") or [*KeyKind], "keys")]
+    for name in names:
+        if name not in list(KeyKind):
+            raise InvalidRequest(f"'keys' holds {name!r}, and not one of {', '.join(KeyKind)}", param="keys")
+    return frozenset(map(KeyKind, names))
+
+
+def parse_key_lifetime(body: Mapping[str, Any]) -> float | None:
+    return optional_float(body, "key_lifetime_s", least=1.0, most=_MAX_LIFETIME_S)
+
+
+def _parse_limits(body: Mapping[str, Any]) -> dict[str, Any]:
+    """The limits that are given. Raises InvalidRequest for an unknown one or one that no turn could meet."""
+    limits = optional_object(body, "limits")
+    _check_known(limits, LIMITS, "limits")
+    overflow = limits.get("on_context_overflow")
+    if overflow not in (None, "error", "length"):
+        raise InvalidRequest("'limits.on_context_overflow' must be error or length", param="limits.on_context_overflow")
+    counts = {name: optional_int(limits, name, least=1, at="limits.") for name in sorted(LIMIT_COUNTS)}
+    deadline_s = optional_float(limits, "deadline_s", least=0.0, most=_MAX_DEADLINE_S, at="limits.")
+    given = {**counts, "deadline_s": deadline_s, "on_context_overflow": overflow}
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def _parse_defaults(body: Mapping[str, Any]) -> dict[str, Any]:
+    """The session's sampling, by the same rules as a request's."""
+    sampling = optional_object(body, "sampling")
+    _check_known(sampling, _SAMPLING_FIELDS, "sampling")
+    return parse_drawing(sampling, "sampling.")
+
+
+def _check_known(values: Mapping[str, Any], known: frozenset[str], name: str) -> None:
+    for key in values:
+        if key not in known:
+            raise InvalidRequest(
+                f"'{name}.{key}' is unknown; {name} has {', '.join(sorted(known))}", param=f"{name}.{key}"
+            )
+
+
+def _shallow_object(body: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """An object that answers can show again: the encoder of JSON goes less deep than the decoder."""
+    value: Any = optional_object(body, name)
+    wrapped = value
+    for _ in range(_LEVELS_AROUND):
+        wrapped = [wrapped]
+    try:
+        orjson.dumps(wrapped)
+    except TypeError:
+        raise InvalidRequest(f"'{name}' is nested too deeply", param=name) from None
+    return dict(value)
