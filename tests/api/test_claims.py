@@ -15,7 +15,7 @@ import pytest
 from sqlalchemy import create_engine, event
 from sqlalchemy.pool import NullPool
 
-from proxy.api import trajectories
+from proxy.api import claim_endpoints
 from proxy.engine.scripted.scripts import Reply, Script
 from proxy.store import claims
 from proxy.store.claims import Claim, Claimed
@@ -176,7 +176,7 @@ async def test_a_claim_that_is_done_is_told_so_at_once_however_long_it_would_wai
 async def test_the_next_end_wakes_a_claim_that_waits(
     tmp_path: Path, database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(trajectories, "_WATCH_S", 3600.0)  # it does not look by itself meanwhile
+    monkeypatch.setattr(claim_endpoints, "_WATCH_S", 3600.0)  # it does not look by itself meanwhile
     async with served(tmp_path, database_url) as server, asyncio.timeout(60):
         await server.chat([user("hi")], "a")
         ring = server.app.state.store.ends.listen()

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from proxy.api import export as api_export
+from proxy.api import export_endpoint
 from tests.api.test_export import always, chain, export
 from tests.api.test_routes import ADMIN, bearer
 from tests.support import sampled, says, serving, user
@@ -196,7 +196,9 @@ async def test_an_unfinished_session_is_masked_where_asked_for(tmp_path: Path) -
 
 
 async def test_groups_are_whole_whatever_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(api_export, "_GROUP_PAGE", 4)  # each group is spread over the pages of its own counting, too
+    monkeypatch.setattr(
+        export_endpoint, "_GROUP_PAGE", 4
+    )  # each group is spread over the pages of its own counting, too
     scores = {"g1": [1.0, 0.0, 0.5, 3.0], "g2": [2.0, -2.0, 0.0, 0.0]}
     async with serving(tmp_path, always()) as server:
         for at in range(4):
