@@ -303,8 +303,10 @@ class Interaction:
     (`prefix_length` is then 0). `new_messages` are those since the parent's answer (a root: all). `tools` and
     `template_options` are stored where the node is a root, else they are the parent's. `reward` is raw, as it was set.
     `seq` is the order of completion within the session, from 0, given by the commit. Times are Unix seconds.
-    `notes` says what was dropped, malformed or replaced on the way; `sampled` False: the output came from outside
-    without logprobs, and zeros stand in for them.
+
+    `dropped`: request fields that were ignored. `idempotency_key`: the client's header. `grammar`: the output was
+    sampled under a grammar. `has_logprobs` False: the output came as text or without logprobs, `logprobs` are zeros,
+    and the interaction is never trained. `malformed_calls`: tool calls that could not be parsed and were left as text.
     """
 
     id: str
@@ -338,7 +340,11 @@ class Interaction:
     spans: tuple[tuple[int, int], ...] = ()
     request_hash: str = ""
     error: str | None = None
-    notes: Mapping[str, Json] = field(default_factory=dict)
+    dropped: tuple[str, ...] = ()
+    idempotency_key: str | None = None
+    grammar: bool = False
+    has_logprobs: bool = True
+    malformed_calls: int = 0
     cached_tokens: int | None = None
     reasoning_tokens: int = 0
     created_at: float = 0.0
@@ -349,11 +355,6 @@ class Interaction:
     def prompt_tokens(self) -> int:
         """Length of the prompt in tokens, the shared prefix included."""
         return self.prefix_length + len(self.prompt_suffix)
-
-    @property
-    def has_logprobs(self) -> bool:
-        """Whether `logprobs` are those of the output, and not zeros for what nobody told."""
-        return self.notes.get("sampled") is not False
 
 
 @dataclass(slots=True)

@@ -6,6 +6,7 @@ from typing import Any
 from urllib.parse import quote
 
 from proxy.sessions.session import StartedSession
+from proxy.store.rows import notes_of
 from proxy.types import Interaction, SessionRecord
 
 
@@ -67,5 +68,5 @@ def interaction_json(interaction: Interaction, value: float | None, purpose: str
         "spans": [list(span) for span in interaction.spans],
         "versions": [list(run) for run in interaction.versions],
         "error": interaction.error,
-        "notes": dict(interaction.notes),
+        "notes": notes_of(interaction),
     }

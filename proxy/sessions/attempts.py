@@ -84,7 +84,7 @@ def recall(interactions: Iterable[Interaction], unwritten: set[str]) -> dict[str
         if any(i.status is Status.SUPERSEDED for i in choices):
             continue
         choices.sort(key=lambda i: (len(i.id), i.id))
-        attempt = Attempt(choices[0].request_hash, choices[0].notes.get("idempotency_key"), interactions=choices)
+        attempt = Attempt(choices[0].request_hash, choices[0].idempotency_key, interactions=choices)
         attempt.stage = Stage.COMPLETE if all(i.status is Status.COMPLETE for i in choices) else Stage.FAILED
         attempt.written = not any(i.id in unwritten for i in choices)
         attempts.setdefault(attempt.key, []).append(attempt)

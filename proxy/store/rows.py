@@ -124,7 +124,7 @@ def interaction_row(node: Interaction, seq: int) -> Row:
         "trainable": node.trainable,
         "spans": codec.encode_json(node.spans),
         "error": codec.clean_text(node.error),
-        "notes": codec.encode_json(node.notes),
+        "notes": codec.encode_json(notes_of(node)),
         "cached_tokens": node.cached_tokens,
         "reasoning_tokens": node.reasoning_tokens,
         "created_at": node.created_at,
@@ -167,13 +167,40 @@ def interaction_of(row: RowMapping) -> Interaction:
         spans=pairs_of(row["spans"]),
         request_hash=row["request_hash"],
         error=row["error"],
-        notes=codec.decode_json(row["notes"], {}),
+        **_note_fields(codec.decode_json(row["notes"], {})),
         cached_tokens=row["cached_tokens"],
         reasoning_tokens=row["reasoning_tokens"],
         created_at=row["created_at"],
         first_token_at=row["first_token_at"],
         completed_at=row["completed_at"],
     )
+
+
+def notes_of(node: Interaction) -> dict[str, Any]:
+    """The `notes` of an interaction as JSON, without defaults; the `notes` column stores them."""
+    notes: dict[str, Any] = {}
+    if node.dropped:
+        notes["dropped"] = list(node.dropped)
+    if node.idempotency_key is not None:
+        notes["idempotency_key"] = node.idempotency_key
+    if node.grammar:
+        notes["grammar"] = True
+    if not node.has_logprobs:
+        notes["sampled"] = False
+    if node.malformed_calls:
+        notes["malformed_calls"] = node.malformed_calls
+    return notes
+
+
+def _note_fields(notes: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of an interaction that `notes_of` turned into `notes`."""
+    return {
+        "dropped": tuple(notes.get("dropped", ())),
+        "idempotency_key": notes.get("idempotency_key"),
+        "grammar": notes.get("grammar", False),
+        "has_logprobs": notes.get("sampled", True),
+        "malformed_calls": notes.get("malformed_calls", 0),
+    }
 
 
 def reward_columns(update: Mapping[str, Any]) -> Row:

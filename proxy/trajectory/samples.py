@@ -223,7 +223,7 @@ def recomputable(interaction: Interaction) -> bool:
     """Whether a trainer gets the same logprobs from the ids and the temperature alone."""
     sampling = interaction.sampling
     penalised = (sampling.presence_penalty, sampling.frequency_penalty, sampling.repetition_penalty) != (0.0, 0.0, 1.0)
-    return not (penalised or sampling.logit_bias or interaction.notes.get("grammar"))
+    return not (penalised or sampling.logit_bias or interaction.grammar)
 
 
 def placed_rewards(length: int, placements: Sequence[Placement]) -> FloatArray | None:

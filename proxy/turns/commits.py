@@ -98,8 +98,7 @@ class Commits:
         interaction.output = parser.message
         interaction.stop_string = parser.stop_string
         interaction.reasoning_tokens = parser.reasoning_tokens
-        if parser.malformed_calls:
-            interaction.notes = {**interaction.notes, "malformed_calls": parser.malformed_calls}
+        interaction.malformed_calls = parser.malformed_calls
         calls_end = finish is FinishReason.STOP and bool(parser.message.tool_calls)
         interaction.finish_reason = FinishReason.TOOL_CALLS if calls_end else finish
         interaction.status = Status.COMPLETE
@@ -136,8 +135,7 @@ class Commits:
         metrics.reasons.labels(interaction.reason.value).inc()
         metrics.tokens.labels("prompt").inc(interaction.prompt_tokens)
         metrics.tokens.labels("output").inc(len(interaction.output_ids))
-        if turn.parser.malformed_calls:
-            metrics.malformed.inc(turn.parser.malformed_calls)
+        metrics.malformed.inc(interaction.malformed_calls)
         if interaction.parent_id is not None and not interaction.aligned:
             metrics.unaligned.inc()
             logger.warning("interaction %s is not joined with its parent: %s", interaction.id, interaction.reason)

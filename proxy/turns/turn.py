@@ -10,7 +10,6 @@ import time
 from array import array
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 from proxy.engine.chunks import TokenChunk, check_chunk
 from proxy.engine.requests import GenerateRequest
@@ -100,8 +99,7 @@ class Turn:
         check_chunk(chunk)
         interaction = self.interaction
         if not chunk.sampled:
-            interaction.trainable = False
-            interaction.notes = {**interaction.notes, "sampled": False}
+            interaction.trainable = interaction.has_logprobs = False
         if chunk.cached_tokens is not None:
             interaction.cached_tokens = chunk.cached_tokens
         interaction.versions = corrected(interaction.versions, chunk.corrected)
@@ -256,16 +254,10 @@ def begin_interaction(
         purpose=request.purpose or hinted(request),
         agent=request.agent,
         request_hash=key,
-        notes=_notes(request),
+        dropped=request.dropped,
+        idempotency_key=request.idempotency_key,
         created_at=time.time(),
     )
-
-
-def _notes(request: TurnRequest) -> dict[str, Any]:
-    notes: dict[str, Any] = {"dropped": list(request.dropped)} if request.dropped else {}
-    if request.idempotency_key is not None:
-        notes["idempotency_key"] = request.idempotency_key
-    return notes
 
 
 def _until_end(ids: Ids, stop_token_ids: tuple[int, ...]) -> tuple[Ids, bool]:

@@ -169,8 +169,7 @@ class Turns:
         interaction = begin_interaction(
             interaction_id, session.id, replace(request, sampling=sampling), prompt, attempt.key
         )
-        if grammar is not None:
-            interaction.notes = {**interaction.notes, "grammar": True}
+        interaction.grammar = grammar is not None
         generate = GenerateRequest(
             request_id=interaction.id,
             input_ids=prompt.ids,

@@ -99,7 +99,11 @@ def interactions_of_any_kind(draw: st.DrawFn) -> Interaction:
         spans=draw(pairs),
         request_hash=draw(plain_text),
         error=draw(names),
-        notes=draw(objects),
+        dropped=tuple(draw(st.lists(any_text, max_size=2))),
+        idempotency_key=draw(st.none() | any_text),
+        grammar=draw(st.booleans()),
+        has_logprobs=draw(st.booleans()),
+        malformed_calls=draw(st.integers(0, 10**6)),
         cached_tokens=draw(st.none() | st.integers(0, 10**6)),
         reasoning_tokens=draw(st.integers(0, 10**6)),
         created_at=draw(times),
@@ -183,7 +187,8 @@ def test_a_session_comes_back_from_its_row(record: SessionRecord) -> None:
 
 
 def test_every_field_has_a_column() -> None:
-    assert {field.name for field in dataclasses.fields(Interaction)} <= set(interactions.c.keys())
+    in_notes = {"dropped", "idempotency_key", "grammar", "has_logprobs", "malformed_calls"}
+    assert {field.name for field in dataclasses.fields(Interaction)} - in_notes <= set(interactions.c.keys())
     assert {field.name for field in dataclasses.fields(SessionRecord)} <= set(sessions.c.keys())
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from proxy.errors import InvalidRequest, NotFound
+from proxy.store.rows import notes_of
 from proxy.store.store import Store
 from proxy.types import (
     Api,
@@ -56,7 +57,11 @@ def full(node: Any) -> Any:
         spans=((0, 2),),
         request_hash="hash",
         error="none",
-        notes={"dropped": ["user"], "half": "\ud800"},
+        dropped=("user", "half \ud800"),
+        idempotency_key="key",
+        grammar=True,
+        has_logprobs=False,
+        malformed_calls=3,
         cached_tokens=4,
         reasoning_tokens=2,
         created_at=1.5,
@@ -69,6 +74,17 @@ async def test_every_field_of_an_interaction_comes_back(store: Store, session: S
     stored = full(node)
     assert await store.append(stored) == stored.seq == 0
     assert await store.load_interactions("task-0") == [stored]
+
+
+async def test_notes_keep_their_names_in_the_database_and_a_usual_interaction_has_none(node: Any) -> None:
+    assert list(notes_of(full(node)).items()) == [
+        ("dropped", ["user", "half \ud800"]),
+        ("idempotency_key", "key"),
+        ("grammar", True),
+        ("sampled", False),
+        ("malformed_calls", 3),
+    ]
+    assert notes_of(node("a")) == {}
 
 
 async def test_a_restart_gives_equal_sessions_and_interactions(url: str, node: Any) -> None:

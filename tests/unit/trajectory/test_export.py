@@ -94,22 +94,22 @@ def test_an_export_may_ask_for_another_credit_rule() -> None:
 
 
 @pytest.mark.parametrize(
-    ("sampling", "notes", "expected"),
+    ("sampling", "grammar", "expected"),
     [
-        (SamplingParams(), {}, True),
-        (SamplingParams(0.5, top_p=0.9, top_k=3, min_p=0.1, seed=1, stop=("x",)), {"other": True}, True),
-        (SamplingParams(presence_penalty=0.1), {}, False),
-        (SamplingParams(frequency_penalty=-0.1), {}, False),
-        (SamplingParams(repetition_penalty=1.1), {}, False),
-        (SamplingParams(logit_bias=((5, 1.0),)), {}, False),
-        (SamplingParams(), {"grammar": True}, False),
+        (SamplingParams(), False, True),
+        (SamplingParams(0.5, top_p=0.9, top_k=3, min_p=0.1, seed=1, stop=("x",)), False, True),
+        (SamplingParams(presence_penalty=0.1), False, False),
+        (SamplingParams(frequency_penalty=-0.1), False, False),
+        (SamplingParams(repetition_penalty=1.1), False, False),
+        (SamplingParams(logit_bias=((5, 1.0),)), False, False),
+        (SamplingParams(), True, False),
     ],
 )
 def test_logprobs_are_recomputable_where_ids_and_temperature_tell_all(
-    sampling: SamplingParams, notes: dict[str, bool], expected: bool
+    sampling: SamplingParams, grammar: bool, expected: bool
 ) -> None:
     node = interaction("p")
-    node.sampling, node.notes = sampling, notes
+    node.sampling, node.grammar = sampling, grammar
     assert recomputable(node) is expected
     (sample,) = export([node], Layout.CONCAT)
     assert sample.labels()["recomputable"] is sample.labels()["turns"][0]["recomputable"] is expected
