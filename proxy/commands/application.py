@@ -1,8 +1,7 @@
-"""The `tokengrove` command: its subcommands, and what becomes of a configuration error."""
+"""The `tokengrove` command: its subcommands. A ConfigurationError becomes one line on stderr and exit code 1."""
 
 from __future__ import annotations
 
-import inspect
 from typing import Any
 
 import typer
@@ -15,7 +14,6 @@ from proxy.commands.doctor import doctor
 from proxy.commands.export import export
 from proxy.commands.failure import fail
 from proxy.commands.serve import serve
-from proxy.commands.signatures import export_signature, settings_signature
 from proxy.errors import ConfigurationError
 
 app = typer.Typer(
@@ -27,35 +25,23 @@ app = typer.Typer(
 
 
 class _PlainHelp(typer.core.TyperCommand):
-    """Help as a list: a table of so many long flags and variables would cut their names at 80 columns."""
+    """Help without rich's table, which would cut the many long flags and variables at 80 columns."""
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **{**named, "rich_markup_mode": None})
 
 
 def main() -> None:
-    """The `tokengrove` command."""
+    """Run the command that the arguments name."""
     try:
-        app()
+        app(prog_name="tokengrove")
     except ConfigurationError as error:
         fail(str(error))
 
 
-def _command(
-    function: Any,
-    signature: inspect.Signature | None = None,
-    name: str | None = None,
-    kind: type[typer.core.TyperCommand] | None = None,
-) -> None:
-    if signature is not None:
-        function.__signature__ = signature
-        function.__annotations__ = {name: parameter.annotation for name, parameter in signature.parameters.items()}
-    app.command(name, cls=kind)(function)
-
-
-_command(serve, settings_signature(), kind=_PlainHelp)
-_command(demo)
-_command(doctor)
-_command(export, export_signature(export))
-_command(import_, name="import")
+app.command(cls=_PlainHelp)(serve)
+app.command()(demo)
+app.command()(doctor)
+app.command()(export)
+app.command("import")(import_)
 app.add_typer(db_app, name="db")

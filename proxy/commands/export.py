@@ -11,12 +11,14 @@ from proxy.commands.backup import back_up
 from proxy.commands.database_url import DatabaseUrl
 from proxy.commands.export_flags import ExportFlags
 from proxy.commands.failure import fail
+from proxy.commands.signatures import takes_export_flags
 from proxy.errors import ConfigurationError, ProxyError
 
 Url = Annotated[str | None, typer.Option(help="A running server: export samples for training from it.")]
 Key = Annotated[str | None, typer.Option(envvar="TOKENGROVE_ADMIN_KEY", help="The server's admin key, if it has one.")]
 
 
+@takes_export_flags
 def export(
     everything: Annotated[bool, typer.Option("--all", help="Every session, with all that is stored of it.")] = False,
     output: Annotated[

@@ -5,12 +5,14 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
+from proxy.commands.signatures import takes_settings
 from proxy.settings import Settings, from_environment
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
 
 
+@takes_settings
 def serve(**flags: Any) -> None:
     """Serve a model to agents and record what they do. Without arguments: a tiny built-in model on 127.0.0.1:8080."""
     settings = from_environment(flags)

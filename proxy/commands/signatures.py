@@ -1,10 +1,10 @@
-"""Signatures of commands whose flags are the fields of a dataclass, so that typer shows and parses each of them."""
+"""Decorators that give a command one flag for each field of a dataclass, so that typer lists and parses every field."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
-from dataclasses import fields
+from collections.abc import Callable, Sequence
+from dataclasses import Field, fields
 from typing import Annotated, Any, get_type_hints
 
 import typer
@@ -12,42 +12,53 @@ import typer
 from proxy.commands.export_flags import ExportFlags
 from proxy.settings import VARIABLE_PREFIX, Settings
 
-
-def export_signature(command: Callable[..., None]) -> inspect.Signature:
-    """The flags of the command itself, and one for each field of ExportFlags."""
-    own = inspect.signature(command, eval_str=True).parameters.values()
-    hints, parameters = get_type_hints(ExportFlags), []
-    for spec in fields(ExportFlags):
-        about, default = spec.metadata, spec.default or None
-        kind: Any = list[str] | None if hints[spec.name] == tuple[str, ...] else hints[spec.name] | None
-        name = f"--{spec.name.replace('_', '-')}"
-        option = typer.Option(name, help=about["help"], rich_help_panel=about["panel"], **about["bounds"])
-        kept = inspect.Parameter.KEYWORD_ONLY
-        parameters.append(inspect.Parameter(spec.name, kept, default=default, annotation=Annotated[kind, option]))
-    return inspect.Signature([*(each for each in own if each.kind is not each.VAR_KEYWORD), *parameters])
+Command = Callable[..., None]
 
 
-def settings_signature() -> inspect.Signature:
-    """One flag for each field of Settings; None means not given, so that a variable or the default holds."""
+def takes_settings(command: Command) -> Command:
+    """Add a flag for each field of Settings. A flag that is not given is None: its variable or default then applies."""
     hints = get_type_hints(Settings)
-    parameters = []
-    for spec in fields(Settings):
-        name = f"--{spec.name.replace('_', '-')}"
-        text = f"{spec.metadata['help']} [{VARIABLE_PREFIX}{spec.name.upper()}; default: {_default_text(spec.default)}]"
-        kind: Any = hints[spec.name]
-        if kind in (bool, bool | None):
-            option = typer.Option(f"{name}/--no-{spec.name.replace('_', '-')}", help=text, show_default=False)
-            kind = bool | None
-        elif kind == tuple[str, ...]:
-            option, kind = typer.Option(name, help=text, show_default=False), list[str] | None
-        else:
-            option, kind = typer.Option(name, help=text, show_default=False), kind | None
-        parameters.append(
-            inspect.Parameter(
-                spec.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind, option]
-            )
-        )
-    return inspect.Signature(parameters)
+    return _with_flags(command, [_settings_flag(spec, hints[spec.name]) for spec in fields(Settings)])
+
+
+def takes_export_flags(command: Command) -> Command:
+    """Add a flag for each field of ExportFlags."""
+    hints = get_type_hints(ExportFlags)
+    return _with_flags(command, [_export_flag(spec, hints[spec.name]) for spec in fields(ExportFlags)])
+
+
+def _with_flags(command: Command, flags: Sequence[inspect.Parameter]) -> Command:
+    """Replace the `**flags` of the command by these parameters, in what typer reads of it."""
+    own = inspect.signature(command, eval_str=True).parameters.values()
+    parameters = [*(each for each in own if each.kind is not each.VAR_KEYWORD), *flags]
+    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    command.__annotations__ = {each.name: each.annotation for each in parameters}
+    return command
+
+
+def _settings_flag(spec: Field[Any], kind: Any) -> inspect.Parameter:
+    text = f"{spec.metadata['help']} [{VARIABLE_PREFIX}{spec.name.upper()}; default: {_default_text(spec.default)}]"
+    name = _flag_name(spec)
+    if kind in (bool, bool | None):
+        name = f"{name}/--no-{name.removeprefix('--')}"
+    return _parameter(spec, kind, typer.Option(name, help=text, show_default=False), None)
+
+
+def _export_flag(spec: Field[Any], kind: Any) -> inspect.Parameter:
+    about = spec.metadata
+    option = typer.Option(_flag_name(spec), help=about["help"], rich_help_panel=about["panel"], **about["bounds"])
+    return _parameter(spec, kind, option, spec.default or None)
+
+
+def _parameter(spec: Field[Any], kind: Any, option: Any, default: Any) -> inspect.Parameter:
+    """A tuple is a flag that may be repeated."""
+    parsed: Any = list[str] | None if kind == tuple[str, ...] else kind | None
+    annotation = Annotated[parsed, option]
+    return inspect.Parameter(spec.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+
+
+def _flag_name(spec: Field[Any]) -> str:
+    return f"--{spec.name.replace('_', '-')}"
 
 
 def _default_text(value: Any) -> str:
