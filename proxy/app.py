@@ -17,18 +17,18 @@ from starlette.routing import Route
 from proxy.api import http
 from proxy.api.addresses import Addresses
 from proxy.api.claim_endpoints import ClaimEndpoints
-from proxy.api.completions import count_endpoint, turn_endpoint
-from proxy.api.engine import EngineControl
+from proxy.api.engine_endpoints import EngineEndpoints
 from proxy.api.export_endpoint import ExportEndpoint
-from proxy.api.generate import Generate
-from proxy.api.health import Health
+from proxy.api.generate_endpoint import GenerateEndpoint
+from proxy.api.health_endpoints import HealthEndpoints
 from proxy.api.key_endpoints import KeyEndpoints
 from proxy.api.long_polls import LongPolls
-from proxy.api.mailbox import MailboxEndpoints
-from proxy.api.models import Models
+from proxy.api.mailbox_endpoints import MailboxEndpoints
+from proxy.api.model_endpoints import ModelEndpoints
 from proxy.api.pace import Pace
 from proxy.api.reward_endpoints import RewardEndpoints
 from proxy.api.session_endpoints import SessionEndpoints
+from proxy.api.turn_endpoints import count_endpoint, turn_endpoint
 from proxy.engine.create import create_engine, model_folder, model_name
 from proxy.engine.gate import Gate
 from proxy.engine.interface import Engine, WeightTransfer
@@ -139,10 +139,10 @@ def _routes(
     session = SessionEndpoints(access, sessions, settings, addresses)
     keys = KeyEndpoints(access, sessions, settings, addresses)
     rewards = RewardEndpoints(access, sessions, settings)
-    models = Models(model_name(settings))
+    models = ModelEndpoints(model_name(settings))
     export = ExportEndpoint(access, sessions, store, settings, polls, Pace(lambda: turns.busy), renderer.decode)
-    health = Health(gate, store, metrics)
-    generate = Generate(access, turns, gate, settings, renderer.stop_token_ids)
+    health = HealthEndpoints(gate, store, metrics)
+    generate = GenerateEndpoint(access, turns, gate, settings, renderer.stop_token_ids)
     claims = ClaimEndpoints(access, store, export, settings, polls)
     # Before the agents' routes: a session's id may end in /models.
     first = [
@@ -181,7 +181,7 @@ def _routes(
 
 
 def _engine_routes(settings: Settings, access: Access, sessions: Sessions, gate: Gate, polls: LongPolls) -> list[Route]:
-    engine = EngineControl(access, gate, settings)
+    engine = EngineEndpoints(access, gate, settings)
     mailbox = MailboxEndpoints(access, gate, sessions, settings, polls)
     return [
         Route("/engine", engine.show, methods=["GET"]),

@@ -32,7 +32,7 @@ from proxy.store.revisions import Seen
 from proxy.store.starts import too_stale
 from proxy.store.store import Store
 from proxy.trajectory.cache import InteractionCache
-from proxy.trajectory.rewards import compute_returns
+from proxy.trajectory.returns import compute_returns
 from proxy.types import Credit, Interaction, Outcome, SessionRecord, SessionStatus
 
 logger = logging.getLogger(__name__)

@@ -13,7 +13,7 @@ from enum import StrEnum
 from typing import Protocol
 
 from proxy.trajectory.main_reward import MainReward
-from proxy.trajectory.rewards import Rewarded, compute_returns
+from proxy.trajectory.returns import Rewarded, compute_returns
 from proxy.types import Credit, Status
 
 # As trainers that compute GRPO themselves have it.

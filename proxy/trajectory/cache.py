@@ -98,22 +98,9 @@ class InteractionCache:
             open_nodes += [(child, end) for child in node.children if child.interaction.aligned]
         return best[2] if best is not None else None
 
-    def token_ids(self, node: Node) -> Ids:
-        """The exact ids of a node's prompt and output, put together from what each node adds."""
-        return token_ids(node)
-
-    def conversation(self, node: Node) -> tuple[Message, ...]:
-        """All messages of a node, its answer included."""
-        parts: list[tuple[Message, ...]] = []
-        current: Node | None = node
-        while current is not None:
-            parts.append((*current.interaction.new_messages, current.interaction.output))
-            current = current.parent
-        return tuple(message for part in reversed(parts) for message in part)
-
     def proves(self, parent: Node, prompt_ids: Ids) -> bool:
         """Whether `prompt_ids` begins with exactly the parent's prompt and output."""
-        prefix = self.token_ids(parent)
+        prefix = token_ids(parent)
         return len(prompt_ids) >= len(prefix) and prompt_ids[: len(prefix)].tobytes() == prefix.tobytes()
 
     def reason_for(self, request: TurnRequest, identity: Identity, match: Match) -> Reason:

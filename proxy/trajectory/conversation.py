@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from proxy.trajectory.tree import Branch
+from proxy.trajectory.tree import Linked
 from proxy.types import Message
 
 
-def conversation_above(node: Branch) -> tuple[Message, ...]:
-    """All messages before a node's own: those of the nodes above, with their answers, oldest first."""
+def conversation(node: Linked) -> tuple[Message, ...]:
+    """All messages of a node, oldest first, its answer included."""
+    return (*conversation_above(node), *node.interaction.new_messages, node.interaction.output)
+
+
+def conversation_above(node: Linked) -> tuple[Message, ...]:
+    """All messages before a node's own, oldest first: those of its ancestors and their answers."""
     parts: list[tuple[Message, ...]] = []
     above = node.parent
     while above is not None:

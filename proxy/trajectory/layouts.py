@@ -18,7 +18,7 @@ from proxy.trajectory.options import Include, Layout, LayoutOptions
 from proxy.trajectory.padded import PaddedSample, fits, pad
 from proxy.trajectory.paths import leaves, path_to
 from proxy.trajectory.purpose import derive
-from proxy.trajectory.rewards import compute_returns
+from proxy.trajectory.returns import compute_returns
 from proxy.trajectory.samples import Labels, PathSample, SampleRow, Standing, TreeSample, scalar
 from proxy.trajectory.selection import trained
 from proxy.trajectory.tensors import Placement, TokenArrays, fill

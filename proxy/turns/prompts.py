@@ -17,7 +17,9 @@ from proxy.errors import InvalidRequest, PreviousResponseNotFound
 from proxy.rendering.renderer import Renderer
 from proxy.sessions.session import Session
 from proxy.trajectory.cache import Match, Node
+from proxy.trajectory.conversation import conversation
 from proxy.trajectory.matching import Identity, extend, identify
+from proxy.trajectory.tree import token_ids
 from proxy.turns.turn import Prompt
 from proxy.types import (
     INSTRUCTIONS,
@@ -67,7 +69,7 @@ class Prompts:
         new = Message(Role.USER, text, name=name)
         if parent is None:
             return Prompt(ids, Match(None, 0), identify((new,), (), {}), bridged=True), (new,)
-        before = session.cache.conversation(parent)
+        before = conversation(parent)
         states = (parent.end, extend(parent.end, [new])[-1])
         identity = Identity(parent.root, len(before), states)
         return Prompt(ids, Match(parent, len(before)), identity, bridged=True), (*before, new)
@@ -75,7 +77,7 @@ class Prompts:
     async def _bridge(self, session: Session, request: TurnRequest, match: Match) -> Ids | None:
         """The parent's exact tokens and the new messages' tokens after them."""
         assert match.parent is not None
-        before = session.cache.token_ids(match.parent)
+        before = token_ids(match.parent)
         answer = match.parent.interaction
         split = len(before) - len(answer.output_ids)
         new = match.new_messages(request.messages)
@@ -120,7 +122,7 @@ def with_history(session: Session, request: TurnRequest) -> TurnRequest:
     if request.previous_id is not None:
         node = _find(session, request.previous_id, "previous_response_id")
         lead = 1 if messages and _is_instructions(messages[0]) else 0
-        history = (message for message in session.cache.conversation(node) if not _is_instructions(message))
+        history = (message for message in conversation(node) if not _is_instructions(message))
         messages = (*messages[:lead], *history, *messages[lead:])
     return request if messages == request.messages else replace(request, messages=messages)
 

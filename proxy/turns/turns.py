@@ -37,6 +37,7 @@ from proxy.settings import Settings
 from proxy.store.store import Store
 from proxy.trajectory.cache import Match
 from proxy.trajectory.matching import identify, request_hash
+from proxy.trajectory.tree import token_ids
 from proxy.turns.budgets import apply_budgets
 from proxy.turns.commits import Commits
 from proxy.turns.defaults import check_capabilities, choice_of, with_defaults
@@ -295,7 +296,7 @@ class Turns:
     def _replayed(self, session: Session, request: TurnRequest, attempt: Attempt, interaction: Interaction) -> Turn:
         """A turn that has ended already: the committed interaction, to be written out again."""
         node = session.cache.nodes[interaction.id]
-        ids = session.cache.token_ids(node)[: interaction.prompt_tokens]
+        ids = token_ids(node)[: interaction.prompt_tokens]
         prompt = Prompt(ids, Match(node.parent, 0), identify((), (), {}), bridged=interaction.aligned)
         generate = GenerateRequest(interaction.id, ids, interaction.sampling, self._renderer.stop_token_ids)
         call_ids = iter([call.id for call in interaction.output.tool_calls])

@@ -29,7 +29,8 @@ from proxy.server import serving as real_server
 from proxy.settings import Settings
 from proxy.store.store import Store
 from proxy.trajectory.cache import InteractionCache
-from proxy.trajectory.rewards import compute_returns
+from proxy.trajectory.returns import compute_returns
+from proxy.trajectory.tree import token_ids
 from proxy.types import Credit, Interaction, Status
 from tests.support import (
     Server,
@@ -246,7 +247,7 @@ def check_token_exactness(engine: RandomEngine, interactions: list[Interaction])
     for node in cache.nodes.values():
         interaction = node.interaction
         prompt, output = engine.given[interaction.id]
-        assert list(cache.token_ids(node)) == prompt + output
+        assert list(token_ids(node)) == prompt + output
         assert interaction.prompt_tokens == len(prompt)
         assert len(interaction.output_ids) == len(interaction.logprobs) == sum(n for n, _ in interaction.versions)
 

@@ -24,6 +24,7 @@ from proxy.rendering.renderer import Renderer, load_renderer
 from proxy.settings import Settings
 from proxy.trajectory.cache import InteractionCache, Match, Node
 from proxy.trajectory.matching import identify
+from proxy.trajectory.tree import token_ids
 from proxy.types import Api, Ids, Message, Role, ToolChoice, TurnRequest
 from tests.bench.load import Words
 from tests.interactions import interaction
@@ -75,7 +76,7 @@ class Growing:
         parent = match.parent
         if parent is None:
             return self.renderer.render(self.messages, (), {})
-        before, answer = self.cache.token_ids(parent), parent.interaction
+        before, answer = token_ids(parent), parent.interaction
         split = len(before) - len(answer.output_ids)
         new = match.new_messages(self.messages)
         suffix = self.renderer.bridge(before[:split], answer.output_ids, answer.output, new, (), {})

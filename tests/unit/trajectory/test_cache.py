@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from proxy.trajectory.cache import InteractionCache, Node
 from proxy.trajectory.matching import identify
+from proxy.trajectory.tree import token_ids
 from proxy.types import Api, Interaction, Message, Reason, Role, Tool, ToolCall, TurnRequest, ids_of
 from tests.interactions import interaction
 
@@ -144,8 +145,8 @@ def test_tokens_are_put_together_from_what_each_node_adds() -> None:
         interaction("c", parent="b", suffix=[9, 9], output=[7], seq=2),
     ]
     cache = InteractionCache(nodes)
-    assert list(cache.token_ids(cache.nodes["b"])) == [1, 2, 3, 4, 5, 6]
-    assert list(cache.token_ids(cache.nodes["c"])) == [9, 9, 7]
+    assert list(token_ids(cache.nodes["b"])) == [1, 2, 3, 4, 5, 6]
+    assert list(token_ids(cache.nodes["c"])) == [9, 9, 7]
     assert cache.proves(cache.nodes["b"], ids_of([1, 2, 3, 4, 5, 6, 7]))
     assert not cache.proves(cache.nodes["b"], ids_of([1, 2, 3, 4, 5]))
     assert not cache.proves(cache.nodes["b"], ids_of([1, 2, 3, 4, 5, 9]))

@@ -12,7 +12,7 @@ from proxy.metrics import CONTENT_TYPE, Metrics
 from proxy.store.store import Store
 
 
-class Health:
+class HealthEndpoints:
     """`/health`, `/ready` and `/metrics`."""
 
     def __init__(self, gate: Gate, store: Store, metrics: Metrics) -> None:

@@ -10,10 +10,10 @@ from typing import Any
 
 from starlette.requests import Request
 
-from proxy.api.completions import with_headers
 from proxy.api.connections import while_connected
 from proxy.api.http import JsonResponse, caller_of, read_object
 from proxy.api.replies import UnaryReply, begun
+from proxy.api.turn_endpoints import with_headers
 from proxy.engine.gate import Gate
 from proxy.engine.requests import GenerateRequest
 from proxy.errors import EngineUnavailable, InvalidRequest, UnsupportedParameter
@@ -30,7 +30,7 @@ _SAMPLING = frozenset(field.name for field in fields(SamplingParams))
 _AFFINITY = "generate "
 
 
-class Generate:
+class GenerateEndpoint:
     """The endpoint, with and without a session. `stop_token_ids` are the model's own."""
 
     def __init__(

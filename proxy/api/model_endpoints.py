@@ -12,7 +12,7 @@ from proxy.api.http import JsonResponse
 from proxy.errors import ModelNotFound
 
 
-class Models:
+class ModelEndpoints:
     """The one model that is served. Requests may name any; these endpoints know its own name only."""
 
     def __init__(self, name: str) -> None:

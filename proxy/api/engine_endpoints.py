@@ -20,7 +20,7 @@ from proxy.settings import Settings
 _IDLE_MODES = (PauseMode.ABORT, PauseMode.DRAIN)
 
 
-class EngineControl:
+class EngineEndpoints:
     """The endpoints of a trainer that owns the weights."""
 
     def __init__(self, access: Access, gate: Gate, settings: Settings) -> None:

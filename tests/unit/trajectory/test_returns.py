@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from proxy.trajectory.rewards import compute_returns
+from proxy.trajectory.returns import compute_returns
 from proxy.types import Credit, Interaction, Status
 from tests.interactions import interaction
 
