@@ -1,0 +1,50 @@
+"""The examples work as their first lines say: an agent that solves its task, and a step on what it did."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from proxy.app import write_tiny_model
+from proxy.server import serving
+from proxy.settings import Settings
+from tests.docs.pages import ROOT
+from tokengrove import Client
+
+
+def run(example: str, *arguments: str) -> str:
+    command = [sys.executable, str(ROOT / "examples" / example), *arguments]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def settings(folder: Path, **more: object) -> Settings:
+    return Settings(port=0, database_url=f"sqlite:///{folder / 't.db'}", log_level="warning", **more)  # type: ignore[arg-type]
+
+
+def test_the_calculator_agent_is_rewarded_for_the_right_answer_and_exports_as_one_sample(tmp_path: Path) -> None:
+    with serving(settings(tmp_path, engine="scripted", engine_arg=("play=agent",))) as url, Client(url) as client:
+        assert "rewards [1.0, 1.0]" in run("calculator_agent.py", "--url", url, "--rollouts", "2")
+        samples = client.export(group_id="calculator-0", layout="concat").samples
+    assert [(len(sample.turns), float(sample.rewards[0])) for sample in samples] == [(2, 1.0), (2, 1.0)]
+
+
+@pytest.mark.engines
+def test_a_grpo_step_on_the_calculator_starts_at_ratio_one_and_changes_the_weights_served(tmp_path: Path) -> None:
+    write_tiny_model(tmp_path / "model", 0)
+    out = tmp_path / "out"
+    with serving(settings(tmp_path, model=str(tmp_path / "model"), engine="transformers")) as url:
+        run("calculator_agent.py", "--url", url, "--rollouts", "8")
+        printed = run("grpo_step.py", "--url", url, "--model", str(tmp_path / "model"), "--out", str(out))
+        with Client(url) as client:
+            assert client.claim().sessions == ()
+    assert "8 samples" in printed and "now weight version 1" in printed
+    assert float(printed.split("+- ")[1].split(",")[0]) < 1e-3
+    before, after = (folder / "model.safetensors" for folder in (tmp_path / "model", out))
+    assert before.read_bytes() != after.read_bytes()
