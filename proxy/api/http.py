@@ -12,8 +12,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from proxy.errors import BodyTooLarge, InvalidRequest, MethodNotAllowed, NotFound, ProxyError
-from proxy.protocols.chat.protocol import openai_error
-from proxy.protocols.messages.protocol import anthropic_error
+from proxy.protocols.error_envelopes import anthropic_error, openai_error
 from proxy.sessions.access import Caller
 from proxy.sessions.ids import check_session_id
 

@@ -36,6 +36,12 @@ def expect_bool(value: Any, name: str) -> bool:
     return value
 
 
+def optional_bool(body: Mapping[str, Any], name: str, default: bool = False, at: str = "") -> bool:
+    """A boolean field, or `default` when absent or null. `at` is the path of `body`, with its dot."""
+    value = body.get(name)
+    return default if value is None else expect_bool(value, at + name)
+
+
 def optional_object(body: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     """An object field, empty when absent or null."""
     value = body.get(name)

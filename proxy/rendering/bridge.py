@@ -18,10 +18,11 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from proxy.errors import InvalidRequest
+from proxy.rendering.reasoning_formats import ReasoningFormat
 from proxy.rendering.templates.call_ids import sampled_call_ids
 from proxy.rendering.templates.chat_template import Options, Template
 from proxy.rendering.tokenizer import Tokenizer
-from proxy.rendering.tool_calls.registry import ReasoningFormat, ToolFormat
+from proxy.rendering.tool_calls.tool_format import ToolFormat
 from proxy.types import Ids, Message, Role, Tool, ToolCall, ids_of
 
 # No generation prompt is longer than this many tokens, so the assistant header that it ends with lies within.

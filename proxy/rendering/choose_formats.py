@@ -10,26 +10,20 @@ import json
 from pathlib import Path
 
 from proxy.errors import ConfigurationError, InvalidRequest
-from proxy.rendering.choose_template import Choice, read_json
+from proxy.rendering.choose_template import TemplateChoice, read_json
+from proxy.rendering.reasoning_formats import REASONING_FORMATS, ReasoningFormat, reasoning_format
 from proxy.rendering.templates.chat_template import ChatTemplate
 from proxy.rendering.templates.library_template import LibraryTemplate
 from proxy.rendering.tokenizer import Tokenizer
-from proxy.rendering.tool_calls.registry import (
-    REASONING_FORMATS,
-    TOOL_FORMATS,
-    ReasoningFormat,
-    ToolFormat,
-    reasoning_format,
-    tool_format,
-)
-from proxy.rendering.tool_calls.tool_format import read_calls
+from proxy.rendering.tool_calls.registry import TOOL_FORMATS, tool_format
+from proxy.rendering.tool_calls.tool_format import ToolFormat, read_calls
 from proxy.types import Message, Role, Tool, ToolCall
 
 _NAME, _ARGUMENTS = "probe_tool", '{"probe_key": "value"}'
 _TOOL = Tool(_NAME, "", {"type": "object", "properties": {"probe_key": {"type": "string"}}})
 
 
-def choose_reasoning(choice: Choice, named: str | None) -> ReasoningFormat | None:
+def choose_reasoning(choice: TemplateChoice, named: str | None) -> ReasoningFormat | None:
     """`named` is `--reasoning-parser`. Raises ConfigurationError naming the known ones."""
     if named is not None:
         return reasoning_format(named)
@@ -41,7 +35,7 @@ def choose_reasoning(choice: Choice, named: str | None) -> ReasoningFormat | Non
     return next((found for found in known if found.closer in source and found.opener in source), None)
 
 
-def choose_tool_format(choice: Choice, named: str | None) -> ToolFormat | None:
+def choose_tool_format(choice: TemplateChoice, named: str | None) -> ToolFormat | None:
     """`named` is `--tool-parser`. Raises ConfigurationError naming the known ones."""
     if named is not None:
         return tool_format(named)
@@ -63,7 +57,7 @@ def reads(calls: ToolFormat, text: str) -> bool:
 
 def _written_call(chat: ChatTemplate) -> str | None:
     """What the template writes for an assistant that calls a tool, None where it writes no calls."""
-    if chat.expressible.arguments is None:
+    if chat.capabilities.arguments is None:
         return None
     question = Message(Role.USER, "Probe-user")
     call = Message(Role.ASSISTANT, "", (ToolCall("call_0", _NAME, _ARGUMENTS),))
@@ -73,7 +67,7 @@ def _written_call(chat: ChatTemplate) -> str | None:
         return None
 
 
-def stop_tokens(tokenizer: Tokenizer, choice: Choice, folder: Path) -> tuple[int, ...]:
+def stop_tokens(tokenizer: Tokenizer, choice: TemplateChoice, folder: Path) -> tuple[int, ...]:
     """The library's, else what the folder's configuration says; and the template's own end of a turn where the
     template never writes one of those (fine-tunes that kept the end token of their base model)."""
     if isinstance(choice.template, LibraryTemplate):

@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class TemplateChoice:
     """A family with the template that writes for it; `chat` is the folder's own, where it has one. `why`: one line."""
 
     family: Family
@@ -32,7 +32,7 @@ class Choice:
     why: str
 
 
-def choose(tokenizer: Tokenizer, folder: Path, named: str | None, retention: str) -> Choice:
+def choose_template(tokenizer: Tokenizer, folder: Path, named: str | None, retention: str) -> TemplateChoice:
     """Raises ConfigurationError for an unknown name, a family that the tokenizer does not fit, or no chat template."""
     given = None if named is None else family_named(named)
     chat = ChatTemplate(tokenizer) if tokenizer.hugging_face.chat_template else None
@@ -41,7 +41,7 @@ def choose(tokenizer: Tokenizer, folder: Path, named: str | None, retention: str
     if chat is None:
         raise ConfigurationError(f"no chat template in {folder} (chat_template.jinja or tokenizer_config.json)")
     if given is not None:
-        return Choice(given, chat, chat, "--family; the folder's chat template")
+        return TemplateChoice(given, chat, chat, "--family; the folder's chat template")
     return _found(tokenizer, chat, _model_type(folder), retention)
 
 
@@ -61,7 +61,9 @@ def _model_type(folder: Path) -> str | None:
     return found if isinstance(found, str) else None
 
 
-def _named(family: Family, tokenizer: Tokenizer, chat: ChatTemplate | None, folder: Path, retention: str) -> Choice:
+def _named(
+    family: Family, tokenizer: Tokenizer, chat: ChatTemplate | None, folder: Path, retention: str
+) -> TemplateChoice:
     """The renderer that agrees with the folder's chat template, else that template; without one, the first that fits.
 
     Raises ConfigurationError where no renderer fits the tokenizer and the chat template is another family's.
@@ -73,29 +75,33 @@ def _named(family: Family, tokenizer: Tokenizer, chat: ChatTemplate | None, fold
         except ConfigurationError as error:
             failure = failure or str(error)
     if chat is None and fitting:
-        return Choice(family, fitting[0], None, f"--family; renderer {fitting[0].name}, no chat template in the folder")
+        return TemplateChoice(
+            family, fitting[0], None, f"--family; renderer {fitting[0].name}, no chat template in the folder"
+        )
     if chat is None or not (fitting or family.knows(chat.source)):
         raise ConfigurationError(failure)
     for template in fitting:
         if agrees(template, chat):
             template.twin = chat
-            return Choice(family, template, chat, f"--family; renderer {template.name} writes the chat template's ids")
+            return TemplateChoice(
+                family, template, chat, f"--family; renderer {template.name} writes the chat template's ids"
+            )
     if not family.knows(chat.source):
         log.warning("the chat template in %s does not look like one of family %s", folder, family.name)
-    return Choice(family, chat, chat, "--family; the folder's chat template, no renderer writes the same ids")
+    return TemplateChoice(family, chat, chat, "--family; the folder's chat template, no renderer writes the same ids")
 
 
-def _found(tokenizer: Tokenizer, chat: ChatTemplate, model_type: str | None, retention: str) -> Choice:
+def _found(tokenizer: Tokenizer, chat: ChatTemplate, model_type: str | None, retention: str) -> TemplateChoice:
     fits = list(candidates(model_type, chat.source))
     for family in fits:
         for template in _libraries(family, tokenizer, retention):
             if agrees(template, chat):
                 template.twin = chat
                 why = f"model_type {model_type}; renderer {template.name} writes the chat template's ids"
-                return Choice(family, template, chat, why)
+                return TemplateChoice(family, template, chat, why)
     tried = any(family.library for family in fits)
     why = f"model_type {model_type}; the folder's chat template" + (", no renderer writes the same ids" * tried)
-    return Choice(fits[0], chat, chat, why)
+    return TemplateChoice(fits[0], chat, chat, why)
 
 
 def _libraries(family: Family, tokenizer: Tokenizer, retention: str) -> Iterator[LibraryTemplate]:

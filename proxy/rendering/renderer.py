@@ -15,13 +15,13 @@ from proxy.engine.grammar import Grammar, GrammarPart
 from proxy.errors import InvalidRequest, UnsupportedParameter
 from proxy.rendering.bridge import Bridge
 from proxy.rendering.choose_formats import choose_reasoning, choose_tool_format, stop_tokens
-from proxy.rendering.choose_template import Choice, choose
+from proxy.rendering.choose_template import TemplateChoice, choose_template
 from proxy.rendering.parsing.build_parser import build_parser
 from proxy.rendering.parsing.output_parser import OutputParser
+from proxy.rendering.reasoning_formats import ReasoningFormat
 from proxy.rendering.templates.library_template import LibraryTemplate
 from proxy.rendering.tokenizer import Tokenizer
-from proxy.rendering.tool_calls.registry import ReasoningFormat, ToolFormat
-from proxy.rendering.tool_calls.tool_format import split_marks
+from proxy.rendering.tool_calls.tool_format import ToolFormat, split_marks
 from proxy.settings import Settings
 from proxy.types import Ids, Message, Role, Tool, ToolChoice, ToolChoiceMode, ids_of
 
@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 def load_renderer(settings: Settings, folder: Path) -> Renderer:
     """The renderer for the tokenizer in `folder`. Raises ConfigurationError, one line, where it cannot be used."""
     tokenizer = Tokenizer.load(folder)
-    choice = choose(tokenizer, folder, settings.family, settings.thinking_retention)
+    choice = choose_template(tokenizer, folder, settings.family, settings.thinking_retention)
     return Renderer(
         tokenizer,
         choice,
@@ -52,7 +52,7 @@ class Renderer:
     def __init__(
         self,
         tokenizer: Tokenizer,
-        choice: Choice,
+        choice: TemplateChoice,
         *,
         stop_token_ids: tuple[int, ...],
         reasoning: ReasoningFormat | None,

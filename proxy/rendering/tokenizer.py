@@ -18,7 +18,6 @@ from typing import Any
 
 from proxy.errors import ConfigurationError
 from proxy.rendering.detokenizer import ByteDetokenizer, Detokenizer, WindowDetokenizer
-from proxy.types import Ids
 
 Encode = Callable[[str], list[int]]
 
@@ -174,10 +173,6 @@ def sample_texts() -> list[str]:
 
 def _as_list(ids: Sequence[int]) -> list[int]:
     return ids.tolist() if isinstance(ids, array) else list(ids)
-
-
-def to_ids(values: Sequence[int]) -> Ids:
-    return array("i", values)
 
 
 def _byte_of_char() -> dict[str, int]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 from proxy.errors import InvalidRequest, UnsupportedParameter
@@ -40,22 +39,6 @@ def parse_message(value: Any, name: str) -> Message:
         tool_calls=_parse_tool_calls(value.get("tool_calls"), f"{name}.tool_calls"),
         reasoning=_parse_reasoning(value),
     )
-
-
-def answer_by_order(messages: list[Message]) -> list[Message]:
-    """Give tool messages without a call id the id of the first call that is not answered yet."""
-    open_calls: list[str] = []
-    out: list[Message] = []
-    for message in messages:
-        if message.tool_calls:
-            open_calls = [call.id for call in message.tool_calls]
-        elif message.role is Role.TOOL:
-            if message.tool_call_id is None and open_calls:
-                message = replace(message, tool_call_id=open_calls[0])
-            if message.tool_call_id in open_calls:
-                open_calls.remove(message.tool_call_id)
-        out.append(message)
-    return out
 
 
 def _parse_content(content: Any, name: str) -> str:

@@ -14,29 +14,27 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from proxy.errors import InvalidRequest, ProxyError, UnsupportedParameter
-from proxy.protocols import sse
-from proxy.protocols.chat.input_messages import answer_by_order, parse_message
+from proxy.errors import InvalidRequest, UnsupportedParameter
+from proxy.protocols.chat.input_messages import parse_message
+from proxy.protocols.chat.reply import ChatStream, completion_json
+from proxy.protocols.common_fields import effort_options, parse_model, parse_response_format
 from proxy.protocols.fields import (
-    check_text,
     expect_bool,
     expect_list,
     expect_object,
     expect_str,
+    optional_bool,
     optional_int,
     optional_object,
     optional_str,
 )
 from proxy.protocols.sampling_params import parse_sampling
 from proxy.protocols.tool_choice import check_tool_choice
-from proxy.protocols.wire_protocol import Answer, new_hex, usage_of
-from proxy.rendering.deltas import Delta, ReasoningDelta, TextDelta, TokenLogprob, ToolCallArguments, ToolCallStart
+from proxy.protocols.tool_results import link_tool_results
+from proxy.protocols.wire_protocol import Answer, new_hex
 from proxy.types import (
     Api,
-    FinishReason,
-    Interaction,
     Message,
-    ResponseFormat,
     SamplingParams,
     Tool,
     ToolChoice,
@@ -61,14 +59,6 @@ IGNORED = frozenset(
 REFUSED = frozenset({"audio", "functions", "function_call", "web_search_options"})
 _MAX_CHOICES = 128
 _MAX_TOP_LOGPROBS = 20
-_FINISH_REASONS = {
-    FinishReason.STOP: "stop",
-    FinishReason.STOP_STRING: "stop",
-    FinishReason.LENGTH: "length",
-    FinishReason.TOOL_CALLS: "tool_calls",
-    FinishReason.CONTENT_FILTER: "content_filter",
-    FinishReason.ABORT: "stop",
-}
 
 
 class ChatProtocol:
@@ -87,15 +77,15 @@ class ChatProtocol:
         logprobs, top_logprobs = _parse_logprobs(body)
         return TurnRequest(
             api=Api.CHAT,
-            model=_parse_model(body),
+            model=parse_model(body),
             messages=_parse_messages(body),
             tools=tools,
             tool_choice=_parse_tool_choice(body.get("tool_choice"), tools),
-            parallel_tool_calls=_optional_bool(body, "parallel_tool_calls", True),
+            parallel_tool_calls=optional_bool(body, "parallel_tool_calls", True),
             sampling=SamplingParams(**sampling),
             given=frozenset(sampling),
             template_options=_parse_template_options(body),
-            stream=_optional_bool(body, "stream", False),
+            stream=optional_bool(body, "stream", False),
             include_usage=_parse_include_usage(body),
             logprobs=logprobs,
             top_logprobs=top_logprobs,
@@ -105,101 +95,10 @@ class ChatProtocol:
         )
 
     def reply(self, request: TurnRequest, answers: Sequence[Answer]) -> dict[str, Any]:
-        first = answers[0].interaction
-        return {
-            "id": first.id,
-            "object": "chat.completion",
-            "created": int(first.created_at),
-            "model": request.model,
-            "choices": [
-                {
-                    "index": index,
-                    "message": _message_json(answer.interaction),
-                    "logprobs": None if answer.logprobs is None else _logprobs_json(answer.logprobs),
-                    "finish_reason": _finish_reason(answer.interaction),
-                }
-                for index, answer in enumerate(answers)
-            ],
-            "usage": _usage_json(answers),
-            "system_fingerprint": None,
-        }
+        return completion_json(request, answers)
 
     def stream(self, request: TurnRequest, reply_id: str, created: int, prompt_tokens: int) -> ChatStream:
         return ChatStream(request, reply_id, created)
-
-
-class ChatStream:
-    """One streamed chat completion: `chat.completion.chunk` events of the same id, ended by `[DONE]`."""
-
-    def __init__(self, request: TurnRequest, reply_id: str, created: int) -> None:
-        self._include_usage = request.include_usage
-        self._choices = request.n
-        self._head: dict[str, Any] = {
-            "id": reply_id,
-            "object": "chat.completion.chunk",
-            "created": created,
-            "model": request.model,
-            "system_fingerprint": None,
-        }
-
-    def start(self) -> bytes:
-        return b"".join(self._chunk({"role": "assistant", "content": ""}, choice) for choice in range(self._choices))
-
-    def delta(self, delta: Delta, choice: int = 0) -> bytes:
-        match delta:
-            case TextDelta(text, logprobs):
-                return self._chunk({"content": text}, choice, logprobs=_logprobs_json(logprobs) if logprobs else None)
-            case ReasoningDelta(text):
-                return self._chunk({"reasoning_content": text}, choice)
-            case ToolCallStart(index, call_id, name):
-                function = {"name": name, "arguments": ""}
-                return self._call({"index": index, "id": call_id, "type": "function", "function": function}, choice)
-            case ToolCallArguments(index, fragment):
-                return self._call({"index": index, "function": {"arguments": fragment}}, choice)
-            case _:
-                return b""  # chat has no event for the end of a call
-
-    def keepalive(self) -> bytes:
-        return sse.KEEPALIVE
-
-    def finish(self, answers: Sequence[Answer]) -> bytes:
-        ends = (self._chunk({}, at, _finish_reason(answer.interaction)) for at, answer in enumerate(answers))
-        out = b"".join(ends)
-        if self._include_usage:
-            out += sse.data({**self._head, "choices": [], "usage": _usage_json(answers)})
-        return out + sse.DONE
-
-    def error(self, error: ProxyError) -> bytes:
-        return sse.data(openai_error(error))
-
-    def _call(self, call: dict[str, Any], choice: int) -> bytes:
-        return self._chunk({"tool_calls": [call]}, choice)
-
-    def _chunk(
-        self, delta: dict[str, Any], index: int, finish_reason: str | None = None, logprobs: Any = None
-    ) -> bytes:
-        choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason}
-        payload = {**self._head, "choices": [choice]}
-        if self._include_usage:
-            payload["usage"] = None
-        return sse.data(payload)
-
-
-_ERROR_TYPES = {
-    400: "invalid_request_error",
-    401: "authentication_error",
-    403: "permission_error",
-    404: "not_found_error",
-    405: "invalid_request_error",
-    413: "invalid_request_error",
-    429: "rate_limit_error",
-}
-
-
-def openai_error(error: ProxyError) -> dict[str, Any]:
-    """The OpenAI error envelope; chat and responses share it."""
-    kind = _ERROR_TYPES.get(error.status, "server_error")
-    return {"error": {"message": error.message, "type": kind, "param": error.param, "code": error.code}}
 
 
 def _refuse_unsupported(body: Mapping[str, Any]) -> None:
@@ -213,35 +112,11 @@ def _refuse_unsupported(body: Mapping[str, Any]) -> None:
 
 def _parse_logprobs(body: Mapping[str, Any]) -> tuple[bool, int]:
     """Whether logprobs are asked for, and how many alternatives."""
-    wanted = _optional_bool(body, "logprobs", False)
+    wanted = optional_bool(body, "logprobs", False)
     top = optional_int(body, "top_logprobs", least=0, most=_MAX_TOP_LOGPROBS) or 0
     if top and not wanted:
         raise InvalidRequest("'top_logprobs' needs 'logprobs': true", param="top_logprobs")
     return wanted, top
-
-
-def parse_response_format(value: Any, name: str) -> ResponseFormat | None:
-    """What `response_format` (or the like in other APIs) asks for; None for text."""
-    if value is None:
-        return None
-    wanted = expect_object(value, name)
-    match wanted.get("type"):
-        case "text":
-            return None
-        case "json_object":
-            return ResponseFormat()
-        case "json_schema":
-            holder = expect_object(wanted.get("json_schema", wanted), f"{name}.json_schema")
-            return ResponseFormat(expect_object(holder.get("schema"), f"{name}.json_schema.schema"))
-        case kind:
-            message = f"'{name}.type' must be text, json_object or json_schema, not {kind!r}"
-            raise InvalidRequest(message, param=f"{name}.type")
-
-
-def _parse_model(body: Mapping[str, Any]) -> str:
-    if body.get("model") is None:
-        raise InvalidRequest("'model' is missing; any name will do, the reply echoes it", param="model")
-    return check_text(expect_str(body["model"], "model"), "model")
 
 
 def _parse_messages(body: Mapping[str, Any]) -> tuple[Message, ...]:
@@ -251,12 +126,7 @@ def _parse_messages(body: Mapping[str, Any]) -> tuple[Message, ...]:
     if not messages:
         raise InvalidRequest("'messages' must hold at least one message", param="messages")
     parsed = [parse_message(message, f"messages[{index}]") for index, message in enumerate(messages)]
-    return tuple(answer_by_order(parsed))
-
-
-def _optional_bool(body: Mapping[str, Any], name: str, default: bool) -> bool:
-    value = body.get(name)
-    return default if value is None else expect_bool(value, name)
+    return tuple(link_tool_results(parsed))
 
 
 def _parse_include_usage(body: Mapping[str, Any]) -> bool:
@@ -272,11 +142,6 @@ def _parse_template_options(body: Mapping[str, Any]) -> dict[str, Any]:
     if (effort := optional_str(body, "reasoning_effort")) is not None:
         options = {**effort_options(effort), **options}
     return options
-
-
-def effort_options(effort: str) -> dict[str, Any]:
-    """What a reasoning effort says to a template: some read the effort, more of them whether to think at all."""
-    return {"reasoning_effort": effort} | ({"enable_thinking": False} if effort == "none" else {})
 
 
 def _parse_tools(value: Any) -> tuple[tuple[Tool, ...], list[str]]:
@@ -319,44 +184,3 @@ def _parse_tool_choice(value: Any, tools: Sequence[Tool]) -> ToolChoice:
         function = expect_object(expect_object(value, "tool_choice").get("function"), "tool_choice.function")
         choice = ToolChoice(ToolChoiceMode.NAMED, expect_str(function.get("name"), "tool_choice.function.name"))
     return check_tool_choice(choice, tools)
-
-
-def _message_json(interaction: Interaction) -> dict[str, Any]:
-    output = interaction.output
-    message: dict[str, Any] = {"role": "assistant", "content": output.content, "refusal": None}
-    if output.tool_calls:
-        message["content"] = output.content or None
-        message["tool_calls"] = [
-            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
-            for call in output.tool_calls
-        ]
-    if output.reasoning is not None:
-        message["reasoning_content"] = output.reasoning
-    return message
-
-
-def _finish_reason(interaction: Interaction) -> str:
-    assert interaction.finish_reason is not None
-    return _FINISH_REASONS[interaction.finish_reason]
-
-
-def _usage_json(answers: Sequence[Answer]) -> dict[str, Any]:
-    """The prompt counts once, however many choices were sampled from it."""
-    usages = [usage_of(answer.interaction) for answer in answers]
-    prompt, completion = usages[0].prompt_tokens, sum(usage.completion_tokens for usage in usages)
-    return {
-        "prompt_tokens": prompt,
-        "completion_tokens": completion,
-        "total_tokens": prompt + completion,
-        "prompt_tokens_details": {"cached_tokens": usages[0].cached_tokens},
-        "completion_tokens_details": {"reasoning_tokens": sum(usage.reasoning_tokens for usage in usages)},
-    }
-
-
-def _logprobs_json(tokens: Sequence[TokenLogprob]) -> dict[str, Any]:
-    entries = [{**_token_json(token), "top_logprobs": [_token_json(other) for other in token.top]} for token in tokens]
-    return {"content": entries, "refusal": None}
-
-
-def _token_json(token: TokenLogprob) -> dict[str, Any]:
-    return {"token": token.text, "logprob": token.logprob, "bytes": list(token.utf8)}

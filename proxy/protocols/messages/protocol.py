@@ -20,18 +20,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from proxy.errors import InvalidRequest, ProxyError, UnsupportedParameter
+from proxy.errors import InvalidRequest, UnsupportedParameter
+from proxy.protocols.common_fields import parse_model
 from proxy.protocols.fields import (
-    check_text,
-    expect_bool,
     expect_list,
     expect_object,
     expect_str,
+    optional_bool,
     optional_object,
     optional_str,
 )
 from proxy.protocols.messages.blocks import parse_message, parse_system
-from proxy.protocols.messages.reply import MessageStream, error_json, message_json
+from proxy.protocols.messages.reply import MessageStream, message_json
 from proxy.protocols.sampling_params import parse_drawing
 from proxy.protocols.wire_protocol import Answer, new_hex
 from proxy.types import (
@@ -113,11 +113,6 @@ def count_reply(input_tokens: int) -> dict[str, Any]:
     return {"input_tokens": input_tokens}
 
 
-def anthropic_error(error: ProxyError, request_id: str) -> dict[str, Any]:
-    """The Anthropic error envelope."""
-    return {**error_json(error), "request_id": request_id}
-
-
 def _parse(body: Mapping[str, Any]) -> TurnRequest:
     for name in sorted(REFUSED):
         if body.get(name):
@@ -128,24 +123,18 @@ def _parse(body: Mapping[str, Any]) -> TurnRequest:
     choice = optional_object(body, "tool_choice")
     return TurnRequest(
         api=Api.MESSAGES,
-        model=_parse_model(body),
+        model=parse_model(body),
         messages=_parse_messages(body, dropped),
         tools=tools,
         tool_choice=_parse_tool_choice(choice, tools),
-        parallel_tool_calls=not _flag(choice, "disable_parallel_tool_use", "tool_choice."),
+        parallel_tool_calls=not optional_bool(choice, "disable_parallel_tool_use", at="tool_choice."),
         sampling=SamplingParams(**sampling),
         given=frozenset(sampling),
         template_options=_parse_thinking(body, dropped),
-        stream=_flag(body, "stream"),
+        stream=optional_bool(body, "stream"),
         response_format=_parse_format(body, dropped),
         dropped=tuple(dropped),
     )
-
-
-def _parse_model(body: Mapping[str, Any]) -> str:
-    if body.get("model") is None:
-        raise InvalidRequest("'model' is missing; any name will do, the reply echoes it", param="model")
-    return check_text(expect_str(body["model"], "model"), "model")
 
 
 def _parse_messages(body: Mapping[str, Any], dropped: list[str]) -> tuple[Message, ...]:
@@ -199,7 +188,7 @@ def _parse_tools(value: Any, dropped: list[str]) -> tuple[Tool, ...]:
     for index, item in enumerate([] if value is None else expect_list(value, "tools")):
         name = f"tools[{index}]"
         tool = expect_object(item, name)
-        if _flag(tool, "defer_loading", f"{name}."):
+        if optional_bool(tool, "defer_loading", at=f"{name}."):
             dropped.append(f"{name} with defer_loading")
         else:
             tools.append(_parse_tool(tool, name))
@@ -261,9 +250,3 @@ def _parse_format(body: Mapping[str, Any], dropped: list[str]) -> ResponseFormat
     if wanted.get("type") != "json_schema":
         raise InvalidRequest(f"'{at}.type' must be json_schema", param=f"{at}.type")
     return ResponseFormat(expect_object(wanted.get("schema"), f"{at}.schema"))
-
-
-def _flag(body: Mapping[str, Any], name: str, at: str = "") -> bool:
-    """A boolean field, false when absent or null. `at` is the path of `body`, with its dot."""
-    value = body.get(name)
-    return False if value is None else expect_bool(value, at + name)

@@ -11,8 +11,9 @@ from typing import Any
 
 import orjson
 
-from proxy.errors import ContextLengthExceeded, ProxyError
+from proxy.errors import ProxyError
 from proxy.protocols import sse
+from proxy.protocols.error_envelopes import anthropic_error_event
 from proxy.protocols.messages.blocks import RAW_ARGUMENTS, input_of, signature_of
 from proxy.protocols.wire_protocol import Answer, usage_of
 from proxy.rendering.deltas import Delta, ReasoningDelta, TextDelta, ToolCallArguments, ToolCallStart
@@ -26,30 +27,6 @@ _STOP_REASONS = {
     FinishReason.CONTENT_FILTER: "refusal",
     FinishReason.ABORT: "end_turn",
 }
-_ERROR_TYPES = {
-    400: "invalid_request_error",
-    401: "authentication_error",
-    403: "permission_error",
-    404: "not_found_error",
-    405: "invalid_request_error",
-    413: "request_too_large",
-    429: "rate_limit_error",
-    503: "overloaded_error",
-    504: "timeout_error",
-}
-
-
-def error_json(error: ProxyError) -> dict[str, Any]:
-    """A failure as the API words it; in the envelope of a response stands its request id as well."""
-    kind = _ERROR_TYPES.get(error.status, "api_error")
-    return {"type": "error", "error": {"type": kind, "message": _error_message(error)}}
-
-
-def _error_message(error: ProxyError) -> str:
-    """Claude Code compacts and tries again on exactly these words."""
-    if not isinstance(error, ContextLengthExceeded):
-        return error.message
-    return f"prompt is too long: {error.prompt_tokens} tokens > {error.context_tokens} maximum"
 
 
 def message_json(request: TurnRequest, interaction: Interaction) -> dict[str, Any]:
@@ -145,7 +122,7 @@ class MessageStream:
         return self._close() + end + _event("message_stop")
 
     def error(self, error: ProxyError) -> bytes:
-        return sse.event("error", error_json(error))
+        return sse.event("error", anthropic_error_event(error))
 
     def _in_block(self, kind: str, empty: dict[str, Any]) -> bytes:
         """What has to go out before a piece of a block of `kind`: nothing while one is open."""

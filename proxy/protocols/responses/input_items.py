@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from proxy.errors import InvalidRequest, UnsupportedParameter
-from proxy.protocols.chat.input_messages import answer_by_order
 from proxy.protocols.fields import expect_list, expect_object, expect_str, optional_str
 from proxy.protocols.responses.item_ids import origin_of, read_encrypted
+from proxy.protocols.tool_results import link_tool_results
 from proxy.types import ITEM_REFERENCE, Message, Role, ToolCall
 
 PARSED_ITEMS = frozenset({"message", "reasoning", "function_call", "function_call_output", ITEM_REFERENCE})
@@ -113,7 +113,7 @@ class _Conversation:
             self._latest = piece
 
     def messages(self) -> list[Message]:
-        return answer_by_order([m.message() if isinstance(m, _Answer) else m for m in self._messages])
+        return link_tool_results([m.message() if isinstance(m, _Answer) else m for m in self._messages])
 
 
 def _item_type(item: Mapping[str, Any], name: str) -> str:

@@ -21,13 +21,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from proxy.errors import InvalidRequest, UnsupportedParameter
-from proxy.protocols.chat.protocol import effort_options, parse_response_format
+from proxy.protocols.common_fields import effort_options, parse_model, parse_response_format
 from proxy.protocols.fields import (
-    check_text,
-    expect_bool,
     expect_list,
     expect_object,
     expect_str,
+    optional_bool,
     optional_int,
     optional_object,
     optional_str,
@@ -89,15 +88,15 @@ class ResponsesProtocol:
         top_logprobs = optional_int(body, "top_logprobs", least=0, most=_MAX_TOP_LOGPROBS) or 0
         return TurnRequest(
             api=Api.RESPONSES,
-            model=_parse_model(body),
+            model=parse_model(body),
             messages=messages,
             tools=functions,
             tool_choice=tool_choice,
-            parallel_tool_calls=_optional_bool(body, "parallel_tool_calls", True),
+            parallel_tool_calls=optional_bool(body, "parallel_tool_calls", True),
             sampling=SamplingParams(**sampling),
             given=frozenset(sampling),
             template_options=_parse_template_options(body),
-            stream=_optional_bool(body, "stream", False),
+            stream=optional_bool(body, "stream", False),
             logprobs=INCLUDE_LOGPROBS in include or top_logprobs > 0,
             top_logprobs=top_logprobs,
             dropped=(*_left_aside(body), *tools.dropped, *dropped_items),
@@ -120,7 +119,7 @@ def _refuse_unsupported(body: Mapping[str, Any]) -> None:
     for name in ("conversation", "prompt"):
         if body.get(name) is not None:
             raise UnsupportedParameter(f"'{name}' is not supported by this server; leave it out", param=name)
-    if _optional_bool(body, "background", False):
+    if optional_bool(body, "background", False):
         raise UnsupportedParameter("'background' is not supported: replies are awaited or streamed", param="background")
     truncation = optional_str(body, "truncation")
     if truncation == "auto":
@@ -131,12 +130,6 @@ def _refuse_unsupported(body: Mapping[str, Any]) -> None:
 
 def _left_aside(body: Mapping[str, Any]) -> list[str]:
     return sorted(key for key in body if key not in HONOURED and key not in REFUSED)
-
-
-def _parse_model(body: Mapping[str, Any]) -> str:
-    if body.get("model") is None:
-        raise InvalidRequest("'model' is missing; any name will do, the reply echoes it", param="model")
-    return check_text(expect_str(body["model"], "model"), "model")
 
 
 def _parse_messages(body: Mapping[str, Any]) -> tuple[tuple[Message, ...], list[str]]:
@@ -180,7 +173,7 @@ def _parse_echo(body: Mapping[str, Any]) -> dict[str, Any]:
     """What the reply repeats, as it came; what was left out or null is not in it."""
     for name in ("metadata", "reasoning", "text"):
         optional_object(body, name)
-    _optional_bool(body, "store", True)
+    optional_bool(body, "store", True)
     given = {name: body[name] for name in ECHOED if body.get(name) is not None}
     for name, kind in _REPEATED.items():
         if name in given and type(given[name]) is not kind:
@@ -189,8 +182,3 @@ def _parse_echo(body: Mapping[str, Any]) -> dict[str, Any]:
         if name in given:
             given[name] = {**ECHOED[name], **{key: item for key, item in given[name].items() if item is not None}}
     return given
-
-
-def _optional_bool(body: Mapping[str, Any], name: str, default: bool) -> bool:
-    value = body.get(name)
-    return default if value is None else expect_bool(value, name)

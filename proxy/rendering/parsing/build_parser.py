@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from proxy.rendering.parsing.harmony_parser import HARMONY_MARKS, HarmonyFormat, HarmonyParser
+from proxy.rendering.parsing.harmony_parser import HarmonyParser
 from proxy.rendering.parsing.lexer import Lexer, Mark
 from proxy.rendering.parsing.output_parser import OutputParser
 from proxy.rendering.reasoning_formats import ReasoningFormat
 from proxy.rendering.tokenizer import Tokenizer
+from proxy.rendering.tool_calls.harmony_calls import HARMONY_MARKS, HarmonyFormat
 from proxy.rendering.tool_calls.tool_format import ToolFormat
 from proxy.types import Tool
 

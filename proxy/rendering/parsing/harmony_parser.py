@@ -7,76 +7,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
-from proxy.engine.grammar import GrammarPart
 from proxy.rendering.parsing.lexer import Lexeme, Lexer, Mark
 from proxy.rendering.parsing.output_parser import OutputParser, State
-from proxy.rendering.tool_calls.json_calls import ArgumentsReader
-from proxy.rendering.tool_calls.tool_format import CallReader, CallSink, Malformed, ToolFormat, plausible, schema_of
+from proxy.rendering.tool_calls.harmony_calls import HARMONY_ENDS, HARMONY_MESSAGE, HARMONY_START
+from proxy.rendering.tool_calls.tool_format import ToolFormat
 from proxy.types import Tool
 
-_MESSAGE, _START = "<|message|>", "<|start|>"
-_ENDS = ("<|end|>", "<|call|>", "<|return|>")
-
-HARMONY_MARKS = (_START, "<|channel|>", "<|constrain|>", _MESSAGE, *_ENDS)
-
 _RECIPIENT = "to="
-
-
-@dataclass(frozen=True, slots=True)
-class HarmonyFormat:
-    """`to=functions.NAME` in a header, the arguments as the message, ended by `<|call|>`."""
-
-    name: str = "gpt-oss"
-    opener: str = "to=functions."
-    closer: str = "<|call|>"
-    bare: str = ""
-    separator: str | None = None
-    marks: tuple[str, ...] = HARMONY_MARKS
-
-    def reader(self, tools: Sequence[Tool], sink: CallSink) -> CallReader:
-        return _HarmonyReader(sink)
-
-    def forced(self, tool: Tool) -> tuple[GrammarPart, ...]:
-        begin = f"<|channel|>commentary to=functions.{tool.name} <|constrain|>json<|message|>"
-        # `<|call|>` is an end token: it follows by itself.
-        return (GrammarPart(text=begin), GrammarPart(schema=schema_of(tool)))
-
-
-class _HarmonyReader:
-    """From the name on: the rest of the header, then the arguments."""
-
-    def __init__(self, sink: CallSink) -> None:
-        self._sink = sink
-        self._head = ""
-        self._arguments: ArgumentsReader | None = None
-        self.done = False
-        self.idle = False
-
-    def take(self, text: str, mark: bool) -> None:
-        if self._arguments is None:
-            self._in_head(text, mark)
-        elif mark and text in _ENDS:
-            if not self._arguments.complete:
-                raise Malformed
-            self.done = True
-            self._sink.end("")
-        else:
-            at = 0 if self._arguments.complete else self._arguments.push(text)
-            if text[at:].strip():
-                raise Malformed
-
-    def _in_head(self, text: str, mark: bool) -> None:
-        if not mark:
-            self._head += text
-        elif text != _MESSAGE:
-            self._head += " "
-        else:
-            name = self._head.split()[0] if self._head.split() else ""
-            if not plausible(name):
-                raise Malformed
-            self._arguments = ArgumentsReader(name, self._sink)
 
 
 class HarmonyParser(OutputParser):
@@ -108,10 +46,10 @@ class HarmonyParser(OutputParser):
             self._end(lexeme.position)
         elif self._channel == "header":
             self._in_header(lexeme, mark)
-        elif mark in _ENDS:
+        elif mark in HARMONY_ENDS:
             self._close_message(lexeme)
             self._channel = "between"
-        elif mark == _START:
+        elif mark == HARMONY_START:
             self._resolve_held()
             self._channel, self._header = "header", [lexeme]
         else:
@@ -119,7 +57,7 @@ class HarmonyParser(OutputParser):
 
     def _in_header(self, lexeme: Lexeme, mark: str) -> None:
         self._header.append(lexeme)
-        if mark == _MESSAGE:
+        if mark == HARMONY_MESSAGE:
             self._begin_message("".join(part.text for part in self._header))
         elif mark:
             self._first = False
@@ -142,7 +80,7 @@ class HarmonyParser(OutputParser):
             self._open_region(lexemes[0])
             self._held = lexemes
             self._read(recipient[1], mark=False)
-            self._read_more(_MESSAGE)
+            self._read_more(HARMONY_MESSAGE)
         elif channel is not None and channel[1] == "analysis":
             self._channel = "analysis"
             self.reasoning_tokens += sum(part.tokens for part in lexemes)
@@ -165,7 +103,7 @@ class HarmonyParser(OutputParser):
         if self._channel == "analysis":
             self.reasoning_tokens += lexeme.tokens
         elif self._channel == "call":
-            self._read_more(_ENDS[1])
+            self._read_more(HARMONY_ENDS[1])
             self._resolve_held()
             if self._state is not State.DONE:
                 self._state = State.CONTENT

@@ -19,7 +19,7 @@ from proxy.types import Message, Role, Tool, ToolCall
 _REASONING_KEYS = ("reasoning_content", "thinking", "reasoning")
 
 
-class Write(Protocol):
+class WriteText(Protocol):
     """Writes one conversation as text. Raises InvalidRequest with the template's own words."""
 
     def __call__(
@@ -28,7 +28,7 @@ class Write(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Expressible:
+class Capabilities:
     """`arguments` None: no tool calls at all. `reasoning_key` None: reasoning of an assistant is never written."""
 
     arguments: Arguments | None
@@ -75,12 +75,12 @@ _RESULT_TEXTS = tuple(message.content for message in _RESULTS)
 _TOOL = Tool("probe_tool", "Probe-description", {"type": "object", "properties": {"probe_key": {"type": "string"}}})
 
 
-def probe(write: Write) -> Expressible:
+def probe_capabilities(write: WriteText) -> Capabilities:
     """Renders some twenty short conversations."""
     arguments, ids = next(_call_forms(write), (None, CallIds.GIVEN))
     probes = _Probes(write, arguments or Arguments.OBJECT, ids)
     one, two = Message(Role.ASSISTANT, "", (_CALL,)), Message(Role.ASSISTANT, "", (_CALL, _OTHER))
-    return Expressible(
+    return Capabilities(
         arguments=arguments,
         call_ids=ids,
         parallel_calls=probes.shows((_USER, two, *_RESULTS), "probe_value", "other_value", *_RESULT_TEXTS),
@@ -97,7 +97,7 @@ def probe(write: Write) -> Expressible:
 class _Probes:
     """What comes out of one template, given arguments and ids in one form."""
 
-    write: Write
+    write: WriteText
     arguments: Arguments
     ids: CallIds
 
@@ -125,7 +125,7 @@ class _Probes:
             return ""
 
 
-def _call_forms(write: Write) -> Iterator[tuple[Arguments, CallIds]]:
+def _call_forms(write: WriteText) -> Iterator[tuple[Arguments, CallIds]]:
     """The forms in which a call and its result come out whole, not as Python would print it or encoded twice.
 
     A template that writes the id only (Kimi) shows the name where the id holds it. One without tool results may still

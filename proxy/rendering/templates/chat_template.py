@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import Any, Protocol
 
 from proxy.errors import InvalidRequest
-from proxy.rendering.templates.capabilities import Expressible, probe
+from proxy.rendering.templates.capabilities import Capabilities, probe_capabilities
 from proxy.rendering.templates.message_dicts import Arguments, MessageDict, to_dicts, tool_dicts
 from proxy.rendering.tokenizer import Tokenizer
 from proxy.types import Message, Role, Tool
@@ -53,15 +53,15 @@ class ChatTemplate:
         self._reserved = frozenset(inspect.signature(self._apply).parameters) - {"documents"}
 
     @cached_property
-    def expressible(self) -> Expressible:
+    def capabilities(self) -> Capabilities:
         """Probed when it is first needed, once."""
-        return probe(self.write)
+        return probe_capabilities(self.write)
 
     def render(
         self, messages: Sequence[Message], tools: Sequence[Tool], options: Options, *, prompt: bool = True
     ) -> list[int]:
         require_text(messages)
-        self.expressible.require(messages, tools)
+        self.capabilities.require(messages, tools)
         return self._tokenizer.encode(self._text(messages, tools, options, prompt=prompt))
 
     def _text(self, messages: Sequence[Message], tools: Sequence[Tool], options: Options, *, prompt: bool) -> str:
@@ -76,7 +76,7 @@ class ChatTemplate:
             return self.write(self._dicts(silent), given, options, prompt=prompt)
 
     def _dicts(self, messages: Sequence[Message]) -> list[MessageDict]:
-        known = self.expressible
+        known = self.capabilities
         dicts = to_dicts(messages, known.arguments or Arguments.OBJECT, known.call_ids)
         if known.reasoning_key not in (None, "reasoning_content"):
             for message in dicts:

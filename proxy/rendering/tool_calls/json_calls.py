@@ -123,7 +123,6 @@ class ObjectReader:
         self._names = names
         self._arguments = arguments
         self._sink = sink
-        self._outline = JsonText()
         self._member: JsonText | None = None
         self._kind = ""
         self._parts: list[str] = []

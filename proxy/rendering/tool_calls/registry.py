@@ -5,24 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from proxy.errors import ConfigurationError
-from proxy.rendering.parsing.harmony_parser import HarmonyFormat
-from proxy.rendering.reasoning_formats import REASONING_FORMATS, ReasoningFormat, reasoning_format
+from proxy.rendering.tool_calls.harmony_calls import HarmonyFormat
 from proxy.rendering.tool_calls.json_calls import JsonFormat
 from proxy.rendering.tool_calls.literal_calls import GemmaFormat, PythonFormat
 from proxy.rendering.tool_calls.marked_calls import MarkedFormat, MistralFormat
 from proxy.rendering.tool_calls.tagged_calls import PairFormat, TagFormat
-from proxy.rendering.tool_calls.tool_format import ToolFormat, read_calls, schema_of
-
-__all__ = [
-    "REASONING_FORMATS",
-    "TOOL_FORMATS",
-    "ReasoningFormat",
-    "ToolFormat",
-    "read_calls",
-    "reasoning_format",
-    "schema_of",
-    "tool_format",
-]
+from proxy.rendering.tool_calls.tool_format import ToolFormat
 
 _HERMES = JsonFormat("hermes", "<tool_call>", "</tool_call>", arguments=("arguments",), separator="\n")
 _LLAMA = JsonFormat(

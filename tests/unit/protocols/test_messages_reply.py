@@ -22,8 +22,9 @@ from proxy.errors import (
     InvalidRequest,
     ProxyError,
 )
+from proxy.protocols.error_envelopes import anthropic_error
 from proxy.protocols.messages.blocks import arguments_of, input_of, origin_of, signature_of
-from proxy.protocols.messages.protocol import MessagesProtocol, anthropic_error
+from proxy.protocols.messages.protocol import MessagesProtocol
 from proxy.protocols.wire_protocol import Answer
 from proxy.rendering.deltas import Delta, ReasoningDelta, TextDelta, ToolCallArguments, ToolCallEnd, ToolCallStart
 from proxy.trajectory.matching import canonical_arguments

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from proxy.rendering import OutputParser
 from proxy.rendering.deltas import Delta, ReasoningDelta, TextDelta, ToolCallArguments, ToolCallEnd, ToolCallStart
 from proxy.rendering.parsing.build_parser import build_parser
+from proxy.rendering.reasoning_formats import reasoning_format
 from proxy.rendering.tokenizer import Tokenizer
-from proxy.rendering.tool_calls.registry import reasoning_format, tool_format
+from proxy.rendering.tool_calls.registry import tool_format
 from proxy.types import Message, Tool
 
 SCHEMA = {

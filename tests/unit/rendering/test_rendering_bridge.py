@@ -15,10 +15,10 @@ from rendering_folders import ENDS, write_folder
 from proxy.errors import InvalidRequest
 from proxy.rendering import Renderer, load_renderer
 from proxy.rendering.bridge import Bridge
+from proxy.rendering.reasoning_formats import reasoning_format
 from proxy.rendering.templates.library_template import LibraryTemplate
 from proxy.rendering.templates.message_dicts import to_dicts
 from proxy.rendering.tokenizer import Tokenizer
-from proxy.rendering.tool_calls.registry import reasoning_format
 from proxy.settings import Settings
 from proxy.types import Ids, Message, Role, Tool, ToolCall, ids_of
 

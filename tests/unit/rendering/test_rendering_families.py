@@ -11,7 +11,8 @@ from rendering_folders import write_folder
 from proxy.errors import InvalidRequest
 from proxy.rendering import Renderer, load_renderer
 from proxy.rendering.families import FAMILIES, candidates
-from proxy.rendering.tool_calls.registry import REASONING_FORMATS, TOOL_FORMATS
+from proxy.rendering.reasoning_formats import REASONING_FORMATS
+from proxy.rendering.tool_calls.registry import TOOL_FORMATS
 from proxy.settings import Settings
 from proxy.types import Message, Role, Tool, ToolCall, ids_of
 

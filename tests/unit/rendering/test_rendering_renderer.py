@@ -140,7 +140,7 @@ def test_the_form_of_arguments_is_found(published: Callable[[str], Path], name: 
     template = load_renderer(Settings(), published(name))._template
     chat = template.twin if isinstance(template, LibraryTemplate) else template
     assert isinstance(chat, ChatTemplate)
-    assert chat.expressible.arguments == arguments
+    assert chat.capabilities.arguments == arguments
 
 
 @pytest.mark.parametrize(

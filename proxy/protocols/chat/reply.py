@@ -1,0 +1,142 @@
+"""Answers -> a chat completion, whole or as chunks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from proxy.errors import ProxyError
+from proxy.protocols import sse
+from proxy.protocols.error_envelopes import openai_error
+from proxy.protocols.wire_protocol import Answer, usage_of
+from proxy.rendering.deltas import Delta, ReasoningDelta, TextDelta, TokenLogprob, ToolCallArguments, ToolCallStart
+from proxy.types import FinishReason, Interaction, TurnRequest
+
+_FINISH_REASONS = {
+    FinishReason.STOP: "stop",
+    FinishReason.STOP_STRING: "stop",
+    FinishReason.LENGTH: "length",
+    FinishReason.TOOL_CALLS: "tool_calls",
+    FinishReason.CONTENT_FILTER: "content_filter",
+    FinishReason.ABORT: "stop",
+}
+
+
+def completion_json(request: TurnRequest, answers: Sequence[Answer]) -> dict[str, Any]:
+    """A whole `chat.completion` object; one choice per answer."""
+    first = answers[0].interaction
+    return {
+        "id": first.id,
+        "object": "chat.completion",
+        "created": int(first.created_at),
+        "model": request.model,
+        "choices": [
+            {
+                "index": index,
+                "message": _message_json(answer.interaction),
+                "logprobs": None if answer.logprobs is None else _logprobs_json(answer.logprobs),
+                "finish_reason": _finish_reason(answer.interaction),
+            }
+            for index, answer in enumerate(answers)
+        ],
+        "usage": _usage_json(answers),
+        "system_fingerprint": None,
+    }
+
+
+class ChatStream:
+    """One streamed chat completion: `chat.completion.chunk` events of the same id, ended by `[DONE]`."""
+
+    def __init__(self, request: TurnRequest, reply_id: str, created: int) -> None:
+        self._include_usage = request.include_usage
+        self._choices = request.n
+        self._head: dict[str, Any] = {
+            "id": reply_id,
+            "object": "chat.completion.chunk",
+            "created": created,
+            "model": request.model,
+            "system_fingerprint": None,
+        }
+
+    def start(self) -> bytes:
+        return b"".join(self._chunk({"role": "assistant", "content": ""}, choice) for choice in range(self._choices))
+
+    def delta(self, delta: Delta, choice: int = 0) -> bytes:
+        match delta:
+            case TextDelta(text, logprobs):
+                return self._chunk({"content": text}, choice, logprobs=_logprobs_json(logprobs) if logprobs else None)
+            case ReasoningDelta(text):
+                return self._chunk({"reasoning_content": text}, choice)
+            case ToolCallStart(index, call_id, name):
+                function = {"name": name, "arguments": ""}
+                return self._call({"index": index, "id": call_id, "type": "function", "function": function}, choice)
+            case ToolCallArguments(index, fragment):
+                return self._call({"index": index, "function": {"arguments": fragment}}, choice)
+            case _:
+                return b""  # chat has no event for the end of a call
+
+    def keepalive(self) -> bytes:
+        return sse.KEEPALIVE
+
+    def finish(self, answers: Sequence[Answer]) -> bytes:
+        ends = (self._chunk({}, at, _finish_reason(answer.interaction)) for at, answer in enumerate(answers))
+        out = b"".join(ends)
+        if self._include_usage:
+            out += sse.data({**self._head, "choices": [], "usage": _usage_json(answers)})
+        return out + sse.DONE
+
+    def error(self, error: ProxyError) -> bytes:
+        return sse.data(openai_error(error))
+
+    def _call(self, call: dict[str, Any], choice: int) -> bytes:
+        return self._chunk({"tool_calls": [call]}, choice)
+
+    def _chunk(
+        self, delta: dict[str, Any], index: int, finish_reason: str | None = None, logprobs: Any = None
+    ) -> bytes:
+        choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason}
+        payload = {**self._head, "choices": [choice]}
+        if self._include_usage:
+            payload["usage"] = None
+        return sse.data(payload)
+
+
+def _message_json(interaction: Interaction) -> dict[str, Any]:
+    output = interaction.output
+    message: dict[str, Any] = {"role": "assistant", "content": output.content, "refusal": None}
+    if output.tool_calls:
+        message["content"] = output.content or None
+        message["tool_calls"] = [
+            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+            for call in output.tool_calls
+        ]
+    if output.reasoning is not None:
+        message["reasoning_content"] = output.reasoning
+    return message
+
+
+def _finish_reason(interaction: Interaction) -> str:
+    assert interaction.finish_reason is not None
+    return _FINISH_REASONS[interaction.finish_reason]
+
+
+def _usage_json(answers: Sequence[Answer]) -> dict[str, Any]:
+    """The prompt counts once, however many choices were sampled from it."""
+    usages = [usage_of(answer.interaction) for answer in answers]
+    prompt, completion = usages[0].prompt_tokens, sum(usage.completion_tokens for usage in usages)
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": completion,
+        "total_tokens": prompt + completion,
+        "prompt_tokens_details": {"cached_tokens": usages[0].cached_tokens},
+        "completion_tokens_details": {"reasoning_tokens": sum(usage.reasoning_tokens for usage in usages)},
+    }
+
+
+def _logprobs_json(tokens: Sequence[TokenLogprob]) -> dict[str, Any]:
+    entries = [{**_token_json(token), "top_logprobs": [_token_json(other) for other in token.top]} for token in tokens]
+    return {"content": entries, "refusal": None}
+
+
+def _token_json(token: TokenLogprob) -> dict[str, Any]:
+    return {"token": token.text, "logprob": token.logprob, "bytes": list(token.utf8)}

@@ -1,0 +1,39 @@
+"""Request fields that several APIs share, each parsed once here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from proxy.errors import InvalidRequest
+from proxy.protocols.fields import check_text, expect_object, expect_str
+from proxy.types import ResponseFormat
+
+
+def parse_model(body: Mapping[str, Any]) -> str:
+    if body.get("model") is None:
+        raise InvalidRequest("'model' is missing; any name will do, the reply echoes it", param="model")
+    return check_text(expect_str(body["model"], "model"), "model")
+
+
+def effort_options(effort: str) -> dict[str, Any]:
+    """What a reasoning effort says to a template: some read the effort, more of them whether to think at all."""
+    return {"reasoning_effort": effort} | ({"enable_thinking": False} if effort == "none" else {})
+
+
+def parse_response_format(value: Any, name: str) -> ResponseFormat | None:
+    """What `response_format` (or the like in other APIs) asks for; None for text."""
+    if value is None:
+        return None
+    wanted = expect_object(value, name)
+    match wanted.get("type"):
+        case "text":
+            return None
+        case "json_object":
+            return ResponseFormat()
+        case "json_schema":
+            holder = expect_object(wanted.get("json_schema", wanted), f"{name}.json_schema")
+            return ResponseFormat(expect_object(holder.get("schema"), f"{name}.json_schema.schema"))
+        case kind:
+            message = f"'{name}.type' must be text, json_object or json_schema, not {kind!r}"
+            raise InvalidRequest(message, param=f"{name}.type")

@@ -1,0 +1,23 @@
+"""Tool results and the calls that they answer."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from proxy.types import Message, Role
+
+
+def link_tool_results(messages: list[Message]) -> list[Message]:
+    """Give tool messages without a call id the id of the first call that is not answered yet."""
+    open_calls: list[str] = []
+    out: list[Message] = []
+    for message in messages:
+        if message.tool_calls:
+            open_calls = [call.id for call in message.tool_calls]
+        elif message.role is Role.TOOL:
+            if message.tool_call_id is None and open_calls:
+                message = replace(message, tool_call_id=open_calls[0])
+            if message.tool_call_id in open_calls:
+                open_calls.remove(message.tool_call_id)
+        out.append(message)
+    return out
