@@ -29,9 +29,11 @@ from proxy.api.pace import Pace
 from proxy.api.reward_endpoints import RewardEndpoints
 from proxy.api.session_endpoints import SessionEndpoints
 from proxy.api.turn_endpoints import count_endpoint, turn_endpoint
+from proxy.engine.admin import EngineAdmin
 from proxy.engine.create import create_engine, model_folder, model_name
 from proxy.engine.gate import Gate
-from proxy.engine.interface import Engine, WeightTransfer
+from proxy.engine.interface import Engine, ServerPool, WeightTransfer
+from proxy.engine.mailbox import Mailbox
 from proxy.errors import InvalidRequest, ProxyError
 from proxy.metrics import Metrics
 from proxy.protocols.chat.protocol import ChatProtocol
@@ -98,13 +100,13 @@ def build_app(
         async with AsyncExitStack() as stack:
             stack.push_async_callback(store.close)
             await engine.start()
-            stack.push_async_callback(gate.close)
+            stack.push_async_callback(engine.close)
             stack.push_async_callback(turns.drain, settings.shutdown_timeout_s)
             sweeper = asyncio.create_task(_sweep(sessions, settings.session_idle_s))
             stack.push_async_callback(_cancel, sweeper)
             yield
 
-    routes = _routes(settings, access, sessions, turns, store, gate, metrics, renderer, polls)
+    routes = _routes(settings, access, sessions, turns, store, engine, gate, metrics, renderer, polls)
     app = Starlette(routes=routes, lifespan=lifespan)
     app.state.turns, app.state.polls = turns, polls
     app.state.engine, app.state.renderer, app.state.store, app.state.model = (
@@ -128,6 +130,7 @@ def _routes(
     sessions: Sessions,
     turns: Turns,
     store: Store,
+    engine: Engine,
     gate: Gate,
     metrics: Metrics,
     renderer: Renderer,
@@ -141,7 +144,8 @@ def _routes(
     rewards = RewardEndpoints(access, sessions, settings)
     models = ModelEndpoints(model_name(settings))
     export = ExportEndpoint(access, sessions, store, settings, polls, Pace(lambda: turns.busy), renderer.decode)
-    health = HealthEndpoints(gate, store, metrics)
+    servers = engine if isinstance(engine, ServerPool) else None
+    health = HealthEndpoints(gate, store, metrics, servers)
     generate = GenerateEndpoint(access, turns, gate, settings, renderer.stop_token_ids)
     claims = ClaimEndpoints(access, store, export, settings, polls)
     # Before the agents' routes: a session's id may end in /models.
@@ -177,12 +181,12 @@ def _routes(
         Route("/metrics", health.metrics, methods=["GET"]),
     ]
     # Turns are what comes often.
-    return first + agent + control + _engine_routes(settings, access, sessions, gate, polls)
+    mailbox = MailboxEndpoints(access, engine if isinstance(engine, Mailbox) else None, sessions, settings, polls)
+    administration = EngineEndpoints(access, gate, EngineAdmin(engine, gate), servers, settings)
+    return first + agent + control + _engine_routes(administration, mailbox)
 
 
-def _engine_routes(settings: Settings, access: Access, sessions: Sessions, gate: Gate, polls: LongPolls) -> list[Route]:
-    engine = EngineEndpoints(access, gate, settings)
-    mailbox = MailboxEndpoints(access, gate, sessions, settings, polls)
+def _engine_routes(engine: EngineEndpoints, mailbox: MailboxEndpoints) -> list[Route]:
     return [
         Route("/engine", engine.show, methods=["GET"]),
         Route("/engine/pause_generation", engine.pause, methods=["POST"]),

@@ -8,9 +8,9 @@ from typing import Any
 from starlette.requests import Request
 
 from proxy.api.http import JsonResponse, key_of, read_object
+from proxy.engine.admin import EngineAdmin
 from proxy.engine.gate import Gate
-from proxy.engine.interface import MEMORY_TAGS, PauseMode, WeightTransfer
-from proxy.engine.servers.pool import Pool
+from proxy.engine.interface import MEMORY_TAGS, PauseMode, ServerPool, WeightTransfer
 from proxy.engine.versions import LARGEST_VERSION
 from proxy.errors import EngineIncapable, InvalidRequest
 from proxy.protocols.fields import expect_list, expect_str, optional_int, optional_text
@@ -23,8 +23,12 @@ _IDLE_MODES = (PauseMode.ABORT, PauseMode.DRAIN)
 class EngineEndpoints:
     """The endpoints of a trainer that owns the weights."""
 
-    def __init__(self, access: Access, gate: Gate, settings: Settings) -> None:
-        self._access, self._gate, self._settings = access, gate, settings
+    def __init__(
+        self, access: Access, gate: Gate, admin: EngineAdmin, servers: ServerPool | None, settings: Settings
+    ) -> None:
+        """`servers`: the engine's server pool; None if the engine is not a pool."""
+        self._access, self._gate, self._admin, self._servers = access, gate, admin, servers
+        self._settings = settings
 
     async def show(self, request: Request) -> JsonResponse:
         """What runs: name, model, weight version, pause, requests in flight and waiting."""
@@ -34,12 +38,12 @@ class EngineEndpoints:
     async def pause(self, request: Request) -> JsonResponse:
         """`mode`: abort (the default; what is cut goes on later), drain, retract or in_place."""
         mode = _mode(await self._body(request), tuple(PauseMode))
-        await self._gate.pause(mode)
+        await self._admin.pause(mode)
         return self._state()
 
     async def resume(self, request: Request) -> JsonResponse:
         await self._body(request)
-        await self._gate.resume()
+        await self._admin.resume()
         return self._state()
 
     async def update_weights(self, request: Request) -> JsonResponse:
@@ -49,7 +53,7 @@ class EngineEndpoints:
         if path is None:
             raise InvalidRequest("'path' is missing: the folder of the new weights", param="path")
         version = optional_int(body, "version", least=0, most=LARGEST_VERSION)
-        return self._state(weight_version=await self._gate.update_weights(path, version, mode))
+        return self._state(weight_version=await self._admin.update_weights(path, version, mode))
 
     async def transfer_weights(self, request: Request) -> JsonResponse:
         """A step of SGLang's transfer of weights, its fields as they are; `version` is its weight_version."""
@@ -59,22 +63,22 @@ class EngineEndpoints:
         if version is not None:
             fields["weight_version"] = str(version)
         step = WeightTransfer(request.url.path.rsplit("/", 1)[-1])
-        return self._state(weight_version=await self._gate.transfer_weights(step, fields))
+        return self._state(weight_version=await self._admin.transfer_weights(step, fields))
 
     async def release_memory(self, request: Request) -> JsonResponse:
         """`tags`: weights, kv_cache, or (none) all of it. `mode`: abort or drain what is in flight."""
         body = await self._body(request)
-        await self._gate.release_memory(_tags(body), _mode(body, _IDLE_MODES))
+        await self._admin.release_memory(_tags(body), _mode(body, _IDLE_MODES))
         return self._state()
 
     async def resume_memory(self, request: Request) -> JsonResponse:
         """Once all that was released is back, generation goes on."""
-        await self._gate.resume_memory(_tags(await self._body(request)))
+        await self._admin.resume_memory(_tags(await self._body(request)))
         return self._state()
 
     async def flush_cache(self, request: Request) -> JsonResponse:
         await self._body(request)
-        await self._gate.flush_cache()
+        await self._admin.flush_cache()
         return self._state()
 
     async def list_servers(self, request: Request) -> JsonResponse:
@@ -96,10 +100,10 @@ class EngineEndpoints:
         self._access.check_admin(key_of(request))
         return await read_object(request, self._settings.max_body_bytes)
 
-    def _pool(self) -> Pool:
-        if not isinstance(self._gate.engine, Pool):
+    def _pool(self) -> ServerPool:
+        if self._servers is None:
             raise EngineIncapable("this engine has no servers; start with --engine URL[,URL...]")
-        return self._gate.engine
+        return self._servers
 
     def _state(self, **more: Any) -> JsonResponse:
         info, paused = self._gate.info(), self._gate.paused
@@ -110,7 +114,7 @@ class EngineEndpoints:
             "paused": None if paused is None else paused.value,
             "in_flight": self._gate.running,
             "waiting": self._gate.waiting,
-            "released": sorted(self._gate.released),
+            "released": sorted(self._admin.released),
             "capabilities": sorted(info.capabilities),
             "context_length": info.context_length,
             "detail": info.detail,

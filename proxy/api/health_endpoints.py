@@ -7,7 +7,7 @@ from starlette.responses import Response
 
 from proxy.api.http import JsonResponse
 from proxy.engine.gate import Gate
-from proxy.engine.servers.pool import Pool
+from proxy.engine.interface import ServerPool
 from proxy.metrics import CONTENT_TYPE, Metrics
 from proxy.store.store import Store
 
@@ -15,8 +15,9 @@ from proxy.store.store import Store
 class HealthEndpoints:
     """`/health`, `/ready` and `/metrics`."""
 
-    def __init__(self, gate: Gate, store: Store, metrics: Metrics) -> None:
-        self._gate, self._store, self._metrics = gate, store, metrics
+    def __init__(self, gate: Gate, store: Store, metrics: Metrics, servers: ServerPool | None) -> None:
+        """`servers`: the engine's server pool; None if the engine is not a pool."""
+        self._gate, self._store, self._metrics, self._servers = gate, store, metrics, servers
 
     async def health(self, request: Request) -> JsonResponse:
         return JsonResponse({"status": "ok"})
@@ -24,8 +25,8 @@ class HealthEndpoints:
     async def ready(self, request: Request) -> JsonResponse:
         """200 when the store answers and the engine runs. Raises StoreUnavailable or EngineUnavailable."""
         await self._store.ping()
-        if isinstance(self._gate.engine, Pool):
-            self._gate.engine.check_alive()
+        if self._servers is not None:
+            self._servers.check_alive()
         info, paused = self._gate.info(), self._gate.paused
         state = {"status": "ready" if paused is None else "paused", "engine": info.name}
         return JsonResponse({**state, "weight_version": info.weight_version})

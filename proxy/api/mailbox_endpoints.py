@@ -11,7 +11,6 @@ from starlette.requests import Request
 from proxy.api.connections import while_connected
 from proxy.api.http import JsonResponse, key_of, read_object
 from proxy.api.long_polls import LongPolls
-from proxy.engine.gate import Gate
 from proxy.engine.mailbox import Delivery, Letter, Mailbox, failure
 from proxy.engine.versions import LARGEST_VERSION
 from proxy.errors import EngineIncapable, InvalidRequest, ProxyError
@@ -31,8 +30,11 @@ _ANSWERS = ("text", "output_ids", "error")
 class MailboxEndpoints:
     """`/mailbox/next` and `/mailbox/deliver`."""
 
-    def __init__(self, access: Access, gate: Gate, sessions: Sessions, settings: Settings, polls: LongPolls) -> None:
-        self._access, self._gate, self._sessions, self._settings = access, gate, sessions, settings
+    def __init__(
+        self, access: Access, mailbox: Mailbox | None, sessions: Sessions, settings: Settings, polls: LongPolls
+    ) -> None:
+        """`mailbox`: the engine; None if the engine is not a mailbox."""
+        self._access, self._engine, self._sessions, self._settings = access, mailbox, sessions, settings
         self._polls = polls
 
     async def next(self, request: Request) -> JsonResponse:
@@ -78,9 +80,9 @@ class MailboxEndpoints:
         return await read_object(request, self._settings.max_body_bytes)
 
     def _mailbox(self) -> Mailbox:
-        if not isinstance(self._gate.engine, Mailbox):
+        if self._engine is None:
             raise EngineIncapable("there is no mailbox; start with --engine mailbox")
-        return self._gate.engine
+        return self._engine
 
 
 def _letter_json(letter: Letter) -> dict[str, Any]:

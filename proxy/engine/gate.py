@@ -8,15 +8,15 @@ output cannot be taken up in its middle, so a pause that would cut it waits for 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 from proxy.engine.chunks import TokenChunk
-from proxy.engine.interface import MEMORY_TAGS, Capability, Engine, EngineInfo, PauseMode, WeightTransfer
+from proxy.engine.interface import Engine, EngineInfo, PauseMode
 from proxy.engine.requests import GenerateRequest, rest_of
-from proxy.errors import EngineIncapable, EngineLost, EngineUnavailable, ProxyError
+from proxy.errors import EngineLost, EngineUnavailable, ProxyError
 from proxy.settings import Settings
 from proxy.types import FinishReason, Ids, Logprobs, ids_of
 
@@ -54,33 +54,25 @@ class Gate:
     """One engine, and everything that is asked of it."""
 
     def __init__(self, engine: Engine, settings: Settings) -> None:
-        self.engine = engine
+        self._engine = engine
         self.waiting = 0
         self._settings = settings
         self._flights: set[_Flight] = set()
         self._open = asyncio.Event()
         self._open.set()
         self._ended = asyncio.Condition()
-        self._control = asyncio.Lock()
         self._arrivals: set[asyncio.Timeout] = set()
         self._stopping = False
         self._mode: PauseMode | None = None
-        self._released: frozenset[str] = frozenset()
-        self._paused_for_memory = False
 
     def info(self) -> EngineInfo:
         """What runs behind the gate."""
-        return self.engine.info()
+        return self._engine.info()
 
     @property
     def paused(self) -> PauseMode | None:
         """How the engine is paused; None while it runs."""
         return self._mode
-
-    @property
-    def released(self) -> frozenset[str]:
-        """Which kinds of memory the engine has given back."""
-        return self._released
 
     @property
     def running(self) -> int:
@@ -158,6 +150,42 @@ class Gate:
             self._flights.discard(flight)
             await self._tell()
 
+    async def shut(self, mode: PauseMode) -> None:
+        """Let no request in and pause the engine by `mode`; no effect if it is paused already.
+
+        Not serialised: call it through `EngineAdmin`. Raises what the engine raises; the gate is then open again.
+        """
+        if self._mode is not None:
+            return
+        self._open.clear()
+        try:
+            if mode is PauseMode.DRAIN:
+                await self.until_idle()
+            elif mode is PauseMode.ABORT:
+                await self._until(lambda: not any(f.running and not f.continuable for f in self._flights))
+            self._mode = mode
+            for flight in self._flights:
+                flight.cut = flight.cut or (mode is PauseMode.ABORT and flight.running)
+                flight.suspend(None)
+            await self._engine.pause(PauseMode.IN_PLACE if mode is PauseMode.DRAIN else mode)
+        except BaseException as error:
+            if self._mode is not None and isinstance(error, ProxyError):
+                with suppress(ProxyError):  # the engine may have paused before it failed
+                    await self._engine.resume()
+            self._let_in()
+            raise
+
+    async def reopen(self) -> None:
+        """Resume the engine and let requests in; no effect unless it is paused. Not serialised, like `shut`."""
+        if self._mode is None:
+            return
+        await self._engine.resume()
+        self._let_in()
+
+    async def until_idle(self) -> None:
+        """Wait until the engine runs no request. Only for a gate that is shut: else nothing reports the end."""
+        await self._until(lambda: not self.running)
+
     async def _wait_open(self) -> None:
         """Wait until the gate is open. A pause may close it again before who waits comes to run."""
         while not self._open.is_set():
@@ -174,7 +202,7 @@ class Gate:
         """The chunks of one submission. Ends without a finish when a pause cut it."""
         flight.running, flight.cut = True, False
         again = bool(flight.output)
-        chunks = cast("Any", self.engine.generate(rest_of(flight.request, flight.output)))
+        chunks = cast("Any", self._engine.generate(rest_of(flight.request, flight.output)))
         try:
             async with aclosing(chunks):
                 async for chunk in chunks:
@@ -190,124 +218,8 @@ class Gate:
             flight.running = False
             await self._tell()
 
-    async def pause(self, mode: PauseMode) -> None:
-        """Stop sampling and let nobody in. A pause during a pause changes nothing. Raises EngineUnavailable."""
-        async with self._control:
-            await self._pause(mode)
-
-    async def resume(self) -> None:
-        """Go on. Raises EngineUnavailable while memory is released."""
-        async with self._control:
-            if self._released:
-                raise EngineUnavailable("memory is released; POST /engine/resume_memory first")
-            await self._resume()
-
-    async def update_weights(self, path: str, version: int | None, mode: PauseMode) -> int:
-        """Pause by `mode`, load the weights in folder `path`, go on if nothing was paused before; returns the version.
-
-        Raises InvalidRequest when the weights do not fit: the old ones then stay.
-        """
-        async with self._control:
-            return await self._while_paused(mode, lambda: self.engine.update_weights(path, version))
-
-    async def transfer_weights(self, step: WeightTransfer, fields: Mapping[str, Any]) -> int:
-        """Pass a step of a transfer on; the trainer pauses around all of them itself."""
-        async with self._control:
-            return await self.engine.transfer_weights(step, fields)
-
-    async def flush_cache(self) -> None:
-        """Forget cached prefixes."""
-        async with self._control:
-            await self.engine.flush_cache()
-
-    async def release_memory(self, tags: Sequence[str], mode: PauseMode) -> None:
-        """Pause by `mode` (abort or drain: nothing may run) and give memory back, `tags` or all. Stays paused.
-
-        Raises EngineUnavailable; EngineIncapable, before anything is paused, where the engine says that it cannot.
-        """
-        async with self._control:
-            self._check_can_release()
-            kinds = frozenset(tags or MEMORY_TAGS) - self._released
-            was_paused = self._mode is not None
-            await self._empty(mode)
-            try:
-                if kinds:
-                    await self.engine.release_memory(_named(kinds))
-            except ProxyError:
-                if not was_paused:
-                    await self._resume()
-                raise
-            self._released |= kinds
-            self._paused_for_memory = self._paused_for_memory or not was_paused
-
-    async def resume_memory(self, tags: Sequence[str]) -> None:
-        """Take memory back, `tags` or all that was released; once all of it is there, go on, unless paused before."""
-        async with self._control:
-            self._check_can_release()
-            kinds = frozenset(tags or MEMORY_TAGS) & self._released
-            if kinds:
-                await self.engine.resume_memory(_named(kinds))
-            self._released -= kinds
-            if self._paused_for_memory and not self._released:
-                await self._resume()
-
-    async def close(self) -> None:
-        """Close the engine."""
-        await self.engine.close()
-
-    async def _while_paused(self, mode: PauseMode, work: Callable[[], Any]) -> int:
-        was_paused = self._mode is not None
-        await self._pause(mode)
-        try:
-            version: int = await work()
-        finally:
-            if not was_paused:
-                await self._resume()
-        return version
-
-    def _check_can_release(self) -> None:
-        info = self.info()
-        if Capability.RELEASE_MEMORY not in info.capabilities:
-            raise EngineIncapable(
-                f"this engine ({info.name}) holds no memory that it could release; SGLang does with enable_memory_saver"
-            )
-
-    async def _empty(self, mode: PauseMode) -> None:
-        """Pause so that the engine holds no request; what an earlier pause left in it goes on for that."""
-        if self._mode is not None and self.running:
-            await self._resume()
-        await self._pause(mode)
-        await self._until(lambda: not self.running)
-
-    async def _pause(self, mode: PauseMode) -> None:
-        if self._mode is not None:
-            return
-        self._open.clear()
-        try:
-            if mode is PauseMode.DRAIN:
-                await self._until(lambda: not self.running)
-            elif mode is PauseMode.ABORT:
-                await self._until(lambda: not any(f.running and not f.continuable for f in self._flights))
-            self._mode = mode
-            for flight in self._flights:
-                flight.cut = flight.cut or (mode is PauseMode.ABORT and flight.running)
-                flight.suspend(None)
-            await self.engine.pause(PauseMode.IN_PLACE if mode is PauseMode.DRAIN else mode)
-        except BaseException as error:
-            if self._mode is not None and isinstance(error, ProxyError):
-                with suppress(ProxyError):  # it may have stopped nevertheless
-                    await self.engine.resume()
-            self._let_in()
-            raise
-
-    async def _resume(self) -> None:
-        if self._mode is None:
-            return
-        await self.engine.resume()
-        self._let_in()
-
     def _let_in(self) -> None:
-        self._mode, self._paused_for_memory = None, False
+        self._mode = None
         now = asyncio.get_running_loop().time()
         for flight in self._flights:
             flight.suspend(now + flight.limit_s)
@@ -321,8 +233,3 @@ class Gate:
         if not self._open.is_set():
             async with self._ended:
                 self._ended.notify_all()
-
-
-def _named(kinds: frozenset[str]) -> tuple[str, ...]:
-    """Kinds of memory as engines are told them; none stands for all."""
-    return () if kinds == frozenset(MEMORY_TAGS) else tuple(sorted(kinds))

@@ -109,3 +109,20 @@ class Engine(Protocol):
 
     async def close(self) -> None:
         """Free everything. Requests in flight end with `FinishReason.ABORT`."""
+
+
+@runtime_checkable
+class ServerPool(Protocol):
+    """What an engine over several servers offers beside `Engine`: its servers can be listed, added and removed."""
+
+    def check_alive(self) -> None:
+        """Raise EngineUnavailable when no server takes requests, as far as is known."""
+
+    def servers(self) -> list[dict[str, Any]]:
+        """Each server as a dict: url, state, in_flight, served, sessions, weight_version, failure."""
+
+    async def add(self, url: str) -> None:
+        """Add the server at `url`. Raises InvalidRequest if it is in the pool already or cannot join."""
+
+    async def remove(self, url: str) -> None:
+        """Send the server no more requests and drop it after its last one. Raises InvalidRequest if unknown."""

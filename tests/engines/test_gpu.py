@@ -16,7 +16,6 @@ import pytest
 import pytest_asyncio
 
 from proxy.engine.contract import CHECKS, Check, Reply, check_grammar_gives_json, complete, request_for
-from proxy.engine.gate import Gate
 from proxy.engine.interface import Capability, Engine, PauseMode
 from proxy.engine.requests import GenerateRequest
 from proxy.settings import Settings
@@ -25,6 +24,7 @@ from tests.bench.models import Shape, write_model
 from tests.engines.crowds import Growing, abort_after, converse, converse_all, leave_after
 from tests.engines.devices import CPU_ARGUMENTS, CUDA_ARGUMENTS
 from tests.engines.forward import check_logprobs, plain_logprobs
+from tests.engines.gates import AdminGate
 
 pytestmark = [
     pytest.mark.gpu,
@@ -93,11 +93,11 @@ def engine(request: pytest.FixtureRequest) -> Engine:
 
 
 @pytest.fixture
-def gate(engine: Engine) -> Gate:
-    return Gate(engine, Settings())
+def gate(engine: Engine) -> AdminGate:
+    return AdminGate(engine)
 
 
-async def read(gate: Gate, request: GenerateRequest, begun: asyncio.Event | None = None) -> Reply:
+async def read(gate: AdminGate, request: GenerateRequest, begun: asyncio.Event | None = None) -> Reply:
     """The whole reply; `begun` is set once 20 tokens of it are there."""
     reply = Reply()
     async for chunk in gate.generate(request):
@@ -111,8 +111,8 @@ def check(folders: dict[int, Path], prompt: Ids, reply: Reply) -> None:
     check_logprobs(folders, prompt, reply.ids, reply.logprobs, reply.versions, TOLERANCE)
 
 
-async def use_first_weights(gate: Gate, folders: dict[int, Path]) -> None:
-    await gate.update_weights(str(folders[0]), 0, PauseMode.DRAIN)
+async def use_first_weights(gate: AdminGate, folders: dict[int, Path]) -> None:
+    await gate.admin.update_weights(str(folders[0]), 0, PauseMode.DRAIN)
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__.removeprefix("check_"))
@@ -133,7 +133,9 @@ async def test_it_runs_on_the_device_that_was_asked_for(engine: Engine, device: 
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
-async def test_logprobs_equal_a_plain_forward_pass(gate: Gate, folders: dict[int, Path], temperature: float) -> None:
+async def test_logprobs_equal_a_plain_forward_pass(
+    gate: AdminGate, folders: dict[int, Path], temperature: float
+) -> None:
     await use_first_weights(gate, folders)
     reply = await complete(gate.engine, request_for(PROMPT, 60, temperature))
     expected = plain_logprobs(folders[0], PROMPT, reply.ids, temperature)
@@ -153,7 +155,7 @@ async def test_a_growing_session_reuses_its_prefix(engine: Engine) -> None:
 
 
 async def test_many_sessions_at_once_and_some_that_leave_keep_exact_logprobs(
-    gate: Gate, folders: dict[int, Path]
+    gate: AdminGate, folders: dict[int, Path]
 ) -> None:
     await use_first_weights(gate, folders)
     prompts = [ids_of(range(n, n + 20)) for n in range(8)]
@@ -170,23 +172,23 @@ async def test_many_sessions_at_once_and_some_that_leave_keep_exact_logprobs(
 
 @pytest.mark.parametrize("mode", PauseMode)
 async def test_tokens_around_a_weight_change_are_those_of_their_versions(
-    gate: Gate, folders: dict[int, Path], mode: PauseMode
+    gate: AdminGate, folders: dict[int, Path], mode: PauseMode
 ) -> None:
     await use_first_weights(gate, folders)
     prompts, begun = [ids_of(range(n, n + 30)) for n in range(6)], asyncio.Event()
     running = [asyncio.create_task(read(gate, request_for(prompt, LONG), begun)) for prompt in prompts]
     await begun.wait()
-    assert await gate.update_weights(str(folders[1]), 1, mode) == 1
+    assert await gate.admin.update_weights(str(folders[1]), 1, mode) == 1
     replies = await asyncio.gather(*running)
     for prompt, reply in zip(prompts, replies, strict=True):
         assert len(reply.ids) == LONG and reply.versions == sorted(reply.versions)
         check(folders, prompt, _exact_part(gate, reply, mode))
     mixed = sum(len(set(reply.versions)) == 2 for reply in replies)
     assert mixed == 0 if mode is PauseMode.DRAIN else mixed > 0
-    await gate.flush_cache()
+    await gate.admin.flush_cache()
 
 
-def _exact_part(gate: Gate, reply: Reply, mode: PauseMode) -> Reply:
+def _exact_part(gate: AdminGate, reply: Reply, mode: PauseMode) -> Reply:
     """All of it; but what SGLang samples after a change in place reads keys and values of the old weights."""
     exact = len(reply.ids)
     if mode is PauseMode.IN_PLACE and gate.info().name == "sglang":
@@ -199,16 +201,16 @@ async def test_memory_is_given_back_and_taken_again_while_a_request_waits(
 ) -> None:
     if device != "cuda":
         pytest.skip("only a GPU's memory can be given back")
-    gate = Gate(sglang, Settings())
+    gate = AdminGate(sglang)
     await use_first_weights(gate, folders)
     assert Capability.RELEASE_MEMORY in sglang.info().capabilities
     held = _free_bytes()
     begun = asyncio.Event()
     running = asyncio.create_task(read(gate, request_for(PROMPT, LONG), begun))
     await begun.wait()
-    await gate.release_memory((), PauseMode.ABORT)
+    await gate.admin.release_memory((), PauseMode.ABORT)
     assert _free_bytes() - held > 2**30  # of the cache alone, which is most of 0.4 of the GPU
-    await gate.resume_memory(())
+    await gate.admin.resume_memory(())
     reply = await running
     assert len(reply.ids) == LONG and abs(_free_bytes() - held) < 2**29
     check(folders, PROMPT, reply)

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from proxy.engine.contract import CHECKS, Check, Reply, check_grammar_gives_json, complete, request_for
-from proxy.engine.gate import Gate
 from proxy.engine.interface import Capability, Engine, PauseMode
 from proxy.engine.requests import GenerateRequest
 from proxy.engine.sglang.engine import Ranks, SglangEngine
@@ -19,6 +18,7 @@ from proxy.errors import ConfigurationError, EngineUnavailable, InvalidRequest
 from proxy.settings import Settings
 from proxy.types import FinishReason, SamplingParams, ids_of
 from tests.engines.forward import check_logprobs, logprobs_over_old_keys, plain_logprobs
+from tests.engines.gates import AdminGate
 from tests.engines.updates import under_way, update_while_tokens_are_held_up
 
 pytestmark = [
@@ -30,11 +30,11 @@ PROMPT = ids_of(range(40, 60))
 
 
 @pytest.fixture
-def gate(sglang_engine: SglangEngine) -> Gate:
-    return Gate(sglang_engine, Settings())
+def gate(sglang_engine: SglangEngine) -> AdminGate:
+    return AdminGate(sglang_engine)
 
 
-async def read(gate: Gate, request: GenerateRequest) -> Reply:
+async def read(gate: AdminGate, request: GenerateRequest) -> Reply:
     reply = Reply()
     async for chunk in gate.generate(request):
         assert not chunk.corrected, "the embedded SGLang names versions rightly at once"
@@ -105,7 +105,7 @@ async def test_aborting_one_choice_leaves_the_other(sglang_engine) -> None:
 @pytest.mark.parametrize("mode", [PauseMode.ABORT, PauseMode.RETRACT, PauseMode.DRAIN])
 async def test_tokens_around_a_weight_change_are_those_of_their_versions(gate, weights, mode: PauseMode) -> None:
     crowd = await under_way(gate, read, weights[0], 12, 300)
-    assert await gate.update_weights(str(weights[1]), 1, mode) == 1
+    assert await gate.admin.update_weights(str(weights[1]), 1, mode) == 1
     for prompt, reply in [(prompt, await coming) for prompt, coming in crowd]:
         assert len(reply.ids) == 300 and reply.finish is FinishReason.LENGTH
         assert reply.versions == sorted(reply.versions)
@@ -116,13 +116,13 @@ async def test_tokens_around_a_weight_change_are_those_of_their_versions(gate, w
 @pytest.mark.parametrize("sampled", [0, 1, 40])
 async def test_weights_in_place_give_runs_of_versions_over_the_old_keys(gate, weights, sampled: int) -> None:
     crowd = await under_way(gate, read, weights[0], 6, 300, sampled)
-    await gate.update_weights(str(weights[2]), 2, PauseMode.IN_PLACE)
+    await gate.admin.update_weights(str(weights[2]), 2, PauseMode.IN_PLACE)
     for prompt, reply in [(prompt, await coming) for prompt, coming in crowd]:
         change = reply.versions.count(0)
         assert reply.versions == [0] * change + [2] * (300 - change) and change < 300
         expected = logprobs_over_old_keys(weights[0], weights[2], prompt, reply.ids, change)
         assert reply.logprobs == pytest.approx(expected, abs=1e-4)
-    await gate.flush_cache()
+    await gate.admin.flush_cache()
 
 
 @pytest.mark.parametrize("mode", [PauseMode.ABORT, PauseMode.RETRACT, PauseMode.IN_PLACE])
@@ -137,12 +137,12 @@ async def test_tokens_that_are_passed_on_after_an_update_keep_their_version(gate
             assert reply.logprobs == pytest.approx(expected, abs=1e-4)
         else:
             check_logprobs(weights, prompt, reply.ids, reply.logprobs, reply.versions)
-    await gate.flush_cache()
+    await gate.admin.flush_cache()
 
 
 async def test_pauses_and_weights_at_random_lose_no_token(gate, weights) -> None:
     rng = random.Random(11)
-    await gate.update_weights(str(weights[0]), 0, PauseMode.DRAIN)
+    await gate.admin.update_weights(str(weights[0]), 0, PauseMode.DRAIN)
     prompts = [ids_of(rng.choices(range(600), k=rng.randint(1, 120))) for _ in range(40)]
     lengths = [rng.randint(1, 250) for _ in prompts]
 
@@ -157,12 +157,12 @@ async def test_pauses_and_weights_at_random_lose_no_token(gate, weights) -> None
     while not all(task.done() for task in running):
         mode = rng.choice([PauseMode.ABORT, PauseMode.RETRACT])
         if rng.random() < 0.5:
-            await gate.pause(mode)
+            await gate.admin.pause(mode)
             await asyncio.sleep(rng.random() * 0.1)
-            await gate.resume()
+            await gate.admin.resume()
         else:
             version = rng.randrange(3)
-            await gate.update_weights(str(weights[version]), version, mode)
+            await gate.admin.update_weights(str(weights[version]), version, mode)
         await asyncio.sleep(rng.random() * 0.4)
     for prompt, length, task in zip(prompts, lengths, running, strict=True):
         reply = task.result()
@@ -173,7 +173,7 @@ async def test_pauses_and_weights_at_random_lose_no_token(gate, weights) -> None
 async def test_weights_of_another_model_are_refused_and_the_old_stay(gate, weights, tmp_path: Path) -> None:
     before = gate.info().weight_version
     with pytest.raises(InvalidRequest, match="not a folder"):
-        await gate.update_weights(str(tmp_path), None, PauseMode.ABORT)
+        await gate.admin.update_weights(str(tmp_path), None, PauseMode.ABORT)
     assert gate.info().weight_version == before and gate.paused is None
     await read(gate, request_for(PROMPT, 4))
 

@@ -17,14 +17,13 @@ import httpx
 import pytest
 
 from proxy.engine.contract import CHECKS, Check, Reply, check_grammar_gives_json, request_for
-from proxy.engine.gate import Gate
 from proxy.engine.interface import Capability, PauseMode
 from proxy.engine.requests import GenerateRequest
 from proxy.engine.servers.kinds import connect
 from proxy.engine.servers.pool import Pool
-from proxy.settings import Settings
 from proxy.types import ids_of
 from tests.engines.forward import check_logprobs, plain_logprobs
+from tests.engines.gates import AdminGate
 from tests.engines.updates import under_way, update_while_tokens_are_held_up
 from tests.support import until
 
@@ -110,7 +109,7 @@ async def pool_of(*urls: str):
         await pool.close()
 
 
-async def read(gate: Gate, request: GenerateRequest) -> Reply:
+async def read(gate: AdminGate, request: GenerateRequest) -> Reply:
     reply = Reply()
     async for chunk in gate.generate(request):
         reply.add(chunk)
@@ -136,24 +135,24 @@ async def test_contract_of_grammars_and_what_it_says_of_itself(server: Server, w
 @pytest.mark.parametrize("mode", [PauseMode.ABORT, PauseMode.RETRACT])
 async def test_tokens_around_a_weight_change_are_those_of_their_versions(server, weights, mode) -> None:
     async with pool_of(server.url) as pool:
-        gate = Gate(pool, Settings())
+        gate = AdminGate(pool)
         crowd = await under_way(gate, read, weights[0], 8, 300)
-        await gate.update_weights(str(weights[1]), 1, mode)
+        await gate.admin.update_weights(str(weights[1]), 1, mode)
         for prompt, reply in [(prompt, await coming) for prompt, coming in crowd]:
             assert len(reply.ids) == 300
             check_logprobs(weights, prompt, reply.ids, reply.logprobs, reply.versions)
-        await gate.update_weights(str(weights[0]), 0, PauseMode.DRAIN)
+        await gate.admin.update_weights(str(weights[0]), 0, PauseMode.DRAIN)
 
 
 async def test_tokens_that_are_passed_on_after_an_update_get_their_version_back_at_the_end(server, weights) -> None:
     async with pool_of(server.url) as pool:
-        gate = Gate(pool, Settings())
+        gate = AdminGate(pool)
         crowd = await under_way(gate, read, weights[0], 6, 200)
         await update_while_tokens_are_held_up(gate, server.pid, weights[1], 1, PauseMode.RETRACT)
         for prompt, reply in [(prompt, await coming) for prompt, coming in crowd]:
             assert set(reply.versions) == {0, 1}
             check_logprobs(weights, prompt, reply.ids, reply.logprobs, reply.versions)
-        await gate.update_weights(str(weights[0]), 0, PauseMode.DRAIN)
+        await gate.admin.update_weights(str(weights[0]), 0, PauseMode.DRAIN)
 
 
 async def test_three_servers_that_are_killed_cost_no_token(weights, tmp_path: Path) -> None:
@@ -164,7 +163,7 @@ async def test_three_servers_that_are_killed_cost_no_token(weights, tmp_path: Pa
             started.wait_ready()
         async with pool_of(*(started.url for started in servers)) as pool:
             await until(lambda: all(shown["state"] == "alive" for shown in pool.servers()))  # a busy one comes later
-            gate = Gate(pool, Settings())
+            gate = AdminGate(pool)
             prompts = [ids_of(range(n, n + 40)) for n in range(18)]
             running = [asyncio.create_task(read(gate, request_for(prompt, 400, 0.0))) for prompt in prompts]
             for victim in servers[:2]:

@@ -134,7 +134,7 @@ class Pool:
         bodies: dict[str, Mapping[str, Any]] = {}
         for member in self._alive():
             bodies[member.url] = fields if offset is None else {**fields, "rank_offset": offset}
-            offset = None if offset is None else offset + int(getattr(member.engine, "world_size", 1))
+            offset = None if offset is None else offset + member.engine.world_size
         with self._change():
             versions = await self._on_all(lambda engine: engine.transfer_weights(step, bodies[engine.url]))
             if fields.get("weight_version") is not None:

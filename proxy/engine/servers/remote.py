@@ -13,6 +13,10 @@ class RemoteEngine(Engine, Protocol):
 
     url: str
 
+    @property
+    def world_size(self) -> int:
+        """The number of processes that hold weights: the ranks that the server takes in a weight transfer group."""
+
     async def check(self) -> int:
         """Raise EngineLost unless the server is there; the weight version that it serves."""
 

@@ -184,6 +184,11 @@ class VllmServer:
         """Forget cached prefixes."""
         await self._connection.call("/reset_prefix_cache")
 
+    @property
+    def world_size(self) -> int:
+        """1: vLLM takes part in no weight transfer."""
+        return 1
+
     def info(self) -> EngineInfo:
         """What the server said of itself; valid after `start`."""
         return EngineInfo(

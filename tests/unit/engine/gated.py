@@ -9,14 +9,13 @@ from dataclasses import replace
 from typing import Any, cast
 
 from proxy.engine.chunks import TokenChunk
-from proxy.engine.gate import Gate
 from proxy.engine.grammar import Grammar, GrammarPart
 from proxy.engine.interface import Capability, EngineInfo, PauseMode
 from proxy.engine.requests import GenerateRequest
 from proxy.engine.scripted.engine import ScriptedEngine
 from proxy.errors import EngineLost, EngineUnavailable, InvalidRequest
-from proxy.settings import Settings
 from proxy.types import SamplingParams, ids_of
+from tests.engines.gates import AdminGate
 from tests.engines.scripts import VOCABULARY, following, model_like
 
 GRAMMAR = Grammar(((GrammarPart(text="yes"),),))
@@ -100,8 +99,8 @@ class HoldingEngine(WatchfulEngine):
         self.held |= kinds
 
 
-def gate_of(engine: ScriptedEngine, **settings: Any) -> Gate:
-    return Gate(engine, Settings(**settings))
+def gate_of(engine: ScriptedEngine, **settings: Any) -> AdminGate:
+    return AdminGate(engine, **settings)
 
 
 def asking(name: str, count: int, *, start: int = 40, constrained: bool = False) -> GenerateRequest:

@@ -9,41 +9,41 @@ import random
 import pytest
 
 from proxy.engine.contract import complete
-from proxy.engine.gate import Gate
 from proxy.engine.interface import PauseMode
 from proxy.errors import EngineUnavailable
+from tests.engines.gates import AdminGate
 from tests.unit.engine.gated import HoldingEngine, asking, gate_of, uninterrupted
 
 STORMS = 24
 
 
-async def disturb(gate: Gate, dice: random.Random) -> None:
+async def disturb(gate: AdminGate, dice: random.Random) -> None:
     """One thing that a trainer may do."""
     mode = dice.choice(list(PauseMode))
     match dice.randrange(5):
         case 0:
-            await gate.pause(mode)
+            await gate.admin.pause(mode)
         case 1:
             with contextlib.suppress(EngineUnavailable):  # memory is released
-                await gate.resume()
+                await gate.admin.resume()
         case 2:
-            await gate.update_weights("/weights", None, mode)
+            await gate.admin.update_weights("/weights", None, mode)
         case 3:
-            await gate.release_memory(dice.choice([(), ("weights",), ("kv_cache",)]), PauseMode.ABORT)
+            await gate.admin.release_memory(dice.choice([(), ("weights",), ("kv_cache",)]), PauseMode.ABORT)
         case _:
-            await gate.resume_memory(dice.choice([(), ("weights",), ("kv_cache",)]))
+            await gate.admin.resume_memory(dice.choice([(), ("weights",), ("kv_cache",)]))
 
 
-async def storm(gate: Gate, dice: random.Random) -> None:
+async def storm(gate: AdminGate, dice: random.Random) -> None:
     """Disturbances, some of them at once, and in the end an engine that runs."""
     for _ in range(12):
         await asyncio.sleep(dice.choice([0.0, 0.001, 0.004]))
         await asyncio.gather(*(disturb(gate, dice) for _ in range(dice.choice([1, 1, 2]))))
-    await gate.resume_memory(())
-    await gate.resume()
+    await gate.admin.resume_memory(())
+    await gate.admin.resume()
 
 
-async def visit(gate: Gate, dice: random.Random, name: str, constrained: bool) -> None:
+async def visit(gate: AdminGate, dice: random.Random, name: str, constrained: bool) -> None:
     """A request with its tokens proven, unless it leaves in its middle."""
     await asyncio.sleep(dice.random() * 0.02)
     request = asking(name, dice.randrange(1, 40), start=dice.randrange(500), constrained=constrained)

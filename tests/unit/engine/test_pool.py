@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from proxy.engine.contract import Reply, complete, request_for
-from proxy.engine.gate import Gate
 from proxy.engine.interface import PauseMode, WeightTransfer
 from proxy.engine.requests import GenerateRequest
 from proxy.engine.servers.connection import NO_KEYS, Keys, server_url
@@ -20,8 +19,8 @@ from proxy.engine.servers.kinds import connect
 from proxy.engine.servers.pool import Pool
 from proxy.engine.servers.sglang_server import SglangServer
 from proxy.errors import ConfigurationError, EngineLost, InvalidRequest
-from proxy.settings import Settings
 from proxy.types import Message, Role, SamplingParams, TurnRequest, ids_of
+from tests.engines.gates import AdminGate
 from tests.engines.scripts import VOCABULARY, following
 from tests.engines.wire import LiveWire
 from tests.support import until
@@ -61,7 +60,7 @@ def of_session(session_id: str, prompt=PROMPT, tokens: int = 40, *, stream: bool
     return replace(request_for(prompt, tokens), session_id=session_id, turn=turn)
 
 
-async def read(gate: Gate, request: GenerateRequest) -> Reply:
+async def read(gate: AdminGate, request: GenerateRequest) -> Reply:
     reply = Reply()
     async for chunk in gate.generate(request):
         reply.add(chunk)
@@ -76,7 +75,7 @@ def states(pool: Pool) -> dict[str, str]:
 async def test_kills_and_returns_at_random_change_no_token(seed: int) -> None:
     rng = random.Random(seed)
     async with wires(3, delay_s=0.002) as live, pool_of(*(wire.url for wire in live)) as pool:
-        gate = Gate(pool, Settings())
+        gate = AdminGate(pool)
         prompts = [ids_of(rng.choices(range(600), k=rng.randint(1, 40))) for _ in range(24)]
         requests = [of_session(f"s{n % 7}", prompt, 60, stream=n % 2 == 0) for n, prompt in enumerate(prompts)]
         running = [asyncio.create_task(read(gate, request)) for request in requests]
@@ -108,7 +107,7 @@ async def test_a_reply_that_is_cut_is_an_engine_lost_though_the_server_hangs(str
 
 async def test_what_a_server_that_hangs_was_sampling_goes_on_elsewhere() -> None:
     async with wires(2, delay_s=0.01) as live, pool_of(*(wire.url for wire in live)) as pool:
-        reading = asyncio.create_task(read(Gate(pool, Settings()), of_session("s", stream=False)))
+        reading = asyncio.create_task(read(AdminGate(pool), of_session("s", stream=False)))
         await until(lambda: any(shown["in_flight"] for shown in pool.servers()))
         victim = next(w for w, shown in zip(live, pool.servers(), strict=True) if shown["in_flight"])
         victim.hung = True
@@ -121,7 +120,7 @@ async def test_what_a_server_that_hangs_was_sampling_goes_on_elsewhere() -> None
 async def test_a_server_that_refuses_requests_costs_nothing_while_others_take_them() -> None:
     async with wires(2) as live, pool_of(*(wire.url for wire in live), check_s=SELDOM_S) as pool:
         live[0].refuse_generate = True
-        gate = Gate(pool, Settings())
+        gate = AdminGate(pool)
         for number in range(8):
             assert (await read(gate, of_session(f"s{number}"))).ids == following(PROMPT, 40)
         assert {shown["state"] for shown in pool.servers()} == {"alive"}
@@ -132,8 +131,8 @@ async def test_a_server_that_refuses_requests_costs_nothing_while_others_take_th
 
 async def test_a_server_restarted_between_two_checks_samples_nothing_with_its_first_weights() -> None:
     async with wires(2, delay_s=0.001) as live, pool_of(*(wire.url for wire in live), check_s=SELDOM_S) as pool:
-        gate = Gate(pool, Settings())
-        await gate.update_weights("/weights/5", 5, PauseMode.DRAIN)
+        gate = AdminGate(pool)
+        await gate.admin.update_weights("/weights/5", 5, PauseMode.DRAIN)
         for wire in live:
             await read(gate, of_session("s", tokens=2))
             await wire.kill()
@@ -176,13 +175,13 @@ async def test_a_server_that_joins_while_a_pause_ends_is_not_left_paused() -> No
 
 async def test_a_server_that_leaves_during_a_pause_ends_what_it_has() -> None:
     async with wires(2, delay_s=0.005) as live, pool_of(*(wire.url for wire in live)) as pool:
-        gate = Gate(pool, Settings())
+        gate = AdminGate(pool)
         reading = [asyncio.create_task(read(gate, of_session(f"s{n}"))) for n in range(2)]
         await until(lambda: all(shown["in_flight"] for shown in pool.servers()))
-        await gate.pause(PauseMode.RETRACT)
+        await gate.admin.pause(PauseMode.RETRACT)
         await pool.remove(live[0].url)
         assert states(pool)[live[0].url] == "leaving"
-        await gate.resume()
+        await gate.admin.resume()
         assert all(reply.ids == following(PROMPT, 40) for reply in await asyncio.gather(*reading))
         assert list(states(pool)) == [live[1].url]
 
@@ -199,11 +198,11 @@ async def test_a_server_that_leaves_can_be_taken_back_before_it_is_gone() -> Non
 
 async def test_what_cannot_load_the_weights_is_out_and_its_requests_go_on_elsewhere() -> None:
     async with wires(2, delay_s=0.005) as live, pool_of(*(wire.url for wire in live)) as pool:
-        gate = Gate(pool, Settings())
+        gate = AdminGate(pool)
         reading = [asyncio.create_task(read(gate, of_session(f"s{n}", tokens=80))) for n in range(4)]
         await until(lambda: all(shown["in_flight"] for shown in pool.servers()))
         live[0].forget("/update_weights_from_disk")
-        assert await gate.update_weights("/weights/3", 3, PauseMode.RETRACT) == 3
+        assert await gate.admin.update_weights("/weights/3", 3, PauseMode.RETRACT) == 3
         assert all(reply.ids == following(PROMPT, 80) for reply in await asyncio.gather(*reading))
         assert states(pool) == {live[0].url: "ejected", live[1].url: "alive"}
         assert "update_weights" in pool.servers()[0]["failure"]
@@ -224,11 +223,11 @@ async def test_the_watch_outlives_a_server_that_refuses_to_join() -> None:
 
 async def test_resuming_asks_nothing_of_servers_that_are_gone() -> None:
     async with wires(1) as (wire,), pool_of(wire.url) as pool:
-        gate = Gate(pool, Settings())
-        await gate.pause(PauseMode.IN_PLACE)
+        gate = AdminGate(pool)
+        await gate.admin.pause(PauseMode.IN_PLACE)
         await wire.kill()
         await until(lambda: states(pool)[wire.url] == "ejected")
-        await gate.resume()
+        await gate.admin.resume()
         await wire.start()
         await until(lambda: states(pool)[wire.url] == "alive")
         assert (await read(gate, of_session("s"))).ids == following(PROMPT, 40)
@@ -236,10 +235,10 @@ async def test_resuming_asks_nothing_of_servers_that_are_gone() -> None:
 
 async def test_a_server_that_could_not_be_resumed_is_out_until_it_is() -> None:
     async with wires(2) as live, pool_of(*(wire.url for wire in live)) as pool, asyncio.timeout(60):
-        gate = Gate(pool, Settings())
-        await gate.pause(PauseMode.RETRACT)
+        gate = AdminGate(pool)
+        await gate.admin.pause(PauseMode.RETRACT)
         live[0].forget("/continue_generation")
-        await gate.resume()
+        await gate.admin.resume()
         assert states(pool) == {live[0].url: "ejected", live[1].url: "alive"}
         live[0].remember()
         await until(lambda: states(pool)[live[0].url] == "alive")

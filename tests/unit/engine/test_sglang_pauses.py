@@ -9,13 +9,12 @@ from collections.abc import AsyncIterator
 import pytest
 
 from proxy.engine.contract import Reply, complete, request_for
-from proxy.engine.gate import Gate
 from proxy.engine.interface import PauseMode
 from proxy.engine.servers.kinds import connect
 from proxy.engine.servers.pool import Pool
 from proxy.errors import InvalidRequest
-from proxy.settings import Settings
 from proxy.types import ids_of
+from tests.engines.gates import AdminGate
 from tests.engines.scripts import VOCABULARY, following
 from tests.engines.wire import LiveWire
 
@@ -24,20 +23,20 @@ SELDOM_S = 3600.0
 
 
 @contextlib.asynccontextmanager
-async def behind_gate() -> AsyncIterator[tuple[LiveWire, Gate]]:
+async def behind_gate() -> AsyncIterator[tuple[LiveWire, AdminGate]]:
     live = LiveWire()
     await live.start()
     opener = connect(VOCABULARY, None, processed_logprobs=False)
     pool = Pool([live.url], opener, start_timeout_s=5.0, check_s=SELDOM_S)
     await pool.start()
     try:
-        yield live, Gate(pool, Settings())
+        yield live, AdminGate(pool)
     finally:
         await pool.close()
         await live.kill()
 
 
-async def on_its_way(live: LiveWire, gate: Gate) -> asyncio.Task[Reply]:
+async def on_its_way(live: LiveWire, gate: AdminGate) -> asyncio.Task[Reply]:
     """A request that the gate has let through and that has not arrived at the server."""
     live.arriving.clear()
     task = asyncio.create_task(complete(gate, request_for(PROMPT, 40)))
@@ -51,10 +50,10 @@ async def test_memory_is_released_though_a_request_comes_behind_the_abort() -> N
     async with behind_gate() as (live, gate):
         late = await on_its_way(live, gate)
         async with asyncio.timeout(30):
-            await gate.release_memory((), PauseMode.ABORT)
+            await gate.admin.release_memory((), PauseMode.ABORT)
         assert gate.running == 0 and not late.done()
         live.arriving.set()
-        await gate.resume_memory(())
+        await gate.admin.resume_memory(())
         reply = await late
         assert reply.ids == following(PROMPT, 40) and reply.finish is not None
 
@@ -62,7 +61,7 @@ async def test_memory_is_released_though_a_request_comes_behind_the_abort() -> N
 async def test_no_prefix_of_the_old_weights_stays_when_a_request_comes_behind_the_abort() -> None:
     async with behind_gate() as (live, gate):
         late = await on_its_way(live, gate)
-        await gate.update_weights("/weights/1", 1, PauseMode.ABORT)
+        await gate.admin.update_weights("/weights/1", 1, PauseMode.ABORT)
         assert [body["flush_cache"] for path, body in live.wire.calls if "update" in path] == [True]
         live.arriving.set()
         reply = await late
@@ -73,7 +72,7 @@ async def test_a_flush_that_the_server_refuses_leaves_it_running() -> None:
     async with behind_gate() as (live, gate):
         live.wire.flushes = False
         with pytest.raises(InvalidRequest):
-            await gate.flush_cache()
+            await gate.admin.flush_cache()
         assert gate.paused is None
         async with asyncio.timeout(30):
             assert (await complete(gate, request_for(PROMPT, 40))).ids == following(PROMPT, 40)
@@ -86,9 +85,9 @@ async def test_a_server_that_is_removed_during_a_pause_goes_on_and_can_come_back
         try:
             assert isinstance(gate.engine, Pool)
             await gate.engine.add(other.url)
-            await gate.pause(PauseMode.ABORT)
+            await gate.admin.pause(PauseMode.ABORT)
             await gate.engine.remove(live.url)
-            await gate.resume()
+            await gate.admin.resume()
             await gate.engine.add(live.url)
             await gate.engine.remove(other.url)
             async with asyncio.timeout(30):

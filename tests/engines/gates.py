@@ -1,0 +1,18 @@
+"""A gate and the administration of its engine in one object, for tests that use both."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from proxy.engine.admin import EngineAdmin
+from proxy.engine.gate import Gate
+from proxy.engine.interface import Engine
+from proxy.settings import Settings
+
+
+class AdminGate(Gate):
+    """A gate with its engine as `engine` and the engine's administration as `admin`."""
+
+    def __init__(self, engine: Engine, **settings: Any) -> None:
+        super().__init__(engine, Settings(**settings))
+        self.engine, self.admin = engine, EngineAdmin(engine, self)
