@@ -22,7 +22,7 @@ from proxy.engine.requests import GenerateRequest
 from proxy.errors import InvalidRequest
 from proxy.types import FinishReason, Ids, SamplingParams, ids_of
 
-Check = Callable[[Engine, Ids], Awaitable[None]]
+ContractCheck = Callable[[Engine, Ids], Awaitable[None]]
 
 TIMEOUT_S = 120.0
 """An engine that takes longer for any one of these small requests hangs."""
@@ -32,7 +32,7 @@ _serials = itertools.count()
 
 
 @dataclass(slots=True)
-class Reply:
+class CollectedReply:
     """All chunks of one request, joined."""
 
     ids: list[int] = field(default_factory=list)
@@ -59,9 +59,9 @@ class Reply:
         self.chunks += 1
 
 
-async def complete(engine: Engine, request: GenerateRequest) -> Reply:
+async def complete(engine: Engine, request: GenerateRequest) -> CollectedReply:
     """The whole reply to `request`, with the invariants of every chunk checked."""
-    reply = Reply()
+    reply = CollectedReply()
     async with asyncio.timeout(TIMEOUT_S):
         async for chunk in engine.generate(request):
             reply.add(chunk)
@@ -163,7 +163,7 @@ async def check_versions_are_present(engine: Engine, prompt_ids: Ids) -> None:
 
 async def check_abort_finishes_and_frees(engine: Engine, prompt_ids: Ids) -> None:
     request = request_for(prompt_ids, _long_budget(engine, prompt_ids))
-    reply = Reply()
+    reply = CollectedReply()
     async with asyncio.timeout(TIMEOUT_S):
         if Capability.STREAMING in engine.info().capabilities:
             async for chunk in engine.generate(request):
@@ -192,7 +192,7 @@ async def check_cancelling_the_reader_frees(engine: Engine, prompt_ids: Ids) -> 
     await asyncio.sleep(0.02)
     reader.cancel()
     results = await asyncio.gather(reader, return_exceptions=True)
-    assert isinstance(results[0], asyncio.CancelledError | Reply), f"cancelling raised {results[0]!r}"
+    assert isinstance(results[0], asyncio.CancelledError | CollectedReply), f"cancelling raised {results[0]!r}"
     await check_max_tokens_is_exact(engine, prompt_ids)
 
 
@@ -215,7 +215,7 @@ async def check_out_of_vocabulary_is_refused(engine: Engine, prompt_ids: Ids) ->
     await check_max_tokens_is_exact(engine, prompt_ids)
 
 
-CHECKS: tuple[Check, ...] = (
+CHECKS: tuple[ContractCheck, ...] = (
     check_info_is_sane,
     check_chunks_keep_the_invariants,
     check_max_tokens_is_exact,

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import cast
 
 from proxy.engine.chunks import TokenChunk
-from proxy.engine.contract import Reply, complete, request_for
+from proxy.engine.contract import CollectedReply, complete, request_for
 from proxy.engine.interface import Engine
 from proxy.types import Ids, ids_of
 
@@ -39,7 +39,7 @@ class Answered:
     """One turn: what the engine was given, and what it gave."""
 
     prompt: Ids
-    reply: Reply
+    reply: CollectedReply
 
 
 async def converse(engine: Engine, session: Growing, temperature: float = 0.0) -> list[Answered]:
@@ -69,9 +69,9 @@ async def leave_after(engine: Engine, prompt: Ids, tokens: int, most: int) -> No
                 return
 
 
-async def abort_after(engine: Engine, prompt: Ids, tokens: int, most: int) -> Reply:
+async def abort_after(engine: Engine, prompt: Ids, tokens: int, most: int) -> CollectedReply:
     """Abort an answer by its id once so many tokens of it are there; gives all of what came."""
-    request, reply = request_for(prompt, most), Reply()
+    request, reply = request_for(prompt, most), CollectedReply()
     async for chunk in engine.generate(request):
         reply.add(chunk)
         if len(reply.ids) >= tokens and reply.finish is None:

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from proxy.engine.contract import CHECKS, Check, complete
+from proxy.engine.contract import CHECKS, ContractCheck, complete
 from proxy.engine.interface import Capability, Engine
 from proxy.engine.mailbox import Delivery, Mailbox
 from proxy.engine.scripted.engine import ScriptedEngine
@@ -64,7 +64,7 @@ async def engine_of(kind: str) -> AsyncIterator[Engine]:
 
 @pytest.mark.parametrize("kind", ["scripted", "mailbox", "sglang", "sglang-incremental", "vllm"])
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__.removeprefix("check_"))
-async def test_contract(kind: str, check: Check) -> None:
+async def test_contract(kind: str, check: ContractCheck) -> None:
     async with engine_of(kind) as engine:
         if kind == "vllm" and "logprobs_are" in check.__name__:
             pytest.skip("vLLM's default logprobs are those of temperature 1; other temperatures are refused")

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from proxy.engine.contract import CHECKS, Check, Reply, check_grammar_gives_json, complete, request_for
+from proxy.engine.contract import CHECKS, CollectedReply, ContractCheck, check_grammar_gives_json, complete, request_for
 from proxy.engine.interface import Capability, Engine, PauseMode
 from proxy.engine.requests import GenerateRequest
 from proxy.settings import Settings
@@ -97,9 +97,9 @@ def gate(engine: Engine) -> AdminGate:
     return AdminGate(engine)
 
 
-async def read(gate: AdminGate, request: GenerateRequest, begun: asyncio.Event | None = None) -> Reply:
+async def read(gate: AdminGate, request: GenerateRequest, begun: asyncio.Event | None = None) -> CollectedReply:
     """The whole reply; `begun` is set once 20 tokens of it are there."""
-    reply = Reply()
+    reply = CollectedReply()
     async for chunk in gate.generate(request):
         reply.add(chunk)
         if begun is not None and len(reply.ids) >= 20:
@@ -107,7 +107,7 @@ async def read(gate: AdminGate, request: GenerateRequest, begun: asyncio.Event |
     return reply
 
 
-def check(folders: dict[int, Path], prompt: Ids, reply: Reply) -> None:
+def check(folders: dict[int, Path], prompt: Ids, reply: CollectedReply) -> None:
     check_logprobs(folders, prompt, reply.ids, reply.logprobs, reply.versions, TOLERANCE)
 
 
@@ -116,7 +116,7 @@ async def use_first_weights(gate: AdminGate, folders: dict[int, Path]) -> None:
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__.removeprefix("check_"))
-async def test_contract(engine: Engine, check: Check) -> None:
+async def test_contract(engine: Engine, check: ContractCheck) -> None:
     await check(engine, PROMPT)
 
 
@@ -166,7 +166,7 @@ async def test_many_sessions_at_once_and_some_that_leave_keep_exact_logprobs(
     )
     turns = [(turn.prompt, turn.reply) for session in sessions for turn in session]
     for prompt, reply in [*turns, *zip(prompts, aborted, strict=True)]:
-        check(folders, prompt, Reply(reply.ids, reply.logprobs, [0] * len(reply.ids)))
+        check(folders, prompt, CollectedReply(reply.ids, reply.logprobs, [0] * len(reply.ids)))
     assert len(await converse(gate.engine, Growing(99))) == 3
 
 
@@ -188,12 +188,12 @@ async def test_tokens_around_a_weight_change_are_those_of_their_versions(
     await gate.admin.flush_cache()
 
 
-def _exact_part(gate: AdminGate, reply: Reply, mode: PauseMode) -> Reply:
+def _exact_part(gate: AdminGate, reply: CollectedReply, mode: PauseMode) -> CollectedReply:
     """All of it; but what SGLang samples after a change in place reads keys and values of the old weights."""
     exact = len(reply.ids)
     if mode is PauseMode.IN_PLACE and gate.info().name == "sglang":
         exact = reply.versions.count(0)
-    return Reply(reply.ids[:exact], reply.logprobs[:exact], reply.versions[:exact])
+    return CollectedReply(reply.ids[:exact], reply.logprobs[:exact], reply.versions[:exact])
 
 
 async def test_memory_is_given_back_and_taken_again_while_a_request_waits(

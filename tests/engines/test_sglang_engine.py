@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from proxy.engine.contract import CHECKS, Check, Reply, check_grammar_gives_json, complete, request_for
+from proxy.engine.contract import CHECKS, CollectedReply, ContractCheck, check_grammar_gives_json, complete, request_for
 from proxy.engine.interface import Capability, Engine, PauseMode
 from proxy.engine.requests import GenerateRequest
 from proxy.engine.sglang.engine import Ranks, SglangEngine
@@ -34,8 +34,8 @@ def gate(sglang_engine: SglangEngine) -> AdminGate:
     return AdminGate(sglang_engine)
 
 
-async def read(gate: AdminGate, request: GenerateRequest) -> Reply:
-    reply = Reply()
+async def read(gate: AdminGate, request: GenerateRequest) -> CollectedReply:
+    reply = CollectedReply()
     async for chunk in gate.generate(request):
         assert not chunk.corrected, "the embedded SGLang names versions rightly at once"
         reply.add(chunk)
@@ -43,7 +43,7 @@ async def read(gate: AdminGate, request: GenerateRequest) -> Reply:
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__.removeprefix("check_"))
-async def test_contract(sglang_engine: SglangEngine, check: Check) -> None:
+async def test_contract(sglang_engine: SglangEngine, check: ContractCheck) -> None:
     await check(sglang_engine, PROMPT)
 
 
@@ -146,7 +146,7 @@ async def test_pauses_and_weights_at_random_lose_no_token(gate, weights) -> None
     prompts = [ids_of(rng.choices(range(600), k=rng.randint(1, 120))) for _ in range(40)]
     lengths = [rng.randint(1, 250) for _ in prompts]
 
-    async def agent(prompt, length: int, delay_s: float) -> Reply:
+    async def agent(prompt, length: int, delay_s: float) -> CollectedReply:
         await asyncio.sleep(delay_s)
         return await read(gate, request_for(prompt, length))
 

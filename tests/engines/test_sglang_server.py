@@ -16,7 +16,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from proxy.engine.contract import CHECKS, Check, Reply, check_grammar_gives_json, request_for
+from proxy.engine.contract import CHECKS, CollectedReply, ContractCheck, check_grammar_gives_json, request_for
 from proxy.engine.interface import Capability, PauseMode
 from proxy.engine.requests import GenerateRequest
 from proxy.engine.servers.kinds import connect
@@ -109,15 +109,15 @@ async def pool_of(*urls: str):
         await pool.close()
 
 
-async def read(gate: AdminGate, request: GenerateRequest) -> Reply:
-    reply = Reply()
+async def read(gate: AdminGate, request: GenerateRequest) -> CollectedReply:
+    reply = CollectedReply()
     async for chunk in gate.generate(request):
         reply.add(chunk)
     return reply
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__.removeprefix("check_"))
-async def test_contract(server: Server, check: Check) -> None:
+async def test_contract(server: Server, check: ContractCheck) -> None:
     async with pool_of(server.url) as pool:
         await check(pool, PROMPT)
 

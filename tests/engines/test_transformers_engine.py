@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from proxy.engine.chunks import TokenChunk
-from proxy.engine.contract import CHECKS, Check, Reply, check_grammar_gives_json, complete, request_for
+from proxy.engine.contract import CHECKS, CollectedReply, ContractCheck, check_grammar_gives_json, complete, request_for
 from proxy.engine.grammar import Grammar, GrammarPart
 from proxy.engine.interface import Capability, Engine, PauseMode
 from proxy.engine.tiny.model import build_tiny_model
@@ -71,20 +71,20 @@ def tokenizer(folder: Path) -> object:
     return AutoTokenizer.from_pretrained(folder)
 
 
-async def begun(engine: TransformersEngine, max_tokens: int) -> tuple[Reply, AsyncIterator[TokenChunk]]:
+async def begun(engine: TransformersEngine, max_tokens: int) -> tuple[CollectedReply, AsyncIterator[TokenChunk]]:
     """A request of which the first token is there, and the rest of its chunks."""
-    reply, chunks = Reply(), engine.generate(request_for(PROMPT, max_tokens))
+    reply, chunks = CollectedReply(), engine.generate(request_for(PROMPT, max_tokens))
     reply.add(await anext(chunks))
     return reply, chunks
 
 
-async def read_rest(reply: Reply, chunks: AsyncIterator[TokenChunk]) -> None:
+async def read_rest(reply: CollectedReply, chunks: AsyncIterator[TokenChunk]) -> None:
     async for chunk in chunks:
         reply.add(chunk)
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__.removeprefix("check_"))
-async def test_contract(engine: TransformersEngine, check: Check) -> None:
+async def test_contract(engine: TransformersEngine, check: ContractCheck) -> None:
     await check(engine, PROMPT)
 
 

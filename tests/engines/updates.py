@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-from proxy.engine.contract import Reply, request_for
+from proxy.engine.contract import CollectedReply, request_for
 from proxy.engine.interface import PauseMode
 from proxy.engine.requests import GenerateRequest
 from proxy.types import Ids, ids_of
@@ -16,12 +16,12 @@ from tests.support import until
 
 _HELD_UP_S = 1.0  # many times what loading the tiny weights takes
 
-Read = Callable[[AdminGate, GenerateRequest], Awaitable[Reply]]
+Read = Callable[[AdminGate, GenerateRequest], Awaitable[CollectedReply]]
 
 
 async def under_way(
     gate: AdminGate, read: Read, weights: Path, count: int, tokens: int, sampled: int = 20
-) -> list[tuple[Ids, asyncio.Future[Reply]]]:
+) -> list[tuple[Ids, asyncio.Future[CollectedReply]]]:
     """`count` requests of so many `tokens`, prompt and reply to come; `weights`, version 0, have `sampled` of each."""
     await gate.admin.update_weights(str(weights), 0, PauseMode.DRAIN)
     prompts = [ids_of(range(n, n + 30)) for n in range(count)]

@@ -19,7 +19,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from proxy.engine.contract import Reply
+from proxy.engine.contract import CollectedReply
 from proxy.engine.interface import PauseMode
 from proxy.engine.requests import GenerateRequest
 from proxy.engine.scripted.engine import ScriptedEngine
@@ -146,13 +146,13 @@ class SglangWire(Wire):
         yield b"data: [DONE]\n\n"
 
     async def parts(self, wanted: GenerateRequest) -> AsyncIterator[dict[str, Any]]:
-        reply = Reply()
+        reply = CollectedReply()
         async for chunk in self.engine.generate(wanted):
             reply.add(chunk)
             text = "\u2028\x85\r\n\x0c"  # a model may write whatever ends a line elsewhere
             yield {"text": text, "output_ids": list(reply.ids), "meta_info": self.meta(wanted, reply)}
 
-    def meta(self, wanted: GenerateRequest, reply: Reply) -> dict[str, Any]:
+    def meta(self, wanted: GenerateRequest, reply: CollectedReply) -> dict[str, Any]:
         return {
             "id": wanted.request_id,
             "finish_reason": _sglang_finish(reply),
@@ -168,7 +168,7 @@ class SglangWire(Wire):
         }
 
 
-def _sglang_finish(reply: Reply) -> dict[str, Any] | None:
+def _sglang_finish(reply: CollectedReply) -> dict[str, Any] | None:
     match reply.finish:
         case None:
             return None

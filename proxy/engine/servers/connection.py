@@ -43,7 +43,7 @@ class Keys:
 NO_KEYS = Keys()
 
 
-class Connection:
+class ServerConnection:
     """The connections to the server at `url`. Raises InvalidRequest for what is no address of a server."""
 
     def __init__(self, url: str, keys: Keys = NO_KEYS) -> None:

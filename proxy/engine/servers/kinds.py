@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from enum import StrEnum
 
-from proxy.engine.servers.connection import NO_KEYS, Connection, Keys
+from proxy.engine.servers.connection import NO_KEYS, Keys, ServerConnection
 from proxy.engine.servers.remote import RemoteEngine
 from proxy.engine.servers.sglang_server import SglangServer
 from proxy.engine.servers.vllm_server import VllmServer
@@ -48,7 +48,7 @@ def connect(
 
 
 async def _kind_of(url: str, keys: Keys) -> ServerKind:
-    connection = Connection(url, keys)
+    connection = ServerConnection(url, keys)
     try:
         for path, kind in _SIGNS.items():
             if await connection.probe(path) is not None:

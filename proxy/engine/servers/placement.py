@@ -44,7 +44,7 @@ class Member:
         return self.alive and not self.leaving
 
 
-class Placement:
+class SessionPlacement:
     """The sessions of the servers in `members`, a list that grows and shrinks."""
 
     def __init__(self, members: Sequence[Member], remembered: int = _REMEMBERED_SESSIONS) -> None:

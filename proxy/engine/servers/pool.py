@@ -20,7 +20,7 @@ from proxy.engine.interface import MEMORY_TAGS, Capability, EngineInfo, PauseMod
 from proxy.engine.requests import GenerateRequest
 from proxy.engine.servers.connection import server_url
 from proxy.engine.servers.joining import PoolState, bring, part
-from proxy.engine.servers.placement import RETRY_AFTER_S, Member, Placement
+from proxy.engine.servers.placement import RETRY_AFTER_S, Member, SessionPlacement
 from proxy.engine.servers.remote import RemoteEngine
 from proxy.errors import ConfigurationError, EngineLost, EngineUnavailable, InvalidRequest, ProxyError
 
@@ -52,7 +52,7 @@ class Pool:
         self._check_s = check_s
         self._members: list[Member] = []
         self._missing = dict.fromkeys(map(server_url, urls), "not reached yet")
-        self._placement = Placement(self._members)
+        self._placement = SessionPlacement(self._members)
         self._state = PoolState()
         self._changes = 0
         self._settled = asyncio.Event()

@@ -17,8 +17,8 @@ from typing import Any, cast
 from proxy.engine.chunks import TokenChunk
 from proxy.engine.interface import Capability, EngineInfo, PauseMode, WeightTransfer
 from proxy.engine.requests import GenerateRequest, check_request
-from proxy.engine.servers.connection import NO_KEYS, Connection, Keys
-from proxy.engine.sglang.wire import Answer, VersionNumbers, sampling_params, stream_interval
+from proxy.engine.servers.connection import NO_KEYS, Keys, ServerConnection
+from proxy.engine.sglang.wire import SglangReply, VersionNumbers, sampling_params, stream_interval
 from proxy.errors import EngineFailed, EngineIncapable, EngineLost, EngineUnavailable, InvalidRequest, ProxyError
 from proxy.types import FinishReason, Logprobs, ids_of
 
@@ -38,7 +38,7 @@ class SglangServer:
     """Implements `RemoteEngine`. `vocab_size` is the model's, which servers do not tell."""
 
     def __init__(self, url: str, vocab_size: int, numbers: VersionNumbers | None = None, keys: Keys = NO_KEYS) -> None:
-        self._connection = Connection(url, keys)
+        self._connection = ServerConnection(url, keys)
         self.url = self._connection.url
         self._vocab_size = vocab_size
         self._numbers = numbers or VersionNumbers()
@@ -103,7 +103,7 @@ class SglangServer:
 
     async def _parts(self, request: GenerateRequest, rid: str, session: str) -> AsyncIterator[TokenChunk]:
         body, headers = self._body(request, rid), {"x-smg-routing-key": session} if session else {}
-        answer = Answer(self._numbers, incremental=bool(self._facts.get("incremental_streaming_output")))
+        answer = SglangReply(self._numbers, incremental=bool(self._facts.get("incremental_streaming_output")))
         if not body["stream"]:
             answer.incremental = False
             for chunk in answer.chunks(await self._connection.generate("/generate", body, headers)):

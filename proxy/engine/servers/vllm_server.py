@@ -16,7 +16,7 @@ from typing import Any, cast
 from proxy.engine.chunks import TokenChunk
 from proxy.engine.interface import Capability, EngineInfo, PauseMode, WeightTransfer
 from proxy.engine.requests import GenerateRequest, check_request
-from proxy.engine.servers.connection import NO_KEYS, Connection, Keys
+from proxy.engine.servers.connection import NO_KEYS, Keys, ServerConnection
 from proxy.errors import (
     EngineFailed,
     EngineIncapable,
@@ -40,7 +40,7 @@ class VllmServer:
     """Implements `RemoteEngine`. `processed_logprobs`: the server runs with `--logprobs-mode processed_logprobs`."""
 
     def __init__(self, url: str, vocab_size: int, *, processed_logprobs: bool = False, keys: Keys = NO_KEYS) -> None:
-        self._connection = Connection(url, keys)
+        self._connection = ServerConnection(url, keys)
         self.url = self._connection.url
         self._vocab_size = vocab_size
         self._processed = processed_logprobs

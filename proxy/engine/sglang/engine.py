@@ -20,7 +20,7 @@ from proxy.engine.chunks import TokenChunk
 from proxy.engine.interface import Capability, EngineInfo, PauseMode, WeightTransfer
 from proxy.engine.requests import GenerateRequest, check_request
 from proxy.engine.sglang.scheduler import run_scheduler
-from proxy.engine.sglang.wire import Answer, VersionNumbers, sampling_params, stream_interval
+from proxy.engine.sglang.wire import SglangReply, VersionNumbers, sampling_params, stream_interval
 from proxy.errors import ConfigurationError, EngineFailed, EngineIncapable, InvalidRequest
 from proxy.settings import Settings
 
@@ -67,7 +67,7 @@ class SglangEngine:
         info = self.info()
         check_request(request, info.vocab_size, info.context_length)
         rank = self._ranks.take(request.session_id)
-        answer = Answer(self._numbers)
+        answer = SglangReply(self._numbers)
         try:
             async with aclosing(self._manager.generate_request(self._input(request, rank), None)) as parts:
                 async for part in parts:

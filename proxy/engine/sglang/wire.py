@@ -104,7 +104,7 @@ def _sequence(elements: Sequence[Any]) -> Any:
 
 
 @dataclass(slots=True)
-class Answer:
+class SglangReply:
     """One answer while it comes. `incremental`: each part holds only what is new, else all there is so far."""
 
     numbers: VersionNumbers

@@ -10,7 +10,7 @@ from typing import cast
 import pytest
 
 from proxy.engine.chunks import TokenChunk
-from proxy.engine.contract import Reply, complete
+from proxy.engine.contract import CollectedReply, complete
 from proxy.engine.interface import PauseMode
 from proxy.engine.requests import GenerateRequest
 from proxy.errors import EngineLost, EngineTimeout, EngineUnavailable, InvalidRequest
@@ -31,16 +31,18 @@ from tests.unit.engine.gated import (
 CUTTING = [PauseMode.IN_PLACE, PauseMode.RETRACT, PauseMode.ABORT]
 
 
-async def some_tokens(gate: AdminGate, reply: Reply, request: GenerateRequest) -> None:
+async def some_tokens(gate: AdminGate, reply: CollectedReply, request: GenerateRequest) -> None:
     """Read a request into `reply`, to its end."""
     async with aclosing(cast("AsyncGenerator[TokenChunk, None]", gate.generate(request))) as chunks:
         async for chunk in chunks:
             reply.add(chunk)
 
 
-async def begun(gate: AdminGate, request: GenerateRequest, tokens: int = 3) -> tuple[Reply, asyncio.Task[None]]:
+async def begun(
+    gate: AdminGate, request: GenerateRequest, tokens: int = 3
+) -> tuple[CollectedReply, asyncio.Task[None]]:
     """A request in flight, of which some tokens are there."""
-    reply = Reply()
+    reply = CollectedReply()
     task = asyncio.create_task(some_tokens(gate, reply, request))
     await until(lambda: len(reply.ids) >= tokens or task.done())
     return reply, task
@@ -228,7 +230,7 @@ async def test_a_death_during_a_pause_is_made_good_after_it() -> None:
     engine = WatchfulEngine(deaths=[5])
     gate, request = gate_of(engine), asking("a", 30)
     pausing: list[asyncio.Task[None]] = []
-    reply = Reply()
+    reply = CollectedReply()
     async with aclosing(cast("AsyncGenerator[TokenChunk, None]", gate.generate(request))) as chunks:
         async for chunk in chunks:
             reply.add(chunk)

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from proxy.engine.servers.placement import Member, Placement
+from proxy.engine.servers.placement import Member, SessionPlacement
 from proxy.errors import EngineUnavailable
 
 
@@ -20,7 +20,7 @@ class Bare:
 def test_a_session_stays_while_its_server_lives_and_others_go_where_least_runs() -> None:
     rng = random.Random(5)
     members = [Member(Bare(number), alive=True) for number in range(4)]  # type: ignore[arg-type]
-    placement, home = Placement(members), dict[str, Member]()
+    placement, home = SessionPlacement(members), dict[str, Member]()
     for _ in range(3000):
         for member in members:
             if rng.random() < 0.05:
@@ -43,7 +43,7 @@ def test_a_session_stays_while_its_server_lives_and_others_go_where_least_runs()
 
 def test_the_sessions_remembered_are_bounded() -> None:
     members = [Member(Bare(0), alive=True)]  # type: ignore[arg-type]
-    placement = Placement(members, remembered=10)
+    placement = SessionPlacement(members, remembered=10)
     for number in range(50):
         placement.choose(f"s{number}")
     assert placement.sessions() == {"http://server-0": 10}

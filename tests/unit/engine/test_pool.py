@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from proxy.engine.contract import Reply, complete, request_for
+from proxy.engine.contract import CollectedReply, complete, request_for
 from proxy.engine.interface import PauseMode, WeightTransfer
 from proxy.engine.requests import GenerateRequest
 from proxy.engine.servers.connection import NO_KEYS, Keys, server_url
@@ -60,8 +60,8 @@ def of_session(session_id: str, prompt=PROMPT, tokens: int = 40, *, stream: bool
     return replace(request_for(prompt, tokens), session_id=session_id, turn=turn)
 
 
-async def read(gate: AdminGate, request: GenerateRequest) -> Reply:
-    reply = Reply()
+async def read(gate: AdminGate, request: GenerateRequest) -> CollectedReply:
+    reply = CollectedReply()
     async for chunk in gate.generate(request):
         reply.add(chunk)
     return reply

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from proxy.engine.contract import Reply, complete, request_for
+from proxy.engine.contract import CollectedReply, complete, request_for
 from proxy.engine.interface import PauseMode
 from proxy.engine.servers.kinds import connect
 from proxy.engine.servers.pool import Pool
@@ -36,7 +36,7 @@ async def behind_gate() -> AsyncIterator[tuple[LiveWire, AdminGate]]:
         await live.kill()
 
 
-async def on_its_way(live: LiveWire, gate: AdminGate) -> asyncio.Task[Reply]:
+async def on_its_way(live: LiveWire, gate: AdminGate) -> asyncio.Task[CollectedReply]:
     """A request that the gate has let through and that has not arrived at the server."""
     live.arriving.clear()
     task = asyncio.create_task(complete(gate, request_for(PROMPT, 40)))

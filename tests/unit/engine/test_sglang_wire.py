@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from proxy.engine.chunks import TokenChunk
-from proxy.engine.contract import Reply
+from proxy.engine.contract import CollectedReply
 from proxy.engine.grammar import Grammar, GrammarPart
 from proxy.engine.requests import GenerateRequest
 from proxy.engine.sglang.engine import tensors_of
-from proxy.engine.sglang.wire import Answer, VersionNumbers, sampling_params, structural_tag
+from proxy.engine.sglang.wire import SglangReply, VersionNumbers, sampling_params, structural_tag
 from proxy.errors import EngineFailed, InvalidRequest
 from proxy.types import FinishReason, SamplingParams, ids_of
 
@@ -26,7 +26,7 @@ def part(ids: list[int], total: int, finish: Any = None, spans: Any = None, **me
 
 
 def chunks(*parts: Any, incremental: bool = False) -> list[TokenChunk]:
-    answer = Answer(VersionNumbers(), incremental=incremental)
+    answer = SglangReply(VersionNumbers(), incremental=incremental)
     return [chunk for one in parts for chunk in answer.chunks(one)]
 
 
@@ -49,7 +49,7 @@ def test_parts_and_spans_cut_anywhere_give_each_token_its_logprob_and_version(in
             parts.append(part(ids[sent:end] if incremental else ids[:end], end, spans=spans))
             sent = end
         parts.append(part([] if incremental else ids, total, {"type": "length"}))
-        reply = Reply()
+        reply = CollectedReply()
         for chunk in chunks(*parts, incremental=incremental):
             reply.add(chunk)
         assert reply.ids == ids and reply.versions == versions and reply.finish is FinishReason.LENGTH
@@ -71,7 +71,7 @@ def test_the_last_part_corrects_the_versions_that_earlier_parts_were_passed_on_w
     got = chunks(*given, incremental=incremental)
     assert [chunk.corrected for chunk in got[:-1]] == [()] * (len(got) - 1)
     assert got[-1].corrected == ((4, 0), (1, 1))
-    reply = Reply()
+    reply = CollectedReply()
     for chunk in got:
         reply.add(chunk)
     assert reply.ids == ids and reply.versions == [0] * 4 + [1] * (1 + len(last))
