@@ -8,6 +8,7 @@ A block in `bash` or `python` is run. A block in `json` is the reply to the bash
 <!-- file: NAME -->          the block is saved under this name in the folder of the page
 <!-- continues -->           the python block is run behind the python block before it, as one script
 <!-- fails: REASON -->       the command is meant to fail
+<!-- prints -->              the text block is exactly what the block before it prints
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ import yaml
 
 ROOT = Path(__file__).resolve().parents[2]
 RUN, OUTPUT, CHECKED = ("bash", "python"), ("text", "mermaid"), ("json", "yaml", "toml", "ini", "nginx", "dockerfile")
-DIRECTIVES = ("not run", "long", "file", "continues", "fails")
+DIRECTIVES = ("not run", "long", "file", "continues", "fails", "prints")
 _NEEDS_ARGUMENT = ("not run", "long", "file", "fails")
 _FENCE = re.compile(r"^(\s*)(`{3,})(.*)$")
 _COMMENT = re.compile(r"<!--\s*([a-z ]+?)\s*(?::\s*(.*?)\s*)?-->")

@@ -104,7 +104,9 @@ class PageSession(AbstractContextManager["PageSession"]):
                 _check_no_error(block, printed, shown)
             elif block.language == "python":
                 waits = after is not None and after.directive == "continues"
-                self._python(block, run=not waits)
+                printed = self._python(block, run=not waits)
+            elif block.directive == "prints":
+                assert _lines(printed) == _lines(block.text), f"{block.place}: this is printed instead:\n{printed}"
             elif block.language == "json" and printed:
                 check_shape(block, json.loads(block.text), _last_json(block, printed))
 
@@ -118,12 +120,13 @@ class PageSession(AbstractContextManager["PageSession"]):
         text = f"[ -f {kept} ] && . {kept}\nset -a\ntrap 'export -p > {kept}' EXIT\n{self._addressed(block.text)}"
         return self._run(block, ["bash", "-euo", "pipefail", "-c", text])
 
-    def _python(self, block: Block, *, run: bool) -> None:
+    def _python(self, block: Block, *, run: bool) -> str:
         self._script = self._script + block.text if block.directive == "continues" else block.text
-        if run:
-            file = self._folder / ".block.py"
-            file.write_text(self._addressed(self._script), encoding="utf-8")
-            self._run(block, [sys.executable, str(file)])
+        if not run:
+            return ""
+        file = self._folder / ".block.py"
+        file.write_text(self._addressed(self._script), encoding="utf-8")
+        return self._run(block, [sys.executable, str(file)])
 
     def _run(self, block: Block, command: list[str]) -> str:
         run = subprocess.run(
@@ -177,6 +180,10 @@ def check_shape(block: Block, shown: Any, real: Any, at: str = "reply") -> None:
         assert bool(shown) == bool(real), f"{block.place}: {at} is shown empty, and is {real!r}"
         for number, value in enumerate(shown):
             check_shape(block, value, real[number], f"{at}[{number}]")
+
+
+def _lines(text: str) -> list[str]:
+    return [line.rstrip() for line in text.strip().splitlines()]
 
 
 def _kind(value: Any) -> type:

@@ -60,6 +60,7 @@ def test_a_comment_that_is_no_directive_is_refused(tmp_path: Path, comment: str)
         "```python\nassert False\n```\n",
         '```bash\necho \'{"error": {"message": "no"}}\'\n```\n',
         '```bash\necho \'{"a": 1}\'\n```\n\n```json\n{"a": "1"}\n```\n',
+        "```bash\necho 1\n```\n\n<!-- prints -->\n```text\n2\n```\n",
         "<!-- fails: it should -->\n```bash\ntrue\n```\n",
     ],
 )
