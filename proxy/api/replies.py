@@ -17,8 +17,9 @@ from proxy.errors import ProxyError
 from proxy.protocols.sse import CONTENT_TYPE
 from proxy.protocols.wire_protocol import StreamEncoder, WireProtocol
 from proxy.rendering.deltas import Delta
+from proxy.sessions.attempts import Attempt
 from proxy.sessions.session import Session
-from proxy.turns.turn import Turn
+from proxy.turns.choice import Choice
 from proxy.turns.turns import Turns
 from proxy.types import Api, TurnRequest
 
@@ -33,36 +34,36 @@ class UnaryReply:
     """Waits for the committed turns (one a choice) and answers in one body."""
 
     def __init__(
-        self, request: Request, turns: Turns, asked: TurnRequest, choices: Sequence[Turn], protocol: WireProtocol
+        self, request: Request, turns: Turns, asked: TurnRequest, choices: Sequence[Choice], protocol: WireProtocol
     ) -> None:
         self._request, self._turns, self._choices = request, turns, choices
         self._reply = functools.partial(protocol.reply, asked)
+        self._attempt = choices[0].attempt
         self._headers = request_id_header(protocol.api, choices[0].interaction.id)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        with _joined(self._turns, self._choices):
+        with _joined(self._turns, self._attempt):
             gone = asyncio.ensure_future(disconnected(receive))
             try:
                 if await self._all_done(gone):
                     answer = self._answer()
                     await answer(scope, receive, send)
                     if answer.status_code == 200:
-                        self._turns.replied(self._choices[0])
+                        self._turns.replied(self._attempt)
             finally:
                 gone.cancel()
 
     async def _all_done(self, gone: asyncio.Future[None]) -> bool:
         """Whether every choice ended before the client left."""
-        for turn in self._choices:
-            assert turn.task is not None
-            await asyncio.wait((turn.task, gone), return_when=asyncio.FIRST_COMPLETED)
-            if not turn.task.done():
+        for choice in self._choices:
+            await asyncio.wait((choice.ended, gone), return_when=asyncio.FIRST_COMPLETED)
+            if not choice.ended.done():
                 return False
         return True
 
     def _answer(self) -> Response:
         try:
-            answers = [turn.answer() for turn in self._choices]
+            answers = [choice.answer() for choice in self._choices]
         except ProxyError as error:
             return error_response(self._request, error)
         return JsonResponse(self._reply(answers), headers=self._headers)
@@ -72,27 +73,28 @@ class StreamReply:
     """Sends events as tokens come. Built by `open`, which waits for the first of them: early failures stay statuses."""
 
     def __init__(
-        self, turns: Turns, choices: Sequence[Turn], encoder: StreamEncoder, batches: Batches, first: Batch
+        self, turns: Turns, choices: Sequence[Choice], encoder: StreamEncoder, batches: Batches, first: Batch
     ) -> None:
         self._turns, self._choices, self._encoder = turns, choices, encoder
         self._batches, self._first = batches, first
-        self._headers = request_id_header(choices[0].request.api, choices[0].interaction.id)
+        self._attempt = choices[0].attempt
+        self._headers = request_id_header(choices[0].interaction.api, choices[0].interaction.id)
 
     @classmethod
     async def open(
-        cls, request: Request, turns: Turns, asked: TurnRequest, choices: Sequence[Turn], protocol: WireProtocol
+        cls, request: Request, turns: Turns, asked: TurnRequest, choices: Sequence[Choice], protocol: WireProtocol
     ) -> StreamReply:
         """A reply whose first deltas (or first silence) are here.
 
         Raises the ProxyError that ended the turn before, ClientDisconnect when nobody waits for it any more.
         """
-        with _joined(turns, choices):
+        with _joined(turns, choices[0].attempt):
             batches = _one(choices[0]) if len(choices) == 1 else _merged(choices)
             first = await _first_batch(batches, request)
-            _join(turns, choices)  # once more, for the time from here to the call
-        turn = choices[0]
-        created, prompt_tokens = int(turn.interaction.created_at), len(turn.prompt.ids)
-        encoder = protocol.stream(asked, turn.interaction.id, created, prompt_tokens)
+            turns.join(choices[0].attempt)  # once more, for the time from here to the call
+        first_choice = choices[0]
+        created = int(first_choice.interaction.created_at)
+        encoder = protocol.stream(asked, first_choice.interaction.id, created, first_choice.prompt_tokens)
         return cls(turns, choices, encoder, batches, first)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -105,8 +107,7 @@ class StreamReply:
         finally:
             gone.cancel()
             pump.cancel()
-            for turn in self._choices:
-                self._turns.leave(turn)
+            self._turns.leave(self._attempt)
 
     async def _pump(self, send: Send) -> None:
         headers = [
@@ -120,12 +121,12 @@ class StreamReply:
         try:
             async for batch in self._batches:
                 await send(_body(self._encode(batch)))
-            end = self._encoder.finish([turn.answer() for turn in self._choices])
+            end = self._encoder.finish([choice.answer() for choice in self._choices])
         except ProxyError as error:
             await send(_body(self._encoder.error(error), more=False))
             return
         await send(_body(end, more=False))
-        self._turns.replied(self._choices[0])
+        self._turns.replied(self._attempt)
 
     def _encode(self, batch: Batch) -> bytes:
         if not batch:
@@ -148,38 +149,32 @@ def request_id_header(api: Api, interaction_id: str) -> dict[str, str]:
 
 
 @contextmanager
-def _joined(turns: Turns, choices: Sequence[Turn]) -> Iterator[None]:
-    _join(turns, choices)
+def _joined(turns: Turns, attempt: Attempt) -> Iterator[None]:
+    turns.join(attempt)
     try:
         yield
     finally:
-        for turn in choices:
-            turns.leave(turn)
+        turns.leave(attempt)
 
 
-def _join(turns: Turns, choices: Sequence[Turn]) -> None:
-    for turn in choices:
-        turns.join(turn)
-
-
-async def _one(turn: Turn) -> Batches:
-    async for deltas in turn.stream(KEEPALIVE_S):
+async def _one(choice: Choice) -> Batches:
+    async for deltas in choice.stream(KEEPALIVE_S):
         yield [(0, delta) for delta in deltas]
 
 
-async def _merged(choices: Sequence[Turn]) -> Batches:
+async def _merged(choices: Sequence[Choice]) -> Batches:
     """The deltas of several turns as they come; a batch is of one turn."""
     queue: asyncio.Queue[Batch | BaseException | None] = asyncio.Queue()
 
-    async def read(index: int, turn: Turn) -> None:
+    async def read(index: int, choice: Choice) -> None:
         try:
-            async for deltas in turn.stream(KEEPALIVE_S):
+            async for deltas in choice.stream(KEEPALIVE_S):
                 queue.put_nowait([(index, delta) for delta in deltas])
         except ProxyError as error:
             queue.put_nowait(error)
         queue.put_nowait(None)
 
-    readers = [asyncio.create_task(read(index, turn)) for index, turn in enumerate(choices)]
+    readers = [asyncio.create_task(read(index, choice)) for index, choice in enumerate(choices)]
     try:
         running = len(readers)
         while running:
@@ -201,7 +196,7 @@ def _body(data: bytes, more: bool = True) -> Message:
 
 async def begun(
     request: Request, turns: Turns, session: Session, asked: TurnRequest, protocol: WireProtocol
-) -> Sequence[Turn]:
+) -> Sequence[Choice]:
     """The turns of a request. A client that leaves while the engine is paused leaves nothing behind.
 
     Raises what `Turns.begin` raises, or ClientDisconnect.

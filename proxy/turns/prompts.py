@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from xxhash import xxh3_64_intdigest
@@ -20,7 +20,6 @@ from proxy.trajectory.cache import Match, Node
 from proxy.trajectory.conversation import conversation
 from proxy.trajectory.matching import Identity, extend, identify
 from proxy.trajectory.tree import token_ids
-from proxy.turns.turn import Prompt
 from proxy.types import (
     INSTRUCTIONS,
     ITEM_REFERENCE,
@@ -36,6 +35,16 @@ from proxy.types import (
 # Longer texts are rendered in a worker thread, so that they do not hold up everybody else's tokens.
 _INLINE_CHARS = 40_000
 _INLINE_TOKENS = 8_000
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """Token ids for the engine, and the parent that they are meant to continue. `bridged` False: rendered in full."""
+
+    ids: Ids
+    match: Match
+    identity: Identity
+    bridged: bool
 
 
 class Prompts:

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from proxy.sessions.attempts import Attempt, Stage
-from proxy.types import Interaction, TurnRequest
+from proxy.types import TurnRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,10 +31,9 @@ class Attach:
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """Give the committed interactions again, one a choice."""
+    """Give the committed interactions of this attempt again."""
 
     attempt: Attempt
-    interactions: Sequence[Interaction]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +54,7 @@ def decide(attempts: Sequence[Attempt], request: TurnRequest) -> Attach | Replay
         if attempt.stage is Stage.RUNNING:
             return Attach(attempt)
         if attempt.stage is Stage.COMPLETE and len(attempt.interactions) == request.n:
-            return Replay(attempt, attempt.interactions)
+            return Replay(attempt)
     return Anew(failed)
 
 

@@ -1,6 +1,6 @@
-"""One generation under way. A client sees the end of it only after the commit.
+"""One running generation. Its readers see the end of it only after the commit.
 
-`deltas` may be read by several clients at once, from the beginning: a retry attaches to the same generation.
+Several clients may read `deltas` at once, each from the beginning: a retry attaches to the running generation.
 """
 
 from __future__ import annotations
@@ -16,67 +16,60 @@ from proxy.engine.requests import GenerateRequest
 from proxy.engine.versions import corrected, with_run
 from proxy.protocols.wire_protocol import Answer
 from proxy.rendering import OutputParser
-from proxy.rendering.deltas import Delta, TextDelta, TokenLogprob, ToolCallArguments, ToolCallEnd
+from proxy.rendering.deltas import Delta, ToolCallArguments, ToolCallEnd
 from proxy.sessions.attempts import Attempt
 from proxy.sessions.session import Session
-from proxy.trajectory.cache import Match
-from proxy.trajectory.matching import Identity, messages_hash
-from proxy.trajectory.purpose import hinted
-from proxy.types import FinishReason, Ids, Interaction, Message, Reason, Role, Status, TurnRequest, ids_of
+from proxy.turns.logprob_report import LogprobReport
+from proxy.turns.prompts import Prompt
+from proxy.types import FinishReason, Ids, Interaction, TurnRequest, ids_of
 
 
-@dataclass(frozen=True, slots=True)
-class Prompt:
-    """The ids for the engine, and the parent that they are meant to continue. `bridged` False: rendered in full."""
-
-    ids: Ids
-    match: Match
-    identity: Identity
-    bridged: bool
-
-
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, kw_only=True)
 class Turn:
-    """One generation and what was made of it so far. Clients read `deltas`; the last of them leaving ends it."""
+    """A `Choice` that is being generated: the interaction that it records, and its output so far.
+
+    `encode` tokenizes text from engines that return no token ids. `committing`: the turn is on its way to the database
+    and can no longer be cancelled.
+    """
 
     interaction: Interaction
     request: TurnRequest
     session: Session
+    attempt: Attempt
     prompt: Prompt
     generate: GenerateRequest
     parser: OutputParser
-    piece: Callable[[int], bytes]
+    report: LogprobReport
     encode: Callable[[str], Ids]
-    attempt: Attempt
     deltas: list[Delta] = field(default_factory=list)
-    logprobs: list[TokenLogprob] = field(default_factory=list)
     committing: bool = False
-    task: asyncio.Future[Interaction] | None = None
-    _unreported: list[TokenLogprob] = field(default_factory=list)
+    task: asyncio.Task[Interaction] | None = None
     _held: list[Delta] = field(default_factory=list)
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
 
+    @property
+    def prompt_tokens(self) -> int:
+        return len(self.prompt.ids)
+
+    @property
+    def ended(self) -> asyncio.Future[Interaction]:
+        assert self.task is not None, "the turn was not started"
+        return self.task
+
     def answer(self) -> Answer:
-        """The committed interaction of an ended turn. Raises the ProxyError that ended it otherwise."""
-        assert self.task is not None
-        interaction = self.task.result()
+        interaction = self.ended.result()
         shown = self.request.logprobs and interaction.has_logprobs
-        return Answer(interaction, tuple(self.logprobs) if shown else None)
+        return Answer(interaction, tuple(self.report.entries) if shown else None)
 
     async def stream(self, patience_s: float) -> AsyncIterator[list[Delta]]:
-        """The deltas in batches as they come, an empty batch after `patience_s` without one.
-
-        Ends when the turn is committed; raises the ProxyError that ended it otherwise.
-        """
-        assert self.task is not None
         seen = 0
         while True:
             if seen < len(self.deltas):
                 batch = self.deltas[seen:]
                 seen += len(batch)
                 yield batch
-            elif self.task.done():
-                self.task.result()
+            elif self.ended.done():
+                self.ended.result()
                 return
             elif not await self._wait(patience_s):
                 yield []
@@ -90,7 +83,7 @@ class Turn:
             return False
 
     def take(self, chunk: TokenChunk) -> FinishReason | None:
-        """Add a chunk; what follows an end token or a complete stop string never gets in.
+        """Add a chunk, cut off after an end token or a complete stop string.
 
         Returns why sampling ends here, None while it goes on. Raises EngineFailed for an inconsistent chunk.
         """
@@ -114,7 +107,7 @@ class Turn:
         return FinishReason.STOP if ended else chunk.finish
 
     def _encoded(self, chunk: TokenChunk, text: str) -> TokenChunk:
-        """A chunk that came as text, as ids within the budget, and an end token if it ends by itself."""
+        """Turn a text chunk into token ids within the budget, with an end token if the text ended by itself."""
         most, stops = self.generate.sampling.max_tokens, self.generate.stop_token_ids
         ids = self.encode(text)
         if chunk.finish is FinishReason.STOP and stops and not (ids and ids[-1] in stops):
@@ -125,36 +118,24 @@ class Turn:
 
     @property
     def _takes_whole_chunks(self) -> bool:
-        """Not where each token matters by itself: for its logprob, or because the first call is to be the last."""
+        """False where each token counts: for its logprob, or because the first tool call ends the output."""
         return not self.request.logprobs and (self.request.parallel_tool_calls or not self.request.tools)
 
     def _feed(self, ids: Ids, chunk: TokenChunk, at: int) -> FinishReason | None:
-        """Parse ids that begin at `at` in their chunk; returns why sampling ends with them."""
+        """Parse `ids`, which begin at index `at` of their chunk. Returns why sampling ends with them, or None."""
         parser, already = self.parser, len(self.interaction.output_ids)
-        reasoned = parser.reasoning_tokens
+        reasoning_tokens = parser.reasoning_tokens
         deltas = parser.feed(ids)
         stopped = parser.stop_string is not None
         kept = ids[: parser.kept - already] if stopped else ids
         self._append(kept, chunk, at)
-        if self.request.logprobs and chunk.sampled and kept and parser.reasoning_tokens == reasoned:
-            self._note_logprob(kept[0], chunk.logprobs[at], chunk.top_logprobs[at] if chunk.top_logprobs else ())
+        if self.request.logprobs and chunk.sampled and kept and parser.reasoning_tokens == reasoning_tokens:
+            self.report.add(kept[0], chunk.logprobs[at], chunk.top_logprobs[at] if chunk.top_logprobs else ())
         self.publish(deltas)
         if stopped:
             return FinishReason.STOP_STRING
         one_call = not self.request.parallel_tool_calls and any(isinstance(delta, ToolCallEnd) for delta in deltas)
         return FinishReason.STOP if one_call else None
-
-    def _note_logprob(self, token: int, value: float, top: tuple[tuple[int, float], ...]) -> None:
-        """Report a visible token once, with the next piece of text that goes out."""
-        if token in self.generate.stop_token_ids:
-            return
-        entry = self._logprob(token, value, tuple(self._logprob(other, logprob) for other, logprob in top))
-        self.logprobs.append(entry)
-        self._unreported.append(entry)
-
-    def _logprob(self, token: int, value: float, top: tuple[TokenLogprob, ...] = ()) -> TokenLogprob:
-        utf8 = self.piece(token)
-        return TokenLogprob(utf8.decode("utf-8", "replace"), utf8, value, top)
 
     def _append(self, ids: Ids, chunk: TokenChunk, at: int) -> None:
         if not ids:
@@ -165,7 +146,10 @@ class Turn:
         interaction.versions = with_run(interaction.versions, len(ids), chunk.version)
 
     def prove(self) -> None:
-        """Set `aligned` by comparing ids, and keep only what the prompt adds to an aligned parent, else all of it."""
+        """Set `aligned` by comparing token ids, and split the prompt: an aligned parent's tokens are not stored again.
+
+        A prompt that was not bridged is never aligned: its whole text is stored as the suffix.
+        """
         interaction, prompt, parent = self.interaction, self.prompt, self.prompt.match.parent
         aligned = parent is not None and prompt.bridged and self.session.cache.proves(parent, prompt.ids)
         interaction.aligned = aligned
@@ -173,14 +157,12 @@ class Turn:
         interaction.prompt_suffix = prompt.ids[interaction.prefix_length :]
 
     def publish(self, deltas: list[Delta]) -> None:
-        """Pass deltas on, or hold them: a client may act on a closed call, so from there on the commit comes first.
+        """Show deltas to readers. From the close of a tool call on, hold them until the commit (`release`).
 
-        The last fragment of the arguments closes a call for those clients whose API has no event for it.
+        A client may execute a call as soon as it is closed, so the commit must be durable first. In some APIs the last
+        fragment of the arguments closes a call, so that fragment is held too.
         """
-        for delta in deltas:
-            if isinstance(delta, TextDelta) and self._unreported:
-                delta = TextDelta(delta.text, tuple(self._unreported))
-                self._unreported.clear()
+        for delta in map(self.report.attach, deltas):
             if self._held or isinstance(delta, ToolCallArguments | ToolCallEnd):
                 self._hold(delta)
             else:
@@ -188,7 +170,10 @@ class Turn:
         self._changed.set()
 
     def _hold(self, delta: Delta) -> None:
-        """Hold a delta; while no call is closed, the fragment of arguments before it turns out not to be the last."""
+        """Hold a delta. A held fragment of arguments is let go when the next fragment shows that it was not the last.
+
+        Once a call is closed, two or more deltas are held, and nothing is let go any more.
+        """
         if (
             isinstance(delta, ToolCallArguments)
             and len(self._held) == 1
@@ -198,70 +183,18 @@ class Turn:
         self._held.append(delta)
 
     def release(self) -> None:
-        """Let go what was held: the turn is committed."""
+        """Show the held deltas: the turn is committed."""
         self.deltas += self._held
         self._held.clear()
         self._changed.set()
-
-    def replay(self) -> None:
-        """Become a turn that ended with its stored interaction, by parsing its tokens again.
-
-        Alternatives of tokens are not stored: logprobs come without them.
-        """
-        interaction = self.interaction
-        for token, value in zip(interaction.output_ids, interaction.logprobs, strict=True):
-            reasoned = self.parser.reasoning_tokens
-            deltas = self.parser.feed(ids_of([token]))
-            if self.request.logprobs and interaction.has_logprobs and self.parser.reasoning_tokens == reasoned:
-                self._note_logprob(token, value, ())
-            self.publish(deltas)
-        self.publish(self.parser.finish())
-        self.release()
-        self.task = asyncio.get_running_loop().create_future()
-        self.task.set_result(interaction)
 
     def wake(self) -> None:
         """Let readers look again: the task has ended."""
         self._changed.set()
 
 
-def begin_interaction(
-    interaction_id: str, session_id: str, request: TurnRequest, prompt: Prompt, key: str
-) -> Interaction:
-    """The interaction of a turn that begins now; the tree and the tokens come at its end."""
-    parent = prompt.match.parent
-    return Interaction(
-        id=interaction_id,
-        session_id=session_id,
-        parent_id=parent.interaction.id if parent is not None else None,
-        aligned=False,
-        reason=Reason.NEW_ROOT,
-        api=request.api,
-        status=Status.BEGUN,
-        new_messages=prompt.match.new_messages(request.messages),
-        output=Message(Role.ASSISTANT),
-        prefix_length=0,
-        prompt_suffix=ids_of(),
-        output_ids=ids_of(),
-        logprobs=array("f"),
-        versions=(),
-        finish_reason=None,
-        sampling=request.sampling,
-        tools=request.tools if parent is None else (),
-        template_options=request.template_options if parent is None else {},
-        model=request.model,
-        state_hash=request.state_hash or messages_hash(prompt.match.new_messages(request.messages)),
-        purpose=request.purpose or hinted(request),
-        agent=request.agent,
-        request_hash=key,
-        dropped=request.dropped,
-        idempotency_key=request.idempotency_key,
-        created_at=time.time(),
-    )
-
-
 def _until_end(ids: Ids, stop_token_ids: tuple[int, ...]) -> tuple[Ids, bool]:
-    """`ids` up to and with the first end token, and whether there was one."""
+    """Return `ids` up to and including the first end token, and whether there was one."""
     for index, token in enumerate(ids):
         if token in stop_token_ids:
             return ids[: index + 1], True

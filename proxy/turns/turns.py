@@ -1,25 +1,24 @@
-"""The life of a turn, written once for all APIs.
+"""The life of a turn, the same for all APIs.
 
-1 the request is parsed (protocols)    2 its session is resolved (sessions)      3 retries attach or replay
-4 the parent is found                  5 the prompt is rendered or bridged       6 budgets are applied
-7 tokens are sampled and parsed        8 it is proven and committed (commits)    9 only now the end goes out
+1 parse the request (protocols)        2 resolve its session (sessions)          3 attach or replay a retry (retries)
+4 find the parent                      5 render or bridge the prompt (prompts)   6 apply the budgets (budgets)
+7 sample and parse tokens (turn)       8 prove alignment and commit (commits)    9 only now send the end to the client
 
-A generation that fails, is cancelled or loses its client leaves no half interaction: what was sampled is kept with its
-status. Cancellation at any point closes the engine's iterator, which frees the request.
+A generation that fails, is cancelled or loses its client never becomes half an interaction: what was sampled is stored
+with its status. Cancellation at any point closes the engine's iterator, which frees the request in the engine.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from contextlib import aclosing
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
+from proxy.engine.chunks import TokenChunk
 from proxy.engine.gate import Gate
-from proxy.engine.grammar import Grammar
-from proxy.engine.requests import GenerateRequest
 from proxy.errors import (
     EngineFailed,
     EngineTimeout,
@@ -28,34 +27,40 @@ from proxy.errors import (
     TooManyRequests,
 )
 from proxy.metrics import Metrics
-from proxy.protocols.wire_protocol import new_hex
 from proxy.rendering.renderer import Renderer
 from proxy.sessions.attempts import Attempt, Stage
 from proxy.sessions.session import Session
 from proxy.sessions.sessions import Sessions
 from proxy.settings import Settings
 from proxy.store.store import Store
-from proxy.trajectory.cache import Match
 from proxy.trajectory.matching import identify, request_hash
-from proxy.trajectory.tree import token_ids
 from proxy.turns.budgets import apply_budgets
+from proxy.turns.choice import Choice
 from proxy.turns.commits import Commits
-from proxy.turns.defaults import check_capabilities, choice_of, with_defaults
+from proxy.turns.defaults import check_capabilities, with_defaults
+from proxy.turns.plan import ReplyPlan, make_turns
 from proxy.turns.prompts import Prompts, with_history
+from proxy.turns.replay import replay
 from proxy.turns.retries import Anew, Attach, Replay, decide
-from proxy.turns.turn import Prompt, Turn, begin_interaction
-from proxy.types import Api, FinishReason, Interaction, SamplingParams, Status, TurnRequest
+from proxy.turns.turn import Turn
+from proxy.types import FinishReason, Interaction, Status, TurnRequest
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
-# A client that goes away may be retrying; another request may take its generation over within this time.
+# A client that disconnects may be about to retry: its generation goes on for this long, so that the retry can attach.
 GRACE_S = 2.0
 _GRACE = "grace"
 
+# A cancelled turn: the error in its record, and the error that its readers get.
+_SHUT_DOWN = "cancelled: the server shut down"
+_RETRY_ELSEWHERE = "the server is shutting down; send the request to another replica, or again after the restart"
+_DISCONNECTED = "cancelled: the client disconnected"
+_RETRY = "this reply was cancelled because its client disconnected; send the request again"
+
 
 class Turns:
-    """Runs turns on one engine."""
+    """Runs turns on one engine, and holds those that have not ended, by attempt."""
 
     def __init__(
         self,
@@ -78,18 +83,25 @@ class Turns:
         self._choices: dict[Attempt, Sequence[Turn]] = {}
         self._unrecorded: set[asyncio.Task[Any]] = set()
         self._arriving = 0
+        self._draining = False
         self._background: set[asyncio.Task[None]] = set()
         self._commits = Commits(store, sessions, metrics, self._in_background)
 
     @property
     def busy(self) -> bool:
-        """Whether any turn is under way."""
+        """True while at least one turn is running or about to start."""
         return bool(self._running or self._unrecorded or self._arriving)
 
-    async def begin(self, session: Session, request: TurnRequest, *, new_id: Callable[[], str]) -> Sequence[Turn]:
-        """Start a turn for each of `n` choices: parent, prompt and budgets are settled, sampling runs.
+    @property
+    def held_up(self) -> bool:
+        """True while the engine is paused, so that a new turn would have to wait before it starts."""
+        return self._gate.closed
 
-        Raises InvalidRequest and its kin before anything is sampled.
+    async def begin(self, session: Session, request: TurnRequest, *, new_id: Callable[[], str]) -> Sequence[Choice]:
+        """Return the `n` choices of a reply: newly started turns, or those of an earlier attempt for a retry.
+
+        New turns have their parent, prompt and budgets settled, and are sampling. Raises InvalidRequest and its
+        subclasses, SessionClosed, LimitReached, TooManyRequests and EngineUnavailable, all before anything is sampled.
         """
         session.check_open()
         info = self._gate.info()
@@ -112,109 +124,75 @@ class Turns:
         self._prompts.check_vocabulary(prompt.ids, info.vocab_size, rendered=request.input_ids is None)
         sampling = apply_budgets(wanted, request.n, session, len(prompt.ids), self._settings, info.context_length)
         grammar = self._prompts.grammar(request)
-        # Others may have gone on while a long prompt was rendered: from here to the start nothing is awaited.
+        # Other turns may have started while this prompt was rendered, so the checks are made again. Nothing is awaited
+        # from here to the start.
         session.check_open()
         if (earlier := self._earlier(session, request, key)) is not None:
             return earlier
         self._check_room(request)
-        attempt, reply = Attempt(key, request.idempotency_key), new_id()
-        choices = [
-            self._choice(session, request, prompt, attempt, choice_of(sampling, k), grammar, reply, k)
-            for k in range(request.n)
-        ]
-        self._start(session, request, attempt, choices)
+        plan = ReplyPlan(
+            session=session,
+            request=request,
+            prompt=prompt,
+            sampling=sampling,
+            grammar=grammar,
+            attempt=Attempt(key, request.idempotency_key),
+            reply_id=new_id(),
+        )
+        choices = make_turns(plan, self._renderer)
+        self._start(plan, choices)
         return choices
 
     def _check_room(self, request: TurnRequest) -> None:
-        """Raise TooManyRequests before a turn is rendered that would be one too many."""
+        """Raise TooManyRequests if the turns of this request would exceed `--max-turns-in-flight`."""
         most = self._settings.max_turns_in_flight
         if len(self._running) + len(self._unrecorded) + self._arriving + request.n > most:
             raise TooManyRequests(f"{most} turns are running (--max-turns-in-flight); try again", retry_after_s=1.0)
 
     async def _arrive(self) -> None:
-        """Wait until requests are let in. What has begun is counted already, should a pause hold it up later."""
+        """Wait until the gate lets requests in. A waiting request counts against the limit of turns in flight."""
         self._arriving += 1
         try:
             await self._gate.enter()
         finally:
             self._arriving -= 1
 
-    def _earlier(self, session: Session, request: TurnRequest, key: str) -> Sequence[Turn] | None:
-        """The turns of an earlier attempt that answer this request too; None: it is to be sampled."""
+    def _earlier(self, session: Session, request: TurnRequest, key: str) -> Sequence[Choice] | None:
+        """The choices of an earlier attempt that answers this request too, or None: the request is sampled."""
         match decide(session.attempts.get(key, ()), request):
             case Attach(attempt):
                 return self._choices[attempt]
-            case Replay(attempt, interactions):
-                return [self._replayed(session, request, attempt, interaction) for interaction in interactions]
+            case Replay(attempt):
+                return [replay(self._renderer, session, request, attempt, i) for i in attempt.interactions]
         return None
 
     async def count(self, session: Session, request: TurnRequest) -> int:
-        """How many prompt tokens a turn would have. Raises InvalidRequest."""
+        """Return the prompt tokens that a turn would have. Raises InvalidRequest."""
         request = with_history(session, request)
         identity = identify(request.messages, request.tools, request.template_options)
         return len((await self._prompts.build(session, request, identity)).ids)
 
-    def _choice(
-        self,
-        session: Session,
-        request: TurnRequest,
-        prompt: Prompt,
-        attempt: Attempt,
-        sampling: SamplingParams,
-        grammar: Grammar | None,
-        reply_id: str,
-        k: int,
-    ) -> Turn:
-        """Choice `k` of a reply, not yet started."""
-        interaction_id = reply_id if k == 0 else f"{reply_id}.{k}"
-        interaction = begin_interaction(
-            interaction_id, session.id, replace(request, sampling=sampling), prompt, attempt.key
-        )
-        interaction.grammar = grammar is not None
-        generate = GenerateRequest(
-            request_id=interaction.id,
-            input_ids=prompt.ids,
-            sampling=sampling,
-            stop_token_ids=self._stop_tokens(request),
-            grammar=grammar,
-            top_logprobs=request.top_logprobs,
-            session_id=session.id,
-            turn=request,
-            turn_number=session.turns_taken + k,
-        )
-        make_id = new_call_id if request.api is not Api.MESSAGES else new_tool_use_id
-        parser = self._renderer.parser(request.tools, request.tool_choice, prompt.ids, sampling.stop, make_id)
-        piece, encode = self._renderer.piece, self._renderer.encode
-        return Turn(interaction, request, session, prompt, generate, parser, piece, encode, attempt)
+    def join(self, attempt: Attempt) -> None:
+        """Attach a reader to an attempt."""
+        attempt.join()
 
-    def _stop_tokens(self, request: TurnRequest) -> tuple[int, ...]:
-        if request.sampling.ignore_eos:
-            return ()
-        return self._renderer.stop_token_ids if request.stop_token_ids is None else request.stop_token_ids
+    def leave(self, attempt: Attempt) -> None:
+        """Detach a reader. When the last one leaves a running attempt, it is cancelled after `GRACE_S`."""
+        if attempt.leave():
+            attempt.grace = self._in_background(self._end_deserted(attempt), _GRACE)
 
-    def join(self, turn: Turn) -> None:
-        """A client begins to read a turn."""
-        turn.attempt.join()
-
-    def leave(self, turn: Turn) -> None:
-        """A client is gone. The last one leaving an unfinished reply ends it after the grace."""
-        if turn.attempt.leave():
-            turn.attempt.grace = self._in_background(self._end_deserted(turn.attempt), _GRACE)
-
-    def replied(self, turn: Turn) -> None:
-        """The end of a reply was written out."""
-        if not turn.attempt.written:
-            turn.attempt.written = True
-            for interaction in turn.attempt.interactions:
+    def replied(self, attempt: Attempt) -> None:
+        """Record that the end of a reply was written to a client: an unmarked repetition is then a new sample."""
+        if not attempt.written:
+            attempt.written = True
+            for interaction in attempt.interactions:
                 self._store.note_replied(interaction.id)
 
-    @property
-    def held_up(self) -> bool:
-        """Whether a turn would have to wait for a paused engine before it begins."""
-        return self._gate.closed
-
     def run_unrecorded(self, request: TurnRequest, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        """Sample beside all sessions, within the same limit of turns and to the same end. Raises TooManyRequests."""
+        """Run a generation outside all sessions, within the same limit of turns. Raises TooManyRequests.
+
+        `drain` waits for it and cancels it as it does turns.
+        """
         try:
             self._check_room(request)
         except TooManyRequests:
@@ -226,7 +204,8 @@ class Turns:
         return task
 
     async def drain(self, timeout_s: float) -> None:
-        """Let what runs end, for `timeout_s` at most; then cancel it. What turns sampled is recorded."""
+        """Wait up to `timeout_s` for running turns, then cancel them and record what they sampled."""
+        self._draining = True
         self._gate.send_away()
         tasks = [turn.task for turn in self._running if turn.task is not None]
         if others := [*tasks, *self._unrecorded]:
@@ -242,12 +221,11 @@ class Turns:
                 task.cancel()
         await asyncio.gather(*self._background, return_exceptions=True)
 
-    # 7 ---------------------------------------------------------------------------------------------------------
-
-    def _start(self, session: Session, request: TurnRequest, attempt: Attempt, choices: Sequence[Turn]) -> None:
+    def _start(self, plan: ReplyPlan, choices: Sequence[Turn]) -> None:
+        session, attempt = plan.session, plan.attempt
         self._sessions.ensure_stored(session)
         attempts = session.attempts.setdefault(attempt.key, [])
-        decision = decide(attempts, request)
+        decision = decide(attempts, plan.request)
         if isinstance(decision, Anew):
             for failed in decision.superseded:
                 self._supersede(session, failed)
@@ -271,14 +249,14 @@ class Turns:
             turn.task.add_done_callback(lambda _, turn=turn: ended(turn))  # type: ignore[misc]
 
     def _attempt_ended(self, session: Session, attempt: Attempt) -> None:
-        """All choices of a reply have ended, and are recorded."""
+        """End an attempt: all its choices have ended and are recorded."""
         attempt.end([turn.interaction for turn in self._choices.pop(attempt)])
         if attempt.superseded:
             attempt.superseded = False
             self._supersede(session, attempt)
 
     def _supersede(self, session: Session, attempt: Attempt) -> None:
-        """A new attempt takes the place of a failed one, or of one that is ending, once its failure is recorded."""
+        """Replace a failed attempt by a newer one. An attempt that is still ending is replaced once it has failed."""
         attempt.superseded = True
         if attempt.stage is Stage.FAILED:
             session.attempts[attempt.key].remove(attempt)
@@ -291,22 +269,7 @@ class Turns:
         self._metrics.in_flight.dec()
         turn.wake()
         if turn.task is not None and not turn.task.cancelled():
-            turn.task.exception()  # readers get it; without readers nobody is to be warned about it
-
-    def _replayed(self, session: Session, request: TurnRequest, attempt: Attempt, interaction: Interaction) -> Turn:
-        """A turn that has ended already: the committed interaction, to be written out again."""
-        node = session.cache.nodes[interaction.id]
-        ids = token_ids(node)[: interaction.prompt_tokens]
-        prompt = Prompt(ids, Match(node.parent, 0), identify((), (), {}), bridged=interaction.aligned)
-        generate = GenerateRequest(interaction.id, ids, interaction.sampling, self._renderer.stop_token_ids)
-        call_ids = iter([call.id for call in interaction.output.tool_calls])
-        stop = interaction.sampling.stop
-        parser = self._renderer.parser(request.tools, request.tool_choice, ids, stop, lambda: next(call_ids, ""))
-        piece, encode = self._renderer.piece, self._renderer.encode
-        turn = Turn(interaction, request, session, prompt, generate, parser, piece, encode, attempt)
-        turn.committing = True
-        turn.replay()
-        return turn
+            turn.task.exception()  # marks it as retrieved: asyncio would warn where a failed turn has no reader
 
     async def _run(self, turn: Turn) -> Interaction:
         try:
@@ -316,8 +279,9 @@ class Turns:
             await self._commits.record_failure(turn, Status.FAILED, error.message)
             raise
         except asyncio.CancelledError:
-            await self._commits.record_failure(turn, Status.ABORTED, "the client went away, or the server stopped")
-            raise EngineUnavailable("this reply was cancelled; try again") from None
+            stopped = self._draining
+            await self._commits.record_failure(turn, Status.ABORTED, _SHUT_DOWN if stopped else _DISCONNECTED)
+            raise EngineUnavailable(_RETRY_ELSEWHERE if stopped else _RETRY) from None
         except Exception as error:
             logger.exception("turn %s failed", turn.interaction.id)
             await self._commits.record_failure(turn, Status.FAILED, f"{type(error).__name__}: {error}")
@@ -334,13 +298,14 @@ class Turns:
                     if finish is not None:
                         return finish
         except TimeoutError:
-            raise EngineTimeout(f"the engine gave no token for {limit_s:g} s") from None
-        raise EngineFailed("the engine ended a reply without saying why")
+            raise EngineTimeout(f"the engine gave no token for {limit_s:g} s (--engine-timeout-s)") from None
+        raise EngineFailed("the engine ended its output without a finish reason")
 
-    def _chunks(self, turn: Turn, timer: asyncio.Timeout) -> Any:
-        return self._gate.generate(turn.generate, timer)
+    def _chunks(self, turn: Turn, timer: asyncio.Timeout) -> AsyncGenerator[TokenChunk, None]:
+        return cast("AsyncGenerator[TokenChunk, None]", self._gate.generate(turn.generate, timer))
 
     async def _end_deserted(self, attempt: Attempt) -> None:
+        """Cancel the turns of an attempt without readers after the grace period, except those being committed."""
         await asyncio.sleep(GRACE_S)
         attempt.grace = None
         for turn in self._choices[attempt]:
@@ -353,14 +318,3 @@ class Turns:
         self._background.add(task)
         task.add_done_callback(self._background.discard)
         return task
-
-
-def new_tool_use_id() -> str:
-    """An id for a tool call in Anthropic's style."""
-    return "toolu_" + new_hex()[:24]
-
-
-def new_call_id() -> str:
-    """An id for a tool call in OpenAI's style."""
-
-    return "call_" + new_hex()[:24]

@@ -1,0 +1,44 @@
+"""One choice of a reply as the endpoints read it: `Turn` while it is generated, `ReplayedTurn` when it is replayed.
+
+A reader sees the end of a choice only after its commit.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Protocol
+
+from proxy.protocols.wire_protocol import Answer
+from proxy.rendering.deltas import Delta
+from proxy.sessions.attempts import Attempt
+from proxy.types import Interaction
+
+
+class Choice(Protocol):
+    """One of the `n` choices of a reply. Several clients may read it at once, each from its beginning."""
+
+    @property
+    def interaction(self) -> Interaction:
+        """The interaction that the choice records; complete once `ended` holds it as a result."""
+
+    @property
+    def attempt(self) -> Attempt:
+        """The attempt that all choices of the reply belong to."""
+
+    @property
+    def prompt_tokens(self) -> int:
+        """The length of the whole prompt in tokens."""
+
+    @property
+    def ended(self) -> asyncio.Future[Interaction]:
+        """Done after the commit, or with the ProxyError that ended the choice."""
+
+    def answer(self) -> Answer:
+        """Return the committed choice; call it after the end. Raises the ProxyError that ended it."""
+
+    def stream(self, patience_s: float) -> AsyncIterator[list[Delta]]:
+        """Yield deltas in batches as they come, and an empty batch after `patience_s` seconds of silence.
+
+        Ends after the commit; raises the ProxyError that ended the choice.
+        """

@@ -1,0 +1,118 @@
+"""The turns of one reply before they start: what its choices share, and how choice `k` differs from the others."""
+
+from __future__ import annotations
+
+import time
+from array import array
+from dataclasses import dataclass
+
+from proxy.engine.grammar import Grammar
+from proxy.engine.requests import GenerateRequest
+from proxy.protocols.wire_protocol import new_hex
+from proxy.rendering.renderer import Renderer
+from proxy.sessions.attempts import Attempt
+from proxy.sessions.session import Session
+from proxy.trajectory.matching import messages_hash
+from proxy.trajectory.purpose import hinted
+from proxy.turns.defaults import choice_of
+from proxy.turns.logprob_report import LogprobReport
+from proxy.turns.prompts import Prompt
+from proxy.turns.turn import Turn
+from proxy.types import Api, Interaction, Message, Reason, Role, SamplingParams, Status, TurnRequest, ids_of
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplyPlan:
+    """Everything that the `n` choices of one reply share. `sampling` has the session's defaults and the budgets."""
+
+    session: Session
+    request: TurnRequest
+    prompt: Prompt
+    sampling: SamplingParams
+    grammar: Grammar | None
+    attempt: Attempt
+    reply_id: str
+
+
+def make_turns(plan: ReplyPlan, renderer: Renderer) -> list[Turn]:
+    """Return one turn per choice, not yet started."""
+    return [_make_turn(plan, k, renderer) for k in range(plan.request.n)]
+
+
+def _make_turn(plan: ReplyPlan, k: int, renderer: Renderer) -> Turn:
+    request, prompt, sampling = plan.request, plan.prompt, choice_of(plan.sampling, k)
+    interaction = _begin(plan, plan.reply_id if k == 0 else f"{plan.reply_id}.{k}", sampling)
+    generate = GenerateRequest(
+        request_id=interaction.id,
+        input_ids=prompt.ids,
+        sampling=sampling,
+        stop_token_ids=_stop_tokens(request, renderer),
+        grammar=plan.grammar,
+        top_logprobs=request.top_logprobs,
+        session_id=plan.session.id,
+        turn=request,
+        turn_number=plan.session.turns_taken + k,
+    )
+    make_id = new_call_id if request.api is not Api.MESSAGES else new_tool_use_id
+    return Turn(
+        interaction=interaction,
+        request=request,
+        session=plan.session,
+        attempt=plan.attempt,
+        prompt=prompt,
+        generate=generate,
+        parser=renderer.parser(request.tools, request.tool_choice, prompt.ids, sampling.stop, make_id),
+        report=LogprobReport(renderer.piece, generate.stop_token_ids),
+        encode=renderer.encode,
+    )
+
+
+def _stop_tokens(request: TurnRequest, renderer: Renderer) -> tuple[int, ...]:
+    if request.sampling.ignore_eos:
+        return ()
+    return renderer.stop_token_ids if request.stop_token_ids is None else request.stop_token_ids
+
+
+def _begin(plan: ReplyPlan, interaction_id: str, sampling: SamplingParams) -> Interaction:
+    """The interaction as it is before sampling; its place in the tree and its tokens are filled in at the end."""
+    request, match = plan.request, plan.prompt.match
+    parent, new_messages = match.parent, match.new_messages(request.messages)
+    return Interaction(
+        id=interaction_id,
+        session_id=plan.session.id,
+        parent_id=parent.interaction.id if parent is not None else None,
+        aligned=False,
+        reason=Reason.NEW_ROOT,
+        api=request.api,
+        status=Status.BEGUN,
+        new_messages=new_messages,
+        output=Message(Role.ASSISTANT),
+        prefix_length=0,
+        prompt_suffix=ids_of(),
+        output_ids=ids_of(),
+        logprobs=array("f"),
+        versions=(),
+        finish_reason=None,
+        sampling=sampling,
+        tools=request.tools if parent is None else (),
+        template_options=request.template_options if parent is None else {},
+        model=request.model,
+        state_hash=request.state_hash or messages_hash(new_messages),
+        purpose=request.purpose or hinted(request),
+        agent=request.agent,
+        request_hash=plan.attempt.key,
+        dropped=request.dropped,
+        idempotency_key=request.idempotency_key,
+        grammar=plan.grammar is not None,
+        created_at=time.time(),
+    )
+
+
+def new_tool_use_id() -> str:
+    """An id for a tool call in Anthropic's style."""
+    return "toolu_" + new_hex()[:24]
+
+
+def new_call_id() -> str:
+    """An id for a tool call in OpenAI's style."""
+    return "call_" + new_hex()[:24]

@@ -1,0 +1,71 @@
+"""A committed reply given again from its stored tokens. Nothing is sampled or recorded: the reply stays the same."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+from proxy.protocols.wire_protocol import Answer
+from proxy.rendering import OutputParser
+from proxy.rendering.deltas import Delta
+from proxy.rendering.renderer import Renderer
+from proxy.sessions.attempts import Attempt
+from proxy.sessions.session import Session
+from proxy.trajectory.tree import token_ids
+from proxy.turns.logprob_report import LogprobReport
+from proxy.types import Interaction, TurnRequest, ids_of
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ReplayedTurn:
+    """A `Choice` that was committed before it was asked for; `deltas` are its whole output."""
+
+    interaction: Interaction
+    attempt: Attempt
+    deltas: list[Delta]
+    result: Answer
+    ended: asyncio.Future[Interaction]
+
+    @property
+    def prompt_tokens(self) -> int:
+        return self.interaction.prompt_tokens
+
+    def answer(self) -> Answer:
+        return self.result
+
+    async def stream(self, patience_s: float) -> AsyncIterator[list[Delta]]:
+        if self.deltas:
+            yield self.deltas
+
+
+def replay(
+    renderer: Renderer, session: Session, request: TurnRequest, attempt: Attempt, interaction: Interaction
+) -> ReplayedTurn:
+    """Parse the tokens of a committed interaction again, to answer a request that repeats its own.
+
+    Logprobs come without the alternatives of each token, which are not stored.
+    """
+    parser = _parser(renderer, session, request, interaction)
+    report = LogprobReport(renderer.piece, renderer.stop_token_ids)
+    shown = request.logprobs and interaction.has_logprobs
+    deltas: list[Delta] = []
+    for token, logprob in zip(interaction.output_ids, interaction.logprobs, strict=True):
+        reasoning_tokens = parser.reasoning_tokens
+        parsed = parser.feed(ids_of([token]))
+        if shown and parser.reasoning_tokens == reasoning_tokens:
+            report.add(token, logprob)
+        deltas += map(report.attach, parsed)
+    deltas += map(report.attach, parser.finish())
+    ended: asyncio.Future[Interaction] = asyncio.get_running_loop().create_future()
+    ended.set_result(interaction)
+    result = Answer(interaction, tuple(report.entries) if shown else None)
+    return ReplayedTurn(interaction=interaction, attempt=attempt, deltas=deltas, result=result, ended=ended)
+
+
+def _parser(renderer: Renderer, session: Session, request: TurnRequest, interaction: Interaction) -> OutputParser:
+    """A parser that gives tool calls their recorded ids."""
+    prompt = token_ids(session.cache.nodes[interaction.id])[: interaction.prompt_tokens]
+    call_ids = iter([call.id for call in interaction.output.tool_calls])
+    stop = interaction.sampling.stop
+    return renderer.parser(request.tools, request.tool_choice, prompt, stop, lambda: next(call_ids, ""))
