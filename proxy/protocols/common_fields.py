@@ -1,4 +1,4 @@
-"""Request fields that several APIs share, each parsed once here."""
+"""Request fields that several APIs share: `model`, the reasoning effort and the response format."""
 
 from __future__ import annotations
 
@@ -11,18 +11,25 @@ from proxy.types import ResponseFormat
 
 
 def parse_model(body: Mapping[str, Any]) -> str:
+    """Return `model`, which the reply repeats. Raises InvalidRequest if it is missing."""
     if body.get("model") is None:
-        raise InvalidRequest("'model' is missing; any name will do, the reply echoes it", param="model")
+        raise InvalidRequest("'model' is missing; any name works, and the reply repeats it", param="model")
     return check_text(expect_str(body["model"], "model"), "model")
 
 
 def effort_options(effort: str) -> dict[str, Any]:
-    """What a reasoning effort says to a template: some read the effort, more of them whether to think at all."""
+    """Return the chat template options for a reasoning effort.
+
+    Some templates read `reasoning_effort`; more read `enable_thinking`, which an effort of "none" switches off.
+    """
     return {"reasoning_effort": effort} | ({"enable_thinking": False} if effort == "none" else {})
 
 
 def parse_response_format(value: Any, name: str) -> ResponseFormat | None:
-    """What `response_format` (or the like in other APIs) asks for; None for text."""
+    """Parse an OpenAI response format found at the path `name`; None means plain text.
+
+    The schema may lie in `json_schema` (chat) or beside `type` (responses).
+    """
     if value is None:
         return None
     wanted = expect_object(value, name)

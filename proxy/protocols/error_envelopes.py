@@ -1,4 +1,4 @@
-"""Error envelopes: OpenAI's for chat, responses and this server's own endpoints; Anthropic's for messages."""
+"""Error envelopes: OpenAI's for chat, responses and this server's own endpoints, Anthropic's for messages."""
 
 from __future__ import annotations
 
@@ -29,24 +29,24 @@ _ANTHROPIC_TYPES = {
 
 
 def openai_error(error: ProxyError) -> dict[str, Any]:
-    """The OpenAI error envelope; chat and responses share it."""
+    """Return the OpenAI error envelope."""
     kind = _OPENAI_TYPES.get(error.status, "server_error")
     return {"error": {"message": error.message, "type": kind, "param": error.param, "code": error.code}}
 
 
 def anthropic_error(error: ProxyError, request_id: str) -> dict[str, Any]:
-    """The Anthropic error envelope."""
+    """Return the Anthropic error envelope of an HTTP reply."""
     return {**anthropic_error_event(error), "request_id": request_id}
 
 
 def anthropic_error_event(error: ProxyError) -> dict[str, Any]:
-    """A failure as the API words it; in the envelope of a response stands its request id as well."""
+    """Return the payload of an Anthropic `error` event: the envelope without a request id."""
     kind = _ANTHROPIC_TYPES.get(error.status, "api_error")
     return {"type": "error", "error": {"type": kind, "message": _anthropic_message(error)}}
 
 
 def _anthropic_message(error: ProxyError) -> str:
-    """Claude Code compacts and tries again on exactly these words."""
+    """Return the message. Claude Code matches the context-length one word for word, then compacts and retries."""
     if not isinstance(error, ContextLengthExceeded):
         return error.message
     return f"prompt is too long: {error.prompt_tokens} tokens > {error.context_tokens} maximum"

@@ -1,4 +1,8 @@
-"""Fields of a decoded JSON body: each check returns the value, or raises InvalidRequest with the field's path."""
+"""Type and range checks for fields of a decoded JSON body.
+
+Each function returns the checked value, or raises InvalidRequest whose message and `param` name the field by its path.
+In the `optional_*` functions, `at` is the path of `body` with its trailing dot, such as "sampling_params.".
+"""
 
 from __future__ import annotations
 
@@ -9,66 +13,69 @@ from proxy.errors import InvalidRequest
 
 
 def expect_object(value: Any, name: str) -> Mapping[str, Any]:
-    """`value` if it is a JSON object, else InvalidRequest naming it."""
+    """Return `value` if it is a JSON object."""
     if not isinstance(value, Mapping):
         raise InvalidRequest(f"'{name}' must be an object, not {json_type(value)}", param=name)
     return value
 
 
 def expect_list(value: Any, name: str) -> list[Any]:
-    """`value` if it is a JSON array, else InvalidRequest naming it."""
+    """Return `value` if it is a JSON array."""
     if not isinstance(value, list):
         raise InvalidRequest(f"'{name}' must be an array, not {json_type(value)}", param=name)
     return value
 
 
 def expect_str(value: Any, name: str) -> str:
-    """`value` if it is a string, else InvalidRequest naming it."""
+    """Return `value` if it is a string."""
     if not isinstance(value, str):
         raise InvalidRequest(f"'{name}' must be a string, not {json_type(value)}", param=name)
     return value
 
 
 def expect_bool(value: Any, name: str) -> bool:
-    """`value` if it is a boolean, else InvalidRequest naming it."""
+    """Return `value` if it is a boolean."""
     if not isinstance(value, bool):
         raise InvalidRequest(f"'{name}' must be true or false, not {json_type(value)}", param=name)
     return value
 
 
 def optional_bool(body: Mapping[str, Any], name: str, default: bool = False, at: str = "") -> bool:
-    """A boolean field, or `default` when absent or null. `at` is the path of `body`, with its dot."""
+    """Return a boolean field, or `default` if it is absent or null."""
     value = body.get(name)
     return default if value is None else expect_bool(value, at + name)
 
 
 def optional_object(body: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    """An object field, empty when absent or null."""
+    """Return an object field, or an empty object if it is absent or null."""
     value = body.get(name)
     return {} if value is None else expect_object(value, name)
 
 
 def optional_str(body: Mapping[str, Any], name: str, at: str = "") -> str | None:
-    """A string field, or None when absent or null. `at` is the path of `body`, with its dot."""
+    """Return a string field, or None if it is absent or null."""
     value = body.get(name)
     return None if value is None else expect_str(value, at + name)
 
 
 def optional_text(body: Mapping[str, Any], name: str, at: str = "") -> str | None:
-    """A string field that is stored or looked up, or None when absent or null."""
+    """Return a string field that goes to the database (see `check_text`), or None if it is absent or null."""
     text = optional_str(body, name, at)
     return None if text is None else check_text(text, at + name)
 
 
 def check_text(text: str, name: str) -> str:
-    """`text` if any database takes it. Raises InvalidRequest for a NUL character: some do not even compare it."""
+    """Return `text` if every database accepts it. A NUL character is refused: PostgreSQL cannot store or compare it."""
     if "\0" in text:
         raise InvalidRequest(f"'{name}' must not hold a NUL character", param=name)
     return text
 
 
 def optional_int(body: Mapping[str, Any], name: str, *, least: int, most: int = 2**31 - 1, at: str = "") -> int | None:
-    """An integer field in least .. most, or None when absent or null. `at` is the path of `body`, with its dot."""
+    """Return an integer field between `least` and `most` (both included), or None if it is absent or null.
+
+    A number such as 5.0 counts as an integer.
+    """
     value, name = body.get(name), at + name
     if value is None:
         return None
@@ -82,7 +89,7 @@ def optional_int(body: Mapping[str, Any], name: str, *, least: int, most: int = 
 
 
 def optional_float(body: Mapping[str, Any], name: str, *, least: float, most: float, at: str = "") -> float | None:
-    """A number field in least .. most, or None when absent or null. `at` is the path of `body`, with its dot."""
+    """Return a number field between `least` and `most` (both included), or None if it is absent or null."""
     value, name = body.get(name), at + name
     if value is None:
         return None
@@ -94,7 +101,7 @@ def optional_float(body: Mapping[str, Any], name: str, *, least: float, most: fl
 
 
 def json_type(value: Any) -> str:
-    """The JSON name of a value's type, for error messages."""
+    """Return the JSON name of a value's type, with its article, for error messages."""
     if value is None:
         return "null"
     if isinstance(value, bool):

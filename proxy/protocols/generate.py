@@ -1,6 +1,7 @@
-"""`/v1/generate`: token ids in, token ids out, for trainers that drive their own loop. Nothing is rendered or parsed.
+"""`/v1/generate`: token ids in, token ids out, for trainers that run their own loop. No chat template, no parsing.
 
-The reply has as many logprobs and versions as ids, or no logprobs at all where a mailbox's answer came without.
+`output_ids`, `logprobs` and `versions` of a reply have the same length. `logprobs` is null only for a mailbox answer
+that came without them.
 """
 
 from __future__ import annotations
@@ -61,22 +62,22 @@ class GenerateProtocol:
         return {"id": interaction.id, **interaction_reply(interaction)}
 
     def stream(self, request: TurnRequest, reply_id: str, created: int, prompt_tokens: int) -> StreamEncoder:
-        """Raises UnsupportedParameter; `parse` lets no request come so far."""
+        """Raise UnsupportedParameter. Unreachable: `parse` already refuses `stream`."""
         raise UnsupportedParameter("'stream' is not supported here", param="stream")
 
 
 def prompt_field(body: Mapping[str, Any]) -> str:
-    """The name under which `body` gives its prompt."""
+    """Return the name of the field that holds the prompt: `prompt_ids` or `input_ids`."""
     return "prompt_ids" if body.get("prompt_ids") is not None else "input_ids"
 
 
 def parse_request_id(body: Mapping[str, Any]) -> str | None:
-    """What requests without a session are kept together by."""
+    """Return `request_id`, which groups requests that have no session."""
     return optional_text(body, "request_id")
 
 
 def interaction_reply(interaction: Interaction) -> dict[str, Any]:
-    """The reply of a recorded generation."""
+    """Return the reply to a recorded generation, without its id."""
     return generation_reply(
         interaction.output_ids,
         interaction.logprobs if interaction.has_logprobs else None,
@@ -95,7 +96,10 @@ def generation_reply(
     prompt_tokens: int,
     cached_tokens: int | None,
 ) -> dict[str, Any]:
-    """`output_ids`, `logprobs` and `versions` (an integer each), all of one length; `logprobs` null: none are known."""
+    """Return the reply: `output_ids`, `logprobs` and `versions` (one weight version per token) of equal length.
+
+    `logprobs` is null if none are known.
+    """
     return {
         "output_ids": ids.tolist(),
         "logprobs": None if logprobs is None else list(logprobs),
@@ -113,11 +117,11 @@ def _refuse_unsupported(body: Mapping[str, Any], given: Mapping[str, Any]) -> No
             raise UnsupportedParameter(f"'{field}' is not supported by /v1/generate; leave it out", param=field)
     for fields, at in ((body, ""), (given, _AT)):
         if (optional_int(fields, "n", least=1, at=at) or 1) != 1:
-            raise UnsupportedParameter(f"'{at}n' must be 1; send the request again for each sample", param=f"{at}n")
+            raise UnsupportedParameter(f"'{at}n' must be 1; send one request per sample", param=f"{at}n")
 
 
 def _by_own_names(params: Mapping[str, Any]) -> dict[str, Any]:
-    """`sampling_params` with SGLang's names replaced by ours. What is wrong is named as it came."""
+    """Replace SGLang's names in `sampling_params` by ours. Errors name a field as the client wrote it."""
     optional_int(params, "max_new_tokens", least=1, at=_AT)
     optional_int(params, "sampling_seed", least=-(2**63), most=2**63 - 1, at=_AT)
     for name, own in _ALIASES.items():
@@ -129,23 +133,23 @@ def _by_own_names(params: Mapping[str, Any]) -> dict[str, Any]:
 def _parse_ids(body: Mapping[str, Any]) -> Ids:
     names = [name for name in ("input_ids", "prompt_ids") if body.get(name) is not None]
     if len(names) != 1:
-        raise InvalidRequest("give 'input_ids' (or 'prompt_ids'), the token ids of one prompt", param="input_ids")
+        raise InvalidRequest("give either 'input_ids' or 'prompt_ids': the token ids of one prompt", param="input_ids")
     return parse_token_ids(body[names[0]], names[0])
 
 
 def parse_token_ids(value: Any, name: str) -> Ids:
-    """A list of at least one token id. Raises InvalidRequest naming it."""
+    """Parse a list of at least one token id. Raises InvalidRequest naming it."""
     values = expect_list(value, name)
     try:
-        if bool in map(type, values):  # arrays take them as 0 and 1
+        if bool in map(type, values):  # an array would store them as 0 and 1
             raise TypeError
         ids = ids_of(values)
     except (TypeError, OverflowError):
         bad = next((item for item in values if isinstance(item, bool) or not isinstance(item, int)), None)
         shown = json_type(bad) if bad is not None else "a number beyond 31 bits"
-        raise InvalidRequest(f"'{name}' must be a list of token ids; it holds {shown}", param=name) from None
+        raise InvalidRequest(f"'{name}' must be a list of token ids, but it holds {shown}", param=name) from None
     if not ids or min(ids) < 0:
-        raise InvalidRequest(f"'{name}' must hold at least one token id, and none below 0", param=name)
+        raise InvalidRequest(f"'{name}' must hold at least one token id, and no negative ones", param=name)
     return ids
 
 
@@ -155,5 +159,5 @@ def _parse_stop_tokens(given: Mapping[str, Any]) -> tuple[int, ...] | None:
     name = _AT + "stop_token_ids"
     values = expect_list(given["stop_token_ids"], name)
     if len(values) > _MOST_STOP_TOKENS:
-        raise InvalidRequest(f"'{name}' has {len(values)} ids; at most {_MOST_STOP_TOKENS}", param=name)
+        raise InvalidRequest(f"'{name}' has {len(values)} ids; at most {_MOST_STOP_TOKENS} are allowed", param=name)
     return tuple(parse_token_ids(values, name)) if values else ()

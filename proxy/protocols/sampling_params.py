@@ -1,6 +1,6 @@
-"""Sampling fields of the wire -> fields of `SamplingParams`. Only what was given comes out; what is wrong is named.
+"""Parses sampling fields of a request into fields of `SamplingParams`; a field that was not given is left out.
 
-Ranges are those of the OpenAI API where it has the field, else what every engine can take.
+Ranges are those of the OpenAI API, or for other fields those that every engine accepts.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from proxy.errors import InvalidRequest
 from proxy.protocols.fields import expect_list, expect_object, expect_str, optional_float, optional_int
 
 _MAX_STOP_STRINGS = 16
-# No vocabulary has ids of more digits, and Python refuses to read numbers of very many.
+# No vocabulary has longer ids, and Python's int() refuses numbers of more than 4300 digits.
 _MAX_TOKEN_DIGITS = 9
 
 
 def parse_sampling(body: Mapping[str, Any], at: str = "") -> dict[str, Any]:
-    """The fields of SamplingParams that `body` sets. Raises InvalidRequest naming the field, with `at` before it."""
+    """Return the fields of SamplingParams that `body` sets. Raises InvalidRequest; `at` prefixes the field it names."""
     return {
         **parse_drawing(body, at),
         **_given(logit_bias=_parse_logit_bias(body.get("logit_bias"), at), stop=_parse_stop(body.get("stop"), at)),
@@ -25,7 +25,7 @@ def parse_sampling(body: Mapping[str, Any], at: str = "") -> dict[str, Any]:
 
 
 def parse_drawing(body: Mapping[str, Any], at: str = "") -> dict[str, Any]:
-    """The numbers among them: what a session may set for all of its turns."""
+    """Return the numeric fields alone: those that a session may set as defaults of its turns."""
     return _given(
         temperature=optional_float(body, "temperature", least=0.0, most=100.0, at=at),
         top_p=optional_float(body, "top_p", least=0.0, most=1.0, at=at),
@@ -54,7 +54,8 @@ def _parse_stop(value: Any, at: str) -> tuple[str, ...] | None:
     name = f"{at}stop"
     strings = [value] if isinstance(value, str) else expect_list(value, name)
     if len(strings) > _MAX_STOP_STRINGS:
-        raise InvalidRequest(f"'{name}' has {len(strings)} strings; at most {_MAX_STOP_STRINGS}", param=name)
+        message = f"'{name}' has {len(strings)} strings; at most {_MAX_STOP_STRINGS} are allowed"
+        raise InvalidRequest(message, param=name)
     stop = tuple(expect_str(item, f"{name}[{index}]") for index, item in enumerate(strings))
     if "" in stop:
         raise InvalidRequest(f"'{name}' must not hold an empty string", param=name)
@@ -70,7 +71,7 @@ def _parse_logit_bias(value: Any, at: str) -> tuple[tuple[int, float], ...] | No
 
 def _bias_entry(token: str, bias: Any, name: str) -> tuple[int, float]:
     if not (token.isascii() and token.isdigit()) or len(token) > _MAX_TOKEN_DIGITS:
-        raise InvalidRequest(f"'{name}' has the key {token[:40]!r}; keys are token ids", param=name)
+        raise InvalidRequest(f"'{name}' has the key {token[:40]!r}; keys must be token ids", param=name)
     if isinstance(bias, bool) or not isinstance(bias, int | float) or not -100 <= bias <= 100:
         raise InvalidRequest(f"'{name}.{token}' must be a number between -100 and 100", param=name)
     return int(token), float(bias)

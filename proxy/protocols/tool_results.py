@@ -1,4 +1,4 @@
-"""Tool results and the calls that they answer."""
+"""Links tool results to the tool calls that they answer."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from proxy.types import Message, Role
 
 
 def link_tool_results(messages: list[Message]) -> list[Message]:
-    """Give tool messages without a call id the id of the first call that is not answered yet."""
+    """Give each tool message without a call id the id of the first unanswered call before it."""
     open_calls: list[str] = []
     out: list[Message] = []
     for message in messages:

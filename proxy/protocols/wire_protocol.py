@@ -1,6 +1,7 @@
-"""What a wire protocol is: pure functions between bytes of one API and the shared nouns. No protocol knows another.
+"""The interface of a wire protocol: pure translation between one API's JSON and the shared types.
 
-Unknown fields are accepted; what is known and cannot be done is refused by name; a failure never ends a stream cleanly.
+Unknown fields are accepted. A known field that this server cannot honour is refused by name. A stream that fails never
+ends like one that succeeded.
 """
 
 from __future__ import annotations
@@ -14,19 +15,18 @@ from proxy.errors import ProxyError
 from proxy.rendering.deltas import Delta, TokenLogprob
 from proxy.types import Api, Interaction, TurnRequest
 
-# Not the system's source of randomness: asking that lets other threads in, and costs a turn more than its parsing. Ids
-# are no secrets.
+# Not `os.urandom`: the system call releases the GIL and costs a turn more than its parsing does. Ids are not secrets.
 _ids = random.Random()
 
 
 def new_hex() -> str:
-    """32 hex digits that no other id of this kind has."""
+    """Return 32 random hex digits (128 bits) for a new id."""
     return f"{_ids.getrandbits(128):032x}"
 
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Token counts of one reply; `cached_tokens` of the prompt, `reasoning_tokens` of the completion."""
+    """Token counts of one reply: `cached_tokens` is part of the prompt, `reasoning_tokens` part of the completion."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -35,6 +35,7 @@ class Usage:
 
 
 def usage_of(interaction: Interaction) -> Usage:
+    """Return the token counts of `interaction`; unknown cached tokens count as 0."""
     return Usage(
         prompt_tokens=interaction.prompt_tokens,
         completion_tokens=len(interaction.output_ids),
@@ -45,44 +46,47 @@ def usage_of(interaction: Interaction) -> Usage:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """One committed choice of a reply; `logprobs` of its visible tokens where the request asks for them."""
+    """One committed choice of a reply. `logprobs`: of its visible tokens, None unless the request asks for them."""
 
     interaction: Interaction
     logprobs: tuple[TokenLogprob, ...] | None = None
 
 
 class StreamEncoder(Protocol):
-    """One reply as stream bytes. Calls come in order: start, delta*, then finish or error."""
+    """Encodes one reply as stream bytes.
+
+    Calls come in this order: `start`, any number of `delta`, then `finish` or `error`; `keepalive` anywhere between.
+    """
 
     def start(self) -> bytes:
-        """What goes out before the first delta."""
+        """Return the bytes that precede the first delta."""
 
     def delta(self, delta: Delta, choice: int = 0) -> bytes:
-        """One piece of the answer; several choices only where the request has `n` above 1."""
+        """Encode one piece of the answer. `choice` counts from 0 and is above 0 only if the request has `n` above 1."""
 
     def keepalive(self) -> bytes:
-        """Something that every client skips."""
+        """Return bytes that every client ignores."""
 
     def finish(self, answers: Sequence[Answer]) -> bytes:
-        """The end of the reply; only called once its interactions are committed."""
+        """Return the end of the reply. The caller has committed its interactions before."""
 
     def error(self, error: ProxyError) -> bytes:
-        """A failure after the stream began; the connection closes after it."""
+        """Encode a failure after the stream began. The caller closes the connection after it."""
 
 
 class WireProtocol(Protocol):
-    """One API."""
+    """One API: parses its requests and writes its replies."""
 
     api: Api
 
     def parse(self, body: Any) -> TurnRequest:
-        """The request in a decoded JSON body. Raises InvalidRequest naming the field."""
+        """Parse a decoded JSON body. Raises InvalidRequest naming the field."""
 
     def reply(self, request: TurnRequest, answers: Sequence[Answer]) -> dict[str, Any]:
-        """The unary reply; one answer for each of `n` choices."""
+        """Return the whole reply; `answers` has one item per choice (`n`)."""
 
     def stream(self, request: TurnRequest, reply_id: str, created: int, prompt_tokens: int) -> StreamEncoder:
-        """An encoder for one streamed reply; `created` in Unix seconds."""
+        """Return an encoder for one streamed reply; `created` is in Unix seconds."""
 
     def new_id(self) -> str:
-        """An id for a reply, in this API's style."""
+        """Return a new id for a reply, in this API's style."""

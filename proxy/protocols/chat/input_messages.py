@@ -1,4 +1,4 @@
-"""One chat message of the wire -> `Message`. What clients replay in many spellings comes out as one."""
+"""Parses chat messages. Clients spell the same message in several ways; all of them give the same `Message`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _ROLES = {
 
 
 def parse_message(value: Any, name: str) -> Message:
-    """A message of any role. Raises InvalidRequest with the path of the field at fault."""
+    """Parse a message of any role. Raises InvalidRequest with the path of the field."""
     if not isinstance(value, Mapping):
         raise InvalidRequest(f"'{name}' must be an object, not {json_type(value)}", param=name)
     role_name = value.get("role")
@@ -55,7 +55,7 @@ def _part_text(part: Any, name: str) -> str:
         return expect_str(part.get("text"), f"{name}.text")
     if kind == "refusal":
         return expect_str(part.get("refusal"), f"{name}.refusal")
-    raise UnsupportedParameter(f"'{name}' has type {kind!r}; this model takes text only", param=name)
+    raise UnsupportedParameter(f"'{name}' has type {kind!r}; this model accepts text only", param=name)
 
 
 def _optional_str(value: Mapping[str, Any], key: str, name: str) -> str | None:
@@ -64,7 +64,7 @@ def _optional_str(value: Mapping[str, Any], key: str, name: str) -> str | None:
 
 
 def _answered_call(value: Mapping[str, Any], name: str) -> str | None:
-    """The id of the call that a tool message answers; some clients send it as `id`, some not at all (then by order)."""
+    """Return the id of the call that a tool message answers, under either name; without one, the order decides."""
     return _optional_str(value, "tool_call_id", name) or _optional_str(value, "id", name)
 
 

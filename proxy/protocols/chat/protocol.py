@@ -1,4 +1,4 @@
-"""OpenAI chat completions <-> types. Pure.
+"""Parses OpenAI chat completion requests.
 
 honoured  model messages stream stream_options.include_usage tools tool_choice max_tokens max_completion_tokens stop
           temperature top_p seed presence_penalty frequency_penalty logit_bias parallel_tool_calls reasoning_effort n
@@ -107,11 +107,13 @@ def _refuse_unsupported(body: Mapping[str, Any]) -> None:
             raise UnsupportedParameter(f"'{name}' is not supported by this server; leave it out", param=name)
     modalities = body.get("modalities")
     if modalities is not None and "audio" in expect_list(modalities, "modalities"):
-        raise UnsupportedParameter("'modalities' with audio is not supported: this gives text", param="modalities")
+        raise UnsupportedParameter(
+            "'modalities' with audio is not supported; this server answers with text", param="modalities"
+        )
 
 
 def _parse_logprobs(body: Mapping[str, Any]) -> tuple[bool, int]:
-    """Whether logprobs are asked for, and how many alternatives."""
+    """Return whether the request asks for logprobs, and for how many alternatives per token."""
     wanted = optional_bool(body, "logprobs", False)
     top = optional_int(body, "top_logprobs", least=0, most=_MAX_TOP_LOGPROBS) or 0
     if top and not wanted:
@@ -145,7 +147,7 @@ def _parse_template_options(body: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _parse_tools(value: Any) -> tuple[tuple[Tool, ...], list[str]]:
-    """The function tools, and which of the others are dropped: those that only a provider could run."""
+    """Return the function tools, and the paths of dropped ones: hosted tools that only a provider can run."""
     if value is None:
         return (), []
     tools: list[Tool] = []

@@ -1,4 +1,4 @@
-"""Answers -> a chat completion, whole or as chunks."""
+"""Writes a chat completion, whole or as a stream of chunks. Joined, the chunks give the same message."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _FINISH_REASONS = {
 
 
 def completion_json(request: TurnRequest, answers: Sequence[Answer]) -> dict[str, Any]:
-    """A whole `chat.completion` object; one choice per answer."""
+    """Return a whole `chat.completion` object with one choice per answer."""
     first = answers[0].interaction
     return {
         "id": first.id,
@@ -45,7 +45,7 @@ def completion_json(request: TurnRequest, answers: Sequence[Answer]) -> dict[str
 
 
 class ChatStream:
-    """One streamed chat completion: `chat.completion.chunk` events of the same id, ended by `[DONE]`."""
+    """One streamed chat completion: `chat.completion.chunk` events that share one id, then `[DONE]`."""
 
     def __init__(self, request: TurnRequest, reply_id: str, created: int) -> None:
         self._include_usage = request.include_usage
@@ -73,7 +73,7 @@ class ChatStream:
             case ToolCallArguments(index, fragment):
                 return self._call({"index": index, "function": {"arguments": fragment}}, choice)
             case _:
-                return b""  # chat has no event for the end of a call
+                return b""  # the chat API has no event for the end of a call
 
     def keepalive(self) -> bytes:
         return sse.KEEPALIVE
@@ -121,7 +121,7 @@ def _finish_reason(interaction: Interaction) -> str:
 
 
 def _usage_json(answers: Sequence[Answer]) -> dict[str, Any]:
-    """The prompt counts once, however many choices were sampled from it."""
+    """Return the usage. The prompt counts once, whatever the number of choices."""
     usages = [usage_of(answer.interaction) for answer in answers]
     prompt, completion = usages[0].prompt_tokens, sum(usage.completion_tokens for usage in usages)
     return {

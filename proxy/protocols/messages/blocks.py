@@ -1,6 +1,6 @@
-"""One message of the Messages API <-> `Message`s. What a reply of ours becomes on the wire comes back as it was.
+"""Parses messages of the Messages API into `Message`s. A replayed reply of ours gives the message that it came from.
 
-Only the text of a block is ever read, so that `cache_control`, citations and the like cannot reach a prompt.
+Only the text of a block is read, so `cache_control`, citations and other annotations never reach a prompt.
 """
 
 from __future__ import annotations
@@ -16,27 +16,27 @@ from proxy.errors import InvalidRequest, UnsupportedParameter
 from proxy.protocols.fields import expect_list, expect_object, expect_str, optional_str
 from proxy.types import Message, Role, ToolCall
 
-# Claude Code's first system block; its end changes from request to request.
+# Claude Code's first system block. It is dropped because its end changes with every request.
 BILLING_HEADER = "x-anthropic-billing-header:"
 _SIGNATURE_MARK = "tokengrove:"
-# The one key of a `tool_use.input` whose arguments are no JSON object: the API knows only objects there.
+# The only key of `tool_use.input` if the arguments are not a JSON object: the API allows nothing else there.
 RAW_ARGUMENTS = "_raw"
-# The one key under which Claude Code sends back arguments that it could not parse: {"raw": text, "len": its length}.
+# The only key under which Claude Code returns arguments it could not parse: {"raw": text, "len": length of the text}.
 _UNPARSED = "__unparsedToolInput"
 
 
 def parse_system(value: Any, dropped: list[str]) -> tuple[Message, ...]:
-    """The `system` field as one leading message, or none.
+    """Parse the `system` field into one leading message, or none.
 
-    Blocks are joined without anything between: a client that splits a block elsewhere in its next turn, as clients do
-    to move a `cache_control`, still sends the same system message.
+    Blocks are joined without a separator: clients split a block elsewhere in the next turn to move a `cache_control`,
+    and that must give the same system message.
     """
     texts: list[str] = []
     for block, name in _blocks(value, "system"):
         text = _text_of(block, name)
         if text.startswith(BILLING_HEADER):
             dropped.append(f"{name} ({BILLING_HEADER[:-1]})")
-            # A gateway may have joined all blocks into one string; only the header is to go.
+            # A gateway may have joined all blocks into one string; drop only the header's line.
             text = text.partition("\n")[2].lstrip("\n") if isinstance(value, str) else ""
         texts.append(text)
     text = "".join(texts)
@@ -44,9 +44,9 @@ def parse_system(value: Any, dropped: list[str]) -> tuple[Message, ...]:
 
 
 def parse_message(value: Any, name: str, dropped: list[str]) -> list[Message]:
-    """A message as those that it stands for: tool results become messages of their own, before the user's text.
+    """Parse one message into one or more: tool results become messages of their own, before the user's text.
 
-    Adds the paths of what is left aside to `dropped`. Raises InvalidRequest with the path of the field at fault.
+    Appends the paths of ignored blocks to `dropped`. Raises InvalidRequest with the path of the field.
     """
     message = expect_object(value, name)
     content, at = message.get("content"), f"{name}.content"
@@ -62,12 +62,12 @@ def parse_message(value: Any, name: str, dropped: list[str]) -> list[Message]:
 
 
 def signature_of(interaction_id: str) -> str:
-    """The signature of a thinking block: opaque to clients, which send it back as it is."""
+    """Return the signature of a thinking block: it carries the interaction id, and clients send it back unchanged."""
     return base64.b64encode(f"{_SIGNATURE_MARK}{interaction_id}".encode()).decode()
 
 
 def origin_of(signature: Any) -> str | None:
-    """The interaction that a signature is from, None for a signature of anybody else's."""
+    """Return the interaction id in a signature, or None if this server did not write it."""
     try:
         text = base64.b64decode(signature, validate=True).decode() if isinstance(signature, str) else ""
     except ValueError:
@@ -76,13 +76,16 @@ def origin_of(signature: Any) -> str | None:
 
 
 def input_of(arguments: str) -> dict[str, Any]:
-    """The arguments of a call as `tool_use.input`; text that is no JSON object goes into `_raw` as it is."""
+    """Return the arguments of a call as `tool_use.input`; text that is not a JSON object goes into `_raw` unchanged."""
     parsed = _object_in(arguments) if arguments.strip() else {}
     return {RAW_ARGUMENTS: arguments} if parsed is None else parsed
 
 
 def arguments_of(tool_input: Mapping[str, Any], name: str) -> str:
-    """The JSON text of a `tool_use.input`, undoing `input_of` and what clients do to arguments that are no JSON."""
+    """Return the JSON text of a `tool_use.input`: the inverse of `input_of` and of Claude Code's own wrapping.
+
+    Raises InvalidRequest if it is nested too deeply; `name` is its path.
+    """
     raw = _raw_arguments(tool_input)
     if raw is not None and _object_in(raw) is None:
         return raw
@@ -93,7 +96,7 @@ def arguments_of(tool_input: Mapping[str, Any], name: str) -> str:
 
 
 def _raw_arguments(tool_input: Mapping[str, Any]) -> str | None:
-    """The text that stands for itself; a text that the client cut short does not."""
+    """Return wrapped argument text, or None if there is none or the client truncated it."""
     if len(tool_input) != 1:
         return None
     unparsed = tool_input.get(_UNPARSED)
@@ -108,7 +111,7 @@ def _raw_arguments(tool_input: Mapping[str, Any]) -> str | None:
 def _json_text(value: Mapping[str, Any]) -> str:
     try:
         return orjson.dumps(value).decode()
-    except orjson.JSONEncodeError:  # what JSON can say and orjson cannot: integers beyond 64 bits, lone surrogates
+    except orjson.JSONEncodeError:  # orjson refuses integers beyond 64 bits and lone surrogates
         return json.dumps(value)
 
 
@@ -121,7 +124,7 @@ def _object_in(text: str) -> dict[str, Any] | None:
 
 
 def _blocks(content: Any, name: str) -> list[tuple[Mapping[str, Any], str]]:
-    """The blocks of a content, each with its path. A string stands for one text block, null and absent for none."""
+    """Return the blocks of a content, each with its path. A string counts as one text block, null as no blocks."""
     if content is None:
         return []
     if isinstance(content, str):
@@ -144,12 +147,12 @@ def _refusal(block: Mapping[str, Any], name: str) -> InvalidRequest:
     if not isinstance(kind, str):
         return InvalidRequest(f"'{name}.type' is missing", param=f"{name}.type")
     return UnsupportedParameter(
-        f"'{name}' has type {kind!r}, which is not taken here: the model takes text", param=name
+        f"'{name}' has type {kind!r}, which is not supported: the model accepts text only", param=name
     )
 
 
 def _parse_user(content: Any, name: str, dropped: list[str]) -> list[Message]:
-    """Results first, whatever the order of the blocks: they belong right after the calls that they answer."""
+    """Put tool results first, whatever the order of the blocks: they must follow the calls that they answer."""
     results: list[Message] = []
     texts: list[str] = []
     for block, path in _blocks(content, name):
@@ -162,10 +165,10 @@ def _parse_user(content: Any, name: str, dropped: list[str]) -> list[Message]:
 
 
 def _parse_result(block: Mapping[str, Any], name: str, dropped: list[str]) -> Message:
-    """A result has no mark of failure anywhere else, so a failed one without a text says `error`."""
+    """Parse a tool result. Chat templates have no failure flag, so a failed result without text becomes `error`."""
     texts = []
     for part, path in _blocks(block.get("content"), f"{name}.content"):
-        if part.get("type") == "tool_reference":  # names a tool with `defer_loading`: those are dropped
+        if part.get("type") == "tool_reference":  # it names a tool with `defer_loading`, which is dropped
             dropped.append(path)
         else:
             texts.append(_text_of(part, path))
@@ -176,7 +179,7 @@ def _parse_result(block: Mapping[str, Any], name: str, dropped: list[str]) -> Me
 
 
 def _parse_assistant(content: Any, name: str, dropped: list[str]) -> Message:
-    """All blocks as one message, whatever their order: it is how the answer was stored."""
+    """Parse all blocks into one message, whatever their order: the answer was stored as one."""
     texts: list[str] = []
     thoughts: list[str] = []
     calls: list[ToolCall] = []

@@ -1,17 +1,17 @@
-"""Anthropic messages <-> types. Pure.
+"""Parses Anthropic messages requests.
 
 honoured  model messages system max_tokens stop_sequences stream temperature top_p top_k (in both API versions)
           tools (name description input_schema type; defer_loading drops the tool) tool_choice (type name
           disable_parallel_tool_use) output_config.format output_format (its older place)
-          thinking.type: `disabled` asks the template for no thinking; the others leave the template as it is, since
-          template options are part of a root's identity and clients vary what else they say of thinking
-ignored   cache_control (anywhere) metadata (a hint at the session) context_management service_tier speed inference_geo
+          thinking.type: `disabled` sets the template option enable_thinking to false; other types change nothing,
+          because template options are part of a tree root's identity and clients vary the rest of the field
+ignored   cache_control (anywhere) metadata (a hint for the session) context_management service_tier speed inference_geo
           diagnostics billing_policy fallbacks fallback_credit_token output_config.effort output_config.task_budget
           thinking.budget_tokens thinking.display thinking.block_binding tools.strict tools.cache_control
           tools.eager_input_streaming tools.input_examples tools.allowed_callers; betas user_profile_id workspace_id
           (headers); and every field not named here (top-level ones are recorded as dropped)
-refused   mcp_servers container compaction thread; tools that the API's own servers run or whose schema only they know;
-          images, documents and server tools' blocks; a last message of the assistant's (prefill)
+refused   mcp_servers container compaction thread; server tools and tools without an input_schema; images, documents and
+          blocks of server tools; a last message from the assistant (prefill)
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ _CHOICES = {
     "tool": ToolChoiceMode.NAMED,
     "none": ToolChoiceMode.NONE,
 }
-# Every token is searched for each of them; real clients send a handful.
+# The output is searched for each of them at every token; real clients send a handful.
 _MAX_STOP_SEQUENCES = 64
 
 
@@ -92,12 +92,12 @@ class MessagesProtocol:
             raise InvalidRequest("'max_tokens' is missing", param="max_tokens")
         request = _parse(body)
         if request.messages[-1].role is Role.ASSISTANT:
-            message = "the last of 'messages' is the assistant's: continuing it (prefill) is not supported"
+            message = "the last of 'messages' has the role assistant; continuing it (prefill) is not supported"
             raise UnsupportedParameter(message, param="messages")
         return request
 
     def parse_count(self, body: Any) -> TurnRequest:
-        """The request of `/v1/messages/count_tokens`, which says nothing about the answer."""
+        """Parse a request of `/v1/messages/count_tokens`: `max_tokens` and `stream` do not matter there."""
         body = expect_object(body, "body")
         return _parse({name: value for name, value in body.items() if name not in ("max_tokens", "stream")})
 
@@ -109,7 +109,7 @@ class MessagesProtocol:
 
 
 def count_reply(input_tokens: int) -> dict[str, Any]:
-    """The reply of `/v1/messages/count_tokens`."""
+    """Return the reply of `/v1/messages/count_tokens`."""
     return {"input_tokens": input_tokens}
 
 
@@ -154,7 +154,7 @@ def _parse_messages(body: Mapping[str, Any], dropped: list[str]) -> tuple[Messag
 
 
 def _merged(first: Message, second: Message) -> Message:
-    """Neighbouring assistant messages are one answer in this API."""
+    """Merge neighbouring assistant messages: this API treats them as one answer."""
     return replace(
         first,
         content=first.content + second.content,
@@ -165,7 +165,7 @@ def _merged(first: Message, second: Message) -> Message:
 
 
 def _parse_sampling(body: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of SamplingParams that `body` sets."""
+    """Return the fields of SamplingParams that `body` sets."""
     sampling = parse_drawing({name: body.get(name) for name in _SAMPLING})
     if (value := body.get("stop_sequences")) is not None:
         sampling["stop"] = _parse_stop(expect_list(value, "stop_sequences"))
@@ -175,7 +175,7 @@ def _parse_sampling(body: Mapping[str, Any]) -> dict[str, Any]:
 def _parse_stop(values: list[Any]) -> tuple[str, ...]:
     stop = tuple(expect_str(value, f"stop_sequences[{index}]") for index, value in enumerate(values))
     if len(stop) > _MAX_STOP_SEQUENCES:
-        message = f"'stop_sequences' has {len(stop)} strings; at most {_MAX_STOP_SEQUENCES}"
+        message = f"'stop_sequences' has {len(stop)} strings; at most {_MAX_STOP_SEQUENCES} are allowed"
         raise InvalidRequest(message, param="stop_sequences")
     if "" in stop:
         raise InvalidRequest("'stop_sequences' must not hold an empty string", param="stop_sequences")
@@ -183,7 +183,7 @@ def _parse_stop(values: list[Any]) -> tuple[str, ...]:
 
 
 def _parse_tools(value: Any, dropped: list[str]) -> tuple[Tool, ...]:
-    """The tools that the client runs. Deferred ones are left aside: nothing here would ever load them."""
+    """Return the tools that the client runs. Deferred tools are dropped: this server has no way to load them later."""
     tools: list[Tool] = []
     for index, item in enumerate([] if value is None else expect_list(value, "tools")):
         name = f"tools[{index}]"
@@ -198,7 +198,7 @@ def _parse_tools(value: Any, dropped: list[str]) -> tuple[Tool, ...]:
 def _parse_tool(tool: Mapping[str, Any], name: str) -> Tool:
     kind, schema = tool.get("type"), tool.get("input_schema")
     if kind not in (None, "custom") and schema is None:
-        message = f"'{name}' has type {kind!r}, which is not supported: only tools with an 'input_schema' are"
+        message = f"'{name}' has type {kind!r}, which is not supported; give a tool with an 'input_schema'"
         raise UnsupportedParameter(message, param=name)
     return Tool(
         name=expect_str(tool.get("name"), f"{name}.name"),
@@ -216,7 +216,7 @@ def _parse_tool_choice(choice: Mapping[str, Any], tools: Sequence[Tool]) -> Tool
         message = f"'tool_choice.type' must be one of {', '.join(_CHOICES)}, not {kind!r}"
         raise InvalidRequest(message, param="tool_choice.type")
     if mode is ToolChoiceMode.REQUIRED and not tools:
-        raise InvalidRequest("'tool_choice' is any, but 'tools' has none that can be called", param="tool_choice")
+        raise InvalidRequest("'tool_choice' is any, but 'tools' has no tool that can be called", param="tool_choice")
     if mode is not ToolChoiceMode.NAMED:
         return ToolChoice(mode)
     name = expect_str(choice.get("name"), "tool_choice.name")
@@ -226,7 +226,7 @@ def _parse_tool_choice(choice: Mapping[str, Any], tools: Sequence[Tool]) -> Tool
 
 
 def _parse_thinking(body: Mapping[str, Any], dropped: list[str]) -> dict[str, Any]:
-    """The template options that the `thinking` field stands for."""
+    """Return the template options that the `thinking` field sets."""
     thinking = optional_object(body, "thinking")
     if not thinking:
         return {}
@@ -238,7 +238,7 @@ def _parse_thinking(body: Mapping[str, Any], dropped: list[str]) -> dict[str, An
 
 
 def _parse_format(body: Mapping[str, Any], dropped: list[str]) -> ResponseFormat | None:
-    """The JSON schema of `output_config.format`, or of `output_format`, where it stood before."""
+    """Return the JSON schema of `output_config.format`, or of `output_format`, its older name."""
     config = optional_object(body, "output_config")
     dropped += (f"output_config.{name}" for name in sorted(config) if name != "format")
     at, value = "output_config.format", config.get("format")

@@ -1,7 +1,7 @@
-"""Interaction -> the reply of the Messages API, whole or as events. Both give the same message.
+"""Writes the reply of the Messages API, whole or as a stream of events. Both give the same message.
 
-Blocks are strictly sequential. The last block is closed by `finish` only, which comes after the commit, and
-nothing after a failure looks like an end.
+Blocks of a stream are strictly sequential. Only `finish`, which follows the commit, closes the last block. A stream
+that fails sends neither `message_delta` nor `message_stop`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _STOP_REASONS = {
 
 
 def message_json(request: TurnRequest, interaction: Interaction) -> dict[str, Any]:
-    """A whole `message` object."""
+    """Return a whole `message` object."""
     return {
         "id": interaction.id,
         "type": "message",
@@ -59,16 +59,16 @@ def _stop_json(interaction: Interaction) -> dict[str, Any]:
     finish = interaction.finish_reason
     assert finish is not None
     reason = _STOP_REASONS[finish]
-    if finish is FinishReason.LENGTH and not interaction.output_ids:  # the prompt left no room for a single token
+    if finish is FinishReason.LENGTH and not interaction.output_ids:  # the prompt filled the context window
         reason = "model_context_window_exceeded"
     sequence = interaction.stop_string if finish is FinishReason.STOP_STRING else None
     return {"stop_reason": reason, "stop_sequence": sequence}
 
 
 def _usage_json(interaction: Interaction) -> dict[str, Any]:
-    """Tokens read from a cache are not among `input_tokens`: clients add the two up to know how full the context is."""
+    """Return the usage. `input_tokens` excludes cached tokens: clients add both to learn how full the context is."""
     usage = usage_of(interaction)
-    cached = min(usage.cached_tokens, usage.prompt_tokens)  # an engine that took up a reply again counts that as well
+    cached = min(usage.cached_tokens, usage.prompt_tokens)  # a resumed reply's own tokens may be cached as well
     return {
         "input_tokens": usage.prompt_tokens - cached,
         "cache_creation_input_tokens": 0,
@@ -111,7 +111,7 @@ class MessageStream:
             case ToolCallArguments(_, fragment):
                 return self._add_arguments(fragment)
             case _:
-                return b""  # a call is closed when the next block begins or the reply ends
+                return b""  # the next block or the end of the reply closes the call
 
     def keepalive(self) -> bytes:
         return _event("ping")
@@ -125,7 +125,7 @@ class MessageStream:
         return sse.event("error", anthropic_error_event(error))
 
     def _in_block(self, kind: str, empty: dict[str, Any]) -> bytes:
-        """What has to go out before a piece of a block of `kind`: nothing while one is open."""
+        """Return the events that precede a piece of a block of `kind`: none if such a block is open."""
         if self._open == kind:
             return b""
         out = self._close()
@@ -134,7 +134,7 @@ class MessageStream:
         return out + _event("content_block_start", index=self._index, content_block={"type": kind, **empty})
 
     def _close(self) -> bytes:
-        """The end of the open block, if one is."""
+        """Return the events that end the open block, if there is one."""
         kind, self._open = self._open, None
         if kind is None:
             return b""
@@ -144,7 +144,7 @@ class MessageStream:
         return out + _event("content_block_stop", index=self._index)
 
     def _add_arguments(self, fragment: str) -> bytes:
-        """Pass the text of an object on as it comes; hold what is none: `input` can be nothing else."""
+        """Stream the text of a JSON object as it arrives; hold any other text, because `input` must be an object."""
         if self._arguments is None:
             return self._piece("input_json_delta", partial_json=fragment)
         self._arguments += fragment

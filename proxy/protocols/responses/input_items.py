@@ -1,10 +1,10 @@
-"""The input items of a response -> messages. One answer of ours comes back as one assistant message.
+"""Parses the input items of a response into messages. The items of one earlier answer become one assistant message.
 
-An answer leaves as several items (reasoning, message, function calls) and is replayed by clients in many ways: with
-ids or without, in parts, with tool results between its calls. Items of one origin are put together wherever only tool
-results stand between them; items without an origin where they could be of one answer: reasoning, then at most one
-text, and calls. An `item_reference` says "that answer, as you stored it": it comes out as an assistant message that is
-named ITEM_REFERENCE and has nothing but its origin.
+An answer goes out as several items: reasoning, message, function calls. Clients replay them with or without ids, in
+part, and with tool results between the calls. Items with the same origin (interaction id) are joined if only tool
+results lie between them. Adjacent items without an origin are joined if they can form one answer: reasoning, then at
+most one text, and calls. An `item_reference` means the stored answer: it becomes an assistant message with the name
+ITEM_REFERENCE and an origin, and nothing else.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from proxy.protocols.tool_results import link_tool_results
 from proxy.types import ITEM_REFERENCE, Message, Role, ToolCall
 
 PARSED_ITEMS = frozenset({"message", "reasoning", "function_call", "function_call_output", ITEM_REFERENCE})
-# What tools of a provider leave behind. We run none of them, so these come from elsewhere: dropped and recorded.
+# Items of hosted tools. This server runs none, so another server made these items: dropped, and recorded as dropped.
 DROPPED_ITEMS = frozenset(
     {
         *("additional_tools", "apply_patch_call", "apply_patch_call_output", "code_interpreter_call", "compaction"),
@@ -41,7 +41,10 @@ _TEXT_PARTS = frozenset({"input_text", "output_text", "text", "reasoning_text", 
 
 
 def parse_input(value: Any) -> tuple[list[Message], list[str]]:
-    """The messages of `input` (a string or items), and what was dropped. Raises InvalidRequest with the item's path."""
+    """Parse `input` (a string or a list of items). Returns the messages and the paths of dropped items.
+
+    Raises InvalidRequest with the item's path.
+    """
     if isinstance(value, str):
         return [Message(Role.USER, value)], []
     conversation, dropped = _Conversation(), []
@@ -57,7 +60,7 @@ def parse_input(value: Any) -> tuple[list[Message], list[str]]:
 
 @dataclass(slots=True)
 class _Answer:
-    """What is known of one assistant message; an empty text among `texts` counts as one."""
+    """An assistant message under construction. An empty string in `texts` still counts as a text."""
 
     origin: str | None
     texts: list[str] = field(default_factory=list)
@@ -66,7 +69,7 @@ class _Answer:
     referenced: bool = False
 
     def takes(self, piece: _Answer, *, adjacent: bool) -> bool:
-        """Whether `piece`, a later item, is of the same answer. `adjacent`: nothing stands between."""
+        """Return whether `piece`, a later item, belongs to this answer. `adjacent`: it directly follows."""
         if self.origin is not None and piece.origin is not None:
             return self.origin == piece.origin
         if not adjacent or piece.referenced:
@@ -93,7 +96,7 @@ class _Answer:
 
 
 class _Conversation:
-    """Messages in the making. The latest answer stays open until something other than a tool result follows."""
+    """Messages under construction. The latest answer takes pieces until a message other than a tool result follows."""
 
     def __init__(self) -> None:
         self._messages: list[Message | _Answer] = []
@@ -118,11 +121,11 @@ class _Conversation:
 
 def _item_type(item: Mapping[str, Any], name: str) -> str:
     kind = optional_str(item, "type", f"{name}.")
-    if kind is None:  # some clients leave it out, of messages and of references
+    if kind is None:  # some clients omit the type of messages and of references
         kind = ITEM_REFERENCE if "role" not in item and "id" in item else "message"
     if kind not in PARSED_ITEMS and kind not in DROPPED_ITEMS:
         known = ", ".join(sorted(PARSED_ITEMS))
-        raise InvalidRequest(f"'{name}.type' is {kind!r}; this server takes {known}", param=f"{name}.type")
+        raise InvalidRequest(f"'{name}.type' is {kind!r}; this server accepts {known}", param=f"{name}.type")
     return kind
 
 
@@ -153,7 +156,7 @@ def _add_message(conversation: _Conversation, item: Mapping[str, Any], name: str
 
 
 def _parse_reasoning(item: Mapping[str, Any], name: str) -> _Answer:
-    """Its text is that of `content`, else what we put into `encrypted_content`, else the summary of others."""
+    """Parse a reasoning item: its text is `content`, else the text in our `encrypted_content`, else `summary`."""
     text = _parse_text(item.get("content"), f"{name}.content")
     origin, hidden = read_encrypted(optional_str(item, "encrypted_content", f"{name}.") or "")
     summary = _parse_text(item.get("summary"), f"{name}.summary")
@@ -177,18 +180,18 @@ def _parse_output(item: Mapping[str, Any], name: str) -> Message:
 def _parse_reference(item: Mapping[str, Any], name: str) -> _Answer:
     origin = _origin(item, name)
     if origin is None:
-        message = f"'{name}.id' is {item.get('id')!r}, which is no item of this server; send the item itself"
+        message = f"'{name}.id' is {item.get('id')!r}, which this server did not give out; send the item itself"
         raise InvalidRequest(message, param=f"{name}.id")
     return _Answer(origin, referenced=True)
 
 
 def _origin(item: Mapping[str, Any], name: str) -> str | None:
-    """The interaction that the item's id says it is from; None for ids of others and for none."""
+    """Return the interaction id that the item's id names, or None without an id of this server."""
     return origin_of(optional_str(item, "id", f"{name}.") or "")
 
 
 def _parse_text(value: Any, name: str) -> str:
-    """A string, or the joined text of a list of parts; "" for null."""
+    """Return a string, or the joined text of a list of parts, or "" for null."""
     if value is None or isinstance(value, str):
         return value or ""
     return "".join(_part_text(part, f"{name}[{index}]") for index, part in enumerate(expect_list(value, name)))
@@ -202,4 +205,4 @@ def _part_text(part: Any, name: str) -> str:
         return expect_str(part.get("refusal"), f"{name}.refusal")
     if isinstance(kind, str) and kind in _TEXT_PARTS:
         return expect_str(part.get("text"), f"{name}.text")
-    raise UnsupportedParameter(f"'{name}' has type {kind!r}; this model takes text only", param=name)
+    raise UnsupportedParameter(f"'{name}' has type {kind!r}; this model accepts text only", param=name)

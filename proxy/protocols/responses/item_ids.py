@@ -1,7 +1,8 @@
-"""Ids of output items, and our `encrypted_content`: each tells of which interaction its item is.
+"""Ids of output items, and our `encrypted_content`. Both name the interaction that the item belongs to.
 
-The interaction `resp_<hex>` has the items `rs_<hex>`, `msg_<hex>` and `fc_<hex>_<k>`; further ones of a kind are
-numbered. Encrypted content is opaque to clients only; it holds nothing that the reply does not say.
+The interaction `resp_<hex>` has the items `rs_<hex>` (reasoning), `msg_<hex>` (message) and `fc_<hex>_<k>` (call `k`,
+from 0). A second and further reasoning or message gets `_<number>` from 1. `encrypted_content` is encoded rather than
+encrypted: it holds only what the reply already says.
 """
 
 from __future__ import annotations
@@ -15,14 +16,17 @@ _MARK = "tokengrove:"
 
 
 def reasoning_id(response_id: str, number: int) -> str:
+    """Return the id of reasoning item `number`, counted from 0."""
     return _numbered("rs_", response_id, number)
 
 
 def message_id(response_id: str, number: int) -> str:
+    """Return the id of message item `number`, counted from 0."""
     return _numbered("msg_", response_id, number)
 
 
 def call_item_id(response_id: str, number: int) -> str:
+    """Return the id of function call item `number`, counted from 0."""
     return f"fc_{response_id.removeprefix(RESPONSE_PREFIX)}_{number}"
 
 
@@ -31,18 +35,18 @@ def _numbered(prefix: str, response_id: str, number: int) -> str:
 
 
 def origin_of(item_id: str) -> str | None:
-    """The response that an item of this id is from; None for ids that are not ours."""
+    """Return the id of the response that the item belongs to, or None if this server did not make the id."""
     match = _ITEM_ID.fullmatch(item_id)
     return RESPONSE_PREFIX + match[1] if match else None
 
 
 def encrypt(response_id: str, reasoning: str) -> str:
-    """Opaque text that brings back the reasoning and where it is from."""
+    """Return `encrypted_content`: the response id and the reasoning, in base64."""
     return base64.b64encode(f"{_MARK}{response_id}:{reasoning}".encode()).decode()
 
 
 def read_encrypted(text: str) -> tuple[str | None, str]:
-    """The response and the reasoning in our encrypted content; (None, "") for that of others."""
+    """Return the response id and the reasoning in `encrypted_content`, or (None, "") if it is not this server's."""
     try:
         plain = base64.b64decode(text, validate=True).decode()
     except ValueError:

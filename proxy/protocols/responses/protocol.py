@@ -1,4 +1,4 @@
-"""OpenAI responses <-> types. Pure.
+"""Parses OpenAI responses requests.
 
 honoured  model input instructions tools (functions, also those in a namespace) tool_choice (auto none required, a
           function, allowed_tools) parallel_tool_calls max_output_tokens temperature top_p text.format reasoning.effort
@@ -12,7 +12,7 @@ ignored   user prompt_cache_key prompt_cache_options prompt_cache_retention safe
 refused   background, truncation (other than disabled), conversation, prompt; a tool choice that names a hosted tool;
           input other than text
 
-Sampling without a store is not a thing here: a response can be continued by its id whatever `store` says.
+`store` has no effect beyond being repeated: any response can be continued by its id.
 """
 
 from __future__ import annotations
@@ -63,9 +63,9 @@ IGNORED = frozenset(
 )
 REFUSED = frozenset({"background", "truncation", "conversation", "prompt"})
 _MAX_TOP_LOGPROBS = 20
-# Ignored fields that the reply repeats all the same, where they have the type that clients expect there.
+# Ignored fields that the reply repeats nevertheless, if they have the type that clients expect.
 _REPEATED: Mapping[str, type] = {"max_tool_calls": int, "safety_identifier": str, "prompt_cache_key": str, "user": str}
-# Names that the chat API has for the same; here they are unknown fields like any other.
+# The chat API's names for `max_output_tokens`; in this API they are unknown fields.
 _FOREIGN = ("max_tokens", "max_completion_tokens")
 
 
@@ -120,10 +120,10 @@ def _refuse_unsupported(body: Mapping[str, Any]) -> None:
         if body.get(name) is not None:
             raise UnsupportedParameter(f"'{name}' is not supported by this server; leave it out", param=name)
     if optional_bool(body, "background", False):
-        raise UnsupportedParameter("'background' is not supported: replies are awaited or streamed", param="background")
+        raise UnsupportedParameter("'background' is not supported; await the reply or stream it", param="background")
     truncation = optional_str(body, "truncation")
     if truncation == "auto":
-        raise UnsupportedParameter("'truncation' auto is not supported: nothing is cut silently", param="truncation")
+        raise UnsupportedParameter("'truncation' auto is not supported; shorten the input yourself", param="truncation")
     if truncation not in (None, "disabled"):
         raise InvalidRequest(f"'truncation' must be disabled, not {truncation!r}", param="truncation")
 
@@ -133,7 +133,7 @@ def _left_aside(body: Mapping[str, Any]) -> list[str]:
 
 
 def _parse_messages(body: Mapping[str, Any]) -> tuple[tuple[Message, ...], list[str]]:
-    """Instructions first, then the input; the latter may be empty only after a previous response."""
+    """Return the instructions, then the input, which may be empty only with `previous_response_id`."""
     messages, dropped = parse_input([] if body.get("input") is None else body["input"])
     if not messages and body.get("previous_response_id") is None:
         raise InvalidRequest("'input' must hold at least one message", param="input")
@@ -170,7 +170,7 @@ def _parse_format(body: Mapping[str, Any]) -> ResponseFormat | None:
 
 
 def _parse_echo(body: Mapping[str, Any]) -> dict[str, Any]:
-    """What the reply repeats, as it came; what was left out or null is not in it."""
+    """Return the fields that the reply repeats, as sent; absent and null fields are left out."""
     for name in ("metadata", "reasoning", "text"):
         optional_object(body, name)
     optional_bool(body, "store", True)

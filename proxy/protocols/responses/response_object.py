@@ -1,7 +1,7 @@
-"""Committed answers -> the response object and its output items. Every key of the contract is in every response.
+"""Writes the response object and its output items. Every response has every key of the API's schema.
 
-`TurnRequest.echo` has what the reply repeats, by the names of ECHOED, and two entries that shape its items and are not
-repeated: `include` as it came, and `namespaces` (function name -> namespace).
+`TurnRequest.echo` holds the request fields that the reply repeats, by the names in ECHOED. Two more entries shape the
+items and are not repeated: `include`, as sent, and `namespaces` (function name -> namespace).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from proxy.types import FinishReason, Interaction, SamplingParams, Tool, ToolCal
 INCLUDE_ENCRYPTED = "reasoning.encrypted_content"
 INCLUDE_LOGPROBS = "message.output_text.logprobs"
 
-# What the reply says where the request says nothing.
+# Request fields that the reply repeats, each with the value for a request that leaves it out.
 ECHOED: Mapping[str, Any] = {
     "instructions": None,
     "max_output_tokens": None,
@@ -38,7 +38,7 @@ _INCOMPLETE = {FinishReason.LENGTH: "max_output_tokens", FinishReason.CONTENT_FI
 
 
 def response_head(request: TurnRequest, response_id: str, created: int) -> dict[str, Any]:
-    """A response that has just begun; `created` in Unix seconds."""
+    """Return a response in progress, without output; `created` is in Unix seconds."""
     return {
         "id": response_id,
         "object": "response",
@@ -61,7 +61,7 @@ def response_head(request: TurnRequest, response_id: str, created: int) -> dict[
 
 
 def response_end(head: Mapping[str, Any], interaction: Interaction, output: list[dict[str, Any]]) -> dict[str, Any]:
-    """The whole response once it is committed; sampling parameters are those that were used."""
+    """Return the whole response of a committed interaction, with the sampling parameters that were used."""
     reason = _incomplete_reason(interaction)
     return {
         **head,
@@ -75,13 +75,13 @@ def response_end(head: Mapping[str, Any], interaction: Interaction, output: list
 
 
 def last_status(interaction: Interaction) -> str:
-    """The status of the last item: the one that a cut falls into."""
+    """Return the status of the last item, which is incomplete if the answer was cut."""
     return "incomplete" if _incomplete_reason(interaction) else "completed"
 
 
 @dataclass(frozen=True, slots=True)
 class OutputItems:
-    """Builds the items of one response. `number` counts the items of one kind from 0."""
+    """Builds the output items of one response. `number` counts the items of one kind from 0."""
 
     response_id: str
     encrypted: bool
@@ -93,7 +93,7 @@ class OutputItems:
         return cls(response_id, INCLUDE_ENCRYPTED in include, request.echo.get("namespaces", {}))
 
     def all(self, answer: Answer) -> list[dict[str, Any]]:
-        """Reasoning, message and calls of a committed answer; an empty message where there is nothing else."""
+        """Return reasoning, message and calls of a committed answer; an empty message if it has none of them."""
         output, status = answer.interaction.output, last_status(answer.interaction)
         items = [self.reasoning(0, output.reasoning, "completed")] if output.reasoning else []
         if output.content or not (items or output.tool_calls):
@@ -103,7 +103,7 @@ class OutputItems:
         return [*items[:-1], {**items[-1], "status": status}]
 
     def reasoning(self, number: int, text: str, status: str) -> dict[str, Any]:
-        """A reasoning item; without text it is one that begins."""
+        """Return a reasoning item. An empty `text` gives the item as it is announced at its start."""
         item = {
             "id": reasoning_id(self.response_id, number),
             "type": "reasoning",
@@ -118,7 +118,7 @@ class OutputItems:
     def message(
         self, number: int, text: str | None, status: str, logprobs: Sequence[TokenLogprob] = ()
     ) -> dict[str, Any]:
-        """A message item; with None it is one that begins and has no part yet."""
+        """Return a message item. `text` None gives the item as it is announced at its start, without a part."""
         return {
             "id": message_id(self.response_id, number),
             "type": "message",
@@ -128,7 +128,7 @@ class OutputItems:
         }
 
     def call(self, number: int, call: ToolCall, status: str) -> dict[str, Any]:
-        """A call of a function."""
+        """Return a function call item."""
         item = {
             "id": call_item_id(self.response_id, number),
             "type": "function_call",
@@ -143,22 +143,22 @@ class OutputItems:
 
 
 def summary_part(text: str) -> dict[str, Any]:
-    """Reasoning as clients show it: all of it, since nothing here is summarised."""
+    """Return the summary part that clients display: the whole reasoning, because this server does not summarise."""
     return {"type": "summary_text", "text": text}
 
 
 def text_part(text: str, logprobs: Sequence[TokenLogprob] = ()) -> dict[str, Any]:
-    """The one content part of a message item."""
+    """Return the only content part of a message item."""
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs_json(logprobs)}
 
 
 def logprobs_json(tokens: Sequence[TokenLogprob]) -> list[dict[str, Any]]:
-    """Tokens with their likeliest alternatives."""
+    """Return tokens with their logprobs and most likely alternatives, as JSON."""
     return [{**_token_json(token), "top_logprobs": [_token_json(other) for other in token.top]} for token in tokens]
 
 
 def text_logprobs(tokens: Sequence[TokenLogprob], text: str) -> Sequence[TokenLogprob]:
-    """Those of the visible tokens that `text` is made of; all where it is not found among them."""
+    """Return those of `tokens` whose bytes make up `text`; all of them if their joined bytes do not contain it."""
     start = b"".join(token.utf8 for token in tokens).find(text.encode())
     if start < 0 or not text:
         return tokens if text else ()

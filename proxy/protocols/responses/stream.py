@@ -1,6 +1,6 @@
-"""One streamed response. What the events say, joined, is the final response, and nothing is announced twice.
+"""Streams a response as events. Joined, the events give the final response; each item is announced once.
 
-Items go out one after the other; an item ends when the next begins, and the last one in `finish`, after the commit.
+Items are strictly sequential: an item ends when the next one begins, the last one in `finish`, after the commit.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class _Kind(StrEnum):
 
 @dataclass(slots=True)
 class _OpenItem:
-    """The item that is being streamed: `index` among all items, `number` among those of its kind."""
+    """The item being streamed: `index` counts all items from 0, `number` those of its kind."""
 
     kind: _Kind
     index: int
@@ -48,12 +48,13 @@ class _OpenItem:
 
     @property
     def text(self) -> str:
-        """All of its text so far; of a call, its arguments."""
+        """The text so far; for a call, its arguments."""
         return "".join(self.parts)
 
 
 class ResponseStream:
-    """`response.created` and `.in_progress`, the events of each item, a terminal event with everything, `[DONE]`."""
+    """One streamed response: `response.created`, `response.in_progress`, the events of each item, then a terminal event
+    with the whole response, then `[DONE]`."""
 
     def __init__(self, request: TurnRequest, response_id: str, created: int) -> None:
         self._head = response_head(request, response_id, created)
@@ -82,7 +83,7 @@ class ResponseStream:
                 assert self._open is not None and self._open.kind is _Kind.CALL
                 return self._piece("response.function_call_arguments.delta", self._open, fragment)
             case _:
-                return b""  # an item ends when something follows, or with the reply
+                return b""  # the next item or the end of the reply closes the item
 
     def keepalive(self) -> bytes:
         return sse.KEEPALIVE
@@ -103,7 +104,7 @@ class ResponseStream:
         return self._event("response.failed", response=response) + sse.DONE
 
     def _enter(self, kind: _Kind) -> tuple[bytes, _OpenItem]:
-        """The open item if it is of this kind, else a new one, and the events that this takes."""
+        """Return the open item if it is of this kind, else begin a new one; and the events for that."""
         out = b""
         if self._open is None or self._open.kind is not kind:
             out = self._close("completed") + self._begin(kind)
@@ -131,7 +132,7 @@ class ResponseStream:
         return self._item_event(name, item, delta=text, **more)
 
     def _close(self, status: str) -> bytes:
-        """The events that end the open item, if there is one."""
+        """Close the open item, if there is one, and return its last events."""
         item = self._open
         if item is None:
             return b""
@@ -176,14 +177,14 @@ class ResponseStream:
 
 
 def _error_code(error: ProxyError) -> str:
-    """Codex tries again after all of these but the context one."""
+    """Return the error code. Codex retries after all of these codes except the context-length one."""
     if isinstance(error, ContextLengthExceeded | TooManyRequests):
         return error.code
     return "server_error" if error.retryable else "invalid_prompt"
 
 
 def _error_message(error: ProxyError) -> str:
-    """Codex reads the time to wait from these words."""
+    """Return the message. Codex parses the time to wait from "try again in ...s"."""
     if isinstance(error, TooManyRequests) and error.retry_after_s is not None:
         return f"{error.message}. Please try again in {error.retry_after_s:g}s."
     return error.message

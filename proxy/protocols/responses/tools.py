@@ -1,7 +1,7 @@
-"""`tools` and `tool_choice` of the responses API. Functions are honoured; what only a provider could run is dropped.
+"""Parses `tools` and `tool_choice` of the responses API. Hosted tools, which only a provider can run, are dropped.
 
-The functions of a `namespace` are taken as functions of their own; a call of one names its namespace again. Of equal
-names the first counts, so that a call is never ambiguous.
+The functions of a `namespace` become ordinary functions, and a call of one names its namespace again. If a name occurs
+twice, the first function counts, so that a call is never ambiguous.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from proxy.types import Tool, ToolChoice, ToolChoiceMode
 
 @dataclass(slots=True)
 class ToolList:
-    """Functions by name, the namespaces of those that have one, and what was dropped."""
+    """Functions by name, namespaces by function name, and the paths of dropped tools."""
 
     functions: dict[str, Tool] = field(default_factory=dict)
     namespaces: dict[str, str] = field(default_factory=dict)
@@ -26,7 +26,7 @@ class ToolList:
 
 
 def parse_tools(value: Any) -> ToolList:
-    """The tools of a request. Raises InvalidRequest with the path of the field at fault."""
+    """Parse the tools of a request. Raises InvalidRequest with the path of the field."""
     tools = ToolList()
     if value is not None:
         _add_tools(tools, expect_list(value, "tools"), "tools", None)
@@ -49,7 +49,7 @@ def _add_tools(tools: ToolList, items: Sequence[Any], at: str, namespace: str | 
 
 def _add_function(tools: ToolList, function: Tool, name: str, namespace: str | None) -> None:
     if function.name in tools.functions:
-        tools.dropped.append(f"{name} with a name that is taken: {function.name}")
+        tools.dropped.append(f"{name} with a name already in use: {function.name}")
         return
     tools.functions[function.name] = function
     if namespace is not None:
@@ -67,9 +67,9 @@ def _parse_function(tool: Mapping[str, Any], name: str) -> Tool:
 
 
 def parse_tool_choice(value: Any, tools: ToolList) -> tuple[ToolChoice, tuple[Tool, ...]]:
-    """The choice, and the functions that remain: with `allowed_tools` the model sees no others.
+    """Return the choice, and the functions that the model sees: with `allowed_tools`, only those.
 
-    Raises UnsupportedParameter for a tool that only a provider could run.
+    Raises UnsupportedParameter for a hosted tool, InvalidRequest for a tool that the request does not have.
     """
     functions = tuple(tools.functions.values())
     if value is None:
@@ -91,7 +91,7 @@ def _parse_mode(value: str, name: str) -> ToolChoiceMode:
 
 
 def _parse_allowed(wanted: Mapping[str, Any], functions: Sequence[Tool]) -> tuple[ToolChoice, tuple[Tool, ...]]:
-    # Newer schemas nest mode and tools as the chat API does.
+    # Newer schemas nest mode and tools in an object, as the chat API does.
     wanted = optional_object(wanted, "allowed_tools") or wanted
     mode = _parse_mode(optional_str(wanted, "mode", "tool_choice.") or "auto", "tool_choice.mode")
     listed = expect_list(wanted.get("tools"), "tool_choice.tools")
@@ -99,7 +99,7 @@ def _parse_allowed(wanted: Mapping[str, Any], functions: Sequence[Tool]) -> tupl
     for name in sorted(names - {function.name for function in functions}):
         check_tool_choice(ToolChoice(ToolChoiceMode.NAMED, name), functions)
     allowed = tuple(function for function in functions if function.name in names)
-    if mode is ToolChoiceMode.REQUIRED and len(allowed) == 1:  # the prompt need not change for this
+    if mode is ToolChoiceMode.REQUIRED and len(allowed) == 1:  # forcing it leaves the prompt unchanged
         return ToolChoice(ToolChoiceMode.NAMED, allowed[0].name), tuple(functions)
     return check_tool_choice(ToolChoice(mode), allowed), allowed
 
@@ -111,6 +111,6 @@ def _allowed_name(item: Any, name: str) -> str:
 def _function_name(wanted: Mapping[str, Any], name: str) -> str:
     kind = optional_str(wanted, "type", f"{name}.")
     if kind != "function":
-        message = f"'{name}' names a tool of type {kind!r}; this server has functions only"
+        message = f"'{name}' names a tool of type {kind!r}; this server supports functions only"
         raise UnsupportedParameter(message, param=name)
     return expect_str(wanted.get("name"), f"{name}.name")

@@ -168,7 +168,7 @@ def test_tools_of_other_types_are_dropped_and_those_of_a_namespace_are_taken() -
     assert parsed.dropped == (
         "tools[1] of type web_search",
         "tools[2].tools[1] of type custom",
-        "tools[2].tools[2] with a name that is taken: weather",
+        "tools[2].tools[2] with a name already in use: weather",
     )
 
 
