@@ -1,1 +1,1 @@
-"""Rows of an export -> bytes on the wire. Every format holds the same rows, entries of sessions and cursor."""
+"""Encoders of export formats. Every format carries the same rows, session entries and cursor."""

@@ -1,7 +1,7 @@
-"""What AReaL's `export_trajectories` answers, so that its own client reads it: tensors as base64 of their bytes.
+"""The format of AReaL's `export_trajectories`, which AReaL's own client reads: tensors are base64 of their bytes.
 
-Beside `interactions` stand `samples` (labels of each, as other formats have them), `sessions` and `cursor`, which that
-client leaves aside.
+Beside `interactions`, the answer has the `samples` (labels), `sessions` and `cursor` of other formats; AReaL's client
+ignores them.
 """
 
 from __future__ import annotations

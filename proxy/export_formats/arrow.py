@@ -1,8 +1,8 @@
-"""Arrow's stream and Parquet: a row a sample, arrays as lists, labels as strings, numbers or JSON text.
+"""Arrow IPC streams and Parquet files: one row per sample; arrays are lists, labels are strings, numbers or JSON text.
 
-`sampling` and `turns` are JSON text. `token_rewards` is null where a row has none. Of an Arrow stream each batch is one
-session, and its custom metadata has `sessions` (its entry, by id) as JSON; the last batch is empty and has `cursor`. A
-Parquet file has both in its key-value metadata.
+`sampling` and `turns` are JSON text. `token_rewards` is null in a row that has none. In an Arrow stream, each record
+batch is one session, and its custom metadata has the JSON text `sessions` (its entry, by id); the last batch is empty
+and has `cursor`. A Parquet file has both in its key-value metadata.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 
 _TEXTS = ("interaction_id", "session_id", "group_id", "task_id", "purpose", "finish_reason")
 _JSON_LABELS = ("sampling", "turns")
-# A group of rows is written when it has so many bytes: readers take one group at a time, and so does memory here.
+# A row group is written when it has this many bytes: readers load one group at a time, and memory here holds one.
 _GROUP_BYTES = 16 << 20
-# Columns of few distinct values, long runs of them: a dictionary makes them small.
+# Columns of few distinct values in long runs: dictionary encoding makes them small.
 _REPETITIVE = ("loss_mask", "versions", "turn_ids", "response_mask", *_TEXTS)
 
 
 class RecordBatches:
-    """Rows to record batches of one schema. Raises UnsupportedParameter where pyarrow is not installed."""
+    """Turn rows into record batches of one schema. Raises UnsupportedParameter if pyarrow is not installed."""
 
     def __init__(self, columns: Sequence[Column], more_labels: Sequence[str]) -> None:
         try:
@@ -47,6 +47,7 @@ class RecordBatches:
         self._labels = labels
 
     def batch(self, rows: Sequence[SampleRow]) -> pa.RecordBatch:
+        """One record batch of the rows of a session, which may be none."""
         import pyarrow as pa
 
         labels = [_flat(row.labels()) for row in rows]
@@ -61,7 +62,7 @@ def _flat(labels: Labels) -> Labels:
 
 
 def _lists(column: Column, values: Sequence[Any]) -> pa.Array:
-    """A list array; None is a null."""
+    """Make a list array; a value None becomes null."""
     import pyarrow as pa
 
     present = [value for value in values if value is not None]
@@ -72,7 +73,7 @@ def _lists(column: Column, values: Sequence[Any]) -> pa.Array:
 
 
 class ArrowEncoder:
-    """An Arrow IPC stream, a session a batch."""
+    """An Arrow IPC stream with one record batch per session."""
 
     media_type = "application/vnd.apache.arrow.stream"
 
@@ -100,7 +101,7 @@ class ArrowEncoder:
 
 
 class ParquetEncoder:
-    """A Parquet file; many sessions are a row group."""
+    """A Parquet file; a row group holds many sessions."""
 
     media_type = "application/vnd.apache.parquet"
 
@@ -151,5 +152,5 @@ class ParquetEncoder:
 
 
 def _path(name: str) -> str:
-    """A column's name within the file: the items of a list are a level below."""
+    """The path of a column in the Parquet schema: the items of a list are nested below it."""
     return name if name in _TEXTS else f"{name}.list.element"

@@ -1,4 +1,4 @@
-"""The encoder of a format."""
+"""Create the encoder of a format."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from proxy.trajectory.options import LayoutOptions
 
 
 def encoder(name: ExportFormat, options: LayoutOptions) -> Encoder:
-    """A new encoder. Raises UnsupportedParameter where what it needs is not installed."""
+    """Create an encoder for one answer. Raises UnsupportedParameter if the format's library is not installed."""
     match name:
         case ExportFormat.JSON:
             return JsonEncoder()

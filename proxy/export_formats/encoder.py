@@ -1,6 +1,6 @@
-"""What every format does: take sessions one by one, then end. It blocks, and holds one session in memory at a time.
+"""The interface of export formats: `add` each session, then `finish`. At most one session is in memory at a time.
 
-`add` and `finish` give bytes to send, maybe none; whoever iterates them does so in a worker thread.
+`add` and `finish` are generators of bytes to send, perhaps none. They block: iterate them in a worker thread.
 """
 
 from __future__ import annotations
@@ -25,25 +25,25 @@ class ExportFormat(StrEnum):
 
 
 Entry = Mapping[str, Any]
-"""What an export says of one session."""
+"""The certificate of one session and its counts of masked, dropped and stale samples."""
 Fields = Mapping[str, Any]
 
 
 class Encoder(Protocol):
-    """One answer in one format."""
+    """Encodes one answer in one format."""
 
     media_type: str
 
     def add(self, session_id: str, rows: Sequence[SampleRow], entry: Entry) -> Iterator[bytes]:
-        """The next session, which may have no rows."""
+        """Encode the next session, which may have no rows. `entry` describes it."""
 
     def finish(self, end: Fields) -> Iterator[bytes]:
-        """The last fields of the answer: `cursor`, where the next page begins, and what its maker adds."""
+        """End the answer with the fields `end`: `cursor` (where the next page begins) and those of a claim."""
 
     def close(self) -> None:
-        """Let go of files. Called at the end, and where the reader left before it; what was never begun holds none."""
+        """Release temporary files. Called at the end, also if the client left early; an unused encoder holds none."""
 
 
 def dumps(value: Any) -> bytes:
-    """JSON; numpy arrays become lists."""
+    """Encode JSON; numpy arrays become lists."""
     return orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS)

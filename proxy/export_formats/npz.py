@@ -1,6 +1,6 @@
-"""numpy's own archive, written as a stream: `numpy.load` reads it without pickle.
+"""NumPy's `.npz` archive, written as a stream: `numpy.load` reads it without pickle.
 
-`metadata` is uint8, the JSON text `{"samples": [labels of each row], "sessions": {id: entry}, "cursor"}`.
+The array `metadata` (uint8) is the JSON text `{"samples": [labels of each row], "sessions": {id: entry}, "cursor"}`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from proxy.trajectory.samples import SampleRow
 
 
 class NpzEncoder:
-    """Columns wait in temporary files until all rows are there: an archive holds whole columns."""
+    """Spools columns to temporary files until the last row: an archive stores each column as a whole."""
 
     media_type = "application/zip"
 
@@ -29,7 +29,7 @@ class NpzEncoder:
 
     def add(self, session_id: str, rows: Sequence[SampleRow], entry: Entry) -> Iterator[bytes]:
         self._spool.add(session_id, rows, entry)
-        yield from ()  # a generator: it writes where the next piece is asked for, which is not the event loop
+        yield from ()  # a generator, so that the write above runs in the worker thread that iterates it
 
     def finish(self, end: Fields) -> Iterator[bytes]:
         outgoing = Outgoing()
@@ -49,7 +49,7 @@ class NpzEncoder:
 
 
 def _member(archive: ZipFile, outgoing: Outgoing, part: Part) -> Iterator[bytes]:
-    # Sizes are written behind the bytes, where 32 bits might not hold them.
+    # Zip64: sizes are written after the data, and may not fit 32 bits.
     with archive.open(ZipInfo(f"{part.name}.npy"), "w", force_zip64=True) as member:
         header = {"descr": part.dtype.str, "fortran_order": False, "shape": part.shape}
         np.lib.format.write_array_header_1_0(cast(io.BytesIO, member), header)

@@ -1,4 +1,4 @@
-"""What a library writes as a file leaves as an answer: nothing stays here once it was taken."""
+"""A file object for libraries that write files; its bytes are taken out piece by piece and sent as the answer."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 class Outgoing(io.RawIOBase):
-    """A file that can only be written to; what was written is fetched with `take`, also after it was closed."""
+    """A write-only file in memory. `take` works also after it was closed."""
 
     def __init__(self) -> None:
         self._pieces: list[bytes] = []
@@ -26,7 +26,7 @@ class Outgoing(io.RawIOBase):
         return len(piece)
 
     def take(self) -> bytes:
-        """The bytes that were written since the last time."""
+        """Remove and return the bytes written since the last call."""
         taken = b"".join(self._pieces)
         self._pieces.clear()
         return taken

@@ -1,7 +1,7 @@
-"""The safetensors format: eight bytes of header length, a JSON header, then every array, end to end.
+"""The safetensors format: eight bytes of header length, a JSON header, then the bytes of all arrays.
 
-`__metadata__` has `samples` (labels of each row), `sessions` (entries by id) and `cursor`, each as JSON text. It is
-written here, since it is a header and bytes, and a library would want all of them in memory.
+`__metadata__` has `samples` (labels of each row), `sessions` (entries by id) and `cursor`, each as JSON text. The
+format is written here because the safetensors library needs all arrays in memory.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from proxy.export_formats.spool import Part, Spool
 from proxy.trajectory.columns import Column
 from proxy.trajectory.samples import SampleRow
 
-# The library refuses longer headers.
+# The safetensors library rejects longer headers.
 _MAX_HEADER_BYTES = 100_000_000
-# Where the arrays begin is aligned for the widest dtype; wider ones come first, so all of them are.
+# The data section starts at a multiple of the widest dtype. Arrays are sorted by falling width, so all are aligned.
 _ALIGNMENT = 8
 _NAMES = {"int32": "I32", "int64": "I64", "float32": "F32", "bool": "BOOL"}
 
 
 class SafetensorsEncoder:
-    """Columns wait in temporary files until all rows are there: the header comes first and tells all lengths."""
+    """Spools columns to temporary files until the last row: the header comes first and contains all lengths."""
 
     media_type = "application/octet-stream"
 
@@ -34,7 +34,7 @@ class SafetensorsEncoder:
 
     def add(self, session_id: str, rows: Sequence[SampleRow], entry: Entry) -> Iterator[bytes]:
         self._spool.add(session_id, rows, entry)
-        yield from ()  # a generator: it writes where the next piece is asked for, which is not the event loop
+        yield from ()  # a generator, so that the write above runs in the worker thread that iterates it
 
     def finish(self, end: Fields) -> Iterator[bytes]:
         parts = sorted(self._spool.parts(), key=lambda part: -part.dtype.itemsize)
@@ -54,7 +54,7 @@ class SafetensorsEncoder:
 
 
 def _header(parts: Sequence[Part], metadata: dict[str, str]) -> bytes:
-    """Raises InvalidRequest where the labels are more than a header may hold."""
+    """The header with its length. Raises InvalidRequest if the labels make it longer than the library reads."""
     header: dict[str, Any] = {"__metadata__": metadata}
     start = 0
     for part in parts:
@@ -65,5 +65,8 @@ def _header(parts: Sequence[Part], metadata: dict[str, str]) -> bytes:
     text = dumps(header)
     text += b" " * (-len(text) % _ALIGNMENT)
     if len(text) > _MAX_HEADER_BYTES:
-        raise InvalidRequest("too many samples for one safetensors header; ask for a smaller 'limit'", param="limit")
+        raise InvalidRequest(
+            "the labels of these samples do not fit a safetensors header; give a smaller 'limit' or another 'format'",
+            param="limit",
+        )
     return len(text).to_bytes(8, "little") + text

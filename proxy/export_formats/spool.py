@@ -1,7 +1,7 @@
-"""Columns on their way to a format that wants each whole: a temporary file a column, so memory holds none of them.
+"""Spool the columns of an export, one temporary file each, for formats that store each column as a whole.
 
-A column of fixed width is an array [rows, width]. A ragged one is flat, and `NAME.offsets` int64 [rows + 1] says where
-each row begins. A column that no row has is left out.
+A column of fixed width is an array [rows, width]. A ragged column is flat, and `NAME.offsets` int64 [rows + 1] gives
+the start of each row. An optional column that no row has is left out.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ from proxy.export_formats.encoder import Entry, dumps
 from proxy.trajectory.columns import Column
 from proxy.trajectory.samples import SampleRow
 
-# Large enough that a chunk costs nothing beside its bytes, small enough that a hundred exports at once are no matter.
+# Large enough that the cost per chunk is small, small enough for a hundred exports at once.
 CHUNK_BYTES = 1 << 20
 
 
 class Scratch:
-    """A temporary file, which is there from its first write on: an answer that is never begun leaves none behind."""
+    """A temporary file that is created by the first write, so an unused encoder leaves none behind."""
 
     def __init__(self) -> None:
         self._file: IO[bytes] | None = None
 
     def write(self, data: bytes | memoryview) -> None:
         if self._file is None:
-            self._file = TemporaryFile()  # noqa: SIM115 - as long as the scratch, which closes it
+            self._file = TemporaryFile()  # noqa: SIM115 - `close` closes it
         self._file.write(data)
 
     def chunks(self) -> Iterator[bytes]:
-        """All that was written, from its beginning."""
+        """Everything that was written, from the beginning."""
         if self._file is None:
             return
         self._file.seek(0)
@@ -49,7 +49,7 @@ class Scratch:
 
 @dataclass(slots=True)
 class Spooled:
-    """A column as far as it was written: values in a file, and of a ragged one the length of every row."""
+    """A column that is being spooled: its values in `file`, their number, and the length of each row."""
 
     column: Column
     file: Scratch = field(default_factory=Scratch)
@@ -58,7 +58,7 @@ class Spooled:
     present: bool = False
 
     def add(self, values: NDArray[Any] | None) -> None:
-        """One row's array; None where the row has none: 0 throughout in a column of fixed width, else empty."""
+        """Append one row's array, little-endian. None becomes zeros in a column of fixed width, else an empty row."""
         self.present = self.present or values is not None
         if values is None:
             values = np.zeros(self.column.width or 0, self.column.dtype)
@@ -68,13 +68,14 @@ class Spooled:
 
     @property
     def shape(self) -> tuple[int, ...]:
+        """[values] of a ragged column, else [rows, width]."""
         width = self.column.width
         return (self.values,) if width is None else (len(self.lengths), width)
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One array of the answer and how to read its bytes, little-endian."""
+    """One array of the answer; `source` has its bytes, little-endian."""
 
     name: str
     dtype: np.dtype[Any]
@@ -83,7 +84,7 @@ class Part:
 
     @property
     def size(self) -> int:
-        """In bytes."""
+        """Size in bytes."""
         return int(np.prod(self.shape, dtype=np.int64)) * self.dtype.itemsize
 
     def chunks(self) -> Iterator[bytes]:
@@ -94,7 +95,7 @@ class Part:
 
 
 class Spool:
-    """All rows of an answer, and what JSON is to be said about them."""
+    """All rows of an answer: their columns and labels, and the entries of their sessions."""
 
     def __init__(self, columns: Sequence[Column]) -> None:
         self._columns = [Spooled(column) for column in columns]
@@ -103,6 +104,7 @@ class Spool:
         self._between = b"["
 
     def add(self, session_id: str, rows: Sequence[SampleRow], entry: Entry) -> None:
+        """Append the rows of one session."""
         self._entries[session_id] = entry
         for row in rows:
             found = row.columns()
@@ -112,7 +114,7 @@ class Spool:
             self._between = b","
 
     def parts(self) -> Iterator[Part]:
-        """Every array, ragged ones followed by their offsets."""
+        """All arrays; a ragged column is followed by its offsets."""
         for spooled in self._columns:
             column = spooled.column
             if column.optional and not spooled.present:
@@ -127,6 +129,7 @@ class Spool:
         return (b"".join(self._labels.chunks()) or b"[") + b"]"
 
     def sessions_json(self) -> bytes:
+        """The entries by session id as a JSON object."""
         return dumps(self._entries)
 
     def close(self) -> None:

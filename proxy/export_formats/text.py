@@ -1,4 +1,4 @@
-"""The formats of JSON: one object, or one object a line, whose last line shows that nothing is missing."""
+"""The JSON formats: one object (json), or one object per line (jsonl), whose last line proves that it is whole."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class JsonEncoder:
 
 
 class JsonlEncoder:
-    """A sample a line; the last line is `{"sessions": {id: entry}, "cursor"}`."""
+    """One sample per line; the last line is `{"sessions": {id: entry}, "cursor"}`."""
 
     media_type = "application/x-ndjson"
 

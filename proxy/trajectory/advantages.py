@@ -1,7 +1,8 @@
-"""Rewards compared within groups. A group is whole: it is counted over all sessions that match, not over a page.
+"""Group-relative advantages. A group contains every session that matches the export, not only those of its page.
 
-Sessions of one `group_id` are one group; a session without one is alone, and its advantage is 0. Steps are compared
-with the steps of their group that have the same `state_hash`, by their returns; those without a hash have 0.
+Sessions with the same `group_id` form a group. A session without a `group_id` is a group of one: its advantage is 0.
+Step advantages compare the returns of steps of one group that have the same `state_hash`; a step without a
+`state_hash` has 0.
 """
 
 from __future__ import annotations
@@ -16,16 +17,17 @@ from proxy.trajectory.main_reward import MainReward
 from proxy.trajectory.returns import Rewarded, compute_returns
 from proxy.types import Credit, Status
 
-# As trainers that compute GRPO themselves have it.
+# Added to the standard deviation to avoid a division by zero; verl's GRPO uses the same value.
 _EPSILON = 1e-6
 
 
 class Baseline(StrEnum):
-    """What a value is held against.
+    """How a value is turned into an advantage within its group of n values.
 
-    grpo: (r - mean) / (std + 1e-6), std with Bessel's correction (divided by n - 1), of A_i = (r_i - mean(r)) / std(r),
-    Shao et al. 2024, "DeepSeekMath", section 4.1.2. leave_one_out: r - mean of the others, Ahmadian et al. 2024, "Back
-    to Basics", equation 8. Steps: Feng et al. 2025, "Group-in-Group Policy Optimization", section 3.2.
+    `grpo`: A_i = (r_i - mean(r)) / (std(r) + 1e-6), where std divides by n - 1 (Bessel's correction); Shao et al.
+    2024, "DeepSeekMath", section 4.1.2. `leave_one_out`: A_i = r_i - mean(r_j for j != i); Ahmadian et al. 2024, "Back
+    to Basics" (RLOO), equation 8. The same formulas compare steps of equal state: Feng et al. 2025, "Group-in-Group
+    Policy Optimization" (GiGPO), section 3.2.
     """
 
     GRPO = "grpo"
@@ -33,7 +35,7 @@ class Baseline(StrEnum):
 
 
 class Step(Rewarded, Protocol):
-    """What of an interaction counts in a group."""
+    """The fields of an interaction that group statistics read."""
 
     @property
     def rewards(self) -> Mapping[str, float]: ...
@@ -43,20 +45,21 @@ class Step(Rewarded, Protocol):
 
 @dataclass(slots=True)
 class Spread:
-    """Count, mean and sum of squared distances of values, one pass (Welford 1962)."""
+    """Running count, mean and sum of squared deviations (`squares`), by the one-pass algorithm of Welford (1962)."""
 
     count: int = 0
     mean: float = 0.0
     squares: float = 0.0
 
     def add(self, value: float) -> None:
+        """Include a value."""
         self.count += 1
         distance = value - self.mean
         self.mean += distance / self.count
         self.squares += distance * (value - self.mean)
 
     def advantage(self, value: float, baseline: Baseline) -> float:
-        """Of one of the values that were added; 0 where there is no other."""
+        """The advantage of `value`, which must be one of the added values; 0 if it is the only one."""
         if self.count < 2:
             return 0.0
         if baseline is Baseline.LEAVE_ONE_OUT:
@@ -65,22 +68,23 @@ class Spread:
 
 
 Group = str | tuple[str]
-"""A group_id, or the session_id in a tuple where there is none."""
+"""A group_id; for a session without one, its session_id in a tuple."""
 
 
 def group_of(session_id: str, group_id: str | None) -> Group:
+    """The group that a session belongs to."""
     return (session_id,) if group_id is None else group_id
 
 
 @dataclass(frozen=True, slots=True)
 class Groups:
-    """The values of all groups: scores of sessions, and returns of steps by state."""
+    """Statistics of all groups: `scores` of sessions by group, returns of steps by group and state (`states`)."""
 
     scores: dict[Group, Spread] = field(default_factory=dict)
     states: dict[tuple[Group, str], Spread] = field(default_factory=dict)
 
     def add(self, group: Group, steps: Sequence[Step], reward: MainReward, discount: float, credit: Credit) -> None:
-        """Count one session; `steps` in order of `seq`. One without a complete step is in no group."""
+        """Include one session, its `steps` in order of `seq`. A session without a complete step joins no group."""
         complete = [step for step in steps if step.status is Status.COMPLETE]
         if not complete:
             return
@@ -92,16 +96,16 @@ class Groups:
                 self.states.setdefault((group, step.state_hash), Spread()).add(returns[step.id])
 
     def advantage(self, group: Group, value: float, baseline: Baseline) -> float:
-        """Of a session whose score is `value`."""
+        """The advantage of a session whose score is `value`; 0 for an unknown group."""
         spread = self.scores.get(group)
         return 0.0 if spread is None else spread.advantage(value, baseline)
 
     def step_advantage(self, group: Group, state_hash: str | None, value: float, baseline: Baseline) -> float:
-        """Of a step whose return is `value`."""
+        """The advantage of a step whose return is `value`; 0 without a `state_hash`."""
         spread = None if state_hash is None else self.states.get((group, state_hash))
         return 0.0 if spread is None else spread.advantage(value, baseline)
 
 
 def score(rewards: Iterable[float | None]) -> float:
-    """A session's score: the sum of the main rewards of its complete interactions, each once; a missing one is 0."""
+    """The score of a session: the sum of the main rewards of its complete interactions. A missing one is 0."""
     return math.fsum(reward or 0.0 for reward in rewards)

@@ -1,7 +1,7 @@
-"""`InteractionCache`: one session's forest of complete interactions, stored as what each node adds.
+"""`InteractionCache`: the forest of complete interactions of one live session; each node stores only what it adds.
 
-A node is in the indexes only once it is committed. `aligned` is proven here on token ids, never assumed, and the
-reason of a node is decided here, when it is placed, so that concurrent requests come out as siblings.
+Requests find a node only after its commit. `aligned` is proven by comparing token ids. The reason of a node is decided
+when the node is placed, so concurrent requests that continue the same parent become siblings.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from proxy.types import Ids, Interaction, Message, Reason, Role, Status, TurnReq
 
 @dataclass(slots=True, eq=False)
 class Node:
-    """An interaction in its tree. `start` and `end` are the chain before and after its answer."""
+    """An interaction in its tree. `start` and `end` are the hash chain before and after its answer."""
 
     interaction: Interaction
     parent: Node | None
@@ -27,15 +27,15 @@ class Node:
 
     @property
     def length(self) -> int:
-        """Tokens of prompt and output."""
+        """Number of tokens of prompt and output together."""
         return self.interaction.prompt_tokens + len(self.interaction.output_ids)
 
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """The parent of a request and how many of its messages (leading system messages included) it covers.
+    """The parent of a request, and how many of the request's messages it covers, leading system messages included.
 
-    `renamed`: the client's ids of the latest calls that are covered to those in the tree, where they differ.
+    `renamed` maps the client's ids of the latest covered tool calls to the ids in the tree, where they differ.
     """
 
     parent: Node | None
@@ -43,7 +43,7 @@ class Match:
     renamed: Mapping[str, str] = field(default_factory=dict)
 
     def new_messages(self, messages: Sequence[Message]) -> tuple[Message, ...]:
-        """The messages that the parent has not seen. Results name the calls as the tree does, where they are kept."""
+        """The messages after the covered ones. Tool results up to the next call get the call ids that the tree has."""
         new = tuple(messages[self.covered :])
         if not self.renamed:
             return new
@@ -56,7 +56,7 @@ class Match:
 
 
 class InteractionCache:
-    """The live tree of one session. Not safe for threads: it belongs to the event loop."""
+    """The live tree of one session. Not thread-safe: use it on the event loop only."""
 
     def __init__(self, interactions: Iterable[Interaction] = ()) -> None:
         self.nodes: dict[str, Node] = {}
@@ -68,7 +68,7 @@ class InteractionCache:
                 self.add(self.place_stored(interaction))
 
     def find_parent(self, request: TurnRequest, identity: Identity) -> Match:
-        """The deepest node whose conversation, answer included, is a prefix of the request's."""
+        """Find the deepest node whose conversation, answer included, is a prefix of the request's messages."""
         states, lead, messages = identity.states, identity.lead, request.messages
         for index in range(len(states) - 1, 0, -1):
             if messages[lead + index - 1].role is not Role.ASSISTANT:
@@ -80,7 +80,7 @@ class InteractionCache:
         return Match(None, 0)
 
     def find_prefix(self, ids: Ids) -> Node | None:
-        """The deepest node whose tokens, output included, `ids` begins with; of equal ones the newest."""
+        """Find the deepest node whose prompt and output ids are a prefix of `ids`; the newest if several are equal."""
         view = memoryview(ids)
         heads = [node for node in self.nodes.values() if node.parent is None or not node.interaction.aligned]
         best: tuple[int, int, Node] | None = None
@@ -90,7 +90,7 @@ class InteractionCache:
             own = node.interaction
             middle = start + len(own.prompt_suffix)
             end = middle + len(own.output_ids)
-            # Views compare up to the first difference, and copy nothing: a session may have many long roots.
+            # Views compare up to the first difference and copy nothing: a session may have many long roots.
             if own.seq < 0 or view[start:middle] != own.prompt_suffix or view[middle:end] != own.output_ids:
                 continue
             if best is None or (end, own.seq) > best[:2]:
@@ -99,12 +99,17 @@ class InteractionCache:
         return best[2] if best is not None else None
 
     def proves(self, parent: Node, prompt_ids: Ids) -> bool:
-        """Whether `prompt_ids` begins with exactly the parent's prompt and output."""
+        """Whether `prompt_ids` begins with exactly the parent's prompt and output ids: the child is then aligned."""
         prefix = token_ids(parent)
         return len(prompt_ids) >= len(prefix) and prompt_ids[: len(prefix)].tobytes() == prefix.tobytes()
 
     def reason_for(self, request: TurnRequest, identity: Identity, match: Match) -> Reason:
-        """Why an aligned (or parentless) node stands where it does, seen from the nodes that are there now."""
+        """The reason of an aligned node or a root, judged from the nodes that the tree has now.
+
+        In this order: `resampled` (the same conversation was answered before), `rewritten` (an earlier answer was
+        replaced), with a parent `branched` (it has other children) or `continued`, without one `first` (empty tree),
+        the part of the head that changed (tools, system or options), else `new_root`.
+        """
         if identity.end.key in self._by_start:
             return Reason.RESAMPLED
         if self._is_rewrite(request.messages, identity, match):
@@ -116,7 +121,7 @@ class InteractionCache:
         return self._changed_head(request.messages, identity) or Reason.NEW_ROOT
 
     def node_for(self, interaction: Interaction, identity: Identity, match: Match) -> Node:
-        """A node for a finished interaction, as `place_stored` would place it; `add` puts it into the tree."""
+        """Make the node of a finished interaction, equal to the one of `place_stored`. The tree does not change."""
         start = identity.end
         if match.parent is not None:
             stored = extend(match.parent.end, interaction.new_messages)[-1]
@@ -124,7 +129,7 @@ class InteractionCache:
         return Node(interaction, match.parent, identity.root, start, extend(start, [interaction.output])[-1])
 
     def place_stored(self, interaction: Interaction) -> Node:
-        """A node for an interaction from the store, whose parent is already here."""
+        """Make the node of a stored interaction, whose parent is already in the tree. The tree does not change."""
         parent = self.nodes.get(interaction.parent_id) if interaction.parent_id else None
         if parent is None:
             identity = identify(interaction.new_messages, interaction.tools, interaction.template_options)
@@ -134,31 +139,31 @@ class InteractionCache:
         return Node(interaction, parent, root, start, extend(start, [interaction.output])[-1])
 
     def claim(self, node: Node) -> None:
-        """Count a node among its siblings before its commit, so that one that ends meanwhile knows of it."""
+        """Reserve a node's place before its commit, so that a sibling that ends in the meantime counts it."""
         self.nodes[node.interaction.id] = node
         self._by_start.setdefault(node.start.key, []).append(node)
         if node.parent is not None:
             node.parent.children.append(node)
 
     def release(self, node: Node) -> None:
-        """Take a claim back: the commit failed."""
+        """Undo `claim` after a failed commit."""
         del self.nodes[node.interaction.id]
         _discard(self._by_start, node.start.key, node)
         if node.parent is not None:
             node.parent.children.remove(node)
 
     def publish(self, node: Node) -> None:
-        """Let requests continue a claimed node: it is committed."""
+        """Let requests continue a claimed node. Call after its commit."""
         self._by_end.setdefault(node.end.key, []).append(node)
         self._by_body.setdefault(node.end.body_key, []).append(node)
 
     def add(self, node: Node) -> None:
-        """Claim and publish in one."""
+        """Claim and publish a committed node."""
         self.claim(node)
         self.publish(node)
 
     def _is_rewrite(self, messages: Sequence[Message], identity: Identity, match: Match) -> bool:
-        """Whether an answer of ours that stood beyond the parent was replaced by another assistant message."""
+        """Whether the request replaces an answer of this tree, after the parent, by another assistant message."""
         first = max(match.covered - identity.lead, 0)
         return any(
             messages[identity.lead + index].role is Role.ASSISTANT and identity.states[index].key in self._by_start
@@ -166,7 +171,7 @@ class InteractionCache:
         )
 
     def _changed_head(self, messages: Sequence[Message], identity: Identity) -> Reason | None:
-        """Which part of the head differs from a node that this request would otherwise have continued."""
+        """The part of the head that differs from a node with the same messages; None if there is no such node."""
         for index in range(len(identity.states) - 1, 0, -1):
             if messages[identity.lead + index - 1].role is not Role.ASSISTANT:
                 continue
@@ -176,7 +181,7 @@ class InteractionCache:
 
 
 def _renamed(theirs: Sequence[str], ours: Sequence[str]) -> Mapping[str, str]:
-    """Their ids of the same calls to ours. Of equal ids the first counts, as in a message's identity."""
+    """Map the client's call ids to the tree's. Of equal client ids the first one counts, as in a message's identity."""
     if theirs == ours:
         return {}
     return dict(reversed([*zip(theirs, ours, strict=True)]))
@@ -195,7 +200,11 @@ def _discard(index: dict[int, list[Node]], key: int, node: Node) -> None:
 
 
 def _prefer(candidates: Sequence[Node], messages: Sequence[Message], previous_id: str | None) -> Node:
-    """Of equal nodes: the one named, else the best echo of ids, then of reasoning (latest first), else the newest."""
+    """Choose among nodes with the same conversation.
+
+    The node named by `previous_id` wins; else the one whose call ids and reasoning the request echoes best, the latest
+    answer first; else the newest.
+    """
     if len(candidates) == 1:
         return candidates[0]
     if previous_id is not None:
@@ -206,7 +215,7 @@ def _prefer(candidates: Sequence[Node], messages: Sequence[Message], previous_id
 
 
 def _evidence(node: Node, messages: Sequence[Message]) -> list[tuple[bool, bool]]:
-    """For each answer on the node's path, latest first: whether its call ids and its reasoning were echoed exactly."""
+    """For each answer on the node's path, latest first: does the request echo its id or call ids, and its reasoning?"""
     out: list[tuple[bool, bool]] = []
     current: Node | None = node
     index = len(messages) - 1

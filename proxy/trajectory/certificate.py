@@ -9,7 +9,11 @@ from proxy.types import Interaction, SessionRecord, Status
 
 
 def certificate(record: SessionRecord, interactions: Sequence[Interaction], begun_not_ended: int = 0) -> dict[str, Any]:
-    """A session's entry of the export: what there is, and whether anything is missing."""
+    """A session's entry in an export. `complete` is False if calls failed, were aborted or began and never ended.
+
+    `unaligned` counts interactions whose prompt does not begin with their parent's tokens; `reasons` counts complete
+    interactions by reason.
+    """
     counts = {status: sum(i.status is status for i in interactions) for status in Status}
     complete = [i for i in interactions if i.status is Status.COMPLETE]
     reasons: dict[str, int] = {}

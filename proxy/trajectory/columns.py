@@ -1,4 +1,4 @@
-"""The columns of each layout: names, dtypes and widths are known before the first row, and every row keeps to them."""
+"""The schema of each layout: names, dtypes and widths of columns, known before the first row and equal in all rows."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from proxy.trajectory.options import Include, Layout, LayoutOptions, Padding
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """An array of each row: [width], of any length where `width` is None. An `optional` one may be absent in a row."""
+    """One array per row, of shape [width]; `width` None means any length. Rows may lack an `optional` column."""
 
     name: str
     dtype: np.dtype[np.generic]
@@ -24,7 +24,7 @@ _I32, _I64, _F32, _BOOL = (np.dtype(kind) for kind in (np.int32, np.int64, np.fl
 
 
 def columns_of(options: LayoutOptions) -> tuple[Column, ...]:
-    """All columns that rows under these options have, in order; optional ones last."""
+    """All columns of rows under these options, in order; optional columns are last."""
     layout, padding = options.layout, options.padding
     own = _tree() if layout is Layout.TREE else _tokens() if padding is None else _padded(padding)
     compared = [Column("advantages", _F32, 1)] if options.advantages is not None else []
@@ -35,7 +35,7 @@ def columns_of(options: LayoutOptions) -> tuple[Column, ...]:
 
 
 def text_labels(options: LayoutOptions) -> tuple[str, ...]:
-    """The labels that only some options give."""
+    """The labels that only some options add to a row."""
     text = Include.TEXT in options.include and options.layout is not Layout.TREE
     truncated = options.padding is not None
     return (*(["truncated_tokens"] if truncated else []), *(["text"] if text else []))

@@ -1,4 +1,4 @@
-"""Messages as an OpenAI client would write them."""
+"""The conversation of a node, and its messages in the form of the OpenAI chat API."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def conversation_above(node: Linked) -> tuple[Message, ...]:
 
 
 def message_dict(message: Message) -> dict[str, Any]:
-    """One message with only what is set; arguments are the text as sampled. Images are digests."""
+    """One message as a dict of the fields that are set. Arguments are the sampled text; images are digests."""
     out: dict[str, Any] = {"role": message.role.value, "content": message.content}
     if message.reasoning is not None:
         out["reasoning_content"] = message.reasoning

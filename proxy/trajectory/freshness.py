@@ -1,6 +1,6 @@
-"""Which samples are fresh enough to be trained, by the weight versions that sampled what they train.
+"""Staleness: filter samples by the weight versions of their trained tokens.
 
-Context does not count: a sample may stand on tokens of any age. One that trains nothing is never stale.
+Context tokens of any version are allowed. A sample without trained tokens is never stale.
 """
 
 from __future__ import annotations
@@ -12,17 +12,21 @@ from proxy.trajectory.tensors import TokenArrays
 
 @dataclass(frozen=True, slots=True)
 class Freshness:
-    """`min_version`: no trained token is older. `max_version_span`: newest minus oldest of them. None: any."""
+    """Limits on weight versions of trained tokens; None means no limit.
+
+    `min_version`: the oldest version allowed. `max_version_span`: the largest allowed newest minus oldest version.
+    """
 
     min_version: int | None = None
     max_version_span: int | None = None
 
     @property
     def is_asked(self) -> bool:
+        """Whether any limit is set."""
         return self.min_version is not None or self.max_version_span is not None
 
-    def lets(self, arrays: TokenArrays) -> bool:
-        """Whether a sample with these arrays is fresh enough."""
+    def admits(self, arrays: TokenArrays) -> bool:
+        """Whether a sample with these arrays is within the limits."""
         versions = arrays.versions[arrays.loss_mask == 1] if self.is_asked else arrays.versions[:0]
         if not len(versions):
             return True

@@ -1,7 +1,8 @@
-"""Samples of one session. In layouts concat and tree every selected sampled token carries mask 1 in exactly one sample.
+"""Lay out the samples of one session. Exporting never changes what is stored.
 
-(With drift policy `mask`, one that stands nowhere as sampled is trained nowhere, and counted.) Exporting never changes
-what is stored.
+In layouts concat and tree, every sampled token that is selected for training has loss mask 1 in exactly one sample.
+Exceptions are counted: tokens that drift policy `mask` finds in no prompt (`masked_tokens`), and samples that are
+dropped or stale.
 """
 
 from __future__ import annotations
@@ -31,9 +32,10 @@ Decode = Callable[[Sequence[int]], str]
 
 @dataclass(frozen=True, slots=True)
 class Laid:
-    """The rows of a session. `masked_tokens` were sampled and stand in none of them.
+    """The rows of a session, and what is not in them.
 
-    Left out were `dropped` samples, which did not fit what they are padded to, and `stale` ones.
+    `masked_tokens`: sampled tokens that no row contains. `dropped`: samples longer than the padded lengths. `stale`:
+    samples outside the limits on weight versions.
     """
 
     rows: Sequence[SampleRow]
@@ -49,9 +51,9 @@ def lay_out(
     groups: Groups | None = None,
     decode: Decode | None = None,
 ) -> Laid:
-    """The rows of one session in any layout. `interactions` are all of it, in order of `seq`.
+    """Lay out one session. `interactions` are all of the session's, in order of `seq`.
 
-    `groups` is for options that compare sessions, `decode` for included text.
+    `groups` holds the statistics that advantages are computed from; `decode` is needed to include text.
     """
     exporter = _exporter(record, interactions, options, groups or Groups(), decode)
     ways = {Layout.INDIVIDUAL: exporter.individual, Layout.TREE: exporter.tree}
@@ -62,7 +64,7 @@ def lay_out(
 def export_session(
     record: SessionRecord, interactions: Sequence[Interaction], options: LayoutOptions
 ) -> list[PathSample]:
-    """The samples of one session in layout individual or concat, by their last interaction."""
+    """The samples of one session in layout individual or concat, in order of their last interaction."""
     return [row for row in lay_out(record, interactions, options).rows if isinstance(row, PathSample)]
 
 
@@ -93,7 +95,7 @@ def _exporter(
 
 @dataclass(frozen=True, slots=True)
 class _Exporter:
-    """One session while it is exported; `main`, `returns` and `purposes` are by interaction id."""
+    """Lays out one session. `main` rewards, `returns` and `purposes` are by interaction id."""
 
     record: SessionRecord
     nodes: dict[str, Branch]
@@ -107,14 +109,16 @@ class _Exporter:
     decode: Decode | None
 
     def individual(self) -> Laid:
+        """One sample per selected interaction: its whole prompt and its output."""
         samples = [self._single(node) for node in self.nodes.values() if self._selected(node)]
-        fresh = [sample for sample in samples if self.options.freshness.lets(sample.arrays)]
+        fresh = [sample for sample in samples if self.options.freshness.admits(sample.arrays)]
         return Laid(fresh, masked_tokens(fresh), stale=len(samples) - len(fresh))
 
     def concat(self) -> Laid:
-        """One sample a leaf, leaves by rising `seq`: the first in which a node stands as sampled trains it.
+        """One sample per leaf, in order of `seq`. A node is trained in the first sample that contains its output.
 
-        Those that are stale, or do not fit what they are padded to, are left out, counted, and train nothing.
+        Samples that are stale or longer than the padded lengths are left out and counted. They claim no node: a later
+        sample may train it.
         """
         nodes = list(self.nodes.values())
         selected = {node.interaction.id for node in nodes if self._selected(node)}
@@ -133,7 +137,7 @@ class _Exporter:
                 for turn, (node, start) in enumerate(zip(path.nodes, path.starts, strict=True))
             )
             arrays = fill(path.ids, places)
-            if not self.options.freshness.lets(arrays):
+            if not self.options.freshness.admits(arrays):
                 stale += 1
                 continue
             done.update(place.interaction.id for place in places if place.start is not None)
@@ -143,7 +147,7 @@ class _Exporter:
         return Laid(rows, masked_tokens(samples), dropped, stale)
 
     def tree(self) -> Laid:
-        """One sample, of the selected nodes and those whose tokens stand before theirs; none of an empty session."""
+        """One sample of the selected nodes and their aligned ancestors; no sample if nothing is selected."""
         selected = {name for name, node in self.nodes.items() if self._selected(node)}
         wanted = set(selected)
         for node in reversed(self.nodes.values()):  # children before parents
@@ -151,7 +155,7 @@ class _Exporter:
                 wanted.add(node.parent.interaction.id)
         nodes = [node for name, node in self.nodes.items() if name in wanted]
         samples = [self._tree_sample(nodes, selected & self.trained)] if nodes else []
-        fresh = [sample for sample in samples if self.options.freshness.lets(sample.arrays)]
+        fresh = [sample for sample in samples if self.options.freshness.admits(sample.arrays)]
         return Laid(fresh, stale=len(samples) - len(fresh))
 
     def _tree_sample(self, nodes: Sequence[Branch], wanted: frozenset[str] | set[str]) -> TreeSample:
@@ -209,7 +213,7 @@ class _Exporter:
         )
 
     def _standing(self, places: Sequence[Placement]) -> Standing:
-        """Its weight is known only when all samples of the session are."""
+        """The advantages of a sample. Its weight is set later, when all samples of the session are known."""
         options, advantage, steps = self.options, None, None
         if options.advantages is not None:
             advantage = self.groups.advantage(self.group, score(self.main.values()), options.advantages)
@@ -221,7 +225,7 @@ class _Exporter:
         return Standing(advantage=advantage, steps=steps)
 
     def _extras(self, places: Sequence[Placement], *, whole: bool) -> tuple[Labels, ...]:
-        """What is included of each turn; the first one of a `whole` sample has all messages of its prompt."""
+        """The included messages and text of each turn. The first turn of a `whole` sample has its full prompt."""
         if not self.options.include:
             return ()
         return tuple(self._extra(place.interaction, whole=whole and place.turn == 0) for place in places)
@@ -244,7 +248,7 @@ class _Exporter:
 
 
 def _weighted(rows: Sequence[Any]) -> list[Any]:
-    """The rows of a session, whose weights add up to 1 over those that train anything."""
+    """Set the weights of a session's rows: 1 / (number of rows with a trained token), and 0 for the other rows."""
     trains = [row.is_trained for row in rows]
     share = 1.0 / max(sum(trains), 1)
     return [_with_weight(row, share if train else 0.0) for row, train in zip(rows, trains, strict=True)]
@@ -257,7 +261,7 @@ def _with_weight(row: PathSample | TreeSample | PaddedSample, weight: float) -> 
 
 
 def masked_tokens(samples: Sequence[PathSample]) -> int:
-    """Sampled tokens that stand in none of a session's samples as sampled."""
+    """The number of sampled tokens of these samples' interactions that no sample contains as sampled."""
     placements = [placed for sample in samples for placed in sample.placements]
     stands = {placed.interaction.id for placed in placements if placed.start is not None}
     lost = {placed.interaction.id: len(placed.interaction.output_ids) for placed in placements}

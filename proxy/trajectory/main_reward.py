@@ -1,4 +1,4 @@
-"""Which reward of an interaction counts in an export. What is stored is not touched."""
+"""The main reward of an interaction: the one that an export uses. Stored rewards do not change."""
 
 from __future__ import annotations
 
@@ -8,30 +8,30 @@ from enum import StrEnum
 
 
 class Granularity(StrEnum):
-    """ROLL's words for what counts: the share of passed checks, or only whether all passed."""
+    """ROLL's reward granularities: the share of passed checks, or 1 only if all passed."""
 
     PASS_RATE = "pass_rate"
     BINARY = "binary"
 
 
 PASS_RATE = "pass_rate"
-"""The named reward that both granularities look at."""
+"""The named reward that both granularities read."""
 
 
 @dataclass(frozen=True, slots=True)
 class MainReward:
-    """The reward named `name` where it is set, else the raw one; `binary`: 1.0 if that is at least 1, else 0.0."""
+    """The reward named `name` if it is set, else the raw reward. With `binary`: 1.0 if that is >= 1, else 0.0."""
 
     name: str | None = None
     binary: bool = False
 
     @classmethod
     def at(cls, granularity: Granularity) -> MainReward:
-        """`pass_rate`: the reward of that name, falling back to the raw one. `binary`: 1.0 where that is >= 1."""
+        """The main reward of a granularity. Both read the reward named `pass_rate`, else the raw one."""
         return cls(PASS_RATE, granularity is Granularity.BINARY)
 
     def of(self, reward: float | None, rewards: Mapping[str, float]) -> float | None:
-        """The reward that counts; None where none is set."""
+        """The main reward of an interaction with these rewards; None if it has none."""
         value = rewards.get(self.name, reward) if self.name is not None else reward
         if value is None or not self.binary:
             return value

@@ -1,9 +1,9 @@
-"""The canonical identity of a conversation: a hash chain, so that finding the parent costs the messages of the request.
+"""The identity of a conversation: a hash chain over its messages. Finding the parent of a request is linear in them.
 
-Two messages are the same when role, text, image digests, parsed calls and result text are the same, and tool-call ids
-agree up to consistent renaming. Reasoning, names, item ids and provider fields never count. What came as token ids is
-those ids, never a message of the same text. The hashes guard nothing: they are fast ones, and what they match is proven
-on token ids before it is ever joined.
+Two messages are equal if role, text, image digests, parsed tool calls and result text are equal, and tool-call ids
+agree up to consistent renaming. Reasoning, names, item ids and provider fields do not count. A message that came as
+token ids is identified by these ids, never by its text. The hashes are fast and non-cryptographic: every match is
+verified on token ids before tokens are joined.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from xxhash import xxh3_64_intdigest, xxh3_128_hexdigest
 from proxy.types import TOKENS, Message, Role, Tool, ToolCall, TurnRequest
 
 _ROLE_NUMBER = {role: number for number, role in enumerate(Role)}
-# Integers of up to 53 bits are doubles; from 1024 bits on there is no double.
+# Integers of up to 53 bits are exact as doubles; integers beyond 1024 bits exceed the largest double.
 _DOUBLE_BITS, _LARGEST_DOUBLE_BITS = 53, 1024
 _UNKNOWN_CALL = -1
 _ANSWER = Role.ASSISTANT
@@ -29,7 +29,7 @@ _NO_CALL = -2
 
 @dataclass(frozen=True, slots=True)
 class RootKeys:
-    """What the head of a prompt is made of: tools, leading system messages, template options."""
+    """Hashes of the head of a prompt: tools, leading system messages, template options."""
 
     tools: int
     system: int
@@ -43,7 +43,7 @@ class RootKeys:
 
 @dataclass(frozen=True, slots=True)
 class ChainState:
-    """The chain after some messages: `key` with the root, `body_key` without; `calls` are the latest call ids."""
+    """The chain after some messages. `key` includes the head, `body_key` does not; `calls`: the latest call ids."""
 
     key: int
     body_key: int
@@ -52,7 +52,7 @@ class ChainState:
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """The identity of a request: `states[i]` is the chain after i messages beyond the `lead` system messages."""
+    """The identity of a request. `states[i]` is the chain i messages after the `lead` leading system messages."""
 
     root: RootKeys
     lead: int
@@ -68,7 +68,7 @@ _EMPTY_BODY = ChainState(key=0, body_key=0)
 
 
 def identify(messages: Sequence[Message], tools: Sequence[Tool], options: Mapping[str, Any]) -> Identity:
-    """The identity of a conversation; linear in its text."""
+    """Compute the identity of a conversation, in time linear in its text."""
     lead = count_leading_system(messages)
     root = RootKeys(_tools_key(tools), extend(_EMPTY_BODY, messages[:lead])[-1].body_key, _json_key(options))
     start = ChainState(key=root.start, body_key=0)
@@ -76,7 +76,7 @@ def identify(messages: Sequence[Message], tools: Sequence[Tool], options: Mappin
 
 
 def count_leading_system(messages: Sequence[Message]) -> int:
-    """How many system messages stand at the head of a conversation."""
+    """The number of system messages at the head of a conversation."""
     for index, message in enumerate(messages):
         if message.role is not Role.SYSTEM:
             return index
@@ -84,7 +84,7 @@ def count_leading_system(messages: Sequence[Message]) -> int:
 
 
 def extend(state: ChainState, messages: Sequence[Message]) -> list[ChainState]:
-    """The chain before the first and after each of `messages`: len(messages) + 1 states."""
+    """The states of the chain before the first and after each of `messages`: len(messages) + 1 states."""
     states = [state]
     for message in messages:
         state = _next_state(state, message)
@@ -99,8 +99,10 @@ def _next_state(state: ChainState, message: Message) -> ChainState:
 
 
 def message_key(message: Message, calls: tuple[str, ...]) -> int:
-    """A 64-bit key of one message. `calls` are the ids of the latest assistant message that had calls: a result is
-    identified by the position of its call there, which makes ids equal up to consistent renaming."""
+    """A 64-bit key of one message. `calls` are the ids of the latest assistant message that had tool calls.
+
+    A tool result is identified by the position of its call in `calls`, so ids are equal up to consistent renaming.
+    """
     text = _text_key(_visible(message.content) if message.role is Role.ASSISTANT else message.content)
     role = _ROLE_NUMBER[message.role]
     if message.name is not None and message.name.startswith(TOKENS):
@@ -113,8 +115,10 @@ def message_key(message: Message, calls: tuple[str, ...]) -> int:
 
 
 def _visible(text: str) -> str:
-    """What identifies an answer's text: without outer white space, which our answers never have and clients add, and
-    without reasoning that a client put in front of it in tags."""
+    """The part of an assistant text that identifies it: without outer white space and a leading <think> block.
+
+    Answers of this server have neither; clients add them.
+    """
     text = text.strip()
     if text.startswith("<think>"):
         _, closed, rest = text.partition("</think>")
@@ -143,10 +147,11 @@ def _call_position(call_id: str | None, calls: tuple[str, ...]) -> int:
 
 
 def canonical_arguments(text: str) -> bytes:
-    """JSON text with sorted keys and no spaces, 1.0 as 1, empty as {}; text that is no JSON (or too deep) stays.
+    """Canonical JSON of a call's arguments: sorted keys, no spaces, 1.0 as 1, empty text as {}.
 
-    JSON that was cut (a call that ran into the length limit) counts as what it says so far: clients echo it so.
-    Integers beyond 2**53 count as the nearest double: clients in JavaScript send them back so.
+    Text that is no JSON, or too deeply nested, stays as it is. Truncated JSON (a call that ran into the length limit)
+    is closed where it ends, as clients echo it. An integer beyond 2**53 becomes the nearest double, as JavaScript
+    clients echo it.
     """
     if not text.strip():
         return b"{}"
@@ -157,7 +162,7 @@ def canonical_arguments(text: str) -> bytes:
 
 
 def _loaded(text: str) -> Any:
-    """What Python clients can send back, too: NaN, and lone surrogates as escapes. Raises ValueError."""
+    """Decode JSON text, also with NaN or lone surrogates, or truncated. Raises ValueError for other text."""
     try:
         return orjson.loads(text)
     except orjson.JSONDecodeError:
@@ -169,7 +174,7 @@ def _loaded(text: str) -> Any:
 
 
 def canonical_json(value: Any) -> bytes:
-    """A JSON value as bytes that are equal exactly when the values are."""
+    """Canonical bytes of a JSON value: equal if and only if the values are equal."""
     return _sorted_json(_integral(value))
 
 
@@ -181,7 +186,7 @@ def _sorted_json(value: Any) -> bytes:
 
 
 def _integral(value: Any, *, doubles: bool = False) -> Any:
-    """1.0 as 1, everywhere; with `doubles` also integers as the double that they are read as elsewhere."""
+    """Replace whole floats by integers at every depth; with `doubles`, round integers beyond 2**53 to doubles."""
     if isinstance(value, float) and value.is_integer():
         return int(value)
     if doubles and isinstance(value, int) and _DOUBLE_BITS < value.bit_length() < _LARGEST_DOUBLE_BITS:
@@ -194,7 +199,7 @@ def _integral(value: Any, *, doubles: bool = False) -> Any:
 
 
 def _tools_key(tools: Sequence[Tool]) -> int:
-    # `strict` is a word of some APIs; templates do not see it.
+    # `strict` is not part of a tool's identity: only some APIs have it and templates do not see it.
     return (
         xxh3_64_intdigest(_plain_json([[tool.name, tool.description, tool.parameters] for tool in tools]))
         if tools
@@ -203,7 +208,7 @@ def _tools_key(tools: Sequence[Tool]) -> int:
 
 
 def _plain_json(value: Any) -> bytes:
-    """Sorted JSON as it stands: schemas are long, the same at every turn, and no client rewrites their numbers."""
+    """Sorted JSON with numbers as they are: schemas are long, and no client rewrites their numbers."""
     try:
         return orjson.dumps(value, option=orjson.OPT_SORT_KEYS)
     except orjson.JSONEncodeError:  # integers beyond 64 bits
@@ -215,9 +220,9 @@ def _json_key(value: Mapping[str, Any]) -> int:
 
 
 def request_hash(request: TurnRequest, identity: Identity) -> str:
-    """The retry key of a request within its session, 32 hex digits: conversation, sampling, shape of the answer.
+    """The key that identifies a retry within its session, 32 hex digits, of conversation, sampling and answer format.
 
-    Whether it streams is left out: a client that falls back to a plain request is retrying the same one.
+    `stream` is not part of it: a client that falls back from streaming to a plain request retries the same request.
     """
     parts = (
         request.api.value,
@@ -231,12 +236,12 @@ def request_hash(request: TurnRequest, identity: Identity) -> str:
         request.top_logprobs if request.logprobs else None,
         request.stop_token_ids,
         None if request.input_ids is None else xxh3_64_intdigest(request.input_ids.tobytes()),
-        # What else an exact repetition repeats; it tells equal siblings apart.
+        # An exact repetition also repeats these. They distinguish siblings with equal conversations.
         [(m.reasoning, m.origin, [call.id for call in m.tool_calls]) for m in request.messages if m.role is _ANSWER],
     )
     return xxh3_128_hexdigest(repr(parts).encode(errors="surrogatepass"))
 
 
 def messages_hash(messages: Sequence[Message]) -> str:
-    """16 hex digits that are equal for the same messages: the state that an agent was in, for step-level groups."""
+    """A hash of messages, 16 hex digits. Of a turn's new messages it is the default `state_hash`."""
     return f"{extend(_EMPTY_BODY, messages)[-1].body_key & 0xFFFF_FFFF_FFFF_FFFF:016x}"

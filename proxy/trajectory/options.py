@@ -1,4 +1,4 @@
-"""How to export: every choice of a request, with its default."""
+"""Options of an export and their defaults."""
 
 from __future__ import annotations
 
@@ -14,6 +14,12 @@ from proxy.types import Credit
 
 
 class Layout(StrEnum):
+    """How a session becomes samples.
+
+    `individual`: one per interaction. `concat`: one per leaf, aligned turns joined. `tree`: one per session, each node
+    once, for attention over shared prefixes. `padded`: concat at fixed lengths, as in verl's batches.
+    """
+
     INDIVIDUAL = "individual"
     CONCAT = "concat"
     TREE = "tree"
@@ -21,14 +27,14 @@ class Layout(StrEnum):
 
 
 class Include(StrEnum):
-    """What is added to the entry of each turn: its messages, or the text of its tokens."""
+    """Additions to the entry of each turn: its messages, or the text of its output tokens."""
 
     MESSAGES = "messages"
     TEXT = "text"
 
 
 class TooLong(StrEnum):
-    """What becomes of a sample that does not fit: the export is refused, the sample dropped, or cut."""
+    """What to do with a sample longer than the padded lengths: refuse the export, drop the sample, or truncate it."""
 
     REFUSE = "refuse"
     DROP = "drop"
@@ -36,7 +42,7 @@ class TooLong(StrEnum):
 
 
 class Keep(StrEnum):
-    """Which tokens of a response that is cut are kept: the first ones, the last ones, or those in the middle."""
+    """The part of a truncated response to keep: its first, last or middle tokens."""
 
     HEAD = "head"
     TAIL = "tail"
@@ -45,7 +51,7 @@ class Keep(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Padding:
-    """Lengths in tokens of layout padded. A prompt that is cut keeps its end, a response what `keep` says."""
+    """Options of layout padded; lengths are in tokens. A truncated prompt keeps its end, a response the part `keep`."""
 
     prompt_length: int
     response_length: int
@@ -56,10 +62,10 @@ class Padding:
 
 @dataclass(frozen=True, slots=True)
 class LayoutOptions:
-    """`discount` and `credit` None: the session's own. `purposes` and `agents` None: all of them.
+    """How the samples of an export are made.
 
-    `padding` is set with layout padded, and only then. `mask_unfinished`: sessions that ended with `finished: false`
-    are context from end to end.
+    `discount` and `credit` None: use the session's. `purposes` and `agents` None: select all turns. `padding` is set
+    if and only if the layout is padded. `mask_unfinished`: train nothing of sessions that ended with `finished: false`.
     """
 
     layout: Layout = Layout.INDIVIDUAL

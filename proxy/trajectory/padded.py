@@ -1,7 +1,7 @@
-"""Samples of fixed lengths, as verl's batches are: the prompt padded on the left, the response on the right.
+"""Samples of fixed lengths in the shape of verl's batches: prompts padded on the left, responses on the right.
 
-The prompt is everything before the first sampled token, the response all that follows, tool results included; its mask
-is 1 on the tokens to train. Nothing is cut unless it was asked for, and then it is counted.
+The prompt is everything before the first sampled token. The response is the rest, tool results included; its mask is 1
+on the tokens to train. Samples are truncated only with `on_too_long: truncate`, and the truncated tokens are counted.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from proxy.trajectory.options import Keep, Padding, TooLong
 from proxy.trajectory.paths import Path
 from proxy.trajectory.samples import Columns, Labels, PathSample, Standing
 
-# verl counts what was said by both sides: a prompt and its answer are two.
+# verl counts the messages of both sides: a prompt and its answer are two.
 _MESSAGES_A_TURN = 2
 
 
 @dataclass(frozen=True, slots=True)
 class PaddedSample:
-    """A sample of layout concat, of which the tokens `prompt` and `response` (indexes into it) are kept."""
+    """A sample of layout concat. `prompt` and `response` are the indexes of its tokens that are kept."""
 
     sample: PathSample
     padding: Padding
@@ -32,7 +32,7 @@ class PaddedSample:
 
     @property
     def truncated_tokens(self) -> int:
-        """How many tokens were cut."""
+        """The number of tokens that were removed."""
         return len(self.sample.arrays.input_ids) - len(self.prompt) - len(self.response)
 
     @property
@@ -43,13 +43,16 @@ class PaddedSample:
         return replace(self, sample=replace(self.sample, standing=standing))
 
     def labels(self) -> Labels:
-        """A turn's `span` is of the sample before it was padded and cut."""
+        """The sample's labels. The `span` of a turn refers to the sample before padding and truncation."""
         return {**self.sample.labels(), "truncated_tokens": self.truncated_tokens}
 
     def columns(self) -> Columns:
-        """int64 and float32, prompts [P], responses and rm_scores [R], input_ids and attention_mask [P + R].
+        """The columns of verl's batches and of other layouts; P and R are the padded prompt and response lengths.
 
-        `rm_scores` has the sample's reward at the last token of the response, and `__num_turns__` counts messages.
+        int64: prompts [P], responses and response_mask [R], input_ids, attention_mask and position_ids [P + R],
+        prompt_lengths and response_lengths [1]. float32: rollout_log_probs and rm_scores [R], logprobs [P + R]. int32:
+        loss_mask, versions and turn_ids [P + R], __num_turns__ [1]. `rm_scores` is the sample's reward at the last
+        token of the response, else 0. `__num_turns__` counts messages.
         """
         attention = self._both(np.ones(len(self.sample.arrays.input_ids), np.int64), 0)
         arrays = self.sample.arrays
@@ -80,7 +83,7 @@ class PaddedSample:
         return found
 
     def _both(self, values: NDArray[Any], fill: int) -> NDArray[Any]:
-        """[P + R] of an array of the sample."""
+        """Pad an array of the sample to [P + R]."""
         width, pads = self.padding.prompt_length, self.padding.prompt_length - len(self.prompt)
         out = np.full(width + self.padding.response_length, fill, values.dtype)
         out[pads:width] = values[self.prompt]
@@ -101,14 +104,14 @@ _UNPADDED = ("rewards", "raw_rewards", "weight", "advantages", "step_advantages"
 
 
 def fits(path: Path, padding: Padding) -> bool:
-    """Whether a sample may be padded: it is short enough, or is to be cut."""
+    """Whether the sample of a path is kept: it is short enough, or may be truncated."""
     prompt = _prompt_length(path.starts, len(path.ids))
     short = prompt <= padding.prompt_length and len(path.ids) - prompt <= padding.response_length
     return short or padding.on_too_long is TooLong.TRUNCATE
 
 
 def pad(sample: PathSample, padding: Padding) -> PaddedSample:
-    """The sample at fixed lengths, cut where it is longer."""
+    """Choose the tokens that are kept of a sample; all of them if it fits."""
     length = len(sample.arrays.input_ids)
     first = _prompt_length([placed.start for placed in sample.placements], length)
     prompt, response = np.arange(first), np.arange(first, length)
@@ -117,7 +120,7 @@ def pad(sample: PathSample, padding: Padding) -> PaddedSample:
 
 
 def _prompt_length(starts: Sequence[int | None], length: int) -> int:
-    """How many tokens stand before the first sampled one."""
+    """The number of tokens before the first sampled one."""
     return min((start for start in starts if start is not None), default=length)
 
 

@@ -1,9 +1,9 @@
-"""From a leaf to the tokens of its sample. Only nodes proven aligned are joined token by token.
+"""The path from a root to a leaf, and the tokens of its sample. Only aligned nodes are joined token by token.
 
-Where a child is not aligned, drift policy `fork` begins a new sample with it; `mask` goes on above it: the child's own
-prompt stands, and those older answers that are still in it exactly as sampled, behind their generation prompt, are
-found again. The others are context. An answer that stands there more than once is the one with most of its own prompt
-before it.
+If a child is not aligned with its parent, its prompt was rendered to other tokens (drift). Policy `fork` starts a new
+sample at the child. Policy `mask` keeps one sample with the child's own prompt: outputs of older turns are searched in
+that prompt, together with the end of their generation prompt. An output that is found token by token is trained there;
+the others are context. If an output occurs more than once, the occurrence with the longest common text before it wins.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ import numpy as np
 from proxy.trajectory.tree import Branch, token_ids
 from proxy.types import Ids
 
-# An older answer is looked for together with this many tokens of the prompt before it, which hold the assistant's
-# header: a short answer would else be found in a user's text.
+# An older output is searched together with this many tokens of the prompt before it. They contain the assistant's
+# header; without them, a short output would be found in a user's text.
 _ANCHOR = 3
 
 
 class Drift(StrEnum):
-    """What an export does with a child whose prompt does not begin with its parent's tokens."""
+    """The policy for a child whose prompt does not begin with its parent's tokens (see the module)."""
 
     FORK = "fork"
     MASK = "mask"
@@ -31,7 +31,10 @@ class Drift(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Path:
-    """The nodes of a sample, oldest first, its ids, and where each output begins in them (None: not as sampled)."""
+    """The nodes of a sample, oldest first, and its token ids.
+
+    `starts[k]` is the index in `ids` at which the output of node k begins, or None if `ids` do not contain it.
+    """
 
     nodes: tuple[Branch, ...]
     ids: Ids
@@ -39,7 +42,7 @@ class Path:
 
 
 def leaves(nodes: Sequence[Branch], selected: Collection[str], drift: Drift) -> list[Branch]:
-    """The selected nodes that no selected node continues, by rising `seq`."""
+    """The selected nodes that no selected node continues, in order of `seq`."""
     continued = {
         id(node.parent)
         for node in nodes
@@ -50,7 +53,7 @@ def leaves(nodes: Sequence[Branch], selected: Collection[str], drift: Drift) -> 
 
 
 def path_to(leaf: Branch, drift: Drift) -> Path:
-    """The sample that ends with `leaf`."""
+    """The path that ends with `leaf`."""
     joined = [leaf]
     while joined[-1].interaction.aligned and joined[-1].parent is not None:
         joined.append(joined[-1].parent)
@@ -64,7 +67,7 @@ def path_to(leaf: Branch, drift: Drift) -> Path:
 
 
 def _ancestors(node: Branch) -> list[Branch]:
-    """Everything above a node, nearest first."""
+    """The ancestors of a node, nearest first."""
     found: list[Branch] = []
     while node.parent is not None:
         node = node.parent
@@ -73,7 +76,7 @@ def _ancestors(node: Branch) -> list[Branch]:
 
 
 def _find_again(nodes: Sequence[Branch], ids: Ids) -> list[int | None]:
-    """Where the outputs of `nodes`, oldest first, stand in `ids`, each after the one before."""
+    """Find the outputs of `nodes`, oldest first, in `ids`, each after the one before; None for an output not found."""
     starts: list[int | None] = []
     after = 0
     for node in nodes:
@@ -90,7 +93,7 @@ def _find_again(nodes: Sequence[Branch], ids: Ids) -> list[int | None]:
 
 
 def _common_end(first: Ids, second: Ids) -> int:
-    """How many ids at the end of both are the same."""
+    """The length of the longest common suffix."""
     length = min(len(first), len(second))
     if not length:
         return 0
@@ -99,7 +102,7 @@ def _common_end(first: Ids, second: Ids) -> int:
 
 
 def find_all(ids: Ids, wanted: Ids, start: int = 0) -> Iterator[int]:
-    """Every index from `start` at which `wanted` stands in `ids`, in order."""
+    """Every index from `start` at which `wanted` occurs in `ids`, in order."""
     width = ids.itemsize
     haystack, needle = ids.tobytes(), wanted.tobytes()
     at = haystack.find(needle, start * width)

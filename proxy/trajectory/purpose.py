@@ -1,7 +1,7 @@
-"""What an interaction was for. A tag never changes tokens: it is what exports filter on.
+"""The purpose of an interaction, a tag that exports filter on. It never changes tokens.
 
-A header or a prompt that a known client sends says it outright and is stored. The rest is derived from the whole tree
-when it is asked for, since the first request of a session may turn out to be a title beside the agent's own.
+A purpose that the client states, by a header or a known prompt, is stored. Any other is derived from the whole tree on
+demand, because the first request of a session may turn out to be a title call beside the agent's own work.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from proxy.types import Interaction, Message, Role, Status, TurnRequest
 
 
 class Purpose(StrEnum):
-    """main: the agent's own work. aux: side calls that are none of the others."""
+    """`main`: the agent's own work. `aux`: a side call that is not a title, summary or sub-agent call."""
 
     MAIN = "main"
     TITLE = "title"
@@ -23,8 +23,8 @@ class Purpose(StrEnum):
     AUX = "aux"
 
 
-# What known clients say in the system prompt of their title calls, and at the beginning of a line in the user message
-# (or anywhere in the system prompt) of their compactions.
+# Phrases of known clients. A title call has one in its system prompt. A compaction has one at the beginning of a line
+# in the user message, or anywhere in the system prompt.
 _TITLE_PROMPTS = (
     "you are a title generator",  # opencode
     "generate a concise, sentence-case title",  # Claude Code
@@ -45,7 +45,7 @@ _SUMMARY_PROMPTS = (
 
 
 def hinted(request: TurnRequest) -> Purpose | None:
-    """The purpose that the client's own words give away."""
+    """The purpose that the prompt states by a phrase of a known client; None if it has no such phrase."""
     system = "\n".join(message.content for message in request.messages if message.role is Role.SYSTEM).lower()
     last = "\n" + _last_words(request).lower()
     if any(prompt in system for prompt in _TITLE_PROMPTS):
@@ -56,13 +56,13 @@ def hinted(request: TurnRequest) -> Purpose | None:
 
 
 def _last_words(request: TurnRequest) -> str:
-    """The user's last message, where it is the last: a tool's result may quote anything."""
+    """The last message if it is the user's, else empty: a tool result may quote any phrase."""
     last = request.messages[-1] if request.messages else None
     return last.content if last is not None and last.role is Role.USER else ""
 
 
 def derive(interactions: Sequence[Interaction]) -> dict[str, str]:
-    """The purpose of every complete interaction of a session by id; what is stored stands."""
+    """The purpose of every complete interaction of a session by id. A stored purpose is kept."""
     complete = [interaction for interaction in interactions if interaction.status is Status.COMPLETE]
     roots = [interaction for interaction in complete if interaction.parent_id is None]
     purposes = _root_purposes([root for root in roots if root.purpose is None])
@@ -76,13 +76,16 @@ def derive(interactions: Sequence[Interaction]) -> dict[str, str]:
 
 
 def _inherited(purpose: str | None) -> str | None:
-    """A summary is one call: what follows it is the agent's own work again."""
+    """The purpose that a child inherits. A summary is one call: its children are the agent's own work again."""
     return None if purpose == Purpose.SUMMARY else purpose
 
 
 def _root_purposes(roots: Sequence[Interaction]) -> dict[str, Purpose]:
-    """Beside a tooled root, one without tools that does not begin as it does is aux; a tooled one is a sub-agent's when
-    both its system messages and its beginning are others."""
+    """The purposes of roots without a stored one, relative to the first root that has tools.
+
+    A root that begins with the same message is main. Another one is aux without tools, and a sub-agent's if it has
+    tools and other system messages. If no root has tools, all are main.
+    """
     first = next((root for root in roots if root.tools), None)
     if first is None:
         return {root.id: Purpose.MAIN for root in roots}
@@ -98,7 +101,7 @@ def _beside(first: Interaction, root: Interaction) -> Purpose:
 
 
 def _beginning(root: Interaction) -> Message | None:
-    """The first message that is not the system's."""
+    """The first message that is not a system message."""
     return next((message for message in root.new_messages if message.role is not Role.SYSTEM), None)
 
 

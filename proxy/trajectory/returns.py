@@ -1,7 +1,9 @@
-"""Returns are computed from raw rewards and never replace them.
+"""Discounted returns of interactions. They are computed from rewards and never replace them.
 
-On the tree: `return(i) = reward(i) + discount * mean(return(c) for complete children c)`, leaves first; a missing
-reward counts as 0. Linear: the same along the order of completion, as AReaL's flat export does.
+Credit `tree`: `return(i) = reward(i) + discount * mean(return(c) for complete children c of i)`, from the leaves to the
+roots. Credit `linear`: `return(i) = reward(i) + discount * return(i + 1)` in order of completion, as AReaL's individual
+export computes it. A missing reward counts as 0. Example of AReaL's documentation: A -> B -> C with reward 1 at C and
+discount 0.9 has returns 0.81, 0.9 and 1.0.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from proxy.types import Credit, Status
 
 
 class Rewarded(Protocol):
-    """What returns are computed of."""
+    """The fields of an interaction that returns are computed from."""
 
     @property
     def id(self) -> str: ...
@@ -34,7 +36,7 @@ def compute_returns(
 ) -> dict[str, float]:
     """The return of every complete interaction by id. `interactions` are of one session, in order of `seq`.
 
-    `main` are the rewards that count, by id, where they are not the raw ones.
+    `main` are the main rewards by id; None: use the raw rewards.
     """
     complete = [interaction for interaction in interactions if interaction.status is Status.COMPLETE]
     rewards = {i.id: (i.reward if main is None else main.get(i.id)) or 0.0 for i in complete}
@@ -44,7 +46,7 @@ def compute_returns(
 def _tree(complete: Sequence[Rewarded], rewards: Mapping[str, float], discount: float) -> dict[str, float]:
     returns: dict[str, float] = {}
     children: dict[str, list[float]] = defaultdict(list)
-    # A child ends after its parent was committed, so the reverse of the order of completion visits leaves first.
+    # A child ends after the commit of its parent, so the reverse order of completion visits children before parents.
     for interaction in reversed(complete):
         below = children.get(interaction.id)
         future = sum(below) / len(below) if below else 0.0
@@ -55,7 +57,7 @@ def _tree(complete: Sequence[Rewarded], rewards: Mapping[str, float], discount: 
 
 
 def _linear(rewards: dict[str, float], discount: float) -> dict[str, float]:
-    """`rewards` in order of completion."""
+    """Returns along the order of completion, which `rewards` are in."""
     returns: dict[str, float] = {}
     future = 0.0
     for name in reversed(rewards):

@@ -1,6 +1,7 @@
-"""A row of an export: what says what it is (`labels`, values of JSON) and what is trained on (`columns`, arrays).
+"""A row of an export: `labels` describe it (JSON values), `columns` are the arrays that a trainer reads.
 
-Every row of one layout has the same columns in the same order, `token_rewards` apart: it is there only with rewards.
+All rows of one layout have the same columns in the same order, except `token_rewards`: a row has it only if rewards of
+single tokens were set.
 """
 
 from __future__ import annotations
@@ -24,20 +25,22 @@ class SampleRow(Protocol):
 
     @property
     def is_trained(self) -> bool:
-        """Whether any of its tokens is."""
+        """Whether any of its tokens is trained."""
 
     def labels(self) -> Labels:
-        """What it is: values of JSON."""
+        """Its description, as JSON values."""
 
     def columns(self) -> Columns:
-        """Its arrays."""
+        """Its arrays by name."""
 
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """Where a sample stands among others: `weight` is 1 / (its session's samples that train anything), else 0.
+    """The values of a sample that depend on other samples.
 
-    `advantage` is of its session's score in its group, `steps` one a turn, of the turn's return among equal states.
+    `weight`: 1 / (number of samples of its session with a trained token), or 0 for a sample without one, so a session
+    counts once in a weighted mean. `advantage`: of its session's score within the group. `steps`: one value per turn,
+    the advantage of the turn's return among steps of equal state.
     """
 
     weight: float = 0.0
@@ -45,7 +48,7 @@ class Standing:
     steps: tuple[float, ...] | None = None
 
     def columns(self) -> Columns:
-        """float32: `weight` [1]; `advantages` [1] and `step_advantages` [turns] where they were asked for."""
+        """float32: `weight` [1]; if requested, `advantages` [1] and `step_advantages` [turns]."""
         found: Columns = {"weight": scalar(self.weight)}
         if self.advantage is not None:
             found["advantages"] = scalar(self.advantage)
@@ -56,9 +59,11 @@ class Standing:
 
 @dataclass(frozen=True, slots=True)
 class PathSample:
-    """One training sample: its interactions in order (one for layout individual), where they stand, and returns.
+    """A sample of a path in the tree: one interaction (layout individual), or a root and its descendants to a leaf.
 
-    `main` are the rewards that count, and `extras` what is included beside, both one a turn.
+    `returns`, `main` (the main rewards) and `extras` (included messages and text) have one entry per turn. `rewards`
+    float32 [1]: individual: the return; concat: the sum of the main rewards on the path, the episode's score.
+    `raw_rewards` float32 [1]: the main reward of the last interaction, 0 if it has none.
     """
 
     session: SessionRecord
@@ -75,12 +80,12 @@ class PathSample:
 
     @property
     def last(self) -> Interaction:
-        """The interaction that the sample ends with."""
+        """The last interaction of the sample."""
         return self.placements[-1].interaction
 
     @property
     def masked_tokens(self) -> int:
-        """Sampled tokens of its path that stand nowhere in it as sampled."""
+        """The number of sampled tokens of its path that the sample does not contain as sampled."""
         return sum(len(placed.interaction.output_ids) for placed in self.placements if placed.start is None)
 
     @property
@@ -99,7 +104,11 @@ class PathSample:
         return labels if self.text is None else {**labels, "text": self.text}
 
     def columns(self) -> Columns:
-        """int32 and float32 [L], attention_mask bool [L], rewards float32 [1], and what its standing has."""
+        """The columns of L tokens, and those of `standing`.
+
+        int32 [L]: input_ids, loss_mask, versions, turn_ids. float32 [L]: logprobs; token_rewards if any were set. bool
+        [L]: attention_mask, all True. float32 [1]: rewards, raw_rewards.
+        """
         arrays = self.arrays
         found: Columns = {
             "input_ids": arrays.input_ids,
@@ -117,7 +126,7 @@ class PathSample:
         return found
 
     def to_json(self) -> dict[str, Any]:
-        """All of it as one dict, whose arrays are numpy."""
+        """Labels and columns in one dict; the arrays are numpy."""
         return {**self.labels(), **self.columns()}
 
     def _turn(self, placed: Placement) -> Labels:
@@ -129,10 +138,11 @@ class PathSample:
 
 @dataclass(frozen=True, slots=True)
 class TreeSample:
-    """A session's nodes once each, parents first; node n has the tokens `offsets[n]` to `offsets[n + 1]`.
+    """The nodes of a session, each once, parents before children; node n has the tokens offsets[n] to offsets[n + 1].
 
-    `parents` index the nodes, -1 at a root and where the parent's tokens are no prefix. `positions` are of each token
-    in its own sequence, so attention is to the own node and those above. `turn_ids` index the nodes.
+    `parents`: the index of each node's parent, -1 for a root and for a node that is not aligned with its parent.
+    `positions`: the position of each token in its own sequence (root to node). A token attends to its own node and to
+    the ancestors of that node. `turn_ids` are indexes of nodes.
     """
 
     session: SessionRecord
@@ -169,7 +179,11 @@ class TreeSample:
         }
 
     def columns(self) -> Columns:
-        """As a sample's, of T tokens in all; `node_` columns are of N nodes, `node_offsets` int32 [N + 1]."""
+        """The columns of a `PathSample`, for all T tokens of N nodes, and those of the tree.
+
+        int32: position_ids [T], node_offsets [N + 1], node_parents and node_positions [N] (the position of a node's
+        first token). float32 [N]: node_rewards, node_returns. `rewards` float32 [1] is the sum of node_rewards.
+        """
         arrays, length = self.arrays, len(self.arrays.input_ids)
         main = np.array([value or 0.0 for value in self.main], np.float32)
         found: Columns = {
@@ -195,6 +209,7 @@ class TreeSample:
 
 
 def row_labels(session: SessionRecord, interactions: Sequence[Interaction], purpose: str) -> Labels:
+    """The labels that rows of all layouts have."""
     return {
         "interaction_id": interactions[-1].id,
         "interaction_ids": [interaction.id for interaction in interactions],
@@ -207,6 +222,7 @@ def row_labels(session: SessionRecord, interactions: Sequence[Interaction], purp
 
 
 def turn_labels(interaction: Interaction, main: float | None, value: float) -> Labels:
+    """The entry of one turn: `reward` is its main reward, `return` its return `value`."""
     return {
         "interaction_id": interaction.id,
         "sampling": interaction.sampling.to_json(),
@@ -220,14 +236,18 @@ def turn_labels(interaction: Interaction, main: float | None, value: float) -> L
 
 
 def recomputable(interaction: Interaction) -> bool:
-    """Whether a trainer gets the same logprobs from the ids and the temperature alone."""
+    """Whether a trainer can recompute the logprobs from token ids and temperature alone.
+
+    Logprobs are natural logarithms after temperature, penalties, logit_bias and grammar mask, and before top-p, top-k
+    and min-p. So penalties, a bias or a grammar make this False.
+    """
     sampling = interaction.sampling
     penalised = (sampling.presence_penalty, sampling.frequency_penalty, sampling.repetition_penalty) != (0.0, 0.0, 1.0)
     return not (penalised or sampling.logit_bias or interaction.grammar)
 
 
 def placed_rewards(length: int, placements: Sequence[Placement]) -> FloatArray | None:
-    """The rewards of single tokens, float32 [L], 0 where none was set; None where no output has any."""
+    """Rewards of single tokens, float32 [L], 0 where none was set; None if no output has any."""
     found = [placed for placed in placements if placed.interaction.token_rewards and placed.span is not None]
     if not found:
         return None
@@ -239,4 +259,5 @@ def placed_rewards(length: int, placements: Sequence[Placement]) -> FloatArray |
 
 
 def scalar(value: float) -> FloatArray:
+    """A float32 array of shape [1]."""
     return np.array([value], np.float32)

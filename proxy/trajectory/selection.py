@@ -1,4 +1,4 @@
-"""Which turns are trained. What is not selected stays in every sample as context; nothing is left out for it."""
+"""Select the turns to train. Turns that are not selected stay in their samples as context."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from proxy.types import Interaction
 
 
 class TurnSelection(StrEnum):
-    """`last`: the turns that no other one continues."""
+    """`all` turns, or only the `last` ones: those that no turn continues."""
 
     ALL = "all"
     LAST = "last"
@@ -19,7 +19,10 @@ class TurnSelection(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class TrainSelection:
-    """Turns to train. Indexes count the turns of a conversation from 0, its root. None of a set: all of them."""
+    """The turns to train. `turns` may be indexes, which count the turns of a conversation from its root, 0.
+
+    `purposes` and `agents`: None selects all. `exclude` are ids of interactions.
+    """
 
     turns: TurnSelection | frozenset[int] = TurnSelection.ALL
     purposes: frozenset[str] | None = None
@@ -31,7 +34,7 @@ EVERYTHING = TrainSelection()
 
 
 def trained(nodes: Mapping[str, Branch], purposes: Mapping[str, str], train: TrainSelection) -> frozenset[str]:
-    """Ids of the interactions that are trained: trainable as marked, and selected. `purposes` are by id."""
+    """Ids of the interactions to train: those marked trainable that `train` selects. `purposes` are by id."""
     continued = {id(node.parent) for node in nodes.values()}
     return frozenset(
         name
@@ -45,7 +48,7 @@ def trained(nodes: Mapping[str, Branch], purposes: Mapping[str, str], train: Tra
 
 
 def trained_tokens(interaction: Interaction) -> int:
-    """How many of its sampled tokens an interaction's marks let be trained."""
+    """The number of sampled tokens that the marks of an interaction allow to train."""
     if not interaction.trainable:
         return 0
     length = len(interaction.output_ids)

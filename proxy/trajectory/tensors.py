@@ -1,4 +1,8 @@
-"""Token arrays of a sample: all of one length L, mask 1 only on sampled tokens, logprob 0 and version -1 elsewhere."""
+"""Token arrays of a sample, all of one length L.
+
+Only a sampled token that is trained has loss mask 1, its logprob and its weight version. Every other token is context:
+mask 0, logprob 0, version -1, turn -1.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +21,7 @@ Span = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where an interaction's output stands in a sample, None if it does not; `turn` counts from 0."""
+    """An interaction in a sample. Its output begins at `start` (None: it is not there); `turn` counts from 0."""
 
     interaction: Interaction
     turn: int
@@ -26,7 +30,7 @@ class Placement:
 
     @property
     def span(self) -> Span | None:
-        """Its output in [0, L)."""
+        """The range [start, end) of its output in the sample's tokens."""
         return None if self.start is None else (self.start, self.start + len(self.interaction.output_ids))
 
 
@@ -42,7 +46,7 @@ class TokenArrays:
 
 
 def fill(ids: Ids, placements: Sequence[Placement]) -> TokenArrays:
-    """A sample's arrays. Outputs that are not trained are context: mask 0, logprob 0, version -1, turn -1."""
+    """Fill the arrays of a sample. Of an output, only the marked spans are trained; without spans, all of it."""
     length = len(ids)
     arrays = TokenArrays(
         input_ids=np.array(ids, np.int32),
@@ -68,6 +72,6 @@ def _fill_trained(arrays: TokenArrays, interaction: Interaction, turn: int, star
 
 
 def token_versions(interaction: Interaction) -> IntArray:
-    """The weight version of every output token, int32 [len(output_ids)]."""
+    """The weight version of each output token, int32 [len(output_ids)]."""
     counts = [count for count, _ in interaction.versions]
     return np.repeat(np.array([version for _, version in interaction.versions], np.int32), counts)

@@ -1,6 +1,6 @@
-"""What an export sees of a session: complete interactions and their parents, without the hashes of live matching.
+"""The tree of a session for exports: complete interactions and their parents, without the hashes of live matching.
 
-The tokens of a node are put together from what each node adds, through aligned links only.
+The tokens of a node are joined from what each of its aligned ancestors and itself add.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from proxy.types import Ids, Interaction, Status, ids_of
 
 
 class Linked(Protocol):
-    """Any node that knows its interaction and its parent."""
+    """Any node with an interaction and a parent."""
 
     @property
     def interaction(self) -> Interaction: ...
@@ -24,7 +24,7 @@ class Linked(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Branch:
-    """An interaction and what it continues. `depth` counts the turns before it in its conversation."""
+    """An interaction and its parent. `depth` is the number of turns before it in its conversation."""
 
     interaction: Interaction
     parent: Branch | None
@@ -32,7 +32,7 @@ class Branch:
 
 
 def grow(interactions: Iterable[Interaction]) -> dict[str, Branch]:
-    """The complete interactions by id, parents first. `interactions` are of one session, in order of `seq`."""
+    """Build the branches of one session by id, parents first. `interactions` are in order of `seq`."""
     nodes: dict[str, Branch] = {}
     for interaction in interactions:
         if interaction.status is Status.COMPLETE:
@@ -42,7 +42,7 @@ def grow(interactions: Iterable[Interaction]) -> dict[str, Branch]:
 
 
 def token_ids(node: Linked) -> Ids:
-    """The exact ids of a node's prompt and output."""
+    """The exact token ids of a node's prompt and output."""
     pieces: list[Ids] = []
     current: Linked | None = node
     while current is not None:
