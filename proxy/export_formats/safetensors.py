@@ -66,7 +66,7 @@ def _header(parts: Sequence[Part], metadata: dict[str, str]) -> bytes:
     text += b" " * (-len(text) % _ALIGNMENT)
     if len(text) > _MAX_HEADER_BYTES:
         raise InvalidRequest(
-            "the labels of these samples do not fit a safetensors header; give a smaller 'limit' or another 'format'",
+            "too many samples for one safetensors header; lower 'limit' or choose another 'format'",
             param="limit",
         )
     return len(text).to_bytes(8, "little") + text
