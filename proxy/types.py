@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
@@ -217,12 +217,12 @@ class SamplingParams:
     ignore_eos: bool = False
 
     def to_json(self) -> dict[str, Json]:
-        """Only what differs from the defaults, as the fields of an export's `sampling`; temperature always."""
+        """Return `temperature` and every field that differs from its default, as an export's `sampling` shows them."""
         out: dict[str, Json] = {"temperature": self.temperature}
-        for name, default in _SAMPLING_DEFAULTS.items():
-            value = getattr(self, name)
-            if value != default:
-                out[name] = [list(v) if isinstance(v, tuple) else v for v in value] if type(value) is tuple else value
+        for spec in fields(self):
+            value = getattr(self, spec.name)
+            if value != spec.default:
+                out[spec.name] = _listed(value) if isinstance(value, tuple) else value
         return out
 
     @classmethod
@@ -235,19 +235,8 @@ class SamplingParams:
         return cls(**values)
 
 
-_SAMPLING_DEFAULTS: dict[str, Json] = {
-    "top_p": 1.0,
-    "top_k": 0,
-    "min_p": 0.0,
-    "max_tokens": None,
-    "presence_penalty": 0.0,
-    "frequency_penalty": 0.0,
-    "repetition_penalty": 1.0,
-    "logit_bias": (),
-    "seed": None,
-    "stop": (),
-    "ignore_eos": False,
-}
+def _listed(values: tuple[Json, ...]) -> list[Json]:
+    return [list(value) if isinstance(value, tuple) else value for value in values]
 
 
 @dataclass(frozen=True, slots=True)
