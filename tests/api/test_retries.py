@@ -295,6 +295,16 @@ async def test_a_turn_limit_counts_each_turn_once_and_every_choice(tmp_path: Pat
         assert (await server.post(CHAT, BODY)).status_code == 403
 
 
+async def test_all_choices_together_stay_within_the_token_limit_of_the_session(tmp_path: Path) -> None:
+    async with serving(tmp_path, lambda request: Reply(sampled("one two three four five six"))) as server:
+        await server.ok("/rl/start_session", {"session_id": "s", "limits": {"max_total_tokens": 11}})
+        reply = (await server.post(CHAT, {**BODY, "n": 3})).json()
+        assert [choice["finish_reason"] for choice in reply["choices"]] == ["length"] * 3
+        assert [node["output_tokens"] for node in await server.tree()] == [3, 3, 3]
+        refused = (await server.post(CHAT, {**BODY, "n": 3})).json()["error"]
+        assert (refused["code"], refused["param"]) == ("session_limit_reached", "limits.max_total_tokens")
+
+
 async def test_concurrent_named_rewards_are_all_kept(tmp_path: Path) -> None:
     async with serving(tmp_path, says("x")) as server:
         await ask(server)

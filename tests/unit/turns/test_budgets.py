@@ -23,9 +23,11 @@ def session(sampled: int = 0, turns: int = 0, **limits: Any) -> Session:
     )
 
 
-def budget(held: Session, *, asked: int | None = None, prompt: int = 10, **settings: Any) -> int | None:
+def budget(
+    held: Session, *, asked: int | None = None, choices: int = 1, prompt: int = 10, **settings: Any
+) -> int | None:
     sampling = SamplingParams(max_tokens=asked)
-    return apply_budgets(sampling, 1, held, prompt, Settings(**settings), 100).max_tokens
+    return apply_budgets(sampling, choices, held, prompt, Settings(**settings), 100).max_tokens
 
 
 def test_the_least_bound_wins() -> None:
@@ -37,6 +39,15 @@ def test_the_least_bound_wins() -> None:
     assert budget(session(max_context_tokens=15)) == 5
     assert budget(session(), max_context_tokens=12) == 2
     assert budget(session(sampled=30, max_total_tokens=40)) == 10
+
+
+def test_choices_share_what_the_session_may_still_sample() -> None:
+    assert budget(session(sampled=30, max_total_tokens=40), choices=4) == 2
+    assert budget(session(sampled=30, max_total_tokens=40), choices=10) == 1
+    assert budget(session(sampled=30, max_total_tokens=400), choices=4, asked=50) == 50
+    with pytest.raises(LimitReached) as caught:
+        budget(session(sampled=30, max_total_tokens=40), choices=11)
+    assert caught.value.param == "limits.max_total_tokens"
 
 
 @pytest.mark.parametrize(
