@@ -8,7 +8,7 @@ from __future__ import annotations
 from alembic import context
 from sqlalchemy import Connection, text
 
-from proxy.store.tables import metadata
+from proxy.store.sql.tables import metadata
 
 # Any number does, as long as every tokengrove uses the same: replicas that start together migrate one after another.
 ADVISORY_LOCK = 7_046_029

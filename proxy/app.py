@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 
@@ -42,17 +42,22 @@ from proxy.protocols.responses.protocol import ResponsesProtocol
 from proxy.rendering.doctor import Examination, examine
 from proxy.rendering.renderer import Renderer, load_renderer
 from proxy.sessions.access import Access
+from proxy.sessions.ending import Endings
+from proxy.sessions.idle_sweep import IdleSweep
 from proxy.sessions.keys import Keyring
-from proxy.sessions.sessions import Sessions
+from proxy.sessions.naming import NamedSessions
+from proxy.sessions.records import NewRecords
+from proxy.sessions.registry import Registry
+from proxy.sessions.rotation import KeyRotation
+from proxy.sessions.scores import Scores
+from proxy.sessions.start_limits import StartLimits
+from proxy.sessions.starting import SessionStarter
+from proxy.sessions.waiting import EndWaiter
 from proxy.settings import Settings
 from proxy.store.store import Store
 from proxy.turns.turns import Turns
 
 logger = logging.getLogger(__name__)
-
-# Sessions that nobody used for this long are loaded from the store when they are needed again.
-_IDLE_S = 600.0
-_SWEEP_S = 60.0
 
 
 def examine_model(settings: Settings) -> Examination:
@@ -89,10 +94,18 @@ def build_app(
     store = store or Store.open(settings.database_url, migrate=settings.migrate)
     metrics = Metrics()
     gate = Gate(engine, settings)
-    keys = Keyring(store, settings.admin_key)
-    sessions = Sessions(store, settings, metrics, keys, lambda: gate.info().weight_version)
-    access = Access(sessions, keys, settings)
-    turns = Turns(gate=gate, renderer=renderer, store=store, sessions=sessions, settings=settings, metrics=metrics)
+    sessions = SessionParts(store, settings, metrics, lambda: gate.info().weight_version)
+    turns = Turns(
+        gate=gate,
+        renderer=renderer,
+        log=store.turns,
+        news=store.news,
+        registry=sessions.registry,
+        named=sessions.named,
+        scores=sessions.scores,
+        settings=settings,
+        metrics=metrics,
+    )
     polls = LongPolls()
 
     @asynccontextmanager
@@ -102,13 +115,13 @@ def build_app(
             await engine.start()
             stack.push_async_callback(engine.close)
             stack.push_async_callback(turns.drain, settings.shutdown_timeout_s)
-            sweeper = asyncio.create_task(_sweep(sessions, settings.session_idle_s))
+            sweeper = asyncio.create_task(sessions.idle_sweep.run())
             stack.push_async_callback(_cancel, sweeper)
             yield
 
-    routes = _routes(settings, access, sessions, turns, store, engine, gate, metrics, renderer, polls)
+    routes = _routes(settings, sessions, turns, store, engine, gate, metrics, renderer, polls)
     app = Starlette(routes=routes, lifespan=lifespan)
-    app.state.turns, app.state.polls = turns, polls
+    app.state.turns, app.state.polls, app.state.registry = turns, polls, sessions.registry
     app.state.engine, app.state.renderer, app.state.store, app.state.model = (
         engine,
         renderer,
@@ -124,10 +137,26 @@ def build_app(
     return app
 
 
+class SessionParts:
+    """The parts of `proxy.sessions`, wired to each other and to the parts of the store that they use."""
+
+    def __init__(self, store: Store, settings: Settings, metrics: Metrics, weight_version: Callable[[], int]) -> None:
+        keys = Keyring(store.keys, settings.admin_key)
+        limits, records = StartLimits(settings, weight_version), NewRecords(settings, weight_version)
+        self.registry = Registry(store.news, keys, metrics)
+        self.named = NamedSessions(self.registry, store.starts, limits, records)
+        self.starter = SessionStarter(self.registry, store.starts, limits, records, keys, settings)
+        self.scores = Scores(self.registry, store.changes)
+        self.endings = Endings(self.registry, self.named, store.changes, keys)
+        self.rotation = KeyRotation(self.registry, store.changes, keys, settings.key_lifetime_s)
+        self.waiter = EndWaiter(self.registry, store.news)
+        self.idle_sweep = IdleSweep(self.registry, store.changes, self.endings, settings.session_idle_s)
+        self.access = Access(self.registry, self.named, keys, settings)
+
+
 def _routes(
     settings: Settings,
-    access: Access,
-    sessions: Sessions,
+    sessions: SessionParts,
     turns: Turns,
     store: Store,
     engine: Engine,
@@ -136,18 +165,37 @@ def _routes(
     renderer: Renderer,
     polls: LongPolls,
 ) -> list[Route]:
-    limit = settings.max_body_bytes
+    access, limit = sessions.access, settings.max_body_bytes
     messages = MessagesProtocol()
     addresses = Addresses(settings)
-    session = SessionEndpoints(access, sessions, settings, addresses)
-    keys = KeyEndpoints(access, sessions, settings, addresses)
-    rewards = RewardEndpoints(access, sessions, settings)
+    session = SessionEndpoints(
+        access=access,
+        registry=sessions.registry,
+        starter=sessions.starter,
+        scores=sessions.scores,
+        endings=sessions.endings,
+        starts=store.starts,
+        recordings=store.recordings,
+        settings=settings,
+        addresses=addresses,
+    )
+    keys = KeyEndpoints(access, sessions.rotation, settings, addresses)
+    rewards = RewardEndpoints(access, sessions.scores, settings)
     models = ModelEndpoints(model_name(settings))
-    export = ExportEndpoint(access, sessions, store, settings, polls, Pace(lambda: turns.busy), renderer.decode)
+    export = ExportEndpoint(
+        access,
+        sessions.registry,
+        sessions.waiter,
+        store.recordings,
+        settings,
+        polls,
+        Pace(lambda: turns.busy),
+        renderer.decode,
+    )
     servers = engine if isinstance(engine, ServerPool) else None
     health = HealthEndpoints(gate, store, metrics, servers)
     generate = GenerateEndpoint(access, turns, gate, settings, renderer.stop_token_ids)
-    claims = ClaimEndpoints(access, store, export, settings, polls)
+    claims = ClaimEndpoints(access, store.claims, store.recordings, export, settings, polls)
     # Before the agents' routes: a session's id may end in /models.
     first = [
         Route("/rl/sessions", session.index, methods=["GET"]),
@@ -181,7 +229,9 @@ def _routes(
         Route("/metrics", health.metrics, methods=["GET"]),
     ]
     # Turns are what comes often.
-    mailbox = MailboxEndpoints(access, engine if isinstance(engine, Mailbox) else None, sessions, settings, polls)
+    mailbox = MailboxEndpoints(
+        access, engine if isinstance(engine, Mailbox) else None, sessions.registry, settings, polls
+    )
     administration = EngineEndpoints(access, gate, EngineAdmin(engine, gate), servers, settings)
     return first + agent + control + _engine_routes(administration, mailbox)
 
@@ -215,18 +265,6 @@ async def _on_http_exception(request: Request, error: Exception) -> Response:
     """Starlette's own refusals other than 404 and 405."""
     assert isinstance(error, HTTPException)
     return http.error_response(request, InvalidRequest(error.detail))
-
-
-async def _sweep(sessions: Sessions, idle_s: float | None) -> None:
-    """Forget in memory what is not used, and seal what has been idle for `idle_s`."""
-    while True:
-        await asyncio.sleep(_SWEEP_S if idle_s is None else min(_SWEEP_S, idle_s / 4))
-        sessions.forget_idle(_IDLE_S)
-        if idle_s is not None:
-            try:
-                await sessions.expire_idle(idle_s)
-            except ProxyError as problem:
-                logger.warning("idle sessions could not be sealed: %s", problem.message)
 
 
 async def _cancel(task: asyncio.Task[None]) -> None:

@@ -38,9 +38,11 @@ from proxy.protocols.fields import (
 )
 from proxy.sessions.access import Access
 from proxy.settings import Settings
-from proxy.store.claims import Acknowledgement, Claim, Claimed, heard
-from proxy.store.reads import SessionFilter
-from proxy.store.store import Store
+from proxy.store.bell import heard
+from proxy.store.claim_queue import ClaimQueue
+from proxy.store.leases import Acknowledgement, Lease, LeaseRequest
+from proxy.store.recordings import Recordings
+from proxy.store.session_query import SessionQuery
 from proxy.types import SessionStatus
 
 CLAIM_HEADER = "x-tokengrove-claim"
@@ -63,7 +65,7 @@ _FIELDS = ("limit", "lease_s", "filter", "wait_s", "claim_id", "consumer", "rene
 class ParsedClaim:
     """A parsed body; without `export` the answer is the ids alone."""
 
-    claim: Claim
+    claim: LeaseRequest
     wait_s: float
     export: ParsedExport | None
 
@@ -72,10 +74,16 @@ class ClaimEndpoints:
     """The consuming endpoints."""
 
     def __init__(
-        self, access: Access, store: Store, export: ExportEndpoint, settings: Settings, polls: LongPolls
+        self,
+        access: Access,
+        queue: ClaimQueue,
+        recordings: Recordings,
+        export: ExportEndpoint,
+        settings: Settings,
+        polls: LongPolls,
     ) -> None:
-        self._access, self._store, self._export, self._settings = access, store, export, settings
-        self._polls = polls
+        self._access, self._queue, self._recordings = access, queue, recordings
+        self._export, self._settings, self._polls = export, settings, polls
 
     async def claim(self, request: Request) -> Response:
         """Lease ended sessions to a trainer: their ids, or their samples where the body has `export`."""
@@ -91,12 +99,12 @@ class ClaimEndpoints:
         encoding = encoder(export.format, export.options)  # refuses before anything is claimed
         claimed = await self._claim(request, wanted)
         try:
-            records = await self._store.find_sessions(session_ids=claimed.sessions)
+            records = await self._recordings.find_sessions(SessionQuery(session_ids=claimed.sessions))
             by_id = {record.session_id: record for record in records}
             page = [by_id[name] for name in claimed.sessions if name in by_id]  # pruning may come in between
             response = await self._export.respond(page, export, encoding, {"cursor": None, **_about(claimed)})
         except ProxyError:
-            await self._store.claim(replace(wanted.claim, limit=0, lease_s=0.0))
+            await self._queue.claim(replace(wanted.claim, limit=0, lease_s=0.0))
             raise
         return _told(response, claimed)
 
@@ -104,15 +112,15 @@ class ClaimEndpoints:
         """End leases for good. Twice is harmless; `lost` names what another claim holds by now."""
         self._access.check_admin(key_of(request))
         body = await read_object(request, self._settings.max_body_bytes)
-        done = await self._store.acknowledge(await self._acknowledgement(body))
+        done = await self._queue.acknowledge(await self._acknowledgement(body))
         return JsonResponse({"acknowledged": list(done.sessions), "lost": dict(done.lost)})
 
-    async def _claim(self, request: Request, wanted: ParsedClaim) -> Claimed:
+    async def _claim(self, request: Request, wanted: ParsedClaim) -> Lease:
         """What can be claimed within `wait_s`, perhaps nothing."""
         until = time.monotonic() + wanted.wait_s
         while True:
-            ring = self._store.ends.listen()
-            claimed = await self._store.claim(wanted.claim)
+            ring = self._queue.ends.listen()
+            claimed = await self._queue.claim(wanted.claim)
             if claimed.sessions or claimed.again or not await self._comes(request, wanted, ring, until):
                 return claimed
 
@@ -120,10 +128,10 @@ class ClaimEndpoints:
         """Wait for something to claim. False when it is too late for that, the client has left or the server ends."""
         while (left := until - time.monotonic()) > 0 and not self._polls.ending:
             await self._polls.wait(heard(ring, min(left, _WATCH_S)))
-            ring = self._store.ends.listen()
+            ring = self._queue.ends.listen()
             if await request.is_disconnected():
                 return False
-            if await self._store.is_waiting(wanted.claim.wanted):
+            if await self._queue.is_waiting(wanted.claim.wanted):
                 return True
         return False
 
@@ -137,7 +145,7 @@ class ClaimEndpoints:
             return Acknowledgement(claim_id, tuple(dict.fromkeys(texts)))
         if claim_id is None:
             raise InvalidRequest("give 'claim_id', 'session_ids' or both", param="claim_id")
-        held = await self._store.sessions_of_claim(claim_id)
+        held = await self._queue.sessions_of_claim(claim_id)
         if not held:
             raise NotFound(
                 f"claim {claim_id!r} holds no session: there is none of this id, or its lease ran out and others "
@@ -147,12 +155,12 @@ class ClaimEndpoints:
         return Acknowledgement(claim_id, tuple(held))
 
 
-def _about(claimed: Claimed) -> dict[str, Any]:
+def _about(claimed: Lease) -> dict[str, Any]:
     held = bool(claimed.sessions)
     return {"claim_id": claimed.claim_id if held else None, "lease_until": claimed.lease_until if held else None}
 
 
-def _told(response: Response, claimed: Claimed) -> Response:
+def _told(response: Response, claimed: Lease) -> Response:
     """With the claim in a header, for answers that are not JSON."""
     if claimed.sessions:
         response.headers[CLAIM_HEADER] = claimed.claim_id
@@ -179,9 +187,9 @@ def parse_claim(body: Mapping[str, Any]) -> ParsedClaim:
     limit = optional_int(body, "limit", least=1, most=_MAX_LIMIT) or 1
     wait_s = optional_float(body, "wait_s", least=0.0, most=_MAX_WAIT_S) or 0.0
     renews = _renews(body)
-    claim = Claim(
+    claim = LeaseRequest(
         claim_id=_claim_id(body),
-        wanted=SessionFilter(**chosen.filters),
+        wanted=SessionQuery(**chosen.filters),
         limit=0 if renews else limit,
         lease_s=_LEASE_S if lease_s is None else lease_s,
     )

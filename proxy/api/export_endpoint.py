@@ -18,9 +18,11 @@ from proxy.errors import InvalidRequest, SessionNotFound
 from proxy.export_formats.create_encoder import encoder
 from proxy.export_formats.encoder import Encoder
 from proxy.sessions.access import Access
-from proxy.sessions.sessions import Sessions
+from proxy.sessions.registry import Registry
+from proxy.sessions.waiting import EndWaiter
 from proxy.settings import Settings
-from proxy.store.store import Store
+from proxy.store.recordings import Recordings
+from proxy.store.session_query import SessionQuery
 from proxy.trajectory.advantages import Groups, Step, group_of
 from proxy.trajectory.certificate import certificate
 from proxy.trajectory.layouts import Decode, Laid, lay_out
@@ -43,14 +45,16 @@ class ExportEndpoint:
     def __init__(
         self,
         access: Access,
-        sessions: Sessions,
-        store: Store,
+        registry: Registry,
+        waiter: EndWaiter,
+        recordings: Recordings,
         settings: Settings,
         polls: LongPolls,
         pace: Pace,
         decode: Decode | None = None,
     ) -> None:
-        self._access, self._sessions, self._store, self._settings = access, sessions, store, settings
+        self._access, self._registry, self._waiter, self._settings = access, registry, waiter, settings
+        self._recordings = recordings
         self._polls, self._pace, self._decode = polls, pace, decode
 
     async def export(self, request: Request) -> StreamingResponse:
@@ -59,7 +63,7 @@ class ExportEndpoint:
         wanted = parse_export(await read_object(request, self._settings.max_body_bytes))
         encoding = encoder(wanted.format, wanted.options)
         if wanted.session_ids and wanted.wait_s:
-            await self._polls.wait(self._sessions.wait_ended(wanted.session_ids, wanted.wait_s))
+            await self._polls.wait(self._waiter.wait_ended(wanted.session_ids, wanted.wait_s))
         records = await self._find(wanted)
         cursor = records[wanted.limit - 1].session_id if len(records) > wanted.limit else None
         return await self.respond(records[: wanted.limit], wanted, encoding, {"cursor": cursor})
@@ -79,7 +83,7 @@ class ExportEndpoint:
 
     async def _about(self, page: Sequence[SessionRecord], cursor: str | None) -> dict[str, str]:
         """What a client has to know of a page whatever its format, in headers."""
-        incomplete = await self._store.find_incomplete([record.session_id for record in page])
+        incomplete = await self._recordings.find_incomplete([record.session_id for record in page])
         about = {SESSIONS_HEADER: str(len(page)), INCOMPLETE_HEADER: str(len(incomplete))}
         return about if cursor is None else {**about, CURSOR_HEADER: quote(cursor)}
 
@@ -105,7 +109,7 @@ class ExportEndpoint:
             encoding.close()
         # What ended only after it was read may have had more turns by then: those nobody has seen.
         if ended := [record.session_id for record in page if record.status is not SessionStatus.ACTIVE]:
-            self._store.note_exported(ended)
+            self._recordings.note_exported(ended)
 
     async def _pieces(self, pieces: Iterator[bytes]) -> AsyncIterator[bytes]:
         while (piece := await self._pace.work(_next(pieces))) is not None:
@@ -116,9 +120,9 @@ class ExportEndpoint:
         self, record: SessionRecord, options: LayoutOptions, groups: Groups
     ) -> tuple[Laid, dict[str, Any]]:
         """The rows of a session and its entry."""
-        begun = await self._sessions.begun(record.session_id)
+        begun = await self._registry.count_begun(record.session_id)
         whole = Include.MESSAGES in options.include
-        load = self._store.load_interactions if whole else self._store.load_tokens
+        load = self._recordings.load_interactions if whole else self._recordings.load_tokens
         interactions = await load(record.session_id)
         laid = await asyncio.to_thread(lay_out, record, interactions, options, groups, self._decode)
         entry = {**certificate(record, interactions, begun), "masked_tokens": laid.masked_tokens}
@@ -134,11 +138,11 @@ class ExportEndpoint:
         if options.advantages is None and options.step_advantages is None:
             return groups
         while True:
-            records = await self._store.find_sessions(
-                session_ids=wanted.session_ids, after=after, limit=_GROUP_PAGE, **wanted.filters
+            records = await self._recordings.find_sessions(
+                SessionQuery(session_ids=wanted.session_ids, after=after, limit=_GROUP_PAGE, **wanted.filters)
             )
             counted = [record for record in records if _counts(record, wanted)]
-            steps = await self._store.load_steps([record.session_id for record in counted])
+            steps = await self._recordings.load_steps([record.session_id for record in counted])
             await self._pace.work(asyncio.to_thread(_count, groups, counted, steps, options))
             if len(records) < _GROUP_PAGE:
                 return groups
@@ -155,8 +159,8 @@ class ExportEndpoint:
 
     async def _find(self, wanted: ParsedExport) -> list[SessionRecord]:
         """One record more than the page holds, when there are more. Raises SessionNotFound for an unknown id."""
-        records = await self._store.find_sessions(
-            session_ids=wanted.session_ids, after=wanted.cursor, limit=wanted.limit + 1, **wanted.filters
+        records = await self._recordings.find_sessions(
+            SessionQuery(session_ids=wanted.session_ids, after=wanted.cursor, limit=wanted.limit + 1, **wanted.filters)
         )
         if wanted.session_ids is not None and wanted.cursor is None and not wanted.filters:
             missing = set(wanted.session_ids) - {record.session_id for record in records}

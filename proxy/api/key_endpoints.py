@@ -9,15 +9,15 @@ from proxy.api.http import JsonResponse, caller_of, read_object
 from proxy.api.session_json import started_json
 from proxy.api.session_request import parse_key_kinds, parse_key_lifetime
 from proxy.sessions.access import Access
-from proxy.sessions.sessions import Sessions
+from proxy.sessions.rotation import KeyRotation
 from proxy.settings import Settings
 
 
 class KeyEndpoints:
     """Rotate a session's keys."""
 
-    def __init__(self, access: Access, sessions: Sessions, settings: Settings, addresses: Addresses) -> None:
-        self._access, self._sessions, self._settings = access, sessions, settings
+    def __init__(self, access: Access, rotation: KeyRotation, settings: Settings, addresses: Addresses) -> None:
+        self._access, self._rotation, self._settings = access, rotation, settings
         self._addresses = addresses
 
     async def rotate(self, request: Request) -> JsonResponse:
@@ -26,5 +26,5 @@ class KeyEndpoints:
         body = await read_object(request, self._settings.max_body_bytes)
         kinds, lifetime_s = parse_key_kinds(body), parse_key_lifetime(body)
         async with session.lock:
-            rotated = await self._sessions.rotate_keys(session, kinds, lifetime_s)
+            rotated = await self._rotation.rotate(session, kinds, lifetime_s)
         return JsonResponse(started_json(rotated, self._addresses.root_url(request)))

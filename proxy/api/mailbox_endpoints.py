@@ -17,7 +17,7 @@ from proxy.errors import EngineIncapable, InvalidRequest, ProxyError
 from proxy.protocols.fields import expect_list, optional_float, optional_int, optional_text
 from proxy.protocols.generate import parse_token_ids
 from proxy.sessions.access import Access
-from proxy.sessions.sessions import Sessions
+from proxy.sessions.registry import Registry
 from proxy.settings import Settings
 from proxy.trajectory.conversation import message_dict
 from proxy.types import FinishReason, Logprobs, SessionStatus, Tool
@@ -31,10 +31,10 @@ class MailboxEndpoints:
     """`/mailbox/next` and `/mailbox/deliver`."""
 
     def __init__(
-        self, access: Access, mailbox: Mailbox | None, sessions: Sessions, settings: Settings, polls: LongPolls
+        self, access: Access, mailbox: Mailbox | None, registry: Registry, settings: Settings, polls: LongPolls
     ) -> None:
         """`mailbox`: the engine; None if the engine is not a mailbox."""
-        self._access, self._engine, self._sessions, self._settings = access, mailbox, sessions, settings
+        self._access, self._engine, self._registry, self._settings = access, mailbox, registry, settings
         self._polls = polls
 
     async def next(self, request: Request) -> JsonResponse:
@@ -43,7 +43,7 @@ class MailboxEndpoints:
         body = await self._body(request)
         session_id = optional_text(body, "session_id")
         wait_s = optional_float(body, "wait_s", least=0.0, most=_MAX_WAIT_S) or 0.0
-        session = await self._sessions.get(session_id) if session_id is not None else None
+        session = await self._registry.get(session_id) if session_id is not None else None
         ended = session.ended if session is not None else None
         waiting = self._polls.wait(self._mailbox().fetch(session_id, wait_s, ended))
         # A poll whose client is gone takes no request away from one that waits.
@@ -55,7 +55,7 @@ class MailboxEndpoints:
 
     async def _has_ended(self, session_id: str) -> bool:
         """Asked anew: while a poll waits, the session may end on another replica."""
-        session = await self._sessions.get(session_id)
+        session = await self._registry.get(session_id)
         return session.record.status is not SessionStatus.ACTIVE
 
     async def deliver(self, request: Request) -> JsonResponse:

@@ -12,23 +12,23 @@ from proxy.api.reward_request import parse_mark, parse_reward
 from proxy.errors import InvalidRequest
 from proxy.sessions.access import Access
 from proxy.sessions.rewards import Changes, mark_turn
+from proxy.sessions.scores import Scores
 from proxy.sessions.session import Session
-from proxy.sessions.sessions import Sessions
 from proxy.settings import Settings
 
 
 class RewardEndpoints:
     """Set rewards and training marks. Values are stored as given; returns are computed from them."""
 
-    def __init__(self, access: Access, sessions: Sessions, settings: Settings) -> None:
-        self._access, self._sessions, self._settings = access, sessions, settings
+    def __init__(self, access: Access, scores: Scores, settings: Settings) -> None:
+        self._access, self._scores, self._settings = access, scores, settings
 
     async def set_reward(self, request: Request) -> JsonResponse:
         """Store the rewards in the body. The reply lists the interactions that they belong to."""
         session = await self._access.for_control(caller_of(request))
         body = await self._body(request)
         async with session.lock:
-            changes = await store_rewards(self._sessions, session, body)
+            changes = await store_rewards(self._scores, session, body)
         if not changes:
             raise InvalidRequest("give 'reward', 'rewards', 'step_scores' or 'token_rewards'", param="reward")
         return JsonResponse({"interaction_ids": list(changes)})
@@ -38,8 +38,8 @@ class RewardEndpoints:
         session = await self._access.for_control(caller_of(request))
         marked = parse_mark(await self._body(request))
         async with session.lock:
-            # Optimistic locking: `reward` re-reads the session on a conflict with another replica and returns False.
-            while not await self._sessions.reward(session, changes := mark_turn(session, *marked)):
+            # Optimistic locking: on a conflict with another replica `set_rewards` re-reads it and returns False.
+            while not await self._scores.set_rewards(session, changes := mark_turn(session, *marked)):
                 pass
         return JsonResponse({"interaction_ids": list(changes)})
 
@@ -47,13 +47,13 @@ class RewardEndpoints:
         return await read_object(request, self._settings.max_body_bytes)
 
 
-async def store_rewards(sessions: Sessions, session: Session, body: Mapping[str, Any]) -> Changes:
+async def store_rewards(scores: Scores, session: Session, body: Mapping[str, Any]) -> Changes:
     """Store the rewards in a body, if any. Call with the lock held: named rewards are merged into the stored ones.
 
-    Optimistic locking: on a conflict with another replica, `Sessions.reward` re-reads the session and the rewards are
+    Optimistic locking: on a conflict with another replica, `set_rewards` re-reads the session and the rewards are
     computed again.
     """
     while True:
         changes = parse_reward(session, body)
-        if not changes or await sessions.reward(session, changes):
+        if not changes or await scores.set_rewards(session, changes):
             return changes

@@ -14,33 +14,54 @@ from proxy.api.session_json import interaction_json, record_json, started_json
 from proxy.api.session_request import parse_ending, parse_start
 from proxy.protocols.fields import optional_int
 from proxy.sessions.access import Access
-from proxy.sessions.sessions import Sessions
+from proxy.sessions.ending import Endings
+from proxy.sessions.registry import Registry
+from proxy.sessions.scores import Scores
+from proxy.sessions.starting import SessionStarter
 from proxy.settings import Settings
+from proxy.store.recordings import Recordings
+from proxy.store.session_query import SessionQuery
+from proxy.store.session_starts import SessionStarts
 from proxy.trajectory.certificate import certificate
 from proxy.trajectory.purpose import derive
 from proxy.types import Status
 
 _MAX_GRANT = 10**9
+_PAGE = 1000
 
 
 class SessionEndpoints:
     """Start, end, list and show sessions. The admin key starts and reads them; a control key may also end its own."""
 
-    def __init__(self, access: Access, sessions: Sessions, settings: Settings, addresses: Addresses) -> None:
-        self._access, self._sessions, self._settings = access, sessions, settings
-        self._addresses = addresses
+    def __init__(
+        self,
+        *,
+        access: Access,
+        registry: Registry,
+        starter: SessionStarter,
+        scores: Scores,
+        endings: Endings,
+        starts: SessionStarts,
+        recordings: Recordings,
+        settings: Settings,
+        addresses: Addresses,
+    ) -> None:
+        self._access, self._registry, self._starter = access, registry, starter
+        self._scores, self._endings = scores, endings
+        self._starts, self._recordings = starts, recordings
+        self._settings, self._addresses = settings, addresses
 
     async def grant_capacity(self, request: Request) -> JsonResponse:
         """Let `n` more sessions start (default: 1). AReaL's clients call this before each start."""
         self._access.check_admin(key_of(request))
         body = await self._body(request)
         number = optional_int(body, "n", least=1, most=_MAX_GRANT) or 1
-        return JsonResponse({"capacity": await self._sessions.grant_capacity(number)})
+        return JsonResponse({"capacity": await self._starts.grant_capacity(number)})
 
     async def start(self, request: Request) -> JsonResponse:
         """Start a session, or find the one of the same `session_id`; the reply has its addresses and new keys."""
         self._access.check_admin(key_of(request))
-        started = await self._sessions.start(parse_start(await self._body(request)))
+        started = await self._starter.start(parse_start(await self._body(request)))
         return JsonResponse(started_json(started, self._addresses.root_url(request)))
 
     async def end(self, request: Request) -> JsonResponse:
@@ -49,21 +70,24 @@ class SessionEndpoints:
         body = await self._body(request)
         ending = parse_ending(body)
         async with session.lock:
-            await store_rewards(self._sessions, session, body)
-            count = await self._sessions.end(session, **ending)
+            await store_rewards(self._scores, session, body)
+            count = await self._endings.end(session, **ending)
         return JsonResponse({"interaction_count": count})
 
     async def index(self, request: Request) -> JsonResponse:
         """A page of sessions in order of id, after the id in the query parameter `after`."""
         self._access.check_admin(key_of(request))
-        records = await self._sessions.page(request.query_params.get("after"))
+        page = SessionQuery(after=request.query_params.get("after"), limit=_PAGE)
+        records = await self._recordings.find_sessions(page)
         return JsonResponse({"sessions": [record_json(record) for record in records]})
 
     async def show(self, request: Request) -> JsonResponse:
         """One session with its tree of interactions. `turn` numbers the complete ones, from 0."""
         self._access.check_admin(key_of(request))
-        session, interactions, begun = await self._sessions.look_at(request.path_params["session"])
-        returns, purposes = self._sessions.returns(session), derive(interactions)
+        session = await self._registry.get(request.path_params["session"])
+        begun = await self._registry.count_begun(session.id)
+        interactions = await self._recordings.load_interactions(session.id)
+        returns, purposes = session.returns(), derive(interactions)
         complete = [interaction.id for interaction in interactions if interaction.status is Status.COMPLETE]
         turns = {interaction_id: turn for turn, interaction_id in enumerate(complete)}
         nodes = [

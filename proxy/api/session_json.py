@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 from urllib.parse import quote
 
-from proxy.sessions.session import StartedSession
-from proxy.store.rows import notes_of
+from proxy.sessions.issued_keys import IssuedKeys
+from proxy.store.notes import notes_of
 from proxy.types import Interaction, SessionRecord
 
 
-def started_json(started: StartedSession, server_url: str) -> dict[str, Any]:
+def started_json(started: IssuedKeys, server_url: str) -> dict[str, Any]:
     """The addresses and keys of a session. A key that is not new is null: only its hash is stored.
 
     `root_url` contains the session's path secret, so it works with any API key or none.

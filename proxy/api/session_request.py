@@ -17,7 +17,8 @@ from proxy.protocols.fields import (
     optional_text,
 )
 from proxy.protocols.sampling_params import parse_drawing
-from proxy.sessions.session import LIMIT_COUNTS, LIMITS, KeyKind
+from proxy.sessions.issued_keys import KeyKind
+from proxy.sessions.session import LIMIT_COUNTS, LIMITS
 from proxy.types import Credit, Outcome, SamplingParams
 
 _SAMPLING_FIELDS = frozenset(SamplingParams.__dataclass_fields__) - {"logit_bias", "stop", "ignore_eos"}

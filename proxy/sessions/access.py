@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from proxy.errors import Forbidden, Unauthorized
 from proxy.sessions.ids import check_session_id
 from proxy.sessions.keys import Grant, Keyring
+from proxy.sessions.naming import NamedSessions
+from proxy.sessions.registry import Registry
 from proxy.sessions.session import Session
-from proxy.sessions.sessions import Sessions
 from proxy.settings import Settings
 
 DEFAULT_SESSION = "default"
@@ -27,8 +28,8 @@ class Caller:
 class Access:
     """The door of every endpoint: finds the session that a caller means, and refuses whoever may not enter it."""
 
-    def __init__(self, sessions: Sessions, keys: Keyring, settings: Settings) -> None:
-        self._sessions, self._keys, self._settings = sessions, keys, settings
+    def __init__(self, registry: Registry, named: NamedSessions, keys: Keyring, settings: Settings) -> None:
+        self._registry, self._named, self._keys, self._settings = registry, named, keys, settings
 
     @property
     def open_server(self) -> bool:
@@ -65,13 +66,13 @@ class Access:
             session_id, path_key = await self._split(caller.path)
             if not (self.open_server or path_key or grant.admin or grant.session_id == session_id):
                 raise Unauthorized("this session is rewarded and ended with its control_key")
-            session = await self._sessions.get(session_id)
+            session = await self._registry.get(session_id)
             if path_key and not self._settings.require_key and grant.session_id is None:
                 grant = Grant(grant.admin, session_id)  # the path is the capability: it speaks as the agent's key
         elif grant.session_id is not None:
-            session = await self._sessions.get(grant.session_id)
+            session = await self._registry.get(grant.session_id)
         elif self.open_server:
-            session = await self._sessions.get(caller.hint or DEFAULT_SESSION)
+            session = await self._registry.get(caller.hint or DEFAULT_SESSION)
         else:
             raise Unauthorized("name the session in the path, or use its control key")
         self._check_control(session, grant)
@@ -97,22 +98,22 @@ class Access:
         assert caller.path is not None
         session_id, path_key = await self._split(caller.path)
         if self.open_server:
-            return await self._sessions.get_or_create(session_id), False
+            return await self._named.get_or_create(session_id), False
         if path_key and not self._settings.require_key:
-            return await self._sessions.get(session_id), True
+            return await self._registry.get(session_id), True
         grant = await self._grant(caller)
         if grant.admin or grant.session_id == session_id:
-            return await self._sessions.get(session_id), not grant.admin
+            return await self._registry.get(session_id), not grant.admin
         raise Unauthorized("this session needs its own key")
 
     async def _by_key_or_hint(self, caller: Caller) -> tuple[Session, bool]:
         """The session, and whether a key of its own opened it."""
         grant = await self._grant(caller)
         if grant.session_id is not None:
-            return await self._sessions.get(grant.session_id), not self.open_server
+            return await self._registry.get(grant.session_id), not self.open_server
         if not self.open_server:
             raise Unauthorized("use the api_key that start_session gave, or name the session in the path")
-        return await self._sessions.get_or_create(caller.hint or DEFAULT_SESSION), False
+        return await self._named.get_or_create(caller.hint or DEFAULT_SESSION), False
 
     async def _split(self, path: str) -> tuple[str, bool]:
         """The session id in a path, and whether the path carries the session's secret."""

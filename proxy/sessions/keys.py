@@ -10,7 +10,7 @@ import hmac
 from dataclasses import dataclass
 
 from proxy.errors import Forbidden, Unauthorized
-from proxy.store.store import Store
+from proxy.store.key_index import KeyIndex
 from proxy.types import SessionRecord, SessionStatus
 
 # Foreign keys and paths that are remembered, so that an agent with any key of its own costs no look-up a turn.
@@ -34,8 +34,8 @@ class Grant:
 class Keyring:
     """Which key opens what. Sessions of this process are looked up in memory, others in the store."""
 
-    def __init__(self, store: Store, admin_key: str | None) -> None:
-        self._store = store
+    def __init__(self, index: KeyIndex, admin_key: str | None) -> None:
+        self._index = index
         self._admin_hashes = [hash_key(key) for key in admin_key.split(",")] if admin_key is not None else []
         self._agents: dict[str, str] = {}
         self._controls: dict[str, str] = {}
@@ -44,7 +44,7 @@ class Keyring:
 
     def add(self, record: SessionRecord) -> None:
         """Make a new session's keys known; a chosen key moves to it."""
-        if self._store.shared:
+        if self._index.shared:
             return
         if record.api_key_hash:
             self._agents[record.api_key_hash] = record.session_id
@@ -82,7 +82,7 @@ class Keyring:
             return Grant(session_id=session_id)
         if digest in self._unknown:
             return Grant()
-        record = await self._store.find_session_by_key(digest, control=True)
+        record = await self._index.find_session_by_key(digest, control=True)
         if record is None:
             self._remember_unknown(digest)
             return Grant()
@@ -91,7 +91,7 @@ class Keyring:
     async def opens_path(self, session_id: str, secret: str) -> bool:
         """Whether `secret` is the one in the capability path of `session_id`."""
         if session_id not in self._paths:
-            record = await self._store.load_session(session_id)
+            record = await self._index.load_session(session_id)
             if record is None:
                 return False
             self._remember_path(record)
@@ -105,13 +105,13 @@ class Keyring:
         session_id = self._agents.get(digest)
         if session_id is not None or digest in self._unknown:
             return session_id
-        record = await self._store.find_session_by_key(digest)
-        if record is not None and record.status is SessionStatus.ACTIVE and not self._store.shared:
+        record = await self._index.find_session_by_key(digest)
+        if record is not None and record.status is SessionStatus.ACTIVE and not self._index.shared:
             self._agents[digest] = record.session_id
         return None if record is None else record.session_id
 
     def _remember_path(self, record: SessionRecord) -> None:
-        if self._store.shared:
+        if self._index.shared:
             return
         if len(self._paths) >= _MAX_REMEMBERED:
             self._paths.clear()
@@ -119,7 +119,7 @@ class Keyring:
 
     def _remember_unknown(self, digest: str) -> None:
         """Nobody has this key: asked again only after a new session brings keys."""
-        if self._store.shared:
+        if self._index.shared:
             return
         if len(self._unknown) >= _MAX_REMEMBERED:
             self._unknown.clear()

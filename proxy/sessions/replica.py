@@ -5,22 +5,15 @@ Everything here may be done twice and out of order: two requests of one session 
 
 from __future__ import annotations
 
-import time
-from collections.abc import Collection, Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
 
 from proxy.sessions.attempts import Attempt, Stage, recall, reply_id
-from proxy.store.revisions import Mark, News, Seen
+from proxy.sessions.session import Session
+from proxy.store.news import MutableFields, News, Seen
 from proxy.types import Interaction, SessionStatus, Status
-
-if TYPE_CHECKING:
-    from proxy.sessions.session import Session
 
 # Below all that can be in a database.
 NOTHING_SEEN = Seen(0, -1)
-# How long after its commit a reply may still be on its way to its client, through a replica that is alive: until then a
-# request that repeats it may be another sample as well as a retry, and waits for the note that the reply was written.
-WRITING_S = 2.0
 
 
 def absorb(session: Session, news: News, *, elsewhere: bool) -> None:
@@ -31,7 +24,7 @@ def absorb(session: Session, news: News, *, elsewhere: bool) -> None:
     if news.seen.revision >= session.seen.revision:
         if news.record is not None:
             session.record = news.record
-        _apply_marks(session, [*news.marks, *map(_mark_of, news.interactions)])
+        _set_changed(session, [*news.changed, *map(_fields_of, news.interactions)])
     new = [i for i in news.interactions if i.seq >= session.seen.next_seq]
     foreign = [i for i in new if i.id not in session.begun_here]
     for interaction in foreign:
@@ -56,40 +49,27 @@ def note_doubt(session: Session, interaction_id: str) -> None:
     session.seen = NOTHING_SEEN
 
 
-def settle(attempts: Sequence[Attempt], unreplied: Collection[str]) -> bool:
-    """Whether it is known of each attempt if its end was written, given the replies whose end was not noted so far.
-
-    An end that was not noted within `WRITING_S` of its commit never went out.
-    """
-    since = time.time() - WRITING_S
-    for attempt in attempts:
-        attempt.written = attempt.written or not any(i.id in unreplied for i in attempt.interactions)
-        late = all((i.completed_at or 0.0) < since for i in attempt.interactions)
-        attempt.unsettled = not (attempt.written or late)
-    return not any(attempt.unsettled for attempt in attempts)
-
-
-def _mark_of(interaction: Interaction) -> Mark:
+def _fields_of(interaction: Interaction) -> MutableFields:
     i = interaction
-    return Mark(i.id, i.status, i.reward, dict(i.rewards), i.token_rewards, i.trainable, i.spans)
+    return MutableFields(i.id, i.status, i.reward, dict(i.rewards), i.token_rewards, i.trainable, i.spans)
 
 
-def _apply_marks(session: Session, marks: Sequence[Mark]) -> None:
+def _set_changed(session: Session, changed: Sequence[MutableFields]) -> None:
     superseded = set()
-    for mark in marks:
-        node = session.cache.nodes.get(mark.interaction_id)
+    for fields in changed:
+        node = session.cache.nodes.get(fields.interaction_id)
         if node is not None:
-            _apply_mark(node.interaction, mark)
-        elif mark.status is Status.SUPERSEDED:
-            superseded.add(mark.interaction_id)
+            _set_fields(node.interaction, fields)
+        elif fields.status is Status.SUPERSEDED:
+            superseded.add(fields.interaction_id)
     if superseded:
         _forget(session.attempts, superseded)
 
 
-def _apply_mark(interaction: Interaction, mark: Mark) -> None:
-    interaction.reward, interaction.rewards = mark.reward, mark.rewards
-    interaction.token_rewards = mark.token_rewards
-    interaction.trainable, interaction.spans = mark.trainable, mark.spans
+def _set_fields(interaction: Interaction, fields: MutableFields) -> None:
+    interaction.reward, interaction.rewards = fields.reward, fields.rewards
+    interaction.token_rewards = fields.token_rewards
+    interaction.trainable, interaction.spans = fields.trainable, fields.spans
 
 
 def _forget(attempts: Mapping[str, list[Attempt]], superseded: set[str]) -> None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import time
 from dataclasses import dataclass, field
-from enum import StrEnum
 
 from proxy.errors import SessionClosed
 from proxy.sessions.attempts import Attempt
-from proxy.store.revisions import Seen
+from proxy.store.news import Seen
 from proxy.trajectory.cache import InteractionCache
+from proxy.trajectory.returns import compute_returns
 from proxy.types import Interaction, SessionRecord, SessionStatus
 
 LIMIT_COUNTS = frozenset({"max_turns", "max_tokens_per_turn", "max_context_tokens", "max_total_tokens"})
@@ -84,20 +84,6 @@ class Session:
         nodes = (node.interaction for node in self.cache.nodes.values())
         return sorted((i for i in nodes if i.seq >= 0), key=lambda i: i.seq)
 
-
-class KeyKind(StrEnum):
-    """The keys of a session: the agent's, the environment's, and the one in the path of `base_url`."""
-
-    AGENT = "agent"
-    CONTROL = "control"
-    PATH = "path"
-
-
-@dataclass(frozen=True, slots=True)
-class StartedSession:
-    """A session and its new keys in the clear: nobody can read them again. A key that is not new is None."""
-
-    record: SessionRecord
-    api_key: str | None
-    control_key: str | None
-    path_key: str | None
+    def returns(self) -> dict[str, float]:
+        """The return of each complete interaction, by the session's own discount and credit rule."""
+        return compute_returns(self.complete(), self.record.discount, self.record.credit)

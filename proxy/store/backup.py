@@ -18,7 +18,7 @@ from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 
 from proxy.errors import ConfigurationError
 from proxy.store import database, dump, schema
-from proxy.store.tables import capacity, interactions, returns, sessions
+from proxy.store.sql.tables import capacity, interactions, returns, sessions
 
 _PAGE = 200
 Progress = Callable[[dump.Totals], None]

@@ -20,7 +20,7 @@ import orjson
 from sqlalchemy import LargeBinary, RowMapping, Table
 
 from proxy.errors import ConfigurationError
-from proxy.store.tables import capacity, intents, interactions, returns, sessions
+from proxy.store.sql.tables import capacity, intents, interactions, returns, sessions
 
 FORMAT = 1
 COMPRESSED = ".zst"

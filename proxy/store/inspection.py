@@ -15,8 +15,9 @@ from sqlalchemy import Connection, RowMapping, func, select, text
 from sqlalchemy.exc import SQLAlchemyError
 
 from proxy.errors import ConfigurationError, ProxyError
-from proxy.store import database, reads, rows, schema
-from proxy.store.tables import intents, interactions, sessions
+from proxy.store import database, schema
+from proxy.store.sql import reads, rows
+from proxy.store.sql.tables import intents, interactions, sessions
 from proxy.types import Credit, Interaction, SessionRecord
 
 # What decoding a broken value raises, from any of the libraries below.

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from sqlalchemy import ColumnElement, Connection, Engine, and_, delete, func, not_, or_, select
 
 from proxy.store import database, schema
-from proxy.store.starts import note_pruned
-from proxy.store.tables import intents, interactions, returns, sessions
+from proxy.store.sql.starts import note_pruned
+from proxy.store.sql.tables import intents, interactions, returns, sessions
 from proxy.types import SessionStatus
 
 # Sessions a transaction: locks are short, and a crash leaves whole sessions.

@@ -26,8 +26,8 @@ from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import InterfaceError, InternalError, OperationalError, SQLAlchemyError
 
 from proxy.errors import ProxyError, StoreUnavailable
-from proxy.store.locks import is_deadlock, lock_all
-from proxy.store.writes import Write, append_interactions, append_seen, insert_intents
+from proxy.store.sql.locks import is_deadlock, lock_all
+from proxy.store.sql.writes import BatchWrite, append_interactions, append_seen, insert_intents
 
 logger = logging.getLogger(__name__)
 
@@ -58,16 +58,16 @@ class Phase(IntEnum):
 class Change:
     """One payload for one of the functions of `writes`, and who waits for it."""
 
-    write: Write
+    write: BatchWrite
     payload: Any
     phase: Phase
     future: asyncio.Future[Any] | None
 
 
-Outcome = tuple[Change, Any]
+ChangeResult = tuple[Change, Any]
 """A change and its result, or the exception that is its own."""
 Settled = tuple[asyncio.Future[Any], Any]
-Apply = Callable[[Connection, list[Change]], list[Outcome]]
+Apply = Callable[[Connection, list[Change]], list[ChangeResult]]
 
 
 class Writer:
@@ -87,7 +87,7 @@ class Writer:
     def running(self) -> bool:
         return not (self._closing or self._stopped)
 
-    def submit(self, write: Write, payload: Any, phase: Phase = Phase.ORDERED) -> asyncio.Future[Any]:
+    def submit(self, write: BatchWrite, payload: Any, phase: Phase = Phase.ORDERED) -> asyncio.Future[Any]:
         """A future of the change's result, resolved after its commit. Cancelling it does not take the change back.
 
         The future raises StoreUnavailable, or the ProxyError that `write` raised. Raises StoreUnavailable when closed.
@@ -96,7 +96,7 @@ class Writer:
         self._put(Change(write, payload, phase, future))
         return future
 
-    def note(self, write: Write, payload: Any, phase: Phase = Phase.ORDERED) -> None:
+    def note(self, write: BatchWrite, payload: Any, phase: Phase = Phase.ORDERED) -> None:
         """Queue a change that nobody waits for; a failure is logged. Raises StoreUnavailable when closed."""
         self._put(Change(write, payload, phase, None))
 
@@ -149,7 +149,7 @@ class Writer:
             return _LINGER_S
         return _GATHER_S if self._company and awaited < _GATHER_CHANGES else 0.0
 
-    def _commit(self, group: list[Change]) -> list[Outcome]:
+    def _commit(self, group: list[Change]) -> list[ChangeResult]:
         """Each change with its result or its exception."""
         try:
             return self._transact(group, _apply_runs)
@@ -161,7 +161,7 @@ class Writer:
         except SQLAlchemyError as error:
             return _refused(group, error)
 
-    def _transact(self, group: list[Change], apply: Apply) -> list[Outcome]:
+    def _transact(self, group: list[Change], apply: Apply) -> list[ChangeResult]:
         while True:
             try:
                 with self._engine.begin() as connection:
@@ -172,7 +172,7 @@ class Writer:
                 if not is_deadlock(error):  # what a replica was waiting for with us is done now
                     raise
 
-    def _settle(self, outcomes: list[Outcome]) -> None:
+    def _settle(self, outcomes: list[ChangeResult]) -> None:
         """Wake each event loop once (there is one, but for tests)."""
         loops: dict[asyncio.AbstractEventLoop, list[Settled]] = {}
         for change, outcome in outcomes:
@@ -203,16 +203,16 @@ def _without_ended_intents(group: list[Change]) -> list[Change]:
     return [c for c in group if c.write is not insert_intents or c.payload["interaction_id"] not in ended]
 
 
-def _apply_runs(connection: Connection, group: list[Change]) -> list[Outcome]:
+def _apply_runs(connection: Connection, group: list[Change]) -> list[ChangeResult]:
     """Apply runs of equal changes at once."""
-    outcomes: list[Outcome] = []
+    outcomes: list[ChangeResult] = []
     for write, run in groupby(sorted(group, key=_phase), key=_write):
         changes = list(run)
         outcomes += zip(changes, write(connection, [change.payload for change in changes]), strict=True)
     return outcomes
 
 
-def _apply_singly(connection: Connection, group: list[Change]) -> list[Outcome]:
+def _apply_singly(connection: Connection, group: list[Change]) -> list[ChangeResult]:
     """Apply each change in its own savepoint; one at fault has its exception as its outcome."""
     return [(change, _apply_one(connection, change)) for change in sorted(group, key=_phase)]
 
@@ -229,7 +229,7 @@ def _apply_one(connection: Connection, change: Change) -> Any:
         return StoreUnavailable(f"a change cannot be stored: {_reason(error)}")
 
 
-def _refused(group: Sequence[Change], error: Exception) -> list[Outcome]:
+def _refused(group: Sequence[Change], error: Exception) -> list[ChangeResult]:
     logger.error("the database refused a commit of %d changes: %s", len(group), _reason(error))
     return [(change, StoreUnavailable(f"the database refused the commit: {_reason(error)}")) for change in group]
 
@@ -243,7 +243,7 @@ def _phase(change: Change) -> Phase:
     return change.phase
 
 
-def _write(change: Change) -> Write:
+def _write(change: Change) -> BatchWrite:
     return change.write
 
 

@@ -15,9 +15,10 @@ from typing import Any
 from proxy.errors import EngineFailed, ProxyError, SessionNotFound, StoreUnavailable
 from proxy.metrics import Metrics
 from proxy.sessions.attempts import Stage
+from proxy.sessions.registry import Registry
 from proxy.sessions.replica import note_commit, note_doubt
-from proxy.sessions.sessions import Sessions
-from proxy.store.store import Store
+from proxy.sessions.scores import Scores
+from proxy.store.turn_log import TurnLog
 from proxy.trajectory.cache import Node
 from proxy.turns.turn import Turn
 from proxy.types import FinishReason, Interaction, Reason, SessionStatus, Status
@@ -30,12 +31,13 @@ class Commits:
 
     def __init__(
         self,
-        store: Store,
-        sessions: Sessions,
+        log: TurnLog,
+        registry: Registry,
+        scores: Scores,
         metrics: Metrics,
         in_background: Callable[[Coroutine[Any, Any, None]], object],
     ) -> None:
-        self._store, self._sessions, self._metrics = store, sessions, metrics
+        self._log, self._registry, self._scores, self._metrics = log, registry, scores, metrics
         self._in_background = in_background
 
     async def complete(self, turn: Turn, finish: FinishReason) -> Interaction:
@@ -47,7 +49,7 @@ class Commits:
         self._describe(turn, finish)
         turn.prove()
         # Of this replica's turns in a session one is placed at a time: only other replicas' can come in between.
-        async with session.committing if self._store.shared else nullcontext():
+        async with session.committing if self._registry.shared else nullcontext():
             node = await self._commit(turn)
         self._committed(turn, node)
         return interaction
@@ -57,7 +59,7 @@ class Commits:
         turn.committing = True  # from here on nobody cancels it: it is on its way to the disk
         try:
             while (node := await self._place(turn)) is None:
-                await self._sessions.refresh(turn.session)
+                await self._registry.refresh(turn.session)
         except ProxyError as error:
             turn.committing = False
             if isinstance(error, SessionNotFound):
@@ -72,7 +74,7 @@ class Commits:
         node = session.cache.node_for(interaction, prompt.identity, prompt.match)
         session.cache.claim(node)
         try:
-            seq = await self._store.append(interaction, self._sessions.seen(session))
+            seq = await self._log.append(interaction, self._registry.seen(session))
         except ProxyError:
             session.cache.release(node)
             note_doubt(session, interaction.id)
@@ -91,7 +93,7 @@ class Commits:
         turn.release()
         self._count(turn)
         if session.record.status is not SessionStatus.ACTIVE:
-            self._in_background(self._sessions.refresh_returns(session))
+            self._in_background(self._scores.refresh_returns(session))
 
     def _describe(self, turn: Turn, finish: FinishReason) -> None:
         interaction, parser = turn.interaction, turn.parser
@@ -121,7 +123,7 @@ class Commits:
         interaction.output = turn.parser.message
         self._metrics.turns.labels(turn.request.api.value, status.value).inc()
         try:
-            seq = await self._store.append(interaction)
+            seq = await self._log.append(interaction)
         except ProxyError as problem:
             logger.error("could not record the %s turn %s: %s", status, interaction.id, problem.message)
             return

@@ -29,10 +29,14 @@ from proxy.errors import (
 from proxy.metrics import Metrics
 from proxy.rendering.renderer import Renderer
 from proxy.sessions.attempts import Attempt, Stage
+from proxy.sessions.naming import NamedSessions
+from proxy.sessions.registry import Registry
+from proxy.sessions.scores import Scores
 from proxy.sessions.session import Session
-from proxy.sessions.sessions import Sessions
+from proxy.sessions.settling import settle
 from proxy.settings import Settings
-from proxy.store.store import Store
+from proxy.store.replica_news import ReplicaNews
+from proxy.store.turn_log import TurnLog
 from proxy.trajectory.matching import identify, request_hash
 from proxy.turns.budgets import apply_budgets
 from proxy.turns.choice import Choice
@@ -67,15 +71,19 @@ class Turns:
         *,
         gate: Gate,
         renderer: Renderer,
-        store: Store,
-        sessions: Sessions,
+        log: TurnLog,
+        news: ReplicaNews,
+        registry: Registry,
+        named: NamedSessions,
+        scores: Scores,
         settings: Settings,
         metrics: Metrics,
     ) -> None:
         self._gate = gate
         self._renderer = renderer
-        self._store = store
-        self._sessions = sessions
+        self._log = log
+        self._news = news
+        self._named = named
         self._settings = settings
         self._metrics = metrics
         self._prompts = Prompts(renderer)
@@ -85,7 +93,7 @@ class Turns:
         self._arriving = 0
         self._draining = False
         self._background: set[asyncio.Task[None]] = set()
-        self._commits = Commits(store, sessions, metrics, self._in_background)
+        self._commits = Commits(log, registry, scores, metrics, self._in_background)
 
     @property
     def busy(self) -> bool:
@@ -111,7 +119,7 @@ class Turns:
         identity = identify(request.messages, request.tools, request.template_options)
         key = request_hash(replace(request, sampling=wanted), identity)
         if not request.retry:
-            await self._sessions.settle(session, key)
+            await settle(self._news, session, key)
         if (earlier := self._earlier(session, request, key)) is not None:
             return earlier
         self._check_room(request)
@@ -186,7 +194,7 @@ class Turns:
         if not attempt.written:
             attempt.written = True
             for interaction in attempt.interactions:
-                self._store.note_replied(interaction.id)
+                self._log.note_replied(interaction.id)
 
     def run_unrecorded(self, request: TurnRequest, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         """Run a generation outside all sessions, within the same limit of turns. Raises TooManyRequests.
@@ -223,7 +231,7 @@ class Turns:
 
     def _start(self, plan: ReplyPlan, choices: Sequence[Turn]) -> None:
         session, attempt = plan.session, plan.attempt
-        self._sessions.ensure_stored(session)
+        self._named.ensure_stored(session)
         attempts = session.attempts.setdefault(attempt.key, [])
         decision = decide(attempts, plan.request)
         if isinstance(decision, Anew):
@@ -242,7 +250,7 @@ class Turns:
 
         for turn in choices:
             session.begin_turn(turn.interaction.id)
-            self._store.note_begun(turn.interaction.id, session.id)
+            self._log.note_begun(turn.interaction.id, session.id)
             self._running.add(turn)
             self._metrics.in_flight.inc()
             turn.task = asyncio.create_task(self._run(turn))
@@ -261,7 +269,7 @@ class Turns:
         if attempt.stage is Stage.FAILED:
             session.attempts[attempt.key].remove(attempt)
             for interaction_id in attempt.failures():
-                self._in_background(self._store.supersede(interaction_id))
+                self._in_background(self._log.supersede(interaction_id))
 
     def _ended(self, turn: Turn) -> None:
         turn.session.end_turn(complete=turn.interaction.status is Status.COMPLETE)

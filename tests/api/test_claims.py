@@ -17,10 +17,10 @@ from sqlalchemy.pool import NullPool
 
 from proxy.api import claim_endpoints
 from proxy.engine.scripted.scripts import Reply, Script
-from proxy.store import claims
-from proxy.store.claims import Claim, Claimed
 from proxy.store.database import parse_url
-from proxy.store.reads import SessionFilter
+from proxy.store.leases import Lease, LeaseRequest
+from proxy.store.session_query import SessionQuery
+from proxy.store.sql import claims
 from tests.databases import execute, meanwhile
 from tests.support import Server, sampled, serving, until, user
 
@@ -179,7 +179,7 @@ async def test_the_next_end_wakes_a_claim_that_waits(
     monkeypatch.setattr(claim_endpoints, "_WATCH_S", 3600.0)  # it does not look by itself meanwhile
     async with served(tmp_path, database_url) as server, asyncio.timeout(60):
         await server.chat([user("hi")], "a")
-        ring = server.app.state.store.ends.listen()
+        ring = server.app.state.store.claims.ends.listen()
         waiting = asyncio.create_task(claim(server, wait_s=600))
         await until(lambda: bool(ring._waiters))
         await server.ok("/a/rl/end_session", {})
@@ -299,12 +299,12 @@ async def test_what_is_wrong_is_named(tmp_path: Path, path: str, body: Any, stat
 async def test_a_claim_walks_past_nothing_that_was_acknowledged(tmp_path: Path, database_url: str) -> None:
     """Both databases read the index of what waits: a queue of millions costs what is left of it."""
     async with served(tmp_path, database_url) as server:
-        store = server.app.state.store
+        engine = server.app.state.store.database._writer_engine
         statements: list[tuple[str, Any]] = []
-        event.listen(store._writer_engine, "before_cursor_execute", lambda *seen: statements.append((seen[2], seen[3])))
+        event.listen(engine, "before_cursor_execute", lambda *seen: statements.append((seen[2], seen[3])))
         await claim(server, limit=5)
         [(query, values)] = [each for each in statements if "ended_order IS NOT NULL" in each[0]]
-        with store._writer_engine.connect() as connection:
+        with engine.connect() as connection:
             if connection.dialect.name == "sqlite":
                 explained = connection.exec_driver_sql("EXPLAIN QUERY PLAN " + query, values).all()
             else:
@@ -380,10 +380,10 @@ async def test_one_claim_made_on_two_servers_at_once_is_given_the_same_sessions(
 ) -> None:
     async with served(tmp_path, postgres_url) as server:
         await finish(server, "s0", "s1")
-    wanted = Claim("mine", SessionFilter(), limit=1, lease_s=60.0)
+    wanted = LeaseRequest("mine", SessionQuery(), limit=1, lease_s=60.0)
     engine = create_engine(parse_url(postgres_url), poolclass=NullPool)
 
-    def again() -> Claimed:
+    def again() -> Lease:
         with engine.begin() as connection:
             return claims.claim(connection, [wanted])[0]
 

@@ -27,6 +27,7 @@ from proxy.engine.requests import GenerateRequest
 from proxy.engine.scripted.scripts import Fault, Reply
 from proxy.server import serving as real_server
 from proxy.settings import Settings
+from proxy.store.sql import reads
 from proxy.store.store import Store
 from proxy.trajectory.cache import InteractionCache
 from proxy.trajectory.returns import compute_returns
@@ -156,7 +157,7 @@ class AgentMachine(RuleBasedStateMachine):
     async def _check(self) -> None:
         seen: set[str] = set()
         for name in SESSIONS:
-            interactions = await self.server.app.state.store.load_interactions(name)
+            interactions = await self.server.app.state.store.recordings.load_interactions(name)
             exported = await self.server.export(name) if interactions else []
             check_token_exactness(self.engine, interactions)
             check_prefix_truth(self.engine, interactions)
@@ -340,10 +341,12 @@ def test_invariant_7_rewards_stay_as_set_beside_their_returns(
             await server.ok("/s/rl/end_session", {})
             await server.export(discount=0.5)
             store: Store = server.app.state.store
-            interactions = await store.load_interactions("s")
+            interactions = await store.recordings.load_interactions("s")
             assert [i.reward for i in interactions] == rewards
             wanted = compute_returns(interactions, discount, credit)
-            assert await store.load_returns("s") == {(key, discount, credit): value for key, value in wanted.items()}
+            assert await store.database.read(reads.load_returns, "s") == {
+                (key, discount, credit): value for key, value in wanted.items()
+            }
 
     with tempfile.TemporaryDirectory() as name:
         asyncio.run(scenario(Path(name)))

@@ -15,6 +15,7 @@ from sqlalchemy import event
 from proxy.engine.requests import GenerateRequest
 from proxy.engine.scripted.acting import act
 from proxy.engine.scripted.scripts import Fault, Reply, Script, play
+from proxy.store.sql import reads
 from proxy.types import Credit
 from tests.support import Server, sampled, says, serving, tiny_renderer, user
 
@@ -177,7 +178,7 @@ async def test_rewards_and_the_end_on_different_replicas_give_the_right_returns(
         assert [node["return"] for node in await three.tree()] == [5.0, 8.0]
         store = one.app.state.store
         tree = await one.tree()
-        assert await store.load_returns("s") == {
+        assert await store.database.read(reads.load_returns, "s") == {
             (tree[0]["id"], 0.5, Credit.TREE): 5.0,
             (tree[1]["id"], 0.5, Credit.TREE): 8.0,
         }
@@ -222,7 +223,7 @@ async def test_a_reward_and_the_end_at_once_on_two_replicas_leave_the_right_retu
             rewarded = one.ok(f"/{name}/rl/set_reward", {"reward": 4.0})
             ended = two.ok(f"/{name}/rl/end_session", {})
             await asyncio.gather(*((rewarded, ended) if n % 2 else (ended, rewarded)))
-            assert await one.app.state.store.load_returns(name) == {(node, 1.0, Credit.TREE): 4.0}
+            assert await one.app.state.store.database.read(reads.load_returns, name) == {(node, 1.0, Credit.TREE): 4.0}
 
 
 async def test_of_two_ends_the_first_counts(tmp_path: Path, postgres_url: str) -> None:
@@ -266,7 +267,7 @@ async def test_a_turn_that_outlives_the_end_on_another_replica_gets_its_return(
         await late
 
         async def all_have_returns() -> bool:
-            return len(await one.app.state.store.load_returns("s")) == 2
+            return len(await one.app.state.store.database.read(reads.load_returns, "s")) == 2
 
         await until(all_have_returns)
         assert [node["return"] for node in await two.tree()] == [1.0, 0.0]
@@ -283,15 +284,12 @@ async def test_a_waiting_export_notices_the_end_on_another_replica(tmp_path: Pat
         export = asyncio.create_task(two.ok("/export_trajectories", wanted))
 
         async def waiting() -> bool:
-            return two.app.state.turns._sessions._live["s"].waiting > 0 if _live(two) else False
+            session = two.app.state.registry.find("s")
+            return session is not None and session.waiting > 0
 
         await until(waiting)
         await one.ok("/s/rl/end_session", {"outcome": "Finished"})
         assert (await export)["sessions"]["s"]["outcome"] == "Finished"
-
-
-def _live(server: Server) -> bool:
-    return "s" in server.app.state.turns._sessions._live
 
 
 async def test_the_same_prompt_again_is_a_new_sample_although_another_replica_answered_it(
@@ -396,7 +394,7 @@ async def test_a_replica_that_is_behind_with_numbers_catches_up_at_once(tmp_path
         for _ in range(30):
             await one.ok("/rl/start_session", {"task_id": "t"})
         inserts: list[str] = []
-        engine = two.app.state.store._writer_engine
+        engine = two.app.state.store.database._writer_engine
         event.listen(engine, "before_cursor_execute", lambda *seen: inserts.append(seen[2][:20]))
         started = await two.ok("/rl/start_session", {"task_id": "t"})
         assert started["session_id"] == "t-31"
@@ -428,7 +426,7 @@ async def test_a_server_alone_on_a_file_reads_nothing_for_a_turn(tmp_path: Path)
         first = await server.answer([user("hi")])
         statements: list[str] = []
         store = server.app.state.store
-        event.listen(store._reader_engine, "before_cursor_execute", lambda *seen: statements.append(seen[2]))
+        event.listen(store.database._reader_engine, "before_cursor_execute", lambda *seen: statements.append(seen[2]))
         await server.answer([user("hi"), first, user("more")])
         await server.answer([user("hi")])
         assert statements == []

@@ -11,6 +11,7 @@ import pytest
 
 import proxy.turns.turns
 from proxy.engine.scripted.scripts import Fault, Reply, Script, play
+from proxy.store.sql import reads
 from tests.support import Server, call_text, function_tool, sampled, says, serving, tiny_renderer, until, user
 
 BODY = {"model": "m", "messages": [user("hi")]}
@@ -311,14 +312,14 @@ async def test_concurrent_named_rewards_are_all_kept(tmp_path: Path) -> None:
         bodies = [{"reward": float(number), "name": f"r{number}"} for number in range(5)]
         await asyncio.gather(*(server.ok("/s/rl/set_reward", body) for body in bodies))
         assert (await server.tree())[0]["rewards"] == {f"r{number}": number for number in range(5)}
-        stored = await server.app.state.store.load_interactions("s")
+        stored = await server.app.state.store.recordings.load_interactions("s")
         assert len(stored[0].rewards) == 5
 
 
 async def test_the_certificate_of_a_session_with_a_running_turn_says_so(tmp_path: Path) -> None:
     async with serving(tmp_path, slow("one two three")) as server:
         turn = await in_flight(server)
-        while await server.app.state.store.load_session("s") is None:
+        while await server.app.state.store.keys.load_session("s") is None:
             pass  # its row is on the way to the disk
         entry = (await server.ok("/export_trajectories", {"session_id": "s"}))["sessions"]["s"]
         assert (entry["complete"], entry["begun_not_ended"]) == (False, 1)
@@ -337,7 +338,7 @@ async def test_a_turn_that_ends_while_its_session_is_sealed_has_its_return(tmp_p
         assert len(wanted) == 2
         stored: set[str] = set()
         for _ in range(200):
-            stored = {key[0] for key in await server.app.state.store.load_returns("s")}
+            stored = {key[0] for key in await server.app.state.store.database.read(reads.load_returns, "s")}
             if stored == wanted:
                 break
             await asyncio.sleep(0.02)

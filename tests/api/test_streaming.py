@@ -205,7 +205,7 @@ async def test_the_end_and_every_call_go_out_only_after_the_commit(tmp_path: Pat
         seen: list[bytes] = []
 
         async def look(data: bytes) -> None:
-            stored = len(await server.app.state.store.load_interactions("s"))
+            stored = len(await server.app.state.store.recordings.load_interactions("s"))
             seen.append(data)
             if has_whole_call(b"".join(seen)) or b'"finish_reason":"' in data or b"[DONE]" in data:
                 late.append(data)
@@ -263,7 +263,7 @@ async def test_headers_of_the_harness_are_recorded(tmp_path: Path) -> None:
         for streams in (True, False):
             response = await server.post(CHAT, {**BODY, "stream": streams}, headers=headers)
             assert response.status_code == 200
-        stored = await server.app.state.store.load_interactions("s")
+        stored = await server.app.state.store.recordings.load_interactions("s")
         assert [(i.state_hash, i.purpose, i.agent) for i in stored] == [("abc", "title", "planner")] * 2
 
 

@@ -50,7 +50,7 @@ async def fill(url: str, sessions: int, tokens: int) -> None:
     try:
         for number in range(sessions):
             name = f"session-{number:05}"
-            await store.create_session(SessionRecord(name, group_id=f"group-{number // 8}"))
+            await store.starts.create_session(SessionRecord(name, group_id=f"group-{number // 8}"))
             parent, prefix = None, 0
             for turn in range(TURNS):
                 starts = [chance.randrange(63 * half) for _ in range(3)]
@@ -67,9 +67,9 @@ async def fill(url: str, sessions: int, tokens: int) -> None:
                     new_messages=(question,),
                     output=answer,
                 )
-                await store.append(made)
+                await store.turns.append(made)
                 parent, prefix = made.id, prefix + 2 * half
-            await store.set_rewards(name, {parent or "": {"reward": chance.random()}})
+            await store.changes.set_rewards(name, {parent or "": {"reward": chance.random()}})
     finally:
         await store.close()
 

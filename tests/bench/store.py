@@ -22,7 +22,7 @@ from sqlite3 import connect
 from rich.console import Console
 from rich.table import Table
 
-from proxy.store import codec
+from proxy.store.sql import codec
 from proxy.store.store import Store
 from proxy.types import Message, Role, SessionRecord
 from tests.bench.load import Words
@@ -65,11 +65,11 @@ class Load:
         return array("i", [self.chance.randrange(MAX_TOKEN_ID) for _ in range(count)])
 
     async def talk(self, name: str, until: float) -> None:
-        await self.store.create_session(SessionRecord(name))
+        await self.store.starts.create_session(SessionRecord(name))
         template = interaction(name, suffix=self.suffix, output=self.output)
         number = 0
         while time.perf_counter() < until:
-            await self.store.append(
+            await self.store.turns.append(
                 replace(
                     template,
                     id=f"{name}.{number}",
@@ -100,7 +100,7 @@ async def store_long_session(url: str) -> tuple[int, int]:
     text = tokens = prefix = 0
     words, chance = Words(1), random.Random(1)
     try:
-        await store.create_session(SessionRecord("long"))
+        await store.starts.create_session(SessionRecord("long"))
         parent = None
         for number in range(TURNS):
             ids = array("i", [chance.randrange(MAX_TOKEN_ID) for _ in range(2 * per_turn)])
@@ -109,7 +109,7 @@ async def store_long_session(url: str) -> tuple[int, int]:
             logprobs = array("f", [-chance.random() for _ in range(per_turn)])
             messages = (Message(Role.USER, words.text(per_turn * 4)),)
             output = Message(Role.ASSISTANT, words.text(per_turn * 4))
-            await store.append(
+            await store.turns.append(
                 replace(node, session_id="long", logprobs=logprobs, new_messages=messages, output=output)
             )
             stored = (codec.encode_json([m.to_json() for m in messages]), codec.encode_json(output.to_json()))

@@ -18,6 +18,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from proxy.store.session_query import SessionQuery
 from proxy.store.store import Store
 from proxy.types import Status
 from tests.conftest import Postgres
@@ -219,8 +220,8 @@ async def outputs_at(url: str) -> dict[str, str]:
     store = await asyncio.to_thread(Store.open, url)
     try:
         outputs: dict[str, str] = {}
-        for record in await store.find_sessions():
-            for interaction in await store.load_interactions(record.session_id):
+        for record in await store.recordings.find_sessions(SessionQuery()):
+            for interaction in await store.recordings.load_interactions(record.session_id):
                 if interaction.status is Status.COMPLETE:
                     assert len(interaction.output_ids) == len(interaction.logprobs)
                     outputs[interaction.id] = interaction.output.content
@@ -287,6 +288,6 @@ def test_sigterm_waits_no_longer_than_it_is_told_and_records_what_it_cut(tmp_pat
 async def stored_statuses(folder: Path) -> list[Status]:
     store = await asyncio.to_thread(Store.open, sqlite_url(folder))
     try:
-        return [interaction.status for interaction in await store.load_interactions("s")]
+        return [interaction.status for interaction in await store.recordings.load_interactions("s")]
     finally:
         await store.close()

@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from proxy.sessions.replica import NOTHING_SEEN, absorb, note_commit, settle
+from proxy.sessions.replica import NOTHING_SEEN, absorb, note_commit
 from proxy.sessions.session import Session
-from proxy.store.revisions import Seen
+from proxy.sessions.settling import note_written
+from proxy.store.news import Seen
 from proxy.store.store import Store
 from proxy.trajectory.cache import InteractionCache
 from proxy.types import Interaction, SessionRecord, SessionStatus, Status
@@ -58,55 +59,55 @@ class Others:
 
     async def _append(self, node: Interaction, names: list[str]) -> None:
         names.append(node.id)
-        await self._store.append(replace(node, request_hash=self._chance.choice("xyz")))
+        await self._store.turns.append(replace(node, request_hash=self._chance.choice("xyz")))
 
     async def _supersede(self) -> None:
         if self._failed:
-            await self._store.supersede(self._chance.choice(self._failed))
+            await self._store.turns.supersede(self._chance.choice(self._failed))
 
     async def _reward(self) -> None:
         if self._complete:
             name = self._chance.choice(self._complete)
-            await self._store.set_rewards("s", {name: {"reward": self._chance.random(), "rewards": {"r": 1.0}}})
+            await self._store.changes.set_rewards("s", {name: {"reward": self._chance.random(), "rewards": {"r": 1.0}}})
 
     async def _mark(self) -> None:
         if self._complete:
             marks = {"trainable": self._chance.random() < 0.5, "spans": ((0, 1),)}
-            await self._store.set_rewards("s", {self._chance.choice(self._complete): marks})
+            await self._store.changes.set_rewards("s", {self._chance.choice(self._complete): marks})
 
 
 @pytest.mark.parametrize("seed", range(12))
 async def test_news_in_any_order_and_twice_end_in_what_the_database_says(tmp_path: Path, seed: int) -> None:
     chance = random.Random(seed)
     store = Store.open(f"sqlite:///{tmp_path / 'r.db'}")
-    await store.create_session(SessionRecord("s"))
+    await store.starts.create_session(SessionRecord("s"))
     others, session, underway = Others(store, chance), empty(), []
     for _ in range(60):
         await others.change()
         if chance.random() < 0.5:  # a request looks at the database, and goes on with it later
-            underway.append(await store.load_news("s", session.seen))
+            underway.append(await store.news.load_news("s", session.seen))
         while underway and chance.random() < 0.4:
             news = underway[chance.randrange(len(underway))]
             absorb(session, news, elsewhere=True)
             if chance.random() < 0.5:
                 underway.remove(news)
-    await store.end_session(SessionRecord("s", status=SessionStatus.ENDED), {})
-    for news in (await store.load_news("s", session.seen), *underway):
+    await store.changes.end_session(SessionRecord("s", status=SessionStatus.ENDED), {})
+    for news in (await store.news.load_news("s", session.seen), *underway):
         absorb(session, news, elsewhere=True)
     fresh = empty()
-    absorb(fresh, await store.load_news("s", NOTHING_SEEN), elsewhere=True)
+    absorb(fresh, await store.news.load_news("s", NOTHING_SEEN), elsewhere=True)
     await store.close()
     assert state(session) == state(fresh)
 
 
 async def test_calls_that_began_here_are_left_to_their_own_turns(tmp_path: Path) -> None:
     store = Store.open(f"sqlite:///{tmp_path / 'r.db'}")
-    await store.create_session(SessionRecord("s"))
+    await store.starts.create_session(SessionRecord("s"))
     session = empty()
     session.begun_here.add("mine")
-    await store.append(interaction("mine"))
-    await store.append(interaction("theirs"))
-    absorb(session, await store.load_news("s", session.seen), elsewhere=True)
+    await store.turns.append(interaction("mine"))
+    await store.turns.append(interaction("theirs"))
+    absorb(session, await store.news.load_news("s", session.seen), elsewhere=True)
     await store.close()
     assert set(session.cache.nodes) == {"theirs"}
     assert session.seen == Seen(2, 0)
@@ -123,14 +124,14 @@ def test_a_commit_of_ours_is_seen_only_if_nothing_is_missing_before_it() -> None
 
 async def test_a_reply_is_settled_once_it_was_written_or_it_is_too_late_for_that(tmp_path: Path) -> None:
     store = Store.open(f"sqlite:///{tmp_path / 'r.db'}")
-    await store.create_session(SessionRecord("s"))
+    await store.starts.create_session(SessionRecord("s"))
     for name, completed_at in (("early", 0.0), ("now", 4e9), ("written", 4e9)):
-        await store.append(replace(interaction(name), completed_at=completed_at, request_hash=name))
+        await store.turns.append(replace(interaction(name), completed_at=completed_at, request_hash=name))
     session = empty()
-    absorb(session, await store.load_news("s", session.seen), elsewhere=True)
+    absorb(session, await store.news.load_news("s", session.seen), elsewhere=True)
     await store.close()
     outcomes = {}
     for name, attempts in session.attempts.items():
         assert [attempt.unsettled for attempt in attempts] == [True]
-        outcomes[name] = (settle(attempts, {"early", "now"}), attempts[0].written)
+        outcomes[name] = (note_written(attempts, {"early", "now"}), attempts[0].written)
     assert outcomes == {"early": (True, False), "now": (False, False), "written": (True, True)}

@@ -38,7 +38,7 @@ async def store(database_url: str) -> AsyncIterator[Store]:
 @pytest.fixture
 async def session(store: Store) -> SessionRecord:
     record = SessionRecord("task-0", task_id="task")
-    await store.create_session(record)
+    await store.starts.create_session(record)
     return record
 
 

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.errors import InvalidRequest
-from proxy.store import codec, rows
-from proxy.store.tables import interactions, sessions
+from proxy.store.sql import codec, rows
+from proxy.store.sql.tables import interactions, sessions
 from proxy.types import (
     Api,
     Credit,

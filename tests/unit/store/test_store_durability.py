@@ -38,10 +38,10 @@ def say(*words):
 APPENDS_FOR_EVER = """
 async def main():
     store = Store.open(sys.argv[1])
-    await store.create_session(SessionRecord("s"))
+    await store.starts.create_session(SessionRecord("s"))
     async def append_all(task):
         for n in range(10**9):
-            await store.append(node(f"{task}-{n}"))
+            await store.turns.append(node(f"{task}-{n}"))
             say(f"{task}-{n}")
     await asyncio.gather(*(append_all(task) for task in range(8)))
 asyncio.run(main())
@@ -63,17 +63,17 @@ FILLS_THE_DISK = """
 async def main():
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     store = Store.open(sys.argv[1])
-    await store.create_session(SessionRecord("s"))
-    await store.append(node("before"))
+    await store.starts.create_session(SessionRecord("s"))
+    await store.turns.append(node("before"))
     hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
     resource.setrlimit(resource.RLIMIT_FSIZE, (300_000, hard))
     try:
-        await store.append(node("big", os.urandom(500_000).hex()))
+        await store.turns.append(node("big", os.urandom(500_000).hex()))
     except StoreUnavailable as error:
         say("refused")
     resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
-    await store.append(node("after"))
-    say(*(each.id for each in await store.load_interactions("s")))
+    await store.turns.append(node("after"))
+    say(*(each.id for each in await store.recordings.load_interactions("s")))
     await store.close()
 asyncio.run(main())
 """
@@ -102,7 +102,7 @@ async def test_kill_9_loses_nothing_that_was_said_to_be_stored(url: str) -> None
         assert process.stdout is not None
         said += process.stdout.readlines()
     store = Store.open(url)
-    stored = await store.load_interactions("s", statuses={Status.COMPLETE})
+    stored = await store.recordings.load_interactions("s", statuses={Status.COMPLETE})
     await store.close()
     assert {line.strip() for line in said if line.endswith("\n")} <= {node.id for node in stored}
     assert [node.seq for node in stored] == list(range(len(stored)))

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from proxy.errors import InvalidRequest, NotFound
-from proxy.store.rows import notes_of
+from proxy.store.notes import notes_of
 from proxy.store.store import Store
 from proxy.types import (
     Api,
@@ -72,8 +72,8 @@ def full(node: Any) -> Any:
 
 async def test_every_field_of_an_interaction_comes_back(store: Store, session: SessionRecord, node: Any) -> None:
     stored = full(node)
-    assert await store.append(stored) == stored.seq == 0
-    assert await store.load_interactions("task-0") == [stored]
+    assert await store.turns.append(stored) == stored.seq == 0
+    assert await store.recordings.load_interactions("task-0") == [stored]
 
 
 async def test_notes_keep_their_names_in_the_database_and_a_usual_interaction_has_none(node: Any) -> None:
@@ -89,49 +89,49 @@ async def test_notes_keep_their_names_in_the_database_and_a_usual_interaction_ha
 
 async def test_a_restart_gives_equal_sessions_and_interactions(url: str, node: Any) -> None:
     store = Store.open(url)
-    await store.create_session(SessionRecord("task-0"))
+    await store.starts.create_session(SessionRecord("task-0"))
     nodes = [full(node), node("b", seq=-1), node("c", status=Status.ABORTED)]
     for each in nodes:
-        await store.append(each)
-    before = await store.load_session("task-0")
+        await store.turns.append(each)
+    before = await store.keys.load_session("task-0")
     await store.close()
     store = Store.open(url)
-    assert await store.load_interactions("task-0") == nodes
-    assert await store.load_session("task-0") == before
-    assert await store.append(node("d")) == 3
+    assert await store.recordings.load_interactions("task-0") == nodes
+    assert await store.keys.load_session("task-0") == before
+    assert await store.turns.append(node("d")) == 3
     await store.close()
 
 
 async def test_concurrent_appends_get_each_seq_once_in_the_order_they_were_queued(store: Store, node: Any) -> None:
     for name in ("a", "b"):
-        await store.create_session(SessionRecord(name))
+        await store.starts.create_session(SessionRecord(name))
     nodes = [node(f"n{n}", session_id="ab"[n % 2]) for n in range(200)]
-    seqs = await asyncio.gather(*map(store.append, nodes))
+    seqs = await asyncio.gather(*map(store.turns.append, nodes))
     assert seqs[0::2] == seqs[1::2] == list(range(100))
     for name in ("a", "b"):
-        assert [each.seq for each in await store.load_interactions(name)] == list(range(100))
+        assert [each.seq for each in await store.recordings.load_interactions(name)] == list(range(100))
 
 
 async def test_failed_nodes_take_a_seq_too(store: Store, session: SessionRecord, node: Any) -> None:
-    await store.append(node("a", status=Status.FAILED))
-    assert await store.append(node("b")) == 1
+    await store.turns.append(node("a", status=Status.FAILED))
+    assert await store.turns.append(node("b")) == 1
 
 
 async def test_a_refused_append_leaves_no_gap(store: Store, session: SessionRecord, node: Any) -> None:
-    await store.append(node("a"))
+    await store.turns.append(node("a"))
     with pytest.raises(InvalidRequest):
-        await store.append(node("a"))
-    assert await store.append(node("b")) == 1
+        await store.turns.append(node("a"))
+    assert await store.turns.append(node("b")) == 1
 
 
 async def test_interactions_are_loaded_after_a_seq_and_by_status(
     store: Store, session: SessionRecord, node: Any
 ) -> None:
     for n, status in enumerate((Status.COMPLETE, Status.FAILED, Status.COMPLETE, Status.ABORTED)):
-        await store.append(node(f"n{n}", status=status))
+        await store.turns.append(node(f"n{n}", status=status))
 
     async def loaded(**wanted: Any) -> list[int]:
-        return [each.seq for each in await store.load_interactions("task-0", **wanted)]
+        return [each.seq for each in await store.recordings.load_interactions("task-0", **wanted)]
 
     assert await loaded(after_seq=1) == [2, 3]
     assert await loaded(statuses={Status.COMPLETE}) == [0, 2]
@@ -139,55 +139,49 @@ async def test_interactions_are_loaded_after_a_seq_and_by_status(
     assert await loaded(statuses=()) == []
 
 
-async def test_the_session_of_an_interaction_is_found(store: Store, session: SessionRecord, node: Any) -> None:
-    await store.append(node("one"))
-    assert await store.find_interaction_session("one") == "task-0"
-    assert await store.find_interaction_session("two") is None
-
-
 async def test_a_begun_call_is_on_record_until_its_interaction_is(
     store: Store, session: SessionRecord, node: Any
 ) -> None:
     for name in ("one", "three", "three"):
-        store.note_begun(name, "task-0")
-    await store.append(node("one"))
-    await store.set_rewards("task-0", {"one": {"trainable": True}})
-    assert set(await store.load_begun("task-0")) == {"three"}
+        store.turns.note_begun(name, "task-0")
+    await store.turns.append(node("one"))
+    await store.changes.set_rewards("task-0", {"one": {"trainable": True}})
+    assert set(await store.news.load_begun("task-0")) == {"three"}
 
 
 async def test_a_reply_is_unwritten_until_it_is_noted(store: Store, session: SessionRecord, node: Any) -> None:
     for name in ("one", "two"):
-        await store.append(node(name))
-    await store.append(node("three", status=Status.FAILED))
-    store.note_replied("one")
-    store.note_replied("nobody")
-    await store.set_rewards("task-0", {"one": {"trainable": True}})
-    assert await store.load_unreplied("task-0") == {"two"}
+        await store.turns.append(node(name))
+    await store.turns.append(node("three", status=Status.FAILED))
+    store.turns.note_replied("one")
+    store.turns.note_replied("nobody")
+    await store.changes.set_rewards("task-0", {"one": {"trainable": True}})
+    assert await store.news.load_unreplied("task-0") == {"two"}
 
 
 async def test_a_superseded_attempt_is_known_as_one(store: Store, session: SessionRecord, node: Any) -> None:
-    await store.append(node("one", status=Status.FAILED))
-    await store.supersede("one")
-    [loaded] = await store.load_interactions("task-0", statuses={Status.SUPERSEDED})
+    await store.turns.append(node("one", status=Status.FAILED))
+    await store.turns.supersede("one")
+    [loaded] = await store.recordings.load_interactions("task-0", statuses={Status.SUPERSEDED})
     assert loaded.id == "one"
     with pytest.raises(NotFound):
-        await store.supersede("two")
+        await store.turns.supersede("two")
 
 
 async def test_an_append_moves_the_last_activity_of_its_session(
     store: Store, session: SessionRecord, node: Any
 ) -> None:
-    await store.append(node("one"))
-    loaded = await store.load_session("task-0")
+    await store.turns.append(node("one"))
+    loaded = await store.keys.load_session("task-0")
     assert loaded is not None and loaded.updated_at > session.updated_at
 
 
 async def test_an_append_whose_caller_went_away_is_committed_all_the_same(
     store: Store, session: SessionRecord, node: Any
 ) -> None:
-    task = asyncio.ensure_future(store.append(node("one")))
+    task = asyncio.ensure_future(store.turns.append(node("one")))
     await asyncio.sleep(0)
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
-    await store.set_rewards("task-0", {"one": {"trainable": True}})
-    assert len(await store.load_interactions("task-0")) == 1
+    await store.changes.set_rewards("task-0", {"one": {"trainable": True}})
+    assert len(await store.recordings.load_interactions("task-0")) == 1

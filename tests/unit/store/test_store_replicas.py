@@ -11,19 +11,19 @@ from typing import Any
 import pytest
 from sqlalchemy import Connection
 
-from proxy.store import locks
-from proxy.store.revisions import News, Seen
+from proxy.store.sql import locks, reads
+from proxy.store.sql.revisions import News, Seen
 from proxy.store.store import Store
 from proxy.types import Interaction, SessionRecord, SessionStatus, Status
 from tests.databases import execute
 
 Build = Callable[..., Interaction]
 CHANGES: dict[str, Callable[[Store], Any]] = {
-    "rewards": lambda store: store.set_rewards("task-0", {"one": {"reward": 1.0}}),
-    "mark": lambda store: store.set_rewards("task-0", {"one": {"trainable": False, "spans": ((0, 1),)}}),
-    "supersede": lambda store: store.supersede("two"),
-    "update": lambda store: store.update_session(SessionRecord("task-0", api_key_hash="new")),
-    "end": lambda store: store.end_session(SessionRecord("task-0", status=SessionStatus.ENDED), {"one": 1.0}),
+    "rewards": lambda store: store.changes.set_rewards("task-0", {"one": {"reward": 1.0}}),
+    "mark": lambda store: store.changes.set_rewards("task-0", {"one": {"trainable": False, "spans": ((0, 1),)}}),
+    "supersede": lambda store: store.turns.supersede("two"),
+    "update": lambda store: store.changes.update_session(SessionRecord("task-0", api_key_hash="new")),
+    "end": lambda store: store.changes.end_session(SessionRecord("task-0", status=SessionStatus.ENDED), {"one": 1.0}),
 }
 
 
@@ -37,61 +37,63 @@ async def pair(postgres_url: str) -> AsyncIterator[Sequence[Store]]:
 
 
 async def seen(store: Store) -> Seen:
-    news = await store.load_news("task-0", Seen())
+    news = await store.news.load_news("task-0", Seen())
     assert news is not None
     return news.seen
 
 
 @pytest.mark.usefixtures("session")
 async def test_a_turn_that_was_placed_on_an_old_state_is_not_committed(store: Store, node: Build) -> None:
-    first, second = await asyncio.gather(store.append(node("one"), Seen(0, 0)), store.append(node("two"), Seen(0, 0)))
+    first, second = await asyncio.gather(
+        store.turns.append(node("one"), Seen(0, 0)), store.turns.append(node("two"), Seen(0, 0))
+    )
     assert {first, second} == {0, None}
-    assert await store.append(node("three"), Seen(1, 1)) is None
-    store.note_begun("four", "task-0")
+    assert await store.turns.append(node("three"), Seen(1, 1)) is None
+    store.turns.note_begun("four", "task-0")
     late = node("four")
-    assert await store.append(late, Seen(0, 0)) is None
+    assert await store.turns.append(late, Seen(0, 0)) is None
     assert late.seq == -1
-    assert [each.seq for each in await store.load_interactions("task-0")] == [0]
-    assert await store.append(late, await seen(store)) == late.seq == 1
-    assert await store.load_begun("task-0") == {}
+    assert [each.seq for each in await store.recordings.load_interactions("task-0")] == [0]
+    assert await store.turns.append(late, await seen(store)) == late.seq == 1
+    assert await store.news.load_begun("task-0") == {}
 
 
 @pytest.mark.usefixtures("session")
 async def test_a_turn_that_failed_is_recorded_on_any_state(store: Store, node: Build) -> None:
-    await store.append(node("one"))
-    assert await store.append(node("two", status=Status.FAILED)) == 1
+    await store.turns.append(node("one"))
+    assert await store.turns.append(node("two", status=Status.FAILED)) == 1
 
 
 @pytest.mark.usefixtures("session")
 @pytest.mark.parametrize("stale", [Seen(0, 0), Seen(1, 1), Seen(2, 0)])
 async def test_rewards_ends_and_records_of_an_old_state_change_nothing(store: Store, node: Build, stale: Seen) -> None:
-    await store.append(node("one"))
+    await store.turns.append(node("one"))
     record = SessionRecord("task-0", status=SessionStatus.ENDED)
-    assert not await store.set_rewards("task-0", {"one": {"reward": 1.0}}, stale)
-    assert not await store.end_session(record, {"one": 1.0}, stale)
-    assert not await store.update_session(record, stale)
-    assert not await store.set_returns("task-0", 1.0, record.credit, {"one": 1.0}, stale)
-    stored = await store.load_session("task-0")
+    assert not await store.changes.set_rewards("task-0", {"one": {"reward": 1.0}}, stale)
+    assert not await store.changes.end_session(record, {"one": 1.0}, stale)
+    assert not await store.changes.update_session(record, stale)
+    assert not await store.changes.set_returns("task-0", 1.0, record.credit, {"one": 1.0}, stale)
+    stored = await store.keys.load_session("task-0")
     assert stored is not None and stored.status is SessionStatus.ACTIVE
-    assert [each.reward for each in await store.load_interactions("task-0")] == [None]
-    assert await store.load_returns("task-0") == {}
+    assert [each.reward for each in await store.recordings.load_interactions("task-0")] == [None]
+    assert await store.database.read(reads.load_returns, "task-0") == {}
     assert await seen(store) == Seen(1, 0)
-    assert await store.end_session(record, {"one": 1.0}, Seen(1, 0))
+    assert await store.changes.end_session(record, {"one": 1.0}, Seen(1, 0))
 
 
 @pytest.mark.usefixtures("session")
 @pytest.mark.parametrize("change", CHANGES)
 async def test_every_change_but_turns_grows_the_revision_and_is_news(store: Store, node: Build, change: str) -> None:
-    await store.append(node("one"))
-    await store.append(node("two", status=Status.FAILED))
+    await store.turns.append(node("one"))
+    await store.turns.append(node("two", status=Status.FAILED))
     assert await seen(store) == Seen(2, 0)
     await CHANGES[change](store)
-    news = await store.load_news("task-0", Seen(2, 0))
+    news = await store.news.load_news("task-0", Seen(2, 0))
     assert news is not None
     assert news.seen == Seen(2, 1)
-    assert news.record == await store.load_session("task-0")
-    stored = await store.load_interactions("task-0")
-    assert [(m.interaction_id, m.status, m.reward, m.trainable, m.spans) for m in news.marks] == [
+    assert news.record == await store.keys.load_session("task-0")
+    stored = await store.recordings.load_interactions("task-0")
+    assert [(m.interaction_id, m.status, m.reward, m.trainable, m.spans) for m in news.changed] == [
         (i.id, i.status, i.reward, i.trainable, i.spans) for i in stored
     ]
 
@@ -99,23 +101,23 @@ async def test_every_change_but_turns_grows_the_revision_and_is_news(store: Stor
 @pytest.mark.usefixtures("session")
 async def test_news_are_what_was_not_seen(store: Store, node: Build) -> None:
     for name in ("one", "two", "three"):
-        await store.append(node(name))
-    store.note_replied("two")
-    await store.set_rewards("task-0", {"one": {"trainable": True}})
-    news = await store.load_news("task-0", Seen(1, 1))
+        await store.turns.append(node(name))
+    store.turns.note_replied("two")
+    await store.changes.set_rewards("task-0", {"one": {"trainable": True}})
+    news = await store.news.load_news("task-0", Seen(1, 1))
     assert news is not None
-    assert (news.seen, news.record, list(news.marks)) == (Seen(3, 1), None, [])
+    assert (news.seen, news.record, list(news.changed)) == (Seen(3, 1), None, [])
     assert [each.id for each in news.interactions] == ["two", "three"]
     assert "two" not in news.unreplied and "three" in news.unreplied
-    assert await store.load_news("task-0", Seen(3, 1)) == News(Seen(3, 1), None, [], set(), ())
-    assert await store.load_news("nobody", Seen()) is None
+    assert await store.news.load_news("task-0", Seen(3, 1)) == News(Seen(3, 1), None, [], set(), ())
+    assert await store.news.load_news("nobody", Seen()) is None
 
 
 async def test_live_sessions_are_those_that_have_not_ended(store: Store) -> None:
     for name in ("a", "b", "c"):
-        await store.create_session(SessionRecord(name))
-    await store.end_session(SessionRecord("b", status=SessionStatus.ENDED), {})
-    assert await store.live_sessions(["a", "b", "nobody"]) == {"a"}
+        await store.starts.create_session(SessionRecord(name))
+    await store.changes.end_session(SessionRecord("b", status=SessionStatus.ENDED), {})
+    assert await store.news.live_sessions(["a", "b", "nobody"]) == {"a"}
 
 
 async def test_replicas_that_change_the_same_sessions_in_any_order_come_to_no_deadlock(
@@ -123,15 +125,15 @@ async def test_replicas_that_change_the_same_sessions_in_any_order_come_to_no_de
 ) -> None:
     names = [f"s{n:02}" for n in range(12)]
     for name in names:
-        await pair[0].create_session(SessionRecord(name))
-        await pair[0].append(node(f"{name}-first", session_id=name))
+        await pair[0].starts.create_session(SessionRecord(name))
+        await pair[0].turns.append(node(f"{name}-first", session_id=name))
 
     async def change(store: Store, name: str, turn: int) -> None:
         if turn % 3:
-            await store.append(node(f"{name}-{id(store)}-{turn}", session_id=name))
+            await store.turns.append(node(f"{name}-{id(store)}-{turn}", session_id=name))
         else:
-            store.note_replied(f"{name}-first")
-            await store.set_rewards(name, {f"{name}-first": {"reward": float(turn)}})
+            store.turns.note_replied(f"{name}-first")
+            await store.changes.set_rewards(name, {f"{name}-first": {"reward": float(turn)}})
 
     for turn in range(30):
         orders = (names, names[::-1])
@@ -150,7 +152,7 @@ async def test_replicas_that_change_the_same_sessions_in_any_order_come_to_no_de
 
 async def test_of_two_transactions_in_a_deadlock_both_are_made_in_the_end(pair: Sequence[Store]) -> None:
     for name in ("a", "b"):
-        await pair[0].create_session(SessionRecord(name))
+        await pair[0].starts.create_session(SessionRecord(name))
     meeting, met = threading.Barrier(2), threading.Event()
 
     def lock(*names: str) -> Callable[[Connection, Sequence[Any]], Sequence[Any]]:
@@ -164,8 +166,8 @@ async def test_of_two_transactions_in_a_deadlock_both_are_made_in_the_end(pair: 
 
         return write
 
-    first = pair[0]._writer.submit(lock("a", "b"), None)
-    second = pair[1]._writer.submit(lock("b", "a"), None)
+    first = pair[0].database.write.submit(lock("a", "b"), None)
+    second = pair[1].database.write.submit(lock("b", "a"), None)
     assert await asyncio.gather(first, second) == ["done", "done"]
 
 
@@ -174,8 +176,8 @@ async def test_sessions_that_end_at_once_on_two_replicas_have_an_order(
 ) -> None:
     records = [SessionRecord(f"s{n}") for n in range(20)]
     for record in records:
-        await pair[0].create_session(record)
+        await pair[0].starts.create_session(record)
     ended = [replace(record, status=SessionStatus.ENDED) for record in records]
-    await asyncio.gather(*(pair[n % 2].end_session(record, {}) for n, record in enumerate(ended)))
+    await asyncio.gather(*(pair[n % 2].changes.end_session(record, {}) for n, record in enumerate(ended)))
     orders = [row[0] for row in execute(postgres_url, "SELECT ended_order FROM sessions")]
     assert sorted(orders) == list(range(1, 21))

@@ -18,8 +18,8 @@ from alembic.migration import MigrationContext
 
 from proxy.errors import ConfigurationError
 from proxy.store import database, schema
+from proxy.store.sql.tables import metadata
 from proxy.store.store import Store
-from proxy.store.tables import metadata
 from tests.databases import execute
 
 

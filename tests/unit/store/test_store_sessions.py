@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 
 from proxy.errors import InvalidRequest, NotFound, SessionNotFound
+from proxy.store.session_query import SessionQuery
+from proxy.store.sql import reads
 from proxy.store.store import Store
 from proxy.types import Credit, Outcome, SessionRecord, SessionStatus
 from tests.databases import execute
@@ -40,102 +42,109 @@ FULL = SessionRecord(
 
 
 async def test_every_field_of_a_session_comes_back(store: Store) -> None:
-    await store.create_session(FULL)
-    assert await store.load_session(FULL.session_id) == FULL
+    await store.starts.create_session(FULL)
+    assert await store.keys.load_session(FULL.session_id) == FULL
 
 
 async def test_a_session_that_exists_is_refused(store: Store) -> None:
-    await store.create_session(FULL)
+    await store.starts.create_session(FULL)
     with pytest.raises(InvalidRequest) as caught:
-        await store.create_session(replace(FULL, task_id="other"))
+        await store.starts.create_session(replace(FULL, task_id="other"))
     assert caught.value.param == "session_id"
-    assert await store.load_session(FULL.session_id) == FULL
+    assert await store.keys.load_session(FULL.session_id) == FULL
 
 
 async def test_of_many_equal_creations_exactly_one_succeeds(store: Store) -> None:
-    done = await asyncio.gather(*(store.create_session(FULL) for _ in range(20)), return_exceptions=True)
+    done = await asyncio.gather(*(store.starts.create_session(FULL) for _ in range(20)), return_exceptions=True)
     assert done.count(None) == 1
     assert all(isinstance(error, InvalidRequest) for error in done if error is not None)
 
 
 async def test_an_unknown_session_is_none(store: Store) -> None:
-    assert await store.load_session("nobody") is None
+    assert await store.keys.load_session("nobody") is None
 
 
 async def test_an_updated_session_is_read_back(store: Store, session: SessionRecord) -> None:
     changed = replace(FULL, session_id=session.session_id)
-    await store.update_session(changed)
-    assert await store.load_session(session.session_id) == changed
+    await store.changes.update_session(changed)
+    assert await store.keys.load_session(session.session_id) == changed
 
 
 async def test_an_unknown_session_cannot_be_changed(store: Store, node: Any) -> None:
-    for change in (store.update_session(FULL), store.end_session(FULL, {}), store.set_returns("x", 1, Credit.TREE, {})):
+    for change in (
+        store.changes.update_session(FULL),
+        store.changes.end_session(FULL, {}),
+        store.changes.set_returns("x", 1, Credit.TREE, {}),
+    ):
         with pytest.raises(SessionNotFound):
             await change
     with pytest.raises(SessionNotFound):
-        await store.append(node(session_id="nobody"))
+        await store.turns.append(node(session_id="nobody"))
 
 
 async def test_ending_seals_and_writes_returns_together(store: Store, session: SessionRecord, node: Any) -> None:
-    await store.append(node("one"))
+    await store.turns.append(node("one"))
     ended = replace(session, status=SessionStatus.ENDED, discount=0.9, ended_at=5.0)
-    await store.end_session(ended, {"one": 0.81})
-    assert await store.load_session(session.session_id) == ended
-    assert await store.load_returns(session.session_id) == {("one", 0.9, Credit.TREE): 0.81}
+    await store.changes.end_session(ended, {"one": 0.81})
+    assert await store.keys.load_session(session.session_id) == ended
+    assert await store.database.read(reads.load_returns, session.session_id) == {("one", 0.9, Credit.TREE): 0.81}
 
 
 async def test_sessions_keep_the_order_in_which_they_ended(store: Store, database_url: str) -> None:
     for name in "abc":
-        await store.create_session(SessionRecord(name))
+        await store.starts.create_session(SessionRecord(name))
     for name in "cabc":
-        await store.end_session(SessionRecord(name, status=SessionStatus.ENDED), {})
+        await store.changes.end_session(SessionRecord(name, status=SessionStatus.ENDED), {})
     rows = execute(database_url, "SELECT session_id, ended_order FROM sessions ORDER BY ended_order")
     assert rows == [("c", 1), ("a", 2), ("b", 3)]
 
 
 async def test_an_end_with_a_return_of_no_interaction_changes_nothing(store: Store, session: SessionRecord) -> None:
     with pytest.raises(NotFound):
-        await store.end_session(replace(session, status=SessionStatus.ENDED), {"nobody": 1.0})
-    assert await store.load_session(session.session_id) == session
+        await store.changes.end_session(replace(session, status=SessionStatus.ENDED), {"nobody": 1.0})
+    assert await store.keys.load_session(session.session_id) == session
 
 
 async def test_returns_are_overwritten_under_the_same_discount_only(
     store: Store, session: SessionRecord, node: Any
 ) -> None:
-    await store.append(node("one"))
-    await store.set_returns("task-0", 0.9, Credit.TREE, {"one": 1.0})
-    await store.set_returns("task-0", 0.9, Credit.LINEAR, {"one": 2.0})
-    await store.set_returns("task-0", 0.9, Credit.TREE, {"one": 3.0})
-    assert await store.load_returns("task-0") == {("one", 0.9, Credit.TREE): 3.0, ("one", 0.9, Credit.LINEAR): 2.0}
+    await store.turns.append(node("one"))
+    await store.changes.set_returns("task-0", 0.9, Credit.TREE, {"one": 1.0})
+    await store.changes.set_returns("task-0", 0.9, Credit.LINEAR, {"one": 2.0})
+    await store.changes.set_returns("task-0", 0.9, Credit.TREE, {"one": 3.0})
+    assert await store.database.read(reads.load_returns, "task-0") == {
+        ("one", 0.9, Credit.TREE): 3.0,
+        ("one", 0.9, Credit.LINEAR): 2.0,
+    }
 
 
 async def test_rewards_are_set_one_by_one_and_stay_raw(store: Store, session: SessionRecord, node: Any) -> None:
-    await store.append(node("one"))
-    await store.set_rewards("task-0", {"one": {"reward": 0.1}})
-    await store.set_rewards("task-0", {"one": {"rewards": {"format": 0.2}}})
-    await store.set_rewards("task-0", {"one": {"token_rewards": array("f", [0.5, 1.0])}})
-    [loaded] = await store.load_interactions("task-0")
+    await store.turns.append(node("one"))
+    await store.changes.set_rewards("task-0", {"one": {"reward": 0.1}})
+    await store.changes.set_rewards("task-0", {"one": {"rewards": {"format": 0.2}}})
+    await store.changes.set_rewards("task-0", {"one": {"token_rewards": array("f", [0.5, 1.0])}})
+    [loaded] = await store.recordings.load_interactions("task-0")
     assert (loaded.reward, loaded.rewards, loaded.token_rewards) == (0.1, {"format": 0.2}, array("f", [0.5, 1.0]))
-    await store.set_rewards("task-0", {"one": {"reward": None, "token_rewards": None}})
-    [loaded] = await store.load_interactions("task-0")
+    await store.changes.set_rewards("task-0", {"one": {"reward": None, "token_rewards": None}})
+    [loaded] = await store.recordings.load_interactions("task-0")
     assert (loaded.reward, loaded.rewards, loaded.token_rewards) == (None, {"format": 0.2}, None)
 
 
 async def test_rewards_with_one_unknown_interaction_set_none(store: Store, session: SessionRecord, node: Any) -> None:
-    await store.append(node("one"))
+    await store.turns.append(node("one"))
     with pytest.raises(NotFound):
-        await store.set_rewards("task-0", {"one": {"reward": 1.0}, "two": {"reward": 1.0}})
-    [loaded] = await store.load_interactions("task-0")
+        await store.changes.set_rewards("task-0", {"one": {"reward": 1.0}, "two": {"reward": 1.0}})
+    [loaded] = await store.recordings.load_interactions("task-0")
     assert loaded.reward is None
 
 
 async def test_an_interaction_of_another_session_is_not_rewarded(
     store: Store, session: SessionRecord, node: Any
 ) -> None:
-    await store.append(node("one"))
-    await store.create_session(FULL)
+    await store.turns.append(node("one"))
+    await store.starts.create_session(FULL)
     with pytest.raises(NotFound):
-        await store.set_rewards(FULL.session_id, {"one": {"reward": 1.0}})
+        await store.changes.set_rewards(FULL.session_id, {"one": {"reward": 1.0}})
 
 
 @pytest.mark.parametrize(
@@ -144,40 +153,42 @@ async def test_an_interaction_of_another_session_is_not_rewarded(
 async def test_a_reward_that_is_not_finite_is_refused(
     store: Store, session: SessionRecord, node: Any, change: Any
 ) -> None:
-    await store.append(node("one"))
+    await store.turns.append(node("one"))
     with pytest.raises(InvalidRequest):
-        await store.set_rewards("task-0", {"one": change})
+        await store.changes.set_rewards("task-0", {"one": change})
 
 
 async def test_a_mark_is_read_back(store: Store, session: SessionRecord, node: Any) -> None:
-    await store.append(node("one"))
-    await store.set_rewards("task-0", {"one": {"trainable": False, "spans": ((0, 1), (1, 2))}})
-    [loaded] = await store.load_interactions("task-0")
+    await store.turns.append(node("one"))
+    await store.changes.set_rewards("task-0", {"one": {"trainable": False, "spans": ((0, 1), (1, 2))}})
+    [loaded] = await store.recordings.load_interactions("task-0")
     assert (loaded.trainable, loaded.spans) == (False, ((0, 1), (1, 2)))
     with pytest.raises(NotFound):
-        await store.set_rewards("task-0", {"two": {"trainable": True, "spans": ()}})
+        await store.changes.set_rewards("task-0", {"two": {"trainable": True, "spans": ()}})
 
 
 async def test_the_newest_live_session_of_a_key_is_found_before_the_newest(store: Store) -> None:
     for name, status in (("old", "active"), ("live", "active"), ("ended", "ended")):
-        await store.create_session(SessionRecord(name, api_key_hash="k", status=SessionStatus(status)))
-    found = await store.find_session_by_key("k")
+        await store.starts.create_session(SessionRecord(name, api_key_hash="k", status=SessionStatus(status)))
+    found = await store.keys.find_session_by_key("k")
     assert found is not None and found.session_id == "live"
     for name in ("old", "live"):
-        await store.update_session(SessionRecord(name, api_key_hash="k", status=SessionStatus.EXPIRED))
-    found = await store.find_session_by_key("k")
+        await store.changes.update_session(SessionRecord(name, api_key_hash="k", status=SessionStatus.EXPIRED))
+    found = await store.keys.find_session_by_key("k")
     assert found is not None and found.session_id == "ended"
-    assert await store.find_session_by_key("other") is None
+    assert await store.keys.find_session_by_key("other") is None
 
 
 async def test_sessions_are_found_by_each_filter(store: Store) -> None:
-    await store.create_session(SessionRecord("a", task_id="t", group_id="g"))
+    await store.starts.create_session(SessionRecord("a", task_id="t", group_id="g"))
     ended = SessionRecord("b", task_id="t", status=SessionStatus.ENDED, outcome=Outcome.FINISHED, ended_at=10.0)
-    await store.create_session(ended)
-    await store.create_session(replace(ended, session_id="c", task_id="u", outcome=Outcome.FAILED, ended_at=20.0))
+    await store.starts.create_session(ended)
+    await store.starts.create_session(
+        replace(ended, session_id="c", task_id="u", outcome=Outcome.FAILED, ended_at=20.0)
+    )
 
     async def found(**wanted: Any) -> str:
-        return "".join(record.session_id for record in await store.find_sessions(**wanted))
+        return "".join(record.session_id for record in await store.recordings.find_sessions(SessionQuery(**wanted)))
 
     assert await found() == "abc"
     assert await found(task_id="t") == "ab"
@@ -188,22 +199,22 @@ async def test_sessions_are_found_by_each_filter(store: Store) -> None:
     assert await found(session_ids=["c", "a", "nobody"]) == "ac"
     assert await found(session_ids=[]) == ""
     assert await found(task_id="t", status=SessionStatus.ENDED) == "b"
-    assert await store.count_sessions("t") == 2
+    assert await store.starts.count_sessions("t") == 2
 
 
 async def test_pages_of_sessions_meet_without_gap_or_overlap(store: Store) -> None:
     names = [f"s{n}" for n in range(7)]
     for name in names:
-        await store.create_session(SessionRecord(name))
+        await store.starts.create_session(SessionRecord(name))
     seen: list[str] = []
-    while page := await store.find_sessions(limit=3, after=seen[-1] if seen else None):
+    while page := await store.recordings.find_sessions(SessionQuery(limit=3, after=seen[-1] if seen else None)):
         seen += [record.session_id for record in page]
     assert seen == names
 
 
 async def test_an_unknown_cursor_and_too_many_ids_are_refused(store: Store) -> None:
     with pytest.raises(InvalidRequest) as caught:
-        await store.find_sessions(after="nobody")
+        await store.recordings.find_sessions(SessionQuery(after="nobody"))
     assert caught.value.param == "cursor"
     with pytest.raises(InvalidRequest):
-        await store.find_sessions(session_ids=[str(n) for n in range(10_001)])
+        await store.recordings.find_sessions(SessionQuery(session_ids=[str(n) for n in range(10_001)]))

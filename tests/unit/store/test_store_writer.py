@@ -11,8 +11,9 @@ import pytest
 from sqlalchemy import Connection, event
 
 from proxy.errors import InvalidRequest, SessionNotFound, StoreUnavailable
-from proxy.store import database, rows, schema, writes
-from proxy.store.starts import Start
+from proxy.store import database, schema
+from proxy.store.sql import rows, writes
+from proxy.store.sql.starts import Start
 from proxy.store.store import Store
 from proxy.store.writer import Phase, Writer
 from proxy.types import SessionRecord
@@ -129,11 +130,11 @@ async def test_when_the_writer_ends_by_a_fault_nobody_waits_for_ever(
 
 async def test_many_changes_at_once_with_bad_ones_among_them(store: Store, session: SessionRecord, node: Any) -> None:
     nodes = [node("same" if n % 7 == 0 else f"n{n}") for n in range(140)]
-    done = await asyncio.gather(*map(store.append, nodes), return_exceptions=True)
+    done = await asyncio.gather(*map(store.turns.append, nodes), return_exceptions=True)
     seqs = [one for one in done if isinstance(one, int)]
     assert seqs == list(range(121))
     assert sum(isinstance(one, InvalidRequest) for one in done) == 19
-    assert len(await store.load_interactions("task-0")) == 121
+    assert len(await store.recordings.load_interactions("task-0")) == 121
 
 
 async def test_after_a_refusal_of_the_database_the_writer_goes_on(
@@ -141,18 +142,18 @@ async def test_after_a_refusal_of_the_database_the_writer_goes_on(
 ) -> None:
     execute(database_url, "ALTER TABLE interactions RENAME TO elsewhere")
     with pytest.raises(StoreUnavailable, match="interactions"):
-        await store.append(node("one"))
+        await store.turns.append(node("one"))
     with pytest.raises(StoreUnavailable, match="interactions"):
-        await store.load_interactions("task-0")
+        await store.recordings.load_interactions("task-0")
     execute(database_url, "ALTER TABLE elsewhere RENAME TO interactions")
-    assert await store.append(node("one")) == 0
+    assert await store.turns.append(node("one")) == 0
 
 
 async def test_a_note_that_fails_is_logged_and_harms_nobody(
     store: Store, session: SessionRecord, node: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    store.note_begun(None, "task-0")  # type: ignore[arg-type]
-    assert await store.append(node("one")) == 0
+    store.turns.note_begun(None, "task-0")  # type: ignore[arg-type]
+    assert await store.turns.append(node("one")) == 0
     assert "a note was not stored" in caplog.text
 
 
@@ -161,6 +162,6 @@ async def test_ping_answers_until_the_store_is_closed(url: str, node: Any) -> No
     await store.ping()
     await store.close()
     await store.close()
-    for call in (store.ping(), store.append(node()), store.load_session("x")):
+    for call in (store.ping(), store.turns.append(node()), store.keys.load_session("x")):
         with pytest.raises(StoreUnavailable):
             await call

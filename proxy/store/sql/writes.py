@@ -17,14 +17,14 @@ from sqlalchemy import Connection, bindparam, delete, func, insert, select, upda
 from sqlalchemy.exc import IntegrityError
 
 from proxy.errors import InvalidRequest, NotFound
-from proxy.store import rows
-from proxy.store.locks import lock_sessions, pass_alone
-from proxy.store.revisions import Seen
-from proxy.store.starts import Start, check_start, give_back
-from proxy.store.tables import intents, interactions, returns, sessions
+from proxy.store.news import Seen
+from proxy.store.sql import rows
+from proxy.store.sql.locks import lock_sessions, pass_alone
+from proxy.store.sql.starts import Start, check_start, give_back
+from proxy.store.sql.tables import intents, interactions, returns, sessions
 from proxy.types import Credit, Interaction, Status
 
-Write = Callable[[Connection, Sequence[Any]], Sequence[Any]]
+BatchWrite = Callable[[Connection, Sequence[Any]], Sequence[Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ class Returns:
 class End:
     """The last state of a session as a row, and its returns."""
 
-    row: rows.Row
+    row: rows.RowValues
     returns: Returns
 
     @property
@@ -76,10 +76,10 @@ class End:
 
 
 @dataclass(frozen=True, slots=True)
-class Update:
+class RecordUpdate:
     """Every column of a session's record."""
 
-    row: rows.Row
+    row: rows.RowValues
     seen: Seen | None = None
 
     @property
@@ -125,7 +125,7 @@ def create_freely(connection: Connection, new: Sequence[Start]) -> Sequence[None
     return [None] * len(new)
 
 
-def _insert_sessions(connection: Connection, new: Sequence[rows.Row]) -> None:
+def _insert_sessions(connection: Connection, new: Sequence[rows.RowValues]) -> None:
     try:
         connection.execute(_INSERT_SESSION, [{**row, "next_seq": 0} for row in new])
     except IntegrityError:
@@ -144,7 +144,7 @@ def append_seen(connection: Connection, batch: Sequence[Append]) -> Sequence[int
 
 def _append(connection: Connection, batch: Sequence[tuple[Interaction, Seen | None]]) -> list[int | None]:
     now_seen = lock_sessions(connection, {node.session_id for node, _ in batch})
-    new: list[rows.Row] = []
+    new: list[rows.RowValues] = []
     seqs: list[int | None] = []
     for node, seen in batch:
         current = now_seen[node.session_id]
@@ -159,7 +159,7 @@ def _append(connection: Connection, batch: Sequence[tuple[Interaction, Seen | No
     return seqs
 
 
-def _insert_interactions(connection: Connection, new: Sequence[rows.Row], next_seqs: Mapping[str, int]) -> None:
+def _insert_interactions(connection: Connection, new: Sequence[rows.RowValues], next_seqs: Mapping[str, int]) -> None:
     try:
         connection.execute(_INSERT_INTERACTION, new)
     except IntegrityError:
@@ -171,14 +171,14 @@ def _insert_interactions(connection: Connection, new: Sequence[rows.Row], next_s
     connection.execute(_DELETE_INTENT, [{"of_interaction": row["id"]} for row in new])
 
 
-def insert_intents(connection: Connection, new: Sequence[rows.Row]) -> Sequence[None]:
+def insert_intents(connection: Connection, new: Sequence[rows.RowValues]) -> Sequence[None]:
     """Record calls that began, each once."""
     connection.execute(_DELETE_INTENT, [{"of_interaction": row["interaction_id"]} for row in new])
     connection.execute(_INSERT_INTENT, list({row["interaction_id"]: row for row in new}.values()))
     return [None] * len(new)
 
 
-def set_exported(connection: Connection, batch: Sequence[rows.Row]) -> Sequence[None]:
+def set_exported(connection: Connection, batch: Sequence[rows.RowValues]) -> Sequence[None]:
     """Rows of `of_sessions` and `exported_at`; live sessions are passed over: there is more to come of them."""
     for row in batch:
         ended = sessions.c.session_id.in_(row["of_sessions"]) & sessions.c.ended_at.is_not(None)
@@ -186,7 +186,7 @@ def set_exported(connection: Connection, batch: Sequence[rows.Row]) -> Sequence[
     return [None] * len(batch)
 
 
-def set_replied(connection: Connection, replied: Sequence[rows.Row]) -> Sequence[None]:
+def set_replied(connection: Connection, replied: Sequence[rows.RowValues]) -> Sequence[None]:
     """Rows of `of_interaction` and `replied_at`; unknown interactions are passed over."""
     connection.execute(_SET_REPLIED, list(replied))
     return [None] * len(replied)
@@ -208,7 +208,7 @@ def _set_rewards(connection: Connection, rewards: Rewards) -> bool:
     return True
 
 
-def update_interactions(connection: Connection, batch: Sequence[tuple[str, rows.Row]]) -> Sequence[None]:
+def update_interactions(connection: Connection, batch: Sequence[tuple[str, rows.RowValues]]) -> Sequence[None]:
     """Pairs of interaction id and the columns to set. Raises NotFound."""
     for name, columns in batch:
         session_id = connection.execute(select(interactions.c.session_id).where(interactions.c.id == name)).scalar()
@@ -224,12 +224,12 @@ def supersede(connection: Connection, interaction_ids: Sequence[str]) -> Sequenc
     return update_interactions(connection, [(name, {"status": Status.SUPERSEDED.value}) for name in interaction_ids])
 
 
-def update_sessions(connection: Connection, batch: Sequence[Update]) -> Sequence[bool]:
+def update_sessions(connection: Connection, batch: Sequence[RecordUpdate]) -> Sequence[bool]:
     """Replace every column of the record. False: the session went on since it was seen. Raises SessionNotFound."""
     return [_update_session(connection, each) for each in batch]
 
 
-def _update_session(connection: Connection, change: Update) -> bool:
+def _update_session(connection: Connection, change: RecordUpdate) -> bool:
     if not _lock_as_seen(connection, change.session_id, change.seen):
         return False
     of_session = update(sessions).where(sessions.c.session_id == change.session_id)
@@ -246,7 +246,7 @@ def end_sessions(connection: Connection, batch: Sequence[End]) -> Sequence[bool]
 
 
 def _end_session(connection: Connection, end: End) -> bool:
-    if not _update_session(connection, Update(end.row, end.returns.seen)):
+    if not _update_session(connection, RecordUpdate(end.row, end.returns.seen)):
         return False
     _put_returns(connection, end.returns)
     give_back(connection, end.row)
@@ -280,7 +280,9 @@ def _touch(connection: Connection, session_id: str) -> None:
     connection.execute(touched.values({"updated_at": time.time(), **_GROW}))
 
 
-def _update_interaction(connection: Connection, name: str, columns: rows.Row, session_id: str | None = None) -> None:
+def _update_interaction(
+    connection: Connection, name: str, columns: rows.RowValues, session_id: str | None = None
+) -> None:
     statement = update(interactions).where(interactions.c.id == name)
     if session_id is not None:
         statement = statement.where(interactions.c.session_id == session_id)

@@ -11,7 +11,8 @@ from typing import Any
 from sqlalchemy import RowMapping
 
 from proxy.errors import InvalidRequest
-from proxy.store import codec
+from proxy.store.notes import note_fields, notes_of
+from proxy.store.sql import codec
 from proxy.types import (
     Api,
     Credit,
@@ -28,12 +29,13 @@ from proxy.types import (
     Tool,
 )
 
-Row = dict[str, Any]
+RowValues = dict[str, Any]
+"""Column values of one row by column name."""
 NO_ANSWER = Message(Role.ASSISTANT)
 """The answer of an interaction that was read without its messages; a stored one is never NULL."""
 
 
-def session_row(record: SessionRecord) -> Row:
+def session_row(record: SessionRecord) -> RowValues:
     """Values of every `sessions` column that the record has. Raises InvalidRequest for what cannot be stored."""
     return {
         "session_id": codec.check_text("session_id", record.session_id),
@@ -89,7 +91,7 @@ def session_of(row: RowMapping) -> SessionRecord:
     )
 
 
-def interaction_row(node: Interaction, seq: int) -> Row:
+def interaction_row(node: Interaction, seq: int) -> RowValues:
     """Values of every `interactions` column that the node has. Raises InvalidRequest for what cannot be stored."""
     check_lengths(node)
     return {
@@ -167,7 +169,7 @@ def interaction_of(row: RowMapping) -> Interaction:
         spans=pairs_of(row["spans"]),
         request_hash=row["request_hash"],
         error=row["error"],
-        **_note_fields(codec.decode_json(row["notes"], {})),
+        **note_fields(codec.decode_json(row["notes"], {})),
         cached_tokens=row["cached_tokens"],
         reasoning_tokens=row["reasoning_tokens"],
         created_at=row["created_at"],
@@ -176,39 +178,12 @@ def interaction_of(row: RowMapping) -> Interaction:
     )
 
 
-def notes_of(node: Interaction) -> dict[str, Any]:
-    """The `notes` of an interaction as JSON, without defaults; the `notes` column stores them."""
-    notes: dict[str, Any] = {}
-    if node.dropped:
-        notes["dropped"] = list(node.dropped)
-    if node.idempotency_key is not None:
-        notes["idempotency_key"] = node.idempotency_key
-    if node.grammar:
-        notes["grammar"] = True
-    if not node.has_logprobs:
-        notes["sampled"] = False
-    if node.malformed_calls:
-        notes["malformed_calls"] = node.malformed_calls
-    return notes
-
-
-def _note_fields(notes: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of an interaction that `notes_of` turned into `notes`."""
-    return {
-        "dropped": tuple(notes.get("dropped", ())),
-        "idempotency_key": notes.get("idempotency_key"),
-        "grammar": notes.get("grammar", False),
-        "has_logprobs": notes.get("sampled", True),
-        "malformed_calls": notes.get("malformed_calls", 0),
-    }
-
-
-def reward_columns(update: Mapping[str, Any]) -> Row:
+def reward_columns(update: Mapping[str, Any]) -> RowValues:
     """Column values of those of `reward`, `rewards`, `token_rewards`, `trainable` and `spans` that are given.
 
     Raises InvalidRequest.
     """
-    columns: Row = {}
+    columns: RowValues = {}
     for name, value in update.items():
         if name == "reward":
             codec.check_finite(name, () if value is None else (value,))

@@ -6,51 +6,14 @@ change itself. Who knows both has seen everything up to them.
 
 from __future__ import annotations
 
-from array import array
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection
 
 from sqlalchemy import Connection, select
 
-from proxy.store import codec, reads, rows
-from proxy.store.tables import interactions, sessions
-from proxy.types import Interaction, SessionRecord, SessionStatus, Status
-
-
-@dataclass(frozen=True, slots=True)
-class Seen:
-    """How far a session is known: all interactions below `next_seq`, all else up to `revision`."""
-
-    next_seq: int = 0
-    revision: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Mark:
-    """What of a stored interaction changes after its commit."""
-
-    interaction_id: str
-    status: Status
-    reward: float | None
-    rewards: dict[str, float]
-    token_rewards: array[float] | None
-    trainable: bool
-    spans: tuple[tuple[int, int], ...]
-
-
-@dataclass(frozen=True, slots=True)
-class News:
-    """What is in the database beyond what was seen. `record` is None, and `marks` empty, unless the revision grew.
-
-    `interactions` are those from the `next_seq` that was seen, of any status, by seq; `unreplied` of them never had the
-    end of their reply written out. `marks` are of all the others.
-    """
-
-    seen: Seen
-    record: SessionRecord | None
-    interactions: Sequence[Interaction]
-    unreplied: Collection[str]
-    marks: Sequence[Mark]
+from proxy.store.news import MutableFields, News, Seen
+from proxy.store.sql import codec, reads, rows
+from proxy.store.sql.tables import interactions, sessions
+from proxy.types import SessionStatus, Status
 
 
 def load_news(connection: Connection, session_id: str, seen: Seen) -> News | None:
@@ -65,25 +28,25 @@ def load_news(connection: Connection, session_id: str, seen: Seen) -> News | Non
     unreplied = reads.load_unreplied(connection, session_id) if new else set()
     if now.revision == seen.revision:
         return News(now, None, new, unreplied, ())
-    return News(now, reads.load_session(connection, session_id), new, unreplied, _marks(connection, session_id, seen))
+    return News(now, reads.load_session(connection, session_id), new, unreplied, _changed(connection, session_id, seen))
 
 
 def live_sessions(connection: Connection, session_ids: Collection[str]) -> set[str]:
-    """Those of `session_ids` that have not ended. At most `reads.MAX_SESSION_IDS`."""
+    """Those of `session_ids` that have not ended. At most MAX_SESSION_IDS."""
     query = select(sessions.c.session_id).where(
         sessions.c.session_id.in_(session_ids), sessions.c.status == SessionStatus.ACTIVE.value
     )
     return set(connection.execute(query).scalars())
 
 
-def _marks(connection: Connection, session_id: str, seen: Seen) -> list[Mark]:
+def _changed(connection: Connection, session_id: str, seen: Seen) -> list[MutableFields]:
     columns = interactions.c
     query = select(
         *(columns.id, columns.status, columns.reward, columns.rewards, columns.token_rewards),
         *(columns.trainable, columns.spans),
     ).where(columns.session_id == session_id, columns.seq < seen.next_seq)
     return [
-        Mark(
+        MutableFields(
             row["id"],
             Status(row["status"]),
             row["reward"],

@@ -13,8 +13,8 @@ from sqlalchemy import BigInteger, Connection, func, literal, or_, select
 from sqlalchemy.exc import DBAPIError
 
 from proxy.errors import SessionNotFound
-from proxy.store.revisions import Seen
-from proxy.store.tables import interactions, sessions
+from proxy.store.news import Seen
+from proxy.store.sql.tables import interactions, sessions
 
 # SQLSTATEs deadlock_detected and serialization_failure. Locks in order leave few: two inserts of one new name.
 _DEADLOCKS = ("40P01", "40001")

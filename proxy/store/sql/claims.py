@@ -7,93 +7,31 @@ rows that each other is taking (SKIP LOCKED), so none waits for another and no s
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import time
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from sqlalchemy import Connection, Row, Select, and_, or_, select, update
 
 from proxy.errors import InvalidRequest, SessionNotFound
-from proxy.store.locks import pass_alone
-from proxy.store.reads import SessionFilter, filtered
-from proxy.store.tables import WAITING, sessions
+from proxy.store.leases import Acknowledgement, AcknowledgeResult, Lease, LeaseRequest
+from proxy.store.session_query import SessionQuery
+from proxy.store.sql.locks import pass_alone
+from proxy.store.sql.reads import filtered
+from proxy.store.sql.tables import WAITING, sessions
 
 
-@dataclass(frozen=True, slots=True)
-class Claim:
-    """Lease at most `limit` of the `wanted` sessions for `lease_s` seconds under the name `claim_id`."""
-
-    claim_id: str
-    wanted: SessionFilter
-    limit: int
-    lease_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class Claimed:
-    """What a claim holds, in the order in which the sessions ended; `lease_until` is Unix seconds.
-
-    `again`: the claim was made before, and is given no more than it was then.
-    """
-
-    claim_id: str
-    sessions: tuple[str, ...]
-    lease_until: float
-    again: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Acknowledgement:
-    """These sessions are done with, for the claim that holds them; without one, if nobody holds them."""
-
-    claim_id: str | None
-    session_ids: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Acknowledged:
-    """`lost` says for each session that was not acknowledged which claim has it now."""
-
-    sessions: tuple[str, ...]
-    lost: Mapping[str, str | None]
-
-
-class Bell:
-    """Wakes those on this event loop who wait for a session to end. Who listens first and looks then misses none."""
-
-    def __init__(self) -> None:
-        self._next: asyncio.Event = asyncio.Event()
-
-    def ring(self) -> None:
-        rung, self._next = self._next, asyncio.Event()
-        rung.set()
-
-    def listen(self) -> asyncio.Event:
-        """Set when the bell rings for the first time from now on."""
-        return self._next
-
-
-async def heard(ring: asyncio.Event, at_most_s: float) -> None:
-    """Wait for a ring, for so long at most."""
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(at_most_s):
-            await ring.wait()
-
-
-def claim(connection: Connection, batch: Sequence[Claim]) -> Sequence[Claimed]:
+def claim(connection: Connection, batch: Sequence[LeaseRequest]) -> Sequence[Lease]:
     """A claim whose name is known is given what it holds, leased anew, and nothing else."""
     return [_claim(connection, each) for each in batch]
 
 
-def acknowledge(connection: Connection, batch: Sequence[Acknowledgement]) -> Sequence[Acknowledged]:
+def acknowledge(connection: Connection, batch: Sequence[Acknowledgement]) -> Sequence[AcknowledgeResult]:
     """Raises SessionNotFound, and InvalidRequest for a session that has not ended."""
     return [_acknowledge(connection, each) for each in batch]
 
 
-def is_waiting(connection: Connection, wanted: SessionFilter) -> bool:
+def is_waiting(connection: Connection, wanted: SessionQuery) -> bool:
     """Whether a claim would be given anything."""
     return connection.execute(_free(wanted, time.time()).limit(1)).first() is not None
 
@@ -104,13 +42,13 @@ def sessions_of(connection: Connection, claim_id: str) -> list[str]:
     return list(connection.execute(query).scalars())
 
 
-def _free(wanted: SessionFilter, now: float) -> Select[Any]:
+def _free(wanted: SessionQuery, now: float) -> Select[Any]:
     """Ended sessions that nobody holds or has acknowledged, in order of their ends."""
     unheld = or_(sessions.c.claimed_until.is_(None), sessions.c.claimed_until <= now)
     return filtered(select(sessions.c.session_id), wanted).where(WAITING, unheld).order_by(sessions.c.ended_order)
 
 
-def _claim(connection: Connection, wanted: Claim) -> Claimed:
+def _claim(connection: Connection, wanted: LeaseRequest) -> Lease:
     # Asked for twice at once, on two servers, it would else be given twice as much, and nobody hears of one half.
     pass_alone(connection, f"claim {wanted.claim_id}")
     now = time.time()
@@ -126,7 +64,7 @@ def _claim(connection: Connection, wanted: Claim) -> Claimed:
     if names:
         leased = update(sessions).where(sessions.c.session_id.in_(names))
         connection.execute(leased.values(claimed_by=wanted.claim_id, claimed_until=until))
-    return Claimed(wanted.claim_id, tuple(names), until, again=bool(known))
+    return Lease(wanted.claim_id, tuple(names), until, again=bool(known))
 
 
 def _held(claim_id: str) -> Select[Any]:
@@ -134,14 +72,14 @@ def _held(claim_id: str) -> Select[Any]:
     return select(sessions.c.session_id).where(mine)
 
 
-def _acknowledge(connection: Connection, done: Acknowledgement) -> Acknowledged:
+def _acknowledge(connection: Connection, done: Acknowledgement) -> AcknowledgeResult:
     now = time.time()
     rows = _lock(connection, done.session_ids)
     lost = {name: row.claimed_by for name, row in rows.items() if not _may_acknowledge(row, done.claim_id, now)}
     names = tuple(name for name in done.session_ids if name not in lost)
     new = and_(sessions.c.session_id.in_(names), sessions.c.acknowledged_at.is_(None))
     connection.execute(update(sessions).where(new).values(acknowledged_at=now))
-    return Acknowledged(names, lost)
+    return AcknowledgeResult(names, lost)
 
 
 def _lock(connection: Connection, names: Collection[str]) -> dict[str, Row[Any]]:

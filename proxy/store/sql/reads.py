@@ -9,12 +9,10 @@ from typing import Any
 from sqlalchemy import Connection, Select, and_, case, func, literal, null, or_, select
 
 from proxy.errors import InvalidRequest
-from proxy.store import codec, rows
-from proxy.store.tables import intents, interactions, returns, sessions
-from proxy.types import Credit, Interaction, Outcome, SessionRecord, SessionStatus, Status
-
-# Databases bound the values of one statement; 32,766 is the lowest bound among ours.
-MAX_SESSION_IDS = 10_000
+from proxy.store.session_query import MAX_SESSION_IDS, SessionQuery
+from proxy.store.sql import codec, rows
+from proxy.store.sql.tables import intents, interactions, returns, sessions
+from proxy.types import Credit, Interaction, SessionRecord, SessionStatus, Status
 
 _INTERACTION_COLUMNS = [column for column in interactions.c if column.name not in ("replied_at", "idempotency_key")]
 # Texts are most of the bytes of a row, and decompressing and parsing them most of the time of reading it. What a node
@@ -30,7 +28,7 @@ _WITHOUT_TEXTS = [
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class StepRow:
     """What of an interaction rewards and groups are computed of."""
 
     id: str
@@ -39,23 +37,6 @@ class Step:
     reward: float | None
     rewards: Mapping[str, float]
     state_hash: str | None
-
-
-@dataclass(frozen=True, slots=True)
-class SessionFilter:
-    """Which sessions; None means any. `since` (Unix seconds) keeps those ended then or later, and those still live.
-
-    `after` is the session_id that ended the last page.
-    """
-
-    session_ids: Collection[str] | None = None
-    group_id: str | None = None
-    task_id: str | None = None
-    status: SessionStatus | None = None
-    outcome: Outcome | None = None
-    since: float | None = None
-    after: str | None = None
-    limit: int | None = None
 
 
 def ping(connection: Connection) -> None:
@@ -92,9 +73,9 @@ def load_tokens(connection: Connection, session_id: str) -> list[Interaction]:
     return [rows.interaction_of(row) for row in connection.execute(query).mappings()]
 
 
-def load_steps(connection: Connection, session_ids: Collection[str]) -> dict[str, list[Step]]:
+def load_steps(connection: Connection, session_ids: Collection[str]) -> dict[str, list[StepRow]]:
     """The steps of each session by seq. At most MAX_SESSION_IDS."""
-    found: dict[str, list[Step]] = {name: [] for name in session_ids}
+    found: dict[str, list[StepRow]] = {name: [] for name in session_ids}
     columns = interactions.c
     query = (
         select(
@@ -105,12 +86,12 @@ def load_steps(connection: Connection, session_ids: Collection[str]) -> dict[str
         .order_by(columns.session_id, columns.seq)
     )
     for session_id, name, parent_id, status, reward, rewards, state_hash in connection.execute(query):
-        step = Step(name, parent_id, Status(status), reward, codec.decode_json(rewards, {}), state_hash)
+        step = StepRow(name, parent_id, Status(status), reward, codec.decode_json(rewards, {}), state_hash)
         found[session_id].append(step)
     return found
 
 
-def find_sessions(connection: Connection, wanted: SessionFilter) -> list[SessionRecord]:
+def find_sessions(connection: Connection, wanted: SessionQuery) -> list[SessionRecord]:
     """In order of creation. Raises InvalidRequest for an unknown cursor or too many ids."""
     query = filtered(select(sessions), wanted).order_by(sessions.c.number).limit(wanted.limit)
     if wanted.after is not None:
@@ -128,10 +109,6 @@ def find_session_by_key(connection: Connection, key_hash: str, *, control: bool 
     query = select(sessions).where(column == key_hash).order_by(live_first, sessions.c.number.desc()).limit(1)
     row = connection.execute(query).mappings().first()
     return None if row is None else rows.session_of(row)
-
-
-def find_interaction_session(connection: Connection, interaction_id: str) -> str | None:
-    return connection.execute(select(interactions.c.session_id).where(interactions.c.id == interaction_id)).scalar()
 
 
 def load_returns(connection: Connection, session_id: str) -> dict[tuple[str, float, Credit], float]:
@@ -191,7 +168,7 @@ def count_sessions(connection: Connection, task_id: str) -> int:
     return connection.execute(query).scalar_one()
 
 
-def filtered(query: Select[Any], wanted: SessionFilter) -> Select[Any]:
+def filtered(query: Select[Any], wanted: SessionQuery) -> Select[Any]:
     """A query of sessions, of the `wanted` ones only; `after` and `limit` are the caller's to apply."""
     conditions = [
         column == value

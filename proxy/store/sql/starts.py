@@ -10,14 +10,13 @@ from dataclasses import dataclass
 
 from sqlalchemy import ColumnElement, Connection, func, insert, or_, select, update
 
-from proxy.errors import KeyInUse, TooManyRequests
-from proxy.store import rows
-from proxy.store.locks import pass_alone
-from proxy.store.tables import capacity, sessions
+from proxy.errors import KeyInUse
+from proxy.store.refusals import no_capacity, too_many_live, too_stale
+from proxy.store.sql import rows
+from proxy.store.sql.locks import pass_alone
+from proxy.store.sql.tables import capacity, sessions
 from proxy.types import Outcome, SessionStatus
 
-# A start that finds no capacity may find it when others have ended, which takes a while.
-_RETRY_AFTER_S = 5.0
 _STARTS, _PRUNED = "starts", "pruned"
 _FAILURES = frozenset({Outcome.FAILED.value, Outcome.NO_DATA.value, Outcome.TIMEOUT.value})
 
@@ -27,7 +26,7 @@ class Start:
     """A session's row, and what must hold: its `chosen_key` belongs to no live session, fewer than `max_live` sessions
     live, fewer than `max_taken` live or have ended well, and, if the row `took_capacity`, a granted start is left."""
 
-    row: rows.Row
+    row: rows.RowValues
     chosen_key: bool = False
     max_live: int | None = None
     max_taken: int | None = None
@@ -45,20 +44,16 @@ def check_start(connection: Connection, start: Start) -> None:
     if start.max_live is not None:
         pass_alone(connection, "live sessions")
         if count_live(connection) >= start.max_live:
-            raise TooManyRequests(
-                f"{start.max_live} sessions are live (--max-live-sessions); end one first", retry_after_s=_RETRY_AFTER_S
-            )
+            raise too_many_live(start.max_live)
     if start.max_taken is not None:
         pass_alone(connection, "live sessions")
         if count_taken(connection) >= start.max_taken:
             raise too_stale(start.max_taken)
     if start.row["took_capacity"] and not _change(connection, -1):
-        raise TooManyRequests(
-            "no capacity is left (--capacity-control); POST /grant_capacity gives more", retry_after_s=_RETRY_AFTER_S
-        )
+        raise no_capacity()
 
 
-def give_back(connection: Connection, row: rows.Row) -> None:
+def give_back(connection: Connection, row: rows.RowValues) -> None:
     """A session that took a granted start ends as `row` says: if it failed, another may start in its place."""
     failed = row["status"] == SessionStatus.EXPIRED.value or row["outcome"] in _FAILURES
     if row["took_capacity"] and failed:
@@ -94,14 +89,6 @@ def note_pruned(connection: Connection, session_ids: Sequence[str]) -> None:
     number = _count_well(connection, sessions.c.session_id.in_(session_ids))
     if not _change(connection, number, _PRUNED):
         connection.execute(insert(capacity).values(name=_PRUNED, available=number))
-
-
-def too_stale(most: int) -> TooManyRequests:
-    """The refusal of a session that would be older than `--max-staleness` versions when it is trained on."""
-    return TooManyRequests(
-        f"{most} sessions run or were accepted: all that --max-staleness and --batch-size allow at this version",
-        retry_after_s=_RETRY_AFTER_S,
-    )
 
 
 def _check_key(connection: Connection, key_hash: str) -> None:

@@ -1,0 +1,72 @@
+"""The end of a session: it takes no more turns, its returns are stored, and its keys are forgotten in memory."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from proxy.errors import ProxyError
+from proxy.sessions.keys import Keyring
+from proxy.sessions.naming import NamedSessions
+from proxy.sessions.registry import Registry
+from proxy.sessions.session import Session
+from proxy.store.session_changes import SessionChanges
+from proxy.types import Outcome, SessionRecord, SessionStatus
+
+
+class Endings:
+    """Seals sessions."""
+
+    def __init__(self, registry: Registry, named: NamedSessions, changes: SessionChanges, keys: Keyring) -> None:
+        self._registry, self._named, self._changes, self._keys = registry, named, changes, keys
+
+    async def end(
+        self,
+        session: Session,
+        *,
+        status: SessionStatus = SessionStatus.ENDED,
+        outcome: Outcome | None = None,
+        exit_reason: str | None = None,
+        metrics: Mapping[str, Any] | None = None,
+        finished: bool | None = None,
+    ) -> int:
+        """Seal a session and store its returns. Idempotent; returns the number of complete interactions.
+
+        A session that is to expire stays open if another replica changed it meanwhile: it is in use.
+        """
+        await self._registry.refresh(session)
+        while session.record.status is SessionStatus.ACTIVE:
+            self._named.ensure_stored(session)
+            now = time.time()
+            sealed = replace(
+                session.record,
+                status=status,
+                ended_at=now,
+                updated_at=now,
+                outcome=outcome,
+                exit_reason=exit_reason,
+                metrics=metrics or {},
+                finished=finished,
+            )
+            if not await self._seal(session, sealed):
+                await self._registry.refresh(session)
+                if status is SessionStatus.EXPIRED:
+                    break
+        return len(session.complete())
+
+    async def _seal(self, session: Session, sealed: SessionRecord) -> bool:
+        """Store the sealed record; no turn begins meanwhile. Return False if another replica changed the session."""
+        record, session.record = session.record, sealed
+        try:
+            done = await self._changes.end_session(sealed, session.returns(), self._registry.seen(session))
+        except ProxyError:
+            session.record = record
+            raise
+        if done:
+            session.ended.set()
+            self._keys.release(sealed)
+        elif session.record is sealed:  # a record that was read meanwhile is newer and stays
+            session.record = record
+        return done

@@ -1,0 +1,59 @@
+"""Sessions that a request creates by naming them in its path or header. The row is written with the first turn."""
+
+from __future__ import annotations
+
+import asyncio
+
+from proxy.errors import InvalidRequest, SessionNotFound
+from proxy.sessions.ids import check_session_id
+from proxy.sessions.records import NewRecords
+from proxy.sessions.registry import Registry
+from proxy.sessions.replica import NOTHING_SEEN
+from proxy.sessions.session import Session
+from proxy.sessions.start_limits import StartLimits
+from proxy.store.news import Seen
+from proxy.store.refusals import too_many_live, too_stale
+from proxy.store.session_starts import SessionStarts
+from proxy.trajectory.cache import InteractionCache
+
+
+class NamedSessions:
+    """Creates sessions by name, on servers where callers may do so."""
+
+    def __init__(self, registry: Registry, starts: SessionStarts, limits: StartLimits, records: NewRecords) -> None:
+        self._registry, self._starts, self._limits, self._records = registry, starts, limits, records
+
+    async def get_or_create(self, session_id: str) -> Session:
+        """The session, created in memory if nobody named it before. Raises InvalidRequest, TooManyRequests."""
+        try:
+            return await self._registry.get(session_id)
+        except SessionNotFound:
+            record = self._records.build(check_session_id(session_id), session_id, {})
+        await self._check_room()
+        new = Session(record, InteractionCache(), stored=False, confirmed=False, seen=NOTHING_SEEN)
+        return self._registry.add(new)
+
+    def ensure_stored(self, session: Session) -> None:
+        """Queue the row of a session that has none yet. Its turns follow in the same queue, so nobody waits for it."""
+        if not session.stored:
+            session.stored = True
+            session.seen = Seen()
+            creation = asyncio.ensure_future(self._starts.create_session(session.record))
+            creation.add_done_callback(lambda done: self._created(session, done))
+
+    async def _check_room(self) -> None:
+        """Raise TooManyRequests if no more sessions may start."""
+        unconfirmed = self._registry.count_unconfirmed
+        if (taken := self._limits.max_taken) is not None and await self._starts.count_taken() + unconfirmed() >= taken:
+            raise too_stale(taken)
+        if (live := self._limits.max_live) is not None and await self._starts.count_live() + unconfirmed() >= live:
+            raise too_many_live(live)
+
+    def _created(self, session: Session, creation: asyncio.Future[None]) -> None:
+        error = None if creation.cancelled() else creation.exception()
+        if error is None:
+            session.confirmed = True
+        elif self._registry.shared and isinstance(error, InvalidRequest):
+            session.seen = NOTHING_SEEN  # another replica created the row first: load it
+        else:
+            self._registry.discard(session)  # the next request tries again

@@ -1,0 +1,104 @@
+"""The sessions in memory. A session is loaded from the store when it is used, and forgotten when it is idle.
+
+Memory and store give the same tree. If replicas share the store, a session is refreshed each time that it is looked up,
+and changes use optimistic locking: the store refuses a change that was decided on an older state, the caller refreshes
+the session and decides again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from proxy.errors import SessionNotFound
+from proxy.metrics import Metrics
+from proxy.sessions.ids import is_session_id
+from proxy.sessions.keys import Keyring
+from proxy.sessions.replica import NOTHING_SEEN, absorb
+from proxy.sessions.session import Session
+from proxy.store.news import Seen
+from proxy.store.replica_news import ReplicaNews
+from proxy.trajectory.cache import InteractionCache
+
+
+class Registry:
+    """Live sessions by id. `shared`: True if other replicas may change them too."""
+
+    def __init__(self, news: ReplicaNews, keys: Keyring, metrics: Metrics) -> None:
+        self.shared = news.shared
+        self._news, self._keys, self._metrics = news, keys, metrics
+        self._live: dict[str, Session] = {}
+        self._loading: dict[str, asyncio.Task[Session]] = {}
+
+    async def get(self, session_id: str) -> Session:
+        """The session in its newest state, from memory or from the store. Raises SessionNotFound."""
+        session = self._live.get(session_id)
+        if session is not None:
+            await self.refresh(session)
+            return session
+        task = self._loading.get(session_id)
+        if task is None:
+            task = self._loading[session_id] = asyncio.create_task(self._load(session_id))
+            task.add_done_callback(lambda _: self._loading.pop(session_id, None))
+        return await asyncio.shield(task)
+
+    def find(self, session_id: str) -> Session | None:
+        """The session if it is in memory."""
+        return self._live.get(session_id)
+
+    def add(self, session: Session) -> Session:
+        """Keep a session in memory; return the one that was there before, if any."""
+        session = self._live.setdefault(session.id, session)
+        self._metrics.sessions.set(len(self._live))
+        return session
+
+    def discard(self, session: Session) -> None:
+        """Drop a session from memory; the next request looks for it in the store again."""
+        if self._live.get(session.id) is session:
+            del self._live[session.id]
+            self._metrics.sessions.set(len(self._live))
+
+    async def refresh(self, session: Session) -> None:
+        """Read what other replicas changed; without replicas this costs nothing. Raises SessionNotFound."""
+        if not self.shared:
+            return
+        confirmed = session.confirmed  # its row may be committed while this query misses it
+        news = await self._news.load_news(session.id, session.seen)
+        if news is not None:
+            session.stored = session.confirmed = True
+            absorb(session, news, elsewhere=True)
+        elif confirmed:
+            self.discard(session)
+            self._keys.release(session.record)
+            session.ended.set()  # nobody waits for the end of a deleted session
+            raise SessionNotFound(f"there is no session {session.id!r} any more; start it with POST /rl/start_session")
+
+    def seen(self, session: Session) -> Seen | None:
+        """The state that a change is decided on, for optimistic locking; None without other replicas."""
+        return session.seen if self.shared else None
+
+    async def count_begun(self, session_id: str) -> int:
+        """The number of calls that have begun and not ended. Read it before the interactions, to miss none."""
+        live = self._live.get(session_id)
+        return max(len(await self._news.load_begun(session_id)), live.running if live is not None else 0)
+
+    def count_unconfirmed(self) -> int:
+        """The number of sessions in memory whose rows are not in the store yet."""
+        return sum(not session.confirmed for session in self._live.values())
+
+    def forget_idle(self, idle_s: float) -> None:
+        """Drop sessions from memory that were not used for `idle_s` seconds; the store keeps everything."""
+        limit = time.monotonic() - idle_s
+        for session in list(self._live.values()):
+            if session.used_at < limit and not session.running and not session.waiting:
+                self.discard(session)
+                self._keys.release(session.record)
+
+    async def _load(self, session_id: str) -> Session:
+        # A text that cannot be an id is not looked up: some databases fail on a NUL character.
+        news = await self._news.load_news(session_id, NOTHING_SEEN) if is_session_id(session_id) else None
+        if news is None or news.record is None:
+            raise SessionNotFound(f"there is no session {session_id!r}; start it with POST /rl/start_session")
+        session = Session(news.record, InteractionCache(), seen=NOTHING_SEEN)
+        absorb(session, news, elsewhere=self.shared)
+        return self.add(session)

@@ -1,0 +1,53 @@
+"""`POST /rl/rotate_keys`: new keys for a session; the old ones open nothing from then on."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection
+from dataclasses import replace
+
+from proxy.sessions.issued_keys import IssuedKeys, KeyKind, expiry, new_api_key, new_control_key, new_path_key
+from proxy.sessions.keys import Keyring, hash_key
+from proxy.sessions.registry import Registry
+from proxy.sessions.session import Session
+from proxy.store.session_changes import SessionChanges
+from proxy.types import SessionRecord
+
+
+class KeyRotation:
+    """Replaces keys. `default_lifetime_s`: how long keys are valid if the caller does not say; None: for ever."""
+
+    def __init__(
+        self, registry: Registry, changes: SessionChanges, keys: Keyring, default_lifetime_s: float | None
+    ) -> None:
+        self._registry, self._changes, self._keys = registry, changes, keys
+        self._default_lifetime_s = default_lifetime_s
+
+    async def rotate(self, session: Session, kinds: Collection[KeyKind], lifetime_s: float | None) -> IssuedKeys:
+        """Replace the keys of these kinds. The lifetime holds for all keys of the session, kept ones too."""
+        api_key = new_api_key() if KeyKind.AGENT in kinds else None
+        control_key = new_control_key() if KeyKind.CONTROL in kinds else None
+        path_key = new_path_key() if KeyKind.PATH in kinds else None
+        while True:
+            old = session.record
+            record = replace(
+                old,
+                api_key_hash=hash_key(api_key) if api_key else old.api_key_hash,
+                control_key_hash=hash_key(control_key) if control_key else old.control_key_hash,
+                path_key_hash=hash_key(path_key) if path_key else old.path_key_hash,
+                keys_expire_at=expiry(lifetime_s, self._default_lifetime_s),
+                updated_at=time.time(),
+            )
+            if await self._changes.update_session(record, self._registry.seen(session)):
+                break
+            await self._registry.refresh(session)
+        await self._adopt(session, old, record)
+        return IssuedKeys(record, api_key, control_key, path_key)
+
+    async def _adopt(self, session: Session, old: SessionRecord, record: SessionRecord) -> None:
+        """Make the new record and its keys the ones in memory."""
+        self._keys.release(old)
+        self._keys.add(record)
+        if not self._registry.shared:
+            session.record = record
+        await self._registry.refresh(session)

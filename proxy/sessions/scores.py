@@ -1,0 +1,47 @@
+"""The rewards of a session and the returns computed from them, kept equal in memory and in the store."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from proxy.sessions.registry import Registry
+from proxy.sessions.rewards import Changes
+from proxy.sessions.session import Session
+from proxy.store.session_changes import SessionChanges
+from proxy.types import SessionStatus
+
+
+class Scores:
+    """Writes rewards and returns."""
+
+    def __init__(self, registry: Registry, changes: SessionChanges) -> None:
+        self._registry, self._changes = registry, changes
+
+    async def set_rewards(self, session: Session, changes: Changes) -> bool:
+        """Set raw rewards and marks. Return False, with nothing set, if another replica changed the session meanwhile.
+
+        The session is then refreshed, and the caller decides again what changes.
+        """
+        done = await self._changes.set_rewards(session.id, changes, self._registry.seen(session))
+        if self._registry.shared:
+            await self._registry.refresh(session)
+        else:
+            _set_in_memory(session, changes)
+        if done:
+            await self.refresh_returns(session)
+        return done
+
+    async def refresh_returns(self, session: Session) -> None:
+        """Compute and store the returns of an ended session again, after a reward or a late interaction."""
+        while (record := session.record).status is not SessionStatus.ACTIVE:
+            returns, seen = session.returns(), self._registry.seen(session)
+            if await self._changes.set_returns(session.id, record.discount, record.credit, returns, seen):
+                return
+            await self._registry.refresh(session)
+
+
+def _set_in_memory(session: Session, changes: Mapping[str, Mapping[str, Any]]) -> None:
+    for interaction_id, change in changes.items():
+        for name, value in change.items():
+            setattr(session.cache.nodes[interaction_id].interaction, name, value)

@@ -1,0 +1,93 @@
+"""`POST /rl/start_session`: a new session with an id, keys and a row in the store before the answer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from proxy.errors import InvalidRequest
+from proxy.sessions.ids import check_session_id
+from proxy.sessions.issued_keys import IssuedKeys, expiry, new_api_key, new_control_key, new_path_key
+from proxy.sessions.keys import Keyring, hash_key
+from proxy.sessions.records import NewRecords
+from proxy.sessions.registry import Registry
+from proxy.sessions.session import Session
+from proxy.sessions.start_limits import StartLimits
+from proxy.settings import Settings
+from proxy.store.session_starts import SessionStarts
+from proxy.trajectory.cache import InteractionCache
+from proxy.types import SessionRecord
+
+
+class SessionStarter:
+    """Starts sessions with keys. Without a chosen id a session is named `<task_id>-<n>`, with the next free n."""
+
+    def __init__(
+        self,
+        registry: Registry,
+        starts: SessionStarts,
+        limits: StartLimits,
+        records: NewRecords,
+        keys: Keyring,
+        settings: Settings,
+    ) -> None:
+        self._registry, self._starts, self._limits, self._records = registry, starts, limits, records
+        self._keys, self._settings = keys, settings
+        self._next_number: dict[str, int] = {}
+
+    async def start(self, body: Mapping[str, Any]) -> IssuedKeys:
+        """Start a session. Raises InvalidRequest naming the field, KeyInUse, TooManyRequests."""
+        record = await self._new_record(body)
+        record.took_capacity = self._settings.capacity_control
+        record.keys_expire_at = expiry(body.get("key_lifetime_s"), self._settings.key_lifetime_s)
+        chosen_key = body.get("api_key")
+        if chosen_key is not None:
+            self._check_chosen(chosen_key)
+        keys = IssuedKeys(record, chosen_key or new_api_key(), new_control_key(), new_path_key())
+        _set_hashes(record, keys)
+        while True:
+            try:
+                await self._create(record, chosen_key is not None)
+                return keys
+            except InvalidRequest as error:
+                if body.get("session_id") is not None or error.param != "session_id":
+                    raise
+                await self._skip_taken(record.task_id)
+                record.session_id = self._number(record.task_id)
+
+    async def _new_record(self, body: Mapping[str, Any]) -> SessionRecord:
+        if (session_id := body.get("session_id")) is not None:
+            return self._records.build(check_session_id(session_id), body.get("task_id", session_id), body)
+        task_id = body.get("task_id", "")
+        if task_id not in self._next_number:
+            self._next_number[task_id] = await self._starts.count_sessions(task_id)
+        return self._records.build(self._number(task_id), task_id, body)
+
+    async def _create(self, record: SessionRecord, chosen_key: bool) -> None:
+        max_live, max_taken = self._limits.max_live, self._limits.max_taken
+        await self._starts.create_session(record, chosen_key=chosen_key, max_live=max_live, max_taken=max_taken)
+        self._registry.add(Session(record, InteractionCache()))
+        self._keys.add(record)
+
+    def _check_chosen(self, api_key: Any) -> None:
+        if not isinstance(api_key, str) or not api_key:
+            raise InvalidRequest("'api_key' must be a non-empty string", param="api_key")
+        if not (self._settings.loopback or self._settings.allow_chosen_keys):
+            raise InvalidRequest("choosing keys needs --allow-chosen-keys beyond loopback", param="api_key")
+
+    async def _skip_taken(self, task_id: str) -> None:
+        """Continue behind the ids of the task that other replicas or callers took meanwhile."""
+        count = await self._starts.count_sessions(task_id)
+        self._next_number[task_id] = max(self._next_number.get(task_id, 0), count)
+
+    def _number(self, task_id: str) -> str:
+        """The next `<task_id>-<n>` that this replica has not used; the store refuses one that is taken."""
+        number = self._next_number.get(task_id, 0)
+        self._next_number[task_id] = number + 1
+        return check_session_id(f"{task_id}-{number}", "task_id")
+
+
+def _set_hashes(record: SessionRecord, keys: IssuedKeys) -> None:
+    record.api_key_hash = hash_key(keys.api_key or "")
+    record.control_key_hash = hash_key(keys.control_key or "")
+    record.path_key_hash = hash_key(keys.path_key or "")

@@ -1,0 +1,35 @@
+"""The trainers' queue of ended sessions: claim, train, acknowledge."""
+
+from __future__ import annotations
+
+from proxy.store.bell import Bell
+from proxy.store.leases import Acknowledgement, AcknowledgeResult, Lease, LeaseRequest
+from proxy.store.open_database import OpenDatabase
+from proxy.store.session_query import SessionQuery
+from proxy.store.sql import claims
+
+
+class ClaimQueue:
+    """Leases ended sessions to trainers. `ends` rings when a session ends on this replica."""
+
+    def __init__(self, database: OpenDatabase, ends: Bell) -> None:
+        self._database = database
+        self.ends = ends
+
+    async def claim(self, wanted: LeaseRequest) -> Lease:
+        """Lease ended sessions; a known claim id gets a new lease on what it still holds."""
+        lease: Lease = await self._database.write.submit(claims.claim, wanted)
+        return lease
+
+    async def acknowledge(self, done: Acknowledgement) -> AcknowledgeResult:
+        """Take sessions out of the queue for good. Raises SessionNotFound, and InvalidRequest for a live session."""
+        result: AcknowledgeResult = await self._database.write.submit(claims.acknowledge, done)
+        return result
+
+    async def is_waiting(self, wanted: SessionQuery) -> bool:
+        """Return True if an ended session waits to be claimed."""
+        return await self._database.read(claims.is_waiting, wanted)
+
+    async def sessions_of_claim(self, claim_id: str) -> list[str]:
+        """The sessions leased to a claim that no other claim took over, acknowledged or not, in order of their ends."""
+        return await self._database.read(claims.sessions_of, claim_id)

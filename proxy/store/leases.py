@@ -1,0 +1,47 @@
+"""Values of the claim queue: what a trainer asks for, the lease that it gets, and how it acknowledges."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from proxy.store.session_query import SessionQuery
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseRequest:
+    """Lease at most `limit` of the `wanted` ended sessions for `lease_s` seconds under the name `claim_id`."""
+
+    claim_id: str
+    wanted: SessionQuery
+    limit: int
+    lease_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """The sessions that a claim holds, in the order in which they ended. `lease_until`: Unix seconds.
+
+    `again`: True if the claim id was known; then the sessions are those that it still holds, and no new ones.
+    """
+
+    claim_id: str
+    sessions: tuple[str, ...]
+    lease_until: float
+    again: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Acknowledgement:
+    """The sessions are trained. `claim_id`: the claim that must hold them; None: no running lease may hold them."""
+
+    claim_id: str | None
+    session_ids: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class AcknowledgeResult:
+    """The acknowledged `sessions`, and by id those that were not (`lost`), each with the claim that has it now."""
+
+    sessions: tuple[str, ...]
+    lost: Mapping[str, str | None]

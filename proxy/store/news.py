@@ -1,0 +1,51 @@
+"""Values of optimistic locking: how far a replica knows a session, and what the database has beyond that.
+
+Every interaction raises the session's `next_seq`, every other change its `revision`, each in the transaction of the
+change itself. A replica that knows both numbers has seen every change up to them.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from proxy.types import Interaction, SessionRecord, Status
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """How far a session is known: all interactions below `next_seq`, and all other changes up to `revision`."""
+
+    next_seq: int = 0
+    revision: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class MutableFields:
+    """The fields of a stored interaction that may change after its commit."""
+
+    interaction_id: str
+    status: Status
+    reward: float | None
+    rewards: dict[str, float]
+    token_rewards: array[float] | None
+    trainable: bool
+    spans: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class News:
+    """The state of a session in the database (`seen`) and everything that the reader had not seen.
+
+    `record`: None unless the revision grew.
+    `interactions`: those from the reader's `next_seq` on, of any status, by seq.
+    `unreplied`: ids among `interactions` whose reply was never written out to its end.
+    `changed`: the mutable fields of all older interactions; empty unless the revision grew.
+    """
+
+    seen: Seen
+    record: SessionRecord | None
+    interactions: Sequence[Interaction]
+    unreplied: Collection[str]
+    changed: Sequence[MutableFields]

@@ -1,0 +1,35 @@
+"""The `notes` of an interaction: its rare fields as one JSON object, in the database and in answers of the API."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from proxy.types import Interaction
+
+
+def notes_of(node: Interaction) -> dict[str, Any]:
+    """The `notes` of an interaction as JSON, without defaults; the `notes` column stores them."""
+    notes: dict[str, Any] = {}
+    if node.dropped:
+        notes["dropped"] = list(node.dropped)
+    if node.idempotency_key is not None:
+        notes["idempotency_key"] = node.idempotency_key
+    if node.grammar:
+        notes["grammar"] = True
+    if not node.has_logprobs:
+        notes["sampled"] = False
+    if node.malformed_calls:
+        notes["malformed_calls"] = node.malformed_calls
+    return notes
+
+
+def note_fields(notes: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of an interaction that `notes_of` turned into `notes`."""
+    return {
+        "dropped": tuple(notes.get("dropped", ())),
+        "idempotency_key": notes.get("idempotency_key"),
+        "grammar": notes.get("grammar", False),
+        "has_logprobs": notes.get("sampled", True),
+        "malformed_calls": notes.get("malformed_calls", 0),
+    }

@@ -1,0 +1,75 @@
+"""The connections of an open store: one writer thread with a queue, and a few reader threads.
+
+A write is done when it is committed and on the disk. A read sees every write that was done before the read began.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Concatenate, ParamSpec, TypeVar
+
+from sqlalchemy import Connection, Engine
+from sqlalchemy.exc import SQLAlchemyError
+
+from proxy.errors import StoreUnavailable
+from proxy.store import database
+from proxy.store.writer import Writer
+
+# Reads are short and mostly decode under the interpreter's lock; more threads would only wait for each other.
+READER_THREADS = 4
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class OpenDatabase:
+    """Owns the writer, the readers and, for SQLite, the lock of the file. The parts of the store share it.
+
+    `write` queues changes (see Writer). `shared`: True if other replicas may write to the database too, so on any
+    server; a SQLite file is locked by one process.
+    """
+
+    def __init__(self, writer_engine: Engine, reader_engine: Engine, lock: database.FileLock | None) -> None:
+        self.write = Writer(writer_engine)
+        self.shared = lock is None
+        self.label = database.label(writer_engine.url)
+        self._writer_engine = writer_engine
+        self._reader_engine = reader_engine
+        self._lock = lock
+        self._readers = ThreadPoolExecutor(READER_THREADS, thread_name_prefix="store-reader")
+
+    @property
+    def running(self) -> bool:
+        """True until the store is closed or the writer thread has ended."""
+        return self.write.running
+
+    async def read(self, read: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run a function of `sql` in a reader thread. Raises StoreUnavailable when closed or refused."""
+        if not self.write.running:
+            raise StoreUnavailable("the store is closed")
+        return await asyncio.get_running_loop().run_in_executor(
+            self._readers, lambda: self.read_now(read, *args, **kwargs)
+        )
+
+    def read_now(self, read: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run a function of `sql` in this thread. Blocks. Raises StoreUnavailable when the database refuses."""
+        try:
+            with self._reader_engine.connect() as connection:
+                return read(connection, *args, **kwargs)
+        except SQLAlchemyError as error:
+            raise StoreUnavailable(f"the database refused a read: {getattr(error, 'orig', None) or error}") from error
+
+    async def close(self) -> None:
+        """Commit what is queued, then release threads, connections and the lock. May be called again."""
+        self.write.stop()
+        await asyncio.to_thread(self._close)
+
+    def _close(self) -> None:
+        self.write.join()
+        self._readers.shutdown()
+        self._reader_engine.dispose()
+        self._writer_engine.dispose()
+        if self._lock is not None:
+            self._lock.release()

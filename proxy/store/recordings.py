@@ -1,0 +1,50 @@
+"""Recorded sessions, read for listings and exports."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Sequence
+
+from proxy.store.open_database import OpenDatabase
+from proxy.store.session_query import SessionQuery
+from proxy.store.sql import reads, writes
+from proxy.store.sql.reads import StepRow
+from proxy.store.writer import Phase
+from proxy.types import Interaction, SessionRecord, Status
+
+
+class Recordings:
+    """Reads of whole sessions; nothing here changes a session but the note that it was exported."""
+
+    def __init__(self, database: OpenDatabase) -> None:
+        self._database = database
+
+    async def find_sessions(self, wanted: SessionQuery) -> list[SessionRecord]:
+        """Records in order of creation.
+
+        Raises InvalidRequest for an unknown `after` (param cursor) and for too many `session_ids`.
+        """
+        return await self._database.read(reads.find_sessions, wanted)
+
+    async def load_interactions(
+        self, session_id: str, after_seq: int = -1, statuses: Collection[Status] | None = None
+    ) -> list[Interaction]:
+        """Interactions with a seq above `after_seq`, by seq, of `statuses` (None: of any)."""
+        return await self._database.read(reads.load_interactions, session_id, after_seq, statuses)
+
+    async def load_tokens(self, session_id: str) -> list[Interaction]:
+        """All interactions by seq, messages only on roots: decoding messages takes most of the time."""
+        return await self._database.read(reads.load_tokens, session_id)
+
+    async def load_steps(self, session_ids: Collection[str]) -> dict[str, list[StepRow]]:
+        """The fields that rewards and groups are computed from, by session and by seq, of at most 10,000 sessions."""
+        return await self._database.read(reads.load_steps, session_ids)
+
+    async def find_incomplete(self, session_ids: Collection[str]) -> set[str]:
+        """Those of at most 10,000 sessions that lack calls: failed, aborted, or begun and not ended."""
+        return await self._database.read(reads.find_incomplete, session_ids)
+
+    def note_exported(self, session_ids: Sequence[str]) -> None:
+        """Note that the sessions were exported whole, without waiting. Those that have ended may then be pruned."""
+        row = {"of_sessions": list(session_ids), "exported_at": time.time()}
+        self._database.write.note(writes.set_exported, row, Phase.LAST)

@@ -1,0 +1,40 @@
+"""What a replica reads to keep a live session up to date: changes by others, and calls that are under way."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from proxy.store.known_sessions import KnownSessions
+from proxy.store.news import News, Seen
+from proxy.store.open_database import OpenDatabase
+from proxy.store.sql import reads, revisions
+
+
+class ReplicaNews:
+    """Reads of the state that other replicas, or this process before a restart, have left in the database."""
+
+    def __init__(self, database: OpenDatabase, known: KnownSessions) -> None:
+        self._database, self._known = database, known
+
+    @property
+    def shared(self) -> bool:
+        """True if other replicas may write to the database."""
+        return self._database.shared
+
+    async def load_news(self, session_id: str, seen: Seen) -> News | None:
+        """The changes of a session since it was `seen`; None if there is no such session."""
+        if self._known.exclude(session_id) and self._database.running:
+            return None
+        return await self._database.read(revisions.load_news, session_id, seen)
+
+    async def live_sessions(self, session_ids: Collection[str]) -> set[str]:
+        """Those of at most 10,000 sessions that have not ended."""
+        return await self._database.read(revisions.live_sessions, session_ids)
+
+    async def load_begun(self, session_id: str) -> dict[str, float]:
+        """Ids of the calls that began and have not ended, each with its begin in Unix seconds."""
+        return await self._database.read(reads.load_begun, session_id)
+
+    async def load_unreplied(self, session_id: str) -> set[str]:
+        """Ids of the complete interactions whose reply was never written out to its end."""
+        return await self._database.read(reads.load_unreplied, session_id)

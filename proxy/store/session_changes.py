@@ -1,0 +1,69 @@
+"""Changes of a stored session after its start.
+
+Optimistic locking: each change takes the `seen` state that it was decided on (None: no other replica exists). It
+returns False, and changes nothing, if the session is no longer in that state; the caller re-reads and retries.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from proxy.store.bell import Bell
+from proxy.store.news import Seen
+from proxy.store.open_database import OpenDatabase
+from proxy.store.sql import reads, rows, writes
+from proxy.types import Credit, SessionRecord
+
+
+class SessionChanges:
+    """Changes of records, rewards and returns. `ends` rings when a session ends here."""
+
+    def __init__(self, database: OpenDatabase, ends: Bell) -> None:
+        self._database, self._ends = database, ends
+
+    async def set_rewards(
+        self, session_id: str, updates: Mapping[str, Mapping[str, Any]], seen: Seen | None = None
+    ) -> bool:
+        """Set the given ones of reward, rewards, token_rewards, trainable and spans by interaction id: all or none.
+
+        Raises NotFound for an interaction of another session, InvalidRequest for a value that is not finite.
+        """
+        change = writes.Rewards(session_id, updates, seen)
+        done: bool = await self._database.write.submit(writes.set_rewards, change)
+        return done
+
+    async def update_session(self, record: SessionRecord, seen: Seen | None = None) -> bool:
+        """Replace the record. Raises SessionNotFound."""
+        update = writes.RecordUpdate(rows.session_row(record), seen)
+        done: bool = await self._database.write.submit(writes.update_sessions, update)
+        return done
+
+    async def end_session(self, record: SessionRecord, returns: Mapping[str, float], seen: Seen | None = None) -> bool:
+        """Store the sealed record and its returns, under its own discount and credit rule, in one commit.
+
+        Raises SessionNotFound, and NotFound for a return of an unknown interaction.
+        """
+        values = writes.Returns(record.session_id, record.discount, record.credit, dict(returns), seen)
+        end = writes.End(rows.session_row(record), values)
+        done: bool = await self._database.write.submit(writes.end_sessions, end)
+        if done:
+            self._ends.ring()
+        return done
+
+    async def set_returns(
+        self,
+        session_id: str,
+        discount: float,
+        credit: Credit,
+        values: Mapping[str, float],
+        seen: Seen | None = None,
+    ) -> bool:
+        """Write or overwrite returns by interaction id. Raises SessionNotFound and NotFound."""
+        new = writes.Returns(session_id, discount, credit, dict(values), seen)
+        done: bool = await self._database.write.submit(writes.set_returns, new)
+        return done
+
+    async def find_idle(self, before: float, limit: int) -> list[str]:
+        """Live sessions in which nothing was committed, rewarded or begun since `before` (Unix seconds)."""
+        return await self._database.read(reads.find_idle, before, limit)

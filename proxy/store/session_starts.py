@@ -1,0 +1,54 @@
+"""New sessions, and the counts that bound how many may start."""
+
+from __future__ import annotations
+
+from proxy.store.known_sessions import KnownSessions
+from proxy.store.open_database import OpenDatabase
+from proxy.store.sql import reads, rows, starts, writes
+from proxy.store.sql.starts import Start
+from proxy.store.writer import Phase
+from proxy.types import SessionRecord
+
+
+class SessionStarts:
+    """Creates session rows; every limit is checked in the transaction that creates the row."""
+
+    def __init__(self, database: OpenDatabase, known: KnownSessions) -> None:
+        self._database, self._known = database, known
+
+    async def create_session(
+        self,
+        record: SessionRecord,
+        *,
+        chosen_key: bool = False,
+        max_live: int | None = None,
+        max_taken: int | None = None,
+    ) -> None:
+        """Insert the row of a new session.
+
+        Raises InvalidRequest (param session_id) if the id exists, KeyInUse if a `chosen_key` belongs to a live session,
+        TooManyRequests if `max_live` sessions are live, if `max_taken` are live or ended without failing, or if no
+        granted start is left for a session that takes capacity.
+        """
+        self._known.add(record.session_id)
+        start = Start(rows.session_row(record), chosen_key, max_live, max_taken)
+        free = not (chosen_key or record.took_capacity) and max_live is None and max_taken is None
+        create = writes.create_freely if free else writes.create_sessions
+        await self._database.write.submit(create, start, Phase.SESSIONS)
+
+    async def grant_capacity(self, number: int) -> int:
+        """Allow `number` more sessions to start; return how many may start now."""
+        left: int = await self._database.write.submit(starts.grant, number)
+        return left
+
+    async def count_live(self) -> int:
+        """The number of sessions that have not ended."""
+        return await self._database.read(starts.count_live)
+
+    async def count_taken(self) -> int:
+        """The number of sessions that are live or ended without failing."""
+        return await self._database.read(starts.count_taken)
+
+    async def count_sessions(self, task_id: str) -> int:
+        """The number of sessions of a task: where the search for a free `<task_id>-<n>` begins."""
+        return await self._database.read(reads.count_sessions, task_id)

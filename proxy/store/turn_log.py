@@ -1,0 +1,52 @@
+"""The log of turns: when each began, how it ended, and whether its reply was written out."""
+
+from __future__ import annotations
+
+import time
+
+from proxy.store.news import Seen
+from proxy.store.open_database import OpenDatabase
+from proxy.store.sql import writes
+from proxy.store.writer import Phase
+from proxy.types import Interaction
+
+
+class TurnLog:
+    """Commits of turns. The notes are queued without waiting; a crash may lose the notes of the last 50 ms."""
+
+    def __init__(self, database: OpenDatabase) -> None:
+        self._database = database
+        self._write = database.write
+
+    @property
+    def shared(self) -> bool:
+        """True if other replicas may commit to the same sessions."""
+        return self._database.shared
+
+    async def append(self, interaction: Interaction, seen: Seen | None = None) -> int | None:
+        """Commit an interaction; return its seq, and set it. A cancelled caller may find it committed all the same.
+
+        With `seen`, None is returned and nothing committed if another replica changed the session since (optimistic
+        locking). Raises SessionNotFound, and InvalidRequest for a known id or for unequal lengths of a complete node.
+        """
+        if seen is None:
+            seq: int | None = await self._write.submit(writes.append_interactions, interaction)
+        else:
+            seq = await self._write.submit(writes.append_seen, writes.Append(interaction, seen))
+        if seq is not None:
+            interaction.seq = seq
+        return seq
+
+    async def supersede(self, interaction_id: str) -> None:
+        """Mark a failed or aborted interaction as replaced by a retry. Raises NotFound."""
+        await self._write.submit(writes.supersede, interaction_id)
+
+    def note_begun(self, interaction_id: str, session_id: str) -> None:
+        """Note that a call began. The append of its interaction deletes the note."""
+        row = {"interaction_id": interaction_id, "session_id": session_id, "begun_at": time.time()}
+        self._write.note(writes.insert_intents, row, Phase.FIRST)
+
+    def note_replied(self, interaction_id: str) -> None:
+        """Note that the reply was written out to its end."""
+        row = {"of_interaction": interaction_id, "replied_at": time.time()}
+        self._write.note(writes.set_replied, row, Phase.LAST)
