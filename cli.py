@@ -1,4 +1,4 @@
-"""`python cli.py` from a checkout is `tokengrove`; the package installs the command itself."""
+"""Entry point of `python cli.py` in a checkout, which is the same as the installed command `tokengrove`."""
 
 from proxy.commands import main
 

@@ -1,4 +1,4 @@
-"""What users of Tokengrove import: `from tokengrove import Client`."""
+"""The public names of the Python client: `from tokengrove import Client`."""
 
 from proxy.client import (
     Acknowledged,

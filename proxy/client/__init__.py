@@ -1,4 +1,4 @@
-"""A typed HTTP client of this server's own endpoints, blocking and for asyncio.
+"""A typed HTTP client of the server's own endpoints: blocking and for asyncio.
 
 with Client(url).session("task") as session:
     run_agent(base_url=session.base_url, api_key=session.api_key)

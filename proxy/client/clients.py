@@ -1,4 +1,4 @@
-"""The two clients: they send what the operations say and do nothing else, one blocking, one for asyncio."""
+"""The blocking client and the asyncio client: both only send the calls that `operations` yields."""
 
 from __future__ import annotations
 
@@ -20,32 +20,32 @@ T = TypeVar("T")
 
 
 class Session(StartedSession):
-    """A live session. Made by `Client.session` or `Client.start_session`."""
+    """A live session, as `Client.session` and `Client.start_session` return it."""
 
     def __init__(self, client: Client, answer: Mapping[str, Json]) -> None:
         super().__init__(answer)
         self._client = client
 
     def set_reward(self, reward: Number | None = None, **options: Unpack[RewardOptions]) -> None:
-        """Reward the last complete interaction, or whatever the options say (`interaction_id`, `rewards`, ...)."""
+        """Set a reward: of the last complete interaction, unless the options name another (see RewardOptions)."""
         self._client.run(operations.set_reward(self, reward, options))
 
     def mark(self, interaction_id: str, *, trainable: bool, spans: Sequence[tuple[int, int]] | None = None) -> None:
-        """Say whether an interaction is trained; with `spans`, only these ranges [start, end) of its output tokens."""
+        """Set whether an interaction is trained; with `spans`, only these ranges [start, end) of its output tokens."""
         self._client.run(operations.mark(self, interaction_id, trainable, spans))
 
     def end(self, **options: Unpack[EndOptions]) -> int:
-        """Seal the session; returns how many interactions it has. Doing it twice is no error."""
+        """End the session and return its number of interactions. Ending it again is not an error."""
         return self._client.run(operations.end(self, options))
 
 
 class Client(Connection):
-    """Blocking client. Every method raises the server's error as its `proxy.errors` class, or ServerUnreachable."""
+    """Blocking client. Every method raises a server's error as its class in `proxy.errors`, or ServerUnreachable."""
 
     def __init__(self, url: str, admin_key: str | None = None, timeout_s: float = TIMEOUT_S) -> None:
         super().__init__(url, admin_key, timeout_s)
         self._http = httpx.Client()
-        weakref.finalize(self, self._http.close)  # `with Client(url).session(..)` leaves nobody to close it
+        weakref.finalize(self, self._http.close)  # nothing else closes it after `with Client(url).session(...)`
 
     def __enter__(self) -> Client:
         return self
@@ -54,16 +54,17 @@ class Client(Connection):
         self.close()
 
     def close(self) -> None:
+        """Close the connections."""
         self._http.close()
 
     @contextmanager
     def session(self, task_id: str, **options: Unpack[SessionOptions]) -> Iterator[Session]:
-        """Start a session and end it with the block: as Failed, with the reason, when an exception leaves it."""
+        """Start a session and end it with the block: with outcome Failed and the reason if an exception leaves it."""
         session = self.start_session(task_id, **options)
         try:
             yield session
         except BaseException as error:
-            with suppress(ProxyError):  # what happened in the block matters more
+            with suppress(ProxyError):  # the block's own exception matters more
                 self.run(operations.leave(session, error))
             raise
         self.run(operations.leave(session, None))
@@ -79,40 +80,42 @@ class Client(Connection):
         session_ids: Sequence[str] | None = None,
         **request: Unpack[ExportRequest],
     ) -> Export:
-        """All samples of the sessions that are named or that the filter finds; layout `concat` unless said.
+        """Return all samples of the named sessions, or of those that the filter selects; default layout `concat`.
 
-        `format` is how they travel: they are the same in any. Formats arrow and parquet need pyarrow on both sides.
+        `format` is the transfer format: the samples are the same in every format. Formats arrow and parquet need
+        pyarrow on both sides.
         """
         return self.run(operations.export(session_id, session_ids, request))
 
     def claim(self, **request: Unpack[ClaimRequest]) -> Claim:
-        """Lease ended sessions that no other consumer holds; with `export` their samples come along."""
+        """Lease ended sessions that no other consumer holds; with `export`, return their samples too."""
         return self.run(operations.claim(request))
 
     def acknowledge(self, claim: Claim | str | None = None, session_ids: Sequence[str] | None = None) -> Acknowledged:
-        """Say that a claim, or some sessions of it, are done with: they are never given again. Twice is harmless."""
+        """Acknowledge a claim, or some of its sessions: they are never claimed again. Repeating it is harmless."""
         return self.run(operations.acknowledge(claim, session_ids))
 
     def sessions(self) -> list[dict[str, Json]]:
-        """All sessions, oldest first, as the server lists them."""
+        """Return all sessions, oldest first, as `GET /rl/sessions` lists them."""
         return self.run(operations.sessions())
 
     def session_tree(self, session_id: str) -> SessionTree:
-        """One session with all its interactions. Raises SessionNotFound."""
+        """Return one session with all its interactions. Raises SessionNotFound."""
         return self.run(operations.session_tree(session_id))
 
     def health(self) -> dict[str, Json]:
-        """What the server says of itself."""
+        """Return the answer of `GET /health`."""
         return self.run(operations.health())
 
     def grant_capacity(self, n: int = 1) -> int:
-        """Let `n` more sessions start; returns how many may now."""
+        """Allow `n` more sessions to start and return how many may start now."""
         return self.run(operations.grant_capacity(n))
 
     def update_weights(self, path: str, *, version: int | None = None, mode: str = "abort") -> int:
-        """Load the weights in folder `path` of the server's machine; returns their version (default: one more).
+        """Load the weights in `path`, a folder that the engine can read, and return their version (default: one more).
 
-        `mode` (abort, drain, retract, in_place) says what becomes of requests in flight: none of them is lost.
+        `mode` selects what happens to requests in flight, none of which is lost: `abort` (interrupt, then resume each),
+        `drain` (wait for them to finish), `retract` or `in_place` (the engine changes weights under them).
         """
         return self.run(operations.update_weights(path, version, mode))
 
@@ -134,7 +137,7 @@ class Client(Connection):
 
 
 class AsyncSession(StartedSession):
-    """A live session. Made by `AsyncClient.session` or `AsyncClient.start_session`."""
+    """A live session, as `AsyncClient.session` and `AsyncClient.start_session` return it. Methods as in `Session`."""
 
     def __init__(self, client: AsyncClient, answer: Mapping[str, Json]) -> None:
         super().__init__(answer)
@@ -153,7 +156,7 @@ class AsyncSession(StartedSession):
 
 
 class AsyncClient(Connection):
-    """Client for asyncio. Every method raises the server's error as its `proxy.errors` class, or ServerUnreachable."""
+    """Client for asyncio: the methods of `Client`, awaited, with the same arguments, results and errors."""
 
     def __init__(self, url: str, admin_key: str | None = None, timeout_s: float = TIMEOUT_S) -> None:
         super().__init__(url, admin_key, timeout_s)
@@ -174,7 +177,7 @@ class AsyncClient(Connection):
         try:
             yield session
         except BaseException as error:
-            with suppress(ProxyError):  # what happened in the block matters more
+            with suppress(ProxyError):  # the block's own exception matters more
                 await self.run(operations.leave(session, error))
             raise
         await self.run(operations.leave(session, None))

@@ -1,8 +1,8 @@
-"""An export as files, one a page: what the server answers, written as it comes. A file is there whole or not at all.
+"""An export as files, one a page, streamed to disk. A file exists whole or not at all.
 
-Each page is read back before it gets its name, so that the summary says what the files hold, and a file that a reader
-could not take is never there. In `jsonl` a file has samples alone: its last line, which says what an answer is of, is
-for whoever reads an answer, and would be a broken row to whoever reads a table.
+Each page is read back before it gets its name: the summary counts what the files hold, and an unreadable file never
+appears. In `jsonl` a file holds samples only. The last line of an answer, with the cursor and the session entries, is
+removed, because table readers would take it for a broken row.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ def export_files(
 ) -> Tally:
     """Write every page of an export into `folder`, with a progress bar, and print the summary on stderr.
 
-    `request` is the body of `/export_trajectories` without format and cursor. Raises ConfigurationError for a folder
-    that cannot be, cannot be written to or holds an export already, and the server's errors as their `proxy.errors`
-    classes; where it breaks off, the summary is of the pages that were written.
+    `request` is the body of `/export_trajectories` without format and cursor. Raises ConfigurationError if the folder
+    cannot be created or written to or already holds an export, and a server's error as its class in `proxy.errors`.
+    After an error the summary covers the pages that were written.
     """
     from rich.console import Console
     from rich.filesize import decimal
@@ -58,20 +58,20 @@ def export_files(
 
             writer = _Writer(format, layout, tally, show)
             for path, response in _pages(connection, target, request, format):
-                with _told(connection):
+                with _reachable(connection):
                     writer.write(path, response)
     except (ProxyError, ConfigurationError):
         if tally.files:
-            _show(console, tally, f"broke off: only {_written(tally, target)}", layout)
+            _show(console, tally, f"interrupted: only {_written(tally, target)}", layout)
         raise
     _show(console, tally, _written(tally, target), layout)
     return tally
 
 
 def _unreadable(format: str) -> str | None:
-    """Why pages cannot be read here, which are written all the same."""
+    """Return why pages of the format cannot be read back here, or None. They are written all the same."""
     if format not in READERS:
-        return f"format {format} is not known here"
+        return f"this client does not know format {format}"
     try:
         check_readable(format)
     except InvalidRequest as error:
@@ -81,22 +81,24 @@ def _unreadable(format: str) -> str | None:
 
 def _prepared(folder: str | Path) -> Path:
     if str(folder) == "-":
-        raise ConfigurationError("give -o FOLDER: an export with --url writes one file a page")
+        raise ConfigurationError("an export with --url writes one file a page: give a folder with -o FOLDER")
     target = Path(folder)
+    if target.exists() and not target.is_dir():
+        raise ConfigurationError(f"-o {folder} is a file; give a folder: an export with --url writes one file a page")
     try:
         target.mkdir(parents=True, exist_ok=True)
         taken = next(target.glob("page-*"), None)
     except OSError as error:
         raise ConfigurationError(f"-o {folder}: {error.strerror}") from None
     if taken is not None:
-        raise ConfigurationError(f"{target} holds an export already ({taken.name}); give another folder")
+        raise ConfigurationError(f"-o {folder} already holds an export ({taken.name}); give another folder")
     return target
 
 
 def _pages(
     connection: Connection, folder: Path, request: Mapping[str, Json], format: str
 ) -> Iterator[tuple[Path, httpx.Response]]:
-    """Each page while it streams, with the file that it goes to."""
+    """Yield each page as a streaming response, with the file that it goes to."""
     body: dict[str, Json] = {name: value for name, value in request.items() if value is not None}
     body["format"] = format
     for number in itertools.count():
@@ -111,18 +113,20 @@ def _pages(
 
 @contextmanager
 def _answered(connection: Connection, call: Call) -> Iterator[httpx.Response]:
-    with _told(connection), httpx.stream(**connection.arguments(call)) as response:
+    with _reachable(connection), httpx.stream(**connection.arguments(call)) as response:
         if not response.is_success:
             response.read()
             decode(response)
         if "x-tokengrove-sessions" not in response.headers:
-            raise ProxyError("the answer does not say what it holds; is it a tokengrove server of this version?")
+            raise ProxyError(
+                "the answer lacks the header x-tokengrove-sessions; is it a tokengrove server of this version?"
+            )
         yield response
 
 
 @contextmanager
-def _told(connection: Connection) -> Iterator[None]:
-    """Raise ServerUnreachable for a connection that fails, also in the midst of an answer."""
+def _reachable(connection: Connection) -> Iterator[None]:
+    """Raise ServerUnreachable when the connection fails, also in the middle of an answer."""
     try:
         yield
     except httpx.TransportError as error:
@@ -131,7 +135,7 @@ def _told(connection: Connection) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class _Writer:
-    """Writes pages and counts them; `show` is told how many bytes of the next one have come."""
+    """Writes pages and counts them. `show` is called with the number of bytes of the current page received so far."""
 
     format: str
     layout: str
@@ -139,7 +143,8 @@ class _Writer:
     show: Callable[[int], None]
 
     def write(self, path: Path, response: httpx.Response) -> None:
-        """There is no file of a page that cannot be read (InvalidRequest) or written (ConfigurationError)."""
+        """Write one page. Raises InvalidRequest if it cannot be read back, ConfigurationError if it cannot be written;
+        in both cases there is no file."""
         part, tally = path.with_name(f".{path.name}.part"), self.tally
         try:
             with part.open("wb") as file:
@@ -163,7 +168,9 @@ class _Writer:
         page = read_page(part, self.format)
         if self.format == _LINES:
             if "cursor" not in page.end:
-                raise InvalidRequest(f"the last line of {part} is missing", param="source")
+                raise InvalidRequest(
+                    f"the answer was cut off: the last line of {part} is missing; export again", param="source"
+                )
             _cut_last_line(part)
         self.tally.count(page, self.layout)
 

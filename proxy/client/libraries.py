@@ -9,7 +9,7 @@ from proxy.errors import InvalidRequest
 
 
 def library(name: str) -> Any:
-    """The package `name`, which only those need who ask for its types. Raises InvalidRequest, with the way out."""
+    """Import the optional package `name`. Raises InvalidRequest that says how to install it."""
     try:
         return import_module(name)
     except ModuleNotFoundError as error:

@@ -1,5 +1,5 @@
-"""Every operation of the server's own endpoints, once: a generator that yields a `Call`, is sent the answer,
-and returns the result. Nothing here sends anything, so the blocking and the asyncio client cannot differ.
+"""Every operation of the client, written once: a generator that yields a `Call`, receives the answer and returns the
+result. Nothing here does I/O, so the blocking and the asyncio client cannot differ.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One request to send. `key` None means the client's admin key, where it has one.
+    """One request to send. With `key` None the client's admin key is used, if it has one.
 
-    The answer is sent back as the bytes that it is where `raw`, else decoded from JSON.
+    The generator receives the answer's bytes if `raw`, else its decoded JSON.
     """
 
     method: str
@@ -42,18 +42,17 @@ class Call:
 
 
 Steps = Generator[Call, Json, T]
-"""An operation: yields what to send, is sent the answer, returns the result."""
+"""An operation: yields calls, receives their answers, returns a result."""
 
 FORMAT = "npz"
-"""What samples come in unless the caller says: of the formats that need no library, and that hold whatever can be
-included, it is read fastest."""
+"""Default transfer format: the fastest to read of those that need no library and have room for `include`."""
 
 
 class StartedSession:
-    """What `start_session` answered: the addresses and keys of one session.
+    """The answer of `start_session`: the addresses and keys of one session.
 
-    `base_url` ends in /v1 (OpenAI SDKs), `root_url` does not (Anthropic SDKs). `api_key` is for the agent,
-    `control_key` also rewards and ends.
+    `base_url` ends in /v1 (OpenAI SDKs), `root_url` does not (Anthropic SDKs). `api_key` is for the agent;
+    `control_key` may also set rewards and end the session.
     """
 
     def __init__(self, answer: Mapping[str, Json]) -> None:
@@ -90,7 +89,7 @@ def end(session: StartedSession, options: EndOptions) -> Steps[int]:
 
 
 def leave(session: StartedSession, error: BaseException | None) -> Steps[None]:
-    """End a session whose block is left, unless the block did it itself."""
+    """End the session when its `with` block is left, unless the block ended it."""
     if session.ended:
         return
     failed: EndOptions = {"outcome": "Failed", "exit_reason": f"{type(error).__name__}: {error}"}
@@ -98,7 +97,7 @@ def leave(session: StartedSession, error: BaseException | None) -> Steps[None]:
 
 
 def export(session_id: str | None, session_ids: Sequence[str] | None, request: ExportRequest) -> Steps[Export]:
-    """Follows the cursor: all pages are one `Export`."""
+    """Follow the cursor and join all pages into one `Export`."""
     options, chosen = _divided(request, ExportOptions)
     selection = _given({"session_id": session_id, "session_ids": session_ids, "filter": chosen or None})
     name = _readable(options)
@@ -120,26 +119,26 @@ def claim(request: ClaimRequest) -> Steps[Claim]:
     how = body.get("export")
     if how is None:
         return claim_of((yield Call("POST", "/trajectories/claim", body, extra_timeout_s=wait_s)))
-    name = _readable(how)  # before anything is leased that could not be read
+    name = _readable(how)  # before sessions are leased whose samples could not be read
     body["export"] = {**how, "format": name}
     page = yield from _page(Call("POST", "/trajectories/claim", body, extra_timeout_s=wait_s, raw=True), name)
     return claim_of(page.end, page.export)
 
 
 def _readable(how: Mapping[str, Json]) -> str:
-    """The format that was asked for. Raises InvalidRequest unless it can be read here."""
+    """Return the requested format. Raises InvalidRequest if it cannot be read here."""
     name = str(how.get("format") or FORMAT)
     check_readable(name)
     return name
 
 
 def _page(call: Call, format: str) -> Steps[Page]:
-    """Raises InvalidRequest for an answer that is not whole."""
+    """Send `call` and read its page. Raises InvalidRequest for an incomplete answer."""
     return read_page((yield call), format)
 
 
 def acknowledge(done: Claim | str | None, session_ids: Sequence[str] | None) -> Steps[Acknowledged]:
-    """A claim that holds nothing has nothing to acknowledge."""
+    """Acknowledge sessions; an empty claim needs no request."""
     if isinstance(done, Claim):
         if done.claim_id is None:
             return Acknowledged((), {})
@@ -151,7 +150,7 @@ def acknowledge(done: Claim | str | None, session_ids: Sequence[str] | None) -> 
 
 
 def sessions() -> Steps[list[dict[str, Json]]]:
-    """Follows the pages until one is empty."""
+    """Follow the pages until one is empty."""
     listed: list[dict[str, Json]] = []
     while True:
         after = {"after": listed[-1]["session_id"]} if listed else {}
@@ -183,7 +182,7 @@ def update_weights(path: str, version: int | None, mode: str) -> Steps[int]:
 
 
 def _divided(request: Mapping[str, Json], how: type) -> tuple[dict[str, Json], dict[str, Json]]:
-    """What says how to export or claim, and what says which sessions."""
+    """Divide keyword arguments into the fields of `how` and the rest, which is the filter."""
     given = dict(request)
     options = {name: given.pop(name) for name in how.__annotations__ if name in given}
     return options, given
@@ -194,5 +193,5 @@ def _quoted(session_id: str) -> str:
 
 
 def _given(values: Mapping[str, Json]) -> dict[str, Json]:
-    """The entries that say something: None is the server's default."""
+    """The entries that are not None: None means the server's default."""
     return {name: value for name, value in values.items() if value is not None}

@@ -9,7 +9,7 @@ from proxy.client.values import Float32, Json, Number
 
 
 class SessionOptions(TypedDict, total=False):
-    """What `start_session` takes beside the task."""
+    """Optional fields of `start_session`."""
 
     group_id: str
     session_id: str
@@ -22,11 +22,13 @@ class SessionOptions(TypedDict, total=False):
 
 
 class RewardOptions(TypedDict, total=False):
-    """Which reward is set, where it is not the one of the last complete interaction.
+    """Which reward to set, if not that of the last complete interaction.
 
-    `turn` is the place of an interaction in the order of completion, from 0, in place of `interaction_id`; `name` keeps
-    a reward apart from the others of the interaction; `rewards` go by interaction id; `step_scores` has one score a
-    complete interaction in order of completion; `token_rewards` one a sampled token of `interaction_id` or `turn`.
+    `interaction_id`, or `turn`: the interaction, by id or by its index in the order of completion, from 0.
+    `name`: name of the reward; rewards of different names are kept side by side.
+    `rewards`: one reward per interaction id.
+    `step_scores`: one score per complete interaction, in order of completion.
+    `token_rewards`: one reward per sampled token of `interaction_id` or `turn`.
     """
 
     interaction_id: str
@@ -38,7 +40,7 @@ class RewardOptions(TypedDict, total=False):
 
 
 class EndOptions(TypedDict, total=False):
-    """What `end_session` takes. `outcome` is Finished, Failed, NoData or Timeout."""
+    """Fields of `end_session`. `outcome` is Finished, Failed, NoData or Timeout."""
 
     reward: Number
     step_scores: Sequence[float] | Float32
@@ -53,7 +55,7 @@ Comparison = Literal["grpo", "leave_one_out"]
 
 
 class Train(TypedDict, total=False):
-    """What is trained: turns (`all`, `last` or indexes), purposes and agents; the rest stays as context."""
+    """What to train: turns (`all`, `last` or indexes), purposes and agents; the rest stays in the sample as context."""
 
     turns: Literal["all", "last"] | Sequence[int]
     purposes: str | Sequence[str]
@@ -62,9 +64,10 @@ class Train(TypedDict, total=False):
 
 
 class SampleOptions(TypedDict, total=False):
-    """How samples are made and sent; fields and their defaults are those of `/export_trajectories`.
+    """How samples are built and transferred; fields and defaults are those of `/export_trajectories`.
 
-    Samples are the same in every format. The lengths, in tokens, and what follows them are for layout padded.
+    Samples are the same in every format. `prompt_length`, `response_length` (tokens) and the fields after them apply
+    only to layout padded.
     """
 
     layout: Literal["individual", "concat", "tree", "padded"]
@@ -87,17 +90,17 @@ class SampleOptions(TypedDict, total=False):
 
 
 class ExportOptions(SampleOptions, total=False):
-    """How to export. `limit` is sessions a page; `wait_s` how long to wait until the named sessions have ended."""
+    """How to export. `limit`: sessions per page. `wait_s`: how long to wait until the named sessions have ended."""
 
     wait_s: float
     limit: int
 
 
 class SessionFilter(TypedDict, total=False):
-    """Which sessions to take; `since` (Unix seconds) keeps those that ended then or later, and live ones.
+    """Which sessions to select; `since` (Unix seconds) keeps those that ended then or later, and live ones.
 
-    `purpose` and `agent` choose turns, `min_version` and `max_version_span` leave out samples that are too stale to
-    train on, so these go with an export.
+    `purpose` and `agent` select turns; `min_version` and `max_version_span` leave out samples that are too stale to
+    train on. These four apply to samples, so a claim takes them only together with `export`.
     """
 
     group_id: str
@@ -112,10 +115,11 @@ class SessionFilter(TypedDict, total=False):
 
 
 class ClaimOptions(TypedDict, total=False):
-    """How to claim: at most `limit` sessions (1 unless said), leased for `lease_s`, waiting `wait_s` for the first.
+    """How to claim: at most `limit` sessions (default 1), leased for `lease_s`, waiting up to `wait_s` for the first.
 
-    `consumer` begins the id of the claim, so that others see who holds a session. A claim made again under its own
-    `claim_id` gives what it holds and renews the lease, with `renew` nothing else; `lease_s` 0 gives it back.
+    `consumer` is the prefix of the claim's id, so that others see who holds a session. Repeating a claim with its
+    `claim_id` returns what it holds and renews the lease; with `renew` it claims nothing new, and with `lease_s` 0 it
+    gives the sessions back.
     """
 
     limit: int

@@ -1,4 +1,4 @@
-"""What an export holds, counted page by page from what was read: the same numbers whatever the format."""
+"""Summary of an export, counted page by page from the samples that were read: the same numbers in every format."""
 
 from __future__ import annotations
 
@@ -14,12 +14,15 @@ _EXPECTED = ("first", "continued")
 
 @dataclass(slots=True)
 class Tally:
-    """Sums over the pages that were written. Below `uncounted`, which says why, all is 0 where pages cannot be read.
+    """Sums over the pages that were written.
 
-    `tokens` are those of the samples without padding, `trained` of them have loss mask 1. `forks` are samples beyond
-    one a session, of layout tree leaves beyond one, of layout individual turns that neither begin nor continue the
-    session. `unaligned` turns could not be joined with the one before; of layout padded, `dropped` samples did not fit
-    and `cut` tokens were left out; `masked` sampled tokens stand nowhere as sampled.
+    `uncounted`: why pages could not be read, or None; the fields after it are then 0.
+    `tokens`: tokens of all samples, without padding; `trained`: those with loss mask 1.
+    `forks`: samples beyond one a session; in layout tree, leaves beyond one; in layout individual, turns that neither
+    start nor continue a conversation.
+    `unaligned`: turns whose prompt could not be joined with the turn before.
+    `dropped`, `cut`: in layout padded, samples that did not fit and tokens that were cut off.
+    `masked`: sampled tokens that no sample contains as they were sampled.
     """
 
     sessions: int = 0
@@ -38,7 +41,7 @@ class Tally:
     returns: list[float] = field(default_factory=list)
 
     def count(self, page: Page, layout: str) -> None:
-        """Add a page."""
+        """Add the counts of one page."""
         samples, entries = page.samples, page.sessions.values()
         self.samples += len(samples)
         self.tokens += sum(int(sample.attention_mask.sum()) for sample in samples)
@@ -51,14 +54,14 @@ class Tally:
         self.forks += _branches(page) if layout in _INDIVIDUAL else _beyond_one(samples)
 
     def rows(self, layout: str) -> Iterator[tuple[str, str]]:
-        """The summary: what is called what, and how much there is of it."""
+        """Yield the rows of the summary: name and value."""
         yield "sessions", str(self.sessions)
         if self.uncounted is None:
             yield from self._counted(layout)
         else:
             yield "samples", f"not counted: {self.uncounted}"
         missing = self.incomplete
-        yield "complete", "all" if not missing else f"{self.sessions - missing}, {missing} lack a call"
+        yield "complete", "all" if not missing else f"{self.sessions - missing}; {missing} lack a call"
 
     def _counted(self, layout: str) -> Iterator[tuple[str, str]]:
         mean = sum(self.returns) / len(self.returns) if self.returns else None
@@ -66,7 +69,7 @@ class Tally:
         yield "tokens", str(self.tokens)
         yield "trained tokens", str(self.trained)
         yield "mean return", "none" if mean is None else f"{mean:.4f}"
-        kinds = {"tree": "leaves beyond one a session"} | dict.fromkeys(_INDIVIDUAL, "turns on another path")
+        kinds = {"tree": "leaves beyond one a session"} | dict.fromkeys(_INDIVIDUAL, "turns that branch off")
         what = kinds.get(layout, "samples beyond one a session")
         yield (
             "forks",
@@ -75,7 +78,7 @@ class Tally:
         if self.dropped or self.cut:
             yield "too long", f"{self.dropped} samples dropped, {self.cut} tokens cut"
         if self.masked:
-            yield "masked", f"{self.masked} sampled tokens stand nowhere as sampled"
+            yield "masked", f"{self.masked} sampled tokens are in no sample as sampled"
 
 
 def _branches(page: Page) -> int:
@@ -89,7 +92,7 @@ def _beyond_one(samples: list[Sample]) -> int:
 
 
 def _leaves(sample: Sample) -> int:
-    """One of a sequence; of a tree, the nodes that are no other's parent."""
+    """Number of leaves: 1 for a sequence; for a tree, the nodes that are not the parent of another."""
     if "node_parents" not in sample.extra:
         return 1
     parents = sample.extra["node_parents"].tolist()

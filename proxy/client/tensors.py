@@ -35,13 +35,13 @@ def pad_left(rows: Sequence[Array], dtype: type[np.generic], value: float, lengt
 
 
 def to_torch(arrays: Mapping[str, Array]) -> dict[str, torch.Tensor]:
-    """The arrays as tensors of the same dtypes, which own their memory. Raises InvalidRequest without torch."""
+    """Copy the arrays into tensors of the same dtypes. Raises InvalidRequest without torch."""
     torch = library("torch")
     return {name: torch.tensor(array) for name, array in arrays.items()}
 
 
 def to_tensordict(arrays: Mapping[str, Array]) -> TensorDict:
-    """The arrays as a TensorDict of batch size [B]. Raises InvalidRequest without tensordict."""
+    """Copy the arrays into a TensorDict of batch size [B]. Raises InvalidRequest without tensordict."""
     tensordict = library("tensordict")
     tensors = to_torch(arrays)
     size = next(iter(tensors.values())).shape[0] if tensors else 0

@@ -29,10 +29,10 @@ Number = float | np.floating[Any]
 class Sample:
     """One training sample of L tokens: rewards float32 [1], mask bool [L], logprobs float32 [L], the others int32 [L].
 
-    `loss_mask` is 1 on the tokens to train. `logprobs` (natural logs) are 0, `versions` and `turn_ids` -1 elsewhere.
-    `turns` has one entry an interaction, in order; `interaction_id` is the last one's. Of layout padded, L is the
-    padded length and `attention_mask` False in the padding. `extra` is what else was sent: `weight` float32 [1], the
-    columns that only layouts tree and padded have, as arrays of their own dtypes, and labels that were asked for.
+    `loss_mask` is 1 on the tokens to train. Elsewhere `logprobs` (natural logs) are 0, `versions` and `turn_ids` -1.
+    `turns` has one entry per interaction, in order; `interaction_id` is the last one's. In layout padded, L is the
+    padded length and `attention_mask` is False in the padding. `extra` holds every other field: `weight` float32 [1],
+    the columns of layouts tree and padded as arrays of their own dtypes, and what `include` asked for.
     """
 
     session_id: str
@@ -56,7 +56,7 @@ class Sample:
     extra: Mapping[str, Json] = field(default_factory=dict)
 
     def to_tensor_dict(self) -> dict[str, NDArray[Any]]:
-        """As AReaL's `to_tensor_dict`, in numpy: all [1, L], rewards [1]."""
+        """Return numpy arrays like AReaL's `to_tensor_dict`: all [1, L], rewards [1]."""
         return _batch([self], 0)
 
     def to_torch(self) -> dict[str, torch.Tensor]:
@@ -70,13 +70,13 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Export:
-    """All pages of an export. `sessions` says for each session id whether anything is missing."""
+    """All pages of an export. `sessions` has an entry per session id, with what is missing from the session."""
 
     samples: list[Sample]
     sessions: dict[str, dict[str, Json]]
 
     def to_tensor_dict(self, pad_token_id: int = 0) -> dict[str, NDArray[Any]]:
-        """All samples as one batch in numpy, padded on the right to the longest: [B, L], rewards [B]."""
+        """Return all samples as one numpy batch, padded on the right to the longest: [B, L], rewards [B]."""
         return _batch(self.samples, pad_token_id)
 
     def to_torch(self, pad_token_id: int = 0) -> dict[str, torch.Tensor]:
@@ -92,8 +92,8 @@ class Export:
 class Claim:
     """Ended sessions leased to this consumer until `lease_until` (Unix seconds), in the order in which they ended.
 
-    `claim_id` is None, and nothing is leased, when there was nothing to claim. `export` are their samples, where the
-    claim asked for them.
+    `claim_id` is None if there was nothing to claim; nothing is leased then. `export` has the samples of the sessions
+    if the claim asked for them.
     """
 
     claim_id: str | None
@@ -104,7 +104,7 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class Acknowledged:
-    """`lost` says for each session that was not acknowledged which claim has taken it over."""
+    """Result of `acknowledge`. `lost` maps each session that was not acknowledged to the claim that now holds it."""
 
     sessions: tuple[str, ...]
     lost: Mapping[str, str | None]
@@ -112,7 +112,7 @@ class Acknowledged:
 
 @dataclass(frozen=True, slots=True)
 class TreeNode:
-    """One interaction as the server lists it. `return_` is discounted with the session's own discount and credit."""
+    """One interaction of a session. `return_` is computed with the session's own discount and credit."""
 
     id: str
     parent_id: str | None
@@ -132,7 +132,7 @@ class TreeNode:
 
 @dataclass(frozen=True, slots=True)
 class SessionTree:
-    """One session with its interactions in order of completion. `extra` is what else was sent."""
+    """One session with its interactions in order of completion. `extra` holds every other field of the answer."""
 
     session_id: str
     status: str
@@ -144,7 +144,7 @@ class SessionTree:
 
 
 def _known(kind: type, values: Mapping[str, Json]) -> dict[str, Json]:
-    """The fields of dataclass `kind` that `values` has; the rest as `extra`, where it has such a field."""
+    """The entries of `values` that dataclass `kind` has fields for; the rest as `extra`, if `kind` has that field."""
     names = {spec.name for spec in fields(kind)}
     known = {name: value for name, value in values.items() if name in names}
     if "extra" in names:
@@ -186,7 +186,7 @@ _DTYPES: dict[str, Any] = {
 
 
 def sample_of(entry: Mapping[str, Json]) -> Sample:
-    """A sample as the export writes it; arrays may be lists. Raises LookupError and ValueError where it is none."""
+    """Parse a sample as the export writes it; arrays may be lists. Raises LookupError or ValueError."""
     position_ids = {"position_ids": np.int64 if "prompts" in entry else np.int32}
     dtypes = {name: dtype for name, dtype in (_DTYPES | position_ids).items() if name in entry}
     arrays = {name: np.asarray(entry[name], dtype=dtype) for name, dtype in dtypes.items()}
@@ -195,12 +195,12 @@ def sample_of(entry: Mapping[str, Json]) -> Sample:
 
 
 def claim_of(answer: Mapping[str, Json], export: Export | None = None) -> Claim:
-    """A claim as it is answered, with its samples or with the ids of its sessions alone."""
+    """Parse the answer to a claim. Without `export` it lists only the ids of the sessions."""
     sessions = answer["sessions"] if export is None else export.sessions
     return Claim(answer["claim_id"], tuple(sessions), answer["lease_until"], export)
 
 
 def tree_of(answer: Mapping[str, Json]) -> SessionTree:
-    """A session as `GET /rl/sessions/{id}` shows it."""
+    """Parse the answer of `GET /rl/sessions/{id}`."""
     nodes = tuple(TreeNode(**_known(TreeNode, {**node, "return_": node["return"]})) for node in answer["interactions"])
     return SessionTree(**_known(SessionTree, {**answer, "interactions": nodes}))

@@ -1,6 +1,6 @@
-"""Between operations and HTTP: a `Call` becomes the arguments of a request, a response becomes JSON or an error.
+"""Mapping between calls and HTTP: a `Call` becomes the arguments of a request, a response becomes JSON or an error.
 
-A failure that the server answered comes back as the class of `proxy.errors` that it was there.
+An error of the server is raised as the same class of `proxy.errors` that the server raised.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from proxy.client.values import Json
 from proxy.errors import EngineUnavailable, InvalidRequest, ProxyError
 
 TIMEOUT_S = 60.0
-"""Far above any answer of a healthy server; a wait that the caller asks for (`wait_s`) comes on top."""
+"""Far above what a healthy server takes; a wait that the caller asks for (`wait_s`) is added to it."""
 
 
 class ServerUnreachable(EngineUnavailable):
-    """No answer came from the server's address: nothing listens there, the connection broke, or it took too long."""
+    """No answer from the server's address: nothing listens there, the connection broke, or the timeout passed."""
 
     code: ClassVar[str] = "server_unreachable"
 
 
 class Connection:
-    """Where the server is and who asks: what both clients have, and all that a request is made of."""
+    """The server's URL, the admin key and the timeout: what both clients share."""
 
     def __init__(self, url: str, admin_key: str | None, timeout_s: float) -> None:
         self.url = url.rstrip("/")
@@ -53,13 +53,16 @@ class Connection:
         }
 
     def unreachable(self, error: httpx.TransportError) -> ServerUnreachable:
-        return ServerUnreachable(f"no answer from {self.url}: {type(error).__name__} {error}".rstrip())
+        if isinstance(error, httpx.UnsupportedProtocol):
+            return ServerUnreachable(f"{self.url!r} is not a URL of a server; it has to begin with http:// or https://")
+        reason = f"{type(error).__name__} {error}".rstrip()
+        return ServerUnreachable(f"no answer from {self.url} ({reason}); is the server running and the URL correct?")
 
 
 def _encoded(body: Mapping[str, Json]) -> bytes:
-    """JSON; numpy numbers and arrays are welcome. Raises InvalidRequest for what JSON cannot say, NaN included."""
+    """Encode as JSON; numpy numbers and arrays are allowed. Raises InvalidRequest for other types and for NaN."""
     try:
-        # not orjson: it writes NaN as null, which would unset a reward instead of being refused
+        # not orjson: it writes NaN as null, which would unset a reward instead of failing
         return json.dumps(body, allow_nan=False, default=_plain).encode()
     except (TypeError, ValueError) as error:
         raise InvalidRequest(f"this cannot be sent as JSON: {error}") from None
@@ -74,7 +77,7 @@ def _plain(value: Any) -> Json:
 
 
 def decode(response: httpx.Response, raw: bool = False) -> Json:
-    """What was answered: decoded, or as it came. Raises the error that it is."""
+    """The answer: its bytes if `raw`, else its decoded JSON. Raises the server's error."""
     if not response.is_success:
         raise _error(response)
     if raw:
@@ -86,14 +89,14 @@ def decode(response: httpx.Response, raw: bool = False) -> Json:
 
 
 def _error(response: httpx.Response) -> ProxyError:
-    """The error that an answer carries; from its status alone where the body is not one of ours (a gateway's page)."""
+    """The error of an answer; chosen by status alone if the body is not ours (an error page of a gateway)."""
     try:
         told = orjson.loads(response.content)["error"]
         message, code, param = told["message"], told.get("code"), told.get("param")
     except (orjson.JSONDecodeError, LookupError, TypeError, AttributeError):
         message, code, param = f"HTTP {response.status_code}: {response.text[:200]}", None, None
     kind = _BY_CODE.get(code) or _BY_STATUS.get(response.status_code, ProxyError)
-    error = kind.__new__(kind)  # not every class takes a message: some word their own from numbers that we lack
+    error = kind.__new__(kind)  # some classes build their message from numbers that are not known here
     ProxyError.__init__(error, message, param=param, retry_after_s=_seconds(response.headers.get("retry-after")))
     return error
 
@@ -102,11 +105,11 @@ def _seconds(header: str | None) -> float | None:
     try:
         return None if header is None else float(header)
     except ValueError:
-        return None  # an HTTP date, which this server never sends
+        return None  # an HTTP date, which the server never sends
 
 
 def _by(attribute: str) -> dict[Any, type[ProxyError]]:
-    """The classes of the error tree by `code` or `status`; of several with one status, the nearest to the root."""
+    """The error classes by `code` or `status`; if several share a status, the one nearest to the root."""
     found: dict[Any, type[ProxyError]] = {}
     level: list[type[ProxyError]] = [ProxyError]
     while level:

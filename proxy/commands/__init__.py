@@ -1,4 +1,4 @@
-"""The command line. Thin: flags become `Settings`, and every foreseen failure is one line and a non-zero exit."""
+"""The command line. Flags become `Settings`; every expected failure is one line on stderr and a non-zero exit code."""
 
 from proxy.commands.application import app, main
 

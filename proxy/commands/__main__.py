@@ -1,4 +1,4 @@
-"""`python -m proxy.commands` is `tokengrove`."""
+"""Entry point of `python -m proxy.commands`, which is the same as `tokengrove`."""
 
 from proxy.commands import main
 

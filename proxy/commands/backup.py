@@ -1,4 +1,4 @@
-"""`tokengrove export --all` and `tokengrove import`: a whole database into a file, and a file into a database."""
+"""`tokengrove export --all` and `tokengrove import`: back up a whole database to a file, and restore it."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from proxy.errors import ConfigurationError
 
 
 def back_up(output: str, database_url: str | None) -> None:
+    """Write every session of the database to `output`, which is a file or `-` (stdout)."""
     from proxy.store.backup import export_all
 
     with _counting("exported") as progress:
@@ -24,23 +25,25 @@ def back_up(output: str, database_url: str | None) -> None:
 
 def import_(
     path: Annotated[Path, typer.Argument(help="A file that `tokengrove export --all` wrote.")],
-    on_conflict: Annotated[str, typer.Option(help="For sessions that are there already: refuse or skip.")] = "refuse",
+    on_conflict: Annotated[
+        str, typer.Option(help="Sessions that the database already has: refuse (import nothing) or skip them.")
+    ] = "refuse",
     database_url: DatabaseUrl = None,
 ) -> None:
-    """Add every session of a backup to the database, which is made or upgraded if need be."""
+    """Add every session of a backup to the database, which is created or upgraded if necessary."""
     from proxy.store.backup import Conflict, import_all
 
     if on_conflict not in list(Conflict):
         raise ConfigurationError(f"--on-conflict {on_conflict} is not one of {', '.join(Conflict)}")
     with _counting("imported") as progress:
         done, passed = import_all(database_url_of(database_url), path, Conflict(on_conflict), progress)
-    kept = f", {passed} were there already" if passed else ""
+    kept = f", skipped {passed} that the database already had" if passed else ""
     print(f"imported {done.sessions} sessions, {done.interactions} interactions{kept}", file=sys.stderr)
 
 
 @contextlib.contextmanager
 def _counting(verb: str) -> Iterator[Callable[[Any], None]]:
-    """A line on the terminal that counts sessions; nothing where there is no terminal."""
+    """Show a line on the terminal that counts sessions. Without a terminal nothing is shown."""
     from rich.console import Console
 
     with Console(stderr=True).status(f"{verb} nothing yet") as status:

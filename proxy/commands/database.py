@@ -1,4 +1,4 @@
-"""`tokengrove db`: revisions, checks and pruning of a database, without a server."""
+"""`tokengrove db`: upgrade, check and prune a database, without a server."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import typer
 from proxy.commands.database_url import DatabaseUrl, database_url_of
 from proxy.errors import ConfigurationError
 
-db_app = typer.Typer(no_args_is_help=True, help="Look after the database; no server is needed.")
+db_app = typer.Typer(no_args_is_help=True, help="Maintain the database; needs no running server.")
 
 
 @db_app.command("upgrade")
 def db_upgrade(database_url: DatabaseUrl = None) -> None:
-    """Bring the database to the newest revision."""
+    """Upgrade the database to the newest revision, creating it if necessary."""
     from proxy.store import schema
 
     print(f"the database is at revision {schema.upgrade(database_url_of(database_url))}")
@@ -22,7 +22,7 @@ def db_upgrade(database_url: DatabaseUrl = None) -> None:
 
 @db_app.command("current")
 def db_current(database_url: DatabaseUrl = None) -> None:
-    """Print the revision of the database; exit code 1 when it is not the one that this tokengrove needs."""
+    """Print the revision of the database. The exit code is 1 if this version of tokengrove needs another."""
     from proxy.store import schema
 
     found, needed = schema.current(database_url_of(database_url)), schema.head()
@@ -36,7 +36,7 @@ def db_check(
     database_url: DatabaseUrl = None,
     session: Annotated[str | None, typer.Option(help="Only this session.")] = None,
 ) -> None:
-    """Walk every stored session and prove that nothing is missing, broken or trained twice. Changes nothing."""
+    """Check that no stored session has missing, damaged or doubly trained data. Changes nothing."""
     from proxy.audit import audit
     from proxy.store.inspection import inspecting
 
@@ -45,33 +45,37 @@ def db_check(
     for finding in result.findings:
         print(finding)
     counts = f"{result.sessions} sessions, {result.interactions} interactions, {result.output_tokens} sampled tokens"
-    print(f"{counts}, {result.begun_not_ended} calls begun and not ended, {len(result.findings)} findings")
+    print(f"{counts}, {result.begun_not_ended} unfinished calls, {len(result.findings)} findings")
     if result.findings:
         raise typer.Exit(1)
 
 
 @db_app.command("prune")
 def db_prune(
-    older_than: Annotated[str, typer.Option(help="Sessions that ended so long ago: 30d, 12h, 90m or 3600s.")],
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be deleted.")] = False,
+    older_than: Annotated[
+        str, typer.Option(help="Minimum age, counted from the end of a session: 30d, 12h, 90m or 3600s.")
+    ],
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print what would be deleted.")] = False,
     database_url: DatabaseUrl = None,
 ) -> None:
-    """Delete old sessions that were exported, acknowledged or have expired. Nothing else is ever deleted."""
+    """Delete old sessions that were exported, acknowledged or have expired. Other sessions are never deleted."""
     from proxy.store.pruning import prune
 
     pruned = prune(database_url_of(database_url), _duration_s(older_than), dry_run=dry_run)
     verb = "would delete" if dry_run else "deleted"
     print(f"{verb} {pruned.sessions} sessions, {pruned.interactions} interactions, {pruned.tokens} tokens")
     if pruned.kept:
-        print(f"kept {pruned.kept} sessions that ended as long ago, since nobody has exported them")
+        print(f"kept {pruned.kept} sessions of that age that were never exported: export or acknowledge them first")
 
 
 _SECONDS = {"d": 86_400, "h": 3600, "m": 60, "s": 1}
 
 
 def _duration_s(text: str) -> float:
-    """Seconds of 30d, 12h, 90m or 3600s. Raises ConfigurationError."""
+    """Convert a duration such as 30d, 12h, 90m or 3600s to seconds. Raises ConfigurationError."""
     number, unit = text[:-1], text[-1:]
     if not number.isdecimal() or unit not in _SECONDS:
-        raise ConfigurationError(f"--older-than {text!r} is no duration; write 30d, 12h, 90m or 3600s")
+        raise ConfigurationError(
+            f"--older-than {text!r} is not a duration; write a number and a unit: 30d, 12h, 90m or 3600s"
+        )
     return float(int(number) * _SECONDS[unit])

@@ -1,4 +1,4 @@
-"""The flag that says which database a command works on."""
+"""The flag --database-url, which several commands share."""
 
 from __future__ import annotations
 
@@ -14,5 +14,5 @@ DatabaseUrl = Annotated[
 
 
 def database_url_of(given: str | None) -> str:
-    """The URL that was given, else the environment's, else the default."""
+    """Return the given URL, else that of the environment, else the default."""
     return from_environment({"database_url": given}).database_url

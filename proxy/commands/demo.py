@@ -1,4 +1,4 @@
-"""`tokengrove demo`: agents against the built-in model, and with --train a trainer that closes the loop."""
+"""`tokengrove demo`: agents against the built-in model; with --train also a trainer that updates its weights."""
 
 from __future__ import annotations
 
@@ -15,17 +15,22 @@ from proxy.settings import Settings
 
 def demo(
     train: Annotated[
-        bool, typer.Option("--train", help="Close the loop: train the model until it plays well.")
+        bool,
+        typer.Option("--train", help="Also train: claim samples, update the weights, repeat until the reward is high."),
     ] = False,
-    seed: Annotated[int | None, typer.Option(min=0, help="With --train: of first weights and games; 0.")] = None,
-    plot: Annotated[Path | None, typer.Option(help="With --train: where to draw the rewards (.svg or .html).")] = None,
+    seed: Annotated[
+        int | None, typer.Option(min=0, help="With --train: seed of the first weights and of the games (default 0).")
+    ] = None,
+    plot: Annotated[
+        Path | None, typer.Option(help="With --train: file for a plot of the rewards (.svg or .html).")
+    ] = None,
 ) -> None:
-    """Run two short agents against the built-in model, reward them, export, and show the trees and samples."""
+    """Run two short agents against the built-in model, reward them, and show their trees and the exported samples."""
     if train:
         _train_demo(seed or 0, plot)
         return
     if seed is not None or plot is not None:
-        raise ConfigurationError("--seed and --plot are for demo --train")
+        raise ConfigurationError("--seed and --plot apply only with --train")
     from rich.console import Console
 
     from proxy import server
@@ -49,7 +54,7 @@ def _train_demo(seed: int, plot: Path | None) -> None:
     with tempfile.TemporaryDirectory(prefix="tokengrove-demo-") as folder:
         model, database = Path(folder) / "tokengrove-tiny", Path(folder) / "demo.db"
         write_tiny_model(model, seed)
-        # On the CPU even where there is a GPU: the trainer is there too, and ratios are exact on one kind of machine.
+        # On the CPU even if there is a GPU: the trainer runs there, and ratios are exact only on the same device.
         settings = Settings(
             port=0,
             model=str(model),

@@ -1,4 +1,4 @@
-"""`tokengrove doctor`: what a model's tokenizer and chat template can and cannot do."""
+"""`tokengrove doctor`: check which conversations a model's tokenizer and chat template support."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from proxy.settings import from_environment
 
 
 def doctor(
-    model: Annotated[str | None, typer.Option(help="Folder of the model; none: the tiny built-in one.")] = None,
-    tokenizer: Annotated[str | None, typer.Option(help="Folder of the tokenizer, if it is another.")] = None,
+    model: Annotated[str | None, typer.Option(help="Folder of the model (default: the tiny built-in one).")] = None,
+    tokenizer: Annotated[str | None, typer.Option(help="Folder of the tokenizer (default: the model's).")] = None,
     family: Annotated[str | None, typer.Option(help="Renderer family.")] = None,
     tool_parser: Annotated[str | None, typer.Option(help="Tool-call format.")] = None,
     reasoning_parser: Annotated[str | None, typer.Option(help="Reasoning format.")] = None,
 ) -> None:
-    """Try a model's tokenizer and chat template, without its weights: what is bridged, parsed, forked or refused."""
+    """Check a model's tokenizer and chat template without its weights: what is joined, parsed, forked or refused."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text

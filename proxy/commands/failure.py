@@ -1,4 +1,4 @@
-"""How a command fails in a way that was foreseen: one line on stderr, and exit code 1."""
+"""An expected failure of a command: one line on stderr and exit code 1."""
 
 from __future__ import annotations
 
@@ -7,6 +7,6 @@ from typing import NoReturn
 
 
 def fail(message: str) -> NoReturn:
-    """Print `message` and exit."""
+    """Print `message` on stderr and exit with code 1."""
     print(f"tokengrove: {message}", file=sys.stderr)
     sys.exit(1)

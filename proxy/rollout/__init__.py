@@ -1,1 +1,1 @@
-"""Running agents. Speaks HTTP only: what works here works against a server anywhere."""
+"""The demos: agents and a trainer that use the server over HTTP only."""

@@ -1,4 +1,4 @@
-"""A curve of numbers from 0 to 1, as lines of text and as a picture: drawn here, so that no library is needed."""
+"""Plot of numbers from 0 to 1, as text and as SVG, without a plotting library."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ _BLOCKS = " ▁▂▃▄▅▆▇█"
 _ROWS = 10
 _COLUMNS = 72
 _LABELLED = {_ROWS - 1: "1.0", _ROWS // 2 - 1: "0.5", 0: "0.0"}
-# The picture, in its own units: the plane, and what is left around it for labels.
+# Size of the plot area and the margins for labels, in SVG units.
 _WIDTH, _HEIGHT, _LEFT, _TOP, _RIGHT, _BOTTOM = 640.0, 320.0, 56.0, 48.0, 24.0, 48.0
 
 
 def text_curve(values: Sequence[float]) -> str:
-    """Ten rows, a column a value, with a scale before them; of more than 72 values, neighbours are averaged."""
+    """Return ten rows of text, one column per value, with a scale; beyond 72 values, neighbours are averaged."""
     columns = _averaged(values, _COLUMNS)
     lines = []
     for row in reversed(range(_ROWS)):
@@ -25,7 +25,7 @@ def text_curve(values: Sequence[float]) -> str:
 
 
 def _filled(value: float, row: int) -> int:
-    """Eighths of the cell in `row` that lie below `value`."""
+    """Eighths of the cell in `row` that are below `value`."""
     return max(0, min(8, round((value * _ROWS - row) * 8)))
 
 
@@ -36,7 +36,7 @@ def _averaged(values: Sequence[float], most: int) -> list[float]:
 
 
 def svg_curve(values: Sequence[float], title: str, across: str, up: str, target: float) -> str:
-    """The curve with both axes and a dashed line at `target`, as one SVG document; value i stands at i on the axis."""
+    """Return an SVG document: the curve with both axes and a dashed line at `target`; value i is at x = i."""
     right, bottom = _LEFT + _WIDTH, _TOP + _HEIGHT
     points = " ".join(f"{_x(place, values):.1f},{_y(value):.1f}" for place, value in enumerate(values))
     dots = "".join(f'<circle cx="{_x(at, values):.1f}" cy="{_y(v):.1f}" r="2.5"/>' for at, v in enumerate(values))
@@ -58,7 +58,7 @@ def svg_curve(values: Sequence[float], title: str, across: str, up: str, target:
 
 
 def html_page(svg: str, title: str) -> str:
-    """A page that shows the picture and needs nothing else."""
+    """Return a self-contained HTML page that shows the SVG."""
     head = f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title></head>'
     return f'{head}<body style="margin: 2em auto; max-width: 52em">\n{svg}</body></html>\n'
 
@@ -81,6 +81,6 @@ def _mark(place: int, values: Sequence[float]) -> str:
 
 
 def _marked(count: int) -> range:
-    """At most eleven places, at round distances."""
+    """At most eleven tick marks, at round distances."""
     step = next(step for step in (1, 2, 5, 10, 20, 50, 100, 1000, 10**9) if count <= step * 10)
     return range(0, count, step)

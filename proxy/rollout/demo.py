@@ -1,6 +1,6 @@
-"""Two short agents with the stock `openai` package, and what the server made of them.
+"""Two short agents with the stock `openai` package, and the trees and samples that the server recorded.
 
-The agents know an address and a key and nothing of this project; all that is shown was fetched over HTTP.
+The agents know an address and a key and nothing of this project; everything shown is fetched over HTTP.
 """
 
 from __future__ import annotations
@@ -26,28 +26,28 @@ if TYPE_CHECKING:
 QUESTIONS = ("Name a tree.", "And another one?", "Which of the two grows higher?")
 DISCOUNT = 0.9
 REPLY_TOKENS = 24
-"""Enough to see something, little enough for a second on one core."""
+"""Few enough for about a second on one core."""
 CALL_TOKENS = 128
-"""Far above the call that the grammar allows, so that it is closed and never cut."""
+"""Far above the longest call that the grammar allows, so that a call is never cut off."""
 SHOWN_CHARACTERS = 72
 
 
 def run_demo(url: str, console: Console, admin_key: str | None = None) -> None:
     """Run both agents against the server at `url` and print their trees and samples.
 
-    Raises ConfigurationError when the `openai` package is missing, and what `Client` and `openai` raise.
+    Raises ConfigurationError if the `openai` package is missing, and the errors of `Client` and `openai`.
     """
     if find_spec("openai") is None:
-        raise ConfigurationError("the demo's agents need the openai package: pip install 'tokengrove[cpu]'")
+        raise ConfigurationError("the demo's agents need the package openai: pip install openai")
     console.print(
-        "The built-in model is tiny and has random weights: [bold]its words are noise[/]. The rest is real.\n"
+        "The built-in model is tiny and has random weights: [bold]its words are noise[/]. Everything else is real.\n"
     )
     with Client(url, admin_key) as client:
         session_ids = [
             _rollout(client, console, "chat", _chat_agent),
             _rollout(client, console, "tools", _tool_agent),
         ]
-        console.print(f"The trees, with prompt+sampled tokens and returns at discount {DISCOUNT}:")
+        console.print(f"The recorded trees, with prompt+sampled tokens and returns at discount {DISCOUNT}:")
         for session_id in session_ids:
             console.print(_tree(client.session_tree(session_id)))
         console.print()
@@ -56,7 +56,7 @@ def run_demo(url: str, console: Console, admin_key: str | None = None) -> None:
 
 
 def _rollout(client: Client, console: Console, task_id: str, agent: Callable[[OpenAI, Console], float]) -> str:
-    """One session: the agent plays, the environment rewards and seals it. Returns the session id."""
+    """Run one session: the agent runs, the environment sets the reward and ends it. Return the session id."""
     from openai import OpenAI
 
     with client.session(task_id, group_id="demo", discount=DISCOUNT) as session:
@@ -70,13 +70,13 @@ def _rollout(client: Client, console: Console, task_id: str, agent: Callable[[Op
 
 
 def _without_secret(session: Session) -> str:
-    """The agent's address without the capability in it: a terminal's history is no place for keys."""
+    """The agent's address without the secret in its path, which should not end up in a terminal's history."""
     shown, _, secret = session.base_url.rpartition("~")
     return f"{shown}~.../v1" if shown else secret
 
 
 def _chat_agent(openai: OpenAI, console: Console) -> float:
-    """A streamed conversation. The reward is the share of letters in the last reply: any function of it would do."""
+    """Hold a streamed conversation. The reward is the share of letters in the last reply, just as an example."""
     messages: list[ChatCompletionMessageParam] = [{"role": "system", "content": "You are terse."}]
     reply = ""
     for question in QUESTIONS:
@@ -94,7 +94,7 @@ def _streamed_reply(openai: OpenAI, messages: list[ChatCompletionMessageParam]) 
 
 
 def add(a: int, b: int) -> int:
-    """The tool: a real function, run here, in the agent's process."""
+    """The tool: a real function that runs in the agent's process."""
     return a + b
 
 
@@ -115,7 +115,7 @@ _ADD: Any = {
 
 
 def _tool_agent(openai: OpenAI, console: Console) -> float:
-    """A call that the engine's grammar enforces, its result, an answer. The reward is 1 when the call could be run."""
+    """Make a tool call that the grammar enforces and answer with its result. The reward is 1 if there is a call."""
     question = "What is 17 plus 25? Use the tool."
     _say(console, "user", question)
     messages: list[ChatCompletionMessageParam] = [{"role": "user", "content": question}]
@@ -148,14 +148,14 @@ def _run_tool(call: ChatCompletionMessageFunctionToolCall, console: Console) -> 
 
 
 def _say(console: Console, who: str, text: str) -> None:
-    """One line; what cannot be printed shows as a dot, since random bytes can hold control characters."""
+    """Print one line; unprintable characters become dots, because random bytes can contain control characters."""
     shown = "".join(character if character.isprintable() else "·" for character in text)
     cut = shown[:SHOWN_CHARACTERS] + ("…" if len(shown) > SHOWN_CHARACTERS else "")
     console.print(Text.assemble((f"{who:>6} ", "dim"), cut))
 
 
 def _tree(session: SessionTree) -> Tree:
-    """The session's interactions as the server keeps them, children below their parents."""
+    """The session's interactions as a tree, children below their parents."""
     root = Tree(f"[bold]session {escape(session.session_id)}[/] {session.status}, {session.outcome or 'no outcome'}")
     branches: dict[str | None, Tree] = {None: root}
     for node in session.interactions:
@@ -172,7 +172,7 @@ def _line(node: TreeNode) -> str:
 
 
 def _table(samples: list[Sample]) -> Table:
-    """What a trainer gets: joined turns, each sampled token trained once."""
+    """The exported samples, one row each."""
     table = Table(title="Export, layout concat", title_justify="left")
     for column in ("session", "turns", "tokens", "trained tokens", "reward", "mean logprob"):
         table.add_column(column, justify="left" if column == "session" else "right")
@@ -193,7 +193,7 @@ def _numbers(sample: Sample) -> tuple[str, ...]:
 
 
 NEXT_STEPS = """
-The same by hand. Start a server, then point any agent at http://127.0.0.1:8080/<a name of your choice>/v1:
+To do the same by hand, start a server and point any agent at http://127.0.0.1:8080/<a name of your choice>/v1:
 
   tokengrove serve
   curl -s http://127.0.0.1:8080/first/v1/chat/completions \\

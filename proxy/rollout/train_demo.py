@@ -1,7 +1,7 @@
-"""The loop, closed: agents play against the server, a trainer learns from what it exports and pushes the new weights.
+"""The whole training loop: agents play against the server, a trainer claims their samples and pushes new weights.
 
-Everything that passes between them is HTTP and a folder of weights. Each batch is sampled by the newest weights alone,
-which the versions of its tokens have to show, and trained on once.
+They exchange only HTTP requests and a folder of weights. Training is on-policy: each batch is sampled by the newest
+weights alone, which is checked by the weight versions of its tokens, and is trained on once.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ if TYPE_CHECKING:
 
 TARGET = 0.9
 _BATCHES_ABOVE = 3
-"""Batches in a row that must be above the target: one may be luck."""
+"""Consecutive batches that must be above the target; a single one may be luck."""
 MOST_UPDATES = 120
-"""Two to three times what it takes; who has not learned by then will not."""
+"""Two to three times the usual number; a run that has not succeeded by then will not."""
 GROUP_SIZE = 16
 _IN_FLIGHT = 16
-"""Games at once: enough for the engine to batch, few enough for the HTTP clients to be quick."""
+"""Concurrent games: enough for the engine to batch, few enough for the HTTP clients to stay fast."""
 _LINE_EVERY = 5
 _PICTURES = (".svg", ".html")
 TITLE = "Mean reward of the word chain"
@@ -46,7 +46,7 @@ TITLE = "Mean reward of the word chain"
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """One batch and its update: the weights that sampled it, what it taught, and its chains."""
+    """One batch: the weight version that sampled it, the training step on it, and its games."""
 
     version: int
     update: TrainingStep
@@ -54,18 +54,20 @@ class Round:
 
 
 def check_plot(path: Path | None) -> None:
-    """Raise ConfigurationError for a file that the plot cannot be, before minutes are spent."""
+    """Raise ConfigurationError if the plot cannot be written to `path`, before minutes of training."""
     if path is not None and path.suffix not in _PICTURES:
-        raise ConfigurationError(f"--plot {path} must end in {' or '.join(_PICTURES)}")
+        raise ConfigurationError(
+            f"--plot {path} is neither an .svg nor an .html file; give a name with one of these endings"
+        )
     if path is not None and not path.parent.is_dir():
-        raise ConfigurationError(f"--plot {path}: there is no folder {path.parent}")
+        raise ConfigurationError(f"--plot {path}: the folder {path.parent} does not exist; create it first")
 
 
 def run_train_demo(url: str, model: Path, console: Console, *, seed: int = 0, plot: Path | None = None) -> None:
-    """Train the server at `url`, which serves the weights in folder `model`, until it plays well, and show it.
+    """Train the model that the server at `url` serves from folder `model` until its reward is high; show the progress.
 
-    Raises ConfigurationError without the packages of agents and trainer, and ProxyError when a first ratio is not 1 or
-    nothing was learned.
+    Raises ConfigurationError if a package is missing, ProxyError if a first importance ratio is not 1 or the reward
+    stays low.
     """
     check_plot(plot)
     rounds: list[Round] = []
@@ -100,7 +102,7 @@ async def _train(url: str, model: Path, seed: int, show: Callable[[Round], None]
 
 
 def learned(rewards: Sequence[float]) -> bool:
-    """Whether the latest batches were all above the target."""
+    """True if the last `_BATCHES_ABOVE` batches were all above the target."""
     latest = rewards[-_BATCHES_ABOVE:]
     return len(latest) == _BATCHES_ABOVE and min(latest) > TARGET
 
@@ -108,13 +110,13 @@ def learned(rewards: Sequence[float]) -> bool:
 async def training(
     url: str, model: Path, seed: int, *, updates: int = MOST_UPDATES, openings: str = OPENINGS
 ) -> AsyncGenerator[Round, None]:
-    """Rounds of playing and learning, at most `updates`. The server must still have the weights of `model`, version 0.
+    """Yield rounds of playing and training, at most `updates`. The server must serve the weights of `model`, version 0.
 
-    Raises ConfigurationError when a package is missing, ProxyError when what is exported is not what was sampled.
+    Raises ConfigurationError if a package is missing, ProxyError if the exported samples are not those of the round.
     """
     for package in ("openai", "torch", "transformers"):
         if find_spec(package) is None:
-            raise ConfigurationError(f"training needs the package {package}: pip install 'tokengrove[cpu]'")
+            raise ConfigurationError(f"training needs the package {package}: pip install {package}")
     from openai import AsyncOpenAI
 
     trainer, dice = Trainer(model), random.Random(seed)
@@ -134,7 +136,7 @@ async def training(
 
 
 def _games(task_id: str, openings: str, dice: random.Random) -> list[Game]:
-    """A group an opening."""
+    """One group of games per opening."""
     return [
         Game(opening, dice.getrandbits(31), task_id, f"{task_id}-{opening}")
         for opening in openings
@@ -153,13 +155,13 @@ async def _play_all(client: AsyncClient, openai: AsyncOpenAI, games: Sequence[Ga
 
 
 def _complete(batch: Export | None, count: int, version: int) -> Export:
-    """The batch, once it is proven to be all of one round and of one version. Raises ProxyError."""
+    """Return the batch after checking that it has every game of the round and one weight version. Raises ProxyError."""
     samples = [] if batch is None else batch.samples
     if batch is None or len(samples) != count:
-        raise ProxyError(f"{count} games were played, and {len(samples)} samples claimed")
+        raise ProxyError(f"{count} games were played, but {len(samples)} samples were claimed")
     versions = np.unique(np.concatenate([sample.versions[sample.loss_mask == 1] for sample in samples]))
     if versions.tolist() != [version]:
-        raise ProxyError(f"the samples are of weight versions {versions.tolist()}, and were made by {version}")
+        raise ProxyError(f"the samples were sampled by weight versions {versions.tolist()}, not by {version} alone")
     return batch
 
 
@@ -175,7 +177,7 @@ def _line(done: Round) -> Text:
 
 
 def _shown(chain: Chain) -> str:
-    """A chain as it was played; random bytes can hold what cannot be printed."""
+    """A game as one line; random bytes can contain unprintable characters."""
     words = [f"{word} {'✓' if reward else '✗'}" for word, reward in zip(chain.words, chain.rewards, strict=True)]
     text = " → ".join([f"{chain.opening}:", *words]).replace(": →", ":")
     return "".join(character if character.isprintable() else "·" for character in text)
@@ -185,9 +187,9 @@ def _conclude(console: Console, rounds: Sequence[Round], took_s: float) -> None:
     rewards, last = _rewards(rounds), rounds[-1]
     farthest = max(done.update.ratio_error for done in rounds)
     console.print(
-        f"\nMean reward {rewards[0]:.2f} by chance, {rewards[-1]:.2f} after {last.version} updates of "
+        f"\nMean reward {rewards[0]:.2f} with random weights, {rewards[-1]:.2f} after {last.version} updates of "
         f"{len(last.chains)} games, in {took_s:.0f} s.",
-        f"The first ratio of every batch was 1 within {farthest:.0e}: tokens and logprobs are exact.\n",
+        f"The first ratio of every batch was 1 within {farthest:.0e}: the exported tokens and logprobs are exact.\n",
         sep="\n",
         markup=False,
         highlight=False,

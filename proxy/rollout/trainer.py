@@ -1,7 +1,7 @@
-"""A policy-gradient trainer that knows only exported samples: the clipped objective over group-relative advantages.
+"""A policy-gradient trainer on exported samples: the clipped PPO objective with group-relative advantages.
 
-Before weights are touched, the trainer's own logprobs of a batch must be the exported ones: each ratio 1 within
-`RATIO_TOLERANCE`. They can only be if every token, mask and logprob of the samples is exact.
+Before the first step on a batch, the trainer's own logprobs must equal the exported ones: each importance ratio is 1
+within `RATIO_TOLERANCE`. That holds only if every token, mask and logprob of the samples is exact.
 """
 
 from __future__ import annotations
@@ -24,17 +24,20 @@ if TYPE_CHECKING:
 RATIO_TOLERANCE = 1e-3
 _CLIP = 0.2
 _PASSES = 3
-"""Over each batch: after the first, ratios have left 1, and the clip holds them."""
+"""Passes over each batch; from the second on, ratios differ from 1 and are clipped."""
 _LEARNING_RATE = 5e-3
 _ENTROPY = 0.05
-"""Without it a model as small as the built-in one soon answers everything with its first lucky word."""
+"""Weight of the entropy bonus. Without it the tiny model soon answers everything with its first lucky word."""
 _MOST_GRADIENT = 1.0
 _EPSILON = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingStep:
-    """What one batch did: mean reward of its samples, how far its first ratios were from 1, tokens trained."""
+    """Result of training on one batch.
+
+    `reward`: mean reward of its samples. `ratio_error`: largest |ratio - 1| in the first pass. `tokens`: trained ones.
+    """
 
     reward: float
     ratio_error: float
@@ -42,7 +45,7 @@ class TrainingStep:
 
 
 class Trainer:
-    """Owns a copy of the weights in `folder`, a Hugging Face model, in float32 on the CPU."""
+    """A trainer with its own copy of the weights in `folder`, a Hugging Face model, in float32 on the CPU."""
 
     def __init__(self, folder: Path) -> None:
         import torch
@@ -52,10 +55,10 @@ class Trainer:
         self._optimizer = torch.optim.Adam(self._model.parameters(), lr=_LEARNING_RATE)
 
     def learn(self, batch: Export) -> TrainingStep:
-        """Update the weights with samples of layout concat that they sampled. Raises ProxyError if a ratio is not 1.
+        """Update the weights with samples of layout concat that these weights sampled. Raises ProxyError otherwise.
 
         Maximizes min(r A, clip(r, 0.8, 1.2) A), Schulman et al. 2017, "Proximal Policy Optimization", equation 7,
-        plus a little entropy, over all sampled tokens alike.
+        plus an entropy bonus, averaged over all sampled tokens.
         """
         import torch
 
@@ -81,7 +84,7 @@ class Trainer:
     def _evaluate(
         self, tensors: dict[str, torch.Tensor], trained: torch.Tensor, heat: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Of each trained token [n] its logprob and the entropy, at the temperature that it was sampled with."""
+        """The logprob and entropy of each trained token [n], at the temperature it was sampled with."""
         ids = tensors["input_ids"].long()
         logits = self._model(input_ids=ids, attention_mask=tensors["attention_mask"]).logits[:, :-1][trained]
         logprobs = (logits / heat.unsqueeze(1)).log_softmax(-1)
@@ -98,25 +101,26 @@ class Trainer:
 
 
 def _checked(ratio: torch.Tensor) -> float:
-    """How far the farthest of the first ratios [n] is from 1. Raises ProxyError beyond the tolerance, and for none."""
+    """Largest |ratio - 1| of the first ratios [n]. Raises ProxyError if above the tolerance or if there are none."""
     error = float((ratio - 1).abs().max()) if len(ratio) else float("nan")
     if not error <= RATIO_TOLERANCE:
         raise ProxyError(
-            f"the first importance ratio of a batch is {error:.3g} away from 1, more than {RATIO_TOLERANCE:g}: its "
-            "tokens or logprobs are not those that the trainer's weights give"
+            f"a first importance ratio of the batch differs from 1 by {error:.3g}, more than {RATIO_TOLERANCE:g}: its "
+            "tokens or logprobs are not those of the trainer's weights"
         )
     return error
 
 
 def temperatures(samples: Sequence[Sample]) -> list[list[float]]:
-    """Of each turn of each sample. Logprobs at temperature 0 are those at 1."""
+    """The sampling temperature of each turn of each sample. Logprobs at temperature 0 are those at 1."""
     return [[turn["sampling"].get("temperature", 1.0) or 1.0 for turn in sample.turns] for sample in samples]
 
 
 def advantages(samples: Sequence[Sample]) -> list[list[float]]:
-    """Of each turn (return - mean) / std among the turns at the same place in its group; 0 where all are equal.
+    """The advantage of each turn: (return - mean) / std among the turns at the same index in its group.
 
-    Shao et al. 2024, "DeepSeekMath", section 4.1.2, of returns instead of scores: what a turn leads to counts for it.
+    Shao et al. 2024, "DeepSeekMath", section 4.1.2, with returns instead of scores, so that a turn is credited with
+    the rewards of later turns. 0 if all returns are equal.
     """
     groups: dict[tuple[str | None, int], list[float]] = defaultdict(list)
     for sample in samples:
@@ -133,7 +137,7 @@ def _compared(value: float, group: Sequence[float]) -> float:
 
 
 def per_token(samples: Sequence[Sample], values: Sequence[Sequence[float]]) -> NDArray[np.float32]:
-    """Values of turns on the tokens that they sampled, 1 elsewhere: float32 [samples, tokens of the longest]."""
+    """Spread values of turns over the tokens they sampled, 1 elsewhere: float32 [samples, tokens of the longest]."""
     filled = np.ones((len(samples), max((len(sample.input_ids) for sample in samples), default=0)), np.float32)
     for line, sample, of_turns in zip(filled, samples, values, strict=True):
         for turn, value in zip(sample.turns, of_turns, strict=True):

@@ -1,8 +1,8 @@
-"""A small game whose reward the agent's own code verifies: each word begins with the last letter of the one before.
+"""The word chain, a small game with a verifiable reward: each word begins with the last letter of the word before.
 
-The agent says a letter; the model answers with a word of one token that begins with it; the agent says the last letter
-of that word; the model answers again, not with the same word. A wrong word ends the chain. Each right one gives 0.5,
-so a first word is worth more that leads to a letter for which the model has another.
+The agent says a letter; the model answers with a one-token word that begins with it; the agent says the last letter of
+that word; the model answers with another word. A wrong word ends the chain. Each right word is worth 0.5, so the best
+first word is one that ends in a letter for which the model knows a word.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from openai.types.chat import ChatCompletionMessageParam
 
 OPENINGS = "aeiost"
-"""The letters with which most of the built-in model's words begin: a random word fits one of them every 25th time."""
+"""First letters of most words of the built-in model; a random word begins with a given one about 1 time in 25."""
 WORDS = 2
 WORD_REWARD = 0.5
 
@@ -36,7 +36,7 @@ class Game:
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """What was said, and the reward of each word."""
+    """A finished game: its words and the reward of each."""
 
     opening: str
     words: tuple[str, ...]
@@ -44,7 +44,7 @@ class Chain:
 
 
 async def play(client: AsyncClient, openai: AsyncOpenAI, game: Game) -> Chain:
-    """One session: an agent that knows an address and a key plays, its rewards are set, the session ends."""
+    """Play one game as one session: an agent that knows an address and a key plays, then rewards are set."""
     async with client.session(game.task_id, group_id=game.group_id) as session:
         agent = openai.with_options(base_url=session.base_url, api_key=session.api_key)
         words = await _chain(agent, game)
@@ -74,7 +74,7 @@ async def _chain(agent: AsyncOpenAI, game: Game) -> list[str]:
 
 
 def verify(opening: str, words: Sequence[str]) -> list[float]:
-    """The reward of each word: whether it is new and begins with the letter that was asked for."""
+    """The reward of each word: WORD_REWARD if it is new and begins with the requested letter, else 0."""
     rewards, letter = [], opening
     for place, word in enumerate(words):
         right = word.startswith(letter) and word not in words[:place]

@@ -186,7 +186,7 @@ def test_a_call_that_a_crash_cut_shows_as_begun_and_not_ended(tmp_path: Path) ->
     slow = ("--engine", "scripted", "--engine-arg", "tokens=9000", "--engine-arg", "chunk=1")
     with server_process(tmp_path, *slow, "--engine-arg", "delay_s=0.05") as process:
         asyncio.run(killed_with_a_call_on_the_disk(process, tmp_path))
-    assert "1 calls begun and not ended, 0 findings" in check_database(sqlite_url(tmp_path))
+    assert "1 unfinished calls, 0 findings" in check_database(sqlite_url(tmp_path))
     with server_process(tmp_path, *FLAGS) as process:
         asyncio.run(one_turn(process.url))
         exported = httpx.post(f"{process.url}/export_trajectories", json={"session_ids": ["s", "after"]}).json()

@@ -113,7 +113,7 @@ def test_a_session_that_lacks_a_call_is_counted_and_with_require_complete_the_ex
     execute(database, "UPDATE interactions SET status = 'failed' WHERE session_id = 's2' AND seq = 1")
     flags = ("--url", url, "--admin-key", KEY)
     lenient = run(*flags, "-o", "lenient", cwd=tmp_path)
-    assert (lenient.returncode, shown(lenient.stderr)["complete"]) == (0, "4, 1 lack a call")
+    assert (lenient.returncode, shown(lenient.stderr)["complete"]) == (0, "4; 1 lack a call")
     strict = run(*flags, "-o", "strict", "--require-complete", cwd=tmp_path)
     assert strict.returncode == 1
     assert strict.stderr.splitlines()[-1].startswith("tokengrove: 1 of 5 sessions are incomplete")
@@ -203,8 +203,8 @@ def test_a_format_of_the_servers_own_is_written_as_it_comes_and_headers_say_what
     assert (tally.sessions, tally.incomplete, tally.samples, tally.size) == (4, 2, 0, 13)
     assert dict(tally.rows("concat")) == {
         "sessions": "4",
-        "samples": "not counted: format clay-tablets is not known here",
-        "complete": "2, 2 lack a call",
+        "samples": "not counted: this client does not know format clay-tablets",
+        "complete": "2; 2 lack a call",
     }
 
 
@@ -218,10 +218,10 @@ def test_an_export_that_breaks_off_keeps_its_whole_pages_and_says_what_they_hold
         done = run("--url", address, "-o", "out", "--format", name, cwd=tmp_path)
     assert done.returncode == 1
     assert [file.name for file in (tmp_path / "out").iterdir()] == [f"page-00000.{name}"]
-    assert "broke off: only 1 file," in done.stderr
+    assert "interrupted: only 1 file," in done.stderr
     summary = shown(done.stderr)
-    assert (summary["sessions"], summary["samples"], summary["complete"]) == ("3", "4", "2, 1 lack a call")
-    assert done.stderr.splitlines()[-1].startswith(f"tokengrove: {address}: no answer")
+    assert (summary["sessions"], summary["samples"], summary["complete"]) == ("3", "4", "2; 1 lack a call")
+    assert done.stderr.splitlines()[-1].startswith(f"tokengrove: no answer from {address}")
 
 
 def test_an_export_onto_a_full_disk_breaks_off_like_any_other(url: str, tmp_path: Path) -> None:
@@ -232,7 +232,7 @@ def test_an_export_onto_a_full_disk_breaks_off_like_any_other(url: str, tmp_path
         done = run(*flags, cwd=tmp_path, before=limited)
     assert done.returncode == 1
     assert [file.name for file in (tmp_path / "out").iterdir()] == ["page-00000.json"]
-    assert "broke off: only 1 file," in done.stderr
+    assert "interrupted: only 1 file," in done.stderr
     assert done.stderr.splitlines()[-1] == "tokengrove: -o out: File too large"
 
 
@@ -288,7 +288,7 @@ def test_what_the_server_refuses_is_its_own_error_and_leaves_no_file(url: str, t
 
 def test_two_exports_never_mix_in_one_folder(url: str, tmp_path: Path) -> None:
     export_files(url, KEY, tmp_path / "out", {}, "jsonl")
-    with pytest.raises(ConfigurationError, match="holds an export already"):
+    with pytest.raises(ConfigurationError, match="already holds an export"):
         export_files(url, KEY, tmp_path / "out", {}, "jsonl")
 
 

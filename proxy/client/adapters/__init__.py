@@ -1,4 +1,4 @@
-"""Samples as trainers take them, one module a trainer: `verl`, `roll`, `areal`, `trl`, `huggingface`.
+"""Adapters from samples to the input types of trainers: `verl`, `roll`, `areal`, `trl`, `huggingface`.
 
-Each is a function of the samples of an export; only what is asked for in a library's own types needs that library.
+Each is a function of the samples of an export. A library is needed only where its own types are returned.
 """

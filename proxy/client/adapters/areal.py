@@ -1,6 +1,6 @@
-"""What AReaL's `deserialize_interactions` gives to its workflows: by interaction id its tensors, reward and id.
+"""Samples in the form of AReaL's `deserialize_interactions`: by interaction id its tensors, reward and id.
 
-With layout individual that is one entry an interaction, its reward the return; with concat one a leaf.
+Layout individual gives one entry per interaction, whose reward is its return; layout concat one per leaf.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from proxy.client.values import Json, Sample
 
 
 class ArealInteraction(Protocol):
-    """What of AReaL's `InteractionWithTokenLogpReward` a trajectory needs."""
+    """The attributes of AReaL's `InteractionWithTokenLogpReward` that a trajectory needs."""
 
     reward: float | None
     interaction_id: str
@@ -23,16 +23,16 @@ class ArealInteraction(Protocol):
 
 
 def interactions(samples: Iterable[Sample], *, torch: bool = False) -> dict[str, dict[str, Json]]:
-    """`{id: {"tensor_dict": ..., "reward": float, "interaction_id": id}}`, in numpy or in torch.
+    """Return `{id: {"tensor_dict": ..., "reward": float, "interaction_id": id}}`, in numpy or in torch.
 
     The tensors are those of `Sample.to_tensor_dict` with integers as int64, as AReaL makes them, and without
-    `turn_ids`, which it does not know.
+    `turn_ids`, which AReaL does not know.
     """
     return {sample.interaction_id: _entry(sample, torch) for sample in samples}
 
 
 def fill(samples: Sequence[Sample], kind: type[Any]) -> dict[str, Any]:
-    """The same as objects of AReaL's class, which is given as `kind`: it is made empty and filled, as AReaL does."""
+    """Return the same as objects of AReaL's class `kind`, each created empty and then filled, as AReaL does."""
     filled: dict[str, Any] = {}
     for name, entry in interactions(samples, torch=True).items():
         interaction: ArealInteraction = kind()

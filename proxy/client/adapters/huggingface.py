@@ -1,4 +1,4 @@
-"""Samples as a Hugging Face `datasets.Dataset`: one row a sample, arrays as typed lists, the nested as JSON."""
+"""Samples as a Hugging Face `datasets.Dataset`: one row per sample, arrays as typed lists, nested fields as JSON."""
 
 from __future__ import annotations
 
@@ -23,9 +23,10 @@ _NESTED = ("sampling", "turns")
 
 
 def to_dataset(samples: Sequence[Sample]) -> Any:
-    """A Dataset with the arrays of the samples, `reward` and `raw_reward` float32, `interaction_ids` and the ids.
+    """Return a Dataset with the samples' arrays, `reward` and `raw_reward` float32, `interaction_ids` and the ids.
 
-    `sampling` and `turns` are JSON text: their fields differ from row to row. Raises InvalidRequest without datasets.
+    `sampling` and `turns` are JSON text, because their fields differ from row to row. Raises InvalidRequest without
+    datasets.
     """
     datasets = library("datasets")
     value = datasets.Value

@@ -1,4 +1,6 @@
-"""Where a sample's prompt ends: at its first sampled token, trained or not, so that a group shares its prompt."""
+"""What several adapters derive from a sample. Its prompt ends at the first sampled token, trained or not, so all
+samples of a group share their prompt.
+"""
 
 from __future__ import annotations
 
@@ -13,30 +15,30 @@ from proxy.errors import InvalidRequest
 
 
 def prompt_length(sample: Sample) -> int:
-    """Tokens before the first that the model sampled. Raises InvalidRequest when it sampled none."""
+    """Number of tokens before the first sampled token. Raises InvalidRequest if none was sampled."""
     spans = [turn["span"] for turn in sample.turns if turn.get("span") is not None]
     starts = [int(start) for start, end in spans if end > start]
     trained = np.flatnonzero(sample.loss_mask)
     starts += [int(trained[0])] if len(trained) else []
     if not starts:
-        raise InvalidRequest(f"sample {sample.interaction_id!r} has no sampled token; leave it out")
+        raise InvalidRequest(f"sample {sample.interaction_id!r} has no sampled token; remove it from the samples")
     return min(starts)
 
 
 def turn_of(sample: Sample) -> Mapping[str, Json]:
-    """The one turn of a sample of layout individual. Raises InvalidRequest for any other."""
+    """The turn of a sample that has one turn. Raises InvalidRequest for a sample of several turns."""
     if len(sample.interaction_ids) != 1:
-        raise InvalidRequest(f"sample {sample.interaction_id!r} has several turns; export with layout individual")
+        raise InvalidRequest(f"sample {sample.interaction_id!r} has several turns; export with layout='individual'")
     return sample.turns[0] if sample.turns else {}
 
 
 def group_of(sample: Sample) -> str:
-    """The group that a sample is compared in: its session's group, else its task, else its session alone."""
+    """The group of a sample for advantages: its session's group, else its task, else its session."""
     return sample.group_id or sample.task_id or sample.session_id
 
 
 def objects(values: Sequence[Any]) -> NDArray[np.object_]:
-    """One object a sample, as DataProtos keep what is no tensor: [B]."""
+    """An object array [B], one entry per sample, as a DataProto keeps values that are not tensors."""
     column = np.empty(len(values), dtype=object)
     column[:] = values
     return column

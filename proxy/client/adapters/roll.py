@@ -1,7 +1,8 @@
-"""Fields of ROLL's DataProto, as its environment managers formulate rollouts: padded on the right, score at the end.
+"""Fields of ROLL's DataProto as its environment managers build them: padded on the right, score at the last token.
 
-`trajectories` takes samples of layout concat, as ROLL's trajectory manager; `steps` those of layout individual, as its
-step manager: their scores are raw, since ROLL discounts itself, and all steps of a session share a `traj_id`.
+`trajectories` takes samples of layout concat, like ROLL's trajectory manager. `steps` takes samples of layout
+individual, like its step manager: scores are raw rewards, because ROLL discounts them itself, and all steps of a
+session share a `traj_id`.
 """
 
 from __future__ import annotations
@@ -37,10 +38,10 @@ class RollFields:
 
 
 def trajectories(samples: Sequence[Sample], *, sequence_length: int | None = None, pad_token_id: int = 0) -> RollFields:
-    """One row a sample; its score is the sum of the raw rewards on its path. Raises InvalidRequest if one is too long.
+    """One row per sample; its score is the sample's reward. Raises InvalidRequest if a sample is too long.
 
     `input_ids`, `attention_mask`, `position_ids` int64 [B, L] (positions from 0), `response_mask`,
-    `prompt_mask` bool [B, L], `scores` float32 [B, L], `infer_logprobs` float32 [B, L - 1]: that of the next token.
+    `prompt_mask` bool [B, L], `scores` float32 [B, L], `infer_logprobs` float32 [B, L - 1]: of the next token.
     """
     scores = [float(sample.rewards[0]) for sample in samples]
     steps: list[list[float]] = [[turn.get("reward") or 0.0 for turn in sample.turns] for sample in samples]
@@ -49,9 +50,9 @@ def trajectories(samples: Sequence[Sample], *, sequence_length: int | None = Non
 
 
 def steps(samples: Sequence[Sample], *, sequence_length: int | None = None, pad_token_id: int = 0) -> RollFields:
-    """One row a turn; its score is its raw reward, `episode_scores` the sum over the session's rows, `step` its place.
+    """One row per turn: its score is the raw reward, `episode_scores` the session's sum, `step` its index.
 
-    Raises InvalidRequest for a sample of several turns, or a too long one.
+    Raises InvalidRequest for a sample of several turns or one that is too long.
     """
     turns = [turn_of(sample) for sample in samples]
     scores = [float(sample.raw_rewards[0]) for sample in samples]
@@ -87,8 +88,8 @@ def _batch(
     for sample in samples:
         if length is not None and len(sample.input_ids) > length:
             raise InvalidRequest(
-                f"sample {sample.interaction_id!r} has {len(sample.input_ids)} tokens, which is more than "
-                f"sequence_length {length}; leave it out or give it room"
+                f"sample {sample.interaction_id!r} has {len(sample.input_ids)} tokens, more than sequence_length "
+                f"{length}; raise sequence_length or remove the sample"
             )
     lengths = [len(sample.input_ids) for sample in samples]
     places = [np.arange(count) for count in lengths]

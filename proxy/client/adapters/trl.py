@@ -1,7 +1,7 @@
-"""TRL's asynchronous GRPO: exports as its `RolloutSample`s, and a worker that feeds its trainer from our queue.
+"""TRL's asynchronous GRPO: samples as its `RolloutSample`s, and a rollout worker that feeds its trainer from claims.
 
-Advantages are relative to the group of a session, one a session, stamped on each of its rows as TRL's own worker does:
-(r - mean) / (std + 1e-8) with the population's std (DeepSeekMath, arXiv 2402.03300, section 4.1.2).
+Each session has one advantage, relative to its group; every row of the session carries it, as in TRL's own worker:
+(r - mean) / (std + 1e-8) with the population standard deviation (DeepSeekMath, arXiv 2402.03300, section 4.1.2).
 """
 
 from __future__ import annotations
@@ -23,26 +23,26 @@ from proxy.client.values import Claim, Sample
 from proxy.errors import ProxyError
 
 _EPSILON = 1e-8
-# How long a claim waits, and how long a full queue is waited for, before the worker looks whether it should stop.
+# Longest wait of a claim, or for room on the buffer, before the worker checks whether it should stop. Seconds.
 _WAIT_S = 2.0
-# What may go wrong in the worker's thread, besides a fault of ours: it is kept, and told by `check_health`.
+# Errors that end the worker's thread; `check_health` reports them.
 _FAULTS = (ProxyError, ArithmeticError, LookupError, TypeError, ValueError)
 
 
 def advantages(rewards: Mapping[str, float]) -> dict[str, float]:
-    """The advantage of each session of one group, from the rewards of its sessions by session id."""
+    """Return the advantage of each session of one group, from the rewards by session id."""
     values = list(rewards.values())
     centre, spread = float(np.mean(values)), float(np.std(values))
     return {name: (reward - centre) / (spread + _EPSILON) for name, reward in rewards.items()}
 
 
 def rollout_samples(samples: Iterable[Sample], group_ids: Mapping[str, int] | None = None) -> list[Any]:
-    """Samples as TRL's `RolloutSample`s, group by group; those without a trained token are left out.
+    """Return the samples as TRL's `RolloutSample`s, group by group, without those that train no token.
 
-    `input_ids`, `completion_mask` int64 [L], `old_log_probs` float32 [L]. `model_version` is the oldest that sampled a
-    trained token. `group_ids` numbers the groups, by default from 0. A session counts once in its group, with the mean
-    reward of its samples. `prompt` and `completion`, which TRL only shows, are the messages where the export included
-    them. Raises InvalidRequest without trl.
+    `input_ids`, `completion_mask` int64 [L], `old_log_probs` float32 [L]. `model_version` is the oldest weight version
+    that sampled a trained token. `group_ids` numbers the groups, by default from 0. A session counts once in its group,
+    with the mean reward of its samples. `prompt` and `completion`, which TRL only displays, are the messages if the
+    export included them. Raises InvalidRequest without trl.
     """
     kind = library("trl.experimental.async_grpo.async_rollout_worker").RolloutSample
     groups: dict[str, list[Sample]] = defaultdict(list)
@@ -59,7 +59,7 @@ def rollout_samples(samples: Iterable[Sample], group_ids: Mapping[str, int] | No
 
 
 def _rewards(samples: Sequence[Sample]) -> dict[str, float]:
-    """By session id the mean reward of its samples."""
+    """The mean reward of each session's samples, by session id."""
     rewards: dict[str, list[float]] = defaultdict(list)
     for sample in samples:
         rewards[sample.session_id].append(float(sample.rewards[0]))
@@ -81,11 +81,11 @@ def _fields(sample: Sample, advantage: float, reward_std: float) -> dict[str, An
 
 
 class ClaimingWorker:
-    """TRL's RolloutWorkerProtocol on our queue: whoever runs the agents, this hands what they did to the trainer.
+    """TRL's RolloutWorkerProtocol on top of claims: it hands finished sessions to the trainer, whatever ran the agents.
 
-    A thread claims ended sessions, waits until `group_size` of a group are there, and puts their rows on
-    `rollout_buffer`, of at most `buffer_size`. A group is acknowledged when its rows are on the buffer; what a dead
-    worker held is claimed again by the next one.
+    A thread claims ended sessions, waits until a group has `group_size` of them, and puts their rows on
+    `rollout_buffer`, which holds at most `buffer_size`. A group is acknowledged when its rows are on the buffer; the
+    sessions of a worker that dies are claimed again by the next one.
     """
 
     def __init__(
@@ -115,28 +115,30 @@ class ClaimingWorker:
         self._thread = threading.Thread(target=self._run, name="tokengrove-claims", daemon=True)
 
     def start(self) -> None:
-        """Begin to claim."""
+        """Start claiming."""
         self._beat = time.monotonic()
         self._thread.start()
 
     def stop(self) -> None:
-        """End the thread; what is claimed and not on the buffer goes back to the queue. May be called again."""
+        """End the thread and give back what is claimed but not yet on the buffer. May be called again."""
         self._stop.set()
         if self._thread.is_alive():
             self._thread.join()
         self._client.close()
 
     def update_model_version(self, model_version: int) -> None:
-        """Rows carry the versions that sampled them; the trainer drops what is too old. This is for the metrics."""
+        """Set the trainer's weight version, for the version lag in the metrics. Rows carry their own versions."""
         self.model_version = model_version
 
     def check_health(self, stale_after_s: float) -> None:
-        """Raise RuntimeError when the thread has failed, or done nothing for `stale_after_s` seconds."""
+        """Raise RuntimeError if the thread has failed, or has done nothing for `stale_after_s` seconds."""
         if self._failure is not None:
-            raise RuntimeError(f"claiming from {self._client.url} has failed: {self._failure}") from self._failure
+            raise RuntimeError(f"claiming from {self._client.url} failed: {self._failure}") from self._failure
         age = time.monotonic() - self._beat
         if age > stale_after_s:
-            raise RuntimeError(f"nothing came from {self._client.url} for {age:.0f}s > {stale_after_s:.0f}s")
+            raise RuntimeError(
+                f"the worker for {self._client.url} has done nothing for {age:.0f} s (limit {stale_after_s:.0f} s)"
+            )
 
     def _run(self) -> None:
         try:
@@ -160,7 +162,7 @@ class ClaimingWorker:
         )
 
     def _take(self, claim: Claim) -> None:
-        """Sort what was claimed into groups; a session without a sample is done with at once."""
+        """Sort the claimed sessions into groups; acknowledge a session without samples at once."""
         if claim.claim_id is None or claim.export is None:
             return
         self._held[claim.claim_id] = set(claim.sessions)
@@ -173,7 +175,7 @@ class ClaimingWorker:
                 self._groups[group_of(samples[0])][name] = samples
 
     def _deliver(self) -> None:
-        """Put whole groups on the buffer, and acknowledge them."""
+        """Put complete groups on the buffer and acknowledge them."""
         for group in [name for name, members in self._groups.items() if len(members) >= self._group_size]:
             members = self._groups[group]
             samples = [sample for of_one in members.values() for sample in of_one]
@@ -187,7 +189,7 @@ class ClaimingWorker:
             self.metrics_queue.put({"rollout/version_lag": float(np.mean(lags or [0.0]))})
 
     def _put(self, row: Any) -> bool:
-        """Wait for room on the buffer; False when told to stop meanwhile."""
+        """Put a row on the buffer, waiting for room. Return False if the worker is stopped meanwhile."""
         while not self._stop.is_set():
             try:
                 row.enqueued_at = time.time()
@@ -207,7 +209,7 @@ class ClaimingWorker:
                 del self._held[claim_id]
 
     def _renew(self) -> None:
-        """Keep the leases of sessions that wait for their group."""
+        """Renew the leases of sessions that wait for their group."""
         if time.monotonic() < self._renewed + self._lease_s / 3:
             return
         self._renewed = time.monotonic()
@@ -217,7 +219,7 @@ class ClaimingWorker:
             names &= kept
 
     def _forget(self, lost: set[str]) -> None:
-        """Sessions that others have claimed since are theirs to train."""
+        """Forget sessions whose lease was lost: another consumer trains them."""
         for members in self._groups.values():
             for name in lost & members.keys():
                 del members[name]

@@ -1,7 +1,7 @@
 """Batches as verl's agent loops make them: prompts padded on the left, responses on the right, or jagged.
 
-The response begins with the first sampled token and holds everything after it; `response_mask` is 1 on what is
-trained, so tool results and user turns are in it with mask 0. The reward stands at the last token of the response.
+The response begins with the first sampled token and holds everything after it. `response_mask` is 1 on the trained
+tokens, so tool results and user turns are in the response with mask 0. The reward is on the last token of the response.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
     from tensordict import TensorDict
 
 OnTooLong = Literal["refuse", "drop", "truncate"]
-# verl counts what was said by both sides, its agent loops by user_turns + assistant_turns + 1.
+# verl counts the messages of both sides: its agent loops add user_turns + assistant_turns + 1.
 _MESSAGES_A_TURN = 2
 
 
 @dataclass(frozen=True, slots=True)
 class VerlBatch:
-    """What a verl DataProto holds: `batch` are arrays [B, ...], `non_tensor_batch` are arrays of objects [B]."""
+    """The fields of a verl DataProto: `batch` has arrays [B, ...], `non_tensor_batch` object arrays [B]."""
 
     batch: dict[str, NDArray[Any]]
     non_tensor_batch: dict[str, NDArray[Any]]
@@ -39,7 +39,7 @@ class VerlBatch:
         return to_tensordict(self.batch)
 
     def to_data_proto(self) -> Any:
-        """A `verl.DataProto`. Raises InvalidRequest without verl."""
+        """Return a `verl.DataProto`. Raises InvalidRequest without verl."""
         protocol = library("verl.protocol")
         return protocol.DataProto(
             batch=self.to_tensordict(), non_tensor_batch=self.non_tensor_batch, meta_info={"reward_extra_keys": []}
@@ -53,7 +53,7 @@ class _Row:
     response: slice
 
     def columns(self) -> dict[str, NDArray[Any]]:
-        """Everything that is per token of the prompt or of the response."""
+        """The columns with one value per token of the prompt or of the response."""
         sample, scores = self.sample, np.zeros(_length(self.response), np.float32)
         scores[-1] = sample.rewards[0]
         return {
@@ -76,9 +76,9 @@ def padded(
     """`prompts` [B, P], `responses`, `response_mask` [B, R], `input_ids`, `attention_mask`, `position_ids` [B, P + R],
     all int64; `rollout_log_probs`, `rm_scores` float32 [B, R].
 
-    Lengths are by default those of the longest. A longer sample is refused (InvalidRequest), dropped, or cut: prompts
-    keep their end, responses their beginning, and the reward goes to the last token that is left. `uid` is the group,
-    `__num_turns__` int32 counts messages, a prompt and its answer as two, as layout padded does.
+    P and R default to the longest prompt and response. A longer sample is refused (InvalidRequest), dropped or
+    truncated: prompts keep their end, responses their beginning, and the reward moves to the last remaining token.
+    `uid` is the group; `__num_turns__` int32 counts messages, two per turn, as in layout padded.
     """
     rows = _fitting([_split(sample) for sample in samples], prompt_length, response_length, on_too_long)
     columns = [row.columns() for row in rows]
@@ -108,7 +108,7 @@ def padded(
 
 
 def jagged(samples: Sequence[Sample]) -> TensorDict:
-    """The columns of `padded` without padding, as jagged nested tensors in a TensorDict, and `loss_mask`.
+    """Return the columns of `padded` without padding, and `loss_mask`, as jagged nested tensors in a TensorDict.
 
     Raises InvalidRequest without torch and tensordict.
     """
@@ -151,7 +151,8 @@ def _fitting(rows: Sequence[_Row], prompt: int | None, response: int | None, on_
         elif on_too_long == "refuse":
             raise InvalidRequest(
                 f"sample {row.sample.interaction_id!r} has {_length(row.prompt)} tokens of prompt and "
-                f"{_length(row.response)} of response; give it room, or say on_too_long='drop' or 'truncate'"
+                f"{_length(row.response)} of response, which do not fit; raise prompt_length or response_length, "
+                "or give on_too_long='drop' or 'truncate'"
             )
     return fitting
 

@@ -1,1 +1,1 @@
-"""Answers of an export -> samples. Whatever the format, the samples of one export are the same."""
+"""Readers: bytes or files of an export -> samples. The samples are the same in every format."""

@@ -1,6 +1,6 @@
-"""The formats of whole columns: numpy's archive, and safetensors, which is a header and bytes and needs no library.
+"""Columnar formats: npz, and safetensors, which is a header and raw bytes and needs no library.
 
-In layout padded `token_rewards` is 0 throughout in a row that has none, where another row has some.
+In layout padded, if any row has `token_rewards`, the rows without them have zeros.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from proxy.client.readers.page import Page, Source, joined, page_of, parsed, raw
 
-# Of a safetensors file: how many bytes say how long its header is.
+# A safetensors file begins with the length of its header, in this many bytes.
 _LENGTH_BYTES = 8
 _DTYPES = {"I32": "<i4", "I64": "<i8", "F32": "<f4", "BOOL": "?"}
 
@@ -38,5 +38,5 @@ def read_safetensors(source: Source) -> Page:
 
 
 def _tensor(body: NDArray[np.uint8], dtype: str, shape: list[int], data_offsets: list[int]) -> NDArray[Any]:
-    """A view of the bytes. Raises ValueError where some are missing."""
+    """A view of the bytes. Raises ValueError if some are missing."""
     return body[slice(*data_offsets)].view(_DTYPES[dtype]).reshape(shape)

@@ -1,4 +1,4 @@
-"""Arrow's stream and Parquet, with pyarrow: lists of numbers become arrays, never Python lists."""
+"""Arrow streams and Parquet, with pyarrow: lists of numbers become arrays, never Python lists."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _JSON_LABELS = ("sampling", "turns")
 
 
 def read_arrow(source: Source) -> Page:
-    """Raises InvalidRequest without pyarrow."""
+    """Read an Arrow stream. Raises InvalidRequest without pyarrow."""
     pa = library("pyarrow")
     rows: list[dict[str, Json]] = []
     told: dict[str, Json] = {"sessions": {}}
@@ -38,7 +38,7 @@ def read_arrow(source: Source) -> Page:
 
 
 def read_parquet(source: Source) -> Page:
-    """Raises InvalidRequest without pyarrow."""
+    """Read a Parquet file. Raises InvalidRequest without pyarrow."""
     pa, parquet = library("pyarrow"), library("pyarrow.parquet")
     rows: list[dict[str, Json]] = []
     with _opened(pa, source) as opened, parquet.ParquetFile(opened) as file:
@@ -54,7 +54,7 @@ def _opened(pa: Any, source: Source) -> pa.NativeFile:
 
 
 def _rows(batch: pa.RecordBatch) -> Iterator[dict[str, Json]]:
-    """Each row: columns of lists of numbers as arrays, the others as values; a null list is left out."""
+    """Yield each row: lists of numbers as arrays, other columns as values; a null list is left out."""
     columns = {name: _column(name, column) for name, column in zip(batch.schema.names, batch.columns, strict=True)}
     for at in range(batch.num_rows):
         row = {name: column[at] for name, column in columns.items()}
@@ -73,7 +73,7 @@ def _column(name: str, column: pa.Array) -> Sequence[Any]:
 
 
 def _arrays(column: pa.ListArray) -> list[NDArray[Any] | object]:
-    """An array a row. Offsets count from the beginning of `values`, also in a slice."""
+    """One array per row. Offsets count from the beginning of `values`, also if the array is a slice."""
     offsets = column.offsets.to_numpy()
     values = np.array(column.values.to_numpy(zero_copy_only=False))
     present = column.is_valid().to_numpy(zero_copy_only=False)

@@ -1,4 +1,4 @@
-"""What any format holds: samples, what is said of each session, and the last fields of the answer."""
+"""One page of an export, independent of format: samples, an entry per session, and the fields of the answer itself."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from numpy.typing import NDArray
 from proxy.client.values import Export, Json, Sample, sample_of
 
 Source = bytes | Path
-"""An answer, or the file that has one."""
+"""The bytes of an answer, or the file that holds them."""
 Arrays = Mapping[str, NDArray[Any]]
 
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """One answer. `end` has `cursor`, where the next page begins, and what a claim says of itself."""
+    """One answer. `end` has `cursor`, where the next page begins, and the fields of a claim."""
 
     samples: list[Sample]
     sessions: dict[str, dict[str, Json]]
@@ -33,24 +33,24 @@ class Page:
 
 
 def page_of(answer: Mapping[str, Json]) -> Page:
-    """`{"samples", "sessions"}`, whose samples have labels and arrays, and the last fields."""
+    """Build a page from `{"samples": [...], "sessions": {...}, ...}`; the other fields become `end`."""
     end = {name: value for name, value in answer.items() if name not in ("samples", "sessions")}
     return Page([sample_of(entry) for entry in answer["samples"]], dict(answer["sessions"]), end)
 
 
 def parsed(text: bytes) -> dict[str, Json]:
-    """A JSON object. Raises ValueError for anything else."""
+    """Decode a JSON object. Raises ValueError for anything else."""
     value = orjson.loads(text)
     if not isinstance(value, dict):
-        raise ValueError("it is no JSON object")
+        raise ValueError("it is not a JSON object")
     return value
 
 
 def joined(labels: Sequence[Mapping[str, Json]], arrays: Arrays) -> list[dict[str, Json]]:
-    """Each row's labels with its part of every column; the parts are views.
+    """Join each row's labels with its part of every column; the parts are views.
 
-    A flat column has `NAME.offsets` [rows + 1] beside it, any other is [rows, width]. Rewards of single tokens are
-    of a row that has any.
+    A flat column has `NAME.offsets` [rows + 1] beside it; any other column is [rows, width]. An empty `token_rewards`
+    is left out.
     """
     rows = [dict(each) for each in labels]
     for name, values in arrays.items():
@@ -69,7 +69,7 @@ def content(source: Source) -> bytes:
 
 
 def raw(source: Source) -> NDArray[np.uint8]:
-    """The bytes of an answer, which may be written to; of a file, only those that are looked at are read."""
+    """The bytes as a writable array; a file is mapped copy-on-write, so only the pages that are used are read."""
     if isinstance(source, Path):
         return np.memmap(source, np.uint8, mode="c") if source.stat().st_size else np.zeros(0, np.uint8)
     return np.frombuffer(source, np.uint8).copy()

@@ -1,4 +1,4 @@
-"""Reading an export in any format: an answer in memory, a file, or a folder of pages."""
+"""Read an export in any format: from memory, from a file, or from a folder of pages."""
 
 from __future__ import annotations
 
@@ -23,16 +23,17 @@ READERS: dict[str, Callable[[Source], Page]] = {
     "arrow": read_arrow,
     "parquet": read_parquet,
 }
-# What the readers meet in bytes that are no export, or a part of one; pyarrow's errors are of these classes.
+# Errors of the readers on bytes that are not an export or are cut off; pyarrow's errors are of these classes.
 _BROKEN = (ValueError, LookupError, TypeError, EOFError, OSError, BadZipFile)
 
 
 def read(source: bytes | str | Path, format: str) -> Export:
-    """The samples and the entries of sessions that an export holds, whatever its format.
+    """Read the samples and session entries of an export.
 
-    `source` is the bytes of one answer, a file that has them, or a folder into which `tokengrove export` wrote, all of
-    whose pages are read. A file in jsonl that has samples alone has no entries of sessions. Raises InvalidRequest for
-    an unknown format, for what cannot be read as it, and where pyarrow is missing that arrow and parquet need.
+    `source` is the bytes of one answer, a file that holds them, or a folder that `tokengrove export` wrote; of a folder
+    all pages are read. A jsonl file of `tokengrove export` holds samples only, so it has no session entries. Raises
+    InvalidRequest for an unknown format, for bytes that are not a whole export in it, and if pyarrow is missing, which
+    arrow and parquet need.
     """
     check_readable(format)
     if isinstance(source, bytes):
@@ -46,37 +47,39 @@ def read(source: bytes | str | Path, format: str) -> Export:
 
 
 def read_page(source: Source, format: str) -> Page:
-    """One answer, whose arrays may be written to. Raises InvalidRequest."""
+    """Read one answer; its arrays are writable. Raises InvalidRequest if it is not whole."""
     check_readable(format)
     try:
         return READERS[format](source)
     except _BROKEN as error:
-        name = source if isinstance(source, Path) else "this"
+        name = source if isinstance(source, Path) else "the answer"
         told = f"{type(error).__name__}: {error}"
-        raise InvalidRequest(f"{name} is no whole export in format {format} ({told})", param="source") from error
+        raise InvalidRequest(f"{name} is not a whole export in format {format} ({told})", param="source") from error
 
 
 def check_readable(format: str) -> None:
-    """Raise InvalidRequest for a format that is not known, or that needs a library which is missing."""
+    """Raise InvalidRequest for an unknown format, or one whose library is missing."""
     if format not in READERS:
-        raise InvalidRequest(f"'format' must be one of {', '.join(READERS)}", param="format")
+        raise InvalidRequest(f"format {format!r} is not one of {', '.join(READERS)}", param="format")
     if format in ("arrow", "parquet"):
         library("pyarrow")
 
 
 def _files(path: Path, format: str) -> Iterator[Path]:
-    """The file, or the pages of the folder in order. Raises InvalidRequest where there is none."""
+    """Yield the file, or the pages of the folder in order. Raises InvalidRequest if there is none."""
     if not path.exists():
-        raise InvalidRequest(f"there is no file or folder {path}, so nothing in format {format}", param="source")
+        raise InvalidRequest(f"there is no file or folder {path} to read in format {format}", param="source")
     if not path.is_dir():
         yield path
         return
     pages = sorted(path.glob(f"page-*.{suffix(format)}"))
     if not pages:
-        raise InvalidRequest(f"{path} holds no page-*.{suffix(format)}", param="source")
+        raise InvalidRequest(
+            f"{path} has no file page-*.{suffix(format)}; was it exported in another format?", param="source"
+        )
     yield from pages
 
 
 def suffix(format: str) -> str:
-    """What a file of the format is called after the dot."""
+    """The file name extension of the format."""
     return "json" if format == "areal" else format

@@ -1,4 +1,4 @@
-"""The formats of JSON: `json`, `jsonl`, and `areal`, whose tensors are base64 of their bytes."""
+"""JSON formats: `json`, `jsonl`, and `areal`, whose tensors are base64 of their bytes."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ def read_json(source: Source) -> Page:
 
 
 def read_jsonl(source: Source) -> Page:
-    """A sample a line. The last line of an answer says what it is of; a file may have samples alone."""
+    """One sample per line. The last line of an answer has the session entries; a file may hold samples only."""
     samples, last = [], None
     for line in _lines(source):
         entry = parsed(line)
         if last is not None:
-            raise ValueError("there is a line behind the last one")
+            raise ValueError("a line follows the last one")
         if "input_ids" in entry:
             samples.append(sample_of(entry))
         else:
@@ -44,7 +44,7 @@ def _lines(source: Source) -> Iterator[bytes]:
 
 
 def read_areal(source: Source) -> Page:
-    """What AReaL's tensors lack follows from the labels: the turns of what is trained, the last reward, the weight."""
+    """Read AReaL's tensors; turn ids, raw reward and weight, which it does not have, follow from the labels."""
     answer = parsed(content(source))
     found = answer.pop("interactions")
     rows = [_row(labels, found[labels["interaction_id"]]["tensor_dict"]) for labels in answer["samples"]]

@@ -108,7 +108,7 @@ def test_versions_are_filters() -> None:
 
 
 def test_turns_that_are_no_indexes_are_refused_by_their_flag() -> None:
-    with pytest.raises(ConfigurationError, match="--train-turns 0,x"):
+    with pytest.raises(ConfigurationError, match="--train-turns 0,x is not valid"):
         ExportFlags(train_turns="0,x").body()
 
 
