@@ -1,164 +1,280 @@
-"""The import table of the design, exactly: what each part may import from the project, and from outside."""
+"""The import tables, exactly: an import that a table lacks fails, and so does an entry that nothing imports.
+
+Imports inside functions and under TYPE_CHECKING count like any other. A part is a package of `proxy`, a package inside
+of one, or a module that lies flat in `proxy`.
+"""
 
 from __future__ import annotations
 
 import ast
 import subprocess
 import sys
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from functools import cache
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-SHARED = {"types", "errors", "settings"}
-TURN_PARTS = {
-    "attempts",
-    "protocols",
-    "rendering",
-    "trajectory",
-    "engine",
-    "store",
-    "session",
-    "sessions",
-    "replica",
-    "keys",
-    "rewards",
-    "budgets",
-    "metrics",
-}
-ALLOWED = {
-    "types": set(),
-    "errors": set(),
-    "metrics": set(),
-    "settings": {"errors", "types"},
-    "versions": {"errors", "types"},
-    "protocols": {"types", "errors"},
-    "rendering": SHARED,
-    "trajectory": SHARED,
-    "formats": SHARED | {"trajectory"},
-    "engine": SHARED | {"versions"},
-    "store": SHARED,
-    "keys": SHARED | {"store"},
-    "attempts": SHARED,
-    "session_ids": {"errors"},
-    "replica": SHARED | {"attempts", "trajectory", "store"},
-    "session": SHARED | {"attempts", "trajectory", "store"},
-    "sessions": SHARED | {"session_ids", "session", "attempts", "replica", "trajectory", "store", "keys", "metrics"},
-    "access": SHARED | {"session_ids", "session", "sessions", "keys"},
-    "rewards": SHARED | {"session"},
-    "budgets": SHARED | {"session"},
-    "sampling": SHARED | {"engine"},
-    "retries": SHARED | {"attempts", "turn"},
-    "turn": SHARED | TURN_PARTS | {"versions"},
-    "prompts": SHARED | {"session", "sessions", "rendering", "trajectory", "turn"},
-    "commits": SHARED | {"attempts", "replica", "sessions", "store", "trajectory", "turn", "metrics"},
-    "turns": SHARED | TURN_PARTS | {"turn", "sampling", "retries", "prompts", "commits"},
-    "generation": SHARED | {"engine", "versions"},
-    "api": SHARED
-    | {
-        "access",
-        "turns",
-        "turn",
-        "session_ids",
-        "session",
-        "sessions",
-        "sampling",
-        "generation",
-        "rewards",
-        "protocols",
-        "trajectory",
-        "formats",
+PARTS: dict[str, set[str]] = {
+    "api": {
         "engine",
-        "store",
+        "errors",
+        "export_formats",
         "metrics",
+        "protocols",
+        "protocols.messages",
+        "rendering",
+        "sessions",
+        "settings",
+        "store",
+        "trajectory",
+        "turns",
+        "types",
     },
-    "audit": SHARED | {"store", "trajectory"},
-    "client": {"errors"},
-    "export_flags": {"errors"},
+    "app": {
+        "api",
+        "engine",
+        "engine.tiny",
+        "errors",
+        "metrics",
+        "protocols.chat",
+        "protocols.messages",
+        "protocols.responses",
+        "rendering",
+        "sessions",
+        "settings",
+        "store",
+        "turns",
+    },
+    "audit": {"store", "trajectory", "types"},
+    "cli": {"commands"},
+    "client": {"client.readers", "errors"},
+    "client.adapters": {"client", "errors"},
+    "client.readers": {"client", "errors"},
+    "commands": {"app", "audit", "client", "errors", "rollout", "server", "settings", "store"},
+    "engine": {
+        "engine.scripted",
+        "engine.servers",
+        "engine.sglang",
+        "engine.tiny",
+        "engine.transformers",
+        "errors",
+        "settings",
+        "types",
+    },
+    "engine.scripted": {"engine", "errors", "types"},
+    "engine.servers": {"engine", "engine.sglang", "errors", "types"},
+    "engine.sglang": {"engine", "errors", "settings", "types"},
+    "engine.tiny": {"errors"},
+    "engine.transformers": {"engine", "errors", "settings", "types"},
+    "errors": set(),
+    "export_formats": {"errors", "trajectory"},
+    "metrics": set(),
+    "protocols": {"errors", "rendering", "types"},
+    "protocols.chat": {"errors", "protocols", "rendering", "types"},
+    "protocols.messages": {"errors", "protocols", "rendering", "types"},
+    "protocols.responses": {"errors", "protocols", "rendering", "types"},
+    "proxy": set(),
+    "rendering": {
+        "engine",
+        "errors",
+        "rendering.parsing",
+        "rendering.templates",
+        "rendering.tool_calls",
+        "settings",
+        "types",
+    },
+    "rendering.parsing": {"rendering", "rendering.tool_calls", "types"},
+    "rendering.templates": {"errors", "rendering", "types"},
+    "rendering.tool_calls": {"engine", "errors", "types"},
     "rollout": {"client", "errors"},
-    "server": SHARED | {"app", "turns"},
-    "cli": SHARED | {"app", "server", "client", "export_flags", "rollout", "store", "audit"},
+    "server": {"app", "errors", "settings"},
+    "sessions": {"errors", "metrics", "settings", "store", "trajectory", "types"},
+    "settings": {"errors", "types"},
+    "store": {"errors", "store.sql", "types"},
+    "store.sql": {"errors", "store", "types"},
+    "tokengrove": {"client"},
+    "trajectory": {"types"},
+    "turns": {
+        "engine",
+        "errors",
+        "metrics",
+        "protocols",
+        "rendering",
+        "sessions",
+        "settings",
+        "store",
+        "trajectory",
+        "types",
+    },
+    "types": set(),
 }
-OUTSIDE = {
-    "starlette": {"app", "api", "server", "cli"},
-    "sqlalchemy": {"store"},
-    "torch": {"engine", "rendering", "client", "rollout"},  # rollout: the demo's trainer, which has weights of its own
-    "tensordict": {"client"},
-    "trl": {"client"},
-    "datasets": {"client"},
-    "verl": {"client"},
-    "sglang": {"engine", "rendering"},
-    "transformers": {"engine", "rendering", "rollout"},
-    "renderers": {"engine", "rendering"},
-    "fastokens": {"engine", "rendering"},
-    "llguidance": {"engine", "rendering"},
-    "pyarrow": {"formats", "client"},
+OUTSIDE: dict[str, set[str]] = {
+    "alembic": {"store"},
+    "fastokens": {"rendering"},
+    "httpx": {"client", "engine.servers"},
+    "jinja2": {"rendering.templates"},
+    "jiter": {"trajectory"},
+    "llguidance": {"engine.transformers"},
+    "numpy": {
+        "client",
+        "client.adapters",
+        "client.readers",
+        "engine",
+        "engine.scripted",
+        "engine.tiny",
+        "engine.transformers",
+        "export_formats",
+        "rollout",
+        "trajectory",
+    },
+    "openai": {"rollout"},
+    "orjson": {
+        "api",
+        "client",
+        "client.adapters",
+        "client.readers",
+        "engine.servers",
+        "export_formats",
+        "protocols",
+        "protocols.messages",
+        "store",
+        "store.sql",
+        "trajectory",
+    },
+    "prometheus_client": {"metrics"},
+    "pyarrow": {"client.readers", "export_formats"},
+    "renderers": {"rendering.templates"},
+    "rich": {"client", "commands", "rollout"},
+    "safetensors": {"engine.tiny"},
+    "sglang": {"engine.sglang"},
+    "sqlalchemy": {"store", "store.sql"},
+    "starlette": {"api", "app", "commands", "server"},
+    "tensordict": {"client", "client.adapters"},
+    "tokenizers": {"engine.tiny", "rendering"},
+    "torch": {"client", "engine", "engine.transformers", "rollout"},
+    "transformers": {"engine.transformers", "rendering", "rollout"},
+    "typer": {"commands"},
+    "uvicorn": {"server"},
+    "uvloop": {"server"},
+    "xxhash": {"trajectory", "turns"},
+    "zstandard": {"store"},
 }
 LAZY = {
-    "torch",
-    "tensordict",
-    "trl",
-    "datasets",
-    "verl",
-    "sglang",
-    "transformers",
-    "renderers",
-    "fastokens",
-    "llguidance",
-    "pyarrow",
+    *("torch", "transformers", "sglang", "renderers", "fastokens", "llguidance"),
+    *("tensordict", "trl", "datasets", "verl", "pyarrow"),
 }
+"""Heavy or optional packages: imported inside functions only, so that the command line and the app start without."""
+TORCH_MODULES = {f"proxy.engine.transformers.{name}" for name in ("batching", "sampler", "steering")}
+"""Modules about torch: who imports one of them does so inside a function."""
+WIRE_APIS = {"chat", "responses", "messages", "generate"}
 
 
-def parts() -> list[tuple[str, Path]]:
-    files = [
-        (path.relative_to(ROOT / "proxy").parts[0].removesuffix(".py"), path) for path in (ROOT / "proxy").rglob("*.py")
-    ]
-    return [*((part, path) for part, path in files if part != "__init__"), ("cli", ROOT / "cli.py")]
+@cache
+def modules() -> dict[str, Path]:
+    """The dotted name of each module of the project, with its file."""
+    files = [*(ROOT / "proxy").rglob("*.py"), ROOT / "cli.py", ROOT / "tokengrove.py"]
+    names = {".".join(file.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): file for file in files}
+    return dict(sorted(names.items()))
 
 
-def imports(path: Path, *, top_level_only: bool = False) -> set[str]:
-    tree = ast.parse(path.read_text())
-    typing_only = {
-        id(inner)
-        for node in ast.walk(tree)
-        if isinstance(node, ast.If) and getattr(node.test, "id", "") == "TYPE_CHECKING"
-        for inner in ast.walk(node)
-    }
-    nodes = tree.body if top_level_only else list(ast.walk(tree))
-    found: set[str] = set()
-    for node in nodes:
-        if id(node) in typing_only:
-            continue
-        if isinstance(node, ast.Import):
-            found.update(alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            found.update(f"{node.module}.{alias.name}" for alias in node.names)
-    return found
+@cache
+def imported(module: str) -> frozenset[str]:
+    """What a module imports: modules of the project, and names of packages from outside; the standard library not."""
+    found = set()
+    for node in ast.walk(ast.parse(modules()[module].read_text())):
+        found.update(names_of(node))
+    return frozenset(found - {module})
 
 
-@pytest.mark.parametrize(("part", "path"), parts(), ids=lambda value: value.stem if isinstance(value, Path) else value)
-def test_a_part_imports_only_what_the_table_allows(part: str, path: Path) -> None:
-    if part == "app":
-        return
-    inside = {name.split(".")[1] for name in imports(path) if name.startswith("proxy.")}
-    assert inside - {part} <= ALLOWED[part]
-    for package, holders in OUTSIDE.items():
-        if any(name.split(".")[0] == package for name in imports(path)):
-            assert part in holders, f"{path} imports {package}"
+def names_of(node: ast.AST) -> Iterator[str]:
+    names: list[str] = []
+    if isinstance(node, ast.Import):
+        names = [alias.name for alias in node.names]
+    elif isinstance(node, ast.ImportFrom) and node.module:
+        names = [f"{node.module}.{alias.name}" for alias in node.names]
+    for name in names:
+        if name in modules():
+            yield name
+        elif name.rpartition(".")[0] in modules():
+            yield name.rpartition(".")[0]
+        elif name.partition(".")[0] not in sys.stdlib_module_names:
+            yield name.partition(".")[0]
+
+
+def part_of(module: str) -> str:
+    """The package that a module lies in, without `proxy`; a flat module is a part of its own."""
+    if not module.startswith("proxy."):
+        return module
+    inner = module.removeprefix("proxy.")
+    is_package = modules()[module].name == "__init__.py"
+    return inner if is_package or "." not in inner else inner.rpartition(".")[0]
+
+
+def between(part: Callable[[str], str]) -> dict[str, set[str]]:
+    """For each part what it imports of the project's other parts; modules of no part ("") are left out."""
+    edges: dict[str, set[str]] = {part(module): set() for module in modules() if part(module)}
+    for module in modules():
+        if part(module):
+            edges[part(module)] |= {part(name) for name in imported(module) if name in modules()} - {part(module), ""}
+    return edges
+
+
+def outside() -> dict[str, set[str]]:
+    """For each package from outside the parts that import it."""
+    holders: dict[str, set[str]] = defaultdict(set)
+    for module in modules():
+        for name in imported(module) - set(modules()):
+            holders[name].add(part_of(module))
+    return dict(holders)
+
+
+def test_each_part_imports_exactly_what_the_table_says() -> None:
+    found = between(part_of)
+    assert found.keys() == PARTS.keys()
+    assert {part: found[part] for part in PARTS if found[part] != PARTS[part]} == {}
+
+
+def test_each_package_from_outside_is_imported_by_exactly_the_parts_that_the_table_says() -> None:
+    assert outside() == OUTSIDE
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    TopologicalSorter(between(lambda module: module)).prepare()
+
+
+def packages() -> list[str]:
+    return [module for module, file in modules().items() if file.name == "__init__.py"]
+
+
+@pytest.mark.parametrize("package", packages())
+def test_what_lies_in_a_package_imports_each_other_in_no_circle(package: str) -> None:
+    """The packages and modules right inside of `package`, each with all that it holds."""
+
+    def child(module: str) -> str:
+        return module.removeprefix(f"{package}.").partition(".")[0] if module.startswith(f"{package}.") else ""
+
+    TopologicalSorter(between(child)).prepare()
+
+
+@pytest.mark.parametrize("api", sorted(WIRE_APIS))
+def test_no_api_knows_another(api: str) -> None:
+    inside = [module for module in modules() if module.startswith("proxy.protocols.") and api in module.split(".")]
+    others = {name for module in inside for name in imported(module) if set(name.split(".")) & (WIRE_APIS - {api})}
+    assert inside
+    assert others == set()
 
 
 def test_heavy_packages_are_imported_inside_functions_only() -> None:
-    for _, path in parts():
-        top = {name.split(".")[0] for name in imports(path, top_level_only=True)}
-        sampling = path.name in (
-            "sampler.py",
-            "batching.py",
-            "steering.py",
-        )  # torch modules, imported lazily themselves
-        assert sampling or not top & LAZY, path
+    for module, file in modules().items():
+        top = {name for node in ast.parse(file.read_text()).body for name in names_of(node)}
+        assert module in TORCH_MODULES or not top & LAZY, module
 
 
-def test_the_app_imports_without_heavy_packages() -> None:
-    code = f"import sys, proxy.app, cli; print([m for m in sys.modules if m in {sorted(LAZY)!r}])"
+def test_the_app_and_the_command_line_import_without_heavy_packages() -> None:
+    code = f"import sys, proxy.app, proxy.commands; print([m for m in sys.modules if m in {sorted(LAZY)!r}])"
     run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert run.stdout.strip() == "[]"
