@@ -113,16 +113,24 @@ def _parse(name: str, text: str, kind: Any) -> Any:
         if kind == tuple[str, ...]:
             return tuple(part for part in text.split(";") if part)
     except (ValueError, KeyError):
-        raise ConfigurationError(f"{VARIABLE_PREFIX}{name.upper()}={text!r} is not a valid value") from None
+        raise ConfigurationError(f"{VARIABLE_PREFIX}{name.upper()}={text!r} is not {_described(kind)}") from None
     return text
 
 
+def _described(kind: Any) -> str:
+    if kind in (bool, bool | None):
+        return "true or false (1, true, yes, 0, false, no)"
+    if kind is Credit:
+        return " or ".join(Credit)
+    return "an integer" if kind in (int, int | None) else "a number"
+
+
 def _check(settings: Settings) -> None:
-    """Raise ConfigurationError for the first setting that cannot be."""
+    """Raise ConfigurationError for the first setting that is not valid."""
     if not settings.loopback and not settings.admin_key:
         raise ConfigurationError(
-            f"--host {settings.host} can be reached by others: give --admin-key (or TOKENGROVE_ADMIN_KEY), "
-            "or stay on 127.0.0.1"
+            f"--host {settings.host} is reachable from other machines: set TOKENGROVE_ADMIN_KEY (or --admin-key), "
+            "or listen on 127.0.0.1"
         )
     if not 0 <= settings.port <= 65535:
         raise ConfigurationError(f"--port {settings.port} is not between 0 and 65535")
@@ -136,19 +144,25 @@ def _check(settings: Settings) -> None:
     for name in _POSITIVE:
         value = getattr(settings, name)
         if value is not None and value <= 0:
-            raise ConfigurationError(f"--{name.replace('_', '-')} {value} is not positive")
+            raise ConfigurationError(f"--{name.replace('_', '-')} {value} is not positive; give a number above 0")
     for name in ("shutdown_timeout_s", "pause_timeout_s", "max_staleness"):
         if (getattr(settings, name) or 0) < 0:
-            raise ConfigurationError(f"--{name.replace('_', '-')} {getattr(settings, name)} is negative")
+            raise ConfigurationError(
+                f"--{name.replace('_', '-')} {getattr(settings, name)} is negative; give 0 or more"
+            )
     if (settings.max_staleness is None) != (settings.batch_size is None):
-        raise ConfigurationError("--max-staleness and --batch-size go together: give both or neither")
+        raise ConfigurationError("--max-staleness and --batch-size work only together: give both or neither")
     if settings.tokenizer is not None and not Path(settings.tokenizer).is_dir():
-        raise ConfigurationError(f"--tokenizer {settings.tokenizer} is not a folder")
+        raise ConfigurationError(
+            f"--tokenizer {settings.tokenizer} is not a folder; give one with a tokenizer.json or tokenizer_config.json"
+        )
 
 
 def _check_admin_key(key: str | None) -> None:
     if key is not None and not all(part.strip() == part and part for part in key.split(",")):
-        raise ConfigurationError("--admin-key is blank or has white space around a key; several go with commas")
+        raise ConfigurationError(
+            "--admin-key is empty or has white space around a key; separate several keys by commas without spaces"
+        )
 
 
 def _check_proxies(text: str | None) -> None:
@@ -157,7 +171,9 @@ def _check_proxies(text: str | None) -> None:
             if name.strip() not in ("", "*"):
                 ipaddress.ip_network(name.strip(), strict=False)
         except ValueError:
-            raise ConfigurationError(f"--forwarded-allow-ips {name.strip()!r} is no address or network") from None
+            raise ConfigurationError(
+                f"--forwarded-allow-ips {name.strip()!r} is not an IP address, a network such as 10.0.0.0/8, or *"
+            ) from None
 
 
 def _check_choice(flag: str, value: str | None, choices: tuple[str | None, ...]) -> None:

@@ -47,10 +47,20 @@ def test_a_flag_wins_over_its_variable_and_a_variable_over_the_default() -> None
     )
 
 
-@pytest.mark.parametrize("text", ["many", ""])
-def test_a_bad_variable_is_named(text: str) -> None:
-    with pytest.raises(ConfigurationError, match="TOKENGROVE_PORT"):
-        from_environment({}, {"TOKENGROVE_PORT": text})
+@pytest.mark.parametrize(
+    ("name", "text", "kind"),
+    [
+        ("PORT", "many", "an integer"),
+        ("PORT", "", "an integer"),
+        ("BATCH_SIZE", "1.5", "an integer"),
+        ("ENGINE_TIMEOUT_S", "long", "a number"),
+        ("MIGRATE", "maybe", "true or false"),
+        ("CREDIT", "debit", "tree or linear"),
+    ],
+)
+def test_a_bad_variable_is_named_with_what_it_takes(name: str, text: str, kind: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"^TOKENGROVE_{name}={text!r} is not {kind}"):
+        from_environment({}, {f"TOKENGROVE_{name}": text})
 
 
 @pytest.mark.parametrize(
