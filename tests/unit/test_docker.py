@@ -1,4 +1,4 @@
-"""What the files in docker/ name exists in the code: paths, commands, flags, ports, variables. No Docker needed."""
+"""Every path, command, flag, port and variable in docker/ exists in the code. Docker is not needed."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ HEALTH = {"/health", "/ready"}
 
 
 def instructions(path: Path) -> list[tuple[str, str]]:
-    """Keyword and text of each instruction, lines joined."""
+    """The keyword and text of each instruction, continued lines joined."""
     text = re.sub(r"\\\n\s*", " ", path.read_text())
     lines = [line for line in text.splitlines() if line and not line.startswith("#")]
     return [(keyword, rest) for keyword, _, rest in (line.partition(" ") for line in lines)]
@@ -37,7 +37,7 @@ def values(path: Path, keyword: str) -> list[str]:
 
 
 def faults_of_command(arguments: list[str]) -> Iterator[str]:
-    """What `tokengrove ARGUMENTS` would refuse: unknown commands and flags, and values that cannot be."""
+    """Yield what `tokengrove ARGUMENTS` would refuse: unknown commands and flags; invalid values raise."""
     command = typer.main.get_command(commands.app).commands.get(arguments[0])  # type: ignore[attr-defined]
     if command is None:
         yield f"there is no command {arguments[0]}"
@@ -52,7 +52,7 @@ def faults_of_command(arguments: list[str]) -> Iterator[str]:
             given[known[flag].name] = next(rest, None)
     if "port" in given:
         given["port"] = int(given["port"])
-    from_environment(given, {f"{VARIABLE_PREFIX}ADMIN_KEY": "k"})  # raises for a value that cannot be
+    from_environment(given, {f"{VARIABLE_PREFIX}ADMIN_KEY": "k"})  # raises for an invalid value
 
 
 def faults_of_environment(names: list[str]) -> Iterator[str]:

@@ -31,7 +31,7 @@ ADMIN_KEY = "admin-key-of-the-test"
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[str]:
-    """The real server on a real socket, since the blocking client needs one."""
+    """The real server on a real socket, which the blocking client needs."""
     settings = Settings(
         port=0,
         engine="scripted",
@@ -51,7 +51,7 @@ def client(server: str) -> Iterator[Client]:
 
 
 def chat(session: Session | AsyncSession, *texts: str) -> str:
-    """One turn as an agent takes it: any HTTP client, the session's address and key. Returns the interaction's id."""
+    """Send one turn as an agent would, with the session's address and key. Return the interaction's id."""
     messages = [{"role": "user", "content": text} for text in texts]
     response = httpx.post(
         session.base_url + "/chat/completions",

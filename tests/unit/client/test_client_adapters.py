@@ -1,4 +1,4 @@
-"""What trainers read: names, dtypes, shapes and values of each adapter, by hand. Their libraries are not needed."""
+"""Names, dtypes, shapes and values of each adapter, written out by hand. The trainers' libraries are not needed."""
 
 from __future__ import annotations
 

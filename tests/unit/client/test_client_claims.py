@@ -1,4 +1,4 @@
-"""The clients claim and acknowledge as the endpoints say, blocking and for asyncio."""
+"""Both clients claim and acknowledge sessions as the endpoints define it."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_nothing_is_leased_to_a_client_that_left_while_it_waited(server: str) ->
 
 
 def iter_claim(wait_s: float) -> operations.Steps[None]:
-    """A claim whose client has less patience than it tells the server."""
+    """A claim with a timeout of the client that is shorter than the wait it asks the server for."""
     yield operations.Call("POST", "/trajectories/claim", {"wait_s": wait_s, "consumer": "gone"})
 
 
@@ -111,7 +111,7 @@ def test_trls_worker_leaves_sessions_to_whoever_took_them_over_and_keeps_the_oth
     assert worker._groups["g"].keys() == {"a", "b"}
     [claim_id] = worker._held
     with Client(server) as client:
-        client.claim(claim_id=claim_id, renew=True, lease_s=0.0)  # as if its lease had run out
+        client.claim(claim_id=claim_id, renew=True, lease_s=0.0)  # as if its lease had expired
         assert client.claim(claim_id="fast").sessions == ("a",)
         worker._renewed = -math.inf
         worker._renew()

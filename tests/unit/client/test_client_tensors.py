@@ -1,4 +1,4 @@
-"""Samples as arrays: AReaL's names, dtypes and shapes; padding is never trained."""
+"""Samples as batches: AReaL's names, dtypes and shapes; padding is never trained."""
 
 from __future__ import annotations
 

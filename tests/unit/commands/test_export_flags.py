@@ -1,4 +1,4 @@
-"""Every field that an export's body can have is a flag, and arrives as what the server takes it for."""
+"""Every field of an export's body has a flag, and the server reads its value as intended."""
 
 from __future__ import annotations
 

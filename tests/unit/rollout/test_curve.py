@@ -1,4 +1,4 @@
-"""The plots: every value where it belongs, in text and in the picture."""
+"""The plots show every value at its place, as text and as SVG."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ SVG = "{http://www.w3.org/2000/svg}"
 
 
 def columns(text: str) -> list[str]:
-    """The cells of each value, from below."""
+    """The cells of each column, from bottom to top."""
     rows = [line.partition("┤")[2] for line in text.splitlines()]
     return ["".join(cells) for cells in zip(*reversed(rows), strict=True)]
 
 
 def height(column: str) -> float:
-    """What a column shows, 0 to 1."""
+    """The value that a column shows, 0 to 1."""
     return sum(" ▁▂▃▄▅▆▇█".index(cell) for cell in column) / 80
 
 

@@ -1,4 +1,4 @@
-"""What the demo's trainer makes of samples before any weight is touched."""
+"""What the demo's trainer computes from samples before it changes a weight."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from proxy.rollout.trainer import _checked, advantages, per_token, temperatures
 
 
 def sample(group: str, *turns: tuple[float, float, list[int]], length: int = 6) -> Sample:
-    """A sample whose turns are (return, temperature, span)."""
+    """A sample with turns given as (return, temperature, span)."""
     listed: list[dict[str, Any]] = [
         {"return": value, "sampling": {"temperature": heat}, "span": span} for value, heat, span in turns
     ]
@@ -30,7 +30,7 @@ def test_an_advantage_is_a_turns_return_against_those_at_its_place_in_its_group(
         sample("a", (0.5, 1.0, [1, 2]), (0.0, 1.0, [3, 4])),
         sample("b", (7.0, 1.0, [1, 2])),
     ]
-    third = np.sqrt(1 / 6)  # the spread of 1, 0 and 0.5
+    third = np.sqrt(1 / 6)  # the standard deviation of 1, 0 and 0.5
     expected = [[0.5 / third, 1.0], [-0.5 / third], [0.0, -1.0], [0.0]]
     for found, wanted in zip(advantages(batch), expected, strict=True):
         assert found == pytest.approx(wanted, abs=1e-4)

@@ -1,4 +1,4 @@
-"""The game's rule, which decides every reward of the training demo."""
+"""The rule of the word chain, which decides every reward of the training demo."""
 
 from __future__ import annotations
 
