@@ -69,7 +69,6 @@ class Registry:
             absorb(session, news, elsewhere=True)
         elif confirmed:
             self.discard(session)
-            self._keys.release(session.record)
             session.ended.set()  # nobody waits for the end of a deleted session
             raise SessionNotFound(f"there is no session {session.id!r} any more; start it with POST /rl/start_session")
 

@@ -1,0 +1,156 @@
+"""Keys of live sessions are checked in memory; keys of sessions that left memory are looked up in the store."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from proxy.metrics import Metrics
+from proxy.sessions.ending import Endings
+from proxy.sessions.issued_keys import IssuedKeys, KeyKind
+from proxy.sessions.keys import Grant, Keyring, hash_key
+from proxy.sessions.naming import NamedSessions
+from proxy.sessions.records import NewRecords
+from proxy.sessions.registry import Registry
+from proxy.sessions.rotation import KeyRotation
+from proxy.sessions.start_limits import StartLimits
+from proxy.sessions.starting import SessionStarter
+from proxy.settings import Settings
+from proxy.store.key_index import KeyIndex
+from proxy.store.store import Store
+from proxy.types import SessionRecord
+
+RECORD = SessionRecord("s", api_key_hash=hash_key("agent"), control_key_hash=hash_key("control"))
+RECORD = replace(RECORD, path_key_hash=hash_key("path"))
+
+
+class Index:
+    """A store without sessions, which counts how often it is asked."""
+
+    shared = False
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    async def find_session_by_key(self, key_hash: str, *, control: bool = False) -> None:
+        self.asked += 1
+
+    async def load_session(self, session_id: str) -> None:
+        self.asked += 1
+
+
+async def opened(keyring: Keyring) -> tuple[Any, ...]:
+    """The session that the agent's key, the control key and the path key open."""
+    agent, control = await keyring.grant("agent"), await keyring.grant("control")
+    return agent.session_id, control.session_id, await keyring.opens_path("s", "path")
+
+
+async def test_keys_of_a_live_session_are_checked_without_the_store() -> None:
+    index: Any = Index()
+    keyring = Keyring(index, None)
+    keyring.add(RECORD)
+    assert await opened(keyring) == ("s", "s", True)
+    assert await keyring.grant("control") == Grant(session_id="s", control=True)
+    assert not await keyring.opens_path("s", "wrong")
+    assert index.asked == 0
+
+
+@pytest.mark.parametrize("kind", KeyKind)
+async def test_releasing_a_session_clears_its_key_from_memory(kind: KeyKind) -> None:
+    index: Any = Index()
+    keyring = Keyring(index, None)
+    keyring.add(RECORD)
+    keyring.release(RECORD)
+    if kind is KeyKind.PATH:
+        assert not await keyring.opens_path("s", "path")
+    else:
+        assert await keyring.grant(kind.value) == Grant()
+    assert index.asked > 0
+
+
+async def test_releasing_a_session_leaves_a_chosen_key_that_moved_to_another() -> None:
+    keyring = Keyring(Index(), None)  # type: ignore[arg-type]
+    keyring.add(RECORD)
+    keyring.add(SessionRecord("next", api_key_hash=RECORD.api_key_hash))
+    keyring.release(RECORD)
+    assert await keyring.grant("agent") == Grant(session_id="next")
+
+
+async def test_an_unknown_key_is_looked_up_once_until_a_session_brings_it() -> None:
+    index: Any = Index()
+    keyring = Keyring(index, None)
+    await keyring.grant("agent")
+    asked = index.asked
+    assert await keyring.grant("agent") == Grant() and index.asked == asked
+    keyring.add(RECORD)
+    assert await keyring.grant("agent") == Grant(session_id="s")
+
+
+class CountingIndex:
+    """The store's index, with a count of the lookups."""
+
+    def __init__(self, index: KeyIndex) -> None:
+        self._index, self.shared, self.asked = index, index.shared, 0
+
+    async def find_session_by_key(self, key_hash: str, *, control: bool = False) -> SessionRecord | None:
+        self.asked += 1
+        return await self._index.find_session_by_key(key_hash, control=control)
+
+    async def load_session(self, session_id: str) -> SessionRecord | None:
+        self.asked += 1
+        return await self._index.load_session(session_id)
+
+
+class House:
+    """A started session `s` with everything that releases its keys."""
+
+    def __init__(self, store: Store) -> None:
+        self.index = CountingIndex(store.keys)
+        self.keyring = Keyring(self.index, None)  # type: ignore[arg-type]
+        settings = Settings()
+        limits, records = StartLimits(settings, lambda: 0), NewRecords(settings, lambda: 0)
+        self.registry = Registry(store.news, self.keyring, Metrics())
+        self.named = NamedSessions(self.registry, store.starts, limits, records)
+        self.starter = SessionStarter(self.registry, store.starts, limits, records, self.keyring, settings)
+        self.endings = Endings(self.registry, self.named, store.changes, self.keyring)
+        self.rotation = KeyRotation(self.registry, store.changes, self.keyring, None)
+
+    async def lookups(self, keys: IssuedKeys) -> list[bool]:
+        """For the agent's, the control and the path key: True if the store had to be asked."""
+        asked = []
+        for check in (
+            self.keyring.grant(keys.api_key),
+            self.keyring.grant(keys.control_key),
+            self.keyring.opens_path("s", keys.path_key or ""),
+        ):
+            before = self.index.asked
+            await check
+            asked.append(self.index.asked > before)
+        return asked
+
+
+@pytest.mark.parametrize("way", ["end", "forget", "rotate"])
+async def test_keys_leave_memory_when_a_session_ends_is_forgotten_or_gets_new_ones(tmp_path: Path, way: str) -> None:
+    store = Store.open(f"sqlite:///{tmp_path / 'k.db'}")
+    house = House(store)
+    keys = await house.starter.start({"session_id": "s"})
+    assert await house.lookups(keys) == [False, False, False]
+    session = await house.registry.get("s")
+    if way == "end":
+        await house.endings.end(session)
+        assert await house.lookups(keys) == [True, True, True]
+    elif way == "forget":
+        session.used_at = time.monotonic() - 2.0
+        house.registry.forget_idle(1.0)
+        assert house.registry.find("s") is None
+        assert await house.lookups(keys) == [True, True, True]
+    else:
+        new = await house.rotation.rotate(session, [*KeyKind], None)
+        assert await house.lookups(new) == [False, False, False]
+        assert await house.keyring.grant(keys.api_key) == await house.keyring.grant(keys.control_key) == Grant()
+        assert not await house.keyring.opens_path("s", keys.path_key or "")
+    await store.close()
