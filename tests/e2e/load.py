@@ -5,15 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-import subprocess
-import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import httpx
 
-from tests.e2e.processes import ROOT
+from tests.e2e.processes import ROOT, run
 from tests.support import user
 
 
@@ -100,10 +98,9 @@ def _check(response: httpx.Response, refusals: list[httpx.Headers] | None) -> No
 
 def check_database(url: str) -> str:
     """What `tokengrove db check` prints. Raises AssertionError if it found anything."""
-    command = [sys.executable, "-m", "proxy.commands", "db", "check", "--database-url", url]
-    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert run.returncode == 0, run.stdout + run.stderr
-    return run.stdout
+    done = run("db", "check", "--database-url", url, cwd=ROOT)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
 
 
 def sqlite_url(folder: Path) -> str:

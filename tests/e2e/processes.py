@@ -1,8 +1,14 @@
-"""Real servers in processes of their own, to be killed."""
+"""Real servers and commands in processes of their own, to be killed.
+
+Each is forked from a process that has imported what they import, which takes three seconds of CPU. In all else it is
+a process like any other, with its own id, signals, output, environment and exit code. `execute` starts a new
+interpreter instead.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import multiprocessing
 import os
 import queue
 import signal
@@ -10,25 +16,28 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any, Protocol
 
 ROOT = Path(__file__).resolve().parents[2]
 START_TIMEOUT_S = 120.0
+
+_forks = multiprocessing.get_context("forkserver")
+_forks.set_forkserver_preload(["tests.e2e.preloaded"])
 
 
 class Process:
     """`tokengrove serve` on a free port; `url` once it listens, `output` what it printed so far."""
 
-    def __init__(self, folder: Path, *flags: str, database_url: str | None = None) -> None:
+    def __init__(self, folder: Path, *flags: str, database_url: str | None = None, python: str | None = None) -> None:
+        arguments = ["serve", "--port", "0", *flags]
+        arguments += ["--database-url", database_url or f"sqlite:///{folder / 'served.db'}"]
         # Clients under test may live in an environment of their own, without the server.
-        python = os.environ.get("TOKENGROVE_SERVER_PYTHON", sys.executable)
-        command = [python, "-m", "proxy.commands", "serve", "--port", "0", *flags]
-        command += ["--database-url", database_url or f"sqlite:///{folder / 'served.db'}"]
-        environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
-        self._process = subprocess.Popen(
-            command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-        )
+        python = os.environ.get("TOKENGROVE_SERVER_PYTHON", python)
+        self._process: _Running = _Executed(python, arguments, folder) if python else _Forked(arguments, folder)
         self.output = ""
         self._lines: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._reader = threading.Thread(target=self._read, daemon=True)
@@ -45,26 +54,24 @@ class Process:
 
     def kill(self) -> None:
         """kill -9."""
-        self._process.kill()
+        os.kill(self.pid, signal.SIGKILL)
         self.wait()
 
     def terminate(self) -> None:
         """SIGTERM."""
-        self._process.send_signal(signal.SIGTERM)
+        os.kill(self.pid, signal.SIGTERM)
 
     def wait(self) -> int:
-        """The exit code, once it has ended."""
-        code = self._process.wait(timeout=START_TIMEOUT_S)
+        """The exit code, once the process has ended."""
+        code = self._process.wait(START_TIMEOUT_S)
         self._reader.join()
-        assert self._process.stdout is not None
-        self._process.stdout.close()
         return code
 
     def _read(self) -> None:
-        assert self._process.stdout is not None
-        for line in self._process.stdout:
-            self.output += line
-            self._lines.put(line)
+        with self._process.output as output:
+            for line in output:
+                self.output += line
+                self._lines.put(line)
         self._lines.put("")
 
     def _wait_for_url(self) -> str:
@@ -80,10 +87,121 @@ class Process:
 
 
 @contextlib.contextmanager
-def server_process(folder: Path, *flags: str, database_url: str | None = None) -> Iterator[Process]:
-    process = Process(folder, *flags, database_url=database_url)
+def server_process(
+    folder: Path, *flags: str, database_url: str | None = None, python: str | None = None
+) -> Iterator[Process]:
+    """A server while the block lasts; in a new interpreter where `python` names one."""
+    process = Process(folder, *flags, database_url=database_url, python=python)
     try:
         yield process
     finally:
-        if process._process.poll() is None:
+        if process.alive:
             process.kill()
+
+
+def run(*arguments: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    """`tokengrove ARGUMENTS` in a forked process, once it has ended."""
+    with ThreadPoolExecutor(1) as reader:
+        forked = _Forked(arguments, cwd, separately=True, **environment)
+        assert forked.errors is not None
+        errors = reader.submit(_read_all, forked.errors)
+        output = _read_all(forked.output)
+        return subprocess.CompletedProcess(arguments, forked.wait(START_TIMEOUT_S), output, errors.result())
+
+
+def execute(*arguments: str, cwd: Path, timeout_s: float = START_TIMEOUT_S) -> subprocess.CompletedProcess[str]:
+    """`tokengrove ARGUMENTS` in a new interpreter, once it has ended."""
+    command = [sys.executable, "-m", "proxy.commands", *arguments]
+    environment = _environment({})
+    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=timeout_s)
+
+
+def fork(target: Callable[..., object], *arguments: Any) -> multiprocessing.process.BaseProcess:
+    """A started process that calls `target`."""
+    process = _forks.Process(target=target, args=arguments, daemon=True)
+    process.start()
+    return process
+
+
+class _Running(Protocol):
+    """A process whose output is being read."""
+
+    pid: int
+    output: Any
+
+    def poll(self) -> int | None: ...
+
+    def wait(self, timeout_s: float) -> int: ...
+
+
+class _Executed:
+    def __init__(self, python: str, arguments: list[str], folder: Path) -> None:
+        self._process = subprocess.Popen(
+            [python, "-m", "proxy.commands", *arguments],
+            cwd=folder,
+            env=_environment({"PYTHONUNBUFFERED": "1"}),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        self.pid, self.output, self.poll = self._process.pid, self._process.stdout, self._process.poll
+
+    def wait(self, timeout_s: float) -> int:
+        return self._process.wait(timeout_s)
+
+
+class _Forked:
+    """`output`, and `errors` where they are to be read separately, are text files until the process ends."""
+
+    def __init__(
+        self, arguments: list[str] | tuple[str, ...], folder: Path, *, separately: bool = False, **environment: str
+    ) -> None:
+        pipes = [_forks.Pipe(duplex=False) for _ in range(2 if separately else 1)]
+        writers = [writer for _, writer in pipes]
+        self._process = _forks.Process(
+            target=_command, args=(list(arguments), str(folder), _environment(environment), writers)
+        )
+        self._process.start()
+        for writer in writers:
+            writer.close()
+        self.output, self.errors = [_text(reader) for reader, _ in pipes] if separately else (_text(pipes[0][0]), None)
+        assert self._process.pid is not None
+        self.pid = self._process.pid
+
+    def poll(self) -> int | None:
+        return self._process.exitcode
+
+    def wait(self, timeout_s: float) -> int:
+        self._process.join(timeout_s)
+        assert self._process.exitcode is not None, "the process did not end"
+        return self._process.exitcode
+
+
+def _command(arguments: list[str], folder: str, environment: Mapping[str, str], writers: list[Connection]) -> None:
+    """In the forked process: become `tokengrove ARGUMENTS`."""
+    os.chdir(folder)
+    os.environ.clear()
+    os.environ.update(environment)
+    sys.argv = ["tokengrove", *arguments]
+    for descriptor, stream, writer in ((1, sys.stdout, writers[0]), (2, sys.stderr, writers[-1])):
+        os.dup2(writer.fileno(), descriptor)
+        stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    for writer in writers:
+        writer.close()
+    from proxy.commands import main
+
+    main()
+
+
+def _environment(more: Mapping[str, str]) -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": str(ROOT), **more}
+
+
+def _text(reader: Connection) -> Any:
+    with reader:
+        return os.fdopen(os.dup(reader.fileno()), encoding="utf-8")
+
+
+def _read_all(file: Any) -> str:
+    with file:
+        return str(file.read())

@@ -12,25 +12,19 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.e2e.processes import ROOT, server_process
+from tests.e2e.processes import ROOT, execute, run, server_process
 from tests.support import user
 
 
-def tokengrove(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-m", "proxy.commands", *arguments]
-    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=120)
-
-
-def assert_one_line(run: subprocess.CompletedProcess[str], *words: str) -> None:
-    assert run.returncode != 0
-    assert "Traceback" not in run.stderr + run.stdout
-    (line,) = run.stderr.strip().splitlines()
+def assert_one_line(done: subprocess.CompletedProcess[str], *words: str) -> None:
+    assert done.returncode != 0
+    assert "Traceback" not in done.stderr + done.stdout
+    (line,) = done.stderr.strip().splitlines()
     assert all(word in line for word in words), line
 
 
 def test_without_arguments_it_serves_the_built_in_model_and_says_so(tmp_path: Path) -> None:
-    with server_process(tmp_path) as process:
+    with server_process(tmp_path, python=sys.executable) as process:
         body = {"model": "any", "max_tokens": 4, "messages": [user("hello")]}
         reply = httpx.post(f"{process.url}/try-1/v1/chat/completions", json=body, timeout=60).json()
         assert reply["usage"]["completion_tokens"] <= 4
@@ -44,13 +38,13 @@ def test_without_arguments_it_serves_the_built_in_model_and_says_so(tmp_path: Pa
 def test_a_port_in_use_is_one_line(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
-        run = tokengrove("serve", "--engine", "scripted", "--port", port, cwd=tmp_path)
-    assert_one_line(run, port, "--port")
+        done = execute("serve", "--engine", "scripted", "--port", port, cwd=tmp_path)
+    assert_one_line(done, port, "--port")
 
 
 @pytest.mark.parametrize("folder", ["nowhere", "."])
 def test_a_folder_without_a_model_is_one_line(tmp_path: Path, folder: str) -> None:
-    assert_one_line(tokengrove("serve", "--port", "0", "--model", folder, cwd=tmp_path), "--model", folder)
+    assert_one_line(run("serve", "--port", "0", "--model", folder, cwd=tmp_path), "--model", folder)
 
 
 def test_a_database_newer_than_the_code_is_one_line(tmp_path: Path) -> None:
@@ -59,19 +53,19 @@ def test_a_database_newer_than_the_code_is_one_line(tmp_path: Path) -> None:
         connection.execute("INSERT INTO alembic_version VALUES ('9999')")
     connection.close()
     flags = ("--engine", "scripted", "--port", "0", "--database-url", "sqlite:///new.db")
-    assert_one_line(tokengrove("serve", *flags, cwd=tmp_path), "newer", "9999")
+    assert_one_line(run("serve", *flags, cwd=tmp_path), "newer", "9999")
 
 
 @pytest.mark.parametrize("url", ["sqlite:///missing/folder/x.db", "sqlite:///.", "mysql://x/y", "nonsense"])
 def test_a_database_that_cannot_be_is_one_line(tmp_path: Path, url: str) -> None:
     flags = ("--engine", "scripted", "--port", "0", "--database-url", url)
-    assert_one_line(tokengrove("serve", *flags, cwd=tmp_path))
+    assert_one_line(run("serve", *flags, cwd=tmp_path))
 
 
 def test_a_second_server_on_one_database_is_one_line(tmp_path: Path) -> None:
     with server_process(tmp_path, "--engine", "scripted"):
         flags = ("--engine", "scripted", "--port", "0", "--database-url", "sqlite:///served.db")
-        assert_one_line(tokengrove("serve", *flags, cwd=tmp_path), "served.db")
+        assert_one_line(run("serve", *flags, cwd=tmp_path), "served.db")
 
 
 @pytest.mark.parametrize(
@@ -85,7 +79,7 @@ def test_a_second_server_on_one_database_is_one_line(tmp_path: Path) -> None:
     ],
 )
 def test_a_setting_that_cannot_be_is_one_line(tmp_path: Path, flags: tuple[str, ...], word: str) -> None:
-    assert_one_line(tokengrove("serve", "--port", "0", *flags, cwd=tmp_path), word)
+    assert_one_line(run("serve", "--port", "0", *flags, cwd=tmp_path), word)
 
 
 @pytest.mark.parametrize(
@@ -101,7 +95,7 @@ def test_a_setting_that_cannot_be_is_one_line(tmp_path: Path, flags: tuple[str, 
 def test_a_flag_of_the_other_kind_of_export_is_one_line_and_writes_nothing(
     tmp_path: Path, flags: tuple[str, ...], words: tuple[str, ...]
 ) -> None:
-    assert_one_line(tokengrove("export", "-o", "out", *flags, cwd=tmp_path), *words)
+    assert_one_line(run("export", "-o", "out", *flags, cwd=tmp_path), *words)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -124,12 +118,12 @@ def test_an_engine_of_somebody_else_is_loaded_by_name(tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{tmp_path}"}
     code = "from proxy.engine.create import create_engine; from proxy.settings import Settings; "
     code += "print(create_engine(Settings(engine='mine:Engine'), 300).info().model)"
-    run = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
-    assert run.stdout.strip() == "mine"
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "mine"
 
 
 def test_the_demo_shows_trees_and_samples(tmp_path: Path) -> None:
-    run = tokengrove("demo", cwd=tmp_path)
-    assert run.returncode == 0, run.stderr
+    done = execute("demo", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
     for word in ("noise", "continued, aligned", "Export, layout concat", "tokengrove serve"):
-        assert word in run.stdout
+        assert word in done.stdout

@@ -9,8 +9,6 @@ import asyncio
 import os
 import random
 import resource
-import subprocess
-import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -23,7 +21,7 @@ from proxy.store.store import Store
 from proxy.types import Status
 from tests.conftest import Postgres
 from tests.e2e.load import Load, check_database, sqlite_url, streamed
-from tests.e2e.processes import ROOT, Process, server_process
+from tests.e2e.processes import ROOT, Process, run, server_process
 from tests.support import user
 
 SESSIONS = 32
@@ -164,18 +162,7 @@ async def one_turn(url: str) -> str:
 
 def test_a_second_server_on_the_same_file_is_refused_in_one_line_and_the_first_goes_on(tmp_path: Path) -> None:
     with server_process(tmp_path, *FLAGS) as process:
-        command = [
-            sys.executable,
-            "-m",
-            "proxy.commands",
-            "serve",
-            *FLAGS,
-            "--port",
-            "0",
-            "--database-url",
-            sqlite_url(tmp_path),
-        ]
-        second = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+        second = run("serve", *FLAGS, "--port", "0", "--database-url", sqlite_url(tmp_path), cwd=ROOT)
         assert second.returncode == 1
         assert second.stderr == f"tokengrove: the database {tmp_path / 'served.db'} is in use by another server\n"
         assert asyncio.run(one_turn(process.url))

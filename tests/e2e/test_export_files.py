@@ -25,7 +25,7 @@ from proxy.errors import ConfigurationError, InvalidRequest, SessionNotFound, Un
 from proxy.server import serving
 from proxy.settings import Settings
 from tests.databases import execute
-from tests.e2e.processes import ROOT
+from tests.e2e.processes import ROOT, run
 
 KEY = "admin-key-of-the-test"
 FORMATS = ("json", "jsonl", "areal", "npz", "safetensors", "arrow", "parquet")
@@ -59,10 +59,15 @@ def play(url: str, name: str, group: str, *, reward: float, again: bool = False)
         session.set_reward(reward)
 
 
-def run(*arguments: str, cwd: Path, before: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
+def export(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    return run("export", *arguments, cwd=cwd, COLUMNS="200")
+
+
+def export_onto_a_small_disk(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    """No file may grow beyond 256 KiB."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "200"}
-    command = [*before, sys.executable, "-m", "proxy.commands", "export", *arguments]
-    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=120)
+    limited = ["bash", "-c", 'ulimit -f 256; exec "$@"', "bash", sys.executable, "-m", "proxy.commands", "export"]
+    return subprocess.run([*limited, *arguments], cwd=cwd, env=environment, capture_output=True, text=True, timeout=120)
 
 
 def shown(stderr: str) -> dict[str, str]:
@@ -73,7 +78,7 @@ def shown(stderr: str) -> dict[str, str]:
 
 def test_every_session_is_in_one_file_and_the_summary_counts_what_is_there(url: str, tmp_path: Path) -> None:
     flags = ("--url", url, "--admin-key", KEY, "--group", "g", "--page-size", "2", "-o", "out")
-    done = run(*flags, "--layout", "concat", "--format", "jsonl", "--require-complete", cwd=tmp_path)
+    done = export(*flags, "--layout", "concat", "--format", "jsonl", "--require-complete", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     files = sorted((tmp_path / "out").iterdir())
     assert [file.name for file in files] == ["page-00000.jsonl", "page-00001.jsonl"]
@@ -112,9 +117,9 @@ def test_a_session_that_lacks_a_call_is_counted_and_with_require_complete_the_ex
 ) -> None:
     execute(database, "UPDATE interactions SET status = 'failed' WHERE session_id = 's2' AND seq = 1")
     flags = ("--url", url, "--admin-key", KEY)
-    lenient = run(*flags, "-o", "lenient", cwd=tmp_path)
+    lenient = export(*flags, "-o", "lenient", cwd=tmp_path)
     assert (lenient.returncode, shown(lenient.stderr)["complete"]) == (0, "4; 1 lack a call")
-    strict = run(*flags, "-o", "strict", "--require-complete", cwd=tmp_path)
+    strict = export(*flags, "-o", "strict", "--require-complete", cwd=tmp_path)
     assert strict.returncode == 1
     assert strict.stderr.splitlines()[-1].startswith("tokengrove: 1 of 5 sessions are incomplete")
 
@@ -154,7 +159,7 @@ def test_the_summary_is_of_what_the_files_hold_in_any_layout_and_format(
 def test_what_was_dropped_since_it_did_not_fit_is_in_the_summary(url: str, tmp_path: Path) -> None:
     flags = ("--url", url, "--admin-key", KEY, "--group", "g", "--format", "parquet", "-o", "out", "--layout", "padded")
     lengths = ("--prompt-length", "64", "--response-length", "8", "--on-too-long", "drop")
-    done = run(*flags, *lengths, cwd=tmp_path)
+    done = export(*flags, *lengths, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     summary = shown(done.stderr)
     assert (summary["sessions"], summary["samples"], summary["trained tokens"]) == ("4", "1", "8")
@@ -215,7 +220,7 @@ def test_an_export_that_breaks_off_keeps_its_whole_pages_and_says_what_they_hold
     body = {"session_ids": ["s0", "s1", "s2"], "layout": "concat", "format": name}
     answer = httpx.post(url + "/export_trajectories", json=body, headers={"authorization": f"Bearer {KEY}"})
     with pages((answer.content, b"never whole"), breaks=True) as address:
-        done = run("--url", address, "-o", "out", "--format", name, cwd=tmp_path)
+        done = export("--url", address, "-o", "out", "--format", name, cwd=tmp_path)
     assert done.returncode == 1
     assert [file.name for file in (tmp_path / "out").iterdir()] == [f"page-00000.{name}"]
     assert "interrupted: only 1 file," in done.stderr
@@ -227,9 +232,8 @@ def test_an_export_that_breaks_off_keeps_its_whole_pages_and_says_what_they_hold
 def test_an_export_onto_a_full_disk_breaks_off_like_any_other(url: str, tmp_path: Path) -> None:
     answer = httpx.post(url + "/export_trajectories", json={}, headers={"authorization": f"Bearer {KEY}"})
     with pages((answer.content, bytes(1 << 20))) as address:
-        limited = ("bash", "-c", 'ulimit -f 256; exec "$@"', "bash")
         flags = ("--url", address, "-o", "out", "--format", "json", "--layout", "individual")
-        done = run(*flags, cwd=tmp_path, before=limited)
+        done = export_onto_a_small_disk(*flags, cwd=tmp_path)
     assert done.returncode == 1
     assert [file.name for file in (tmp_path / "out").iterdir()] == ["page-00000.json"]
     assert "interrupted: only 1 file," in done.stderr
@@ -304,7 +308,7 @@ def test_two_exports_never_mix_in_one_folder(url: str, tmp_path: Path) -> None:
 )
 def test_what_cannot_be_is_one_line(tmp_path: Path, flags: tuple[str, ...], words: tuple[str, ...]) -> None:
     (tmp_path / "file").touch()
-    done = run(*flags, cwd=tmp_path)
+    done = export(*flags, cwd=tmp_path)
     assert done.returncode == 1
     assert "Traceback" not in done.stderr
     assert all(word in done.stderr.strip().splitlines()[-1] for word in words), done.stderr

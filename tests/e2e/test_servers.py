@@ -6,8 +6,6 @@ import asyncio
 import contextlib
 import random
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,8 +14,9 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.e2e.processes import ROOT, Process, server_process
+from tests.e2e.processes import Process, fork, server_process
 from tests.engines.scripts import following
+from tests.engines.wire import serve as serve_wire
 
 START_TIMEOUT_S = 60.0
 TURNS, AGENTS, TOKENS = 4, 8, 60
@@ -29,8 +28,7 @@ class Wire:
     def __init__(self, port: int | None = None) -> None:
         self.port = port or _free_port()
         self.url = f"http://127.0.0.1:{self.port}"
-        command = [sys.executable, "-m", "tests.engines.wire", "sglang", str(self.port), "0.005"]
-        self._process = subprocess.Popen(command, cwd=ROOT)
+        self._process = fork(serve_wire, "sglang", self.port, 0.005)
         deadline = time.monotonic() + START_TIMEOUT_S
         while True:
             with contextlib.suppress(httpx.HTTPError):
@@ -41,7 +39,7 @@ class Wire:
 
     def kill(self) -> None:
         self._process.kill()
-        self._process.wait()
+        self._process.join()
 
 
 def _free_port() -> int:

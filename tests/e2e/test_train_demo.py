@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -23,7 +20,7 @@ from proxy.rollout.trainer import RATIO_TOLERANCE, Trainer
 from proxy.rollout.word_chain import Game, play
 from proxy.server import serving
 from proxy.settings import Settings
-from tests.e2e.processes import ROOT
+from tests.e2e.processes import execute, run
 
 SEED, UPDATES = 2, 16
 
@@ -118,12 +115,6 @@ def test_learned_means_several_batches_above_the_target() -> None:
     assert learned([0.1, 0.91, 0.95, 0.97])
 
 
-def tokengrove(*arguments: str, cwd: Path, timeout_s: float) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-m", "proxy.commands", *arguments]
-    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=timeout_s)
-
-
 @pytest.mark.parametrize(
     ("flags", "word"),
     [
@@ -134,16 +125,16 @@ def tokengrove(*arguments: str, cwd: Path, timeout_s: float) -> subprocess.Compl
     ],
 )
 def test_options_that_could_do_nothing_are_refused(tmp_path: Path, flags: tuple[str, ...], word: str) -> None:
-    run = tokengrove("demo", *flags, cwd=tmp_path, timeout_s=120)
-    assert run.returncode == 1
-    (line,) = run.stderr.strip().splitlines()
+    done = run("demo", *flags, cwd=tmp_path)
+    assert done.returncode == 1
+    (line,) = done.stderr.strip().splitlines()
     assert word in line
 
 
 @pytest.mark.engines
 @pytest.mark.timeout(900)
 def test_the_demo_learns_with_a_seed_of_its_own_and_draws_it(tmp_path: Path) -> None:
-    run = tokengrove("demo", "--train", "--seed", "5", "--plot", "curve.svg", cwd=tmp_path, timeout_s=900)
-    assert run.returncode == 0, run.stdout + run.stderr
-    assert "tokens and logprobs are exact" in run.stdout and "1.0 ┤" in run.stdout
+    done = execute("demo", "--train", "--seed", "5", "--plot", "curve.svg", cwd=tmp_path, timeout_s=900)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "tokens and logprobs are exact" in done.stdout and "1.0 ┤" in done.stdout
     ElementTree.parse(tmp_path / "curve.svg")

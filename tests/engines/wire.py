@@ -339,5 +339,10 @@ async def serving_wire(kind: str, delay_s: float = 0.0) -> AsyncIterator[tuple[s
         await task
 
 
+def serve(kind: str, port: int, delay_s: float) -> None:
+    """Answer on `port` until the process ends."""
+    uvicorn.run(application(kind, delay_s), port=port, log_level="error", lifespan="off")
+
+
 if __name__ == "__main__":
-    uvicorn.run(application(sys.argv[1], float(sys.argv[3])), port=int(sys.argv[2]), log_level="error", lifespan="off")
+    serve(sys.argv[1], int(sys.argv[2]), float(sys.argv[3]))
