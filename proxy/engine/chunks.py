@@ -1,4 +1,9 @@
-"""Sampled tokens as an engine hands them over, and the check that every chunk passes first."""
+"""Chunks of sampled tokens, as engines yield them, and the check that every chunk passes.
+
+Logprob rule, for every engine: a token's logprob is the natural log of its probability in the distribution after
+penalties, logit bias, temperature and grammar mask, and before top-k, top-p and min-p truncation. At temperature 0 the
+likeliest token is taken, and its logprob is that of temperature 1. An engine that cannot report it refuses the request.
+"""
 
 from __future__ import annotations
 
@@ -12,14 +17,14 @@ from proxy.types import FinishReason, Ids, Logprobs, VersionRuns
 
 @dataclass(frozen=True, slots=True)
 class TokenChunk:
-    """One or more sampled tokens, in order. `finish` is set on the last chunk only, which may hold no tokens.
+    """Sampled tokens, in order. The last chunk, and only the last, has `finish`; it may hold no tokens.
 
-    `logprobs` are natural logs by the rule of the design's section 8, one per id. `top_logprobs` has one tuple of
-    (token id, logprob) per id, highest first, and is empty when not asked for. `version` sampled all of `ids`.
-    `cached_tokens` is how many prompt tokens came from a prefix cache, when the engine says so. `text` is an answer
-    that came as text instead of ids: the turn encodes it. `sampled` False: no logprobs are known, and zeros stand in.
-    `corrected` are runs (count, version) of the tokens right before this chunk where earlier chunks said otherwise: an
-    engine may know only at the end which weights sampled them. A chunk with it may hold no tokens.
+    `logprobs`: float32, one per id, by the rule above. `version`: the weight version that sampled all of `ids`.
+    `top_logprobs`: per id a tuple of (token id, logprob), highest first; empty if not asked for. `cached_tokens`:
+    prompt tokens found in the prefix cache, if the engine reports them. `text`: the answer as text instead of ids
+    (mailbox); the turn encodes it. `sampled` False: the logprobs are unknown, and zeros fill their place. `corrected`:
+    runs (count, version) that replace the versions of the tokens just before this chunk, for an engine that learns only
+    later which weights sampled them; a chunk with it may hold no tokens.
     """
 
     ids: Ids
@@ -34,7 +39,7 @@ class TokenChunk:
 
 
 def check_chunk(chunk: TokenChunk) -> None:
-    """Raises EngineFailed for a chunk that nothing can be done with, whoever wrote the engine."""
+    """Raise EngineFailed unless the chunk has one finite logprob per id and valid weight versions."""
     if len(chunk.ids) != len(chunk.logprobs):
         raise EngineFailed(f"the engine gave {len(chunk.logprobs)} logprobs for {len(chunk.ids)} tokens")
     if not all(map(math.isfinite, chunk.logprobs)):
@@ -43,4 +48,4 @@ def check_chunk(chunk: TokenChunk) -> None:
         if not 0 <= version <= LARGEST_VERSION:
             raise EngineFailed(f"the engine gave weight version {version}, which is not in 0 .. {LARGEST_VERSION}")
     if any(count < 1 for count, _ in chunk.corrected):
-        raise EngineFailed("the engine corrected the versions of less than one token")
+        raise EngineFailed("the engine gave a run of corrected versions with fewer than one token")

@@ -1,7 +1,7 @@
-"""What every engine must do, as checks that anyone can run on theirs: `for check in CHECKS: await check(engine, ids)`.
+"""The test suite that every engine passes. To run it on yours: `for check in CHECKS: await check(engine, prompt_ids)`.
 
-Each check takes a started engine and a valid prompt, leaves the engine as it found it, and raises AssertionError with
-a sentence on the first thing that is wrong. What an engine says it cannot do (`info().capabilities`) is not asked.
+A check takes a started engine and a valid prompt, leaves the engine as it found it, and raises AssertionError naming
+the first violation. Checks of features that the engine does not claim (`info().capabilities`) do nothing.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from proxy.types import FinishReason, Ids, SamplingParams, ids_of
 ContractCheck = Callable[[Engine, Ids], Awaitable[None]]
 
 TIMEOUT_S = 120.0
-"""An engine that takes longer for any one of these small requests hangs."""
+"""The limit in seconds for each of these small requests; an engine that takes longer hangs."""
 
 _LONG = 1000
 _serials = itertools.count()
@@ -33,7 +33,7 @@ _serials = itertools.count()
 
 @dataclass(slots=True)
 class CollectedReply:
-    """All chunks of one request, joined."""
+    """All chunks of one request, joined: per-token lists, and the number of `chunks`."""
 
     ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
@@ -43,13 +43,17 @@ class CollectedReply:
     chunks: int = 0
 
     def add(self, chunk: TokenChunk) -> None:
-        """Join a chunk; the invariants that hold for every chunk are checked here."""
+        """Append a chunk. Raises AssertionError if it breaks an invariant of chunks."""
         assert self.finish is None, "a chunk came after the one with a finish reason"
-        assert len(chunk.ids) == len(chunk.logprobs), "a chunk has as many logprobs as ids"
-        assert chunk.ids or chunk.finish or chunk.corrected, "a chunk without tokens must be the last"
+        assert len(chunk.ids) == len(chunk.logprobs), "a chunk must have one logprob per id"
+        assert chunk.ids or chunk.finish or chunk.corrected, (
+            "a chunk without tokens must be the last, or correct versions"
+        )
         if chunk.corrected:
             versions = [version for count, version in chunk.corrected for _ in range(count)]
-            assert len(versions) <= len(self.versions), "a chunk corrects versions of tokens that came"
+            assert len(versions) <= len(self.versions), (
+                "a chunk corrects the versions of more tokens than came before it"
+            )
             self.versions[-len(versions) :] = versions
         self.ids.extend(chunk.ids)
         self.logprobs.extend(chunk.logprobs)
@@ -60,41 +64,43 @@ class CollectedReply:
 
 
 async def complete(engine: Engine, request: GenerateRequest) -> CollectedReply:
-    """The whole reply to `request`, with the invariants of every chunk checked."""
+    """Generate the whole reply to `request`. Raises AssertionError if a chunk breaks an invariant."""
     reply = CollectedReply()
     async with asyncio.timeout(TIMEOUT_S):
         async for chunk in engine.generate(request):
             reply.add(chunk)
-    assert reply.finish is not None, "the last chunk has a finish reason"
+    assert reply.finish is not None, "the last chunk must have a finish reason"
     return reply
 
 
 def request_for(prompt_ids: Ids, max_tokens: int, temperature: float = 1.0, seed: int | None = None) -> GenerateRequest:
-    """A request under a fresh id that no end token ends."""
+    """A request with a fresh id and no stop tokens, so that it ends at `max_tokens`."""
     sampling = SamplingParams(temperature=temperature, max_tokens=max_tokens, seed=seed)
     return GenerateRequest(f"contract-{next(_serials)}", prompt_ids, sampling)
 
 
 async def check_info_is_sane(engine: Engine, prompt_ids: Ids) -> None:
     info = engine.info()
-    assert isinstance(info, EngineInfo), "info() gives an EngineInfo"
-    assert info.name and info.model, "an engine and its model have names"
-    assert info.vocab_size > max(prompt_ids), "the vocabulary holds the prompt"
-    assert info.context_length > len(prompt_ids), "the context holds the prompt"
-    assert info.weight_version >= 0, "weight versions count up from 0"
+    assert isinstance(info, EngineInfo), "info() must return an EngineInfo"
+    assert info.name and info.model, "info() must name the engine and its model"
+    assert info.vocab_size > max(prompt_ids), "info().vocab_size must be above every prompt id"
+    assert info.context_length > len(prompt_ids), "info().context_length must be above the length of the prompt"
+    assert info.weight_version >= 0, "info().weight_version must be at least 0"
 
 
 async def check_chunks_keep_the_invariants(engine: Engine, prompt_ids: Ids) -> None:
     reply = await complete(engine, request_for(prompt_ids, 8))
-    assert reply.ids, "something was sampled"
-    assert all(0 <= token < engine.info().vocab_size for token in reply.ids), "sampled ids are in the vocabulary"
+    assert reply.ids, "a request must sample tokens"
+    assert all(0 <= token < engine.info().vocab_size for token in reply.ids), "sampled ids must be in the vocabulary"
 
 
 async def check_max_tokens_is_exact(engine: Engine, prompt_ids: Ids) -> None:
     for max_tokens in (1, 2, 17):
         reply = await complete(engine, request_for(prompt_ids, max_tokens))
         assert len(reply.ids) == max_tokens, f"max_tokens {max_tokens} gave {len(reply.ids)} tokens"
-        assert reply.finish is FinishReason.LENGTH, f"a full budget ends with length, not {reply.finish}"
+        assert reply.finish is FinishReason.LENGTH, (
+            f"an output of max_tokens must finish with length, not {reply.finish}"
+        )
 
 
 async def check_a_stop_token_ends_and_is_included(engine: Engine, prompt_ids: Ids) -> None:
@@ -103,8 +109,10 @@ async def check_a_stop_token_ends_and_is_included(engine: Engine, prompt_ids: Id
     expected = free.ids[: free.ids.index(stop) + 1]
     request = replace(request_for(prompt_ids, 16, temperature=0.0), stop_token_ids=(stop,))
     reply = await complete(engine, request)
-    assert reply.ids == expected, "output ends with the first stop token and holds it"
-    assert reply.finish is FinishReason.STOP, f"a stop token ends with stop, not {reply.finish}"
+    assert reply.ids == expected, "the output must end with the first stop token, and include it"
+    assert reply.finish is FinishReason.STOP, (
+        f"an output that a stop token ends must finish with stop, not {reply.finish}"
+    )
 
 
 async def check_ignore_eos_passes_stop_tokens(engine: Engine, prompt_ids: Ids) -> None:
@@ -113,27 +121,29 @@ async def check_ignore_eos_passes_stop_tokens(engine: Engine, prompt_ids: Ids) -
     sampling = replace(request.sampling, ignore_eos=True)
     ignoring = replace(request_for(prompt_ids, 12), sampling=sampling, stop_token_ids=(first,))
     reply = await complete(engine, ignoring)
-    assert len(reply.ids) == 12, "with ignore_eos no stop token ends the output"
+    assert len(reply.ids) == 12, "with ignore_eos, no stop token may end the output"
 
 
 async def check_temperature_zero_is_deterministic(engine: Engine, prompt_ids: Ids) -> None:
     first = await complete(engine, request_for(prompt_ids, 12, temperature=0.0))
     second = await complete(engine, request_for(prompt_ids, 12, temperature=0.0))
-    assert first.ids == second.ids, "temperature 0 gives the same tokens twice"
+    assert first.ids == second.ids, "temperature 0 must sample the same tokens twice"
 
 
 async def check_a_seed_is_deterministic(engine: Engine, prompt_ids: Ids) -> None:
     if Capability.SEED not in engine.info().capabilities:
         return
     replies = [await complete(engine, request_for(prompt_ids, 12, seed=seed)) for seed in (7, 7, 8)]
-    assert replies[0].ids == replies[1].ids, "one seed gives the same tokens twice"
-    assert replies[0].ids != replies[2].ids, "another seed gives other tokens"
+    assert replies[0].ids == replies[1].ids, "one seed must sample the same tokens twice"
+    assert replies[0].ids != replies[2].ids, "another seed must sample other tokens"
 
 
 async def check_logprobs_are_finite_and_not_positive(engine: Engine, prompt_ids: Ids) -> None:
     for temperature in (0.0, 0.7, 1.0):
         reply = await complete(engine, request_for(prompt_ids, 12, temperature=temperature))
-        assert all(math.isfinite(value) and value <= 0.0 for value in reply.logprobs), "logprobs are finite and <= 0"
+        assert all(math.isfinite(value) and value <= 0.0 for value in reply.logprobs), (
+            "logprobs must be finite and at most 0"
+        )
 
 
 async def check_top_logprobs_hold_the_best(engine: Engine, prompt_ids: Ids) -> None:
@@ -141,24 +151,28 @@ async def check_top_logprobs_hold_the_best(engine: Engine, prompt_ids: Ids) -> N
         return
     request = replace(request_for(prompt_ids, 6, temperature=0.0), top_logprobs=3)
     reply = await complete(engine, request)
-    assert len(reply.top_logprobs) == len(reply.ids), "one tuple of alternatives a token"
+    assert len(reply.top_logprobs) == len(reply.ids), "top_logprobs must have one tuple per token"
     for token, logprob, top in zip(reply.ids, reply.logprobs, reply.top_logprobs, strict=True):
         values = [value for _, value in top]
-        assert len(top) == 3 and values == sorted(values, reverse=True), "three alternatives, highest first"
+        assert len(top) == 3 and values == sorted(values, reverse=True), (
+            "top_logprobs must have three entries per token, highest first"
+        )
         of_token = dict(top).get(token, -math.inf)
-        assert math.isclose(of_token, logprob, abs_tol=1e-4), "at temperature 0 the chosen token is among the best"
+        assert math.isclose(of_token, logprob, abs_tol=1e-4), (
+            "at temperature 0 the sampled token must be in top_logprobs, with its logprob"
+        )
 
 
 async def check_tokens_stream(engine: Engine, prompt_ids: Ids) -> None:
     if Capability.STREAMING not in engine.info().capabilities:
         return
     reply = await complete(engine, request_for(prompt_ids, 32))
-    assert reply.chunks > 1, "32 tokens come in more than one chunk"
+    assert reply.chunks > 1, "32 tokens must come in more than one chunk"
 
 
 async def check_versions_are_present(engine: Engine, prompt_ids: Ids) -> None:
     reply = await complete(engine, request_for(prompt_ids, 4))
-    assert set(reply.versions) == {engine.info().weight_version}, "tokens carry the version that info() names"
+    assert set(reply.versions) == {engine.info().weight_version}, "tokens must carry the version of info()"
 
 
 async def check_abort_finishes_and_frees(engine: Engine, prompt_ids: Ids) -> None:
@@ -174,7 +188,7 @@ async def check_abort_finishes_and_frees(engine: Engine, prompt_ids: Ids) -> Non
             await asyncio.sleep(0.02)
             await engine.abort(request.request_id)
             reply = await reading
-    assert reply.finish is FinishReason.ABORT, f"an aborted request ends with abort, not {reply.finish}"
+    assert reply.finish is FinishReason.ABORT, f"an aborted request must finish with abort, not {reply.finish}"
     await engine.abort("contract-nobody")
     await check_max_tokens_is_exact(engine, prompt_ids)
 
@@ -182,7 +196,7 @@ async def check_abort_finishes_and_frees(engine: Engine, prompt_ids: Ids) -> Non
 async def check_closing_the_iterator_frees(engine: Engine, prompt_ids: Ids) -> None:
     for _ in range(4):
         async with asyncio.timeout(TIMEOUT_S), aclosing(_generator(engine, prompt_ids)) as chunks:
-            await anext(chunks)  # one that does not stream is closed at its end
+            await anext(chunks)  # an engine that does not stream is closed after its only chunk
     await check_max_tokens_is_exact(engine, prompt_ids)
 
 
@@ -192,7 +206,9 @@ async def check_cancelling_the_reader_frees(engine: Engine, prompt_ids: Ids) -> 
     await asyncio.sleep(0.02)
     reader.cancel()
     results = await asyncio.gather(reader, return_exceptions=True)
-    assert isinstance(results[0], asyncio.CancelledError | CollectedReply), f"cancelling raised {results[0]!r}"
+    assert isinstance(results[0], asyncio.CancelledError | CollectedReply), (
+        f"cancelling the reader raised {results[0]!r}"
+    )
     await check_max_tokens_is_exact(engine, prompt_ids)
 
 
@@ -201,8 +217,8 @@ async def check_concurrent_requests_are_independent(engine: Engine, prompt_ids: 
     requests = [request_for(prompt, 1 + index, float(index % 2)) for index, prompt in enumerate(prompts)]
     replies = await asyncio.gather(*(complete(engine, request) for request in requests))
     for index, reply in enumerate(replies):
-        assert len(reply.ids) == 1 + index, "each of 32 requests at once gets its own number of tokens"
-        assert all(math.isfinite(value) and value <= 0.0 for value in reply.logprobs), "and logprobs that are finite"
+        assert len(reply.ids) == 1 + index, "each of 32 concurrent requests must get its own number of tokens"
+        assert all(math.isfinite(value) and value <= 0.0 for value in reply.logprobs), "logprobs must be finite"
 
 
 async def check_out_of_vocabulary_is_refused(engine: Engine, prompt_ids: Ids) -> None:
@@ -211,7 +227,7 @@ async def check_out_of_vocabulary_is_refused(engine: Engine, prompt_ids: Ids) ->
             await complete(engine, request_for(ids_of([*prompt_ids, token]), 4))
         except InvalidRequest:
             continue
-        raise AssertionError(f"input id {token} is outside of the vocabulary and must raise InvalidRequest")
+        raise AssertionError(f"input id {token} is outside of the vocabulary: the request must raise InvalidRequest")
     await check_max_tokens_is_exact(engine, prompt_ids)
 
 
@@ -238,16 +254,20 @@ CHECKS: tuple[ContractCheck, ...] = (
 async def check_grammar_gives_json(
     engine: Engine, prompt_ids: Ids, decode: Callable[[Sequence[int]], str], end_token_ids: Sequence[int]
 ) -> None:
-    """Not in CHECKS, since it needs the tokenizer: `decode` turns ids into text, `end_token_ids` are the model's."""
+    """Check JSON under a schema. Not in CHECKS: needs the tokenizer's `decode` and the model's `end_token_ids`."""
     if Capability.GRAMMAR not in engine.info().capabilities:
         return
     schema = {"type": "object", "properties": {"count": {"type": "integer"}}, "required": ["count"]}
     grammar = Grammar(((GrammarPart(schema={**schema, "additionalProperties": False}),),))
     request = replace(request_for(prompt_ids, 100), grammar=grammar, stop_token_ids=tuple(end_token_ids))
     reply = await complete(engine, request)
-    assert reply.finish is FinishReason.STOP and reply.ids[-1] in end_token_ids, "a complete output ends by itself"
+    assert reply.finish is FinishReason.STOP and reply.ids[-1] in end_token_ids, (
+        "a complete output must end with an end token"
+    )
     value = json.loads(decode(reply.ids[:-1]))
-    assert isinstance(value, dict) and type(value.get("count")) is int, f"the schema holds, not {value!r}"
+    assert isinstance(value, dict) and type(value.get("count")) is int, (
+        f"the output must fit the schema, unlike {value!r}"
+    )
 
 
 def _long_budget(engine: Engine, prompt_ids: Ids) -> int:
@@ -256,5 +276,5 @@ def _long_budget(engine: Engine, prompt_ids: Ids) -> int:
 
 def _generator(engine: Engine, prompt_ids: Ids) -> AsyncGenerator[TokenChunk, None]:
     chunks = engine.generate(request_for(prompt_ids, _long_budget(engine, prompt_ids)))
-    assert hasattr(chunks, "aclose"), "what generate gives can be closed"
+    assert hasattr(chunks, "aclose"), "the iterator of generate must have aclose()"
     return cast("AsyncGenerator[TokenChunk, None]", chunks)

@@ -1,4 +1,7 @@
-"""Which engine and which model folder the settings mean. Heavy packages are imported only for the engine chosen."""
+"""Create the engine that the settings name, and find the model folder.
+
+Heavy packages (torch, transformers, sglang) are imported only for the engine that needs them.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from proxy.engine.arguments import check_known, parse_arguments
 from proxy.engine.interface import Engine
 from proxy.errors import ConfigurationError, InvalidRequest
 from proxy.settings import Settings
@@ -21,9 +25,14 @@ _SERVERS_START_S = 120.0
 _REMOTE_ARGUMENTS = ("kind", "logprobs_mode", "start_timeout_s", "api_key", "admin_api_key")
 BUILTIN_NAME = "tokengrove-tiny"
 
+_HOW_TO_GET_A_MODEL = (
+    "give a local Hugging Face model folder (to get one: huggingface-cli download ORG/NAME --local-dir DIR), "
+    "or leave out --model for the built-in model"
+)
+
 
 def model_folder(settings: Settings) -> Path:
-    """The folder of the model; without `--model` the built-in one, made on the spot. Raises ConfigurationError."""
+    """Return the model folder. Without `--model`, build the built-in model if need be. Raises ConfigurationError."""
     if settings.model is None:
         _require("transformers", "torch")
         from proxy.engine.tiny.model import builtin_model_folder
@@ -31,14 +40,17 @@ def model_folder(settings: Settings) -> Path:
         return builtin_model_folder()
     folder = Path(settings.model).expanduser()
     if not folder.is_dir():
-        raise ConfigurationError(f"--model {settings.model} is not a folder; give a local Hugging Face model folder")
+        raise ConfigurationError(f"--model {settings.model} is not a folder; {_HOW_TO_GET_A_MODEL}")
     if not (folder / "config.json").is_file():
-        raise ConfigurationError(f"--model {settings.model} has no config.json; it is not a Hugging Face model folder")
+        raise ConfigurationError(
+            f"--model {settings.model} is a folder without config.json, so it is no Hugging Face model; "
+            f"{_HOW_TO_GET_A_MODEL}"
+        )
     return folder
 
 
 def model_name(settings: Settings) -> str:
-    """The name that /v1/models shows."""
+    """Return the model's name in `/v1/models`: `--served-model-name`, else the folder's name."""
     if settings.served_model_name:
         return settings.served_model_name
     source = settings.model or settings.tokenizer
@@ -46,9 +58,10 @@ def model_name(settings: Settings) -> str:
 
 
 def create_engine(settings: Settings, vocab_size: int, speech: Speech | None = None) -> Engine:
-    """The engine that `--engine` names; not started yet. `speech`: the renderer, for a scripted engine that acts.
+    """Create the engine that `--engine` names, without starting it.
 
-    Raises ConfigurationError.
+    `vocab_size`: the size of the tokenizer's vocabulary. `speech`: the renderer, for the scripted engine with
+    play=agent. Raises ConfigurationError.
     """
     name = settings.engine
     if name == "sglang" or (name == "auto" and _has_gpu_engine()):
@@ -65,20 +78,19 @@ def create_engine(settings: Settings, vocab_size: int, speech: Speech | None = N
     if name == "scripted":
         from proxy.engine.scripted.arguments import from_arguments
 
-        return from_arguments(engine_arguments(settings), vocab_size, _SCRIPTED_CONTEXT, speech)
+        return from_arguments(parse_arguments(settings.engine_arg), vocab_size, _SCRIPTED_CONTEXT, speech)
     if name == "mailbox":
         from proxy.engine.mailbox import Mailbox
 
-        if arguments := engine_arguments(settings):
-            raise ConfigurationError(f"--engine-arg {min(arguments)}: the mailbox has none")
+        check_known(parse_arguments(settings.engine_arg), (), "the mailbox")
         return Mailbox(vocab_size, settings.max_context_tokens or _SCRIPTED_CONTEXT)
     if "//" in name:
         return _create_pool(settings, vocab_size)
     if ":" in name:
         return _third_party(name, settings)
     raise ConfigurationError(
-        f"--engine {name} is not one of auto, sglang, transformers, scripted, mailbox, package.module:Class, and no "
-        "URL of servers (http://HOST:PORT, several with commas)"
+        f"--engine {name} is unknown; give auto, sglang, transformers, scripted, mailbox, package.module:Class, or "
+        "the URLs of engine servers (http://HOST:PORT, separated by commas)"
     )
 
 
@@ -91,24 +103,22 @@ def _has_gpu_engine() -> bool:
 
 
 def _create_pool(settings: Settings, vocab_size: int) -> Engine:
-    """The servers that `--engine` names, whatever they turn out to be. Raises ConfigurationError."""
+    """Create a pool of the servers that `--engine` names. Raises ConfigurationError."""
     from proxy.engine.servers.connection import Keys, server_url
     from proxy.engine.servers.kinds import ServerKind, connect
     from proxy.engine.servers.pool import Pool
 
-    arguments = engine_arguments(settings)
-    for key in arguments:
-        if key not in _REMOTE_ARGUMENTS:
-            raise ConfigurationError(f"--engine-arg {key}: servers know {', '.join(_REMOTE_ARGUMENTS)}")
+    arguments = parse_arguments(settings.engine_arg)
+    check_known(arguments, _REMOTE_ARGUMENTS, "an engine server")
     kind, mode = arguments.get("kind"), arguments.get("logprobs_mode", "raw_logprobs")
     if kind is not None and kind not in list(ServerKind):
-        raise ConfigurationError(f"--engine-arg kind={kind} is not one of {', '.join(ServerKind)}")
+        raise ConfigurationError(f"--engine-arg kind={kind} must be one of {', '.join(ServerKind)}")
     if mode not in ("raw_logprobs", "processed_logprobs"):
-        raise ConfigurationError(f"--engine-arg logprobs_mode={mode} is not one of raw_logprobs, processed_logprobs")
+        raise ConfigurationError(f"--engine-arg logprobs_mode={mode} must be one of raw_logprobs, processed_logprobs")
     try:
         start_timeout_s = float(arguments.get("start_timeout_s", _SERVERS_START_S))
     except ValueError:
-        raise ConfigurationError("--engine-arg start_timeout_s is no number") from None
+        raise ConfigurationError("--engine-arg start_timeout_s must be a number of seconds") from None
     try:
         urls = [server_url(url) for url in settings.engine.split(",") if url.strip()]
     except InvalidRequest as error:
@@ -121,22 +131,13 @@ def _create_pool(settings: Settings, vocab_size: int) -> Engine:
 
 
 def _model_vocabulary(settings: Settings) -> int | None:
-    """The rows of the model's embedding, where `--model` has a config: servers do not tell, and may die of an id."""
+    """The vocabulary size in `--model`'s config, if any. Servers do not report it, and may crash on larger ids."""
     path = Path(settings.model or "") / "config.json"
     if settings.model is None or not path.is_file():
         return None
     config = json.loads(path.read_text(encoding="utf-8"))
     size = config.get("vocab_size") or config.get("text_config", {}).get("vocab_size")
     return int(size) if size else None
-
-
-def engine_arguments(settings: Settings) -> dict[str, str]:
-    """`--engine-arg key=value` as a dict. Raises ConfigurationError for one without `=`."""
-    pairs = [argument.partition("=") for argument in settings.engine_arg]
-    for key, mark, _ in pairs:
-        if not mark or not key:
-            raise ConfigurationError(f"--engine-arg {key} is not key=value")
-    return {key: value for key, _, value in pairs}
 
 
 def _require(*packages: str) -> None:
@@ -149,23 +150,25 @@ def _require(*packages: str) -> None:
 
 
 def _third_party(name: str, settings: Settings) -> Engine:
-    """Somebody's own engine, made with the settings. Raises ConfigurationError that says what it lacks."""
+    """Create a third-party engine as CLASS(settings). Raises ConfigurationError naming the methods that it lacks."""
     kind = _load_class(name)
     try:
         engine = kind(settings)
     except TypeError as error:
-        raise ConfigurationError(f"--engine {name} cannot be made as CLASS(settings): {error}") from error
+        raise ConfigurationError(f"--engine {name} cannot be created as CLASS(settings): {error}") from error
     members = [member for member in vars(Engine) if not member.startswith("_")]
     if missing := [member for member in members if not callable(getattr(engine, member, None))]:
-        raise ConfigurationError(f"--engine {name} is no proxy.engine.interface.Engine: it lacks {', '.join(missing)}")
+        raise ConfigurationError(
+            f"--engine {name} does not implement proxy.engine.interface.Engine: it lacks {', '.join(missing)}"
+        )
     return cast("Engine", engine)
 
 
 def _load_class(name: str) -> Any:
-    """`package.module:Class`, looked for in the current folder too, as with `python -m`."""
+    """Import `package.module:Class`, from the current folder too, as `python -m` does."""
     module_name, _, class_name = name.partition(":")
     if class_name.isdecimal():
-        raise ConfigurationError(f"--engine {name}: servers are named with their scheme, http://{name}")
+        raise ConfigurationError(f"--engine {name} lacks the scheme of a server's URL: write http://{name}")
     if "" not in sys.path and str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
     try:

@@ -1,8 +1,9 @@
-"""Between turns and the engine: lets requests in, holds them while the engine is paused, and sends on what was cut.
+"""The gate between turns and the engine: admits requests, holds them during a pause, and resumes interrupted ones.
 
-What a pause or the death of a server cuts short is submitted again, with its prompt, the tokens so far and the rest of
-its budget: nobody downstream notices, no token is lost, and each keeps the version that sampled it. A constrained
-output cannot be taken up in its middle, so a pause that would cut it waits for it to end.
+A request that a pause or a dead server interrupts is submitted again with its prompt, the tokens sampled so far and the
+rest of its token budget. Readers see one uninterrupted stream: no token is lost or repeated, and each token keeps the
+weight version that sampled it. An output under a grammar cannot be continued from its middle, so a pause of mode ABORT
+waits until such outputs end.
 """
 
 from __future__ import annotations
@@ -22,12 +23,16 @@ from proxy.types import FinishReason, Ids, Logprobs, ids_of
 
 _RETRY_AFTER_S = 5.0
 _MOST_LOSSES = 5
-"""How many servers may die under one request before it is given up."""
+"""Lost servers after which a request fails with EngineLost instead of being submitted again."""
 
 
 @dataclass(slots=True, eq=False)
 class _Flight:
-    """A request that was let in. `cut`: a pause ends it in the engine, and it is to go on afterwards."""
+    """An admitted request and its output so far.
+
+    `timer`: the reader's timeout for the next token, rescheduled around pauses. `limit_s`: that timeout in seconds.
+    `running`: submitted to the engine. `cut`: a pause aborted it in the engine; it is submitted again afterwards.
+    """
 
     request: GenerateRequest
     timer: asyncio.Timeout | None
@@ -38,20 +43,25 @@ class _Flight:
 
     @property
     def continuable(self) -> bool:
+        """True if the rest can be sampled in a new submission: not under a grammar."""
         return self.request.grammar is None
 
     @property
     def left(self) -> int:
+        """Tokens of the budget (`max_tokens`) that are not sampled yet."""
         return (self.request.sampling.max_tokens or 0) - len(self.output)
 
     def suspend(self, deadline: float | None) -> None:
-        """Move the end of its patience; None: no end."""
+        """Set the time at which the reader's timeout expires; None: never."""
         if self.timer is not None and not self.timer.expired():
             self.timer.reschedule(deadline)
 
 
 class Gate:
-    """One engine, and everything that is asked of it."""
+    """The way of every request to the engine. `EngineAdmin` shuts and reopens it.
+
+    `waiting`: the number of requests that wait to be admitted.
+    """
 
     def __init__(self, engine: Engine, settings: Settings) -> None:
         self._engine = engine
@@ -66,37 +76,40 @@ class Gate:
         self._mode: PauseMode | None = None
 
     def info(self) -> EngineInfo:
-        """What runs behind the gate."""
+        """Facts about the engine behind the gate."""
         return self._engine.info()
 
     @property
     def paused(self) -> PauseMode | None:
-        """How the engine is paused; None while it runs."""
+        """The mode of the pause in force; None while the engine runs."""
         return self._mode
 
     @property
     def running(self) -> int:
-        """How many requests the engine is at."""
+        """The number of requests in the engine."""
         return sum(flight.running for flight in self._flights)
 
     def deadline(self, limit_s: float) -> float | None:
-        """Until when a request may wait for its next token (the loop's time): a pause is not the engine's silence."""
+        """Time (of the event loop) until which a request may wait for its next token; None during a pause.
+
+        The token timeout measures a silent engine, so it does not run while the engine is paused.
+        """
         return None if self._mode is not None else asyncio.get_running_loop().time() + limit_s
 
     @property
     def closed(self) -> bool:
-        """Whether requests have to wait before they are let in."""
+        """True while new requests must wait to be admitted."""
         return not self._open.is_set()
 
     def send_away(self) -> None:
-        """The server is ending: whoever waits before a closed gate, now or later, gets EngineUnavailable at once."""
+        """Server shutdown: requests that wait to be admitted, now or later, raise EngineUnavailable at once."""
         self._stopping = True
         for timer in self._arrivals:
             if not timer.expired():
                 timer.reschedule(asyncio.get_running_loop().time())
 
     async def enter(self) -> None:
-        """Wait until requests are let in. Raises EngineUnavailable after `--pause-timeout-s`."""
+        """Wait until requests are admitted. Raises EngineUnavailable after `--pause-timeout-s` or on shutdown."""
         if self._open.is_set():
             return
         limit_s = self._settings.pause_timeout_s
@@ -116,10 +129,10 @@ class Gate:
     async def generate(
         self, request: GenerateRequest, timer: asyncio.Timeout | None = None
     ) -> AsyncIterator[TokenChunk]:
-        """Sample a continuation, whatever happens to the engine meanwhile. `timer` stands still during a pause.
+        """Sample a continuation, across pauses and lost servers. `timer` does not run during a pause.
 
-        Raises what the engine raises; EngineLost only when one server after the other dies, or one in the middle of a
-        constrained output.
+        Raises what the engine raises; EngineLost only after more than five lost servers, or if a server is lost in the
+        middle of an output under a grammar.
         """
         flight = _Flight(request, timer, self._settings.engine_timeout_s)
         if not self._open.is_set():
@@ -187,19 +200,19 @@ class Gate:
         await self._until(lambda: not self.running)
 
     async def _wait_open(self) -> None:
-        """Wait until the gate is open. A pause may close it again before who waits comes to run."""
+        """Wait until the gate is open. Loop: a new pause may shut it before the waiting task runs."""
         while not self._open.is_set():
             await self._open.wait()
 
     async def _stand_by(self, flight: _Flight) -> None:
-        """Wait to be submitted again; its patience stands still meanwhile."""
+        """Wait until the request can be submitted again; its timer does not run meanwhile."""
         if not self._open.is_set():
             flight.suspend(None)
             await self._wait_open()
             flight.suspend(self.deadline(flight.limit_s))
 
     async def _run(self, flight: _Flight) -> AsyncGenerator[TokenChunk, None]:
-        """The chunks of one submission. Ends without a finish when a pause cut it."""
+        """Chunks of one submission to the engine. Ends without a `finish` if a pause interrupted it."""
         flight.running, flight.cut = True, False
         again = bool(flight.output)
         chunks = cast("Any", self._engine.generate(rest_of(flight.request, flight.output)))
@@ -207,7 +220,7 @@ class Gate:
             async with aclosing(chunks):
                 async for chunk in chunks:
                     flight.output += chunk.ids
-                    if again and chunk.cached_tokens is not None:  # the first submission's tell of the prompt alone
+                    if again and chunk.cached_tokens is not None:  # only the first submission counts the prompt alone
                         chunk = replace(chunk, cached_tokens=None)
                     if chunk.finish is FinishReason.ABORT and flight.cut:
                         if chunk.ids or chunk.corrected:

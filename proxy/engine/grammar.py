@@ -1,4 +1,4 @@
-"""What an output under a grammar must look like, in terms that no engine's library is named in."""
+"""Grammars for constrained output, independent of the library that an engine enforces them with."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from proxy.types import Json
 
 @dataclass(frozen=True, slots=True)
 class GrammarPart:
-    """One piece of a constrained output, in order: a literal, or a JSON value of `schema`.
+    """One piece of a constrained output: a literal, or a JSON value.
 
-    A literal is exact token ids where the family has a marker token (`token_id`), else text, tokenised freely.
+    `schema`: a JSON value that the schema accepts, if set. `token_id`: a literal that is this one marker token, if set.
+    `text`: else, a literal in any tokenisation.
     """
 
     text: str = ""
@@ -22,9 +23,9 @@ class GrammarPart:
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
-    """What an output must look like, engine-neutral: one of `alternatives`, once or (with `repeat`) one to many times.
+    """The form of a constrained output: one of `alternatives`, or with `repeat` one or more of them in a row.
 
-    Between repetitions stands `separator`. After the last part only an end token may follow.
+    `separator` stands between repetitions. Only an end token may follow the last part.
     """
 
     alternatives: tuple[tuple[GrammarPart, ...], ...]

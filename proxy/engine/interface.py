@@ -1,7 +1,7 @@
-"""What every engine is: token in, token out. No text to tokenise, no wire format.
+"""The engine protocol: token ids in, token ids and logprobs out. Engines see no text and no wire format.
 
-Every chunk has as many logprobs as ids; the last chunk, and only it, has `finish`. Closing the iterator of `generate`
-(or cancelling the task that reads it) frees the request in the engine. All engines pass the suite in `contract.py`.
+Every chunk has one logprob per id; the last chunk, and only the last, has `finish`. Closing the iterator of `generate`
+(or cancelling the task that reads it) frees the request in the engine. Every engine passes the checks in `contract`.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from proxy.engine.chunks import TokenChunk
 from proxy.engine.requests import GenerateRequest
 
 MEMORY_TAGS = ("weights", "kv_cache", "cuda_graph")
-"""The kinds of memory that can be released, by SGLang's names for them."""
+"""Kinds of memory that an engine may release, under SGLang's names."""
 
 
 class Capability(StrEnum):
-    """What not every engine can do; a request that needs a missing one is refused by name."""
+    """Optional features of an engine. A request that needs a missing one is refused with an error that names it."""
 
     GRAMMAR = "grammar"
     TOP_LOGPROBS = "top_logprobs"
@@ -32,9 +32,11 @@ class Capability(StrEnum):
 
 
 class PauseMode(StrEnum):
-    """What a pause does to requests in flight: they keep their state, lose their cache, end, or are waited for.
+    """What a pause does to requests in flight.
 
-    Engines never see DRAIN: the gate waits itself, and then pauses an engine that runs nothing.
+    IN_PLACE: they keep their state. RETRACT: they lose their cached keys and values, which are computed anew on resume.
+    ABORT: they end in the engine, and the gate submits them again on resume. DRAIN: the pause waits for them to end.
+    Engines never see DRAIN: the gate waits until the engine is idle, then pauses it IN_PLACE.
     """
 
     IN_PLACE = "in_place"
@@ -44,7 +46,7 @@ class PauseMode(StrEnum):
 
 
 class WeightTransfer(StrEnum):
-    """The steps of handing weights over from a trainer's processes, by SGLang's names for them."""
+    """Steps of a weight transfer from a trainer's processes, under SGLang's names."""
 
     INIT_GROUP = "init_weights_update_group"
     DESTROY_GROUP = "destroy_weights_update_group"
@@ -56,7 +58,11 @@ class WeightTransfer(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class EngineInfo:
-    """Facts that hold while the engine runs. `vocab_size` bounds input ids; `context_length` is prompt plus output."""
+    """Facts about a started engine.
+
+    `vocab_size`: input ids are below it. `context_length`: the most tokens of prompt plus output. `weight_version`: the
+    version that sampled tokens carry now. `detail`: free text for people, for example device and dtype.
+    """
 
     name: str
     model: str
@@ -69,57 +75,57 @@ class EngineInfo:
 
 @runtime_checkable
 class Engine(Protocol):
-    """The one interface between the proxy and anything that samples tokens."""
+    """The interface between the proxy and whatever samples tokens."""
 
     async def start(self) -> None:
-        """Become ready to generate. Raises ConfigurationError when the engine cannot run here."""
+        """Become ready to generate. Raises ConfigurationError if the engine cannot run here."""
 
     def generate(self, request: GenerateRequest) -> AsyncIterator[TokenChunk]:
         """Sample a continuation. Raises EngineFailed, EngineUnavailable or EngineTimeout."""
 
     async def abort(self, request_id: str) -> None:
-        """End a request soon; its iterator finishes with `FinishReason.ABORT`. Unknown ids are ignored."""
+        """End a request soon: its last chunk has `FinishReason.ABORT`. Unknown ids are ignored."""
 
     async def pause(self, mode: PauseMode) -> None:
-        """Stop sampling. Raises EngineIncapable when this engine cannot."""
+        """Stop sampling until `resume`. Raises EngineIncapable if this engine cannot."""
 
     async def resume(self) -> None:
-        """Go on sampling after `pause`."""
+        """Continue sampling after `pause`."""
 
     async def update_weights(self, path: str, version: int | None = None) -> int:
-        """Load the weights in folder `path`; returns the version that tokens carry from now on."""
+        """Load the weights in folder `path`; return the version that tokens carry from now on (default: one more)."""
 
     async def transfer_weights(self, step: WeightTransfer, fields: Mapping[str, Any]) -> int:
-        """Pass a step of a transfer on as it is; returns the version that tokens carry from now on.
+        """Do one step of a weight transfer; return the version that tokens carry from now on.
 
-        `fields` are SGLang's own. Raises EngineIncapable when this engine has no such thing.
+        `fields`: the fields of SGLang's request, unchanged. Raises EngineIncapable if this engine has no such step.
         """
 
     async def release_memory(self, tags: Sequence[str] = ()) -> None:
-        """Give memory back until `resume_memory`: weights and cache, or what `tags` name. Nothing runs meanwhile."""
+        """Release memory until `resume_memory`: the kinds in `tags`, or all kinds. No request runs meanwhile."""
 
     async def resume_memory(self, tags: Sequence[str] = ()) -> None:
-        """Take the memory again."""
+        """Take released memory back: the kinds in `tags`, or all kinds."""
 
     async def flush_cache(self) -> None:
-        """Forget cached prefixes."""
+        """Empty the prefix cache."""
 
     def info(self) -> EngineInfo:
-        """What runs here; valid after `start`."""
+        """Facts about the engine; valid after `start`."""
 
     async def close(self) -> None:
-        """Free everything. Requests in flight end with `FinishReason.ABORT`."""
+        """Free all resources. Requests in flight end with `FinishReason.ABORT`."""
 
 
 @runtime_checkable
 class ServerPool(Protocol):
-    """What an engine over several servers offers beside `Engine`: its servers can be listed, added and removed."""
+    """Additional interface of an engine over several servers: servers are listed, added and removed at run time."""
 
     def check_alive(self) -> None:
-        """Raise EngineUnavailable when no server takes requests, as far as is known."""
+        """Raise EngineUnavailable unless a server is known to take requests."""
 
     def servers(self) -> list[dict[str, Any]]:
-        """Each server as a dict: url, state, in_flight, served, sessions, weight_version, failure."""
+        """One dict per server: url, state, failure; once reached also in_flight, served, sessions, weight_version."""
 
     async def add(self, url: str) -> None:
         """Add the server at `url`. Raises InvalidRequest if it is in the pool already or cannot join."""

@@ -1,7 +1,7 @@
-"""No engine: requests wait until somebody outside fetches them and delivers an answer, as token ids or as text.
+"""The mailbox engine: an external worker fetches requests and delivers their answers, as token ids or as text.
 
-Fetching takes nothing away: until an answer is delivered the request can be fetched again, so a lost poll loses
-nothing. A request is answered once: a second delivery is refused.
+Fetching does not consume: a request can be fetched again until it is answered, so a lost poll loses nothing. A request
+is answered once: a second delivery is refused.
 """
 
 from __future__ import annotations
@@ -25,7 +25,10 @@ _MISSING = frozenset({Capability.RELEASE_MEMORY, Capability.TOP_LOGPROBS, Capabi
 
 @dataclass(slots=True, eq=False)
 class Letter:
-    """A request that waits for its answer. `fetched` is when it was last handed out, in order; 0: never."""
+    """A request that waits for its answer.
+
+    `number`: order of arrival. `fetched`: order of the last fetch, on the same counter; 0 if never fetched.
+    """
 
     request: GenerateRequest
     number: int
@@ -35,7 +38,10 @@ class Letter:
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """An answer from outside: text, or ids with a logprob each. `finish` None: as the ids say."""
+    """A worker's answer: `text`, or `output_ids`, with or without one logprob per id.
+
+    `version`: the weight version; None for the mailbox's own. `finish` None: derived from the ids.
+    """
 
     text: str | None = None
     output_ids: Ids = field(default_factory=ids_of)
@@ -45,7 +51,7 @@ class Delivery:
 
 
 class Mailbox:
-    """Implements `proxy.engine.interface.Engine`; `fetch` and `deliver` are for who answers."""
+    """Implements `proxy.engine.interface.Engine`; the external worker calls `fetch`, `find` and `deliver`."""
 
     def __init__(self, vocab_size: int, context_length: int) -> None:
         self._vocab_size, self._context_length = vocab_size, context_length
@@ -56,18 +62,18 @@ class Mailbox:
         self._version = 0
         self._closed = False
         self.polls = 0
-        """How many polls wait for a request."""
+        """`polls`: the number of calls of `fetch` that wait for a request."""
 
     @property
     def waiting(self) -> int:
-        """How many requests wait for their answer."""
+        """The number of requests that wait for their answer."""
         return len(self._letters)
 
     async def start(self) -> None:
-        """Nothing to load."""
+        """Nothing: there is no model to load."""
 
     async def generate(self, request: GenerateRequest) -> AsyncIterator[TokenChunk]:
-        """The answer that is delivered, in one chunk. Raises what was delivered as an error."""
+        """Yield the delivered answer as one chunk. Raises the error if the worker delivered one."""
         check_request(request, self._vocab_size, self._context_length)
         if self._closed:
             raise EngineUnavailable("the mailbox is closed")
@@ -81,13 +87,14 @@ class Mailbox:
             if self._letters.get(request.request_id) is letter:
                 del self._letters[request.request_id]
             if not letter.answer.cancel() and not letter.answer.cancelled():
-                letter.answer.exception()  # an error that came just when its agent left is no news to anybody
+                letter.answer.exception()  # marks an error as retrieved that came just as the agent left
 
     async def fetch(self, session_id: str | None, wait_s: float, ended: asyncio.Event | None = None) -> Letter | None:
-        """The oldest request of a session that waits, of all sessions the one not handed out for the longest time.
+        """Return a waiting request: the oldest of the session, or of all sessions the least recently fetched.
 
-        None after `wait_s` seconds without one, or as soon as `ended` is set. Of those that wait for any request each
-        that arrives goes to one: another that asks anew, or whose wait ends, may get it too, for the first may be lost.
+        None after `wait_s` seconds without one, or as soon as `ended` is set. Of several polls that wait for a request
+        of any session, each new request wakes one. A later poll, or one whose wait ends, may get the same request
+        again, since the first worker may have failed.
         """
         ending = asyncio.create_task(self._notice(ended)) if ended is not None else None
         self.polls += 1
@@ -113,21 +120,21 @@ class Mailbox:
         return letter
 
     def find(self, session_id: str, turn: int) -> str:
-        """The id of the request that is turn `turn` of a session. Raises NotFound, InvalidRequest where several are."""
+        """Return the id of the request that waits as turn `turn`. Raises NotFound; InvalidRequest if several do."""
         of_session = (letter.request for letter in self._letters.values() if letter.request.session_id == session_id)
         found = [request.request_id for request in of_session if request.turn_number == turn]
         if not found:
             raise NotFound(f"no request of session {session_id!r} waits as turn {turn}", param="turn")
-        if len(found) > 1:  # a number is free again once its turn has failed
+        if len(found) > 1:  # the number of a failed turn is used again
             raise InvalidRequest(f"{len(found)} requests wait as turn {turn}; name the 'request_id'", param="turn")
         return found[0]
 
     def deliver(self, request_id: str, delivery: Delivery | ProxyError) -> None:
-        """Answer a request. Raises NotFound, InvalidRequest for a second answer or one that does not fit."""
+        """Answer a request. Raises NotFound; InvalidRequest for a second answer or one that does not fit."""
         letter = self._letters.get(request_id)
         if letter is None or letter.answer.done():
             if letter is not None or request_id in self._answered:
-                raise InvalidRequest(f"request {request_id!r} was answered already", param="request_id")
+                raise InvalidRequest(f"request {request_id!r} is answered already", param="request_id")
             raise NotFound(f"no request {request_id!r} waits; its agent may have left", param="request_id")
         if isinstance(delivery, ProxyError):
             letter.answer.set_exception(delivery)
@@ -144,13 +151,13 @@ class Mailbox:
             letter.answer.set_result(TokenChunk(ids_of(), Logprobs("f"), self._version, FinishReason.ABORT))
 
     async def pause(self, mode: PauseMode) -> None:
-        """Nothing: requests wait anyway, and stay where they can be answered."""
+        """Nothing: the worker samples, and requests can still be answered during a pause."""
 
     async def resume(self) -> None:
-        """Nothing was stopped."""
+        """Nothing: `pause` stops nothing."""
 
     async def update_weights(self, path: str, version: int | None = None) -> int:
-        """There are no weights here; answers without a version carry the new one from now on."""
+        """Set the version of answers that name none. The mailbox has no weights, so `path` is not read."""
         self._version = self._version + 1 if version is None else version
         return self._version
 
@@ -158,13 +165,13 @@ class Mailbox:
         raise EngineIncapable(f"the mailbox has no weights for {step.value}")
 
     async def release_memory(self, tags: Sequence[str] = ()) -> None:
-        raise EngineIncapable("the mailbox holds no memory that it could release")
+        raise EngineIncapable("the mailbox has no memory to release")
 
     async def resume_memory(self, tags: Sequence[str] = ()) -> None:
-        raise EngineIncapable("the mailbox holds no memory that it could release")
+        raise EngineIncapable("the mailbox has no memory to release")
 
     async def flush_cache(self) -> None:
-        """No cache."""
+        """Nothing: there is no cache."""
 
     def info(self) -> EngineInfo:
         """What can be asked for: who answers gets the whole request, tools and sampling included, and may honour it."""
@@ -179,7 +186,7 @@ class Mailbox:
         )
 
     async def close(self) -> None:
-        """End every request that waits."""
+        """End every waiting request with `FinishReason.ABORT`."""
         self._closed = True
         for request_id in list(self._letters):
             await self.abort(request_id)
@@ -203,19 +210,26 @@ class Mailbox:
     def _chunk(self, request: GenerateRequest, delivery: Delivery) -> TokenChunk:
         version = self._version if delivery.version is None else delivery.version
         if delivery.text is not None:
-            if request.turn is None:  # nobody reads or encodes text there
-                raise InvalidRequest("this request has no messages, only ids: answer with 'output_ids'", param="text")
+            if request.turn is None:  # no turn encodes text here
+                raise InvalidRequest(
+                    "this request has token ids and no messages; answer with 'output_ids' instead of 'text'",
+                    param="text",
+                )
             finish = delivery.finish or FinishReason.STOP
             return TokenChunk(ids_of(), Logprobs("f"), version, finish, text=delivery.text)
         ids = delivery.output_ids
         most = request.sampling.max_tokens
         if most is not None and len(ids) > most:
-            raise InvalidRequest(f"'output_ids' has {len(ids)} ids, the request asked for {most}", param="output_ids")
+            raise InvalidRequest(
+                f"'output_ids' has {len(ids)} ids; the request allows at most {most} (max_tokens)", param="output_ids"
+            )
         if any(token >= self._vocab_size for token in ids):
-            raise InvalidRequest(f"'output_ids' has an id beyond the {self._vocab_size} known", param="output_ids")
+            raise InvalidRequest(
+                f"'output_ids' has an id outside of the vocabulary (0 to {self._vocab_size - 1})", param="output_ids"
+            )
         told = delivery.logprobs
         if told is not None and len(told) != len(ids):
-            raise InvalidRequest(f"'logprobs' has {len(told)} values for {len(ids)} ids", param="logprobs")
+            raise InvalidRequest(f"'logprobs' has {len(told)} values for {len(ids)} 'output_ids'", param="logprobs")
         stops = bool(ids) and ids[-1] in request.stop_token_ids
         finish = delivery.finish or (FinishReason.STOP if stops or len(ids) != most else FinishReason.LENGTH)
         if told is None:
@@ -224,5 +238,5 @@ class Mailbox:
 
 
 def failure(message: str) -> ProxyError:
-    """What an agent gets when who answers could not."""
+    """The error that an agent receives if the worker delivers a failure."""
     return EngineFailed(message)

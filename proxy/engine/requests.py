@@ -1,4 +1,4 @@
-"""What may go to an engine at all, and what is left of a request that was cut short."""
+"""Request to an engine: its limits are checked here, and the remainder of an interrupted request is computed."""
 
 from __future__ import annotations
 
@@ -13,11 +13,13 @@ from proxy.types import Ids, SamplingParams, TurnRequest
 
 @dataclass(frozen=True, slots=True)
 class GenerateRequest:
-    """Token in, token out. `input_ids` were checked against the vocabulary; `sampling.max_tokens` is set and positive.
+    """A prompt of token ids to continue. `check_request` states the limits of its fields.
 
-    Sampling ends after any of `stop_token_ids` (it is part of the output). `turn` rides along for engines that answer
-    from messages (mailbox, scripted); `turn_number` counts the turns of its session from 0. `whole`: nobody reads
-    tokens before the last one, so they may come at once; where there is a `turn`, that says it.
+    `stop_token_ids`: sampling ends after any of them (unless `ignore_eos` is set), and the output includes it.
+    `session_id`: "" if none; requests of one session prefer the server that has their prefix cached. `turn`: the
+    client's request, for engines that answer from messages (mailbox, scripted). `turn_number`: the position of the turn
+    in its session, from 0. `whole`: the caller reads the output only when it is complete; ignored if `turn` is set,
+    whose `stream` then decides.
     """
 
     request_id: str
@@ -33,18 +35,21 @@ class GenerateRequest:
 
     @property
     def streamed(self) -> bool:
-        """Whether somebody reads tokens as they come."""
+        """True if the caller reads tokens as they are sampled."""
         return not self.whole if self.turn is None else self.turn.stream
 
 
 def check_request(request: GenerateRequest, vocab_size: int, context_length: int) -> None:
-    """Refuse by name what would fail, or take the engine down, once it is in the batch.
+    """Refuse a request that would fail in the batch or crash the engine.
 
-    Raises InvalidRequest, or ContextLengthExceeded when prompt plus `max_tokens` is more than `context_length`.
+    `vocab_size` bounds token ids; `context_length` bounds prompt plus `max_tokens`, in tokens. Raises InvalidRequest
+    naming the field, or ContextLengthExceeded.
     """
     sampling, prompt = request.sampling, request.input_ids
-    if not prompt or np.frombuffer(prompt, np.uint32).max() >= vocab_size:  # a negative id is a large one
-        raise InvalidRequest(f"input ids must be between 0 and {vocab_size - 1}, and at least one", param="input_ids")
+    if not prompt or np.frombuffer(prompt, np.uint32).max() >= vocab_size:  # a negative id wraps to a large one
+        raise InvalidRequest(
+            f"input_ids must hold at least one id, each between 0 and {vocab_size - 1}", param="input_ids"
+        )
     if sampling.max_tokens is None or sampling.max_tokens < 1:
         raise InvalidRequest("max_tokens must be at least 1", param="max_tokens")
     if len(prompt) + sampling.max_tokens > context_length:
@@ -52,7 +57,9 @@ def check_request(request: GenerateRequest, vocab_size: int, context_length: int
             prompt_tokens=len(prompt), context_tokens=context_length, max_tokens=sampling.max_tokens
         )
     if any(not 0 <= token < vocab_size for token, _ in sampling.logit_bias):
-        raise InvalidRequest("logit_bias names a token outside of the vocabulary", param="logit_bias")
+        raise InvalidRequest(
+            f"logit_bias has a token id outside of the vocabulary (0 to {vocab_size - 1})", param="logit_bias"
+        )
     if not sampling.temperature >= 0.0:
         raise InvalidRequest("temperature must not be negative", param="temperature")
     if not sampling.repetition_penalty > 0.0:
@@ -60,7 +67,7 @@ def check_request(request: GenerateRequest, vocab_size: int, context_length: int
 
 
 def rest_of(request: GenerateRequest, output: Ids) -> GenerateRequest:
-    """What is still to be sampled after `output`: prompt plus tokens so far, and the rest of the budget."""
+    """The request that samples what is left after `output`: `output` joins the prompt and counts off `max_tokens`."""
     if not output:
         return request
     most = request.sampling.max_tokens

@@ -1,4 +1,4 @@
-"""Runs of weight versions: (count of tokens, version) from an answer's first token on; neighbours are unequal."""
+"""Weight versions of an output, run-length encoded: (count of tokens, version) in order; adjacent versions differ."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from proxy.errors import EngineFailed
 from proxy.types import VersionRuns
 
 LARGEST_VERSION = 2**31 - 1
-"""Of weights: exports hold the versions of tokens as int32."""
+"""The largest weight version: exports store versions as int32."""
 
 
 def with_run(runs: VersionRuns, count: int, version: int) -> VersionRuns:
-    """`runs` and `count` more tokens of `version`."""
+    """Return `runs` extended by `count` tokens of `version`."""
     if not count:
         return runs
     if runs and runs[-1][1] == version:
@@ -19,14 +19,14 @@ def with_run(runs: VersionRuns, count: int, version: int) -> VersionRuns:
 
 
 def joined(runs: VersionRuns, more: VersionRuns) -> VersionRuns:
-    """`runs` and then `more`."""
+    """Return `runs` followed by `more`."""
     for count, version in more:
         runs = with_run(runs, count, version)
     return runs
 
 
 def divided(runs: VersionRuns, at: int) -> tuple[VersionRuns, VersionRuns]:
-    """The runs of the first `at` tokens, and those of the rest."""
+    """Split `runs` after `at` tokens."""
     before: VersionRuns = ()
     after: VersionRuns = ()
     for count, version in runs:
@@ -37,13 +37,13 @@ def divided(runs: VersionRuns, at: int) -> tuple[VersionRuns, VersionRuns]:
 
 
 def corrected(runs: VersionRuns, last: VersionRuns) -> VersionRuns:
-    """`runs` where the tokens at the end, as many as `last` counts, are of the versions in `last`.
+    """Return `runs` with the versions of its final tokens replaced by `last`, which counts how many they are.
 
-    Raises EngineFailed when there are fewer.
+    Raises EngineFailed if `last` counts more tokens than `runs`.
     """
     if not last:
         return runs
     total, new = (sum(count for count, _ in counted) for counted in (runs, last))
     if new > total:
-        raise EngineFailed(f"the engine corrected the versions of {new} tokens and has given {total}")
+        raise EngineFailed(f"the engine corrected the versions of {new} tokens but had sent {total}")
     return joined(divided(runs, total - new)[0], last)

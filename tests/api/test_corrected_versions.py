@@ -77,7 +77,7 @@ async def test_token_in_token_out_says_what_the_engine_said_last(tmp_path: Path,
     [
         (((50, 0),), "corrected the versions of 50 tokens"),
         (((1, LARGEST_VERSION + 1),), "weight version 2147483648"),
-        (((2, 0), (-1, 1)), "of less than one token"),
+        (((2, 0), (-1, 1)), "with fewer than one token"),
     ],
 )
 @pytest.mark.parametrize("path", ["/s/v1/generate", "/v1/generate"])

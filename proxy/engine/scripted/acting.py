@@ -1,7 +1,7 @@
-"""A script that answers as a small, well-behaved model would: it calls tools, reads results, writes JSON and text.
+"""A script that behaves like a small, well-behaved model: it calls tools, reports results, writes JSON and text.
 
-Deterministic: what it says depends on the conversation alone. Its output is in the format of the model's family, so
-that everything behind the engine (parser, stream, store) runs as with a real model. Text never becomes a marker token.
+Deterministic: the output depends on the conversation alone. It is in the format of the model family, so that parser,
+stream and store work as with a real model. Text is never encoded as a marker token.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ _MARKER_STARTS = re.compile(r"[<\[]|[^<\[]+")
 
 
 class Speech(Protocol):
-    """What acting needs of a renderer."""
+    """The part of a renderer that acting needs."""
 
     @property
     def stop_token_ids(self) -> tuple[int, ...]: ...
 
     @property
     def reasoning(self) -> Any:
-        """None, or the markers around reasoning as `opener` and `closer`."""
+        """The markers around reasoning, as attributes `opener` and `closer`; None if the family has none."""
 
     def encode(self, text: str) -> Ids: ...
 
@@ -38,7 +38,7 @@ class Speech(Protocol):
 
 
 def act(speech: Speech, *, think: bool = False, chunk: int = 1, delay_s: float = 0.0) -> Script:
-    """A script for `ScriptedEngine`. `think`: reasoning first, where the model has it and the prompt allows it."""
+    """A script for `ScriptedEngine`. `think`: reason first, if the model family and the prompt allow it."""
     actor = _Actor(speech, think)
 
     def script(request: GenerateRequest) -> Reply:
@@ -48,14 +48,14 @@ def act(speech: Speech, *, think: bool = False, chunk: int = 1, delay_s: float =
 
 
 class _Actor:
-    """Writes one whole answer at a time."""
+    """Writes the whole answer to a request."""
 
     def __init__(self, speech: Speech, think: bool) -> None:
         self._speech = speech
         self._think = think and speech.reasoning is not None
 
     def answer(self, request: GenerateRequest) -> Ids:
-        """The ids of the answer, its end token included."""
+        """The ids of the answer, with the end token."""
         turn = request.turn
         ids = self._thought(request) if self._think else ids_of()
         calls = planned_calls(turn) if turn is not None else []
@@ -65,7 +65,7 @@ class _Actor:
         return ids + written + ids_of(self._speech.stop_token_ids[:1])
 
     def _calls(self, turn: TurnRequest, calls: Sequence[tuple[Tool, Mentions]]) -> Ids | None:
-        """The calls as this family writes them; None where their format is not known."""
+        """The calls in the format of the model family; None if that format is unknown."""
         out = ids_of()
         for position, (tool, mentions) in enumerate(calls):
             try:
@@ -87,7 +87,7 @@ class _Actor:
         return ids_of([part.token_id]) if part.token_id is not None else self._speech.encode(part.text)
 
     def _plain(self, text: str) -> Ids:
-        """Ids of `text` with nothing in it encoded as a marker: those begin with `<` or `[`, which stand alone here."""
+        """Encode `text` without marker tokens: all markers begin with `<` or `[`, so these are encoded separately."""
         out = ids_of()
         for piece in _MARKER_STARTS.findall(text):
             out += self._speech.encode(piece)

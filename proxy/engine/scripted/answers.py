@@ -1,7 +1,7 @@
-"""What a small, well-behaved model would do next: which tools it calls and with what words, or what it says.
+"""Decide the next answer of the acting script: the tools to call, with words for their arguments, or the text.
 
-Pure and deterministic: it depends on the conversation alone. It obeys simple orders ("say exactly: ...", "count from 1
-to 5"), reports results, and otherwise repeats the question in a short sentence.
+Pure and deterministic: the answer depends on the conversation alone. It follows simple instructions ("say exactly:
+...", "count from 1 to 5"), reports tool results, and otherwise repeats the question in a short sentence.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ _LAST_TOOL = re.compile(r"final|submit|finish|done|complete", re.I)
 
 
 def planned_calls(turn: TurnRequest) -> list[tuple[Tool, Mentions]]:
-    """Which tools the answer calls, each with the words for its arguments; empty where it is text."""
+    """The tools that the answer calls, each with words for its arguments; empty if the answer is text."""
     if not turn.tools or turn.tool_choice.mode is ToolChoiceMode.NONE:
         return []
     asked, answered = latest_question(turn.messages), bool(latest_results(turn.messages))
     if turn.tool_choice.mode is ToolChoiceMode.AUTO and (answered or not _wants_call(turn, asked)):
         return []
     tools = _chosen_tools(turn, asked, answered)
-    if answered:  # a forced call after results: what is left to do is to hand them in
+    if answered:  # a forced call after results can only submit them
         return [(tools[0], Mentions(results_text(turn.messages)))]
     if len(tools) > 1 and turn.parallel_tool_calls:
         return [(tool, Mentions.of(asked)) for tool in tools]
@@ -51,7 +51,7 @@ def planned_calls(turn: TurnRequest) -> list[tuple[Tool, Mentions]]:
 
 
 def json_answer(turn: TurnRequest) -> str | None:
-    """A fitting instance where the request wants JSON."""
+    """JSON that fits the response format of the request; None if it has none."""
     if turn.response_format is None:
         return None
     asked = latest_question(turn.messages)
@@ -63,7 +63,7 @@ def json_answer(turn: TurnRequest) -> str | None:
 
 
 def text_answer(turn: TurnRequest) -> str:
-    """What the model says: results, what it was told to say, or a sentence about the question."""
+    """The text of the answer: tool results, what an instruction asks for, or a sentence about the question."""
     if latest_results(turn.messages):
         return f"Here is what came back: {results_text(turn.messages)}"
     asked = latest_question(turn.messages)
@@ -76,13 +76,13 @@ def text_answer(turn: TurnRequest) -> str:
 
 
 def latest_question(messages: Sequence[Message]) -> str:
-    """The text of the newest user message that is not a result put into words."""
+    """The text of the latest user message that is not an observation (a tool result as text)."""
     texts = (m.content for m in reversed(messages) if m.role is Role.USER and not _is_observation(m))
     return next((text for text in texts if text.strip()), "")
 
 
 def latest_results(messages: Sequence[Message]) -> list[Message]:
-    """The results since the last answer, in order. Some agents send them as user messages ("Observation: ...")."""
+    """The tool results since the last answer, in order. Some agents send them as user messages ("Observation: ...")."""
     since: list[Message] = []
     for message in reversed(messages):
         if message.role is Role.ASSISTANT:
@@ -92,6 +92,7 @@ def latest_results(messages: Sequence[Message]) -> list[Message]:
 
 
 def results_text(messages: Sequence[Message]) -> str:
+    """The latest tool results, joined and cut to 2,000 characters."""
     return "; ".join(m.content.removeprefix("Observation:").strip() for m in latest_results(messages))[:_RESULT_LIMIT]
 
 
@@ -104,7 +105,7 @@ def _wants_call(turn: TurnRequest, asked: str) -> bool:
 
 
 def _chosen_tools(turn: TurnRequest, asked: str, answered: bool) -> list[Tool]:
-    """The tools that the question mentions (by any word of their names), best first; never an empty list."""
+    """The tools to call, best match with the question first; never empty."""
     if turn.tool_choice.mode is ToolChoiceMode.NAMED:
         return [tool for tool in turn.tools if tool.name == turn.tool_choice.name] or list(turn.tools[:1])
     last = [tool for tool in turn.tools if _LAST_TOOL.search(tool.name)]
@@ -123,7 +124,7 @@ def _past_calls(messages: Sequence[Message]) -> list[ToolCall]:
 
 
 def _mentions_of_tool(tool: Tool, asked: str) -> int:
-    """How well a question fits: the whole name counts most, then the words in it; short words say nothing."""
+    """Score of a tool: 100 if the question has its whole name, else the number of longer words of the name in it."""
     text = asked.lower()
     if re.search(rf"\b{re.escape(tool.name.lower())}\b", text):
         return 100
@@ -131,7 +132,7 @@ def _mentions_of_tool(tool: Tool, asked: str) -> int:
 
 
 def _rounds(tool: Tool, asked: str, parallel: bool) -> list[Mentions]:
-    """One call, or one for each word where the tool takes a single text and the question names several."""
+    """Words for each call: one call, or one per word if the tool takes one string and the question names several."""
     mentions = Mentions.of(asked)
     properties = tool.parameters.get("properties") or {}
     keys = tool.parameters.get("required") or list(properties)
@@ -142,7 +143,7 @@ def _rounds(tool: Tool, asked: str, parallel: bool) -> list[Mentions]:
 
 
 def _ordered_answer(turn: TurnRequest, asked: str) -> str | None:
-    """What a system message says to answer, whatever is asked."""
+    """The answer that a system message prescribes for whatever is asked."""
     orders = (
         _exact_answer(turn, m.content)
         for m in turn.messages
@@ -180,6 +181,6 @@ def _sum_answer(turn: TurnRequest, asked: str) -> str | None:
 
 
 def _padding(asked: str) -> list[str]:
-    """Something to cut, where the question wants a long text."""
+    """Sentences that lengthen the answer, if the question asks for a long text."""
     count = 24 if _LONG.search(asked) else 0
     return [f"This is sentence number {number} of what I have to say about it." for number in range(1, count + 1)]

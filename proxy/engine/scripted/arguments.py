@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from proxy.engine.arguments import check_known
 from proxy.engine.scripted.acting import Speech, act
 from proxy.engine.scripted.engine import ScriptedEngine
 from proxy.engine.scripted.scripts import Script, babble
@@ -11,18 +12,16 @@ from proxy.errors import ConfigurationError
 def from_arguments(
     arguments: dict[str, str], vocab_size: int, context_length: int, speech: Speech | None = None
 ) -> ScriptedEngine:
-    """The engine of `serve --engine scripted`, as `--engine-arg` says.
+    """Create the engine of `serve --engine scripted` from its `--engine-arg` values. Raises ConfigurationError.
 
-    play=babble (the default): `tokens` (128), `chunk` (all at once). play=agent: `chunk` (1), `think` (0), see
-    `acting`. Both: `delay_s` a chunk (0).
+    play=babble (default): `tokens` per output (128), `chunk` tokens at once (all). play=agent (see `acting`): `chunk`
+    (1), `think` (0). Both: `delay_s`, seconds before each chunk (0).
     """
     playing = arguments.get("play", "babble")
     own = {"babble": {"tokens"}, "agent": {"think"}}.get(playing)
     if own is None:
-        raise ConfigurationError(f"--engine-arg play={playing} is not one of babble, agent")
-    if unknown := set(arguments) - {"play", "chunk", "delay_s", *own}:
-        known = ", ".join(sorted({"play", "chunk", "delay_s", *own}))
-        raise ConfigurationError(f"--engine-arg {min(unknown)} is unknown; play={playing} has {known}")
+        raise ConfigurationError(f"--engine-arg play={playing}: play must be babble or agent")
+    check_known(arguments, {"play", "chunk", "delay_s", *own}, f"the scripted engine with play={playing}")
     try:
         script = _script(playing, arguments, vocab_size, speech)
     except ValueError as error:
@@ -33,7 +32,7 @@ def from_arguments(
 
 
 def _script(playing: str, arguments: dict[str, str], vocab_size: int, speech: Speech | None) -> Script:
-    """Raises ValueError for a number that is none or out of range."""
+    """Raises ValueError for a value that is no number or out of range."""
     tokens = int(arguments.get("tokens", "128"))
     chunk = int(arguments.get("chunk", str(tokens) if playing == "babble" else "1"))
     delay_s = float(arguments.get("delay_s", "0"))

@@ -24,7 +24,10 @@ _LOGPROB = math.log(0.5)
 
 
 class ScriptedEngine:
-    """Plays `script`; keeps every request in `requests`, ended ones too, so that tests can look at what was sent."""
+    """Implements `proxy.engine.interface.Engine` by playing `script`.
+
+    `requests`: every request received (while `keep_requests` is True), for tests. `aborted`: ids passed to `abort`.
+    """
 
     def __init__(
         self, script: Script, *, vocab_size: int, context_length: int = 131_072, model: str = "scripted"
@@ -41,11 +44,11 @@ class ScriptedEngine:
 
     @property
     def running(self) -> list[str]:
-        """The ids of the requests that are being played."""
+        """The ids of the requests in flight."""
         return list(self._running)
 
     async def start(self) -> None:
-        """Nothing to load."""
+        """Nothing: there is no model to load."""
 
     async def generate(self, request: GenerateRequest) -> AsyncIterator[TokenChunk]:
         self._check(request)
@@ -73,7 +76,7 @@ class ScriptedEngine:
         self._resumed.set()
 
     async def update_weights(self, path: str, version: int | None = None) -> int:
-        """There are no weights; tokens carry the new version from now on."""
+        """Set the version that tokens carry from now on. There are no weights, so `path` is not read."""
         self._version = self._version + 1 if version is None else version
         return self._version
 
@@ -81,13 +84,13 @@ class ScriptedEngine:
         raise EngineIncapable(f"the scripted engine has no weights for {step.value}")
 
     async def release_memory(self, tags: Sequence[str] = ()) -> None:
-        raise EngineIncapable("the scripted engine holds no memory that it could release")
+        raise EngineIncapable("the scripted engine has no memory to release")
 
     async def resume_memory(self, tags: Sequence[str] = ()) -> None:
-        raise EngineIncapable("the scripted engine holds no memory that it could release")
+        raise EngineIncapable("the scripted engine has no memory to release")
 
     async def flush_cache(self) -> None:
-        """No cache."""
+        """Nothing: there is no cache."""
 
     def info(self) -> EngineInfo:
         vocab_size, context_length, model = self._info
@@ -105,9 +108,11 @@ class ScriptedEngine:
             stopped.set()
 
     def _check(self, request: GenerateRequest) -> None:
-        ids = np.frombuffer(request.input_ids, np.uint32)  # a negative id is a large one
+        ids = np.frombuffer(request.input_ids, np.uint32)  # a negative id wraps to a large one
         if len(ids) and ids.max() >= self._info[0]:
-            raise InvalidRequest("an input id is outside the vocabulary", param="input_ids")
+            raise InvalidRequest(
+                f"input_ids has an id outside of the vocabulary (0 to {self._info[0] - 1})", param="input_ids"
+            )
 
     async def _play(self, reply: Reply, request: GenerateRequest, stopped: asyncio.Event) -> AsyncIterator[TokenChunk]:
         limit = request.sampling.max_tokens
@@ -153,6 +158,6 @@ class ScriptedEngine:
         return TokenChunk(ids, array("f", [_LOGPROB]) * count, version, finish, others)
 
     def _ranked(self, token: int, top: int) -> Iterator[tuple[int, float]]:
-        """The sampled token first, then its neighbours in the vocabulary, each half as likely as the one before."""
+        """Yield the sampled token, then the next ids of the vocabulary, each half as likely as the one before."""
         for rank in range(top):
             yield (token + rank) % self._info[0], _LOGPROB * (rank + 1)

@@ -1,7 +1,6 @@
-"""A value of a JSON schema, made of what a text mentions: numbers, quoted words, names. Deterministic.
+"""Instances of a JSON schema, filled with the numbers, quoted words and names of a text. Deterministic.
 
-What the schema demands comes first (type, enum, const, bounds, required keys); the text only fills in. Patterns are
-not read.
+The schema comes first (type, enum, const, bounds, required keys); the text only fills the values. `pattern` is ignored.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from typing import Any
 _QUOTED = re.compile(r"\"([^\"]+)\"|(?<!\w)'([^']+)'(?!\w)|“([^”]+)”|`([^`]+)`")
 _NUMBER = re.compile(r"(?<![\w.])-?\d+(?:\.\d+)?")
 _NAME = re.compile(r"\b[A-Z][\w-]*(?: [A-Z][\w-]*)*")
-# Words that begin a request and name nothing.
+# Capitalised words that begin a request and are no names.
 _PLAIN = frozenset(
     re.findall(
         r"[\w']+",
@@ -32,12 +31,12 @@ _FORMATS = {
     "uuid": "00000000-0000-4000-8000-000000000000",
 }
 _DEPTH_LIMIT = 12
-"""Deeper than any tool's arguments; where a recursive schema ends up, null is as wrong as anything else."""
+"""Nesting depth below which a value is null: recursive schemas must end, and no tool's arguments are deeper."""
 
 
 @dataclass(slots=True)
 class Mentions:
-    """What a text names, to be used up in order: `words` (quoted, else capitalised), `numbers`; `text` is all of it."""
+    """The values in `text`, consumed in order: `words` (quoted words, else capitalised ones) and `numbers`."""
 
     text: str
     words: list[str] = field(default_factory=list)
@@ -48,8 +47,8 @@ class Mentions:
         return cls(text, mentioned_words(text), [_number(found) for found in _NUMBER.findall(text)])
 
     def word(self, name: str) -> str:
-        """What the text gives for `name` ("name: word", "name exactly: text"), else the next word, else the whole text
-        in short, else the name of what is to be filled."""
+        """Return the value for the key `name`: the text's own ("name: word", "name exactly: text"), else the next word,
+        else the start of the text, else `name`."""
         given = re.search(rf"\b{re.escape(name)}(?: exactly:\s*(?s:(.+))|[:=]\s*(\S+))", self.text)
         if given:
             return given[1] or given[2]
@@ -58,23 +57,24 @@ class Mentions:
         return " ".join(self.text.split())[:80] or name
 
     def number(self) -> float:
+        """Consume the next number; 1 if none is left."""
         return self.numbers.pop(0) if self.numbers else 1
 
 
 def mentioned_words(text: str) -> list[str]:
-    """Quoted words of `text` in order, or, where nothing is quoted, the names in it."""
+    """The quoted words of `text` in order; if nothing is quoted, its capitalised names."""
     quoted = [next(filter(None, found)) for found in _QUOTED.findall(text)]
     if quoted:
         return quoted
     begins = text.lstrip().split(maxsplit=1)[:1]
     names = dict.fromkeys(_without_plain(found) for found in _NAME.findall(text))
     names = {name: None for name in names if len(name) > 1 and (not name.isupper() or name.isdigit())}
-    first = [name for name in names if name in begins]  # a verb, more likely than not
+    first = [name for name in names if name in begins]  # more likely a verb than a name
     return [name for name in names if name not in first] or first
 
 
 def instance(schema: Mapping[str, Any] | bool, mentions: Mentions, name: str = "value") -> Any:
-    """A value of `schema`, filled from `mentions`, which it uses up. `name` is the key that it stands under."""
+    """Return an instance of `schema`, consuming `mentions`. `name`: the key that the value stands under."""
     root = schema if isinstance(schema, Mapping) else {}
     return _Filling(root, mentions).value(root, name, 0)
 
@@ -139,7 +139,7 @@ class _Filling:
         return word[: int(schema["maxLength"])] if "maxLength" in schema else word
 
     def _resolved(self, schema: Any) -> Mapping[str, Any]:
-        """References followed, the first useful alternative taken, `allOf` merged."""
+        """Follow `$ref`, take the first alternative that is not null, and merge `allOf`."""
         found: Mapping[str, Any] = schema if isinstance(schema, Mapping) else {}
         for _ in range(_DEPTH_LIMIT):
             if "$ref" in found:

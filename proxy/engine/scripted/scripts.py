@@ -12,7 +12,12 @@ from proxy.types import FinishReason, Ids, ids_of
 
 
 class Fault(StrEnum):
-    """What goes wrong after `Reply.fault_after` tokens: error, end without a finish, too few logprobs, silence."""
+    """A failure to simulate after `Reply.fault_after` tokens.
+
+    ERROR: the engine raises EngineFailed. CUT: the reply ends without a finish reason. BAD_LENGTHS: chunks lack one
+    logprob, from the first chunk on. HANG: no token comes; on abort the reply ends
+    without a finish reason.
+    """
 
     ERROR = "error"
     CUT = "cut"
@@ -22,9 +27,10 @@ class Fault(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """One scripted answer. `ids` as sampled, the end token included where there is one.
+    """One scripted reply: `ids` as if sampled, with the end token if there is one.
 
-    `finish` None: stop when the last id is a stop token of the request, else length. `chunk` tokens go out at once.
+    `chunk`: tokens per chunk. `delay_s`: seconds before each chunk. `finish` None: stop if the last id is a stop token
+    of the request, else length. `version` None: the engine's weight version.
     """
 
     ids: Ids
@@ -37,10 +43,11 @@ class Reply:
 
 
 Script = Callable[[GenerateRequest], Reply]
+"""Maps a request to the reply that the engine plays."""
 
 
 def play(replies: Iterable[Reply]) -> Script:
-    """A script that gives `replies` in order, one a request, and then fails."""
+    """A script that gives `replies` in order, one per request, and raises EngineFailed after the last."""
     rest: Iterator[Reply] = iter(replies)
 
     def script(request: GenerateRequest) -> Reply:
@@ -53,7 +60,7 @@ def play(replies: Iterable[Reply]) -> Script:
 
 
 def babble(length: int, vocab_size: int, chunk: int, delay_s: float = 0.0) -> Script:
-    """A script of `length` tokens that differ with the prompt, without end token; `max_tokens` cuts them.
+    """A script of `length` tokens that depend on the prompt, without an end token.
 
     Ids stay in the lower half of the vocabulary, where byte-level tokenizers have plain text and no markers.
     """

@@ -16,6 +16,7 @@ from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
+from proxy.engine.arguments import parse_arguments
 from proxy.engine.chunks import TokenChunk
 from proxy.engine.interface import Capability, EngineInfo, PauseMode, WeightTransfer
 from proxy.engine.requests import GenerateRequest, check_request
@@ -47,7 +48,7 @@ class SglangEngine:
 
     async def start(self) -> None:
         """Load the model: seconds to minutes. Raises ConfigurationError."""
-        arguments = engine_arguments(self._settings, self._folder)
+        arguments = sglang_arguments(self._settings, self._folder)
         try:
             from sglang.srt.entrypoints.engine import Engine
             from sglang.srt.sampling.sampling_params import SamplingParams
@@ -251,10 +252,11 @@ class Ranks:
             self._load[rank] -= 1
 
 
-def engine_arguments(settings: Settings, folder: Path) -> dict[str, Any]:
-    """The keyword arguments of `sglang.Engine`: `--engine-arg key=value` wins, values as JSON where they are JSON.
+def sglang_arguments(settings: Settings, folder: Path) -> dict[str, Any]:
+    """Return the keyword arguments of `sglang.Engine`.
 
-    Raises ConfigurationError for one without `=`.
+    `--engine-arg key=value` overrides what other settings imply; a value that is JSON is parsed. Raises
+    ConfigurationError for an argument without `=`.
     """
     arguments: dict[str, Any] = {
         "model_path": str(folder),
@@ -265,10 +267,7 @@ def engine_arguments(settings: Settings, folder: Path) -> dict[str, Any]:
         arguments["tokenizer_path"] = settings.tokenizer
     if settings.max_context_tokens is not None:
         arguments["context_length"] = settings.max_context_tokens
-    for argument in settings.engine_arg:
-        key, mark, value = argument.partition("=")
-        if not (key and mark):
-            raise ConfigurationError(f"--engine-arg {argument} is not key=value")
+    for key, value in parse_arguments(settings.engine_arg).items():
         arguments[key.replace("-", "_")] = _value(value)
     return arguments
 

@@ -1,7 +1,7 @@
-"""The model that is there when nothing was downloaded: random, seeded, and the same to the byte wherever it is built.
+"""The built-in model, used without `--model`: random weights from a seed, identical to the byte on every machine.
 
-`build_tiny_model` writes an ordinary Hugging Face folder of the Qwen3 architecture. Its words are noise; its tokens,
-template, logprobs and speed are what the rest of the project is exercised with.
+`build_tiny_model` writes an ordinary Hugging Face folder of the Qwen3 architecture. The text that it samples is noise,
+but its tokens, chat template, logprobs and speed are real enough to test everything else with.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from proxy.engine.tiny.template import CHAT_TEMPLATE, MARKER_TOKENS, SPECIAL_TOK
 from proxy.errors import ConfigurationError
 
 VOCAB_SIZE = 640
-"""256 bytes, 375 merges and 9 added tokens; no row is left over, so that every sampled id decodes."""
+"""256 bytes, 375 merges and 9 added tokens. The embedding has no spare row, so every sampled id decodes."""
 
 CONTEXT_LENGTH = 131072
 HIDDEN, LAYERS, HEADS, KV_HEADS, HEAD_DIM, FEED_FORWARD = 64, 2, 4, 2, 16, 128
 
 FORMAT = 1
-"""Raise when the weights' recipe changes: the folder's name depends on it, so that nobody loads a stale build."""
+"""Increment when the recipe of the weights changes: it is part of the folder's name, so stale builds are not loaded."""
 
 _SPLIT = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -32,7 +32,7 @@ _SPLIT = (
 
 
 def build_tiny_model(folder: Path, seed: int = 0) -> None:
-    """Write config, generation config, tokenizer and weights into `folder` (made if it is not there)."""
+    """Write config, generation config, tokenizer and weights into `folder`, which is created if missing."""
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer = _train_tokenizer()
     tokenizer.save(str(folder / "tokenizer.json"))
@@ -44,10 +44,10 @@ def build_tiny_model(folder: Path, seed: int = 0) -> None:
 
 
 def builtin_model_folder(cache: Path | None = None) -> Path:
-    """Folder of the built-in model below `cache` (default: the user's cache folder), built on first use.
+    """Return the folder of the built-in model below `cache` (default: the user's cache folder); build it on first use.
 
-    Safe against other processes that build it at the same time: each writes aside and renames. Raises
-    ConfigurationError when the folder cannot be written.
+    Safe with concurrent processes: each builds in a temporary folder and renames it. Raises ConfigurationError if the
+    folder cannot be written.
     """
     folder = (cache or _user_cache()) / f"tiny-qwen3-{_fingerprint()}"
     if (folder / "config.json").is_file():
@@ -67,7 +67,7 @@ def _move_into_place(aside: Path, folder: Path) -> None:
         aside.rename(folder)
     except OSError:
         shutil.rmtree(aside, ignore_errors=True)
-        if not (folder / "config.json").is_file():  # not a builder that was faster: a real failure
+        if not (folder / "config.json").is_file():  # no concurrent process built it: a real failure
             raise
 
 
@@ -76,7 +76,7 @@ def _user_cache() -> Path:
     folder = Path(home) / "tokengrove"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-    except OSError:  # a service user without a home
+    except OSError:  # a service account may have no home folder
         folder = Path(tempfile.gettempdir()) / f"tokengrove-{os.getuid() if hasattr(os, 'getuid') else 0}"
     return folder
 
@@ -168,7 +168,7 @@ def _weight_shapes() -> dict[str, tuple[int, ...]]:
 
 
 def _write_weights(path: Path, seed: int) -> None:
-    """Norms are ones; the rest is uniform, so wide that logits differ by a few nats: no two tokens are a near tie."""
+    """Norms are ones; other weights are uniform in ±0.25, so that logits differ by a few nats and ties are unlikely."""
     import numpy as np
     from safetensors.numpy import save_file
 

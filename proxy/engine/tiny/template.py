@@ -1,16 +1,16 @@
 """The chat template and training text of the built-in model.
 
-The template gives, for every conversation, the same string as the template that Qwen3 models ship with; a test compares
-them, so that a renderer made for that family fits the built-in model too.
+The template renders every conversation to the same string as the template of Qwen3 models, so the renderer of that
+family fits the built-in model; a test compares the two.
 """
 
 from __future__ import annotations
 
 SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
-"""Tokens that decoding may skip: they shape the conversation and are no part of any text."""
+"""Special tokens, which decoding may skip: they structure the conversation and are not part of its text."""
 
 MARKER_TOKENS = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>")
-"""Tokens that decoding keeps: parsers look for them."""
+"""Added tokens that decoding keeps, because output parsers look for them."""
 
 CHAT_TEMPLATE = r"""
 {%- macro begin(role) %}{{- '<|im_start|>' ~ role ~ '\n' }}{%- endmacro %}

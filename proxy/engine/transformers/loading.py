@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from proxy.engine.arguments import check_known, parse_arguments
 from proxy.engine.transformers.batching import PAGE_TOKENS, BatchSizes
 from proxy.errors import ConfigurationError, InvalidRequest
 from proxy.settings import Settings
@@ -31,15 +32,14 @@ class EngineOptions:
 
 
 def parse_options(arguments: tuple[str, ...]) -> EngineOptions:
-    """Options from `key=value` texts. Raises ConfigurationError naming the one that is wrong."""
-    values: dict[str, Any] = {}
-    for argument in arguments:
-        key, _, value = argument.partition("=")
-        if key not in _OPTIONS:
-            raise ConfigurationError(f"--engine-arg {argument}: the transformers engine knows {', '.join(_OPTIONS)}")
-        if key != "device" and not (value.isdecimal() and int(value) > 0):
-            raise ConfigurationError(f"--engine-arg {argument}: not a positive number")
-        values[key] = value if key == "device" else int(value)
+    """Parse the engine's options from `key=value` texts. Raises ConfigurationError naming the one at fault."""
+    given = parse_arguments(arguments)
+    check_known(given, _OPTIONS, "the transformers engine")
+    values: dict[str, Any] = dict(given)
+    for key in given.keys() - {"device"}:
+        if not (given[key].isdecimal() and int(given[key]) > 0):
+            raise ConfigurationError(f"--engine-arg {key}={given[key]}: the value must be a positive integer")
+        values[key] = int(given[key])
     return EngineOptions(**values)
 
 

@@ -108,7 +108,7 @@ def test_the_contract_runs_outside_of_the_project(elsewhere: Path) -> None:
 @pytest.mark.parametrize(
     ("source", "says"),
     [
-        ("class Counting:\n    def __init__(self): ...", "cannot be made as CLASS"),
+        ("class Counting:\n    def __init__(self): ...", "cannot be created as CLASS"),
         ("class Counting:\n    def __init__(self, settings): ...", "it lacks start, generate, abort"),
         ("class Other: ...", "has no attribute 'Counting'"),
         ("class Counting(", "cannot be loaded"),
@@ -134,5 +134,5 @@ def test_what_is_no_url_of_a_server_is_a_configuration_error(engine: str) -> Non
 
 def test_servers_take_keys_and_no_option_that_they_do_not_know() -> None:
     assert isinstance(chosen("http://h:1", "api_key=a", "admin_api_key=b"), Pool)
-    with pytest.raises(ConfigurationError, match="tp_size: servers know"):
+    with pytest.raises(ConfigurationError, match="tp_size: an engine server has no option .*; its options are admin_api_key, api_key, kind"):
         chosen("http://h:1", "tp_size=2")

@@ -29,5 +29,5 @@ def test_runs_are_what_a_list_of_versions_is() -> None:
 
 
 def test_a_correction_of_more_tokens_than_there_are_fails() -> None:
-    with pytest.raises(EngineFailed, match="the versions of 4 tokens and has given 3"):
+    with pytest.raises(EngineFailed, match="the versions of 4 tokens but had sent 3"):
         corrected(((3, 0),), ((4, 1),))

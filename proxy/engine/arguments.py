@@ -1,0 +1,26 @@
+"""`--engine-arg key=value` options: parsing, shared by all engines."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from proxy.errors import ConfigurationError
+
+
+def parse_arguments(arguments: Sequence[str]) -> dict[str, str]:
+    """Parse `key=value` texts; of two values for one key the last counts. Raises ConfigurationError."""
+    values = {}
+    for argument in arguments:
+        key, mark, value = argument.partition("=")
+        if not (key and mark):
+            raise ConfigurationError(f"--engine-arg {argument} must have the form key=value")
+        values[key] = value
+    return values
+
+
+def check_known(keys: Iterable[str], known: Iterable[str], engine: str) -> None:
+    """Raise ConfigurationError for the first of `keys` that is not in `known`; `engine` says whose options they are."""
+    names = sorted(known)
+    for key in sorted(set(keys) - set(names)):
+        options = f"its options are {', '.join(names)}" if names else "it has no options"
+        raise ConfigurationError(f"--engine-arg {key}: {engine} has no option '{key}'; {options}")
