@@ -134,5 +134,5 @@ def test_what_is_no_url_of_a_server_is_a_configuration_error(engine: str) -> Non
 
 def test_servers_take_keys_and_no_option_that_they_do_not_know() -> None:
     assert isinstance(chosen("http://h:1", "api_key=a", "admin_api_key=b"), Pool)
-    with pytest.raises(ConfigurationError, match="tp_size: an engine server has no option .*; its options are admin_api_key, api_key, kind"):
+    with pytest.raises(ConfigurationError, match="tp_size: an engine server has no option"):
         chosen("http://h:1", "tp_size=2")
