@@ -1,13 +1,15 @@
-"""One frozen `Settings`, read once. A flag wins over its TOKENGROVE_* variable, a variable over the default.
+"""The settings of one server, read once at startup. A flag overrides its TOKENGROVE_* variable, which overrides the
+default.
 
-Each field below is a flag of `tokengrove serve`, a variable and a line of the README; a test proves that these agree.
+Each field of `Settings` is a flag of `tokengrove serve`, an environment variable and a documented line; a test compares
+them.
 """
 
 from __future__ import annotations
 
 import ipaddress
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -22,44 +24,62 @@ def _setting(default: Any, help_text: str) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """How one server runs. Build with keyword arguments, or with `from_environment`."""
+    """How one server runs. Build it with keyword arguments, or with `from_environment`. Raises ConfigurationError."""
 
-    host: str = _setting("127.0.0.1", "Address to listen on; beyond loopback an admin key is required.")
-    port: int = _setting(8080, "Port to listen on; 0 takes a free one.")
-    public_url: str | None = _setting(None, "URL under which agents reach this server, for base_url answers.")
-    model: str | None = _setting(None, "Folder of a Hugging Face causal model; none: a tiny built-in random model.")
-    tokenizer: str | None = _setting(None, "Folder of the tokenizer, where it is not the model's.")
-    served_model_name: str | None = _setting(None, "Name that /v1/models shows; default: the folder's name.")
+    host: str = _setting("127.0.0.1", "Address to listen on. Other addresses than loopback require --admin-key.")
+    port: int = _setting(8080, "Port to listen on; 0 picks a free port.")
+    public_url: str | None = _setting(None, "URL of this server for agents, used in base_url; none: the request's own.")
+    model: str | None = _setting(None, "Local folder of a Hugging Face causal model; none: a tiny random one.")
+    tokenizer: str | None = _setting(None, "Local folder of the tokenizer; none: the model's folder.")
+    served_model_name: str | None = _setting(None, "Model name in /v1/models; none: the name of the model's folder.")
     engine: str = _setting(
-        "auto", "auto, sglang, transformers, scripted, mailbox, package.module:Class, or URL[,URL...] of servers."
+        "auto",
+        "auto (sglang with a GPU, else transformers), sglang, transformers, scripted, mailbox, package.module:Class, "
+        "or URL[,URL...] of inference servers.",
     )
-    engine_arg: tuple[str, ...] = _setting((), "Option of the engine as key=value; may be given several times.")
-    family: str | None = _setting(None, "Renderer family, where the model's own config does not tell it.")
-    tool_parser: str | None = _setting(None, "Tool-call format, where it is not the family's own.")
-    reasoning_parser: str | None = _setting(None, "Reasoning format, where it is not the family's own.")
-    thinking_retention: str = _setting("all", "Reasoning of earlier turns: all (stays as sampled) or template.")
+    engine_arg: tuple[str, ...] = _setting(
+        (), "Engine option as key=value, repeatable (variable: separated by ;). SGLang takes its ServerArgs fields."
+    )
+    family: str | None = _setting(None, "Model family for rendering and parsing; none: from the model's config.json.")
+    tool_parser: str | None = _setting(None, "Tool-call format; none: that of the family.")
+    reasoning_parser: str | None = _setting(None, "Reasoning format; none: that of the family.")
+    thinking_retention: str = _setting(
+        "all", "Reasoning of earlier turns in the prompt: all (kept as sampled) or template (as the template does)."
+    )
     database_url: str = _setting("sqlite:///tokengrove.db", "SQLAlchemy URL of the database.")
-    migrate: bool | None = _setting(None, "Upgrade an older database at the start; default: SQLite files only.")
-    admin_key: str | None = _setting(None, "Key of the administrator, or several with commas; needed beyond loopback.")
-    rewards_by: str | None = _setting(None, "Who may reward: control or session; default: session when open.")
-    require_key: bool = _setting(False, "Refuse the key-less capability path.")
-    allow_chosen_keys: bool = _setting(False, "Let callers choose session keys beyond loopback.")
-    key_lifetime_s: float | None = _setting(None, "How long a session's keys are good; none: as long as it lives.")
-    forwarded_allow_ips: str | None = _setting(None, "Proxies whose X-Forwarded-* headers are believed, or *.")
-    capacity_control: bool = _setting(False, "Let start_session take what /grant_capacity gave, else refuse: 429.")
-    max_live_sessions: int | None = _setting(None, "Most sessions that live at once; further starts get 429.")
-    session_idle_s: float | None = _setting(None, "Seal sessions as expired that are unused for so long; none: never.")
-    max_staleness: int | None = _setting(None, "Start only sessions that will be at most so many versions old.")
-    batch_size: int | None = _setting(None, "Sessions that the trainer takes a version; needed by --max-staleness.")
-    max_turns_in_flight: int = _setting(4096, "Most turns that run at once; further ones get 429.")
-    max_context_tokens: int | None = _setting(None, "Upper bound of prompt plus output, below the model's own.")
-    max_tokens_per_turn: int | None = _setting(None, "Upper bound of sampled tokens in one turn.")
-    max_body_bytes: int = _setting(64 * 1024 * 1024, "Longest request body.")
-    engine_timeout_s: float = _setting(600.0, "Longest wait for the next token of the engine.")
-    pause_timeout_s: float = _setting(120.0, "Longest wait of a request for a paused engine; then 503.")
-    shutdown_timeout_s: float = _setting(30.0, "Longest wait for running generations at the end.")
-    discount: float = _setting(1.0, "Discount of rewards through the tree, 0 to 1.")
-    credit: Credit = _setting(Credit.TREE, "How rewards flow back: tree or linear.")
+    migrate: bool | None = _setting(None, "Upgrade an older database schema at startup; none: for SQLite files only.")
+    admin_key: str | None = _setting(
+        None, "Administrator's key, or several with commas to rotate them. Prefer the variable: flags show in ps."
+    )
+    rewards_by: str | None = _setting(
+        None, "Key that sets rewards: control or session; none: session without --admin-key, else control."
+    )
+    require_key: bool = _setting(False, "Refuse requests that have no key but the secret in the path of base_url.")
+    allow_chosen_keys: bool = _setting(False, "Let callers choose session keys even beyond loopback.")
+    key_lifetime_s: float | None = _setting(None, "Seconds until a session's keys expire; none: never.")
+    forwarded_allow_ips: str | None = _setting(
+        None, "Proxies whose X-Forwarded-* headers are trusted: addresses and networks with commas, or *."
+    )
+    capacity_control: bool = _setting(False, "Admit only starts granted by /grant_capacity; further ones get 429.")
+    max_live_sessions: int | None = _setting(None, "Limit of live sessions; further starts get 429.")
+    session_idle_s: float | None = _setting(
+        None, "Seconds without use until a session expires (its data stays); none: never."
+    )
+    max_staleness: int | None = _setting(
+        None, "Start a session only if it will be at most this many weight versions old when trained; else 429."
+    )
+    batch_size: int | None = _setting(
+        None, "Sessions that the trainer consumes per weight version; required by --max-staleness."
+    )
+    max_turns_in_flight: int = _setting(4096, "Limit of turns that run at once; further ones get 429.")
+    max_context_tokens: int | None = _setting(None, "Limit of prompt plus output tokens; none: the model's.")
+    max_tokens_per_turn: int | None = _setting(None, "Limit of sampled tokens in one turn.")
+    max_body_bytes: int = _setting(64 * 1024 * 1024, "Limit of a request body in bytes; longer ones get 413.")
+    engine_timeout_s: float = _setting(600.0, "Seconds to wait for the engine's next token; then 504.")
+    pause_timeout_s: float = _setting(120.0, "Seconds that a request waits for a paused engine; then 503.")
+    shutdown_timeout_s: float = _setting(30.0, "Seconds that running turns may take to finish at shutdown.")
+    discount: float = _setting(1.0, "Discount per step of rewards that flow back to earlier turns, 0 to 1.")
+    credit: Credit = _setting(Credit.TREE, "How rewards flow back: tree (to ancestors) or linear (to earlier turns).")
     log_level: str = _setting("info", "debug, info, warning or error.")
 
     def __post_init__(self) -> None:
@@ -67,7 +87,7 @@ class Settings:
 
     @property
     def loopback(self) -> bool:
-        """Whether only this machine can reach the server."""
+        """True if only this machine can reach the server."""
         if self.host == "localhost":
             return True
         try:
@@ -77,7 +97,7 @@ class Settings:
 
     @property
     def agents_may_reward(self) -> bool:
-        """Whether a session's own key (or none, when open) may set rewards and end the session."""
+        """True if the agent's key (on an open server: anybody) may set rewards and end its session."""
         return (self.rewards_by or ("control" if self.admin_key else "session")) == "session"
 
 
@@ -89,7 +109,10 @@ _POSITIVE = (
 
 
 def from_environment(given: Mapping[str, Any], environ: Mapping[str, str] = os.environ) -> Settings:
-    """Settings from flags (None means not given) and variables. Raises ConfigurationError naming the bad one."""
+    """Read settings from flags (None: not given) and environment variables.
+
+    Raises ConfigurationError that names the flag or variable.
+    """
     hints = get_type_hints(Settings)
     values: dict[str, Any] = {}
     for spec in fields(Settings):
@@ -101,28 +124,34 @@ def from_environment(given: Mapping[str, Any], environ: Mapping[str, str] = os.e
 
 
 def _parse(name: str, text: str, kind: Any) -> Any:
+    parse, expected = _PARSERS.get(kind, (str, "text"))
     try:
-        if kind in (bool, bool | None):
-            return {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}[text.lower()]
-        if kind in (int, int | None):
-            return int(text)
-        if kind in (float, float | None):
-            return float(text)
-        if kind is Credit:
-            return Credit(text)
-        if kind == tuple[str, ...]:
-            return tuple(part for part in text.split(";") if part)
+        return parse(text)
     except (ValueError, KeyError):
-        raise ConfigurationError(f"{VARIABLE_PREFIX}{name.upper()}={text!r} is not {_described(kind)}") from None
-    return text
+        raise ConfigurationError(f"{VARIABLE_PREFIX}{name.upper()}={text!r} is not {expected}") from None
 
 
-def _described(kind: Any) -> str:
-    if kind in (bool, bool | None):
-        return "true or false (1, true, yes, 0, false, no)"
-    if kind is Credit:
-        return " or ".join(Credit)
-    return "an integer" if kind in (int, int | None) else "a number"
+def _parse_bool(text: str) -> bool:
+    return {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}[text.lower()]
+
+
+def _parse_list(text: str) -> tuple[str, ...]:
+    return tuple(part for part in text.split(";") if part)
+
+
+_BOOL = (_parse_bool, "true or false (1, true, yes, 0, false, no)")
+_INT = (int, "an integer")
+_FLOAT = (float, "a number")
+_PARSERS: Mapping[Any, tuple[Callable[[str], Any], str]] = {
+    bool: _BOOL,
+    bool | None: _BOOL,
+    int: _INT,
+    int | None: _INT,
+    float: _FLOAT,
+    float | None: _FLOAT,
+    Credit: (Credit, " or ".join(Credit)),
+    tuple[str, ...]: (_parse_list, "a list separated by semicolons"),
+}
 
 
 def _check(settings: Settings) -> None:
@@ -133,9 +162,9 @@ def _check(settings: Settings) -> None:
             "or listen on 127.0.0.1"
         )
     if not 0 <= settings.port <= 65535:
-        raise ConfigurationError(f"--port {settings.port} is not between 0 and 65535")
+        raise ConfigurationError(f"--port {settings.port} must be between 0 and 65535")
     if not 0.0 <= settings.discount <= 1.0:
-        raise ConfigurationError(f"--discount {settings.discount} is not between 0 and 1")
+        raise ConfigurationError(f"--discount {settings.discount} must be between 0 and 1")
     _check_choice("--rewards-by", settings.rewards_by, ("control", "session", None))
     _check_choice("--thinking-retention", settings.thinking_retention, ("all", "template"))
     _check_choice("--log-level", settings.log_level, ("debug", "info", "warning", "error"))
@@ -178,4 +207,4 @@ def _check_proxies(text: str | None) -> None:
 
 def _check_choice(flag: str, value: str | None, choices: tuple[str | None, ...]) -> None:
     if value not in choices:
-        raise ConfigurationError(f"{flag} {value} is not one of {', '.join(c for c in choices if c)}")
+        raise ConfigurationError(f"{flag} {value} must be one of {', '.join(c for c in choices if c)}")

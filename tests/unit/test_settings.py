@@ -1,4 +1,4 @@
-"""Settings: flags, variables, README and code agree; what cannot be is refused in one line."""
+"""Flags, variables, README and code agree on the settings; an invalid setting is refused with one line."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_every_setting_is_a_flag_a_variable_and_a_readme_line(name: str, monkeyp
     text = CliRunner().invoke(commands.app, ["serve", "--help"]).output
     assert f"--{name.replace('_', '-')}" in text
     assert VARIABLE_PREFIX + name.upper() in text
-    assert f"`--{name.replace('_', '-')}`" in (ROOT / "README.md").read_text()
+    assert f"| `--{name.replace('_', '-')}` |" in (ROOT / "README.md").read_text()
 
 
 @pytest.mark.parametrize("command", ["serve", "export", "demo", "doctor", "import"])
