@@ -13,10 +13,11 @@ import shlex
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from proxy.server import serving
 from proxy.settings import Settings
@@ -24,7 +25,7 @@ from tests.docs.pages import ROOT, Block
 
 ADDRESS = "127.0.0.1:8080"
 _SERVE = re.compile(r"(?:[A-Z_]+=\S+\s+)*tokengrove serve\b")
-_START_S, _BLOCK_S = 120.0, 280.0
+_START_S, _BLOCK_S, _LONG_S = 120.0, 90.0, 800.0
 _KEPT = ".shell"
 
 
@@ -129,21 +130,23 @@ class PageSession(AbstractContextManager["PageSession"]):
         return self._run(block, [sys.executable, str(file)])
 
     def _run(self, block: Block, command: list[str]) -> str:
-        run = subprocess.run(
-            command,
-            cwd=self._folder,
-            env=self._environment,
-            capture_output=True,
-            text=True,
-            timeout=_BLOCK_S,
-            stdin=subprocess.DEVNULL,
-            check=False,
-        )
+        # Into files: what a block leaves running in the background would keep a pipe open.
+        with tempfile.TemporaryFile("w+") as printed, tempfile.TemporaryFile("w+") as said:
+            run = subprocess.run(
+                command,
+                cwd=self._folder,
+                env=self._environment,
+                stdin=subprocess.DEVNULL,
+                stdout=printed,
+                stderr=said,
+                timeout=_LONG_S if block.directive == "long" else _BLOCK_S,
+                check=False,
+            )
+            texts = [_whole(printed), _whole(said)]
         failed = run.returncode != 0
-        assert failed == (block.directive == "fails"), (
-            f"{block.place} ended with {run.returncode}:\n{block.text}\n{run.stdout}\n{run.stderr}"
-        )
-        return run.stdout
+        told = "\n".join((f"{block.place} ended with {run.returncode}:", block.text, *texts))
+        assert failed == (block.directive == "fails"), told
+        return texts[0]
 
     def _serve(self, command: str) -> None:
         if self._server is not None:
@@ -184,6 +187,11 @@ def check_shape(block: Block, shown: Any, real: Any, at: str = "reply") -> None:
 
 def _lines(text: str) -> list[str]:
     return [line.rstrip() for line in text.strip().splitlines()]
+
+
+def _whole(file: IO[str]) -> str:
+    file.seek(0)
+    return file.read()
 
 
 def _kind(value: Any) -> type:

@@ -1,0 +1,60 @@
+"""docs/http-api.md has a section for every route, each with a request and a reply, and every error code."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from proxy import errors
+from proxy.app import build_app
+from proxy.settings import Settings
+from tests.docs.pages import ROOT
+
+PAGE = (ROOT / "docs" / "http-api.md").read_text(encoding="utf-8")
+SECTIONS = re.split(r"^### ", PAGE, flags=re.M)[1:]
+
+
+def routes(folder: Path) -> set[str]:
+    """`METHOD /path` of every route; the four addresses of a turn are one, as are those with and without session."""
+    app = build_app(Settings(engine="scripted", database_url=f"sqlite:///{folder / 't.db'}"))
+    found = {(method, route.path) for route in app.routes for method in route.methods - {"HEAD"}}
+    named = {(method, path.replace(":path", "")) for method, path in found}
+    bare = {(method, path.removeprefix("/{session}")) for method, path in named}
+    of_a_session = {(method, f"/{{session}}{path}") for method, path in bare} & named
+    turns = {(method, path) for method, path in bare if path.startswith("/v1")}
+    without_v1 = {(method, path.removeprefix("/v1")) for method, path in turns}
+    control = {(method, path.removeprefix("/{session}")) for method, path in of_a_session if "/rl/" in path}
+    rest = bare - without_v1 - control | {(method, f"/{{session}}{path}") for method, path in control}
+    return {f"{method} {path}" for method, path in rest}
+
+
+def documented(section: str) -> set[str]:
+    method, _, paths = section.splitlines()[0].partition(" ")
+    return {f"{method} {path}" for path in paths.split(", ")}
+
+
+def test_there_is_a_section_for_every_route_and_for_nothing_else(tmp_path: Path) -> None:
+    assert set().union(*map(documented, SECTIONS)) == routes(tmp_path)
+
+
+@pytest.mark.parametrize("section", SECTIONS, ids=lambda section: section.splitlines()[0][:60])
+def test_every_section_shows_a_request_to_its_endpoint_and_the_reply(section: str) -> None:
+    languages = re.findall(r"^```(\w+)$", section.split("\n## ")[0], re.M)
+    assert "bash" in languages and languages[-1] in ("json", "text")
+    first = documented(section) & {item for item in documented(section) if _requests(section, item)}
+    assert first, "no request goes to the endpoint"
+
+
+def _requests(section: str, endpoint: str) -> bool:
+    path = re.escape(endpoint.split(" ")[1].removeprefix("/{session}")).replace(r"\{session\}", "[^/ ]+")
+    return re.search(path.replace(r"\{model\}", "[^/ ]+") + r"(?=[ \n])", section.split("```bash", 1)[1]) is not None
+
+
+def test_every_error_code_stands_there_with_its_status() -> None:
+    classes = [errors.ProxyError]
+    for kind in classes:
+        classes += kind.__subclasses__()
+    shown = {code: int(status) for code, status in re.findall(r"^\| `(\w+)` \| (\d+) \|", PAGE, re.M)}
+    assert shown == {kind.code: kind.status for kind in classes if kind.__module__ == errors.__name__}
