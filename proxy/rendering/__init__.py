@@ -1,6 +1,7 @@
-"""Messages to token ids and sampled ids back to messages; what was sampled is never decoded and encoded again.
+"""Messages to token ids, and sampled ids back to messages. Sampled ids are never decoded and re-encoded.
 
-`load_renderer(settings, folder)` is the only way in: it gives a `Renderer`, which renders, bridges and parses.
+The way in is `load_renderer(settings, folder)`: it returns a `Renderer`, which renders conversations, bridges from one
+turn to the next, and parses outputs. `templates` renders, `parsing` and `tool_calls` read outputs.
 """
 
 from proxy.rendering.parsing.output_parser import OutputParser

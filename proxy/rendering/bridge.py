@@ -1,13 +1,13 @@
-"""Appending to what the model saw: the tokens of a parent stay as they are, only what is new is rendered.
+"""The bridge from one turn to the next: the parent's tokens stay as they are, and only new messages are rendered.
 
-The ids to append depend on the end of the parent and on the new messages, never on the length of the history. They
-are what the template writes after an answer: found by rendering the new messages after a short synthetic answer, and
-taken only if the new messages left everything before them as it was (proof by token prefix). Where they did not, the
-template is not append-only here and the answer is None.
+The ids to append depend on the end of the parent and on the new messages, never on the length of the history. To find
+them, the bridge renders a short synthetic conversation with and without the new messages. What the second rendering
+adds counts only if both agree, token by token, up to the end of the synthetic answer; otherwise the template is not
+append-only here and the result is None.
 
-A turn that was cut (length, stop string, abort) is closed first, as context; reasoning left open at the cut is closed
-before that. A closed turn is never closed again, whatever end token the model chose: where a template writes another
-token in history than the model samples (gpt-oss: `<|end|>` for `<|return|>`), the sampled one stays.
+A turn that was cut (length, stop string, abort) is closed first, as context, and before that any open reasoning. A
+closed turn is never closed again, whatever end token the model chose: if a template writes another token in history
+than the model samples (gpt-oss: `<|end|>` for `<|return|>`), the sampled one stays.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ from proxy.rendering.tokenizer import Tokenizer
 from proxy.rendering.tool_calls.tool_format import ToolFormat
 from proxy.types import Ids, Message, Role, Tool, ToolCall, ids_of
 
-# No generation prompt is longer than this many tokens, so the assistant header that it ends with lies within.
+# No generation prompt is longer than this many tokens, so the last TAIL tokens of a prompt contain it.
 TAIL = 64
 
-# Letters only, so that every vocabulary spells them alike wherever they stand.
+# Letters and spaces only, so that every vocabulary tokenizes them alike in any context.
 _USER = "Synthesized question"
 _ANSWER = "Synthesized answer"
 _SECOND = "Synthesized follow up"
 _SYSTEM = Message(Role.SYSTEM, "Synthesized rules")
 _TOOL = Tool("synthesized", "", {})
 
-# Renderings of the synthetic conversation that are kept; clients choose the options, so the number is bounded.
+# Bound of the cache of synthetic renderings: its keys contain template options, which clients choose.
 _READY = 64
 
 
 @dataclass(frozen=True, slots=True)
 class _Frame:
-    """What stands before the synthetic answer: the tools of the head, and whether a system message is there."""
+    """The head of the synthetic conversation: its tools, and whether it has a system message."""
 
     tools: tuple[Tool, ...] = ()
     system: bool = False
@@ -52,7 +52,7 @@ class _Frame:
 
 @dataclass(frozen=True, slots=True)
 class _Ends:
-    """What follows a synthetic answer: `closing` ends its turn (with an end token if `closes`), then comes `rest`."""
+    """The ids after a synthetic answer: `closing` ends its turn (with an end token if `closes`), `rest` follows."""
 
     closing: list[int]
     rest: list[int]
@@ -60,7 +60,7 @@ class _Ends:
 
 
 class Bridge:
-    """Extends prompts of one template. `stop_token_ids` are those that end a turn when sampled."""
+    """Extends prompts of one template. `stop_token_ids`: the ids that end a turn when sampled."""
 
     def __init__(
         self,
@@ -86,7 +86,8 @@ class Bridge:
         tools: Sequence[Tool],
         options: Options,
     ) -> Ids | None:
-        """The ids to append after `prompt_ids + output_ids`, all of them context, or None. Raises InvalidRequest."""
+        """Return the ids to append to `prompt_ids + output_ids`, all context, or None if the template is not
+        append-only here. Raises InvalidRequest."""
         tail = self._header(prompt_ids)
         answer, new_messages = _referring(answer, new_messages, lambda: self._tokenizer.decode(output_ids))
         found = self._from_library(tail, output_ids, new_messages, options)
@@ -95,11 +96,11 @@ class Bridge:
         return None if found is None else ids_of(found)
 
     def reasoning_open(self, prompt_ids: Ids) -> bool:
-        """Whether the generation prompt has opened the reasoning and left it open."""
+        """Return whether the generation prompt opens the reasoning and leaves it open."""
         return self._opened(self._header(prompt_ids))
 
     def _header(self, prompt_ids: Ids) -> list[int]:
-        """The end of the prompt from its last end of turn on: the generation prompt."""
+        """Return the generation prompt: the end of the prompt, after its last end-of-turn token."""
         tail = prompt_ids[-TAIL:].tolist()
         start = next((at + 1 for at in range(len(tail) - 1, -1, -1) if tail[at] in self._stops), 0)
         return tail[start:]
@@ -107,7 +108,10 @@ class Bridge:
     def _from_library(
         self, tail: list[int], output_ids: Ids, new_messages: Sequence[Message], options: Options
     ) -> list[int] | None:
-        """The library drops what follows an end token and refuses reasoning that was never closed: it sees neither."""
+        """Return the library renderer's own bridge, or None.
+
+        It drops whatever follows an end token and refuses unclosed reasoning, so it is given neither.
+        """
         if not new_messages or any(message.role is Role.ASSISTANT for message in new_messages):
             return None
         if output_ids and output_ids[-1] in self._stops:
@@ -131,7 +135,7 @@ class Bridge:
             try:
                 ends = self._ends(frame, synthetic, new_messages, options)
             except InvalidRequest:
-                # Rendering the whole conversation decides whether it can be expressed at all.
+                # Not fatal: rendering the whole conversation decides whether the template can express it.
                 continue
             if ends is not None:
                 return self._after(tail, output_ids, ends)
@@ -142,14 +146,14 @@ class Bridge:
         if ends.closes and (last in self._stops or last == ends.closing[-1]):
             return ends.rest
         if last in self._stops:
-            # The family ends a turn by opening the next one: that opener is there already, if it is the right one.
+            # The family ends a turn by opening the next one; the model may have sampled the right opener already.
             return ends.rest[1:] if ends.rest[:1] == [last] else ends.closing + ends.rest
         closing = self._closer_ids if self._left_open(tail, output_ids) else []
         closing = closing + ends.closing[self._overlap(closing, ends.closing) :]
         return closing[self._overlap(output_ids[-len(closing) :], closing) if closing else 0 :] + ends.rest
 
     def _overlap(self, ids: Sequence[int], closing: Sequence[int]) -> int:
-        """How many markers at the start of `closing` stand at the end of `ids` already."""
+        """Return how many markers at the start of `closing` are already at the end of `ids`."""
         for size in range(min(len(ids), len(closing)), 0, -1):
             if list(ids[-size:]) == list(closing[:size]) and all(map(self._tokenizer.is_marker, closing[:size])):
                 return size
@@ -164,7 +168,7 @@ class Bridge:
         if found is None:
             before = self._template.render(history, frame.tools, options, prompt=False)
             if key is not None:
-                # A template may write the date: what was kept from yesterday is replaced.
+                # A template may write the date, so a failed comparison refreshes the cached rendering.
                 if len(self._before) >= _READY:
                     self._before.clear()
                 self._before[key] = before
@@ -173,7 +177,10 @@ class Bridge:
         return found
 
     def _split(self, before: list[int], after: list[int], *, calls: bool) -> _Ends | None:
-        """Prove that `after` goes on where `before` ended. Reasoning markers in the answer itself may differ."""
+        """Return the ids after the answer in `after`, or None unless `after` repeats `before` up to its end of turn.
+
+        Reasoning markers in the answer itself may differ. `calls`: the answer has tool calls.
+        """
         limit = len(before) + TAIL
         answered, times = self._find(before, _ANSWER, len(before)), self._count(before, _ANSWER)
         asked = self._find(before, _USER, len(before), 1)
@@ -187,15 +194,15 @@ class Bridge:
             replaced = close is not None and found[:-1] == fixed[:-1] and found[-1:] == [self._closer_in_history]
             if not replaced:
                 return None
-        # After calls, what is fixed begins with the rest of the synthetic ones: only the end token is of use.
+        # With calls, `found` begins with the rest of the synthetic call: only the end token is usable.
         closing = found if not calls else found[-1:] if close is not None else []
         return _Ends(closing, after[goes_on + len(fixed) :], closes=close is not None)
 
     @cached_property
     def _closer_in_history(self) -> int | None:
-        """The marker that the template writes after an earlier answer where it writes an end token after the last one.
+        """The marker that the template writes after an earlier answer, if it writes an end token after the last one.
 
-        It closes a turn, so whatever follows does not change it, and no turn is opened with it.
+        It must be the same whatever follows the answer, and must not be a marker that opens a turn.
         """
         history = _Frame().history(Message(Role.ASSISTANT, _ANSWER))
         second = [*history, Message(Role.USER, _SECOND)]
@@ -213,7 +220,7 @@ class Bridge:
         return closer[0] if self._tokenizer.is_marker(closer[0]) else None
 
     def _find(self, ids: Sequence[int], text: str, limit: int, times: int | None = None) -> int | None:
-        """Index after the token that completes the given (default: last) occurrence of `text`."""
+        """Return the index after the token that completes occurrence number `times` (default: the last) of `text`."""
         pieces = [self._tokenizer.piece(token) for token in ids[:limit]]
         joined, needle = b"".join(pieces), text.encode()
         count = joined.count(needle) if times is None else times
@@ -229,7 +236,7 @@ class Bridge:
         return b"".join(map(self._tokenizer.piece, ids)).count(text.encode())
 
     def _left_open(self, tail: Sequence[int], output_ids: Ids) -> bool:
-        """Whether the output ends inside reasoning. A call closes it, as the parser reads it."""
+        """Return whether the output ends inside reasoning. A tool call closes the reasoning, as in the parser."""
         if self._reasoning is None:
             return False
         text = self._tokenizer.decode(output_ids)
@@ -250,9 +257,11 @@ class Bridge:
 
 
 def _frames(new_messages: Sequence[Message], tools: Sequence[Tool]) -> Iterator[_Frame]:
-    """The ordinary one first. Some templates write the tools before the last question only (Mistral): there they stay
-    where they were written, and nothing is repeated. Some move the first system message to the head (Cohere): after
-    one that is there already, another stays in its place."""
+    """Yield the heads to try, the ordinary one first.
+
+    Some templates write the tools only before the last question (Mistral): a head without tools does not repeat them.
+    Some move the first system message to the head (Cohere): with one there already, a new one stays in its place.
+    """
     head = (_TOOL,) if tools else ()
     yield _Frame(head)
     if tools:
@@ -262,7 +271,7 @@ def _frames(new_messages: Sequence[Message], tools: Sequence[Tool]) -> Iterator[
 
 
 def _synthetic(answer: Message) -> Message:
-    """An answer of the same kind, short: its calls keep ids and names, which tool results refer to."""
+    """Return a short answer of the same kind. Its calls keep their ids and names, which tool results refer to."""
     calls = tuple(ToolCall(call.id, call.name, f'{{"text": "{_ANSWER}"}}') for call in answer.tool_calls)
     return Message(Role.ASSISTANT, "" if calls else _ANSWER, calls)
 
@@ -270,7 +279,7 @@ def _synthetic(answer: Message) -> Message:
 def _referring(
     answer: Message, new_messages: Sequence[Message], text: Callable[[], str]
 ) -> tuple[Message, Sequence[Message]]:
-    """Tool results with the name of their call, and with the id that the model itself gave it in `text`, if it did."""
+    """Give tool results the name of their call, and the id that the model itself sampled for it in `text`, if any."""
     if not answer.tool_calls:
         return answer, new_messages
     sampled = sampled_call_ids(answer.tool_calls, text)

@@ -1,7 +1,7 @@
-"""Which call and reasoning format a model speaks, and what ends its turns: asked of its own chat template.
+"""Chooses the tool-call format, the reasoning format and the stop tokens of a model, by probing its chat template.
 
-A call format is taken where it reads back a call that the template wrote; the family's name for it decides only among
-several, or where the template writes no calls at all.
+A tool-call format is chosen if it reads back a call that the template wrote. The family's own format is tried first,
+and used unprobed if the template writes no calls.
 """
 
 from __future__ import annotations
@@ -24,7 +24,10 @@ _TOOL = Tool(_NAME, "", {"type": "object", "properties": {"probe_key": {"type": 
 
 
 def choose_reasoning(choice: TemplateChoice, named: str | None) -> ReasoningFormat | None:
-    """`named` is `--reasoning-parser`. Raises ConfigurationError naming the known ones."""
+    """Return the reasoning format, or None if the model has none. `named` is `--reasoning-parser`.
+
+    Raises ConfigurationError for an unknown name, listing the known ones.
+    """
     if named is not None:
         return reasoning_format(named)
     own = REASONING_FORMATS.get(choice.family.reasoning or "")
@@ -36,7 +39,10 @@ def choose_reasoning(choice: TemplateChoice, named: str | None) -> ReasoningForm
 
 
 def choose_tool_format(choice: TemplateChoice, named: str | None) -> ToolFormat | None:
-    """`named` is `--tool-parser`. Raises ConfigurationError naming the known ones."""
+    """Return the tool-call format, or None if no known format fits. `named` is `--tool-parser`.
+
+    Raises ConfigurationError for an unknown name, listing the known ones.
+    """
     if named is not None:
         return tool_format(named)
     own = TOOL_FORMATS.get(choice.family.tool_format or "")
@@ -50,13 +56,13 @@ def choose_tool_format(choice: TemplateChoice, named: str | None) -> ToolFormat 
 
 
 def reads(calls: ToolFormat, text: str) -> bool:
-    """Whether `text` is read as the probe call."""
+    """Return whether the format `calls` reads `text` as the probe call."""
     found = [(name, json.loads(arguments)) for name, arguments in read_calls(calls, text, (_TOOL,))]
     return found == [(_NAME, json.loads(_ARGUMENTS))]
 
 
 def _written_call(chat: ChatTemplate) -> str | None:
-    """What the template writes for an assistant that calls a tool, None where it writes no calls."""
+    """Return what the template writes for an assistant message with a tool call, or None if it writes no calls."""
     if chat.capabilities.arguments is None:
         return None
     question = Message(Role.USER, "Probe-user")
@@ -68,15 +74,20 @@ def _written_call(chat: ChatTemplate) -> str | None:
 
 
 def stop_tokens(tokenizer: Tokenizer, choice: TemplateChoice, folder: Path) -> tuple[int, ...]:
-    """The library's, else what the folder's configuration says; and the template's own end of a turn where the
-    template never writes one of those (fine-tunes that kept the end token of their base model)."""
+    """Return the ids that end a turn: the library renderer's, else those in the folder's configuration files.
+
+    If the template writes none of the configured ones, its own end-of-turn marker is added: some fine-tunes keep the
+    end token of their base model. Raises ConfigurationError if there are none.
+    """
     if isinstance(choice.template, LibraryTemplate):
         return tuple(dict.fromkeys(choice.template.stop_token_ids))
     ids = _configured_ends(tokenizer, folder)
     if choice.chat is not None:
         ids += choice.chat.end_of_turn(ids)
     if not ids:
-        raise ConfigurationError(f"no end token in {folder}: neither a configuration nor the chat template names one")
+        raise ConfigurationError(
+            f"no end token in {folder}: set eos_token_id in generation_config.json; the chat template shows none either"
+        )
     return tuple(dict.fromkeys(ids))
 
 

@@ -1,7 +1,7 @@
-"""Which family a folder belongs to: said by `--family`, else by its `model_type` and its chat template. Never a hub.
+"""Chooses the family and the template of a model folder: by `--family`, else by `model_type` and chat template.
 
-A renderer of the library is used only where it writes the same ids as the folder's own chat template for every probe
-conversation, or where there is no template and the family was named.
+A renderer of the `renderers` package is used only if it writes the same ids as the folder's own chat template for every
+probe conversation, or if there is no chat template and `--family` names the family. Nothing is downloaded.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class TemplateChoice:
-    """A family with the template that writes for it; `chat` is the folder's own, where it has one. `why`: one line."""
+    """The chosen family and template. `chat`: the folder's own chat template, if any. `why`: the reason, one line."""
 
     family: Family
     template: Template
@@ -33,20 +33,25 @@ class TemplateChoice:
 
 
 def choose_template(tokenizer: Tokenizer, folder: Path, named: str | None, retention: str) -> TemplateChoice:
-    """Raises ConfigurationError for an unknown name, a family that the tokenizer does not fit, or no chat template."""
+    """Choose family and template. `named` is `--family`, `retention` is `--thinking-retention`.
+
+    Raises ConfigurationError for an unknown family, one that the tokenizer does not fit, or a missing chat template.
+    """
     given = None if named is None else family_named(named)
     chat = ChatTemplate(tokenizer) if tokenizer.hugging_face.chat_template else None
     if given is not None and given.library:
         return _named(given, tokenizer, chat, folder, retention)
     if chat is None:
-        raise ConfigurationError(f"no chat template in {folder} (chat_template.jinja or tokenizer_config.json)")
+        raise ConfigurationError(
+            f"no chat template in {folder}: add chat_template.jinja, or chat_template in tokenizer_config.json"
+        )
     if given is not None:
         return TemplateChoice(given, chat, chat, "--family; the folder's chat template")
     return _found(tokenizer, chat, _model_type(folder), retention)
 
 
 def read_json(path: Path) -> Mapping[str, Any]:
-    """The object in a JSON file, empty where there is none. Raises ConfigurationError on a broken file."""
+    """Return the object in a JSON file, empty if there is no file. Raises ConfigurationError for a broken file."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -64,9 +69,10 @@ def _model_type(folder: Path) -> str | None:
 def _named(
     family: Family, tokenizer: Tokenizer, chat: ChatTemplate | None, folder: Path, retention: str
 ) -> TemplateChoice:
-    """The renderer that agrees with the folder's chat template, else that template; without one, the first that fits.
+    """Choose the renderer that agrees with the folder's chat template, else that template; without one, the first
+    renderer that fits the tokenizer.
 
-    Raises ConfigurationError where no renderer fits the tokenizer and the chat template is another family's.
+    Raises ConfigurationError if no renderer fits the tokenizer and there is no chat template of this family.
     """
     fitting, failure = [], ""
     for name in family.library:

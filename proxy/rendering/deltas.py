@@ -1,4 +1,4 @@
-"""The pieces that an output parser makes of sampled tokens; joined, they are the output message."""
+"""Deltas: the pieces of an assistant message that an output parser produces. Joined, they give the message."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
-    """A sampled token with its logprob (natural) and, in `top`, the likeliest ones in its place, highest first."""
+    """A sampled token with its logprob (natural log). `top`: the most likely tokens at its position, best first."""
 
     text: str
     utf8: bytes
@@ -17,7 +17,7 @@ class TokenLogprob:
 
 @dataclass(frozen=True, slots=True)
 class TextDelta:
-    """A piece of the visible answer. `logprobs` are of tokens not yet reported, where the request asks for them."""
+    """A piece of the visible answer. `logprobs`: of tokens not yet reported, if the request asks for them."""
 
     text: str
     logprobs: tuple[TokenLogprob, ...] = ()
@@ -32,7 +32,7 @@ class ReasoningDelta:
 
 @dataclass(frozen=True, slots=True)
 class ToolCallStart:
-    """A call begins; `index` counts the calls of this answer from 0."""
+    """The start of a tool call; `index` counts the calls of this answer from 0."""
 
     index: int
     id: str
@@ -41,7 +41,7 @@ class ToolCallStart:
 
 @dataclass(frozen=True, slots=True)
 class ToolCallArguments:
-    """A piece of the JSON text of the arguments of call `index`."""
+    """A piece of the arguments of call `index`, as JSON text."""
 
     index: int
     fragment: str
@@ -49,10 +49,10 @@ class ToolCallArguments:
 
 @dataclass(frozen=True, slots=True)
 class ToolCallEnd:
-    """Call `index` is closed."""
+    """The end of call `index`."""
 
     index: int
 
 
 Delta = TextDelta | ReasoningDelta | ToolCallStart | ToolCallArguments | ToolCallEnd
-"""What an output parser makes of sampled tokens; the same, joined, is the output message."""
+"""One piece of an assistant message."""

@@ -1,6 +1,6 @@
-"""Sampled ids to text, piece by piece: joined pieces equal one decode of all ids, and a split character is held back.
+"""Incremental detokenization: the joined pieces equal one decode of all ids; an incomplete character is held back.
 
-Both kinds take time linear in the new ids, whatever came before.
+Both kinds take time linear in the number of new ids, whatever the length of the text before them.
 """
 
 from __future__ import annotations
@@ -11,15 +11,17 @@ from typing import Protocol
 
 
 class Detokenizer(Protocol):
-    """Text of a growing run of ids. `flush` ends the run: an incomplete character becomes U+FFFD."""
+    """Decodes a growing sequence of ids."""
 
-    def push(self, ids: Sequence[int]) -> str: ...
+    def push(self, ids: Sequence[int]) -> str:
+        """Return the text that `ids` complete."""
 
-    def flush(self) -> str: ...
+    def flush(self) -> str:
+        """End the sequence and return the rest; an incomplete character becomes U+FFFD."""
 
 
 class ByteDetokenizer:
-    """For byte-level vocabularies: every token is some bytes, and text is their UTF-8 reading."""
+    """For byte-level vocabularies, where every token stands for bytes of UTF-8 text."""
 
     __slots__ = ("_decoder", "_piece")
 
@@ -37,9 +39,9 @@ class ByteDetokenizer:
 
 
 class WindowDetokenizer:
-    """For other vocabularies: decodes a short window, since a token's text may depend on the one before it.
+    """For other vocabularies: decodes a short window, because a token's text may depend on the tokens before it.
 
-    The window begins at the last point where the text was complete, so its length is that of a few tokens.
+    The window begins where the text was last complete, so it is a few tokens long.
     """
 
     __slots__ = ("_decode", "_done", "_pending", "_waits")
@@ -53,7 +55,7 @@ class WindowDetokenizer:
     def push(self, ids: Sequence[int]) -> str:
         self._pending.extend(ids)
         text = self._new_text()
-        # A character has at most four bytes: what is incomplete after that stays so.
+        # A character has at most four bytes: if it is still incomplete after that, it is invalid.
         if text.endswith("\ufffd") and self._waits < 4:
             self._waits += 1
             return ""
@@ -72,7 +74,7 @@ class WindowDetokenizer:
         return self._decode(self._done + self._pending)[len(before) :]
 
     def _settle(self) -> None:
-        # Four tokens of context are more than any known decoder looks back.
+        # No known decoder looks back as far as four tokens.
         self._done = (self._done + self._pending)[-4:]
         self._pending = []
         self._waits = 0

@@ -1,7 +1,8 @@
-"""The known model families: what each is called in `config.json`, what its chat template holds, how it calls tools.
+"""The known model families: their `model_type` in `config.json`, their chat templates, how they call tools.
 
-A family only says where to look first. The folder's own chat template is the truth: a renderer of the library is
-used where it writes the same ids, a call format where it reads back what the template wrote (choice.py, formats.py).
+A family only says what to try first. The folder's own chat template decides: a renderer of the `renderers` package is
+used only if it writes the same ids (choose_template), a call format only if it reads back a call that the template
+wrote (choose_formats).
 """
 
 from __future__ import annotations
@@ -14,8 +15,12 @@ from proxy.errors import ConfigurationError
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """`holds` and `lacks` are texts by which a chat template is known. `library`: renderers of the `renderers` package
-    to try, in order. `tool_format` and `reasoning` are names of tool_formats.py."""
+    """One model family.
+
+    `holds` and `lacks`: texts that its chat template contains and does not contain. `library`: names of renderers in
+    the `renderers` package, in the order to try them. `tool_format`: a name in tool_calls.registry. `reasoning`: a name
+    in reasoning_formats.
+    """
 
     name: str
     model_types: tuple[str, ...] = ()
@@ -26,7 +31,7 @@ class Family:
     reasoning: str | None = None
 
     def knows(self, source: str) -> bool:
-        """Whether the chat template `source` is one of this family."""
+        """Return whether the chat template `source` looks like this family's. False for a family without `holds`."""
         fits = bool(self.holds) and all(text in source for text in self.holds)
         return fits and not any(text in source for text in self.lacks)
 
@@ -38,8 +43,8 @@ _QWEN3_5 = ("qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text", "qwen3
 _GLM_5 = ("glm4_moe_lite", "glm_moe_dsa", "glm5", "glm5_moe")
 _DEEPSEEK_3 = ("deepseek_v3", "deepseek_v2", "deepseek_v32")
 
-# In order: where two families fit, the first one is meant. No renderer of the library for gpt-oss: it fetches its
-# vocabulary from the network.
+# If two families fit, the first one counts. gpt-oss does not use the `renderers` package, whose renderer downloads a
+# vocabulary.
 FAMILIES = (
     Family("qwen3", _QWEN3, (_IM, "</think>"), ("<function=",), ("qwen3",), "hermes", "qwen3"),
     Family("qwen3-coder", _QWEN3, (_IM, "<function="), ("</think>",), (), "qwen3_coder"),
@@ -105,7 +110,7 @@ FAMILIES = (
 
 
 def family_named(name: str) -> Family:
-    """Raises ConfigurationError naming the known ones."""
+    """Return the family of this name. Raises ConfigurationError listing the known names."""
     for family in FAMILIES:
         if family.name == name:
             return family
@@ -113,7 +118,10 @@ def family_named(name: str) -> Family:
 
 
 def candidates(model_type: str | None, source: str) -> Iterator[Family]:
-    """Those of the model type that know the template, then any other that does, then those of the type alone."""
+    """Yield families to try, best first: those matching type and template, then the template, then the type alone.
+
+    The last one is always "generic".
+    """
     by_type = [family for family in FAMILIES if model_type in family.model_types]
     known = [family for family in FAMILIES if family.knows(source)]
     yield from dict.fromkeys([*(f for f in by_type if f in known), *known, *by_type, family_named("generic")])

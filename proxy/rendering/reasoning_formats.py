@@ -1,4 +1,4 @@
-"""How models mark their reasoning, by the names that SGLang, vLLM, verl and ROLL use."""
+"""Reasoning formats: how models mark their reasoning, under the parser names of SGLang, vLLM, verl and ROLL."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from proxy.errors import ConfigurationError
 
 @dataclass(frozen=True, slots=True)
 class ReasoningFormat:
-    """Markers around the reasoning with which an answer may begin.
+    """The markers around the reasoning at the start of an answer.
 
-    `label` is text that may follow the opener and is no reasoning. `hidden` are markers that are no text either.
-    `forced`: an answer begins with reasoning even where the prompt does not open it, unless the prompt closed it.
-    `channels`: the answer is a sequence of messages in channels (harmony), and `opener` begins one with reasoning.
+    `label`: text after the opener that is not part of the reasoning. `hidden`: further markers that are not text.
+    `forced`: an answer begins inside reasoning even if the prompt did not open it, unless the prompt closed it.
+    `channels`: an answer is a sequence of messages in channels (harmony); `opener` begins one with reasoning.
     """
 
     opener: str
@@ -70,7 +70,10 @@ REASONING_FORMATS: Mapping[str, ReasoningFormat] = {
 
 
 def reasoning_format(name: str) -> ReasoningFormat | None:
-    """None for `none`: reasoning is text. Raises ConfigurationError naming the known ones."""
+    """Return the format of this name; None for `none`: reasoning stays text.
+
+    Raises ConfigurationError listing the known names.
+    """
     if name == "none":
         return None
     if name not in REASONING_FORMATS:

@@ -1,6 +1,6 @@
-"""The one object that the rest of the server asks for tokens: it renders, bridges, parses and constrains.
+"""The renderer of one model: it renders conversations, bridges turns, parses outputs and writes tool-call grammars.
 
-All four follow the same family, chosen once at start-up from the model's folder. Nothing here reaches a hub.
+All four follow one family, chosen at start-up from the model's folder. Nothing is downloaded.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 
 
 def load_renderer(settings: Settings, folder: Path) -> Renderer:
-    """The renderer for the tokenizer in `folder`. Raises ConfigurationError, one line, where it cannot be used."""
+    """Load the renderer of the model in `folder`. Raises ConfigurationError (one line) if the folder is unusable."""
     tokenizer = Tokenizer.load(folder)
     choice = choose_template(tokenizer, folder, settings.family, settings.thinking_retention)
     return Renderer(
@@ -43,10 +43,10 @@ def load_renderer(settings: Settings, folder: Path) -> Renderer:
 
 
 class Renderer:
-    """Messages to ids and back for one model. Safe to use from several threads.
+    """Converts messages to ids and back for one model. Thread-safe.
 
-    `why` says how the family was found, `encoder` which encoder runs and why. `vocab_size` is one more than the
-    highest id with a text.
+    `why`: how the family was found. `encoder`: the encoder in use, and why. `vocab_size`: one more than the highest id
+    in the vocabulary.
     """
 
     def __init__(
@@ -75,7 +75,10 @@ class Renderer:
     def render(
         self, messages: Sequence[Message], tools: Sequence[Tool], options: Mapping[str, Any], *, prompt: bool = True
     ) -> Ids:
-        """The whole conversation, ending with the generation prompt if `prompt`. Raises InvalidRequest."""
+        """Return the ids of the whole conversation, with the generation prompt if `prompt`.
+
+        Raises InvalidRequest for what the template cannot express.
+        """
         return ids_of(self._template.render(messages, tools, options, prompt=prompt))
 
     def bridge(
@@ -87,19 +90,22 @@ class Renderer:
         tools: Sequence[Tool],
         options: Mapping[str, Any],
     ) -> Ids | None:
-        """The ids to append after `prompt_ids + output_ids`, all context: what closes a cut turn, the new messages,
-        the generation prompt. None where this template cannot be extended here: render in full. Raises InvalidRequest.
+        """Return the ids to append to `prompt_ids + output_ids`: the end of a cut turn, the new messages and the
+        generation prompt. All of them are context, not sampled. None if the template is not append-only here: then
+        render in full.
 
-        `answer` is the message that `output_ids` were parsed to.
+        `answer` is the message parsed from `output_ids`. Raises InvalidRequest for what the template cannot express.
         """
         if any(message.images for message in new_messages):
-            raise InvalidRequest("this model takes no images", param="messages")
+            raise InvalidRequest("this model accepts text only, no images", param="messages")
         if not self._keeps_reasoning and self._template_rewrites(new_messages):
             return None
         found = self._bridge.suffix(prompt_ids, output_ids, answer, new_messages, tools, options)
         if found is None and not self._warned:
             self._warned = True
-            log.warning("the chat template is not append-only: such turns are rendered in full and not joined")
+            log.warning(
+                "the chat template is not append-only: a turn that rewrites history is rendered in full and forks"
+            )
         return found
 
     def parser(
@@ -110,7 +116,10 @@ class Renderer:
         stop: Sequence[str] = (),
         call_id: Callable[[], str] = lambda: f"call_{uuid.uuid4().hex}",
     ) -> OutputParser:
-        """A parser of one output. Without tools, or with tool choice `none`, calls stay text."""
+        """Return a parser for one output after `prompt_ids`. `call_id` makes the ids of tool calls.
+
+        Without tools, or with tool choice `none`, tool calls stay text.
+        """
         calls = self.tool_format if tools and tool_choice.mode is not ToolChoiceMode.NONE else None
         return build_parser(
             self._tokenizer,
@@ -124,41 +133,48 @@ class Renderer:
         )
 
     def tool_grammar(self, tools: Sequence[Tool], tool_choice: ToolChoice, parallel: bool) -> Grammar | None:
-        """What a forced call looks like, for modes `required` and `named`; None for the others.
+        """Return the grammar of a forced call for the modes `required` and `named`, None for the others.
 
-        Raises UnsupportedParameter where this family's calls are not known or not JSON, InvalidRequest for a name that
-        is not in `tools`.
+        Raises UnsupportedParameter if the model's call format is unknown or its arguments are not JSON, InvalidRequest
+        if `tools` lacks the named tool.
         """
         if tool_choice.mode not in (ToolChoiceMode.REQUIRED, ToolChoiceMode.NAMED):
             return None
         if self.tool_format is None:
-            raise UnsupportedParameter("calls of this model cannot be forced: format unknown", param="tool_choice")
+            raise UnsupportedParameter(
+                "tool calls of this model cannot be forced: its call format is unknown (--tool-parser names one)",
+                param="tool_choice",
+            )
         named = tool_choice.mode is ToolChoiceMode.NAMED
         chosen = [tool for tool in tools if not named or tool.name == tool_choice.name]
         if not chosen:
-            raise InvalidRequest(f"tool_choice needs a tool that is there: {tool_choice.name}", param="tool_choice")
+            raise InvalidRequest(
+                f"'tool_choice' names {tool_choice.name!r}, which is not in 'tools'", param="tool_choice"
+            )
         separator = self.tool_format.separator
         alternatives = tuple(self._call_parts(self.tool_format, tool) for tool in chosen)
         return Grammar(alternatives, repeat=parallel and separator is not None, separator=separator or "")
 
     def encode(self, text: str) -> Ids:
+        """Return the ids of `text`; special tokens spelled in it are encoded as such."""
         return ids_of(self._tokenizer.encode(text))
 
     def decode(self, ids: Sequence[int]) -> str:
+        """Return the text of `ids`, special tokens included."""
         return self._tokenizer.decode(ids)
 
     def piece(self, token: int) -> bytes:
-        """The UTF-8 bytes of one token, which may be a part of a character; empty outside the vocabulary."""
+        """Return the UTF-8 bytes of one token, possibly part of a character; empty for ids outside the vocabulary."""
         return self._tokenizer.piece(token)
 
     def _call_parts(self, calls: ToolFormat, tool: Tool) -> tuple[GrammarPart, ...]:
-        """What is forced, with the markers as tokens where the vocabulary has them."""
+        """Return the grammar of a forced call, with markers as token ids if the vocabulary has them."""
         marks = [calls.opener, calls.closer, *calls.marks]
         tokens = {mark: token for mark in marks if mark and (token := self._tokenizer.token_id(mark)) is not None}
         return tuple(piece for part in calls.forced(tool) for piece in _pieces(part, tokens))
 
     def _template_rewrites(self, new_messages: Sequence[Message]) -> bool:
-        """Whether the template may take back reasoning: the library's families do at a new user message."""
+        """Return whether the template may drop earlier reasoning: library renderers do so at a new user message."""
         known = isinstance(self._template, LibraryTemplate)
         return not known or any(message.role is not Role.TOOL for message in new_messages) or not new_messages
 

@@ -1,7 +1,7 @@
-"""One vocabulary. `encode` gives the ids that Hugging Face gives, whichever encoder does the work.
+"""The tokenizer. `encode` returns the same ids as Hugging Face's tokenizer, whichever encoder does the work.
 
-The fast encoder is used only after it agreed with Hugging Face on varied text at start-up. Encoders are not
-thread-safe, so each call takes one out of a pool: no encoder is ever used by two threads at once.
+The fast encoder (fastokens) is used only if it agrees with Hugging Face's on varied text at start-up. Encoders are not
+thread-safe, so each call takes one from a pool: no two threads use the same encoder at once.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from proxy.rendering.detokenizer import ByteDetokenizer, Detokenizer, WindowDeto
 
 Encode = Callable[[str], list[int]]
 
-# What a Hugging Face loader raises on a folder that is not a tokenizer: missing or broken files, unknown classes.
+# Hugging Face raises these for a folder without a usable tokenizer: missing or broken files, unknown classes.
 _LOAD_ERRORS = (OSError, ValueError, KeyError, TypeError, AttributeError, ImportError)
 
 
 class Tokenizer:
-    """Text to ids and back for the vocabulary of one folder. Safe to use from several threads."""
+    """Encodes and decodes text with the vocabulary of one folder. Thread-safe."""
 
     def __init__(self, hugging_face: Any) -> None:
         self.hugging_face = hugging_face
@@ -35,38 +35,40 @@ class Tokenizer:
         self._added = {int(key): str(token) for key, token in hugging_face.added_tokens_decoder.items()}
         self._pieces: dict[int, bytes] = {}
         self._idle: deque[Encode] = deque()
-        # Reading the vocabulary once more takes a second, in Rust: meanwhile Hugging Face encodes.
+        # Loading the fast encoder takes a second; Hugging Face's encodes until it is ready.
         with_it = ThreadPoolExecutor(1, "encoder")
         self._chosen: Future[tuple[Callable[[], Encode], str]] = with_it.submit(self._choose_encoder)
         with_it.shutdown(wait=False)
 
     @classmethod
     def load(cls, folder: Path) -> Tokenizer:
-        """Raises ConfigurationError in one line when the folder holds no usable fast tokenizer."""
+        """Load the tokenizer of `folder`. Raises ConfigurationError (one line) if it has no usable fast tokenizer."""
         from transformers import AutoTokenizer
 
         if not folder.is_dir():
-            raise ConfigurationError(f"no tokenizer: {folder} is not a folder")
+            raise ConfigurationError(f"no tokenizer: {folder} is not a folder; give one that holds tokenizer.json")
         try:
             loaded = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
         except _LOAD_ERRORS as error:
             raise ConfigurationError(f"no tokenizer in {folder}: {str(error).strip().splitlines()[0]}") from error
         if not getattr(loaded, "is_fast", False):
-            raise ConfigurationError(f"the tokenizer in {folder} has no tokenizer.json form, which is needed here")
+            raise ConfigurationError(
+                f"the tokenizer in {folder} is a slow one; this server needs a fast one (tokenizer.json)"
+            )
         return cls(loaded)
 
     @property
     def encoder(self) -> str:
-        """Which encoder runs and why; waits until that is known."""
+        """The encoder in use and why it was chosen. Waits for the choice, which start-up makes in the background."""
         return self._chosen.result()[1]
 
     @property
     def vocab_size(self) -> int:
-        """One more than the highest id that the vocabulary names."""
+        """One more than the highest id in the vocabulary."""
         return max(len(self.hugging_face), max(self._added, default=-1) + 1)
 
     def encode(self, text: str) -> list[int]:
-        """Ids of `text`, special tokens in it included, none added around it."""
+        """Return the ids of `text`. Special tokens spelled in it are encoded as such; none are added around it."""
         if not text:
             return []
         if not self._chosen.done():
@@ -81,30 +83,32 @@ class Tokenizer:
             self._idle.append(encode)
 
     def decode(self, ids: Sequence[int]) -> str:
+        """Return the text of `ids`, special tokens included."""
         return str(self._backend.decode(_as_list(ids), skip_special_tokens=False))
 
     def token_id(self, text: str) -> int | None:
-        """The id of the one token spelled `text`, or None."""
+        """Return the id of the token spelled `text`, or None if there is none."""
         found = self._backend.token_to_id(text)
         return None if found is None else int(found)
 
     def is_marker(self, token: int) -> bool:
-        """Whether `token` is an added one (special or not): text never merges across it."""
+        """Return whether `token` is an added token (special or not): the tokenizer never merges text across it."""
         return token in self._added
 
     def piece(self, token: int) -> bytes:
-        """The bytes of one token; empty for ids outside the vocabulary."""
+        """Return the UTF-8 bytes of one token; empty for ids outside the vocabulary."""
         known = self._pieces.get(token)
         if known is None:
             known = self._pieces[token] = self._spell(token)
         return known
 
     def detokenizer(self) -> Detokenizer:
+        """Return a new incremental detokenizer for this vocabulary."""
         return ByteDetokenizer(self.piece) if self._byte_level else WindowDetokenizer(self.decode)
 
     @cached_property
     def _byte_level(self) -> bool:
-        """Proven on the sample texts, since a decoder may do more than join bytes."""
+        """Whether every token stands for bytes. Checked on the sample texts: a decoder may do more than join bytes."""
         if '"ByteLevel"' not in json.dumps(json.loads(self._json).get("decoder")):
             return False
         sample = self.encode("".join(sample_texts()))
@@ -126,7 +130,7 @@ class Tokenizer:
         return str(text).replace("\u2581", " ").encode()
 
     def _choose_encoder(self) -> tuple[Callable[[], Encode], str]:
-        """How to make an encoder, and why. The first one made is idle then."""
+        """Return a factory of encoders and the reason for it. The first fast encoder goes into the pool."""
         try:
             fast = self._make_fast()
         except (ImportError, ValueError, RuntimeError, NotImplementedError) as error:
@@ -153,7 +157,7 @@ class Tokenizer:
 
 
 def sample_texts() -> list[str]:
-    """What the self-check encodes: prose, code, white space, many scripts, emoji, markers in text, noise."""
+    """Return the texts of the self-check: prose, code, white space, many scripts, emoji, markers, random characters."""
     texts = [
         "The quick brown fox doesn't jump; it's 12,345.678 km away -- or isn't it?  \n\n Yes!\t\tNo.",
         "def f(x: int) -> str:\n    return f'{x!r:>10}' # \\n\n\n\tif x == 0x1F and not (y >= 3.0e-7):\n        pass\n",
@@ -176,7 +180,7 @@ def _as_list(ids: Sequence[int]) -> list[int]:
 
 
 def _byte_of_char() -> dict[str, int]:
-    """The printable stand-ins that byte-level vocabularies use for bytes (as published with GPT-2)."""
+    """Return the byte for each printable stand-in that byte-level vocabularies use (GPT-2's `bytes_to_unicode`)."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     table = {chr(byte): byte for byte in printable}
     others = (byte for byte in range(256) if byte not in set(printable))

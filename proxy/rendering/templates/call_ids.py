@@ -1,7 +1,7 @@
-"""Ids of tool calls as a template writes them: a call and its result always get the same one.
+"""Rewrites the ids of tool calls into the style of a template; a call and its result always get the same id.
 
-Most templates write no ids. Mistral's want nine letters or digits, Kimi's `functions.<name>:<number>`; clients know
-neither. What the model itself sampled is kept: a result refers to the id that stands in the model's own tokens.
+Most templates write no ids. Mistral's require nine letters or digits, Kimi's `functions.<name>:<number>`, and clients
+know neither style. An id that the model itself sampled is kept, so that a result refers to the model's own tokens.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from proxy.types import Message, ToolCall
 
 
 class CallIds(StrEnum):
-    """How a template wants the ids of calls."""
+    """The style of call ids that a template requires."""
 
     GIVEN = "given"
     NINE = "nine letters or digits"
     NUMBERED = "functions.name:number"
 
 
-# Where families that sample ids put them: Kimi, and Mistral's newer and older form.
+# Where sampled ids appear in the output: Kimi, Mistral's newer form, Mistral's older form.
 _SAMPLED = (
     re.compile(r"<\|tool_call_begin\|>\s*(functions\.[^\s<:]+:\d+)"),
     re.compile(r"\[CALL_ID\]([A-Za-z0-9]{9})\b"),
@@ -33,7 +33,7 @@ _NINE = re.compile(r"[A-Za-z0-9]{9}")
 
 
 def rewritten_ids(messages: Sequence[Message], style: CallIds) -> Mapping[str, str]:
-    """The id to write for each id in `messages` that does not fit `style`."""
+    """Return the id to write for each id in `messages` that does not fit `style`."""
     if style is CallIds.GIVEN:
         return {}
     calls = [call for message in messages for call in message.tool_calls]
@@ -45,7 +45,7 @@ def rewritten_ids(messages: Sequence[Message], style: CallIds) -> Mapping[str, s
 
 
 def sampled_call_ids(calls: Sequence[ToolCall], text: Callable[[], str]) -> Mapping[str, str]:
-    """Our id of each call to the id in the model's own words, where it wrote exactly one for each call."""
+    """Map our id of each call to the id that the model sampled; empty unless it sampled exactly one per call."""
     spoken = text()
     for pattern in _SAMPLED:
         found = pattern.findall(spoken)

@@ -1,6 +1,6 @@
-"""What a chat template can write, found by rendering small conversations: what does not come out was dropped.
+"""Probes what a chat template can express: it renders small conversations and checks what is missing in the text.
 
-Nothing that a client said is dropped in silence: what a template cannot express is refused by name.
+No part of a request is dropped silently: what the template cannot express is refused by name.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from proxy.rendering.templates.call_ids import CallIds
 from proxy.rendering.templates.message_dicts import Arguments, MessageDict, to_dicts, tool_dicts
 from proxy.types import Message, Role, Tool, ToolCall
 
-# Where templates look for the reasoning of an assistant message.
+# The keys under which templates look for the reasoning of an assistant message.
 _REASONING_KEYS = ("reasoning_content", "thinking", "reasoning")
 
 
 class WriteText(Protocol):
-    """Writes one conversation as text. Raises InvalidRequest with the template's own words."""
+    """Renders one conversation as text. Raises InvalidRequest with the template's own error message."""
 
     def __call__(
         self, messages: list[MessageDict], tools: list[dict[str, Any]] | None, options: dict[str, Any], *, prompt: bool
@@ -29,7 +29,13 @@ class WriteText(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """`arguments` None: no tool calls at all. `reasoning_key` None: reasoning of an assistant is never written."""
+    """What a chat template can express.
+
+    `arguments`: the form it wants for the arguments of a call, None if it writes no calls. `call_ids`: the style of its
+    call ids. `reasoning_key`: the message key it reads reasoning from, None if it never writes reasoning. The others
+    say whether it writes several calls in one message, tools, tool results, a leading or later system message, and two
+    user messages in a row.
+    """
 
     arguments: Arguments | None
     call_ids: CallIds
@@ -42,7 +48,7 @@ class Capabilities:
     two_users: bool
 
     def require(self, messages: Sequence[Message], tools: Sequence[Tool]) -> None:
-        """Raises InvalidRequest naming the first thing that the template would drop or refuse."""
+        """Raise InvalidRequest naming the first thing that the template would drop or refuse."""
         roles = [message.role for message in messages]
         most_calls = max((len(message.tool_calls) for message in messages), default=0)
         missing = [
@@ -76,7 +82,7 @@ _TOOL = Tool("probe_tool", "Probe-description", {"type": "object", "properties":
 
 
 def probe_capabilities(write: WriteText) -> Capabilities:
-    """Renders some twenty short conversations."""
+    """Probe a template by rendering some twenty short conversations."""
     arguments, ids = next(_call_forms(write), (None, CallIds.GIVEN))
     probes = _Probes(write, arguments or Arguments.OBJECT, ids)
     one, two = Message(Role.ASSISTANT, "", (_CALL,)), Message(Role.ASSISTANT, "", (_CALL, _OTHER))
@@ -95,14 +101,14 @@ def probe_capabilities(write: WriteText) -> Capabilities:
 
 @dataclass(frozen=True, slots=True)
 class _Probes:
-    """What comes out of one template, given arguments and ids in one form."""
+    """Renders probes with one template, with arguments and call ids in one form."""
 
     write: WriteText
     arguments: Arguments
     ids: CallIds
 
     def text(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> str:
-        """Empty where the template refuses."""
+        """Return the rendered text, empty if the template refuses."""
         return self._written(to_dicts(messages, self.arguments, self.ids), tools)
 
     def shows(self, messages: Sequence[Message], *needles: str, tools: Sequence[Tool] = ()) -> bool:
@@ -110,7 +116,7 @@ class _Probes:
         return all(needle in text for needle in needles)
 
     def shows_reasoning(self, key: str) -> bool:
-        """Beside an answer, or where a template keeps it for calls only, beside a call."""
+        """Return whether the template writes reasoning from `key`: with an answer, or at least with a call."""
         for answer in (_ANSWER, Message(Role.ASSISTANT, "", (_CALL,))):
             dicts = to_dicts((_USER, answer), self.arguments, self.ids)
             dicts[-1][key] = "Probe-thought"
@@ -126,10 +132,10 @@ class _Probes:
 
 
 def _call_forms(write: WriteText) -> Iterator[tuple[Arguments, CallIds]]:
-    """The forms in which a call and its result come out whole, not as Python would print it or encoded twice.
+    """Yield the forms in which a call comes out whole: neither as Python's `str` prints it nor encoded twice.
 
-    A template that writes the id only (Kimi) shows the name where the id holds it. One without tool results may still
-    write calls, so the result decides only about the ids.
+    A template that writes only the id of a call (Kimi) shows its name if the id contains it. A template without tool
+    results may still write calls, so the probe with a result only decides the style of the ids.
     """
     called = (_USER, Message(Role.ASSISTANT, "", (_CALL,)))
     for ids, arguments in itertools.product((CallIds.GIVEN, CallIds.NUMBERED, CallIds.NINE), Arguments):

@@ -1,7 +1,7 @@
-"""Conversations to ids as the model's own chat template writes them. What it cannot express is refused by name.
+"""Renders conversations with the model's own chat template. What the template cannot express is refused by name.
 
-A `Template` is either Hugging Face's (any Jinja chat template, here) or a renderer of the `renderers` package
-(library.py). Both take our messages, and raise InvalidRequest for what they cannot write.
+A `Template` is either a Hugging Face chat template in Jinja (here) or a renderer of the `renderers` package
+(library_template). Both take our messages and raise InvalidRequest for what they cannot write.
 """
 
 from __future__ import annotations
@@ -22,39 +22,39 @@ Options = Mapping[str, Any]
 
 
 class Template(Protocol):
-    """Writes whole conversations; `extend` may know a shorter way to write what follows an answer."""
+    """Renders whole conversations; `extend` may render only what follows an answer."""
 
     def render(
         self, messages: Sequence[Message], tools: Sequence[Tool], options: Options, *, prompt: bool = True
     ) -> list[int]:
-        """Ids of the conversation, with the generation prompt if `prompt`. Raises InvalidRequest."""
+        """Return the ids of the conversation, with the generation prompt if `prompt`. Raises InvalidRequest."""
 
     def extend(
         self, tail: list[int], output: list[int], messages: Sequence[Message], options: Options
     ) -> list[int] | None:
-        """Ids after `tail + output` (the end of what the model saw), or None where only rendering can tell."""
+        """Return the ids to append to `tail + output` (the end of what the model saw), or None if unknown."""
 
 
 def require_text(messages: Sequence[Message]) -> None:
-    """Raises InvalidRequest where there is nothing to render, or something other than text."""
+    """Raise InvalidRequest if there are no messages, or if one has an image."""
     if not messages:
-        raise InvalidRequest("messages is empty", param="messages")
+        raise InvalidRequest("'messages' must hold at least one message", param="messages")
     if any(message.images for message in messages):
-        raise InvalidRequest("this model takes no images", param="messages")
+        raise InvalidRequest("this model accepts text only, no images", param="messages")
 
 
 class ChatTemplate:
-    """Any Hugging Face chat template."""
+    """A Hugging Face chat template."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self._apply = tokenizer.hugging_face.apply_chat_template
-        # Not for clients to set: they would replace the template or change what the call returns.
+        # Clients must not set these: they replace the template or change what the call returns.
         self._reserved = frozenset(inspect.signature(self._apply).parameters) - {"documents"}
 
     @cached_property
     def capabilities(self) -> Capabilities:
-        """Probed when it is first needed, once."""
+        """What the template can express; probed once, on first use."""
         return probe_capabilities(self.write)
 
     def render(
@@ -65,7 +65,8 @@ class ChatTemplate:
         return self._tokenizer.encode(self._text(messages, tools, options, prompt=prompt))
 
     def _text(self, messages: Sequence[Message], tools: Sequence[Tool], options: Options, *, prompt: bool) -> str:
-        """A template that cannot write reasoning beside something else (gpt-oss) is given none, as clients may do."""
+        """Render as text. If the template refuses reasoning in some message (gpt-oss), it gets none, as clients may
+        leave it out."""
         given = tool_dicts(tools)
         try:
             return self.write(self._dicts(messages), given, options, prompt=prompt)
@@ -91,16 +92,19 @@ class ChatTemplate:
 
     @property
     def source(self) -> str:
-        """The Jinja text; several named templates joined."""
+        """The Jinja source; several named templates are joined."""
         template = self._tokenizer.hugging_face.chat_template
         return template if isinstance(template, str) else "\n".join(template.values())
 
     def text(self, messages: Sequence[Message], *, prompt: bool = False) -> str:
-        """The conversation as text. Raises InvalidRequest."""
+        """Return the conversation as text. Raises InvalidRequest."""
         return self._text(messages, (), {}, prompt=prompt)
 
     def end_of_turn(self, known: Sequence[int]) -> list[int]:
-        """The marker that the template writes right after an answer, where it ends no turn with one of `known`."""
+        """Return the marker that the template writes right after an answer, unless it ends turns with one of `known`.
+
+        The list has at most one id.
+        """
         history = [Message(Role.USER, "Probe-user"), Message(Role.ASSISTANT, "Probe-answer")]
         try:
             text = self.text([*history, Message(Role.USER, "Probe-second")])
@@ -115,11 +119,12 @@ class ChatTemplate:
     def write(
         self, messages: list[MessageDict], tools: list[dict[str, Any]] | None, options: Options, *, prompt: bool
     ) -> str:
-        """The text of the conversation. Raises InvalidRequest with the template's own words."""
+        """Return the text of the conversation. Raises InvalidRequest with the template's own error message."""
         from jinja2.exceptions import TemplateError
 
         if reserved := self._reserved.intersection(options):
-            raise InvalidRequest(f"{sorted(reserved)[0]} is not a template option", param="chat_template_kwargs")
+            message = f"'{sorted(reserved)[0]}' in 'chat_template_kwargs' is not a template option; leave it out"
+            raise InvalidRequest(message, param="chat_template_kwargs")
         try:
             return str(self._apply(messages, tools=tools, tokenize=False, add_generation_prompt=prompt, **options))
         except (TemplateError, TypeError, ValueError, KeyError, AttributeError) as error:

@@ -1,7 +1,7 @@
-"""The `renderers` package behind our `Template`: it sees our messages as dicts and our tokenizer, never a hub.
+"""Adapts a renderer of the `renderers` package (a library renderer) to `Template`. It uses our tokenizer.
 
-A library renderer is used for a folder only after it wrote the same ids as the folder's own chat template for the
-probe conversations (or where `--family` says so).
+A library renderer is used for a folder only if it writes the same ids as the folder's own chat template for the probe
+conversations, or if `--family` asks for it and the folder has no chat template.
 """
 
 from __future__ import annotations
@@ -16,17 +16,18 @@ from proxy.rendering.templates.message_dicts import to_dicts, tool_dicts
 from proxy.rendering.tokenizer import Tokenizer
 from proxy.types import Message, Role, Tool, ToolCall
 
-# Raised by library renderers on conversations that they do not know how to write.
+# Library renderers raise these for conversations that they cannot write.
 _RENDER_ERRORS = (ValueError, TypeError, KeyError, NotImplementedError)
 
-# Distinct sets of template options that are kept ready; clients choose these, so the number is bounded.
+# Bound of the cache of renderers, one per set of template options: clients choose the options.
 _READY = 32
 
 
 class LibraryTemplate:
-    """One family of the `renderers` package; `retention` "all" keeps earlier reasoning when bridging.
+    """A library renderer. `retention` "all" keeps earlier reasoning when bridging.
 
-    `twin` is the folder's chat template once it was seen to write the same ids: it renders in full, three times faster.
+    `twin`: the folder's chat template, once it is known to write the same ids. It does the full renderings, being three
+    times faster.
     """
 
     def __init__(self, name: str, tokenizer: Tokenizer, retention: str = "all") -> None:
@@ -50,13 +51,13 @@ class LibraryTemplate:
         try:
             ids = renderer.render_ids(to_dicts(messages), tools=tool_dicts(tools), add_generation_prompt=prompt)
         except _RENDER_ERRORS as error:
-            raise InvalidRequest(f"this model cannot be given this conversation: {error}", param="messages") from error
+            raise InvalidRequest(f"this model cannot express this conversation: {error}", param="messages") from error
         return list(ids)
 
     def extend(
         self, tail: list[int], output: list[int], messages: Sequence[Message], options: Options
     ) -> list[int] | None:
-        """The library's own bridge, which needs no more of the history than its last turn."""
+        """Return the library's own bridge, which needs only the last turn of the history."""
         try:
             bridged = self._renderer(options).bridge_to_next_turn(tail, output, to_dicts(messages))
         except _RENDER_ERRORS:
@@ -67,7 +68,7 @@ class LibraryTemplate:
         return list(bridged.token_ids[len(known) :])
 
     def parse(self, output: list[int], prompt: list[int], tools: Sequence[Tool]) -> Any:
-        """The library's own reading of an output: the oracle of our tests."""
+        """Parse an output with the library's own parser: the oracle of our tests."""
         return self._renderer({}).parse_response(output, prompt_ids=prompt, tools=tool_dicts(tools))
 
     def _renderer(self, options: Options) -> Any:
@@ -79,7 +80,7 @@ class LibraryTemplate:
         return self._ready[key]
 
     def _build(self, options: Options) -> Any:
-        """Options that this family's template does not read are ignored, as a template does."""
+        """Build a renderer. Options that the family does not know are ignored, as a chat template ignores them."""
         from renderers import config_from_name, create_renderer
 
         kind: Any = type(config_from_name(self.name))
@@ -88,7 +89,7 @@ class LibraryTemplate:
         try:
             config = kind(**known, **retained)
         except ValueError:
-            # An option that says the opposite of the retention only shapes what is rendered in full.
+            # An option that contradicts the retention applies to full renderings only.
             try:
                 config = kind(**known)
             except ValueError as error:
@@ -97,9 +98,9 @@ class LibraryTemplate:
 
 
 class _LibraryTokenizer:
-    """What the library asks of a tokenizer; without `__call__`, so that it does not compute offsets."""
+    """The tokenizer interface that the library uses. It has no `__call__`, so the library does not compute offsets."""
 
-    # The library takes any token that equals it for missing: Qwen's tokenizers name their end of text so.
+    # The library treats a token equal to it as missing, and Qwen's tokenizers set it to their end-of-text token.
     unk_token_id: int | None = None
     name_or_path = ""
 
@@ -125,7 +126,10 @@ class _LibraryTokenizer:
 
 
 def agrees(library: LibraryTemplate, template: ChatTemplate) -> bool:
-    """Whether both write the same ids for every probe conversation that the chat template can express."""
+    """Return whether both write the same ids for every probe conversation that the chat template can express.
+
+    At least three must be expressible.
+    """
     compared = 0
     for messages, tools, prompt in probe_conversations():
         try:
@@ -142,7 +146,10 @@ def agrees(library: LibraryTemplate, template: ChatTemplate) -> bool:
 
 
 def probe_conversations() -> list[tuple[tuple[Message, ...], tuple[Tool, ...], bool]]:
-    """Conversations with what agents use: system, tools, calls, results, reasoning, several turns, marker text."""
+    """Return conversations with all that agents use, each with its tools and whether a generation prompt follows.
+
+    They cover system messages, tools, calls, results, reasoning, several turns, and text that looks like markers.
+    """
     system = Message(Role.SYSTEM, "Be brief.")
     user = Message(Role.USER, "What is in <b>a.txt</b>?\n\n ")
     second = Message(Role.USER, "  And in ünïcode.txt? ")

@@ -1,6 +1,6 @@
-"""Our messages in the form that chat templates and `renderers` take.
+"""Converts messages and tools into the dicts that chat templates and the `renderers` package read.
 
-Nothing is lost that a template could write: a result names its call, arguments are an object where they are one.
+Nothing that a template could write is lost: a result names its call, and arguments become an object if they are one.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ MessageDict = dict[str, Any]
 
 
 class Arguments(StrEnum):
-    """How a template wants the arguments of a call."""
+    """The form that a template wants for the arguments of a call: a JSON object, or its text."""
 
     OBJECT = "object"
     STRING = "string"
@@ -26,7 +26,7 @@ class Arguments(StrEnum):
 def to_dicts(
     messages: Sequence[Message], arguments: Arguments = Arguments.OBJECT, ids: CallIds = CallIds.GIVEN
 ) -> list[MessageDict]:
-    """Messages in the form that chat templates and `renderers` take; tool results get the name of their call."""
+    """Convert messages to dicts; tool results get the name of their call, and call ids the style `ids`."""
     names: dict[str, str] = {}
     written = rewritten_ids(messages, ids)
     out = []
@@ -52,7 +52,7 @@ def _to_dict(
 
 
 def _call_dict(call: ToolCall, written: Mapping[str, str], arguments: Arguments) -> dict[str, Any]:
-    # Some clients send no text for no arguments.
+    # Some clients send an empty string for a call without arguments.
     value: Any = call.arguments if call.arguments.strip() else "{}"
     if arguments is Arguments.OBJECT:
         value = _parsed_object(value)
@@ -61,7 +61,7 @@ def _call_dict(call: ToolCall, written: Mapping[str, str], arguments: Arguments)
 
 
 def _parsed_object(text: str) -> Any:
-    """The object, or the text itself where it is none (some templates write that as it stands)."""
+    """Return the JSON object in `text`, or the text itself if it is not one (some templates write it unchanged)."""
     try:
         value = _without_lone_surrogates(text, json.loads(text))
     except (ValueError, RecursionError):
@@ -70,7 +70,7 @@ def _parsed_object(text: str) -> Any:
 
 
 def _without_lone_surrogates(text: str, value: Any) -> Any:
-    """Half a character can be escaped in JSON, but has no bytes to encode: U+FFFD stands for it."""
+    """Replace lone surrogates by U+FFFD: JSON can escape them, but they have no UTF-8 encoding."""
     if "\\ud" not in text.lower():
         return value
     whole = json.dumps(value, ensure_ascii=False).encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
@@ -78,7 +78,7 @@ def _without_lone_surrogates(text: str, value: Any) -> Any:
 
 
 def tool_dicts(tools: Sequence[Tool]) -> list[dict[str, Any]] | None:
-    """Tools in OpenAI's form, with the key order of Hugging Face's own schemas; None without tools."""
+    """Convert tools to OpenAI's form, with the key order of Hugging Face's own schemas; None without tools."""
     return [
         {
             "type": "function",

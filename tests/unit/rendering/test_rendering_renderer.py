@@ -105,7 +105,7 @@ def test_a_wrong_option_is_refused_by_name(tiny: Renderer) -> None:
 
 def test_options_that_would_replace_the_template_are_refused(published: Callable[[str], Path]) -> None:
     renderer = load_renderer(Settings(), published("qwen2_5"))
-    with pytest.raises(InvalidRequest, match="chat_template is not"):
+    with pytest.raises(InvalidRequest, match="'chat_template' in 'chat_template_kwargs' is not"):
         renderer.render([USER], (), {"chat_template": "{{ 1 }}"})
 
 
