@@ -1,4 +1,4 @@
-"""Under which URL a caller reaches this server: what it says itself counts only where it comes from a trusted proxy."""
+"""The URL under which a client reaches this server. Forwarded headers count only if a trusted proxy sent them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _PREFIX = re.compile(r"(/[\w.~:@+-]+)*/?")
 
 
 class Addresses:
-    """Makes root URLs: of `--public-url`, else of a trusted proxy's X-Forwarded-* headers, else of the request."""
+    """Root URLs, from `--public-url`, else from the X-Forwarded-* headers of a trusted proxy, else from the request."""
 
     def __init__(self, settings: Settings) -> None:
         self._public_url = settings.public_url
@@ -23,13 +23,13 @@ class Addresses:
         self._trusted = [ipaddress.ip_network(name, strict=False) for name in names if name != "*"]
 
     def root_url(self, request: Request) -> str:
-        """The URL of this server's root, without a slash at its end."""
+        """The URL of this server's root, without a trailing slash."""
         if self._public_url:
             return self._public_url.rstrip("/")
         return (self._forwarded(request) or str(request.base_url)).rstrip("/")
 
     def _forwarded(self, request: Request) -> str | None:
-        """What the proxy nearest to the client said, as far as it makes sense."""
+        """The URL by X-Forwarded-* headers, malformed ones ignored; None if no trusted proxy sent the request."""
         if not self._trusts(request):
             return None
         scheme, host, prefix = (_first(request, f"x-forwarded-{name}") for name in ("proto", "host", "prefix"))

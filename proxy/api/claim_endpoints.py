@@ -1,8 +1,8 @@
-"""`POST /trajectories/claim` and `/acknowledge`: trainers share the ended sessions, each given at least once.
+"""`POST /trajectories/claim` and `/acknowledge`: trainers share the ended sessions; each is delivered at least once.
 
-A claim waits at most `wait_s` for a first session and never for a full page. It takes nothing for a client that has
-left; what a client claims and never hears of comes back with its next claim of the same `claim_id`, or when the lease
-ends. With `renew` such a claim gives nothing new, even where all that it held was lost.
+A claim waits at most `wait_s` for a first session, and never for a full page. It leases nothing for a client that has
+left. If the answer is lost, a claim with the same `claim_id` returns the same sessions; otherwise they become available
+when the lease ends. With `renew`, a claim extends the lease of what it holds and adds nothing.
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from proxy.api.export_endpoint import ExportEndpoint
-from proxy.api.export_options import OPTION_FIELDS, refuse
-from proxy.api.export_request import OF_SAMPLES, ParsedExport, check_known, parse_export
+from proxy.api.export_options import OPTION_FIELDS
+from proxy.api.export_request import SAMPLE_FILTERS, ParsedExport, check_export_fields, parse_export
 from proxy.api.http import JsonResponse, key_of, read_object
+from proxy.api.known_fields import refuse
 from proxy.api.long_polls import LongPolls
 from proxy.errors import InvalidRequest, NotFound, ProxyError
 from proxy.export_formats.create_encoder import encoder
@@ -51,19 +52,19 @@ _MAX_LIMIT = 1000
 _MAX_WAIT_S = 600.0
 _LEASE_S = 600.0
 _MAX_LEASE_S = 7 * 86_400.0
-# How often a waiting claim looks for itself: leases that ran out, and ends on another server, ring no bell.
+# Polling interval of a waiting claim: leases that expire and sessions that end on another server notify nobody here.
 _WATCH_S = 0.5
-# What goes into a header as it is.
+# Ids that can be sent in a header unchanged.
 _NAME = re.compile(r"[\w.:@-]{1,200}", re.ASCII)
-_OF_THE_CLAIM = ("session_id", "session_ids", "filter", "wait_s", "limit", "cursor")
-# What looks as if it chose the sessions of a claim, and does not.
-_OF_AN_EXPORT = ("session_id", "session_ids", "cursor")
+_CLAIM_ONLY = ("session_id", "session_ids", "filter", "wait_s", "limit", "cursor")
+# Fields of an export that would not select the sessions of a claim.
+_EXPORT_ONLY = ("session_id", "session_ids", "cursor")
 _FIELDS = ("limit", "lease_s", "filter", "wait_s", "claim_id", "consumer", "renew", "export")
 
 
 @dataclass(frozen=True, slots=True)
 class ParsedClaim:
-    """A parsed body; without `export` the answer is the ids alone."""
+    """A parsed body. Without `export`, the answer has only the ids of the sessions."""
 
     claim: LeaseRequest
     wait_s: float
@@ -71,7 +72,7 @@ class ParsedClaim:
 
 
 class ClaimEndpoints:
-    """The consuming endpoints."""
+    """Claim ended sessions, and acknowledge them when they have been trained on."""
 
     def __init__(
         self,
@@ -86,46 +87,46 @@ class ClaimEndpoints:
         self._export, self._settings, self._polls = export, settings, polls
 
     async def claim(self, request: Request) -> Response:
-        """Lease ended sessions to a trainer: their ids, or their samples where the body has `export`."""
+        """Lease ended sessions to a trainer. Answer with their ids, or with their samples if the body has `export`."""
         self._access.check_admin(key_of(request))
         wanted = parse_claim(await read_object(request, self._settings.max_body_bytes))
         if wanted.export is not None:
             return await self._export_claimed(request, wanted, wanted.export)
         claimed = await self._claim(request, wanted)
-        return _told(JsonResponse({"sessions": list(claimed.sessions), **_about(claimed)}), claimed)
+        return _with_claim_header(JsonResponse({"sessions": list(claimed.sessions), **_lease_json(claimed)}), claimed)
 
     async def _export_claimed(self, request: Request, wanted: ParsedClaim, export: ParsedExport) -> Response:
-        """The samples of what is claimed. What cannot be exported is given back at once."""
-        encoding = encoder(export.format, export.options)  # refuses before anything is claimed
+        """Claim, then export the sessions. If they cannot be exported, release the lease at once."""
+        encoding = encoder(export.format, export.options)  # an unsupported format is refused before anything is claimed
         claimed = await self._claim(request, wanted)
         try:
             records = await self._recordings.find_sessions(SessionQuery(session_ids=claimed.sessions))
             by_id = {record.session_id: record for record in records}
-            page = [by_id[name] for name in claimed.sessions if name in by_id]  # pruning may come in between
-            response = await self._export.respond(page, export, encoding, {"cursor": None, **_about(claimed)})
+            page = [by_id[name] for name in claimed.sessions if name in by_id]  # a session may be pruned in between
+            response = await self._export.respond(page, export, encoding, {"cursor": None, **_lease_json(claimed)})
         except ProxyError:
             await self._queue.claim(replace(wanted.claim, limit=0, lease_s=0.0))
             raise
-        return _told(response, claimed)
+        return _with_claim_header(response, claimed)
 
     async def acknowledge(self, request: Request) -> JsonResponse:
-        """End leases for good. Twice is harmless; `lost` names what another claim holds by now."""
+        """Mark claimed sessions as consumed; idempotent. `lost` maps a session to the claim that holds it instead."""
         self._access.check_admin(key_of(request))
         body = await read_object(request, self._settings.max_body_bytes)
         done = await self._queue.acknowledge(await self._acknowledgement(body))
         return JsonResponse({"acknowledged": list(done.sessions), "lost": dict(done.lost)})
 
     async def _claim(self, request: Request, wanted: ParsedClaim) -> Lease:
-        """What can be claimed within `wait_s`, perhaps nothing."""
+        """Claim sessions, waiting up to `wait_s` for the first; perhaps none."""
         until = time.monotonic() + wanted.wait_s
         while True:
             ring = self._queue.ends.listen()
             claimed = await self._queue.claim(wanted.claim)
-            if claimed.sessions or claimed.again or not await self._comes(request, wanted, ring, until):
+            if claimed.sessions or claimed.again or not await self._wait_for_session(request, wanted, ring, until):
                 return claimed
 
-    async def _comes(self, request: Request, wanted: ParsedClaim, ring: asyncio.Event, until: float) -> bool:
-        """Wait for something to claim. False when it is too late for that, the client has left or the server ends."""
+    async def _wait_for_session(self, request: Request, wanted: ParsedClaim, ring: asyncio.Event, until: float) -> bool:
+        """Wait until a session can be claimed. False after the deadline, a disconnect or the start of a shutdown."""
         while (left := until - time.monotonic()) > 0 and not self._polls.ending:
             await self._polls.wait(heard(ring, min(left, _WATCH_S)))
             ring = self._queue.ends.listen()
@@ -148,39 +149,45 @@ class ClaimEndpoints:
         held = await self._queue.sessions_of_claim(claim_id)
         if not held:
             raise NotFound(
-                f"claim {claim_id!r} holds no session: there is none of this id, or its lease ran out and others "
-                "claimed all that it had",
+                f"claim {claim_id!r} holds no session: the id is unknown, or its lease expired and other claims took "
+                "its sessions; claim again",
                 param="claim_id",
             )
         return Acknowledgement(claim_id, tuple(held))
 
 
-def _about(claimed: Lease) -> dict[str, Any]:
+def _lease_json(claimed: Lease) -> dict[str, Any]:
     held = bool(claimed.sessions)
     return {"claim_id": claimed.claim_id if held else None, "lease_until": claimed.lease_until if held else None}
 
 
-def _told(response: Response, claimed: Lease) -> Response:
-    """With the claim in a header, for answers that are not JSON."""
+def _with_claim_header(response: Response, claimed: Lease) -> Response:
+    """Add the claim id as a header, for answers that are not JSON."""
     if claimed.sessions:
         response.headers[CLAIM_HEADER] = claimed.claim_id
     return response
 
 
 def parse_claim(body: Mapping[str, Any]) -> ParsedClaim:
-    """The request in a body. Raises InvalidRequest naming the field."""
-    refuse(body, _OF_AN_EXPORT, "is not for claims, which take what ended first; use 'filter'")
-    refuse(body, OPTION_FIELDS, "says how to export: give it inside 'export'")
-    check_known(body, _FIELDS)
+    """The claim in a body. Raises InvalidRequest that names the field."""
+    refuse(
+        body,
+        _EXPORT_ONLY,
+        "does not apply to a claim, which takes sessions in the order in which they ended; use 'filter'",
+    )
+    refuse(body, OPTION_FIELDS, "is an export option: give it inside 'export'")
+    check_export_fields(body, _FIELDS)
     filters = optional_object(body, "filter")
     if filters.get("status") == SessionStatus.ACTIVE:
-        raise InvalidRequest("'filter.status' active fits no session that can be claimed", param="filter.status")
+        raise InvalidRequest(
+            "'filter.status' active matches no session: only ended ones can be claimed", param="filter.status"
+        )
     export = None if body.get("export") is None else _parse_export(expect_object(body["export"], "export"), filters)
     chosen = export or parse_export({"filter": filters})
-    for name in OF_SAMPLES:
+    for name in SAMPLE_FILTERS:
         if export is None and filters.get(name) is not None:
             raise InvalidRequest(
-                f"'filter.{name}' chooses samples, not sessions: give 'export' too, or export them after",
+                f"'filter.{name}' selects samples, not sessions: add 'export', or export the sessions afterwards",
                 param=f"filter.{name}",
             )
     lease_s = optional_float(body, "lease_s", least=0.0, most=_MAX_LEASE_S)
@@ -197,23 +204,23 @@ def parse_claim(body: Mapping[str, Any]) -> ParsedClaim:
 
 
 def _renews(body: Mapping[str, Any]) -> bool:
-    """Whether only what a claim holds is asked for, and nothing new."""
+    """Whether to renew the lease of a claim and claim nothing new."""
     renew = body.get("renew")
     renews = renew is not None and expect_bool(renew, "renew")
     if renews and body.get("claim_id") is None:
-        raise InvalidRequest("'renew' needs 'claim_id': whose lease to renew", param="claim_id")
+        raise InvalidRequest("'renew' needs 'claim_id', the claim to renew", param="claim_id")
     return renews
 
 
 def _parse_export(export: Mapping[str, Any], filters: Mapping[str, Any]) -> ParsedExport:
-    refuse(export, _OF_THE_CLAIM, "is the claim's to say; give it beside 'export'")
+    refuse(export, _CLAIM_ONLY, "belongs to the claim: give it beside 'export', not inside")
     return replace(parse_export({**export, "filter": filters}), ended_only=True)
 
 
 def _claim_id(body: Mapping[str, Any]) -> str:
-    """The caller's own id, so that it can ask again; else a new one that begins with the consumer's name."""
+    """The client's own id, by which it can repeat the claim; else a new one that begins with the consumer's name."""
     for name in ("claim_id", "consumer"):
         text = optional_text(body, name)
         if text is not None and not _NAME.fullmatch(text):
-            raise InvalidRequest(f"'{name}' must be 1 to 200 of A-Z a-z 0-9 _ . : @ -", param=name)
+            raise InvalidRequest(f"'{name}' must be 1 to 200 characters of A-Z a-z 0-9 _ . : @ -", param=name)
     return str(body.get("claim_id") or f"{body.get('consumer') or 'claim'}-{uuid.uuid4().hex}")

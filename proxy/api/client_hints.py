@@ -1,8 +1,8 @@
-"""What known clients say in headers of their own about the purpose of a request. Never a reason to refuse one.
+"""The purpose of a request, from headers of known clients. A malformed header is ignored, never refused.
 
-codex     x-openai-subagent names the kind of a sub-agent, x-codex-turn-metadata (JSON) the kind of a request
-claude    x-claude-code-agent-id is there on the requests of a sub-agent only
-opencode  x-parent-session-id is there on the requests of a sub-agent only
+Codex        x-openai-subagent names the kind of a sub-agent, x-codex-turn-metadata (JSON) the kind of a request
+Claude Code  x-claude-code-agent-id is sent only by sub-agents
+opencode     x-parent-session-id is sent only by sub-agents
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ _CODEX_KINDS = {"compact": Purpose.SUMMARY, "memory_consolidation": Purpose.AUX}
 _SUBAGENT_HEADERS = ("x-claude-code-agent-id", "x-parent-session-id")
 
 
-def told_purpose(headers: Mapping[str, str], request: TurnRequest) -> Purpose | None:
-    """The purpose that headers or prompt give away; None when they say nothing.
+def stated_purpose(headers: Mapping[str, str], request: TurnRequest) -> Purpose | None:
+    """The purpose that headers or prompt state; None if they state none.
 
-    A sub-agent's summary is a summary: what a single request is for goes before who makes it.
+    A sub-agent's summary counts as a summary: the kind of the request comes before the kind of the agent.
     """
     if _codex_request_kind(headers) == "compaction":
         return Purpose.SUMMARY

@@ -13,7 +13,7 @@ _T = TypeVar("_T")
 
 
 async def while_connected(request: Request, work: Awaitable[_T]) -> _T:
-    """What `work` gives. Raises ClientDisconnect, and cancels it, once nobody waits for it any more."""
+    """Return the result of `work`. If the client leaves first, cancel `work` and raise ClientDisconnect."""
     working = asyncio.ensure_future(work)
     gone = asyncio.ensure_future(disconnected(request.receive))
     try:
@@ -27,6 +27,6 @@ async def while_connected(request: Request, work: Awaitable[_T]) -> _T:
 
 
 async def disconnected(receive: Receive) -> None:
-    """Returns once the client has left."""
+    """Return when the client has left."""
     while (await receive())["type"] != "http.disconnect":
         pass

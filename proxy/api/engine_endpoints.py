@@ -1,4 +1,4 @@
-"""`/engine/...`: pauses, weights, memory and servers, for the administrator. Every field at fault is named."""
+"""`/engine/...`: pause, update weights, release memory and manage servers, with the admin key."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _IDLE_MODES = (PauseMode.ABORT, PauseMode.DRAIN)
 
 
 class EngineEndpoints:
-    """The endpoints of a trainer that owns the weights."""
+    """The endpoints of a trainer that owns the weights. Each reply has the state of the engine."""
 
     def __init__(
         self, access: Access, gate: Gate, admin: EngineAdmin, servers: ServerPool | None, settings: Settings
@@ -31,32 +31,36 @@ class EngineEndpoints:
         self._settings = settings
 
     async def show(self, request: Request) -> JsonResponse:
-        """What runs: name, model, weight version, pause, requests in flight and waiting."""
+        """Return the state: engine, model, weight version, pause, and requests in flight and waiting."""
         await self._body(request)
         return self._state()
 
     async def pause(self, request: Request) -> JsonResponse:
-        """`mode`: abort (the default; what is cut goes on later), drain, retract or in_place."""
+        """Pause generation. `mode`: `abort` (default: interrupt, then resume each request), or another PauseMode."""
         mode = _mode(await self._body(request), tuple(PauseMode))
         await self._admin.pause(mode)
         return self._state()
 
     async def resume(self, request: Request) -> JsonResponse:
+        """End a pause; interrupted requests go on."""
         await self._body(request)
         await self._admin.resume()
         return self._state()
 
     async def update_weights(self, request: Request) -> JsonResponse:
-        """`path` of a folder that the engine can read, `version` (default: one more), `mode` as of a pause."""
+        """Load the weights in the folder `path`, which the engine must be able to read.
+
+        `version`: their weight version (default: the current one plus 1). `mode`: as for a pause.
+        """
         body = await self._body(request)
         path, mode = optional_text(body, "path") or optional_text(body, "model_path"), _mode(body, tuple(PauseMode))
         if path is None:
-            raise InvalidRequest("'path' is missing: the folder of the new weights", param="path")
+            raise InvalidRequest("'path' is missing: it names the folder of the new weights", param="path")
         version = optional_int(body, "version", least=0, most=LARGEST_VERSION)
         return self._state(weight_version=await self._admin.update_weights(path, version, mode))
 
     async def transfer_weights(self, request: Request) -> JsonResponse:
-        """A step of SGLang's transfer of weights, its fields as they are; `version` is its weight_version."""
+        """Run a step of SGLang's weight transfer, with its own fields; `version` is sent as its `weight_version`."""
         fields = dict(await self._body(request))
         version = optional_int(fields, "version", least=0, most=LARGEST_VERSION)
         fields.pop("version", None)
@@ -66,32 +70,38 @@ class EngineEndpoints:
         return self._state(weight_version=await self._admin.transfer_weights(step, fields))
 
     async def release_memory(self, request: Request) -> JsonResponse:
-        """`tags`: weights, kv_cache, or (none) all of it. `mode`: abort or drain what is in flight."""
+        """Release GPU memory until it is resumed.
+
+        `tags`: weights, kv_cache, cuda_graph (default: all). `mode`: `abort` (default) or `drain` requests in flight.
+        """
         body = await self._body(request)
         await self._admin.release_memory(_tags(body), _mode(body, _IDLE_MODES))
         return self._state()
 
     async def resume_memory(self, request: Request) -> JsonResponse:
-        """Once all that was released is back, generation goes on."""
+        """Bring released memory back. Generation goes on when nothing is released any more."""
         await self._admin.resume_memory(_tags(await self._body(request)))
         return self._state()
 
     async def flush_cache(self, request: Request) -> JsonResponse:
+        """Empty the engine's prefix cache."""
         await self._body(request)
         await self._admin.flush_cache()
         return self._state()
 
     async def list_servers(self, request: Request) -> JsonResponse:
+        """List the servers of the pool."""
         await self._body(request)
         return JsonResponse({"servers": self._pool().servers()})
 
     async def add_server(self, request: Request) -> JsonResponse:
+        """Add the server at `url` to the pool."""
         url = _url(await self._body(request))
         await self._pool().add(url)
         return JsonResponse({"servers": self._pool().servers()})
 
     async def remove_server(self, request: Request) -> JsonResponse:
-        """What is in flight there ends first; nothing new is sent."""
+        """Remove the server at `url`: send it nothing new, and wait for its requests in flight."""
         url = _url(await self._body(request))
         await self._pool().remove(url)
         return JsonResponse({"servers": self._pool().servers()})
@@ -102,7 +112,7 @@ class EngineEndpoints:
 
     def _pool(self) -> ServerPool:
         if self._servers is None:
-            raise EngineIncapable("this engine has no servers; start with --engine URL[,URL...]")
+            raise EngineIncapable("this engine is not a pool of servers; start Tokengrove with --engine URL[,URL...]")
         return self._servers
 
     def _state(self, **more: Any) -> JsonResponse:
@@ -137,7 +147,7 @@ def _tags(body: Mapping[str, Any]) -> tuple[str, ...]:
     tags = tuple(expect_str(tag, "tags") for tag in expect_list(body["tags"], "tags"))
     for tag in tags:
         if tag not in MEMORY_TAGS:
-            raise InvalidRequest(f"'tags' holds {tag!r}, and not one of {', '.join(MEMORY_TAGS)}", param="tags")
+            raise InvalidRequest(f"'tags' contains {tag!r}, which is none of {', '.join(MEMORY_TAGS)}", param="tags")
     return tags
 
 

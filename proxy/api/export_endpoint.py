@@ -1,4 +1,4 @@
-"""`POST /export_trajectories`: what is stored, as samples. It changes nothing, and a page never splits a session."""
+"""`POST /export_trajectories`: stored sessions as samples. It changes nothing, and a page never splits a session."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ from proxy.trajectory.options import Include, LayoutOptions, TooLong
 from proxy.types import SessionRecord, SessionStatus
 
 CURSOR_HEADER = "x-tokengrove-cursor"
-"""Where the next page begins, percent-encoded: known before the first byte, in any format."""
+"""The cursor of the next page, percent-encoded: known in any format before the first byte."""
 SESSIONS_HEADER = "x-tokengrove-sessions"
 INCOMPLETE_HEADER = "x-tokengrove-incomplete"
-"""How many sessions the page has, and how many of them lack a call: known in any format without looking into it."""
+"""The number of sessions of the page, and of those with missing calls: known in any format without decoding it."""
 
-# Sessions whose rewards are read at once, to compare groups: some 100 bytes a turn.
+# Sessions whose rewards are read at once for group statistics: about 100 bytes per turn.
 _GROUP_PAGE = 1000
 
 
 class ExportEndpoint:
-    """The export endpoint. `decode` makes text of token ids."""
+    """The export endpoint. `decode` turns token ids into text."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class ExportEndpoint:
         self._polls, self._pace, self._decode = polls, pace, decode
 
     async def export(self, request: Request) -> StreamingResponse:
-        """The page, written session by session: memory holds one of them."""
+        """Stream a page session by session: memory holds one of them."""
         self._access.check_admin(key_of(request))
         wanted = parse_export(await read_object(request, self._settings.max_body_bytes))
         encoding = encoder(wanted.format, wanted.options)
@@ -71,18 +71,18 @@ class ExportEndpoint:
     async def respond(
         self, page: Sequence[SessionRecord], wanted: ParsedExport, encoding: Encoder, end: Mapping[str, Any]
     ) -> StreamingResponse:
-        """The samples of these sessions as an answer, which closes `encoding`; `end` are the last fields that it has.
+        """Stream the samples of these sessions, then the fields `end`. The response closes `encoding`.
 
-        Raises InvalidRequest where a sample does not fit and none may be dropped.
+        Raises InvalidRequest if a sample is longer than the padded lengths and `on_too_long` is refuse.
         """
         groups = await self._groups(wanted)
         await self._check_fits(page, wanted.options, groups)
-        headers = await self._about(page, end["cursor"])
+        headers = await self._headers(page, end["cursor"])
         body = self._page(page, end, encoding, wanted.options, groups)
         return StreamingResponse(body, media_type=encoding.media_type, headers=headers)
 
-    async def _about(self, page: Sequence[SessionRecord], cursor: str | None) -> dict[str, str]:
-        """What a client has to know of a page whatever its format, in headers."""
+    async def _headers(self, page: Sequence[SessionRecord], cursor: str | None) -> dict[str, str]:
+        """The headers that describe a page in any format."""
         incomplete = await self._recordings.find_incomplete([record.session_id for record in page])
         about = {SESSIONS_HEADER: str(len(page)), INCOMPLETE_HEADER: str(len(incomplete))}
         return about if cursor is None else {**about, CURSOR_HEADER: quote(cursor)}
@@ -95,19 +95,19 @@ class ExportEndpoint:
         options: LayoutOptions,
         groups: Groups,
     ) -> AsyncIterator[bytes]:
-        """In threads, piece by piece: turns go on in between."""
+        """Encode the page piece by piece in threads; turns run in between."""
         try:
             for record in page:
                 laid, entry = await self._pace.work(self._session(record, options, groups))
                 if laid.dropped and options.padding is not None and options.padding.on_too_long is TooLong.REFUSE:
-                    raise _too_long(record, laid)  # it grew since it was checked: no clean end
+                    raise _too_long(record, laid)  # it grew since the check: break off the stream
                 async for piece in self._pieces(encoding.add(record.session_id, laid.rows, entry)):
                     yield piece
             async for piece in self._pieces(encoding.finish(end)):
                 yield piece
         finally:
             encoding.close()
-        # What ended only after it was read may have had more turns by then: those nobody has seen.
+        # A session that was active when it was read may have ended since, with turns that are not in this export.
         if ended := [record.session_id for record in page if record.status is not SessionStatus.ACTIVE]:
             self._recordings.note_exported(ended)
 
@@ -119,7 +119,7 @@ class ExportEndpoint:
     async def _session(
         self, record: SessionRecord, options: LayoutOptions, groups: Groups
     ) -> tuple[Laid, dict[str, Any]]:
-        """The rows of a session and its entry."""
+        """Load and lay out a session; return its rows and its entry."""
         begun = await self._registry.count_begun(record.session_id)
         whole = Include.MESSAGES in options.include
         load = self._recordings.load_interactions if whole else self._recordings.load_tokens
@@ -133,7 +133,7 @@ class ExportEndpoint:
         return laid, entry
 
     async def _groups(self, wanted: ParsedExport) -> Groups:
-        """What sessions are compared with: all that match, whatever the page. A pass over rewards, without tokens."""
+        """Statistics over all sessions that match, not only those of the page. Reads rewards, not tokens."""
         groups, options, after = Groups(), wanted.options, None
         if options.advantages is None and options.step_advantages is None:
             return groups
@@ -149,7 +149,7 @@ class ExportEndpoint:
             after = records[-1].session_id
 
     async def _check_fits(self, page: Sequence[SessionRecord], options: LayoutOptions, groups: Groups) -> None:
-        """A pass of its own, since nothing can be refused once the first byte is out."""
+        """Check that all samples fit, before the first byte: after it, the request cannot be refused."""
         if options.padding is None or options.padding.on_too_long is not TooLong.REFUSE:
             return
         for record in page:
@@ -158,7 +158,7 @@ class ExportEndpoint:
                 raise _too_long(record, laid)
 
     async def _find(self, wanted: ParsedExport) -> list[SessionRecord]:
-        """One record more than the page holds, when there are more. Raises SessionNotFound for an unknown id."""
+        """The sessions of the page, and one more if there is a next page. Raises SessionNotFound for an unknown id."""
         records = await self._recordings.find_sessions(
             SessionQuery(session_ids=wanted.session_ids, after=wanted.cursor, limit=wanted.limit + 1, **wanted.filters)
         )
@@ -170,7 +170,7 @@ class ExportEndpoint:
 
 
 def _counts(record: SessionRecord, wanted: ParsedExport) -> bool:
-    """What still runs has only a part of its score: a claim, which gives none of it, does not compare with it."""
+    """Whether a session joins its group. With `ended_only`, one that still runs does not: its score is incomplete."""
     return not wanted.ended_only or record.status is not SessionStatus.ACTIVE
 
 
@@ -184,7 +184,7 @@ def _count(
 
 
 async def _next(pieces: Iterator[bytes]) -> bytes | None:
-    """The next piece, made in a thread. Who is cancelled waits for the thread: the encoder is closed after it."""
+    """Make the next piece in a thread. If cancelled, wait for the thread first: the encoder is closed afterwards."""
     making = asyncio.ensure_future(asyncio.to_thread(next, pieces, None))
     try:
         return await asyncio.shield(making)
@@ -196,6 +196,6 @@ async def _next(pieces: Iterator[bytes]) -> bytes | None:
 def _too_long(record: SessionRecord, laid: Laid) -> InvalidRequest:
     return InvalidRequest(
         f"{laid.dropped} samples of session {record.session_id!r} do not fit 'prompt_length' and 'response_length'; "
-        "make these longer, or give 'on_too_long': drop or truncate",
+        "raise the lengths, or set 'on_too_long' to drop or truncate",
         param="on_too_long",
     )

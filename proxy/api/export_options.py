@@ -1,11 +1,12 @@
-"""How an export is to be made, from its body. A field that would do nothing under the others is refused by name."""
+"""Parse the options of an export. A field that has no effect together with the others is refused by name."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from enum import StrEnum
 from typing import Any, TypeVar
 
+from proxy.api.known_fields import check_known, refuse
 from proxy.errors import InvalidRequest, UnsupportedParameter
 from proxy.export_formats.encoder import ExportFormat
 from proxy.protocols.fields import (
@@ -41,8 +42,8 @@ OPTION_FIELDS = (
     *("layout", "style", "format", "discount", "credit", "drift", "train", "include", *_PADDED_FIELDS),
     *("reward_name", "reward_granularity", "mask_unfinished", "advantages", "step_advantages"),
 )
-"""Of a body: how to export."""
-# A row has some 110 bytes a token, padding included: at both lengths it still takes no more than 250 MB.
+"""The fields of a body that say how to export."""
+# A row has about 110 bytes per token, padding included: with both lengths at this limit it takes 250 MB at most.
 _MAX_LENGTH = 1 << 20
 _MAX_TURN = 2**31 - 1
 
@@ -50,17 +51,19 @@ Choice = TypeVar("Choice", bound=StrEnum)
 
 
 def parse_format(body: Mapping[str, Any]) -> ExportFormat:
-    """The format: AReaL's where a body is its client's (`style` and no `format`)."""
+    """The format of an export: AReaL's if the body has `style` and no `format`, as AReaL's client sends it."""
     if body.get("style") is not None and body.get("format") is None:
         return ExportFormat.AREAL
     return parse_choice(body, "format", ExportFormat) or ExportFormat.JSON
 
 
 def parse_options(body: Mapping[str, Any], filters: Mapping[str, Any]) -> LayoutOptions:
-    """The options in a body. Raises InvalidRequest naming the field and the choices."""
+    """The options in a body and its `filters`. Raises InvalidRequest that names the field and the allowed values."""
     layout, drift = _parse_layout(body), parse_choice(body, "drift", Drift) or Drift.FORK
     if layout is Layout.TREE and drift is Drift.MASK:
-        raise InvalidRequest("'drift' has no meaning in layout tree: each node stands there once", param="drift")
+        raise InvalidRequest(
+            "'drift' does not apply to layout tree, where each node occurs once; leave it out", param="drift"
+        )
     unfinished = body.get("mask_unfinished")
     return LayoutOptions(
         layout=layout,
@@ -84,19 +87,25 @@ def parse_options(body: Mapping[str, Any], filters: Mapping[str, Any]) -> Layout
 
 
 def check_together(name: ExportFormat, options: LayoutOptions) -> None:
-    """Raise UnsupportedParameter for what a format has no place for."""
+    """Raise UnsupportedParameter for an option that the format cannot represent."""
     if name is ExportFormat.AREAL and options.layout in (Layout.TREE, Layout.PADDED):
-        raise UnsupportedParameter("format areal has layouts individual and concat", param="layout")
+        raise UnsupportedParameter(
+            "format areal supports the layouts individual and concat; choose another 'format' or 'layout'",
+            param="layout",
+        )
     if name in (ExportFormat.AREAL, ExportFormat.SAFETENSORS) and options.include:
         others = ", ".join(each for each in ExportFormat if each not in (ExportFormat.AREAL, ExportFormat.SAFETENSORS))
-        raise UnsupportedParameter(f"'include' needs format {others}", param="include")
+        raise UnsupportedParameter(f"'include' does not work with format {name}; use one of {others}", param="include")
     compared = "advantages" if options.advantages else "step_advantages" if options.step_advantages else None
     if name is ExportFormat.AREAL and compared is not None:
-        raise UnsupportedParameter(f"format areal has no '{compared}'; its trainer computes its own", param=compared)
+        raise UnsupportedParameter(
+            f"format areal has no '{compared}': AReaL's trainer computes its own; choose another 'format'",
+            param=compared,
+        )
 
 
 def parse_choice(body: Mapping[str, Any], name: str, choices: type[Choice], at: str = "") -> Choice | None:
-    """A field that is one of the words of `choices`, or None when absent or null."""
+    """A field whose value is one of `choices`, or None if it is absent or null."""
     value = body.get(name)
     if value is None:
         return None
@@ -108,7 +117,7 @@ def parse_choice(body: Mapping[str, Any], name: str, choices: type[Choice], at: 
 def parse_names(
     body: Mapping[str, Any], name: str, at: str, choices: tuple[str, ...] | None = None
 ) -> frozenset[str] | None:
-    """A field that is one string or a list of them; None when it is not given."""
+    """A field that is a string or a list of strings, all in `choices` if given; None if it is absent or null."""
     given = body.get(name)
     if given is None:
         return None
@@ -116,27 +125,24 @@ def parse_names(
     for value in values:
         check_text(expect_str(value, at + name), at + name)
         if choices is not None and value not in choices:
-            raise InvalidRequest(f"'{at}{name}' must be among {', '.join(choices)}", param=at + name)
+            raise InvalidRequest(f"'{at}{name}' must contain only {', '.join(choices)}", param=at + name)
     return frozenset(values)
 
 
 def _parse_layout(body: Mapping[str, Any]) -> Layout:
-    """`style` is AReaL's name of the same."""
+    """The layout. `style` is AReaL's name for `layout`."""
     given = [(name, body[name]) for name in ("layout", "style") if body.get(name) is not None]
     for name, value in given:
         if not isinstance(value, str) or value not in _LAYOUTS:
             raise InvalidRequest(f"'{name}' must be one of {', '.join(_LAYOUTS)}", param=name)
     chosen = {_LAYOUTS[value] for _, value in given} or {Layout.INDIVIDUAL}
     if len(chosen) > 1:
-        raise InvalidRequest("'style' is another name of 'layout': give one of them", param="style")
+        raise InvalidRequest("'style' is an alias of 'layout' and has another value: give one of them", param="style")
     return chosen.pop()
 
 
 def _parse_train(train: Mapping[str, Any]) -> TrainSelection:
-    for name in train:
-        if name not in _TRAIN_FIELDS:
-            message = f"'train.{name}' is not supported; train has {', '.join(_TRAIN_FIELDS)}"
-            raise UnsupportedParameter(message, param=f"train.{name}")
+    check_known(train, _TRAIN_FIELDS, "train.", UnsupportedParameter)
     return TrainSelection(
         turns=_parse_turns(train.get("turns")),
         purposes=parse_names(train, "purposes", "train.", tuple(Purpose)),
@@ -149,10 +155,12 @@ def _parse_turns(value: Any) -> TurnSelection | frozenset[int]:
     if isinstance(value, list):
         for index in value:
             if type(index) is not int or not 0 <= index <= _MAX_TURN:
-                raise InvalidRequest("'train.turns' holds indexes of turns, from 0", param="train.turns")
+                raise InvalidRequest(
+                    "'train.turns' must contain indexes of turns, which count from 0", param="train.turns"
+                )
         return frozenset(value)
     if value is not None and (not isinstance(value, str) or value not in list(TurnSelection)):
-        raise InvalidRequest("'train.turns' must be all, last or a list of indexes", param="train.turns")
+        raise InvalidRequest("'train.turns' must be all, last or a list of turn indexes", param="train.turns")
     return TurnSelection.ALL if value is None else TurnSelection(value)
 
 
@@ -162,22 +170,22 @@ def _parse_reward(body: Mapping[str, Any]) -> MainReward:
     if granularity is None:
         return RAW if name is None else MainReward(name)
     if name is not None:
-        message = "'reward_granularity' looks at the reward named pass_rate; leave 'reward_name' out"
+        message = "'reward_granularity' always reads the reward named pass_rate: leave out 'reward_name'"
         raise InvalidRequest(message, param="reward_name")
     return MainReward.at(granularity)
 
 
 def _parse_padding(body: Mapping[str, Any], layout: Layout) -> Padding | None:
     if layout is not Layout.PADDED:
-        refuse(body, _PADDED_FIELDS, "goes with layout padded")
+        refuse(body, _PADDED_FIELDS, "applies only with layout padded")
         return None
     lengths = [optional_int(body, name, least=1, most=_MAX_LENGTH) for name in _PADDED_FIELDS[:2]]
     for name, length in zip(_PADDED_FIELDS, lengths, strict=False):
         if length is None:
-            raise InvalidRequest(f"layout padded needs '{name}', in tokens", param=name)
+            raise InvalidRequest(f"layout padded needs '{name}', a number of tokens", param=name)
     too_long = parse_choice(body, "on_too_long", TooLong) or TooLong.REFUSE
     if too_long is not TooLong.TRUNCATE:
-        refuse(body, ("keep",), "goes with 'on_too_long': truncate")
+        refuse(body, ("keep",), "applies only with 'on_too_long': truncate")
     return Padding(
         prompt_length=lengths[0] or 0,
         response_length=lengths[1] or 0,
@@ -185,13 +193,6 @@ def _parse_padding(body: Mapping[str, Any], layout: Layout) -> Padding | None:
         on_too_long=too_long,
         keep=parse_choice(body, "keep", Keep) or Keep.HEAD,
     )
-
-
-def refuse(body: Mapping[str, Any], names: Iterable[str], why: str) -> None:
-    """Raise InvalidRequest for the first of the fields `names` that a body has."""
-    for name in names:
-        if body.get(name) is not None:
-            raise InvalidRequest(f"'{name}' {why}", param=name)
 
 
 def _parse_include(body: Mapping[str, Any]) -> frozenset[Include]:

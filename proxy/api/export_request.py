@@ -1,8 +1,8 @@
-"""The body of an export -> what is wanted. Every field at fault is named, with the choices."""
+"""Parse the body of an export. Errors name the field at fault and the allowed values."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,8 +12,8 @@ from proxy.api.export_options import (
     parse_choice,
     parse_format,
     parse_options,
-    refuse,
 )
+from proxy.api.known_fields import check_known, refuse
 from proxy.errors import InvalidRequest, UnsupportedParameter
 from proxy.export_formats.encoder import ExportFormat
 from proxy.protocols.fields import (
@@ -29,9 +29,9 @@ from proxy.protocols.fields import (
 from proxy.trajectory.options import LayoutOptions
 from proxy.types import Outcome, SessionStatus
 
-OF_SAMPLES = ("purpose", "agent", "min_version", "max_version_span")
-"""Filters that choose turns or samples; the others choose sessions."""
-_FILTERS = ("group_id", "task_id", "status", "outcome", "since", *OF_SAMPLES)
+SAMPLE_FILTERS = ("purpose", "agent", "min_version", "max_version_span")
+"""The filters that select turns or samples; the others select sessions."""
+_FILTERS = ("group_id", "task_id", "status", "outcome", "since", *SAMPLE_FILTERS)
 _FIELDS = ("session_id", "session_ids", "filter", "wait_s", "limit", "cursor", *OPTION_FIELDS)
 _MAX_LIMIT = 1000
 _MAX_WAIT_S = 600.0
@@ -39,9 +39,10 @@ _MAX_WAIT_S = 600.0
 
 @dataclass(frozen=True, slots=True)
 class ParsedExport:
-    """A parsed body: which sessions, how, in which format, and which page of them.
+    """A parsed body: which sessions, with which options, in which format, and which page.
 
-    `ended_only`: groups are of sessions that have ended, as what a claim is given is.
+    `wait_s`: seconds to wait for the named sessions to end. `ended_only`: groups contain only ended sessions, as for a
+    claim, which delivers no others.
     """
 
     session_ids: tuple[str, ...] | None
@@ -55,15 +56,15 @@ class ParsedExport:
 
 
 def parse_export(body: Mapping[str, Any]) -> ParsedExport:
-    """The request in a body. Raises InvalidRequest naming the field and the choices."""
-    check_known(body, _FIELDS)
+    """The export in a body. Raises InvalidRequest that names the field and the allowed values."""
+    check_export_fields(body, _FIELDS)
     session_ids = _parse_session_ids(body)
     filters = optional_object(body, "filter")
     name, options = parse_format(body), parse_options(body, filters)
     check_together(name, options)
     wait_s = optional_float(body, "wait_s", least=0.0, most=_MAX_WAIT_S) or 0.0
     if wait_s and session_ids is None:
-        raise InvalidRequest("'wait_s' needs 'session_id' or 'session_ids': whom to wait for", param="wait_s")
+        raise InvalidRequest("'wait_s' needs 'session_id' or 'session_ids', the sessions to wait for", param="wait_s")
     return ParsedExport(
         session_ids=session_ids,
         filters=_parse_filters(filters),
@@ -75,11 +76,10 @@ def parse_export(body: Mapping[str, Any]) -> ParsedExport:
     )
 
 
-def check_known(body: Mapping[str, Any], fields: Collection[str]) -> None:
-    """Raise InvalidRequest for a field that is none of `fields`: left aside, a filter would let every session in, and a
-    misspelled discount would count for nothing."""
+def check_export_fields(body: Mapping[str, Any], known: Sequence[str]) -> None:
+    """Raise InvalidRequest for a filter outside of `filter`, or a field that is not in `known`. Nulls are allowed."""
     refuse(body, _FILTERS, "is a filter: give it inside 'filter'")
-    refuse(body, [name for name in body if name not in fields], f"is not known here; there are {', '.join(fields)}")
+    check_known({name: value for name, value in body.items() if value is not None}, known)
 
 
 def _parse_session_ids(body: Mapping[str, Any]) -> tuple[str, ...] | None:
@@ -94,10 +94,7 @@ def _parse_session_ids(body: Mapping[str, Any]) -> tuple[str, ...] | None:
 
 
 def _parse_filters(filters: Mapping[str, Any]) -> dict[str, Any]:
-    for name in filters:
-        if name not in _FILTERS:
-            message = f"'filter.{name}' is not supported; filters are {', '.join(_FILTERS)}"
-            raise UnsupportedParameter(message, param=f"filter.{name}")
+    check_known(filters, _FILTERS, "filter.", UnsupportedParameter)
     texts = {name: optional_text(filters, name, "filter.") for name in ("group_id", "task_id")}
     parsed: dict[str, Any] = {name: text for name, text in texts.items() if text is not None}
     if (status := parse_choice(filters, "status", SessionStatus, "filter.")) is not None:
@@ -106,6 +103,8 @@ def _parse_filters(filters: Mapping[str, Any]) -> dict[str, Any]:
         parsed["outcome"] = outcome
     if (since := filters.get("since")) is not None:
         if isinstance(since, bool) or not isinstance(since, int | float):
-            raise InvalidRequest(f"'filter.since' must be Unix seconds, not {json_type(since)}", param="filter.since")
+            raise InvalidRequest(
+                f"'filter.since' must be a number of Unix seconds, not {json_type(since)}", param="filter.since"
+            )
         parsed["since"] = float(since)
     return parsed

@@ -1,4 +1,4 @@
-"""`POST [/{session}]/v1/generate`: in a session a turn like any other; without one, sampled and not recorded."""
+"""`POST [/{session}]/v1/generate`: token ids in and out. In a session it is a turn; else nothing is recorded."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from starlette.requests import Request
 
 from proxy.api.connections import while_connected
 from proxy.api.http import JsonResponse, caller_of, read_object
-from proxy.api.replies import UnaryReply, begun
+from proxy.api.replies import UnaryReply, begin_turns
 from proxy.api.turn_endpoints import with_headers
 from proxy.engine.gate import Gate
 from proxy.engine.requests import GenerateRequest
@@ -26,12 +26,12 @@ from proxy.turns.turns import Turns
 from proxy.types import SamplingParams, TurnRequest
 
 _SAMPLING = frozenset(field.name for field in fields(SamplingParams))
-# What requests without a session are kept together by; no session id has a space.
+# Prefix of the routing key of requests without a session. No session id contains a space, so none can be equal.
 _AFFINITY = "generate "
 
 
 class GenerateEndpoint:
-    """The endpoint, with and without a session. `stop_token_ids` are the model's own."""
+    """The endpoint, with and without a session. `stop_token_ids` are those of the model."""
 
     def __init__(
         self, access: Access, turns: Turns, gate: Gate, settings: Settings, stop_token_ids: tuple[int, ...]
@@ -41,20 +41,23 @@ class GenerateEndpoint:
         self._protocol = GenerateProtocol()
 
     async def generate(self, request: Request) -> UnaryReply | JsonResponse:
+        """Sample from token ids: as a turn of the session if one is named."""
         session = await self._access.resolve_if_named(caller_of(request))
         body = await read_object(request, self._settings.max_body_bytes)
         asked, affinity = with_headers(self._protocol.parse(body), request), parse_request_id(body)
         with _errors_named(body):
             if session is None:
                 return await self._unrecorded(request, asked, self._generate_request(asked, affinity))
-            turns = await begun(request, self._turns, session, asked, self._protocol)
+            turns = await begin_turns(request, self._turns, session, asked, self._protocol)
         return UnaryReply(request, self._turns, asked, turns, self._protocol)
 
     def _generate_request(self, asked: TurnRequest, affinity: str | None) -> GenerateRequest:
         assert asked.input_ids is not None
         check_capabilities(asked, asked.sampling, self._gate.info())
         if asked.sampling.stop:
-            raise UnsupportedParameter("'stop' needs a session: without one no text is read", param="stop")
+            raise UnsupportedParameter(
+                "'stop' needs a session, because without one no text is decoded; use 'stop_token_ids'", param="stop"
+            )
         own = self._stop_token_ids if asked.stop_token_ids is None else asked.stop_token_ids
         return GenerateRequest(
             request_id=self._protocol.new_id(),
@@ -66,12 +69,12 @@ class GenerateEndpoint:
         )
 
     def _within_limit(self, sampling: SamplingParams) -> SamplingParams:
-        """`--max-tokens-per-turn` holds without a session too."""
+        """Apply `--max-tokens-per-turn`, which holds without a session too."""
         limits = [n for n in (sampling.max_tokens, self._settings.max_tokens_per_turn) if n is not None]
         return replace(sampling, max_tokens=min(limits, default=None))
 
     async def _unrecorded(self, request: Request, asked: TurnRequest, wanted: GenerateRequest) -> JsonResponse:
-        """Raises ClientDisconnect once nobody waits: the engine then stops."""
+        """Sample outside of any session. If the client leaves, the engine stops and ClientDisconnect is raised."""
         limit_s, context = self._settings.engine_timeout_s, self._settings.max_context_tokens
         sampling = self._turns.run_unrecorded(asked, sample(self._gate, wanted, limit_s, context))
         try:
@@ -87,7 +90,7 @@ class GenerateEndpoint:
 
 @contextmanager
 def _errors_named(body: Mapping[str, Any]) -> Iterator[None]:
-    """What is wrong with a prompt or with its sampling is named as the field is here."""
+    """Rename the field of an InvalidRequest to the one of this endpoint, for prompts and sampling parameters."""
     try:
         yield
     except InvalidRequest as error:

@@ -1,4 +1,4 @@
-"""Whether the process lives, whether it can serve, and what it counts."""
+"""Liveness, readiness and Prometheus metrics."""
 
 from __future__ import annotations
 
@@ -20,10 +20,11 @@ class HealthEndpoints:
         self._gate, self._store, self._metrics, self._servers = gate, store, metrics, servers
 
     async def health(self, request: Request) -> JsonResponse:
+        """200 while the process runs."""
         return JsonResponse({"status": "ok"})
 
     async def ready(self, request: Request) -> JsonResponse:
-        """200 when the store answers and the engine runs. Raises StoreUnavailable or EngineUnavailable."""
+        """200 if the store answers and the engine runs or is paused. Raises StoreUnavailable or EngineUnavailable."""
         await self._store.ping()
         if self._servers is not None:
             self._servers.check_alive()
@@ -32,4 +33,5 @@ class HealthEndpoints:
         return JsonResponse({**state, "weight_version": info.weight_version})
 
     async def metrics(self, request: Request) -> Response:
+        """The metrics in Prometheus text format."""
         return Response(self._metrics.text(), media_type=CONTENT_TYPE)

@@ -1,4 +1,4 @@
-"""Between HTTP and the rest: bodies within the limit, callers, JSON, errors in the envelope of the API called."""
+"""HTTP helpers: bodies within the size limit, callers, JSON, and errors in the envelope of the API that was called."""
 
 from __future__ import annotations
 
@@ -17,14 +17,20 @@ from proxy.sessions.access import Caller
 from proxy.sessions.ids import check_session_id
 
 _SECRET = re.compile("~[^/]*")
-# Above this, openai clients refuse to retry and anthropic ones sleep on.
+# After a longer wait the openai SDK does not retry; the anthropic SDK sleeps through it.
 _MAX_RETRY_AFTER_S = 30
-# opencode gives a sub-agent a session of its own: it belongs to the one that started it.
+# In order of preference. An opencode sub-agent has a session of its own and belongs to its parent's.
 _HINT_HEADERS = ("x-claude-code-session-id", "session-id", "x-parent-session-id", "x-session-id")
 
 
+_NOT_FOUND = (
+    "this is a Tokengrove server, and it has no endpoint {}. Agents call POST /SESSION/v1/chat/completions, "
+    "/SESSION/v1/responses or /SESSION/v1/messages; GET /health checks the server; docs/http-api.md lists all endpoints"
+)
+
+
 class JsonResponse(Response):
-    """JSON by orjson; numpy arrays become lists."""
+    """A JSON response, encoded by orjson; numpy arrays become lists."""
 
     media_type = "application/json"
 
@@ -33,13 +39,13 @@ class JsonResponse(Response):
 
 
 def encode_json(value: Any) -> bytes:
-    """JSON bytes; numpy arrays become lists."""
+    """Encode JSON; numpy arrays become lists."""
     return orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS)
 
 
 async def read_body(request: Request, limit: int) -> bytes:
-    """The whole body. Raises BodyTooLarge as soon as it is known to be longer than `limit` bytes."""
-    too_large = BodyTooLarge(f"the body is longer than {limit} bytes (--max-body-bytes)")
+    """Read the whole body. Raises BodyTooLarge as soon as it is known to exceed `limit` bytes."""
+    too_large = BodyTooLarge(f"the body exceeds the limit of {limit} bytes; raise the limit with --max-body-bytes")
     length = request.headers.get("content-length", "")
     if length.isdecimal() and int(length) > limit:
         raise too_large
@@ -54,12 +60,12 @@ async def read_body(request: Request, limit: int) -> bytes:
 
 
 async def read_json(request: Request, limit: int) -> Any:
-    """The decoded JSON body. Raises InvalidRequest for anything that is not JSON in UTF-8."""
+    """Read a JSON body. Raises InvalidRequest if it is not JSON in UTF-8."""
     return decode_json(await read_body(request, limit))
 
 
 def decode_json(body: bytes) -> Any:
-    """A JSON value. Raises InvalidRequest that says where the text stops being JSON."""
+    """Decode JSON. Raises InvalidRequest with the position of the error."""
     try:
         return orjson.loads(body)
     except orjson.JSONDecodeError as error:
@@ -67,7 +73,7 @@ def decode_json(body: bytes) -> Any:
 
 
 async def read_object(request: Request, limit: int) -> Mapping[str, Any]:
-    """The JSON object in the body; an empty body is an empty object."""
+    """Read a JSON object; an empty body is an empty object. Raises InvalidRequest for anything else."""
     body = await read_body(request, limit)
     value = decode_json(body) if body.strip() else {}
     if not isinstance(value, dict):
@@ -76,12 +82,12 @@ async def read_object(request: Request, limit: int) -> Mapping[str, Any]:
 
 
 def caller_of(request: Request, body: Any = None) -> Caller:
-    """Who calls: the session part of the path, the key (Bearer or x-api-key), the client's own hint at a session."""
+    """The caller: session in the path, key (Bearer or x-api-key), and the client's own session id as a hint."""
     return Caller(path=request.path_params.get("session"), key=key_of(request), hint=_hint_of(request, body))
 
 
 def key_of(request: Request) -> str | None:
-    """The key of a request, from `Authorization: Bearer` or `x-api-key`."""
+    """The key of a request, from `Authorization: Bearer`, else `x-api-key`."""
     scheme, _, token = request.headers.get("authorization", "").partition(" ")
     if scheme.lower() == "bearer" and token.strip():
         return token.strip()
@@ -96,7 +102,7 @@ def _hint_of(request: Request, body: Any) -> str | None:
 
 
 def _metadata_session(metadata: Any) -> Any:
-    """Claude Code puts its session into `metadata.user_id`, a JSON string."""
+    """The session id of Claude Code, which it puts into `metadata.user_id`, a JSON string."""
     user = metadata.get("user_id") if isinstance(metadata, Mapping) else None
     try:
         decoded = orjson.loads(user) if isinstance(user, str) else None
@@ -113,7 +119,7 @@ def _can_be_id(value: Any) -> bool:
 
 
 def error_response(request: Request, error: ProxyError) -> Response:
-    """`error` as the called API words it."""
+    """The response for `error`, in the envelope of the API that was called."""
     request_id = f"req_{uuid.uuid4().hex}"
     status, body = error.status, envelope(request.url.path, error, request_id)
     headers = {"request-id": request_id, "x-should-retry": "true" if error.retryable else "false"}
@@ -130,40 +136,42 @@ def envelope(path: str, error: ProxyError, request_id: str) -> dict[str, Any]:
 
 
 def is_messages_path(path: str) -> bool:
-    """Whether a path is Anthropic's."""
+    """Whether a path belongs to Anthropic's Messages API."""
     return path.endswith(("/messages", "/messages/count_tokens"))
 
 
 async def on_proxy_error(request: Request, error: Exception) -> Response:
-    """The handler of every ProxyError."""
+    """Handle a ProxyError."""
     assert isinstance(error, ProxyError)
     return error_response(request, error)
 
 
 def shown_path(request: Request) -> str:
-    """The path for messages and logs: what may be a session's secret is left out."""
+    """The path for messages and logs, with a session's path secret replaced by `...`."""
     return _SECRET.sub("~...", request.url.path)
 
 
 async def on_not_found(request: Request, error: Exception) -> Response:
-    """No route has this path."""
-    path = f"{request.method} {shown_path(request)}"
-    return error_response(request, NotFound(f"there is no {path} here; the README lists the endpoints"))
+    """Handle a path that no route has."""
+    return error_response(request, NotFound(_NOT_FOUND.format(f"{request.method} {shown_path(request)}")))
 
 
 async def on_method_not_allowed(request: Request, error: Exception) -> Response:
-    """A route has this path, with another method; Starlette says which in `allow`."""
-    response = error_response(request, MethodNotAllowed(f"{shown_path(request)} does not take {request.method}"))
-    response.headers.update(getattr(error, "headers", None) or {})
+    """Handle a method that the route of this path does not have; the header `allow` lists those it has."""
+    headers = dict(getattr(error, "headers", None) or {})
+    allowed = headers.get("Allow", "another method")
+    problem = MethodNotAllowed(f"{shown_path(request)} does not support {request.method}; use {allowed}")
+    response = error_response(request, problem)
+    response.headers.update(headers)
     return response
 
 
 async def on_disconnect(request: Request, error: Exception) -> Response:
-    """The client left while sending; nobody reads this."""
+    """Handle a client that left while it sent its request; nobody reads the response."""
     assert isinstance(error, ClientDisconnect)
     return Response(status_code=499)
 
 
 async def on_crash(request: Request, error: Exception) -> Response:
-    """Anything unforeseen: a sentence for the client, the traceback for the log."""
-    return error_response(request, ProxyError("the server failed on this request; its log says how"))
+    """Handle an unexpected exception: the client gets one sentence, the log the traceback."""
+    return error_response(request, ProxyError("internal error: the server's log has the traceback"))

@@ -1,6 +1,6 @@
-"""Whoever waits for something to happen holds nothing up: once the server is asked to end, all are answered at once.
+"""Long polls must not delay a shutdown: when the server is asked to stop, every waiting request is answered at once.
 
-Their answer is the one that they give when their time is up. A client asks again, and finds the next server.
+It gets the answer of a wait that timed out, so the client polls again and reaches the next server.
 """
 
 from __future__ import annotations
@@ -13,22 +13,22 @@ T = TypeVar("T")
 
 
 class LongPolls:
-    """What waits on one server."""
+    """The long polls of one server."""
 
     def __init__(self) -> None:
         self._ending = asyncio.Event()
 
     @property
     def ending(self) -> bool:
-        """Whether nothing may wait any more."""
+        """True once the server is stopping: no request may wait any more."""
         return self._ending.is_set()
 
     def end(self) -> None:
-        """Answer all that wait, and from now on let nobody wait. Call on the event loop."""
+        """End all waits, now and in future. Call on the event loop."""
         self._ending.set()
 
     async def wait(self, something: Coroutine[Any, Any, T]) -> T | None:
-        """The result of `something`, which is cancelled, with None as result, where the server ends before it."""
+        """Return the result of `something`. If the server stops first, cancel it and return None."""
         happening = asyncio.ensure_future(something)
         ending = asyncio.ensure_future(self._ending.wait())
         try:

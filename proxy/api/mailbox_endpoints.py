@@ -1,4 +1,4 @@
-"""`/mailbox/...`: whoever answers in place of an engine fetches requests here and delivers what they are answered."""
+"""`/mailbox/...`: an outside process answers in place of an engine. It fetches requests and delivers their answers."""
 
 from __future__ import annotations
 
@@ -38,15 +38,17 @@ class MailboxEndpoints:
         self._polls = polls
 
     async def next(self, request: Request) -> JsonResponse:
-        """The oldest request that waits, of `session_id` or of all; `{"status": "empty"}` after `wait_s` without one,
-        `{"status": "ended"}` once the session has ended."""
+        """Return the oldest waiting request, of `session_id` if given.
+
+        `{"status": "empty"}` if there is none for `wait_s` seconds; `{"status": "ended"}` if the session has ended.
+        """
         body = await self._body(request)
         session_id = optional_text(body, "session_id")
         wait_s = optional_float(body, "wait_s", least=0.0, most=_MAX_WAIT_S) or 0.0
         session = await self._registry.get(session_id) if session_id is not None else None
         ended = session.ended if session is not None else None
         waiting = self._polls.wait(self._mailbox().fetch(session_id, wait_s, ended))
-        # A poll whose client is gone takes no request away from one that waits.
+        # A poll whose client has left must not take a request away from another poll.
         letter = await while_connected(request, waiting)
         if letter is not None:
             return JsonResponse({"status": "request", **_letter_json(letter)})
@@ -54,12 +56,12 @@ class MailboxEndpoints:
         return JsonResponse({"status": "ended" if over else "empty"})
 
     async def _has_ended(self, session_id: str) -> bool:
-        """Asked anew: while a poll waits, the session may end on another replica."""
+        """Whether a session has ended. Read it again: it may have ended on another replica during the poll."""
         session = await self._registry.get(session_id)
         return session.record.status is not SessionStatus.ACTIVE
 
     async def deliver(self, request: Request) -> JsonResponse:
-        """Answer a request, named by `request_id` or by `session_id` and `turn`."""
+        """Answer the request named by `request_id`, or by `session_id` and `turn`."""
         body = await self._body(request)
         delivery = _parse_delivery(body)
         request_id = self._request_id(body)
@@ -72,7 +74,9 @@ class MailboxEndpoints:
             return request_id
         session_id, turn = optional_text(body, "session_id"), optional_int(body, "turn", least=0)
         if session_id is None or turn is None:
-            raise InvalidRequest("name the request: 'request_id', or 'session_id' and 'turn'", param="request_id")
+            raise InvalidRequest(
+                "give 'request_id', or 'session_id' and 'turn', to name the request", param="request_id"
+            )
         return self._mailbox().find(session_id, turn)
 
     async def _body(self, request: Request) -> Mapping[str, Any]:
@@ -81,7 +85,7 @@ class MailboxEndpoints:
 
     def _mailbox(self) -> Mailbox:
         if self._engine is None:
-            raise EngineIncapable("there is no mailbox; start with --engine mailbox")
+            raise EngineIncapable("this engine has no mailbox; start Tokengrove with --engine mailbox")
         return self._engine
 
 
@@ -112,12 +116,12 @@ def _tool_choice(letter: Letter) -> dict[str, Any] | None:
 
 
 def _parse_delivery(body: Mapping[str, Any]) -> Delivery | ProxyError:
-    """Raises InvalidRequest for none or several answers, and for what does not go with the one given."""
+    """The answer in a body. Raises InvalidRequest for none or several, and for fields that do not apply to it."""
     given = [name for name in _ANSWERS if body.get(name) is not None]
     if len(given) != 1:
-        raise InvalidRequest(f"give one of {', '.join(_ANSWERS)}", param=given[1] if given else "text")
+        raise InvalidRequest(f"give exactly one of {', '.join(_ANSWERS)}", param=given[1] if given else "text")
     if body.get("logprobs") is not None and given[0] != "output_ids":
-        raise InvalidRequest("'logprobs' go with 'output_ids'", param="logprobs")
+        raise InvalidRequest("'logprobs' applies only with 'output_ids'", param="logprobs")
     if given[0] == "error":
         return failure(str(optional_text(body, "error")))
     finish = body.get("finish_reason")
@@ -142,5 +146,7 @@ def _parse_logprobs(value: Any) -> Logprobs | None:
     except (TypeError, OverflowError):
         raise InvalidRequest("'logprobs' must be a list of numbers", param="logprobs") from None
     if not all(-1e30 < number <= 1e-4 for number in logprobs):
-        raise InvalidRequest("'logprobs' must be finite natural logarithms, none above 0", param="logprobs")
+        raise InvalidRequest(
+            "'logprobs' must be natural logarithms of probabilities: finite and at most 0", param="logprobs"
+        )
     return logprobs

@@ -1,4 +1,4 @@
-"""`/v1/models` in a shape that both the OpenAI and the Anthropic SDK read."""
+"""`/v1/models`, in a form that both the OpenAI and the Anthropic SDK read."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ from proxy.errors import ModelNotFound
 
 
 class ModelEndpoints:
-    """The one model that is served. Requests may name any; these endpoints know its own name only."""
+    """The one model that is served. Turns may name any model; these endpoints know only its real name."""
 
     def __init__(self, name: str) -> None:
         self._name = name
         self._created = int(time.time())
 
     async def index(self, request: Request) -> JsonResponse:
+        """List the served model."""
         model = self._model()
         listing = {
             "object": "list",
@@ -31,8 +32,11 @@ class ModelEndpoints:
         return JsonResponse(listing)
 
     async def show(self, request: Request) -> JsonResponse:
+        """Return the served model. Raises ModelNotFound for another name."""
         if request.path_params["model"] != self._name:
-            raise ModelNotFound(f"the model served here is {self._name!r}", param="model")
+            raise ModelNotFound(
+                f"this server serves only the model {self._name!r}; turns may name any model", param="model"
+            )
         return JsonResponse(self._model())
 
     def _model(self) -> dict[str, Any]:

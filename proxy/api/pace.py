@@ -1,5 +1,7 @@
-"""Long work beside turns: after each slice it rests for as long as that took while turns run, so that they have half of
-the machine at least and wait for one slice at most."""
+"""Pacing of exports: while turns run, an export sleeps as long as each slice took.
+
+So turns get at least half of the CPU time, and wait for one slice at most.
+"""
 
 from __future__ import annotations
 
@@ -12,13 +14,13 @@ _T = TypeVar("_T")
 
 
 class Pace:
-    """`turns_run` says whether any turn is under way."""
+    """Paces slices of work. `turns_run` returns True while at least one turn is running."""
 
     def __init__(self, turns_run: Callable[[], bool]) -> None:
         self._turns_run = turns_run
 
     async def work(self, slice_: Awaitable[_T]) -> _T:
-        """What a slice of work comes to, after the rest that it costs."""
+        """Run a slice of work, then sleep for its duration if turns run. Returns the result of the slice."""
         begun = time.perf_counter()
         result = await slice_
         if self._turns_run():

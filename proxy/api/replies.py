@@ -1,4 +1,4 @@
-"""Turns as HTTP replies. The end is written only after the commit, and a leaving client is noticed at once."""
+"""HTTP replies of turns, unary or streamed. The end is written only after the commit; a disconnect ends the reply."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from proxy.turns.choice import Choice
 from proxy.turns.turns import Turns
 from proxy.types import Api, TurnRequest
 
-# Codex gives a silent stream up after 300 s, proxies in between often after 30 to 60.
+# Codex abandons a silent stream after 300 s, reverse proxies often after 30 to 60 s.
 KEEPALIVE_S = 5.0
 Batch = list[tuple[int, Delta]]
-"""Deltas, each with the number of its choice."""
+"""Deltas, each with the index of its choice."""
 Batches = AsyncIterator[Batch]
 
 
 class UnaryReply:
-    """Waits for the committed turns (one a choice) and answers in one body."""
+    """Waits until all choices are committed, then answers in one body."""
 
     def __init__(
         self, request: Request, turns: Turns, asked: TurnRequest, choices: Sequence[Choice], protocol: WireProtocol
@@ -70,7 +70,7 @@ class UnaryReply:
 
 
 class StreamReply:
-    """Sends events as tokens come. Built by `open`, which waits for the first of them: early failures stay statuses."""
+    """Streams events as tokens arrive. `open` waits for the first, so that an early failure has its HTTP status."""
 
     def __init__(
         self, turns: Turns, choices: Sequence[Choice], encoder: StreamEncoder, batches: Batches, first: Batch
@@ -84,14 +84,14 @@ class StreamReply:
     async def open(
         cls, request: Request, turns: Turns, asked: TurnRequest, choices: Sequence[Choice], protocol: WireProtocol
     ) -> StreamReply:
-        """A reply whose first deltas (or first silence) are here.
+        """Wait for the first deltas, or the first keep-alive, and return the reply.
 
-        Raises the ProxyError that ended the turn before, ClientDisconnect when nobody waits for it any more.
+        Raises the ProxyError of a turn that failed before, or ClientDisconnect.
         """
         with _joined(turns, choices[0].attempt):
             batches = _one(choices[0]) if len(choices) == 1 else _merged(choices)
             first = await _first_batch(batches, request)
-            turns.join(choices[0].attempt)  # once more, for the time from here to the call
+            turns.join(choices[0].attempt)  # for the time from here to __call__, which leaves it
         first_choice = choices[0]
         created = int(first_choice.interaction.created_at)
         encoder = protocol.stream(asked, first_choice.interaction.id, created, first_choice.prompt_tokens)
@@ -143,7 +143,7 @@ async def _next(batches: Batches) -> Batch:
 
 
 def request_id_header(api: Api, interaction_id: str) -> dict[str, str]:
-    """The header by which a client reports a reply, made of the interaction's id."""
+    """The request id header, made of the interaction's id, so that a client can report a reply by it."""
     name = "request-id" if api is Api.MESSAGES else "x-request-id"
     return {name: f"req_{interaction_id.partition('_')[2] or interaction_id}"}
 
@@ -163,7 +163,7 @@ async def _one(choice: Choice) -> Batches:
 
 
 async def _merged(choices: Sequence[Choice]) -> Batches:
-    """The deltas of several turns as they come; a batch is of one turn."""
+    """The deltas of several choices in order of arrival; each batch is of one choice."""
     queue: asyncio.Queue[Batch | BaseException | None] = asyncio.Queue()
 
     async def read(index: int, choice: Choice) -> None:
@@ -194,18 +194,18 @@ def _body(data: bytes, more: bool = True) -> Message:
     return {"type": "http.response.body", "body": data, "more_body": more}
 
 
-async def begun(
+async def begin_turns(
     request: Request, turns: Turns, session: Session, asked: TurnRequest, protocol: WireProtocol
 ) -> Sequence[Choice]:
-    """The turns of a request. A client that leaves while the engine is paused leaves nothing behind.
+    """Begin the turns of a request. If the client leaves while the engine is paused, nothing is recorded.
 
-    Raises what `Turns.begin` raises, or ClientDisconnect.
+    Raises the errors of `Turns.begin`, or ClientDisconnect.
     """
     if not turns.held_up:
         return await turns.begin(session, asked, new_id=protocol.new_id)
     gone = asyncio.ensure_future(disconnected(request.receive))
     try:
-        # Not in a task of its own: nobody may come to run between the begin of a turn and its client joining it.
+        # Not in a separate task: nothing may run between the begin of a turn and the moment its reader is attached.
         async with asyncio.timeout(None) as waiting:
             gone.add_done_callback(end := functools.partial(_end, waiting))
             return await turns.begin(session, asked, new_id=protocol.new_id)
@@ -217,5 +217,5 @@ async def begun(
 
 
 def _end(waiting: asyncio.Timeout, gone: asyncio.Future[None]) -> None:
-    with suppress(RuntimeError):  # the turn has begun in the same moment
+    with suppress(RuntimeError):  # the turn began at the same moment, so the timeout is over
         waiting.reschedule(asyncio.get_running_loop().time())

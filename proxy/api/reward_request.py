@@ -27,12 +27,12 @@ from proxy.sessions.rewards import (
 from proxy.sessions.session import Session
 
 _REWARDS = ("reward", "rewards", "step_scores", "token_rewards")
-# Exports are float32, and a sum of rewards must stay finite there.
+# Exports are float32: the sum of many rewards must stay finite there.
 _MAX_REWARD = 1e30
 
 
 def parse_reward(session: Session, body: Mapping[str, Any]) -> Changes:
-    """The rewards in a body as changes by interaction id. Raises InvalidRequest or NotFound naming the field."""
+    """The rewards in a body as changes by interaction id. Raises InvalidRequest or NotFound that names the field."""
     kind = _kind_of_reward(body)
     name = optional_str(body, "name")
     target = Target(optional_str(body, "interaction_id"), optional_int(body, "turn", least=0))
@@ -50,7 +50,7 @@ def parse_reward(session: Session, body: Mapping[str, Any]) -> Changes:
 
 
 def _kind_of_reward(body: Mapping[str, Any]) -> str | None:
-    """Which of the ways to reward a body takes. Raises InvalidRequest for what would be left aside silently."""
+    """The field that a body rewards by. Raises InvalidRequest for several, and for a field without effect."""
     kinds = [name for name in _REWARDS if body.get(name) is not None]
     if len(kinds) > 1:
         raise InvalidRequest(f"give one of {', '.join(_REWARDS)}, not {' and '.join(kinds)}", param=kinds[1])
@@ -58,23 +58,23 @@ def _kind_of_reward(body: Mapping[str, Any]) -> str | None:
     one = ("reward", "token_rewards")
     for name, takers in (("interaction_id", one), ("turn", one), ("name", ("reward",))):
         if kind is not None and body.get(name) is not None and kind not in takers:
-            raise InvalidRequest(f"'{name}' goes with {' or '.join(takers)}, not with {kind}", param=name)
+            raise InvalidRequest(f"'{name}' applies only with {' or '.join(takers)}, not with {kind}", param=name)
     if kind is not None and body.get("interaction_id") is not None and body.get("turn") is not None:
         raise InvalidRequest("give 'interaction_id' or 'turn', not both", param="turn")
     return kind
 
 
 def parse_mark(body: Mapping[str, Any]) -> tuple[str, bool, list[tuple[int, int]] | None]:
-    """The interaction, whether it is trainable, and the spans, None where none are given."""
+    """The interaction id, whether it is trainable, and the spans (None: the whole output)."""
     interaction_id = optional_text(body, "interaction_id")
     if interaction_id is None:
-        raise InvalidRequest("'interaction_id' is missing: which turn is marked", param="interaction_id")
+        raise InvalidRequest("'interaction_id' is missing: it names the turn to mark", param="interaction_id")
     trainable = expect_bool(body.get("trainable"), "trainable")
     if body.get("spans") is None:
         return interaction_id, trainable, None
     spans = [_parse_span(item, f"spans[{at}]") for at, item in enumerate(expect_list(body["spans"], "spans"))]
     if not trainable or not spans:
-        message = "'spans' names what is trained: leave it out to train the whole output or (trainable false) nothing"
+        message = "'spans' needs 'trainable': true and at least one range; leave it out to mark the whole output"
         raise InvalidRequest(message, param="spans")
     return interaction_id, trainable, spans
 
@@ -82,7 +82,7 @@ def parse_mark(body: Mapping[str, Any]) -> tuple[str, bool, list[tuple[int, int]
 def _parse_span(value: Any, name: str) -> tuple[int, int]:
     pair = expect_list(value, name)
     if len(pair) != 2 or not all(type(number) is int for number in pair):
-        raise InvalidRequest(f"'{name}' must be [start, end), two integers", param=name)
+        raise InvalidRequest(f"'{name}' must be two integers, [start, end)", param=name)
     return pair[0], pair[1]
 
 
@@ -98,5 +98,7 @@ def _finite(value: Any, name: str) -> float:
     except OverflowError:
         number = math.inf
     if not abs(number) <= _MAX_REWARD:
-        raise InvalidRequest(f"'{name}' must be a finite number below {_MAX_REWARD:g}", param=name)
+        raise InvalidRequest(
+            f"'{name}' must be a finite number of at most {_MAX_REWARD:g} in absolute value", param=name
+        )
     return number

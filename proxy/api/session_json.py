@@ -1,4 +1,4 @@
-"""Sessions and interactions as the JSON that `/rl/...` replies have."""
+"""The JSON of sessions and interactions in `/rl/...` replies."""
 
 from __future__ import annotations
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import orjson
 
+from proxy.api.known_fields import check_known
 from proxy.errors import InvalidRequest
 from proxy.protocols.fields import (
     expect_bool,
@@ -22,16 +23,18 @@ from proxy.sessions.session import LIMIT_COUNTS, LIMITS
 from proxy.types import Credit, Outcome, SamplingParams
 
 _SAMPLING_FIELDS = frozenset(SamplingParams.__dataclass_fields__) - {"logit_bias", "stop", "ignore_eos"}
-# How many lists and objects an answer puts around what a caller stored; no answer has more than four.
+# Levels of lists and objects around a stored object in a reply; no reply has more than four.
 _LEVELS_AROUND = 8
 _MAX_LIFETIME_S = 3653 * 86_400.0
 _MAX_DEADLINE_S = 366 * 86_400.0
 
 
 def parse_start(body: Mapping[str, Any]) -> dict[str, Any]:
-    """What start_session asks for, nulls left out. Raises InvalidRequest for the first field that is wrong."""
+    """The fields of `/rl/start_session` that are not null. Raises InvalidRequest for the first wrong field."""
     if body.get("task_id") is None and body.get("session_id") is None:
-        raise InvalidRequest("'task_id' is missing; session ids are made from it", param="task_id")
+        raise InvalidRequest(
+            "'task_id' is missing: session ids are made from it; give it or 'session_id'", param="task_id"
+        )
     for name in ("task_id", "session_id", "group_id", "api_key"):
         optional_text(body, name)
     _shallow_object(body, "metadata")
@@ -44,6 +47,7 @@ def parse_start(body: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def parse_ending(body: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields that end a session. Raises InvalidRequest that names the field."""
     outcome = body.get("outcome")
     if outcome not in (None, *Outcome):
         raise InvalidRequest(f"'outcome' must be one of {', '.join(Outcome)}", param="outcome")
@@ -61,18 +65,19 @@ def parse_key_kinds(body: Mapping[str, Any]) -> frozenset[KeyKind]:
     names = [str(name) for name in expect_list(body.get("keys") or [*KeyKind], "keys")]
     for name in names:
         if name not in list(KeyKind):
-            raise InvalidRequest(f"'keys' holds {name!r}, and not one of {', '.join(KeyKind)}", param="keys")
+            raise InvalidRequest(f"'keys' contains {name!r}, which is none of {', '.join(KeyKind)}", param="keys")
     return frozenset(map(KeyKind, names))
 
 
 def parse_key_lifetime(body: Mapping[str, Any]) -> float | None:
+    """`key_lifetime_s`: seconds until new keys expire, 1 s to ten years; None: use the server's default."""
     return optional_float(body, "key_lifetime_s", least=1.0, most=_MAX_LIFETIME_S)
 
 
 def _parse_limits(body: Mapping[str, Any]) -> dict[str, Any]:
-    """The limits that are given. Raises InvalidRequest for an unknown one or one that no turn could meet."""
+    """The limits that are not null. Raises InvalidRequest for an unknown limit, or one that no turn could meet."""
     limits = optional_object(body, "limits")
-    _check_known(limits, LIMITS, "limits")
+    check_known(limits, sorted(LIMITS), "limits.")
     overflow = limits.get("on_context_overflow")
     if overflow not in (None, "error", "length"):
         raise InvalidRequest("'limits.on_context_overflow' must be error or length", param="limits.on_context_overflow")
@@ -83,22 +88,14 @@ def _parse_limits(body: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _parse_defaults(body: Mapping[str, Any]) -> dict[str, Any]:
-    """The session's sampling, by the same rules as a request's."""
+    """The sampling defaults of a session, under the same rules as the sampling fields of a request."""
     sampling = optional_object(body, "sampling")
-    _check_known(sampling, _SAMPLING_FIELDS, "sampling")
+    check_known(sampling, sorted(_SAMPLING_FIELDS), "sampling.")
     return parse_drawing(sampling, "sampling.")
 
 
-def _check_known(values: Mapping[str, Any], known: frozenset[str], name: str) -> None:
-    for key in values:
-        if key not in known:
-            raise InvalidRequest(
-                f"'{name}.{key}' is unknown; {name} has {', '.join(sorted(known))}", param=f"{name}.{key}"
-            )
-
-
 def _shallow_object(body: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """An object that answers can show again: the encoder of JSON goes less deep than the decoder."""
+    """An object that replies can repeat. Raises InvalidRequest if it is too deep for the JSON encoder."""
     value: Any = optional_object(body, name)
     wrapped = value
     for _ in range(_LEVELS_AROUND):
@@ -106,5 +103,5 @@ def _shallow_object(body: Mapping[str, Any], name: str) -> dict[str, Any]:
     try:
         orjson.dumps(wrapped)
     except TypeError:
-        raise InvalidRequest(f"'{name}' is nested too deeply", param=name) from None
+        raise InvalidRequest(f"'{name}' is nested too deeply; it must fit a JSON reply", param=name) from None
     return dict(value)

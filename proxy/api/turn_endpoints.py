@@ -1,4 +1,4 @@
-"""The endpoints that agents speak to."""
+"""The endpoints that agents call: a turn in any API, and Anthropic's count_tokens."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any
 
 from starlette.requests import Request
 
-from proxy.api.client_hints import told_purpose
+from proxy.api.client_hints import stated_purpose
 from proxy.api.http import JsonResponse, caller_of, encode_json, read_json
-from proxy.api.replies import StreamReply, UnaryReply, begun
+from proxy.api.replies import StreamReply, UnaryReply, begin_turns
 from proxy.errors import InvalidRequest
 from proxy.protocols.messages.protocol import MessagesProtocol, count_reply
 from proxy.protocols.wire_protocol import WireProtocol
@@ -23,7 +23,7 @@ Endpoint = Callable[[Request], Awaitable[Any]]
 
 
 def turn_endpoint(protocol: WireProtocol, access: Access, turns: Turns, max_body_bytes: int) -> Endpoint:
-    """The endpoint of one API: parse, resolve, begin, reply."""
+    """The endpoint of one API: parse the body, resolve the session, begin the turn, reply."""
 
     async def endpoint(request: Request) -> UnaryReply | StreamReply:
         await access.admit(caller_of(request))
@@ -32,8 +32,8 @@ def turn_endpoint(protocol: WireProtocol, access: Access, turns: Turns, max_body
         _check_echo(turn_request)
         session = await access.resolve(caller_of(request, body))
         try:
-            choices = await begun(request, turns, session, turn_request, protocol)
-        except RecursionError:  # schemas and options are walked by Python and by templates
+            choices = await begin_turns(request, turns, session, turn_request, protocol)
+        except RecursionError:  # Python code and templates recurse into schemas and options
             raise InvalidRequest("the body is nested too deeply", param="body") from None
         if turn_request.stream:
             return await StreamReply.open(request, turns, turn_request, choices, protocol)
@@ -43,19 +43,19 @@ def turn_endpoint(protocol: WireProtocol, access: Access, turns: Turns, max_body
 
 
 def with_headers(turn_request: TurnRequest, request: Request) -> TurnRequest:
-    """What the harness says of a turn in `x-tokengrove-*` headers, and clients in headers of their own."""
+    """Add what headers say about a turn: `x-tokengrove-*`, `idempotency-key`, SDK retry counts and client hints."""
     return replace(
         turn_request,
         retry=_is_retry(request.headers.get("x-stainless-retry-count")),
         idempotency_key=request.headers.get("idempotency-key"),
         state_hash=request.headers.get("x-tokengrove-state-hash"),
-        purpose=_purpose(request.headers.get("x-tokengrove-purpose")) or told_purpose(request.headers, turn_request),
+        purpose=_purpose(request.headers.get("x-tokengrove-purpose")) or stated_purpose(request.headers, turn_request),
         agent=request.headers.get("x-tokengrove-agent"),
     )
 
 
 def _check_echo(turn_request: TurnRequest) -> None:
-    """Raise InvalidRequest for what the reply could not repeat: it may be decoded deeper than it can be encoded."""
+    """Raise InvalidRequest if the reply cannot repeat these fields: orjson decodes deeper than it encodes."""
     if not turn_request.echo:
         return
     try:
@@ -65,7 +65,7 @@ def _check_echo(turn_request: TurnRequest) -> None:
 
 
 def _is_retry(count: str | None) -> bool:
-    """OpenAI's and Anthropic's SDKs count their retries from 0."""
+    """Whether `x-stainless-retry-count` marks a retry: the OpenAI and Anthropic SDKs send 0 with the first attempt."""
     return count is not None and count.isdecimal() and int(count) > 0
 
 
@@ -76,7 +76,7 @@ def _purpose(name: str | None) -> str | None:
 
 
 def count_endpoint(protocol: MessagesProtocol, access: Access, turns: Turns, max_body_bytes: int) -> Endpoint:
-    """Anthropic's count_tokens: the prompt tokens that the same body would have as a turn."""
+    """Anthropic's count_tokens: the number of prompt tokens that the same body would have as a turn."""
 
     async def endpoint(request: Request) -> JsonResponse:
         await access.admit(caller_of(request))

@@ -1,0 +1,36 @@
+"""Unknown and misplaced fields of a body are refused by name: an ignored filter would match every session."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any
+
+from proxy.errors import InvalidRequest
+
+
+def check_known(
+    fields: Mapping[str, Any], known: Collection[str], at: str = "", error: type[InvalidRequest] = InvalidRequest
+) -> None:
+    """Raise `error` for the first of `fields` that is not in `known`; `at` is the path of `fields`, with its dot.
+
+    The message has the path as the client wrote it, the nearest known name if one is close, and all known names.
+    """
+    for name in fields:
+        if name not in known:
+            path, owner = f"{at}{name}", f"'{at[:-1]}'" if at else "this endpoint"
+            raise error(f"'{path}' is unknown{_hint(name, known, at)}; {owner} accepts {', '.join(known)}", param=path)
+
+
+def _hint(name: str, known: Collection[str], at: str) -> str:
+    if at == f"{name}.":
+        return f": write the fields of '{name}' directly inside it"
+    near = difflib.get_close_matches(name, known, 1)
+    return f", did you mean '{at}{near[0]}'?" if near else ""
+
+
+def refuse(body: Mapping[str, Any], names: Iterable[str], why: str) -> None:
+    """Raise InvalidRequest for the first of the fields `names` that a body has; `why` continues "'NAME' "."""
+    for name in names:
+        if body.get(name) is not None:
+            raise InvalidRequest(f"'{name}' {why}", param=name)
