@@ -1,9 +1,9 @@
-"""Flags, variables, README and code agree on the settings; an invalid setting is refused with one line."""
+"""Settings: flags, variables, the settings page and the code agree; invalid values are refused in one line."""
 
 from __future__ import annotations
 
 import re
-from dataclasses import fields
+from dataclasses import Field, fields
 from pathlib import Path
 
 import pytest
@@ -19,12 +19,34 @@ NAMES = [spec.name for spec in fields(Settings)]
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_every_setting_is_a_flag_a_variable_and_a_readme_line(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_setting_is_a_flag_a_variable_and_a_row_of_the_settings_page(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("COLUMNS", "400")
     text = CliRunner().invoke(commands.app, ["serve", "--help"]).output
     assert f"--{name.replace('_', '-')}" in text
     assert VARIABLE_PREFIX + name.upper() in text
-    assert f"| `--{name.replace('_', '-')}` |" in (ROOT / "README.md").read_text()
+    assert len(_rows(name)) == 1
+
+
+@pytest.mark.parametrize("spec", fields(Settings), ids=lambda spec: spec.name)
+def test_the_settings_page_shows_the_default(spec: Field[object]) -> None:
+    [shown] = _rows(spec.name)
+    match spec.default:
+        case None | ():
+            assert not re.fullmatch(r"[\d.]+|on|off", shown)
+        case bool():
+            assert shown == ("on" if spec.default else "off")
+        case float() | int():
+            assert float(shown) == spec.default
+        case _:
+            assert shown == spec.default
+
+
+def _rows(name: str) -> list[str]:
+    """The defaults in the rows of the settings page that begin with the setting's flag."""
+    text = (ROOT / "docs" / "settings.md").read_text()
+    return re.findall(rf"^\| `--{name.replace('_', '-')}` \| (.*?) \|", text, re.M)
 
 
 @pytest.mark.parametrize("command", ["serve", "export", "demo", "doctor", "import"])
