@@ -59,7 +59,7 @@ def published(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> It
 
 @pytest.fixture(scope="session")
 def spelled(qwen3_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Renderer]:
-    """The renderer of a published template over the real Qwen3 vocabulary with every family's markers."""
+    """The renderer of a published template over the most frequent Qwen3 tokens and every family's markers."""
     if not all((ASSETS / "chat_templates" / f"{name}.jinja").is_file() for name in ENDS):
         pytest.skip(f"no chat templates at {ASSETS / 'chat_templates'}")
     tokenizer = tmp_path_factory.mktemp("spelled") / "tokenizer.json"

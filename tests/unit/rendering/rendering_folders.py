@@ -8,6 +8,7 @@ import re
 from pathlib import Path
 
 ROOT = Path(__file__).parents[3]
+KEPT_TOKENS = 12_000
 ASSETS = Path(os.environ.get("TOKENGROVE_TEST_ASSETS", ROOT.parent / "shared"))
 
 # What each published template's own model ends a turn with, and what it is called in its configuration.
@@ -53,13 +54,22 @@ def write_folder(
 
 
 def write_spelled_tokenizer(base: Path, target: Path) -> dict[str, int]:
-    """The vocabulary of `base` with the markers of every published template; gives their ids."""
+    """The first part of the vocabulary of `base` with the markers of every published template; returns their ids.
+
+    Byte-pair merges build on earlier ones, so the first of them are a vocabulary too, which loads ten times faster.
+    """
     from tokenizers import AddedToken, Tokenizer
+
+    read = json.loads((base / "tokenizer.json").read_text(encoding="utf-8"))
+    model = read["model"]
+    model["vocab"] = {token: number for token, number in model["vocab"].items() if number < KEPT_TOKENS}
+    model["merges"] = [merge for merge in model["merges"] if "".join(merge) in model["vocab"]]
+    read["added_tokens"] = [{**token, "id": KEPT_TOKENS + number} for number, token in enumerate(read["added_tokens"])]
 
     sources = [(ASSETS / "chat_templates" / f"{name}.jinja").read_text(encoding="utf-8") for name in ENDS]
     ends = [end for _, found in ENDS.values() for end in found]
     markers = dict.fromkeys([*(m for text in sources for m in MARKERS.findall(text)), *ends, "<|begin_of_text|>"])
-    tokenizer = Tokenizer.from_file(str(base / "tokenizer.json"))
+    tokenizer = Tokenizer.from_str(json.dumps(read))
     tokenizer.add_special_tokens([AddedToken(marker, normalized=False, special=True) for marker in markers])
     tokenizer.save(str(target))
     return {marker: tokenizer.token_to_id(marker) for marker in markers}
