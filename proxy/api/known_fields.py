@@ -19,14 +19,14 @@ def check_known(
     for name in fields:
         if name not in known:
             path, owner = f"{at}{name}", f"'{at[:-1]}'" if at else "this endpoint"
-            raise error(f"'{path}' is unknown{_hint(name, known, at)}; {owner} accepts {', '.join(known)}", param=path)
+            raise error(f"'{path}' is unknown{_hint(name, known, at)} {owner} accepts {', '.join(known)}", param=path)
 
 
 def _hint(name: str, known: Collection[str], at: str) -> str:
     if at == f"{name}.":
-        return f": write the fields of '{name}' directly inside it"
+        return f": write the fields of '{name}' directly inside it;"
     near = difflib.get_close_matches(name, known, 1)
-    return f", did you mean '{at}{near[0]}'?" if near else ""
+    return f"; did you mean '{at}{near[0]}'?" if near else ";"
 
 
 def refuse(body: Mapping[str, Any], names: Iterable[str], why: str) -> None:

@@ -198,6 +198,14 @@ async def test_an_unknown_path_is_404_json(tmp_path: Path, method: str, path: st
         assert response.json()["error"]["code"] == "not_found"
 
 
+async def test_an_unknown_path_says_what_the_server_is_and_where_its_endpoints_are(tmp_path: Path) -> None:
+    async with serving(tmp_path, always()) as server:
+        message = (await server.http.get("/{x}")).json()["error"]["message"]
+        assert "this is a Tokengrove server, and it has no endpoint GET /{x}." in message
+        assert all(path in message for path in ("POST /SESSION/v1/chat/completions", "GET /health", "docs/http-api.md"))
+        assert (await server.http.get("/trajectories/claim")).json()["error"]["message"].endswith("; use POST")
+
+
 async def test_a_head_request_to_the_base_is_harmless(tmp_path: Path) -> None:
     async with serving(tmp_path, always()) as server:
         assert (await server.http.head("/s")).status_code == 404

@@ -73,6 +73,25 @@ async def test_chunks_come_in_the_order_of_the_api(tmp_path: Path) -> None:
         assert [chunk["choices"][0]["finish_reason"] for chunk in chunks] == [None] * (len(chunks) - 1) + ["stop"]
 
 
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (CHAT, BODY),
+        ("/s/v1/responses", {"model": "m", "input": "hi", "stream": True}),
+        ("/s/v1/messages", {"model": "m", "max_tokens": 9, "messages": [user("hi")], "stream": True}),
+    ],
+)
+async def test_a_stream_tells_reverse_proxies_not_to_buffer_or_cache_it(
+    tmp_path: Path, path: str, body: dict[str, Any]
+) -> None:
+    """nginx buffers a response of a proxied server unless it has `x-accel-buffering: no`."""
+    async with serving(tmp_path, says("yes")) as server:
+        response = await server.post(path, body)
+        assert response.status_code == 200, response.text
+        assert response.headers["x-accel-buffering"] == "no"
+        assert response.headers["cache-control"] == "no-cache"
+
+
 async def test_usage_is_one_last_chunk_and_only_when_asked_for(tmp_path: Path) -> None:
     async with serving(tmp_path, says("ok", "ok")) as server:
         *chunks, usage, done = await stream(server, stream_options={"include_usage": True})
