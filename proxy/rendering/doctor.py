@@ -1,8 +1,8 @@
-"""What works with one model, found by trying: which formats are read back, which conversations are bridged or fork.
+"""Examines what works with one model: which formats are read back, which conversations are bridged and which fork.
 
-Needs the tokenizer and the chat template only, no weights. Each check takes the answer from the chat template itself,
-hands it to the renderer as if it had been sampled, and compares with what the template writes for the whole
-conversation. Nothing is printed here.
+It needs only the tokenizer and the chat template, no weights. Each check renders an answer with the chat template,
+passes it to the renderer as if the model had sampled it, and compares the result with the template's rendering of the
+whole conversation. The caller prints the result.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from proxy.types import Ids, Message, Role, Tool, ToolCall, ToolChoice, ids_of
 
 class Verdict(StrEnum):
     HOLDS = "holds"
-    FORKS = "forks"  # rendered in full: right, but the turn begins a new sample
-    REFUSED = "refused"  # the template cannot express it: a 400 that says so
+    FORKS = "forks"  # rendered in full: correct, but the turn begins a new branch and sample
+    REFUSED = "refused"  # the template cannot express it: the client gets a 400 that says so
     BREAKS = "breaks"
 
 
@@ -33,7 +33,7 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class Examination:
-    """`facts` are pairs of a name and what was found, in order."""
+    """The result of an examination. `facts`: pairs of a name and a finding, in order of display."""
 
     facts: tuple[tuple[str, str], ...]
     checks: tuple[Check, ...]
@@ -45,7 +45,7 @@ class Examination:
 
 @dataclass(frozen=True, slots=True)
 class _Shape:
-    """A conversation: what came before, the answer, what follows it. `cut`: the answer ends in its middle."""
+    """A conversation to check: history, answer, and new messages. `cut`: the output is cut in the middle."""
 
     name: str
     history: tuple[Message, ...]
@@ -88,7 +88,7 @@ SHAPES = (
 
 
 def examine(renderer: Renderer) -> Examination:
-    """Tries every shape. Takes some hundredths of a second and changes nothing."""
+    """Check every conversation shape. It takes some hundredths of a second."""
     reasoning, calls = renderer.reasoning, renderer.tool_format
     facts = (
         ("family", renderer.family),
@@ -115,12 +115,12 @@ def _checks(renderer: Renderer, shape: _Shape) -> Iterator[Check]:
 
 
 def sampled(renderer: Renderer, shape: _Shape, prompt: Ids) -> Ids:
-    """The answer of `shape` as the model would sample it after `prompt`: as the template writes it, with an end."""
+    """Return the answer of `shape` as the model would sample it after `prompt`, with an end token."""
     written = renderer.render([*shape.history, shape.answer], shape.tools, {}, prompt=False)
     common = next((at for at, (a, b) in enumerate(zip(prompt, written, strict=False)) if a != b), len(prompt))
     body = written[common:]
     ends = [at for at, token in enumerate(body) if token in renderer.stop_token_ids]
-    # Reasoning written before an answer may hold no end of turn; what a template writes after the first end is layout.
+    # The first stop token ends the answer: what the template writes after it is layout.
     body = body[: ends[0]] if ends else body
     end = written[common + ends[0]] if ends else _opener(renderer, shape)
     if common < len(prompt):
@@ -129,14 +129,14 @@ def sampled(renderer: Renderer, shape: _Shape, prompt: Ids) -> Ids:
 
 
 def _cut(renderer: Renderer, answer: Message, output: Ids) -> Ids:
-    """In the middle of the reasoning, where there is some in the output, else in the middle."""
+    """Cut the output inside the reasoning if it has some, else in the middle."""
     thought = " ".join((answer.reasoning or "").split()[:2])
     inside = next((at for at in range(1, len(output)) if thought in renderer.decode(output[:at])), 0) if thought else 0
     return output[: inside or max(1, len(output) // 2)]
 
 
 def _opener(renderer: Renderer, shape: _Shape) -> int:
-    """The end token of a family that ends turns by opening the next one."""
+    """Return the end token of a family that ends turns by opening the next one."""
     answered = [*shape.history, replace(shape.answer, reasoning=None)]
     written = renderer.render(answered, shape.tools, {}, prompt=False)
     whole = renderer.render([*answered, *shape.new], shape.tools, {}) if shape.new else written
@@ -145,7 +145,7 @@ def _opener(renderer: Renderer, shape: _Shape) -> int:
 
 
 def _after_prefill(renderer: Renderer, answer: Message, text: str) -> str:
-    """The answer after a generation prompt that history does not repeat: most often reasoning that it opened."""
+    """Return the answer for a generation prompt that history does not repeat, such as one that opens the reasoning."""
     reasoning = renderer.reasoning
     if reasoning is None:
         return text
@@ -163,16 +163,18 @@ def _bridged(renderer: Renderer, shape: _Shape, prompt: Ids, output: Ids) -> Che
     if shape.cut:
         return _closed(renderer, shape, suffix, whole)
     if suffix and whole[len(whole) - len(suffix) :] == suffix:
-        return Check(shape.name, Verdict.HOLDS, "template's own ids after the answer as sampled")
+        return Check(shape.name, Verdict.HOLDS, "the template's own ids follow the answer as sampled")
     # Some templates move the first system message to the head, which is written already.
     if not shape.new or shape.new[0].role is not Role.SYSTEM:
         detail = f"appended {renderer.decode(suffix)!r}, but the template ends with {renderer.decode(whole[-12:])!r}"
         return Check(shape.name, Verdict.BREAKS, detail)
-    return Check(shape.name, Verdict.HOLDS, "stays in its place, where the template would move it")
+    return Check(
+        shape.name, Verdict.HOLDS, "the system message stays in its place; the template would move it to the head"
+    )
 
 
 def _closed(renderer: Renderer, shape: _Shape, suffix: Ids, whole: Ids) -> Check:
-    """The suffix of a cut turn: what closes it, then what would have followed anyhow."""
+    """Check the suffix of a cut turn: what closes the turn, then the same suffix as after a complete turn."""
     prompt = renderer.render(shape.history, shape.tools, {})
     ended = renderer.bridge(prompt, sampled(renderer, shape, prompt), shape.answer, shape.new, shape.tools, {})
     if ended is None or suffix[len(suffix) - len(ended) :] != ended or whole[len(whole) - len(ended) :] != ended:
@@ -189,13 +191,11 @@ def _read_back(renderer: Renderer, shape: _Shape, prompt: Ids, output: Ids) -> I
     if shape.answer.tool_calls:
         name = f"{shape.name}: calls read back"
         if renderer.tool_format is None:
-            yield Check(name, Verdict.BREAKS, "no format reads the template's calls: try --tool-parser")
+            yield Check(name, Verdict.BREAKS, "no known format reads the template's calls; try --tool-parser")
         elif _plain(found.tool_calls) == _plain(shape.answer.tool_calls):
             yield Check(name, Verdict.HOLDS, renderer.tool_format.name)
         else:
-            yield Check(
-                name, Verdict.BREAKS, f"{renderer.tool_format.name} reads {renderer.decode(output)!r} otherwise"
-            )
+            yield Check(name, Verdict.BREAKS, f"{renderer.tool_format.name} misreads {renderer.decode(output)!r}")
     if shape.answer.reasoning and shape.answer.reasoning in renderer.decode(output):
         name = f"{shape.name}: reasoning read back"
         if (found.reasoning or "").strip() == shape.answer.reasoning:

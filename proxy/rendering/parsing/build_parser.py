@@ -1,4 +1,4 @@
-"""The parser that a family's formats ask for, put together from its tables."""
+"""Builds the output parser for a tool-call format and a reasoning format."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def build_parser(
     stop: Sequence[str],
     call_id: Callable[[], str],
 ) -> OutputParser:
-    """A parser of one output. `calls` None: calls stay text."""
+    """Build the parser of one output. With `calls` None, tool calls stay text."""
     single = bool(stop)
     if isinstance(calls, HarmonyFormat) or (reasoning is not None and reasoning.channels):
         lexer = Lexer(tokenizer, {}, stop_token_ids, single=single, inner=HARMONY_MARKS)

@@ -1,6 +1,7 @@
-"""gpt-oss: an answer is a sequence of messages, each with a header that says its channel and its recipient.
+"""Parses outputs of gpt-oss: a sequence of messages, each with a header that names its channel and recipient.
 
-`analysis` is reasoning, `commentary` to a function a call, all else text. The prompt ends inside of the first header.
+The channel `analysis` is reasoning, a message with a function as recipient is a tool call, everything else is text.
+The prompt ends inside the first header.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ _RECIPIENT = "to="
 
 
 class HarmonyParser(OutputParser):
-    """The same machine with channels. `reasoning_open`: the prompt began an analysis message."""
+    """The output parser for harmony's channels. `reasoning_open`: the prompt opened an analysis message."""
 
     def __init__(
         self,
@@ -62,7 +63,7 @@ class HarmonyParser(OutputParser):
         elif mark:
             self._first = False
         elif self._first and not self._may_be_header():
-            # The model answers without any header: what it says is text.
+            # The model answers without a header: everything is text.
             header, self._header = self._header, []
             self._channel, self._first = "final", False
             self._show(header)

@@ -1,8 +1,8 @@
-"""Sampled ids to lexemes: runs of text and marks. Joined, the texts of all lexemes are the decoded output.
+"""Splits sampled ids into lexemes: runs of text and marks (markers). The joined texts are the decoded output.
 
-A mark is found by its token id where the vocabulary has one, and only there: the same text spelled with ordinary
-tokens is text. Where the vocabulary has none, the mark is found in the text, held back while it may be starting.
-Marks that only have a meaning inside of calls are looked for only while `inside` is set.
+If the vocabulary has a token for a mark, only that token counts: the same text spelled with ordinary tokens is text.
+Otherwise the mark is searched in the text, and text that may begin one is held back. Marks that only mean something
+inside tool calls are searched only while `inside` is set.
 """
 
 from __future__ import annotations
@@ -26,9 +26,10 @@ class Mark(StrEnum):
 
 
 class Lexeme(NamedTuple):
-    """`position`: tokens fed up to and with this one. `tokens`: how many of them are this lexeme's.
+    """A run of text or a mark.
 
-    One is made for every token, and a tuple is made three times faster than a frozen dataclass.
+    `position`: the number of tokens fed so far, this lexeme included. `tokens`: the number of tokens in this lexeme.
+    A NamedTuple, because there is one per token and it is built three times faster than a frozen dataclass.
     """
 
     text: str
@@ -38,9 +39,10 @@ class Lexeme(NamedTuple):
 
 
 class Lexer:
-    """`spellings` are the marks to find, by their text; `inner` those of calls; `ends` the ids that end a turn.
+    """Incremental lexer of one output.
 
-    With `single` every token is a lexeme of its own, so that positions are exact.
+    `spellings`: the marks to find, by their text. `inner`: marks inside tool calls. `ends`: the ids that end a turn.
+    With `single`, every token is a lexeme of its own, so that positions are exact.
     """
 
     def __init__(
@@ -71,7 +73,7 @@ class Lexer:
     def feed(self, ids: Sequence[int]) -> Iterator[Lexeme]:
         marks, start = self._marks, 0
         if len(ids) == 1 and ids[0] not in marks and not (self.inside and ids[0] in self._inner):
-            yield from self._text(ids)  # what a stream does nearly always
+            yield from self._text(ids)  # the fast path: a stream feeds single text tokens most of the time
             return
         for index, token in enumerate(ids):
             mark = marks.get(token)
@@ -92,7 +94,7 @@ class Lexer:
             yield from self._text(ids[start:])
 
     def flush(self) -> Iterator[Lexeme]:
-        """What was held back, as text."""
+        """Yield what was held back, as text."""
         text = self._held + self._detokenizer.flush()
         if text or self._held_tokens:
             yield Lexeme(text, None, self.position, self._held_tokens)
@@ -112,7 +114,7 @@ class Lexer:
             yield Lexeme(text, None, self.position, len(ids))
 
     def _find_spellings(self, text: str) -> Iterator[Lexeme]:
-        # What is looked for may change with every lexeme that is given out.
+        # The set of marks may change with every yielded lexeme, because the parser sets `inside`.
         while (found := self._spellings.find(text)) is not None:
             at, spelling, mark = found
             if at:
@@ -130,7 +132,7 @@ class Lexer:
 
 
 class _Spellings:
-    """Marks that are looked for in the text."""
+    """Marks without a token of their own, which are searched in the text."""
 
     def __init__(self, marks: Mapping[str, Mark]) -> None:
         self.marks = marks
@@ -147,7 +149,7 @@ class _Spellings:
 
 
 def longest_start(text: str, words: Sequence[str]) -> int:
-    """Length of the longest end of `text` that begins one of `words` without being all of it."""
+    """Return the length of the longest suffix of `text` that is a proper prefix of one of `words`."""
     longest = 0
     for word in words:
         at = text.find(word[0], max(0, len(text) - len(word) + 1))

@@ -1,4 +1,4 @@
-"""Deltas and the message that they make, built together: joined, the deltas are the message."""
+"""Builds the assistant message and its deltas together, so that the joined deltas always give the message."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from proxy.types import Message, Role, ToolCall
 
 
 class MessageBuilder:
-    """`sink` is what a reader of calls writes to; `called` says whether any call has begun."""
+    """Builds one message. `sink`: where the call reader of the current region writes."""
 
     def __init__(self, stop: Sequence[str], call_id: Callable[[], str]) -> None:
         self._content = VisibleText(stop)
@@ -25,6 +25,7 @@ class MessageBuilder:
 
     @property
     def called(self) -> bool:
+        """True once a tool call has begun."""
         return bool(self._calls) or self.sink.open
 
     @property
@@ -42,7 +43,7 @@ class MessageBuilder:
         )
 
     def region(self, names: frozenset[str] | None) -> RegionSink:
-        """A sink for a new region of calls; with `names`, only these can be called."""
+        """Return a sink for a new region of calls; with `names`, only these functions can be called."""
         self.sink = RegionSink(self, names)
         return self.sink
 
@@ -54,11 +55,11 @@ class MessageBuilder:
         self._add_text(self._content.flush())
 
     def begin_label(self, label: str) -> None:
-        """The reasoning that begins now may begin with `label`, which is no reasoning."""
+        """Drop `label` if the reasoning that follows begins with it."""
         self._label = label
 
     def end_label(self) -> None:
-        """The reasoning is over: what might have been the start of a label was none."""
+        """Stop expecting a label: text held back as its possible start is reasoning."""
         self._label, text, self._maybe_label = "", self._maybe_label, ""
         self._add_reasoning(text)
 
@@ -74,7 +75,7 @@ class MessageBuilder:
             self._add_reasoning(text)
 
     def give(self) -> list[Delta]:
-        """The deltas since the last time."""
+        """Return the deltas since the last call."""
         out, self._out = self._out, []
         return out
 
@@ -104,7 +105,7 @@ class MessageBuilder:
 
 
 class RegionSink:
-    """Takes the calls of one region. `rest` is set when a call has ended: what was left of the piece being read."""
+    """The CallSink of one region of calls. `rest`: set when a call ends, to the unread rest of the current piece."""
 
     def __init__(self, built: MessageBuilder, names: frozenset[str] | None) -> None:
         self._built = built
@@ -133,7 +134,7 @@ class RegionSink:
         self.rest = rest
 
     def cut(self) -> None:
-        """The call ends here, whatever its arguments are."""
+        """End the open call here, even if its arguments are incomplete."""
         for call in self.unfinished():
             self._call = None
             self._built.end_call(call)
@@ -144,7 +145,7 @@ class RegionSink:
 
 
 def _is_text(name: str) -> bool:
-    """A lone surrogate can be written in JSON, but cannot be sent."""
+    """Return whether `name` has a UTF-8 encoding: JSON can escape lone surrogates, but they cannot be sent."""
     try:
         name.encode()
     except UnicodeEncodeError:

@@ -1,10 +1,12 @@
-"""One state machine over sampled ids: the deltas joined are the message, however the ids were cut into chunks.
+"""Parses sampled ids into an assistant message. The joined deltas give the message, however the ids are chunked.
 
-Reasoning only opens an answer. A call goes out as it is sampled, from where its name and the beginning of its
-arguments are certain. What breaks before that stays visible as text; what breaks after it stays a call with the
-arguments that were read, since a client has seen it. Both are counted. A call drafted inside reasoning is reasoning;
-only where the reasoning is never closed does the first call close it (as the `renderers` package reads it, which is
-the oracle in tests). Text after a well-formed call is not part of the message, as in vLLM, SGLang and `renderers`.
+- Reasoning can only open an answer.
+- A tool call is streamed once its name and the beginning of its arguments are certain. If it turns out malformed
+  before that, it becomes text; after that, it stays a call with the arguments read so far, because a client has seen
+  it. `malformed_calls` counts both.
+- A call inside reasoning is part of the reasoning. Only if the reasoning is never closed does its first call close it
+  (as in the `renderers` package, the oracle of the tests).
+- Text after a well-formed call is not part of the message, as in vLLM, SGLang and `renderers`.
 """
 
 from __future__ import annotations
@@ -20,22 +22,22 @@ from proxy.types import Message, Tool
 
 
 class State(Enum):
-    START = auto()  # only white space so far: reasoning may still open
+    START = auto()  # only white space so far: reasoning may still begin
     REASONING = auto()
-    DRAFT = auto()  # a call marker inside open reasoning: undecided until the reasoning is closed or the output ends
+    DRAFT = auto()  # a call inside open reasoning: undecided until the reasoning is closed or the output ends
     CONTENT = auto()
     CALL = auto()
-    BROKEN = auto()  # inside of a region of calls that cannot be read: text up to its closer
-    CUT = auto()  # the same after a call of which the client has seen the beginning: nothing up to the closer
+    BROKEN = auto()  # after a malformed call that was not streamed: text up to the closing marker
+    CUT = auto()  # after a malformed call that was partly streamed: everything up to the closing marker is dropped
     DONE = auto()
 
 
 class OutputParser:
-    """Feed sampled ids in order, then `finish` once; `message` is complete after that.
+    """Incremental parser of one output. Feed sampled ids in order, then call `finish`; `message` is then complete.
 
-    `kept`: tokens fed up to and with the one that ended the parse (a stop string or an end token), else all of them.
-    `reasoning_tokens`: tokens of the reasoning, its markers included. `tool_format` None: calls are text. `label`: text
-    after the opener of reasoning that is none. `tools` type the arguments.
+    `reasoning_open`: the prompt opened the reasoning. `tool_format` None: tool calls stay text. `label`: text after the
+    reasoning's opening marker that is not reasoning. `tools`: their schemas give the types of arguments.
+    `reasoning_tokens`: the number of tokens in the reasoning, its markers included.
     """
 
     def __init__(
@@ -54,8 +56,8 @@ class OutputParser:
         self._tools = tools
         self._state = State.REASONING if reasoning_open else State.START
         self._label = "" if reasoning_open else label
-        self._fresh = True  # no visible text yet: a call without a marker may begin
-        self._bare = False  # the region began without a marker
+        self._fresh = True  # no visible text yet, so a call without an opening marker may begin
+        self._bare = False  # the current region began without an opening marker
         self._built = MessageBuilder(stop, call_id)
         self._reader: CallReader | None = None
         self._held: list[Lexeme] = []
@@ -74,16 +76,17 @@ class OutputParser:
 
     @property
     def kept(self) -> int:
+        """The number of tokens up to and including the one that ended the output (stop string or end token), or all."""
         return self._lexer.position if self._ended_at is None else self._ended_at
 
     def feed(self, ids: Sequence[int]) -> list[Delta]:
-        """What these tokens add. Everything after an end token or a complete stop string is ignored."""
+        """Return the deltas that these tokens add. Tokens after an end token or a complete stop string are ignored."""
         if self._state is not State.DONE:
             self._take(self._lexer.feed(ids))
         return self._built.give()
 
     def finish(self) -> list[Delta]:
-        """What was held back: an incomplete marker or character, an unfinished call."""
+        """End the output and return the last deltas: incomplete markers and characters, and unfinished calls."""
         if not self._finished:
             self._finished = True
             if self._state is not State.DONE:
@@ -100,7 +103,7 @@ class OutputParser:
             self._look_inside()
 
     def _look_inside(self) -> None:
-        """The marks inside of calls are only looked for there."""
+        """Let the lexer search for the marks of calls only inside calls."""
         state = self._state
         self._lexer.inside = state is State.CALL or state is State.DRAFT
 
@@ -131,7 +134,7 @@ class OutputParser:
         if lexeme.mark is Mark.THINK_CLOSE:
             self._built.end_label()
             self._state = State.CONTENT
-        elif lexeme.mark not in (Mark.THINK_OPEN, Mark.HIDDEN):  # a second opener says nothing
+        elif lexeme.mark not in (Mark.THINK_OPEN, Mark.HIDDEN):  # a second opening marker has no meaning
             self._built.reasoning(lexeme.text)
 
     def _in_draft(self, lexeme: Lexeme) -> None:
@@ -164,7 +167,7 @@ class OutputParser:
         return lexeme.mark is None and self._format is not None and text[0] in self._format.bare
 
     def _open_region(self, lexeme: Lexeme, text: str = "") -> None:
-        """Calls begin: after a marker, or with `text` where there is none."""
+        """Begin a region of calls, after an opening marker or, without one, with `text`."""
         assert self._format is not None
         self._bare = bool(text)
         self._fresh = False
@@ -188,7 +191,7 @@ class OutputParser:
             self._break()
             return
         if region.rest is not None:
-            # The calls that were closed are out; only what came after them can still turn out to be text.
+            # Completed calls have been streamed; only what follows them can still turn out to be text.
             last = self._held[-1]
             self._held = [Lexeme(region.rest, None, last.position, 0)] if region.rest else []
             region.rest = None
@@ -197,14 +200,14 @@ class OutputParser:
             self._held = []
 
     def _break(self) -> None:
-        """The region cannot be read from here on."""
+        """Give up on the region of calls: it is malformed from here on."""
         held, self._held = self._held, []
         region = self._built.sink
         over = self._bare or bool(held and held[-1].mark is Mark.CALL_CLOSE)
         if region.rest is not None:
             held = [Lexeme(region.rest, None, held[-1].position, 0)]
             region.rest = None
-        # Without a marker it was no attempt at a call: an answer may well begin with a bracket.
+        # Without an opening marker it was not meant as a call: an answer may begin with a bracket.
         self.malformed_calls += region.open or not self._bare
         if region.open:
             region.cut()
@@ -214,7 +217,7 @@ class OutputParser:
             self._show(held)
 
     def _in_rest(self, lexeme: Lexeme) -> None:
-        """What follows a break. A region that has no closer lasts until the next opener."""
+        """Handle what follows malformed calls. A region without a closing marker lasts until the next opening one."""
         assert self._format is not None
         if lexeme.mark is Mark.CALL_OPEN and not self._format.closer:
             self._open_region(lexeme)
@@ -226,7 +229,7 @@ class OutputParser:
             self._show([lexeme])
 
     def _resolve_held(self) -> None:
-        """The output is over: a draft in reasoning that was never closed is a call, an unfinished call is text."""
+        """Decide held lexemes at the end: a draft in unclosed reasoning is a call, an unfinished call is text."""
         held, self._held = self._held, []
         if self._state is State.DRAFT:
             self._state = State.CONTENT

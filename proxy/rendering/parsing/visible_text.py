@@ -1,7 +1,7 @@
-"""Text on its way to the client: without white space around it, ended by the first stop string.
+"""Text on its way to the client: stripped of surrounding white space and ended by the first stop string.
 
-What was given out once is never taken back: white space waits until something follows it, and a piece that may be
-the start of a stop string waits until it is not.
+Text that went out is never taken back, so trailing white space waits until other text follows, and text that may begin
+a stop string waits until it turns out otherwise.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from proxy.rendering.parsing.lexer import longest_start
 
 
 class VisibleText:
-    """White space before the first character is not visible: stop strings do not see it either."""
+    """Incremental filter of visible text. Leading white space is dropped before stop strings are searched."""
 
     def __init__(self, stop: Sequence[str] = ()) -> None:
         self._stop = tuple(word for word in stop if word)
@@ -24,11 +24,11 @@ class VisibleText:
 
     @property
     def text(self) -> str:
-        """All that was given out, joined."""
+        """All text returned so far."""
         return "".join(self._parts)
 
     def push(self, text: str) -> str:
-        """What can be given out now."""
+        """Add `text` and return what can go out now."""
         if self.stop_string is not None:
             return ""
         if not self._started:
@@ -39,12 +39,12 @@ class VisibleText:
         return self._without_end_space(text)
 
     def flush(self) -> str:
-        """The end: what might have been the start of a stop string is text after all."""
+        """End the text and return the rest: a possible start of a stop string is text after all."""
         text, self._candidate = self._candidate, ""
         return self._without_end_space(text)
 
     def _before_stop(self, text: str) -> str:
-        # The stop string that is complete first; where two end together, the one that begins first.
+        # The stop string that ends first counts; of two that end together, the longer one.
         matches = ((text.find(word) + len(word), -len(word), word) for word in self._stop if word in text)
         found = min(matches, default=None)
         if found is not None:

@@ -1,1 +1,1 @@
-"""How models write tool calls: one reader a notation, and the registry of formats by name."""
+"""Tool-call formats: one module per notation, and the registry of formats by name."""

@@ -1,6 +1,6 @@
-"""Arguments that are written as plain text, typed by the tool's JSON schema.
+"""Converts arguments written as plain text to JSON, typed by the tool's JSON schema.
 
-A text is what the schema says it is: a parameter that may only be a string is the text itself, whatever it looks like.
+A parameter that may only be a string is the text itself, whatever it looks like.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from proxy.types import Tool
 
 _ALL = frozenset({"string", "number", "integer", "boolean", "null", "object", "array"})
 
-# How templates that write Python's `str` of a value spell these.
+# Templates that write Python's `str` of a value spell these words so: word -> JSON type, JSON text.
 _PYTHON = {"True": ("boolean", "true"), "False": ("boolean", "false"), "None": ("null", "null")}
 
 
 class ParameterTypes:
-    """The parameters of the tools of one request."""
+    """Looks up the JSON types of parameters in the tools of one request."""
 
     def __init__(self, tools: Sequence[Tool]) -> None:
         self._tools = {tool.name: tool for tool in tools}
 
     def of(self, tool: str, parameter: str) -> frozenset[str]:
-        """Names of JSON types that the parameter may have; all of them where the schema does not say."""
+        """Return the names of JSON types that the parameter may have; all of them if the schema does not say."""
         found = self._tools.get(tool)
         if found is None:
             return _ALL
@@ -36,13 +36,14 @@ class ParameterTypes:
 
 
 def is_text(types: frozenset[str]) -> bool:
+    """Return whether a parameter of these types may only be a string."""
     return types == {"string"}
 
 
 def json_of(text: str, types: frozenset[str]) -> str:
-    """The JSON of a value that is written as `text`: as sampled where it is JSON of an allowed type, else a string.
+    """Return the JSON of a value written as `text`: unchanged if it is JSON of an allowed type, else a string.
 
-    A value of none of the types stays what it looks like: the agent is told, as with any other wrong argument.
+    JSON of another type also stays unchanged unless a string is allowed: the agent then sees a wrong argument.
     """
     if is_text(types):
         return string_of(text)
@@ -57,6 +58,7 @@ def json_of(text: str, types: frozenset[str]) -> str:
 
 
 def string_of(text: str) -> str:
+    """Return `text` as a JSON string."""
     return json.dumps(text, ensure_ascii=False)
 
 

@@ -1,4 +1,4 @@
-"""Calls of gpt-oss (harmony): a message whose header names a function as recipient and whose text is the arguments."""
+"""Tool calls of gpt-oss (harmony): messages with a function as recipient and the arguments as content."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ HARMONY_MARKS = (HARMONY_START, "<|channel|>", "<|constrain|>", HARMONY_MESSAGE,
 
 @dataclass(frozen=True, slots=True)
 class HarmonyFormat:
-    """`to=functions.NAME` in a header, the arguments as the message, ended by `<|call|>`."""
+    """`to=functions.NAME` in a header, then the arguments as the message, ended by `<|call|>`."""
 
     name: str = "gpt-oss"
     opener: str = "to=functions."
@@ -32,12 +32,12 @@ class HarmonyFormat:
 
     def forced(self, tool: Tool) -> tuple[GrammarPart, ...]:
         begin = f"<|channel|>commentary to=functions.{tool.name} <|constrain|>json<|message|>"
-        # `<|call|>` is an end token: it follows by itself.
+        # `<|call|>` is a stop token, so the model samples it without being forced.
         return (GrammarPart(text=begin), GrammarPart(schema=schema_of(tool)))
 
 
 class _HarmonyReader:
-    """From the name on: the rest of the header, then the arguments."""
+    """Reads from the name on: the rest of the header, then the arguments."""
 
     def __init__(self, sink: CallSink) -> None:
         self._sink = sink

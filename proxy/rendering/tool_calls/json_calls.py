@@ -1,7 +1,8 @@
-"""Calls written as JSON objects with a name and arguments: Hermes, Qwen, Llama, Mistral, Phi, Cohere.
+"""Tool calls written as JSON objects with a name and arguments: Hermes, Qwen, Llama, Mistral, Phi, Cohere.
 
-A call begins as soon as its name and the beginning of its arguments are read; the arguments go out as sampled. Where
-the arguments come before the name, or are a string that holds JSON (some fine-tunes encode twice), they wait.
+A call begins once its name and the beginning of its arguments are read; from there the arguments are streamed as
+sampled. Arguments before the name wait for it. Arguments in a JSON string (some fine-tunes encode twice) wait for its
+end.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ _SPACE = " \t\n\r"
 class JsonFormat:
     """One call, or several in an array or one after the other, between the markers.
 
-    `names` and `arguments` are the keys, the first one being what is written when a call is forced. `several`: a
-    region may hold an array or more calls; else it is exactly one object. `head` and `tail` stand around a forced one.
+    `names` and `arguments`: the accepted keys; a forced call uses the first. `several`: a region may hold an array or
+    several calls, else exactly one object. `head` and `tail`: text before and after a forced call.
     """
 
     name: str
@@ -49,7 +50,7 @@ class JsonFormat:
 
 
 class JsonReader:
-    """The objects of a region, in order."""
+    """Reads the JSON objects of a region."""
 
     def __init__(self, calls: JsonFormat, sink: CallSink) -> None:
         self._format = calls
@@ -109,7 +110,7 @@ class JsonReader:
         return at + 1
 
     def _strange(self, at: int) -> int:
-        """Without a closer, what follows the last call is no part of the region."""
+        """End the region: without a closing marker, text after the last call does not belong to it."""
         if not self._seen or self._format.closer or self._array:
             raise Malformed
         self.done = True
@@ -117,7 +118,7 @@ class JsonReader:
 
 
 class ObjectReader:
-    """One `{"name": ..., "arguments": {...}}`, keys in any order, other keys ignored."""
+    """Reads one `{"name": ..., "arguments": {...}}`, with keys in any order; other keys are ignored."""
 
     def __init__(self, names: tuple[str, ...], arguments: tuple[str, ...], sink: CallSink) -> None:
         self._names = names
@@ -137,7 +138,7 @@ class ObjectReader:
         return self._state == "done"
 
     def push(self, text: str, at: int) -> int:
-        """The index after what was taken. Raises Malformed."""
+        """Read `text[at:]` and return the index after the part taken. Raises Malformed."""
         while at < len(text) and self._state != "done":
             if self._member is not None:
                 at = self._in_member(self._member, text, at)
@@ -239,7 +240,7 @@ class ObjectReader:
 
 
 class ArgumentsReader:
-    """A JSON object that is the arguments of a call whose name is known. `start` is called once it has begun well."""
+    """Reads the arguments of a call whose name is known: a JSON object. The call starts once the object begins well."""
 
     def __init__(self, name: str, sink: CallSink) -> None:
         self._name = name
@@ -253,7 +254,7 @@ class ArgumentsReader:
         return self._json.complete
 
     def push(self, text: str, at: int = 0) -> int:
-        """The index after what was taken. Raises Malformed."""
+        """Read `text[at:]` and return the index after the part taken. Raises Malformed."""
         end = self._json.push(text, at)
         piece = text[at:end]
         if self._started:
@@ -278,7 +279,7 @@ class ArgumentsReader:
 
 
 def loads(text: str) -> Any:
-    """The value, or None where `text` is not standard JSON (Python would take NaN, agents do not)."""
+    """Return the value of standard JSON, or None. NaN, which Python would accept, is refused."""
     try:
         return json.loads(text, parse_constant=_refuse_constant)
     except (ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""JSON read as it is sampled: `push` takes a longer text only while what was read so far can still become one value.
+"""Incremental JSON scanner: `push` accepts text only as long as everything read can still become one JSON value.
 
 Where it stops depends on the text alone, never on how it was cut. Standard JSON: no NaN, no control characters.
 """
@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import re
 
-# Python's own parser gives up near 1000; no tool's arguments nest deeper than a few levels.
+# Python's own parser fails near 1000 levels; the arguments of real tools have a few.
 MAX_DEPTH = 200
 
-# Python refuses to read integers of more than 4300 digits.
+# Python's int() refuses more than 4300 digits.
 MAX_NUMBER = 4000
 
 _PLAIN = re.compile(r'[^"\\\x00-\x1f]+')
@@ -20,14 +20,14 @@ _NUMBER_START = re.compile(r"-?(?:(?:0|[1-9][0-9]*)(?:\.[0-9]*|(?:\.[0-9]+)?[eE]
 _WORDS = ("true", "false", "null")
 _CLOSERS = {"{": "}", "[": "]"}
 
-# What may come next.
+# States, named after what may come next.
 _VALUE, _FIRST_VALUE, _KEY, _FIRST_KEY, _COLON, _AFTER, _STRING, _ESCAPE, _HEX, _WORD, _END = range(11)
 
 
 class JsonText:
-    """One value. `complete`: nothing more belongs to it; `broken`: it can never become one.
+    """Scans one value. `complete`: the value has ended. `broken`: the text can never become a value.
 
-    A number at the top ends with the character after it, so it is complete only once that was seen.
+    A top-level number is complete only once the character after it is seen.
     """
 
     __slots__ = ("_escape", "_expect", "_in_key", "_open", "_word", "broken")
@@ -46,13 +46,14 @@ class JsonText:
 
     @property
     def valid_start(self) -> bool:
-        """Whether more than the first bracket was read: `{'a'` never gets this far."""
+        """Whether the value goes on validly after its first bracket; `{'a'`, for example, does not."""
         if len(self._open) > 1 or self.complete:
             return True
         return bool(self._open) and self._expect not in (_FIRST_KEY, _FIRST_VALUE)
 
     def push(self, text: str, at: int = 0) -> int:
-        """The index after what was taken of `text[at:]`; less than its length where the value ended or broke."""
+        """Read `text[at:]` and return the index after the part taken: less than its length if the value ended or
+        broke."""
         size = len(text)
         while at < size and self._expect != _END and not self.broken:
             if self._expect == _STRING:

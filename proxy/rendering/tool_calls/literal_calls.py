@@ -1,6 +1,6 @@
-"""Calls in a notation of their own, read whole: Python (`[f(a=1), g()]`) and Gemma (`call:f{a:1}`).
+"""Tool calls in Python (`[f(a=1), g()]`) and Gemma (`call:f{a:1}`) notation.
 
-Their arguments have to be translated into JSON, so a call comes when it is closed.
+The arguments must be translated to JSON, so a call is reported only once it is complete.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _Calls = list[tuple[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class PythonFormat:
-    """A list of calls with keyword arguments; between markers, or the whole answer."""
+    """A Python list of calls with keyword arguments, between markers or as the whole answer."""
 
     name: str = "pythonic"
     opener: str = "<|python_start|>"
@@ -43,7 +43,7 @@ class PythonFormat:
 
 @dataclass(frozen=True, slots=True)
 class GemmaFormat:
-    """`call:` NAME `{` K `:` V `,` ... `}` with `quote` around strings."""
+    """`call:` NAME `{` KEY `:` VALUE `,` ... `}`, with `quote` around strings."""
 
     name: str = "gemma4"
     opener: str = "<|tool_call>"
@@ -64,7 +64,7 @@ class GemmaFormat:
 
 
 class _WholeReader:
-    """Waits for the closer."""
+    """Collects text up to the closing marker, then reads it whole."""
 
     def __init__(self, closer: str, read: Callable[[str], _Calls], sink: CallSink) -> None:
         self._closer = closer
@@ -90,7 +90,7 @@ class _WholeReader:
 
 
 class _PythonReader(_WholeReader):
-    """Ends with the bracket that closes the list, where no closer comes."""
+    """Ends with the bracket that closes the list; a closing marker need not follow."""
 
     def __init__(self, closer: str, sink: CallSink) -> None:
         super().__init__(closer, _python_calls, sink)
@@ -130,7 +130,7 @@ def _json_of(values: Any) -> str:
         text = json.dumps(values, ensure_ascii=False, allow_nan=False)
     except (ValueError, RecursionError):
         raise Malformed from None
-    # A lone surrogate can be written in a literal, but is no text.
+    # A literal can contain a lone surrogate, which has no UTF-8 encoding: then escape all non-ASCII characters.
     return text if _is_text(text) else json.dumps(values)
 
 
@@ -196,7 +196,7 @@ def _gemma_calls(text: str, quote: str) -> _Calls:
 
 
 class _GemmaValue:
-    """One object: keys without quotes, strings between two `quote`s, else JSON's words and numbers."""
+    """Parses one object: keys without quotes, strings between two `quote`s, otherwise JSON words and numbers."""
 
     def __init__(self, text: str, quote: str) -> None:
         self._text = text

@@ -1,6 +1,6 @@
-"""Calls with the name outside of the JSON: DeepSeek, Kimi, and Mistral since its compact format.
+"""Tool calls with the name outside the JSON: DeepSeek, Kimi, and Mistral's compact format.
 
-A region holds calls, each a head with the name, a mark, the arguments as a JSON object, and a mark that ends it.
+Each call in a region is a head with the name, a mark, the arguments as a JSON object, and an end mark.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ _SPACE = " \t\n\r"
 
 @dataclass(frozen=True, slots=True)
 class MarkedFormat:
-    """`begin` HEAD `middle` ARGUMENTS `end`, as often as there are calls, between `opener` and `closer`.
+    """`begin` HEAD `middle` ARGUMENTS `end` for each call, between `opener` and `closer`.
 
-    `head` finds the name (its group 1) in HEAD. `written` is HEAD as written for `{name}`. With `fenced` the name
-    stands after `middle`, on a line of its own, and the arguments in a Markdown fence.
+    `head`: a pattern that finds the name (group 1) in HEAD. `written`: HEAD of a forced call, with the placeholder
+    `{name}`. With `fenced`, the name follows `middle` on a line of its own, and the arguments are in a Markdown fence.
     """
 
     name: str
@@ -55,7 +55,7 @@ class MarkedFormat:
 
 
 class MarkedReader:
-    """Between calls only white space may stand."""
+    """Reads a region; only white space may separate calls."""
 
     def __init__(self, calls: MarkedFormat, sink: CallSink) -> None:
         self._format = calls
@@ -144,7 +144,7 @@ class MarkedReader:
 
 @dataclass(frozen=True, slots=True)
 class MistralFormat:
-    """`[TOOL_CALLS][{"name", "arguments"}, ...]`, and since 2025 `[TOOL_CALLS]name[ARGS]{...}` for each call."""
+    """`[TOOL_CALLS][{"name", "arguments"}, ...]`, or since 2025 `[TOOL_CALLS]name[ARGS]{...}` for each call."""
 
     name: str = "mistral"
     opener: str = "[TOOL_CALLS]"
@@ -164,7 +164,7 @@ _MISTRAL_ARRAY = JsonFormat("mistral", "[TOOL_CALLS]", "", several=True, head="[
 
 
 class _MistralReader:
-    """Which of the two it is shows in the first character. A compact call ends its region with its arguments."""
+    """Reads either form, told apart by the first character. A compact call's region ends with its arguments."""
 
     def __init__(self, sink: CallSink) -> None:
         self._sink = sink

@@ -1,4 +1,4 @@
-"""Which formats of calls are known, by the names that SGLang, vLLM, verl and ROLL use. One line a format."""
+"""The known tool-call formats, under the parser names of SGLang, vLLM, verl and ROLL. Add a format here."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ TOOL_FORMATS: Mapping[str, ToolFormat] = {
 
 
 def tool_format(name: str) -> ToolFormat:
-    """Raises ConfigurationError naming the known ones."""
+    """Return the format of this name. Raises ConfigurationError listing the known names."""
     if name not in TOOL_FORMATS:
         raise ConfigurationError(f"--tool-parser {name} is not one of {', '.join(TOOL_FORMATS)}")
     return TOOL_FORMATS[name]

@@ -1,8 +1,8 @@
-"""Calls written as tags with a text for each argument: Qwen3-Coder, Qwen3.5, Nemotron, MiniMax, GLM, DeepSeek V3.2.
+"""Tool calls written as tags, one per argument: Qwen3-Coder, Qwen3.5, Nemotron, MiniMax, GLM, DeepSeek V3.2.
 
-The arguments become JSON as the schema says; a parameter that can only be a string goes out as it is sampled, others
-when they are closed. Of white space around a value only the line breaks that the template writes are taken away.
-A name that is written twice stands twice in the JSON, where the last one counts, as the reference parsers read it.
+The tool's schema gives the JSON type of each argument. An argument that can only be a string is streamed as it is
+sampled, any other goes out once it is complete. Only the line breaks that the template writes are stripped from a
+value. A parameter written twice appears twice in the JSON, and the last one counts, as in the reference parsers.
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ from proxy.types import Tool
 
 @dataclass(frozen=True, slots=True)
 class TagFormat:
-    """`call` NAME `>` then `key` NAME `>` VALUE `end_value` ... `end_call`; `quote` stands around the names.
+    """`call` NAME `>`, then `key` NAME `>` VALUE `end_value` for each argument, then `end_call`.
 
-    `lines`: values stand on lines of their own. With `typed` the tag itself says whether the value is a string.
+    `quote`: surrounds the names. `lines`: values are on lines of their own. `typed`: the tag says whether the value is
+    a string.
     """
 
     name: str
@@ -50,7 +51,7 @@ class TagFormat:
 
 @dataclass(frozen=True, slots=True)
 class PairFormat:
-    """GLM: NAME, then `<arg_key>` K `</arg_key>` `<arg_value>` V `</arg_value>` for each argument."""
+    """GLM: NAME, then `<arg_key>` KEY `</arg_key>` `<arg_value>` VALUE `</arg_value>` for each argument."""
 
     name: str = "glm45"
     opener: str = "<tool_call>"
@@ -67,13 +68,15 @@ class PairFormat:
 
 
 def cannot_force(name: str) -> UnsupportedParameter:
+    """Return the error for a forced call in a format whose arguments are not JSON."""
     return UnsupportedParameter(
-        f"calls in the format {name} cannot be forced: their arguments are not JSON", param="tool_choice"
+        f"tool calls in the format {name} cannot be forced: their arguments are not JSON; use 'tool_choice' auto",
+        param="tool_choice",
     )
 
 
 class ArgumentWriter:
-    """The JSON object of one call, parameter by parameter. `lines` as in TagFormat."""
+    """Writes the JSON arguments of one call, parameter by parameter. `lines`: as in TagFormat."""
 
     def __init__(self, types: ParameterTypes, sink: CallSink, *, lines: bool) -> None:
         self._types = types
@@ -91,7 +94,7 @@ class ArgumentWriter:
         self._name, self._count = name, 0
 
     def open(self, key: str, allowed: frozenset[str] | None = None) -> None:
-        """A parameter begins; `allowed` are the types that its tag says."""
+        """Begin a parameter. `allowed`: the JSON types that its tag gives; None: those of the schema."""
         if not key or any(char in key for char in '<>\n"'):
             raise Malformed
         self._allowed = self._types.of(self._name, key) if allowed is None else allowed
@@ -118,7 +121,7 @@ class ArgumentWriter:
         self._sink.arguments('"' if self._is_text else json_of(text, self._allowed))
 
     def finish(self) -> None:
-        """The call is closed; the format says when it ends."""
+        """Write the end of the arguments. The reader ends the call itself."""
         if not self._count:
             self._sink.start(self._name)
         self._sink.arguments("}" if self._count else "{}")
@@ -129,7 +132,7 @@ class ArgumentWriter:
 
 
 class TagReader:
-    """One call or several between opener and closer, only white space between the tags."""
+    """Reads one call or several between opener and closer; only white space may separate the tags."""
 
     def __init__(self, calls: TagFormat, tools: Sequence[Tool], sink: CallSink) -> None:
         self._format = calls
@@ -165,7 +168,7 @@ class TagReader:
         elif mark == calls.end_call and self._state == "parameters":
             self._end()
         elif mark == calls.closer:
-            # Models forget the inner closer; the outer one says as much.
+            # Models forget the inner closing tag; the outer one implies it.
             if self._state == "parameters":
                 self._end()
             if not self.idle:
@@ -223,7 +226,7 @@ class TagReader:
 
 
 class PairReader:
-    """One call."""
+    """Reads one call."""
 
     def __init__(self, calls: PairFormat, tools: Sequence[Tool], sink: CallSink) -> None:
         self._format = calls

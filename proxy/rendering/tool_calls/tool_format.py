@@ -1,7 +1,7 @@
-"""What every way of writing calls has in common: a reader that is fed what stands after the opener, piece by piece.
+"""The interface of a tool-call format: a reader that is fed the text after the opening marker, piece by piece.
 
-A reader tells a sink what it found as soon as it is certain. It raises Malformed at the first character that cannot
-be part of a call; where that is depends on the text alone, never on how it was cut into pieces.
+A reader reports calls to a sink as soon as they are certain, and raises Malformed at the first character that cannot
+be part of a call. Where that is depends on the text alone, never on how it was cut into pieces.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from proxy.types import Tool
 
 
 class Malformed(Exception):
-    """What was read cannot become a call of the format. Never leaves the parser."""
+    """The text cannot become a call of this format. Never leaves the parser."""
 
 
 class CallSink(Protocol):
-    """`start` begins a call, `arguments` adds to the text of its JSON object, `end` closes it.
+    """Receives calls: `start` begins one, `arguments` appends to the JSON text of its arguments, `end` closes it.
 
-    `rest` is what is left of the piece that was being read: nothing of it belongs to the call.
+    `rest`: the part of the current piece after the call.
     """
 
     def start(self, name: str) -> None: ...
@@ -32,10 +32,10 @@ class CallSink(Protocol):
 
 
 class CallReader(Protocol):
-    """Reads the region after an opener: one call or several.
+    """Reads the region after an opening marker: one call or several.
 
-    `take` gets text, or with `mark` one of the format's marks (the region's closer included). `done`: the region is
-    over. `idle`: between calls, so the output may end here. Raises Malformed.
+    `take` gets text or, with `mark`, one of the format's marks (the closing one included); it raises Malformed.
+    `done`: the region is over. `idle`: between calls, so the output may end here.
     """
 
     @property
@@ -46,12 +46,12 @@ class CallReader(Protocol):
 
 
 class ToolFormat(Protocol):
-    """How one family writes calls.
+    """How a family of models writes tool calls.
 
-    `opener` begins a region of calls and `closer` ends it (empty: it ends with its last call, or with the output).
-    `marks` are further markers inside a region. `bare`: characters with which a call may begin without an opener, as
-    the first of an answer; it then has to name a tool that is there. `separator` stands between two forced calls,
-    None where only one can be forced.
+    `opener`: begins a region of calls. `closer`: ends it; if empty, the region ends with its last call or with the
+    output. `marks`: further markers inside a region. `bare`: characters with which a call may begin without an opener
+    at the start of an answer; such a call must name one of the request's tools. `separator`: stands between two forced
+    calls, None if only one can be forced.
     """
 
     @property
@@ -68,14 +68,17 @@ class ToolFormat(Protocol):
     def separator(self) -> str | None: ...
 
     def reader(self, tools: Sequence[Tool], sink: CallSink) -> CallReader:
-        """A reader of one region."""
+        """Return a reader for one region of calls; it writes to `sink`."""
 
     def forced(self, tool: Tool) -> tuple[GrammarPart, ...]:
-        """What a forced call of `tool` looks like, markers included. Raises UnsupportedParameter."""
+        """Return the grammar of a forced call of `tool`, markers included.
+
+        Raises UnsupportedParameter if the format's arguments are not JSON.
+        """
 
 
 class _Collected:
-    """The calls of one region, complete ones only."""
+    """A CallSink that keeps complete calls."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[str, str]] = []
@@ -93,7 +96,10 @@ class _Collected:
 
 
 def read_calls(calls: ToolFormat, text: str, tools: Sequence[Tool] = ()) -> list[tuple[str, str]]:
-    """Names and arguments of the first region of calls written in `text`; markers are found by their text."""
+    """Return names and arguments (JSON text) of the complete calls in the first region of `text`.
+
+    Markers are found by their text.
+    """
     _, opener, region = text.partition(calls.opener)
     if not opener:
         starts = [text.find(char) for char in calls.bare if char in text]
@@ -113,7 +119,7 @@ def read_calls(calls: ToolFormat, text: str, tools: Sequence[Tool] = ()) -> list
 
 
 def split_marks(text: str, marks: Sequence[str]) -> Iterator[tuple[str, bool]]:
-    """Pieces of `text`, each with whether it is one of `marks`."""
+    """Split `text` at `marks`; yields each piece with whether it is a mark."""
     pattern = spelling_pattern(tuple(mark for mark in marks if mark))
     if pattern is None:
         yield text, False
@@ -130,20 +136,21 @@ def split_marks(text: str, marks: Sequence[str]) -> Iterator[tuple[str, bool]]:
 
 @lru_cache(maxsize=256)
 def spelling_pattern(spellings: tuple[str, ...]) -> re.Pattern[str] | None:
-    """Finds any of `spellings`, the longest first where one begins another."""
+    """Compile a pattern that finds any of `spellings`, preferring longer ones. None if there are none."""
     longest_first = sorted(spellings, key=len, reverse=True)
     return re.compile("|".join(map(re.escape, longest_first))) if spellings else None
 
 
 def schema_of(tool: Tool) -> Mapping[str, Any]:
-    """The JSON schema of the arguments: an object, also where the client gave none."""
+    """Return the JSON schema of the arguments: an object without properties if the client gave none."""
     return tool.parameters or {"type": "object", "properties": {}}
 
 
 def quoted(name: str) -> str:
+    """Return `name` as a JSON string."""
     return json.dumps(name, ensure_ascii=False)
 
 
 def plausible(name: str) -> bool:
-    """Whether an unquoted name can be one: any characters but those that only structure or prose has."""
+    """Return whether an unquoted name is possible: it has no white space, brackets or quotes."""
     return bool(name) and not re.search(r"[\s<>{}\[\]\"'`]", name)
