@@ -70,6 +70,10 @@ class Session:
         """Count the tokens of a turn that was committed on this replica."""
         self.sampled_tokens += len(interaction.output_ids)
 
+    def record_failure(self, interaction_id: str) -> None:
+        """Note that this replica recorded the failure of a turn, even if its commit was in doubt before."""
+        self.begun_here.add(interaction_id)
+
     def record_foreign(self, interaction: Interaction) -> None:
         """Count a complete turn that was committed elsewhere: on another replica, or before this process started."""
         self.turns_taken += 1

@@ -1,4 +1,4 @@
-"""How many tokens a turn may sample: the least of what was asked, the limits, and what the context still holds."""
+"""The token budget of a turn: the minimum of the requested `max_tokens`, all limits and the room in the context."""
 
 from __future__ import annotations
 
@@ -19,8 +19,11 @@ def apply_budgets(
     settings: Settings,
     context_length: int,
 ) -> SamplingParams:
-    """`sampling` of each of `choices` with `max_tokens` set: at least 1, or 0 for a prompt that leaves no room, where
-    the session's `on_context_overflow` is length. Raises ContextLengthExceeded or LimitReached."""
+    """Return `sampling` with `max_tokens` set for each of the `choices`.
+
+    `max_tokens` is at least 1, or 0 if the prompt fills the context and the session's `on_context_overflow` is
+    `length`. All lengths are in tokens. Raises ContextLengthExceeded, or LimitReached for a limit of the session.
+    """
     _check_session(session, choices)
     limits = session.record.limits
     context = _least(context_length, settings.max_context_tokens, limits.get("max_context_tokens"))
@@ -47,21 +50,28 @@ def _check_session(session: Session, choices: int) -> None:
     limits, record = session.record.limits, session.record
     max_turns = limits.get("max_turns")
     if max_turns is not None and session.turns_taken + choices > max_turns:
-        raise LimitReached(f"session {session.id!r} has room for {max_turns} turns in all", param="limits.max_turns")
+        raise LimitReached(
+            f"session {session.id!r} is limited to {max_turns} turns (limits.max_turns); start a new session",
+            param="limits.max_turns",
+        )
     deadline_s = limits.get("deadline_s")
     if deadline_s is not None and time.time() - record.created_at > deadline_s:
         raise LimitReached(
-            f"session {session.id!r} is past its deadline of {deadline_s:g} s", param="limits.deadline_s"
+            f"session {session.id!r} is past its deadline of {deadline_s:g} s (limits.deadline_s); start a new session",
+            param="limits.deadline_s",
         )
 
 
 def _left_in_session(session: Session, choices: int) -> int | None:
-    """What each choice may still sample, so that all together stay within the limit."""
+    """The tokens that each choice may sample, so that all of them together stay within `max_total_tokens`."""
     most = session.record.limits.get("max_total_tokens")
     if most is None:
         return None
     left = (int(most) - session.sampled_tokens) // choices
     if left < 1:
-        message = f"session {session.id!r} has sampled {session.sampled_tokens} of its {most} tokens"
+        message = (
+            f"session {session.id!r} has sampled {session.sampled_tokens} of its {most} tokens "
+            "(limits.max_total_tokens), which leaves none for each choice; start a new session"
+        )
         raise LimitReached(message, param="limits.max_total_tokens")
     return left

@@ -1,7 +1,7 @@
-"""Step 8 of a turn's life: its alignment is proven and it is committed, or its failure is.
+"""The end of a turn: prove its alignment and commit it, or record its failure.
 
-Nobody sees a turn before it is on the disk. One that failed is kept with its status and what was sampled, and is never
-matched nor exported.
+A turn becomes visible only after its commit is durable. A failed turn is stored with its status and its sampled tokens;
+it never becomes a parent, and is exported only on request.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 
 class Commits:
-    """Writes ended turns. `in_background` runs what nobody waits for, until the server ends."""
+    """Commits ended turns. `in_background` starts a task that shutdown waits for."""
 
     def __init__(
         self,
@@ -41,22 +41,22 @@ class Commits:
         self._in_background = in_background
 
     async def complete(self, turn: Turn, finish: FinishReason) -> Interaction:
-        """Commit a turn that the engine ended. Raises EngineFailed, StoreUnavailable."""
+        """Commit a turn that the engine finished. Raises EngineFailed if it aborted the turn, or StoreUnavailable."""
         interaction, session = turn.interaction, turn.session
         if finish is FinishReason.ABORT:
             raise EngineFailed("the engine aborted this reply")
         turn.publish(turn.parser.finish())
         self._describe(turn, finish)
         turn.prove()
-        # Of this replica's turns in a session one is placed at a time: only other replicas' can come in between.
+        # This replica commits one turn of a session at a time, so only another replica can cause a conflict.
         async with session.committing if self._registry.shared else nullcontext():
             node = await self._commit(turn)
         self._committed(turn, node)
         return interaction
 
     async def _commit(self, turn: Turn) -> Node:
-        """Commit a turn, as often as another replica commits into its session first: its reason may be another then."""
-        turn.committing = True  # from here on nobody cancels it: it is on its way to the disk
+        """Optimistic locking: when another replica commits first, refresh the session, decide the reason, retry."""
+        turn.committing = True  # no longer cancelled: the commit may already be durable
         try:
             while (node := await self._place(turn)) is None:
                 await self._registry.refresh(turn.session)
@@ -68,7 +68,7 @@ class Commits:
         return node
 
     async def _place(self, turn: Turn) -> Node | None:
-        """Give a turn its place in the tree and commit it; None when others have been in the session since."""
+        """Place a turn in the tree and commit it. Return None if another replica changed the session meanwhile."""
         interaction, session, prompt = turn.interaction, turn.session, turn.prompt
         interaction.reason = self._reason(turn)
         node = session.cache.node_for(interaction, prompt.identity, prompt.match)
@@ -86,7 +86,7 @@ class Commits:
         return node
 
     def _committed(self, turn: Turn, node: Node) -> None:
-        """Let everybody see a turn that is on the disk."""
+        """Make a committed turn visible: as a parent for later turns, and to its readers."""
         session = turn.session
         session.cache.publish(node)
         session.record_commit(turn.interaction)
@@ -112,11 +112,11 @@ class Commits:
         return turn.session.cache.reason_for(turn.request, turn.prompt.identity, turn.prompt.match)
 
     async def record_failure(self, turn: Turn, status: Status, error: str) -> None:
-        """Keep what was sampled, with its status; it is never exported unless asked for."""
+        """Store a failed or aborted turn with the tokens that it sampled."""
         interaction = turn.interaction
         if turn.committing:
             return
-        turn.attempt.stage = Stage.ENDING  # nobody attaches to it any more
+        turn.attempt.stage = Stage.ENDING  # from here on, no retry attaches to it
         interaction.status, interaction.error, interaction.completed_at = status, error, time.time()
         turn.prove()
         turn.parser.finish()
@@ -127,7 +127,7 @@ class Commits:
         except ProxyError as problem:
             logger.error("could not record the %s turn %s: %s", status, interaction.id, problem.message)
             return
-        turn.session.begun_here.add(interaction.id)
+        turn.session.record_failure(interaction.id)
         if seq is not None:
             note_commit(turn.session, seq)
 
@@ -140,7 +140,11 @@ class Commits:
         metrics.malformed.inc(interaction.malformed_calls)
         if interaction.parent_id is not None and not interaction.aligned:
             metrics.unaligned.inc()
-            logger.warning("interaction %s is not joined with its parent: %s", interaction.id, interaction.reason)
+            logger.warning(
+                "interaction %s is not aligned with its parent, so its tokens start a new sample: %s",
+                interaction.id,
+                interaction.reason,
+            )
         if interaction.first_token_at is not None:
             metrics.first_token.observe(interaction.first_token_at - interaction.created_at)
         metrics.duration.observe(time.time() - interaction.created_at)

@@ -1,4 +1,4 @@
-"""The sampling of a turn: what the request says, else its session; refused by name where the engine cannot."""
+"""Sampling parameters of a turn: the request's, with the session's defaults; checked against the engine's features."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ _FORCED = (ToolChoiceMode.REQUIRED, ToolChoiceMode.NAMED)
 
 
 def with_defaults(request: TurnRequest, defaults: Mapping[str, Any]) -> SamplingParams:
-    """The request's sampling, with the session's own where the request says nothing."""
+    """Return the request's sampling parameters, with the session's `defaults` for those that it does not set."""
     rest = {name: value for name, value in defaults.items() if name not in request.given}
     return replace(request.sampling, **rest) if rest else request.sampling
 
 
 def choice_of(sampling: SamplingParams, k: int) -> SamplingParams:
-    """The sampling of choice `k`: with one seed for all, every choice would be the same."""
+    """Return the sampling parameters of choice `k`. Each choice gets its own seed, or all would be equal."""
     return sampling if sampling.seed is None or k == 0 else replace(sampling, seed=sampling.seed + k)
 
 
 def check_capabilities(request: TurnRequest, sampling: SamplingParams, info: EngineInfo) -> None:
-    """Raise UnsupportedParameter for what the engine cannot honour, InvalidRequest for a bias on an unknown token."""
+    """Raise UnsupportedParameter for a field that the engine lacks, InvalidRequest for a bias on an unknown token."""
     penalties = (sampling.presence_penalty, sampling.frequency_penalty, sampling.repetition_penalty)
     needs = {
         "tool_choice": (request.tool_choice.mode in _FORCED, Capability.GRAMMAR),
@@ -37,8 +37,8 @@ def check_capabilities(request: TurnRequest, sampling: SamplingParams, info: Eng
     }
     for name, (needed, capability) in needs.items():
         if needed and capability not in info.capabilities:
-            raise UnsupportedParameter(f"this engine cannot honour '{name}'; leave it out", param=name)
+            raise UnsupportedParameter(f"this engine does not support '{name}'; leave it out", param=name)
     for token, _ in sampling.logit_bias:
         if token >= info.vocab_size:
-            message = f"'logit_bias' names token {token}, but the vocabulary has {info.vocab_size}"
+            message = f"'logit_bias' names token {token}, but token ids end at {info.vocab_size - 1}"
             raise InvalidRequest(message, param="logit_bias")

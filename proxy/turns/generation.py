@@ -1,6 +1,6 @@
-"""One generation that nobody records: token ids in, and what was sampled, collected.
+"""One generation outside all sessions: token ids in, sampled tokens out, nothing recorded.
 
-As many logprobs as ids, and the version of each, or the call fails.
+Every sampled token has a logprob and a weight version, or the call fails.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from proxy.types import FinishReason, Ids, Logprobs, VersionRuns, ids_of
 
 @dataclass(slots=True)
 class Generation:
-    """What was sampled so far; `versions` are runs (count of tokens, version). `sampled` False: without logprobs."""
+    """The output so far. `versions`: runs (token count, weight version). `sampled` False: it has no logprobs."""
 
     ids: Ids = field(default_factory=ids_of)
     logprobs: Logprobs = field(default_factory=lambda: Logprobs("f"))
@@ -31,9 +31,9 @@ class Generation:
     sampled: bool = True
 
     def take(self, chunk: TokenChunk) -> None:
-        """Add a chunk. Raises EngineFailed for an inconsistent one, or one that is text: nobody encodes it here."""
+        """Add a chunk. Raises EngineFailed for an inconsistent one and for text, which needs a session."""
         if chunk.text is not None:
-            raise EngineFailed("the answer came as text; without a session it must come as token ids ('output_ids')")
+            raise EngineFailed("the answer came as text; without a session it must be token ids ('output_ids')")
         check_chunk(chunk)
         self.ids += chunk.ids
         self.logprobs += chunk.logprobs
@@ -46,7 +46,7 @@ class Generation:
 async def sample(
     gate: Gate, request: GenerateRequest, timeout_s: float, context_tokens: int | None = None
 ) -> Generation:
-    """Sample to the end, within the engine's context and `context_tokens`.
+    """Sample to the end, within the engine's context length and `context_tokens` (prompt plus output).
 
     Raises ContextLengthExceeded, EngineTimeout or what the engine raises.
     """
@@ -65,7 +65,7 @@ async def sample(
                     timer.reschedule(gate.deadline(timeout_s))
                     generation.take(chunk)
     except TimeoutError:
-        raise EngineTimeout(f"the engine gave no token for {timeout_s:g} s") from None
+        raise EngineTimeout(f"the engine gave no token for {timeout_s:g} s (--engine-timeout-s)") from None
     if generation.finish is None:
-        raise EngineFailed("the engine ended a reply without saying why")
+        raise EngineFailed("the engine ended its output without a finish reason")
     return generation

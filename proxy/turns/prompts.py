@@ -1,6 +1,7 @@
-"""Steps 4 and 5 of a turn: the parent, and the exact ids for the engine.
+"""The prompt of a turn: find its parent in the tree, and make the exact token ids for the engine.
 
-With a parent, the prompt is the parent's stored tokens and those of the new messages, never the replayed text.
+With a parent, the prompt is the parent's stored token ids plus the tokens of the new messages. Earlier text is never
+tokenized again.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from proxy.types import (
     TurnRequest,
 )
 
-# Longer texts are rendered in a worker thread, so that they do not hold up everybody else's tokens.
+# Longer texts are rendered in a worker thread, so that they do not block the event loop for other turns.
 _INLINE_CHARS = 40_000
 _INLINE_TOKENS = 8_000
 
@@ -48,12 +49,13 @@ class Prompt:
 
 
 class Prompts:
-    """Makes prompts with one renderer."""
+    """Builds prompts with one renderer."""
 
     def __init__(self, renderer: Renderer) -> None:
         self._renderer = renderer
 
     async def build(self, session: Session, request: TurnRequest, identity: Identity) -> Prompt:
+        """Bridge from the parent if there is one and the template allows it, else render all messages."""
         match = session.cache.find_parent(request, identity)
         if match.parent is not None:
             ids = await self._bridge(session, request, match)
@@ -66,9 +68,10 @@ class Prompts:
         return Prompt(ids, match, identity, bridged=False)
 
     async def given(self, session: Session, ids: Ids) -> tuple[Prompt, tuple[Message, ...]]:
-        """The prompt that a request gives as ids: the deepest node that it begins with is its parent.
+        """Return the prompt of a request that sends token ids, and the conversation that the ids stand for.
 
-        Also the conversation that it stands for: the parent's, and the text of the tokens after it as one message.
+        The parent is the deepest node whose tokens are a prefix of `ids`. The conversation is that of the parent, plus
+        one user message with the text of the remaining tokens.
         """
         parent = session.cache.find_prefix(ids)
         added = ids[parent.length if parent is not None else 0 :]
@@ -84,7 +87,7 @@ class Prompts:
         return Prompt(ids, Match(parent, len(before)), identity, bridged=True), (*before, new)
 
     async def _bridge(self, session: Session, request: TurnRequest, match: Match) -> Ids | None:
-        """The parent's exact tokens and the new messages' tokens after them."""
+        """The parent's exact tokens and those of the new messages after them; None if they cannot be bridged."""
         assert match.parent is not None
         before = token_ids(match.parent)
         answer = match.parent.interaction
@@ -103,13 +106,15 @@ class Prompts:
         return None if suffix is None else before + suffix
 
     def check_vocabulary(self, ids: Ids, most: int, *, rendered: bool) -> None:
-        """Raise InvalidRequest for an id from `most` on: the model has no row for it, and some engines die of one."""
+        """Raise InvalidRequest for a token id of `most` or more, which the model lacks and some engines crash on."""
         if (not rendered or self._renderer.vocab_size > most) and max(ids) >= most:
             param = "messages" if rendered else "input_ids"
-            raise InvalidRequest(f"the prompt has token {max(ids)}, the model knows {most}", param=param)
+            raise InvalidRequest(
+                f"the prompt has token {max(ids)}, but the model's token ids end at {most - 1}", param=param
+            )
 
     def grammar(self, request: TurnRequest) -> Grammar | None:
-        """What the output must look like: a forced call, or JSON (or, where tools may be called, either)."""
+        """The grammar of the output: a forced tool call, JSON, or either if tools may be called; else None."""
         forced = self._renderer.tool_grammar(request.tools, request.tool_choice, request.parallel_tool_calls)
         if forced is not None or request.response_format is None:
             return forced
@@ -123,9 +128,10 @@ class Prompts:
 
 
 def with_history(session: Session, request: TurnRequest) -> TurnRequest:
-    """The whole conversation of a request that names the response before it, or answers of ours by reference.
+    """Return the request with its whole conversation: `previous_response_id` and item references are resolved.
 
-    As in the API, instructions are not carried over; what came as messages is. Raises PreviousResponseNotFound.
+    As in the Responses API, `instructions` are not carried over to the next response; messages are. Raises
+    PreviousResponseNotFound.
     """
     messages = tuple(_dereferenced(session, message) for message in request.messages)
     if request.previous_id is not None:
@@ -137,7 +143,7 @@ def with_history(session: Session, request: TurnRequest) -> TurnRequest:
 
 
 def _dereferenced(session: Session, message: Message) -> Message:
-    """The answer that an item reference stands for; any other message as it is."""
+    """The answer that an item reference names; any other message unchanged."""
     if message.name != ITEM_REFERENCE or message.origin is None:
         return message
     return replace(_find(session, message.origin, "input").interaction.output, origin=message.origin)
@@ -157,7 +163,7 @@ def _is_instructions(message: Message) -> bool:
 
 
 async def _inline_or_thread(messages: Any, function: Callable[..., Any], *arguments: Any) -> Any:
-    """Call a rendering function here when its text is short, else in a worker thread."""
+    """Call a rendering function: inline for short texts, in a worker thread for long ones."""
     if sum(len(message.content) for message in messages) <= _INLINE_CHARS:
         return function(*arguments)
     return await asyncio.to_thread(function, *arguments)

@@ -1,16 +1,17 @@
-"""What becomes of a request that was made before: DESIGN's table, so that no retry is sampled or trained twice.
+"""Retry rules: what happens to a request that equals an earlier one, so that no retry is sampled or trained twice.
 
-| the earlier attempt                      | marked  | unmarked     |
-| in flight, its client is there           | attach  | a new sample |
-| in flight, its client is gone            | attach  | attach       |
-| failed or aborted before its commit      | anew, the old one superseded |
-| committed, its end was never written out | replay  | replay       |
-| committed and written                    | replay  | a new sample |
+| earlier attempt                  | marked retry                 | unmarked request             |
+|----------------------------------|------------------------------|------------------------------|
+| running, a client reads it       | attach                       | new sample                   |
+| running, its client disconnected | attach                       | attach                       |
+| failed or aborted before commit  | new sample, replacing it     | new sample, replacing it     |
+| committed, reply never written   | replay                       | replay                       |
+| committed, reply written         | replay                       | new sample                   |
 
-Marked: the client says that it is a retry (then the newest earlier attempt is meant), or its Idempotency-Key is an
-earlier attempt's (then that one is). A failed attempt that nothing has replaced yet comes first: it is what a client
-would retry. In-flight rules hold for one server process. A reply of which only some choices are there is none, and one
-that another replica may be writing out counts as written.
+A retry is marked by the header `x-stainless-retry-count` above 0, and then means the newest equal attempt, or by an
+Idempotency-Key, and then means the attempt with that key. A failed attempt that was not replaced yet is decided first,
+because a client retries failures. A reply with only some of its choices committed is not replayed. A reply that another
+replica may still be writing counts as written. The rules for running attempts apply within one server process.
 """
 
 from __future__ import annotations
@@ -38,13 +39,13 @@ class Replay:
 
 @dataclass(frozen=True, slots=True)
 class Anew:
-    """Sample; `superseded` are failed or ending attempts that this one replaces."""
+    """Sample a new attempt, which replaces the failed or ending attempts in `superseded`."""
 
     superseded: Sequence[Attempt]
 
 
 def decide(attempts: Sequence[Attempt], request: TurnRequest) -> Attach | Replay | Anew:
-    """The rule for a request. `attempts` are those with its hash in its session, oldest first."""
+    """Apply the rules above. `attempts`: those of the session with the request's hash, oldest first."""
     marked = [a for a in attempts if _is_marked(request, a)]
     gone = [a for a in attempts if a.readers == 0 and not (a.written or a.unsettled)]
     failed = [a for a in attempts if a.stage in (Stage.FAILED, Stage.ENDING) and not a.superseded]
