@@ -1,4 +1,4 @@
-"""Advantages against numpy's own mean and deviation, over whole groups."""
+"""Advantages equal those computed with NumPy's mean and standard deviation over whole groups."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def spread_of(numbers: list[float]) -> Spread:
 
 
 @given(values)
-def test_grpo_is_the_distance_from_the_mean_in_deviations(numbers: list[float]) -> None:
+def test_grpo_is_the_distance_from_the_mean_in_standard_deviations(numbers: list[float]) -> None:
     spread = spread_of(numbers)
     expected = (np.array(numbers) - np.mean(numbers)) / (np.std(numbers, ddof=1) + 1e-6)
     found = [spread.advantage(number, Baseline.GRPO) for number in numbers]
@@ -41,14 +41,14 @@ def test_leave_one_out_is_the_distance_from_the_mean_of_the_others(numbers: list
 
 
 @pytest.mark.parametrize("baseline", list(Baseline))
-def test_who_is_alone_or_equal_to_all_others_has_no_advantage(baseline: Baseline) -> None:
+def test_a_value_that_is_alone_or_equal_to_all_others_has_advantage_0(baseline: Baseline) -> None:
     assert Spread().advantage(1.0, baseline) == 0
     assert spread_of([3.0]).advantage(3.0, baseline) == 0
     assert spread_of([0.1] * 7).advantage(0.1, baseline) == pytest.approx(0, abs=1e-9)
 
 
 def session(name: str, group: str | None, reward: float, state: str | None) -> tuple[SessionRecord, list[Interaction]]:
-    """Two turns; the first in `state`, the reward at the second."""
+    """Two turns: the first has the `state`, the second the reward."""
     nodes = [interaction("a", seq=0), interaction("b", parent="a", prefix=2, seq=1, reward=reward)]
     nodes[0].state_hash = state
     return SessionRecord(name, group_id=group, discount=0.5), nodes
@@ -83,13 +83,13 @@ def test_sessions_are_compared_in_their_group_and_steps_in_their_state() -> None
     assert [each[0][0] for each in exported(Baseline.GRPO)[:3]] == pytest.approx(expected.tolist())
 
 
-def test_a_session_without_a_complete_turn_counts_in_no_group() -> None:
+def test_a_session_without_a_complete_turn_joins_no_group() -> None:
     groups = Groups()
     groups.add("g", [], RAW, 1.0, Credit.TREE)
     assert groups.scores == {}
 
 
-def test_groups_compare_the_reward_that_counts() -> None:
+def test_groups_compare_the_main_reward() -> None:
     _, nodes = session("s1", "g", 1.0, None)
     nodes[1].rewards = {"style": 5.0}
     groups = Groups()

@@ -1,4 +1,4 @@
-"""Who is the parent, and why: every reason of the design and the order of preference among equal nodes."""
+"""The parent of a request: every reason, and the order of preference among equal nodes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def request(
 
 
 class Tree:
-    """A cache filled turn by turn, as the server does."""
+    """A cache that is filled turn by turn, as the server fills it."""
 
     def __init__(self) -> None:
         self.cache = InteractionCache()
@@ -47,7 +47,7 @@ class Tree:
         return self.turn(name, asked, output).interaction.reason
 
 
-def test_the_first_root_and_what_continues_it() -> None:
+def test_the_first_root_is_first_and_its_child_continued() -> None:
     tree = Tree()
     assert tree.reason("a", request(ASK)) is Reason.FIRST
     node = tree.turn("b", request(ASK, answer(), MORE))
@@ -93,14 +93,14 @@ def test_anything_else_without_a_parent_is_a_new_root() -> None:
     assert tree.reason("c", request(Message(Role.USER, "else"), answer("imported"), ASK)) is Reason.NEW_ROOT
 
 
-def test_of_equal_nodes_the_named_one_is_the_parent() -> None:
+def test_of_equal_nodes_the_one_named_by_previous_id_is_the_parent() -> None:
     tree = Tree()
     for name in ("a", "b", "c"):
         tree.turn(name, request(ASK))
     assert tree.turn("d", request(ASK, answer(), MORE, previous="a")).interaction.parent_id == "a"
 
 
-def test_then_the_one_whose_call_ids_were_echoed() -> None:
+def test_of_equal_nodes_the_one_whose_call_ids_were_echoed_comes_next() -> None:
     tree = Tree()
     calls = [answer("", tool_calls=(ToolCall(f"id{number}", "f", "{}"),)) for number in range(3)]
     for number, output in enumerate(calls):
@@ -109,7 +109,7 @@ def test_then_the_one_whose_call_ids_were_echoed() -> None:
     assert tree.turn("d", request(ASK, calls[1], result)).interaction.parent_id == "n1"
 
 
-def test_then_the_one_whose_reasoning_was_echoed_also_turns_ago() -> None:
+def test_of_equal_nodes_an_echo_of_reasoning_comes_next_also_turns_ago() -> None:
     tree = Tree()
     for name in ("a", "b", "c"):
         tree.turn(name, request(ASK), answer(reasoning=name))
@@ -119,7 +119,7 @@ def test_then_the_one_whose_reasoning_was_echoed_also_turns_ago() -> None:
     assert node.interaction.parent_id == "b2"
 
 
-def test_then_the_newest() -> None:
+def test_of_equal_nodes_the_newest_comes_last() -> None:
     tree = Tree()
     for name in ("a", "b"):
         tree.turn(name, request(ASK))
@@ -138,7 +138,7 @@ def test_a_claimed_node_counts_as_a_sibling_but_cannot_be_continued() -> None:
     assert tree.cache.reason_for(asked, identity, match) is Reason.FIRST
 
 
-def test_tokens_are_put_together_from_what_each_node_adds() -> None:
+def test_the_tokens_of_a_node_are_joined_from_what_each_ancestor_adds() -> None:
     nodes = [
         interaction("a", suffix=[1, 2], output=[3], seq=0),
         interaction("b", parent="a", prefix=3, suffix=[4], output=[5, 6], seq=1),

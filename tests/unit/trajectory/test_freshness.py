@@ -1,4 +1,4 @@
-"""Stale samples are left out and counted; what they would have trained is trained where it is fresh, or nowhere."""
+"""Stale samples are left out and counted; their shared tokens are trained in the next fresh sample, if any."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.interactions import interaction
 
 
 def fork() -> list[Interaction]:
-    """root (version 0) is continued by a (version 3) and b (version 1); other (version 4) is a root of its own."""
+    """root (version 0) has the children a (version 3) and b (version 1); other (version 4) is a second root."""
     return [
         interaction("root", suffix=[1], output=[2], seq=0),
         interaction("a", parent="root", prefix=2, suffix=[3], output=[4], seq=1, version=3),
@@ -28,7 +28,7 @@ def lay(layout: Layout, train: TrainSelection | None = None, **freshness: int) -
 
 
 def trained(laid: Laid) -> dict[str, list[int]]:
-    """The versions of what each sample trains."""
+    """The weight versions of the trained tokens of each sample."""
     found = {}
     for row in laid.rows:
         columns = row.columns()
@@ -36,7 +36,7 @@ def trained(laid: Laid) -> dict[str, list[int]]:
     return found
 
 
-def test_everything_is_fresh_where_nothing_is_asked() -> None:
+def test_without_limits_every_sample_is_fresh() -> None:
     laid = lay(Layout.CONCAT)
     assert (trained(laid), laid.stale) == ({"a": [0, 3], "b": [1], "other": [4]}, 0)
 
@@ -59,30 +59,30 @@ def test_a_stale_sample_of_concat_gives_its_shared_tokens_to_the_next_fresh_one(
     assert (trained(laid), laid.stale) == (expected, stale)
 
 
-def test_single_turns_are_judged_by_themselves() -> None:
+def test_individual_samples_are_filtered_one_by_one() -> None:
     laid = lay(Layout.INDIVIDUAL, min_version=2, max_version_span=0)
     assert (trained(laid), laid.stale) == ({"a": [3], "other": [4]}, 2)
 
 
-def test_a_tree_is_one_sample() -> None:
+def test_a_tree_is_filtered_as_one_sample() -> None:
     assert trained(lay(Layout.TREE, max_version_span=4)) == {"other": [0, 3, 1, 4]}
     laid = lay(Layout.TREE, max_version_span=3)
     assert (list(laid.rows), laid.stale) == ([], 1)
 
 
-def test_context_may_be_of_any_age() -> None:
+def test_context_may_be_of_any_version() -> None:
     laid = lay(Layout.CONCAT, train=TrainSelection(exclude=frozenset({"root"})), min_version=1)
     assert (trained(laid), laid.stale) == ({"a": [3], "b": [1], "other": [4]}, 0)
     laid = lay(Layout.CONCAT, train=TrainSelection(exclude=frozenset({"root", "b"})), min_version=3)
     assert trained(laid) == {"a": [3], "b": [], "other": [4]}
 
 
-def test_weights_are_shared_by_the_fresh_ones() -> None:
+def test_weights_add_up_to_one_over_the_fresh_samples() -> None:
     weights = [row.columns()["weight"].tolist() for row in lay(Layout.CONCAT, max_version_span=2).rows]
     assert weights == [[0.5], [0.5]]
 
 
-def test_one_answer_of_two_versions_has_a_span() -> None:
+def test_one_output_of_two_versions_has_a_version_span() -> None:
     node = interaction("x", suffix=[1], output=[2, 3, 4])
     node.versions = ((1, 5), (2, 7))
     for span, count in ((1, 0), (2, 1)):

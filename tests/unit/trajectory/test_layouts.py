@@ -1,4 +1,4 @@
-"""Layouts tree and padded: nothing is lost, nothing doubled, and the schema says what each row has."""
+"""Layouts tree and padded: no token is lost or trained twice, and the schema describes every row."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ RECORD = SessionRecord("s", discount=1.0, group_id="g")
 
 
 def fork() -> list[Interaction]:
-    """A root, two children that share its tokens, and one that does not."""
+    """A root, two children that are aligned with it, and one that is not."""
     return [
         interaction("root", suffix=[1, 2], output=[3, 4], seq=0, reward=0.5),
         interaction("a", parent="root", prefix=4, suffix=[5], output=[6, 7], version=1, seq=1, reward=1.0),
@@ -49,7 +49,7 @@ def test_a_tree_has_each_token_once_with_parents_positions_and_masks() -> None:
     assert columns["node_returns"] == pytest.approx([0.5 + 1 / 3, 1.0, 0.0, 0.0])
 
 
-def test_a_turn_that_added_no_token_has_its_position_in_a_tree() -> None:
+def test_a_turn_without_tokens_has_a_position_in_the_tree() -> None:
     root = interaction("root", suffix=[1, 2], output=[3, 4], seq=0)
     nothing = interaction("nothing", parent="root", prefix=4, suffix=[], output=[], seq=1)
     more = interaction("more", parent="root", suffix=[5], output=[6], seq=2)
@@ -59,7 +59,7 @@ def test_a_turn_that_added_no_token_has_its_position_in_a_tree() -> None:
         assert row.columns()["node_offsets"].tolist() == [0, 4, 4, 6][: len(nodes) + 1]
 
 
-def test_a_tree_walked_down_gives_what_concat_gives() -> None:
+def test_the_paths_of_a_tree_are_the_samples_of_concat() -> None:
     (row,) = lay_out(RECORD, fork(), LayoutOptions(Layout.TREE)).rows
     tree = row.columns()
     for sample, node in zip(lay_out(RECORD, fork(), LayoutOptions(Layout.CONCAT)).rows, (1, 2, 3), strict=True):
@@ -91,7 +91,7 @@ def forests(draw: st.DrawFn) -> list[Interaction]:
 
 
 @given(forests())
-def test_trees_and_concat_train_each_token_that_may_be_exactly_once(nodes: list[Interaction]) -> None:
+def test_trees_and_concat_train_each_trainable_token_exactly_once(nodes: list[Interaction]) -> None:
     expected = sum((1 if node.spans else len(node.output_ids)) for node in nodes if node.trainable)
     for layout in (Layout.CONCAT, Layout.TREE):
         rows = lay_out(RECORD, nodes, LayoutOptions(layout)).rows
@@ -102,7 +102,7 @@ def test_trees_and_concat_train_each_token_that_may_be_exactly_once(nodes: list[
     assert len(row.columns()["input_ids"]) == sum(len(n.prompt_suffix) + len(n.output_ids) for n in nodes)
 
 
-def test_a_tree_keeps_what_stands_above_a_selected_node_as_context() -> None:
+def test_a_tree_keeps_the_ancestors_of_a_selected_node_as_context() -> None:
     nodes = fork()
     nodes[1].agent = "x"
     (row,) = lay_out(RECORD, nodes, LayoutOptions(Layout.TREE, agents=frozenset({"x"}))).rows
@@ -111,7 +111,7 @@ def test_a_tree_keeps_what_stands_above_a_selected_node_as_context() -> None:
     assert lay_out(RECORD, [], LayoutOptions(Layout.TREE)).rows == []
 
 
-def test_padded_is_as_golden_says_verl_reads_it() -> None:
+def test_padded_rows_have_the_columns_of_verl_batches() -> None:
     (columns,) = padded([interaction("a", suffix=[10, 11], output=[20, 21], reward=0.25)], 2, 2)
     assert columns["input_ids"].tolist() == [10, 11, 20, 21]
     assert columns["position_ids"].tolist() == [0, 1, 2, 3]
@@ -129,7 +129,7 @@ def test_padded_is_as_golden_says_verl_reads_it() -> None:
         assert columns[name].dtype == np.float32, name
 
 
-def test_padded_responses_hold_what_the_tools_said_with_mask_and_logprob_0() -> None:
+def test_padded_responses_contain_tool_results_with_mask_and_logprob_0() -> None:
     (columns, *_) = padded(fork()[:2], 3, 6, pad_token_id=99)
     assert columns["prompts"].tolist() == [99, 1, 2]
     assert columns["responses"].tolist() == [3, 4, 5, 6, 7, 99]
@@ -145,7 +145,7 @@ def test_padded_responses_hold_what_the_tools_said_with_mask_and_logprob_0() -> 
     ("keep", "kept", "mask"),
     [(Keep.HEAD, [3, 4, 5], [1, 1, 0]), (Keep.MIDDLE, [4, 5, 6], [1, 0, 1]), (Keep.TAIL, [5, 6, 7], [0, 1, 1])],
 )
-def test_a_truncated_sample_keeps_what_it_says_and_counts_the_rest(
+def test_a_truncated_sample_keeps_the_chosen_part_and_counts_the_rest(
     keep: Keep, kept: list[int], mask: list[int]
 ) -> None:
     padding = Padding(1, 3, on_too_long=TooLong.TRUNCATE, keep=keep)
@@ -157,7 +157,7 @@ def test_a_truncated_sample_keeps_what_it_says_and_counts_the_rest(
     assert row.labels()["truncated_tokens"] == 1 + 2
 
 
-def test_what_does_not_fit_is_dropped_and_counted_and_what_it_shared_is_trained_elsewhere() -> None:
+def test_a_dropped_sample_is_counted_and_its_shared_tokens_are_trained_elsewhere() -> None:
     padding = Padding(2, 4, on_too_long=TooLong.DROP)
     laid = lay_out(RECORD, fork(), LayoutOptions(Layout.PADDED, padding=padding))
     assert [row.labels()["interaction_id"] for row in laid.rows] == ["b"]
@@ -168,7 +168,7 @@ def test_what_does_not_fit_is_dropped_and_counted_and_what_it_shared_is_trained_
 @pytest.mark.parametrize("advantages", [None, Baseline.GRPO])
 @pytest.mark.parametrize("token_rewards", [False, True])
 @pytest.mark.parametrize("layout", list(Layout))
-def test_the_schema_is_what_rows_have(layout: Layout, advantages: Baseline | None, token_rewards: bool) -> None:
+def test_rows_have_the_columns_of_the_schema(layout: Layout, advantages: Baseline | None, token_rewards: bool) -> None:
     padding = Padding(4, 8) if layout is Layout.PADDED else None
     nodes = fork()
     if token_rewards:
@@ -184,7 +184,7 @@ def test_the_schema_is_what_rows_have(layout: Layout, advantages: Baseline | Non
             assert values.ndim == 1 and expected[name].width in (None, len(values)), name
 
 
-def test_drift_mask_pads_what_stands_in_the_last_prompt() -> None:
+def test_with_drift_mask_the_padded_sample_is_the_last_prompt_and_output() -> None:
     nodes = [
         interaction("p", suffix=[1, 2, 3], output=[4, 5], seq=0),
         interaction("c", parent="p", suffix=[9, 1, 2, 3, 4, 5, 6], output=[8], seq=1),

@@ -1,4 +1,4 @@
-"""The canonical identity: what is the same message, and what is not."""
+"""The identity of conversations: which messages are equal and which are not."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_arguments_are_compared_as_json(one: str, other: str) -> None:
 @pytest.mark.parametrize(
     ("one", "other"), [('{"a": 1}', '{"a": "1"}'), ("not json", "not  json"), ('{"a":null}', "{}")]
 )
-def test_other_arguments_are_other_messages(one: str, other: str) -> None:
+def test_different_arguments_make_different_messages(one: str, other: str) -> None:
     assert canonical_arguments(one) != canonical_arguments(other)
 
 
@@ -75,7 +75,7 @@ def test_the_chain_of_a_prefix_is_a_prefix_of_the_chain(parts: list[tuple[Role, 
     assert whole.states[: len(part.states)] == part.states
 
 
-def test_the_retry_key_leaves_streaming_out_and_keeps_sampling_in() -> None:
+def test_the_retry_key_depends_on_sampling_but_not_on_streaming() -> None:
     request = TurnRequest(Api.CHAT, "m", (ASK,))
     identity = identify(request.messages, (), {})
     assert request_hash(request, identity) == request_hash(replace(request, stream=True), identity)
@@ -83,5 +83,5 @@ def test_the_retry_key_leaves_streaming_out_and_keeps_sampling_in() -> None:
     assert request_hash(request, identity) != request_hash(hotter, identity)
 
 
-def test_text_that_utf8_cannot_hold_has_an_identity_too() -> None:
+def test_text_with_lone_surrogates_has_an_identity() -> None:
     assert end(Message(Role.USER, "\ud800")) != end(Message(Role.USER, "\ud801"))

@@ -1,4 +1,4 @@
-"""Purposes: said outright, given away by a client's prompt, or derived from the whole tree; exports filter on them."""
+"""Purposes: stated by a header or a known prompt, or derived from the whole tree; exports filter on them."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_a_tooled_root_with_another_system_and_beginning_is_a_subagent() -> None
     assert derive(nodes) == {"a": "main", "b": "subagent", "c": "subagent", "d": "main"}
 
 
-def test_what_is_said_stands_and_a_summary_is_one_call() -> None:
+def test_a_stored_purpose_is_kept_and_a_summary_is_one_call() -> None:
     nodes = [
         replace(root("a", 0, "q"), purpose="subagent"),
         replace(interaction("b", parent="a", seq=1), purpose="summary"),
@@ -63,11 +63,11 @@ def test_what_is_said_stands_and_a_summary_is_one_call() -> None:
         (ask("please create a summary", "You are an agent."), None),
     ],
 )
-def test_prompts_of_known_clients_give_their_purpose_away(request_: TurnRequest, purpose: Purpose | None) -> None:
+def test_prompts_of_known_clients_state_their_purpose(request_: TurnRequest, purpose: Purpose | None) -> None:
     assert hinted(request_) is purpose
 
 
-def test_exports_filter_on_purpose_and_a_dropped_leaf_leaves_its_tokens_to_another() -> None:
+def test_exports_filter_on_purpose_and_shared_tokens_move_to_another_leaf() -> None:
     nodes = [
         interaction("a", seq=0),
         replace(interaction("b", parent="a", prefix=2, seq=1), purpose="summary"),

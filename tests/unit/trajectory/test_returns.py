@@ -1,4 +1,4 @@
-"""All of GOLDEN.md's returns."""
+"""Returns by both credit rules, on trees worked out by hand."""
 
 from __future__ import annotations
 
@@ -44,24 +44,24 @@ DEEP: Tree = [
         (chain(None, None, None), 0.9, [0, 0, 0]),
     ],
 )
-def test_tree_returns_are_those_of_golden(tree: Tree, discount: float, expected: list[float]) -> None:
+def test_tree_returns_equal_the_ones_computed_by_hand(tree: Tree, discount: float, expected: list[float]) -> None:
     returns = compute_returns(nodes(tree), discount, Credit.TREE)
     assert [returns[name] for name, _, _ in tree] == pytest.approx(expected)
 
 
-def test_a_linear_pass_goes_over_unrelated_roots() -> None:
+def test_linear_credit_passes_from_root_to_root() -> None:
     returns = compute_returns(nodes([("A", None, 0.0), ("B", None, 1.0)]), 0.9, Credit.LINEAR)
     assert returns == pytest.approx({"A": 0.9, "B": 1.0})
 
 
-def test_a_failed_call_between_is_no_step() -> None:
+def test_a_failed_call_is_no_step() -> None:
     between = interaction("x", parent="0", seq=1)
     between.status = Status.FAILED
     tree = [interaction("0", seq=0), between, interaction("1", parent="0", reward=1.0, seq=2)]
     assert compute_returns(tree, 0.9, Credit.TREE) == pytest.approx({"0": 0.9, "1": 1.0})
 
 
-def test_asking_twice_with_other_discounts_leaves_raw_rewards_as_they_are() -> None:
+def test_returns_for_several_discounts_leave_raw_rewards_unchanged() -> None:
     tree = nodes(chain(1, 2))
     assert compute_returns(tree, 1.0, Credit.TREE)["0"] == pytest.approx(3)
     assert compute_returns(tree, 0.5, Credit.TREE)["0"] == pytest.approx(2)

@@ -1,4 +1,4 @@
-"""GOLDEN.md's concatenation cases on interactions made by hand."""
+"""Samples of layouts individual and concat, their rewards and certificates, on interactions made by hand."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def pair(**child: float) -> list[Interaction]:
     ]
 
 
-def test_concat_joins_masks_versions_and_turns_as_golden_says() -> None:
+def test_concat_joins_tokens_masks_versions_and_turns() -> None:
     (sample,) = export(pair(), Layout.CONCAT)
     arrays = sample.arrays
     assert arrays.input_ids.tolist() == [1, 2, 3, 4, 5, 6, 7, 8, 9]
@@ -74,20 +74,20 @@ def test_untrainable_turns_and_spans_are_context() -> None:
     assert sample.arrays.logprobs.tolist() == [0] * 8 + [-0.5]
 
 
-def test_an_empty_session_exports_nothing_and_says_so() -> None:
+def test_an_empty_session_has_no_samples_and_an_empty_certificate() -> None:
     assert export([], Layout.CONCAT) == []
     entry = certificate(RECORD, [])
     assert entry["complete"] and not entry["rewarded"]
 
 
-def test_a_certificate_counts_what_is_missing() -> None:
+def test_a_certificate_counts_missing_calls() -> None:
     failed = interaction("f", seq=1)
     failed.status = Status.FAILED
     entry = certificate(RECORD, [interaction("a", seq=0, reward=1.0), failed], begun_not_ended=2)
     assert (entry["complete"], entry["failed"], entry["begun_not_ended"], entry["rewarded"]) == (False, 1, 2, True)
 
 
-def test_an_export_may_ask_for_another_credit_rule() -> None:
+def test_an_export_may_choose_another_credit_rule() -> None:
     nodes = [interaction("a", seq=0), interaction("b", seq=1, reward=1.0)]
     options = LayoutOptions(Layout.INDIVIDUAL, 0.9, Credit.LINEAR)
     assert [sample.rewards.item() for sample in export_session(RECORD, nodes, options)] == pytest.approx([0.9, 1.0])
@@ -105,7 +105,7 @@ def test_an_export_may_ask_for_another_credit_rule() -> None:
         (SamplingParams(), True, False),
     ],
 )
-def test_logprobs_are_recomputable_where_ids_and_temperature_tell_all(
+def test_logprobs_are_recomputable_without_penalties_bias_and_grammar(
     sampling: SamplingParams, grammar: bool, expected: bool
 ) -> None:
     node = interaction("p")

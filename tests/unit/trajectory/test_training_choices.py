@@ -1,4 +1,4 @@
-"""What is trained is the user's choice; what is not selected stays in its place as context."""
+"""The caller selects the turns to train; turns that are not selected stay in place as context."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ RECORD = SessionRecord("s", discount=1.0)
 
 
 def fork() -> list[Interaction]:
-    """root [1]->[2], a [..3]->[4], b [..5]->[6]: a and b continue the root; side is another root, a title."""
+    """root [1]->[2], a [..3]->[4], b [..5]->[6]: a and b continue root; side is another root, a title call."""
     nodes = [
         interaction("root", suffix=[1], output=[2], seq=0),
         interaction("a", parent="root", prefix=2, suffix=[3], output=[4], seq=1, reward=1.0),
@@ -46,7 +46,7 @@ def masks(train: TrainSelection, layout: Layout = Layout.CONCAT) -> dict[str, li
         (TrainSelection(exclude=frozenset({"root", "side"})), {"a": [0, 0, 0, 1], "b": [0, 0, 0, 1], "side": [0, 0]}),
     ],
 )
-def test_what_is_not_selected_is_context(train: TrainSelection, expected: dict[str, list[int]]) -> None:
+def test_turns_that_are_not_selected_are_context(train: TrainSelection, expected: dict[str, list[int]]) -> None:
     assert masks(train) == expected
 
 
@@ -57,7 +57,7 @@ def test_individual_and_tree_train_the_same_turns_as_concat() -> None:
     assert row.columns()["loss_mask"].tolist() == [0, 0, 0, 1, 0, 1, 0, 1]
 
 
-def test_what_is_not_trained_has_neither_logprob_nor_version() -> None:
+def test_context_has_neither_logprob_nor_version() -> None:
     first = export_session(
         RECORD, fork(), LayoutOptions(Layout.CONCAT, train=TrainSelection(turns=TurnSelection.LAST))
     )[0]
@@ -66,7 +66,7 @@ def test_what_is_not_trained_has_neither_logprob_nor_version() -> None:
     assert first.arrays.turn_ids.tolist() == [-1, -1, -1, 1]
 
 
-def test_weights_of_a_session_add_up_to_one_over_the_samples_that_train() -> None:
+def test_weights_of_a_session_add_up_to_one_over_trained_samples() -> None:
     rows = lay_out(RECORD, fork(), LayoutOptions(Layout.CONCAT)).rows
     assert [row.columns()["weight"].tolist() for row in rows] == [pytest.approx([1 / 3])] * 3
     rows = lay_out(RECORD, fork(), LayoutOptions(Layout.CONCAT, train=TrainSelection(turns=frozenset({1})))).rows
@@ -98,7 +98,7 @@ def rewarded() -> list[Interaction]:
         (MainReward.at(Granularity.BINARY), [1.0, 0.0]),
     ],
 )
-def test_the_reward_that_counts_falls_back_to_the_raw_one(reward: MainReward, main: list[float]) -> None:
+def test_the_main_reward_falls_back_to_the_raw_one(reward: MainReward, main: list[float]) -> None:
     nodes = rewarded()
     (sample,) = export_session(RECORD, nodes, LayoutOptions(Layout.CONCAT, 0.5, reward=reward))
     assert [turn["reward"] for turn in sample.labels()["turns"]] == main
@@ -107,12 +107,12 @@ def test_the_reward_that_counts_falls_back_to_the_raw_one(reward: MainReward, ma
     assert [node.reward for node in nodes] == [0.25, 0.5]
 
 
-def test_no_reward_is_none_in_any_granularity() -> None:
+def test_a_missing_reward_is_none_in_any_granularity() -> None:
     for granularity in Granularity:
         assert MainReward.at(granularity).of(None, {}) is None
 
 
-def test_token_rewards_stand_at_their_tokens_and_only_where_there_are_any() -> None:
+def test_token_rewards_are_at_their_tokens_and_absent_without_any() -> None:
     nodes = rewarded()
     assert "token_rewards" not in export_session(RECORD, nodes, LayoutOptions(Layout.CONCAT))[0].columns()
     nodes[1].output_ids, nodes[1].logprobs = nodes[1].output_ids * 2, nodes[1].logprobs * 2
