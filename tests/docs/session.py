@@ -15,10 +15,15 @@ import subprocess
 import sys
 import tempfile
 import threading
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, ExitStack, closing
+from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
+from unittest import mock
 
+from typer.testing import CliRunner
+
+from proxy import commands
 from proxy.server import serving
 from proxy.settings import Settings
 from tests.docs.pages import ROOT, Block
@@ -27,6 +32,8 @@ ADDRESS = "127.0.0.1:8080"
 _SERVE = re.compile(r"(?:[A-Z_]+=\S+\s+)*tokengrove serve\b")
 _START_S, _BLOCK_S, _LONG_S = 120.0, 90.0, 800.0
 _KEPT = ".shell"
+_QUICK_ENGINES = ("scripted", "mailbox")
+"""Servers with these engines run in the process of the test, which saves the start of one of their own."""
 
 
 class ServerProcess:
@@ -72,20 +79,27 @@ class ServerProcess:
         self._listens.set()
 
 
+def settings_of(command: str) -> Settings:
+    """The settings with which a `tokengrove serve ...` would start. Raises AssertionError if it would not."""
+    found: list[Settings] = []
+    words = shlex.split(command, comments=True)
+    with mock.patch("proxy.server.run", lambda settings, _: found.append(settings)):
+        run = CliRunner().invoke(commands.app, words[words.index("serve") :])
+    assert found, f"{command} does not start: {run.output} {run.exception}"
+    return found[0]
+
+
 class PageSession(AbstractContextManager["PageSession"]):
     """Runs the blocks of one document in order, in `folder`. With `long`, also those that are marked so."""
 
     def __init__(self, folder: Path, *, long: bool = False) -> None:
         self._folder, self._long = folder, long
         self._environment = _environment(folder)
-        self._server: ServerProcess | None = None
         self._stack = ExitStack()
         self._url: str | None = None
         self._script = ""
 
     def __exit__(self, *_: object) -> None:
-        if self._server is not None:
-            self._server.close()
         self._stack.close()
 
     def follow(self, blocks: list[Block]) -> None:
@@ -149,21 +163,25 @@ class PageSession(AbstractContextManager["PageSession"]):
         return texts[0]
 
     def _serve(self, command: str) -> None:
-        if self._server is not None:
-            self._server.close()
-            self._server = None
-        self._server = ServerProcess(command, self._folder, self._environment)
-        self._url = self._server.url
+        self._stack.close()
+        settings = settings_of(command)
+        if settings.engine in _QUICK_ENGINES and settings.model is None:
+            self._url = self._stack.enter_context(serving(self._own(settings)))
+            return
+        server = self._stack.enter_context(closing(ServerProcess(command, self._folder, self._environment)))
+        self._url = server.url
+
+    def _own(self, settings: Settings) -> Settings:
+        """The settings of a server in this process, on a free port, with its database in the folder of the page."""
+        database = settings.database_url.replace("sqlite:///", f"sqlite:///{self._folder}/")
+        return replace(settings, port=0, database_url=database, log_level="warning")
 
     def _addressed(self, text: str) -> str:
         if ADDRESS not in text and "localhost:8080" not in text:
             return text
         if self._url is None:
-            database = f"sqlite:///{self._folder / 'tokengrove.db'}"
-            settings = Settings(
-                port=0, engine="scripted", engine_arg=("play=agent",), database_url=database, log_level="warning"
-            )
-            self._url = self._stack.enter_context(serving(settings))
+            settings = Settings(engine="scripted", engine_arg=("play=agent",))
+            self._url = self._stack.enter_context(serving(self._own(settings)))
         host = self._url.removeprefix("http://")
         return text.replace(ADDRESS, host).replace("localhost:8080", host)
 
