@@ -1,4 +1,4 @@
-"""The composition root: the only file that knows all others. Routes, error handlers, and what starts and stops when."""
+"""The composition root: builds and wires all parts, and defines the routes and the order of startup and shutdown."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from starlette.applications import Starlette
@@ -61,12 +62,12 @@ logger = logging.getLogger(__name__)
 
 
 def examine_model(settings: Settings) -> Examination:
-    """What works with the model of `settings`, from tokenizer and chat template alone. Raises ConfigurationError."""
+    """Check what works with the tokenizer and chat template of `settings`. Raises ConfigurationError."""
     return examine(load_renderer(settings, _tokenizer_folder(settings)))
 
 
 def write_tiny_model(folder: Path, seed: int) -> None:
-    """The built-in model with random weights of another seed, in a folder of its own."""
+    """Write the built-in tiny model to `folder`, with random weights from `seed`."""
     from proxy.engine.tiny.model import build_tiny_model
 
     build_tiny_model(folder, seed)
@@ -83,10 +84,10 @@ def build_app(
     renderer: Renderer | None = None,
     store: Store | None = None,
 ) -> Starlette:
-    """The server as an ASGI application. What is not given is built from `settings`.
+    """Build the server as an ASGI application. Parts that are not given are built from `settings`.
 
-    The lifespan starts the engine, and at the end lets turns finish, then closes engine and store. Raises
-    ConfigurationError when something cannot be built.
+    The lifespan starts the engine; at the end it lets running turns finish, then closes the engine and the store.
+    Raises ConfigurationError if a part cannot be built.
     """
     if renderer is None:
         renderer = load_renderer(settings, _tokenizer_folder(settings))
@@ -119,8 +120,19 @@ def build_app(
             stack.push_async_callback(_cancel, sweeper)
             yield
 
-    routes = _routes(settings, sessions, turns, store, engine, gate, metrics, renderer, polls)
-    app = Starlette(routes=routes, lifespan=lifespan)
+    parts = _Parts(
+        settings=settings,
+        sessions=sessions,
+        turns=turns,
+        store=store,
+        engine=engine,
+        gate=gate,
+        metrics=metrics,
+        renderer=renderer,
+        polls=polls,
+        addresses=Addresses(settings),
+    )
+    app = Starlette(routes=_routes(parts), lifespan=lifespan)
     app.state.turns, app.state.polls, app.state.registry = turns, polls, sessions.registry
     app.state.engine, app.state.renderer, app.state.store, app.state.model = (
         engine,
@@ -154,54 +166,65 @@ class SessionParts:
         self.access = Access(self.registry, self.named, keys, settings)
 
 
-def _routes(
-    settings: Settings,
-    sessions: SessionParts,
-    turns: Turns,
-    store: Store,
-    engine: Engine,
-    gate: Gate,
-    metrics: Metrics,
-    renderer: Renderer,
-    polls: LongPolls,
-) -> list[Route]:
-    access, limit = sessions.access, settings.max_body_bytes
-    messages = MessagesProtocol()
-    addresses = Addresses(settings)
-    session = SessionEndpoints(
-        access=access,
-        registry=sessions.registry,
-        starter=sessions.starter,
-        scores=sessions.scores,
-        endings=sessions.endings,
-        starts=store.starts,
-        recordings=store.recordings,
-        settings=settings,
-        addresses=addresses,
-    )
-    keys = KeyEndpoints(access, sessions.rotation, settings, addresses)
-    rewards = RewardEndpoints(access, sessions.scores, settings)
-    models = ModelEndpoints(model_name(settings))
-    export = ExportEndpoint(
-        access,
-        sessions.registry,
-        sessions.waiter,
-        store.recordings,
-        settings,
-        polls,
-        Pace(lambda: turns.busy),
-        renderer.decode,
-    )
-    servers = engine if isinstance(engine, ServerPool) else None
-    health = HealthEndpoints(gate, store, metrics, servers)
-    generate = GenerateEndpoint(access, turns, gate, settings, renderer.stop_token_ids)
-    claims = ClaimEndpoints(access, store.claims, store.recordings, export, settings, polls)
-    # Before the agents' routes: a session's id may end in /models.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Parts:
+    """What the endpoints are made of."""
+
+    settings: Settings
+    sessions: SessionParts
+    turns: Turns
+    store: Store
+    engine: Engine
+    gate: Gate
+    metrics: Metrics
+    renderer: Renderer
+    polls: LongPolls
+    addresses: Addresses
+
+    @property
+    def server_pool(self) -> ServerPool | None:
+        return self.engine if isinstance(self.engine, ServerPool) else None
+
+
+def _routes(parts: _Parts) -> list[Route]:
+    """All routes in order of matching: the frequent ones first, except where an earlier path would hide a later one."""
+    session = _session_endpoints(parts)
+    # A session id may end in /models, which the agents' routes would match.
     first = [
         Route("/rl/sessions", session.index, methods=["GET"]),
         Route("/rl/sessions/{session:path}", session.show, methods=["GET"]),
     ]
-    agent = [
+    return [
+        *first,
+        *_agent_routes(parts),
+        *_session_routes(parts, session),
+        *_export_routes(parts),
+        *_health_routes(parts),
+        *_engine_routes(parts),
+        *_mailbox_routes(parts),
+    ]
+
+
+def _session_endpoints(parts: _Parts) -> SessionEndpoints:
+    return SessionEndpoints(
+        access=parts.sessions.access,
+        registry=parts.sessions.registry,
+        starter=parts.sessions.starter,
+        scores=parts.sessions.scores,
+        endings=parts.sessions.endings,
+        starts=parts.store.starts,
+        recordings=parts.store.recordings,
+        settings=parts.settings,
+        addresses=parts.addresses,
+    )
+
+
+def _agent_routes(parts: _Parts) -> list[Route]:
+    """The routes that agents call."""
+    access, turns, limit = parts.sessions.access, parts.turns, parts.settings.max_body_bytes
+    messages, models = MessagesProtocol(), ModelEndpoints(model_name(parts.settings))
+    generate = GenerateEndpoint(access, turns, parts.gate, parts.settings, parts.renderer.stop_token_ids)
+    return [
         *_aliases("/chat/completions", turn_endpoint(ChatProtocol(), access, turns, limit), ["POST"]),
         *_aliases("/responses", turn_endpoint(ResponsesProtocol(), access, turns, limit), ["POST"]),
         *_aliases("/messages", turn_endpoint(messages, access, turns, limit), ["POST"]),
@@ -210,7 +233,14 @@ def _routes(
         *_aliases("/models", models.index, ["GET"]),
         *_aliases("/models/{model:path}", models.show, ["GET"]),
     ]
-    control = [
+
+
+def _session_routes(parts: _Parts, session: SessionEndpoints) -> list[Route]:
+    """The routes that start, reward and end sessions."""
+    access, settings = parts.sessions.access, parts.settings
+    keys = KeyEndpoints(access, parts.sessions.rotation, settings, parts.addresses)
+    rewards = RewardEndpoints(access, parts.sessions.scores, settings)
+    return [
         Route("/grant_capacity", session.grant_capacity, methods=["POST"]),
         Route("/rl/start_session", session.start, methods=["POST"]),
         Route("/rl/set_reward", rewards.set_reward, methods=["POST"]),
@@ -221,22 +251,43 @@ def _routes(
         Route("/{session:path}/rl/rotate_keys", keys.rotate, methods=["POST"]),
         Route("/{session:path}/rl/set_reward", rewards.set_reward, methods=["POST"]),
         Route("/{session:path}/rl/end_session", session.end, methods=["POST"]),
+    ]
+
+
+def _export_routes(parts: _Parts) -> list[Route]:
+    """The routes that give trajectories to trainers."""
+    access, store, turns = parts.sessions.access, parts.store, parts.turns
+    export = ExportEndpoint(
+        access,
+        parts.sessions.registry,
+        parts.sessions.waiter,
+        store.recordings,
+        parts.settings,
+        parts.polls,
+        Pace(lambda: turns.busy),
+        parts.renderer.decode,
+    )
+    claims = ClaimEndpoints(access, store.claims, store.recordings, export, parts.settings, parts.polls)
+    return [
         Route("/export_trajectories", export.export, methods=["POST"]),
         Route("/trajectories/claim", claims.claim, methods=["POST"]),
         Route("/trajectories/acknowledge", claims.acknowledge, methods=["POST"]),
+    ]
+
+
+def _health_routes(parts: _Parts) -> list[Route]:
+    health = HealthEndpoints(parts.gate, parts.store, parts.metrics, parts.server_pool)
+    return [
         Route("/health", health.health, methods=["GET"]),
         Route("/ready", health.ready, methods=["GET"]),
         Route("/metrics", health.metrics, methods=["GET"]),
     ]
-    # Turns are what comes often.
-    mailbox = MailboxEndpoints(
-        access, engine if isinstance(engine, Mailbox) else None, sessions.registry, settings, polls
-    )
-    administration = EngineEndpoints(access, gate, EngineAdmin(engine, gate), servers, settings)
-    return first + agent + control + _engine_routes(administration, mailbox)
 
 
-def _engine_routes(engine: EngineEndpoints, mailbox: MailboxEndpoints) -> list[Route]:
+def _engine_routes(parts: _Parts) -> list[Route]:
+    """The routes that administer the engine."""
+    admin = EngineAdmin(parts.engine, parts.gate)
+    engine = EngineEndpoints(parts.sessions.access, parts.gate, admin, parts.server_pool, parts.settings)
     return [
         Route("/engine", engine.show, methods=["GET"]),
         Route("/engine/pause_generation", engine.pause, methods=["POST"]),
@@ -249,20 +300,30 @@ def _engine_routes(engine: EngineEndpoints, mailbox: MailboxEndpoints) -> list[R
         Route("/engine/servers", engine.list_servers, methods=["GET"]),
         Route("/engine/servers", engine.add_server, methods=["POST"]),
         Route("/engine/servers", engine.remove_server, methods=["DELETE"]),
+    ]
+
+
+def _mailbox_routes(parts: _Parts) -> list[Route]:
+    engine = parts.engine if isinstance(parts.engine, Mailbox) else None
+    access, registry = parts.sessions.access, parts.sessions.registry
+    mailbox = MailboxEndpoints(access, engine, registry, parts.settings, parts.polls)
+    return [
         Route("/mailbox/next", mailbox.next, methods=["POST"]),
         Route("/mailbox/deliver", mailbox.deliver, methods=["POST"]),
     ]
 
 
 def _aliases(path: str, endpoint: object, methods: list[str]) -> list[Route]:
-    """`/v1/...`, `/{session}/v1/...` and, for clients that drop it, both without `/v1`: AReaL's workflow gives its
-    agents the bare address of the server, and a session's key."""
+    """Routes under `/v1` and `/{session}/v1`, and both without `/v1`.
+
+    Some clients drop `/v1`: AReaL's workflow gives its agents the root URL of the server and a session's key.
+    """
     prefixes = ("/v1", "/{session:path}/v1", "/{session:path}", "")
     return [Route(prefix + path, endpoint, methods=methods) for prefix in prefixes]  # type: ignore[arg-type]
 
 
 async def _on_http_exception(request: Request, error: Exception) -> Response:
-    """Starlette's own refusals other than 404 and 405."""
+    """Answer errors that Starlette raises itself, other than 404 and 405."""
     assert isinstance(error, HTTPException)
     return http.error_response(request, InvalidRequest(error.detail))
 

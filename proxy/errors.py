@@ -1,4 +1,4 @@
-"""Every failure that a client can see is one of these classes; nothing here knows a wire format.
+"""All errors that clients can receive, independent of the API that reports them.
 
 ProxyError                        status  code
 ├── InvalidRequest                400     invalid_request
@@ -22,7 +22,7 @@ ProxyError                        status  code
 │   └── EngineIncapable           501     engine_incapable
 ├── StoreUnavailable              503     store_unavailable
 └── EngineTimeout                 504     timeout
-(ProxyError itself is 500, internal_error. ConfigurationError is for the command line: it ends the process.)
+ProxyError itself is 500, internal_error. ConfigurationError is raised at startup and ends the process.
 """
 
 from __future__ import annotations
@@ -31,9 +31,10 @@ from typing import ClassVar
 
 
 class ProxyError(Exception):
-    """A failure with an HTTP status, a stable code, and whether trying again can help.
+    """A failure with an HTTP status and a stable code. `retryable`: sending the request again may succeed.
 
-    `param` names the field at fault; `retry_after_s` becomes the `retry-after` header (never above 30: SDKs give up).
+    `param` names the invalid field. `retry_after_s` becomes the `retry-after` header, in seconds, at most 30: some SDKs
+    ignore longer waits.
     """
 
     status: ClassVar[int] = 500
@@ -48,7 +49,7 @@ class ProxyError(Exception):
 
 
 class InvalidRequest(ProxyError):
-    """The body, a field, a header or the address is wrong."""
+    """The body, a field, a header or the URL is invalid."""
 
     status = 400
     code = "invalid_request"
@@ -56,13 +57,13 @@ class InvalidRequest(ProxyError):
 
 
 class UnsupportedParameter(InvalidRequest):
-    """A field that is known but that this server or this engine cannot honour."""
+    """A known field that this server or its engine does not support."""
 
     code = "unsupported_parameter"
 
 
 class ContextLengthExceeded(InvalidRequest):
-    """The prompt, or prompt plus `max_tokens`, does not fit the context window; lengths are in tokens."""
+    """The prompt, or the prompt plus `max_tokens`, exceeds the context length. Lengths are in tokens."""
 
     code = "context_length_exceeded"
 
@@ -78,13 +79,13 @@ class ContextLengthExceeded(InvalidRequest):
 
 
 class KeyInUse(InvalidRequest):
-    """A chosen session key still belongs to a live session."""
+    """The chosen session key still belongs to a live session."""
 
     code = "key_in_use"
 
 
 class Unauthorized(ProxyError):
-    """No key, or one that nobody here gave out."""
+    """The key is missing, unknown, expired, or not one of the session's."""
 
     status = 401
     code = "invalid_api_key"
@@ -92,7 +93,7 @@ class Unauthorized(ProxyError):
 
 
 class Forbidden(ProxyError):
-    """The key is known but may not do this."""
+    """The key is valid but does not permit this operation."""
 
     status = 403
     code = "forbidden"
@@ -100,19 +101,19 @@ class Forbidden(ProxyError):
 
 
 class SessionClosed(Forbidden):
-    """The session is sealed. Not 409: SDKs retry that."""
+    """The session has ended or expired. The status is not 409, which SDKs retry."""
 
     code = "session_closed"
 
 
 class LimitReached(Forbidden):
-    """A limit that the session was started with (turns, tokens, deadline) is used up."""
+    """A limit of the session (turns, tokens or deadline) is reached."""
 
     code = "session_limit_reached"
 
 
 class NotFound(ProxyError):
-    """No such path, interaction or model."""
+    """The path, interaction or model does not exist."""
 
     status = 404
     code = "not_found"
@@ -120,25 +121,25 @@ class NotFound(ProxyError):
 
 
 class ModelNotFound(NotFound):
-    """`GET /v1/models/{id}` for a model that is not served."""
+    """`GET /v1/models/{id}` names a model that is not served."""
 
     code = "model_not_found"
 
 
 class SessionNotFound(NotFound):
-    """The addressed session does not exist."""
+    """The session does not exist."""
 
     code = "session_not_found"
 
 
 class PreviousResponseNotFound(NotFound):
-    """`previous_response_id` names no complete response of this session."""
+    """`previous_response_id` is not a complete response of this session."""
 
     code = "previous_response_not_found"
 
 
 class MethodNotAllowed(ProxyError):
-    """The path exists with another HTTP method."""
+    """The path exists, but only with other HTTP methods."""
 
     status = 405
     code = "method_not_allowed"
@@ -146,7 +147,7 @@ class MethodNotAllowed(ProxyError):
 
 
 class BodyTooLarge(ProxyError):
-    """The body is longer than the limit; it was not read beyond it."""
+    """The body exceeds `--max-body-bytes`; the rest of it was not read."""
 
     status = 413
     code = "body_too_large"
@@ -154,34 +155,34 @@ class BodyTooLarge(ProxyError):
 
 
 class TooManyRequests(ProxyError):
-    """A queue or capacity limit is reached."""
+    """A limit of concurrency or capacity is reached."""
 
     status = 429
     code = "rate_limit_exceeded"
 
 
 class EngineFailed(ProxyError):
-    """The engine crashed, or answered inconsistently (fewer logprobs than tokens)."""
+    """The engine crashed, or its answer is inconsistent (such as fewer logprobs than tokens)."""
 
     status = 502
     code = "engine_failed"
 
 
 class EngineUnavailable(ProxyError):
-    """The engine is paused, draining or not up."""
+    """The engine is paused, shutting down or not reachable."""
 
     status = 503
     code = "engine_unavailable"
 
 
 class EngineLost(EngineUnavailable):
-    """The server that sampled this reply is gone; another may go on where it stopped."""
+    """The inference server that sampled this reply is lost; another one may continue from its tokens."""
 
     code = "engine_lost"
 
 
 class EngineIncapable(EngineUnavailable):
-    """This engine has no such thing, now or later: asking again does not help, another engine or flag does."""
+    """This engine lacks the operation. Retrying does not help; another engine or flag may."""
 
     status = 501
     code = "engine_incapable"
@@ -189,18 +190,18 @@ class EngineIncapable(EngineUnavailable):
 
 
 class StoreUnavailable(ProxyError):
-    """The database refused a commit or a read."""
+    """The database failed a commit or a read."""
 
     status = 503
     code = "store_unavailable"
 
 
 class EngineTimeout(ProxyError):
-    """The engine gave no token in time."""
+    """The engine returned no token within `--engine-timeout-s`."""
 
     status = 504
     code = "timeout"
 
 
 class ConfigurationError(Exception):
-    """A setting, folder or file with which the server cannot start; its text is the one line that the user sees."""
+    """An invalid setting, folder or file that prevents the start; its text is the one line that the user sees."""

@@ -1,6 +1,6 @@
-"""One server process: bind, start, say what is served, and end on SIGTERM or SIGINT with everything flushed.
+"""One server process: bind the port, start, and shut down gracefully on SIGTERM or SIGINT with everything flushed.
 
-Whatever keeps it from starting is a ConfigurationError with one line, raised before anything is served.
+Every reason not to start is a ConfigurationError with a one-line message, raised before the first request is served.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from proxy.errors import ConfigurationError
 from proxy.settings import Settings
 
 _BACKLOG = 2048
-# uvicorn cuts connections by cancelling them, with a traceback each; turns are ended before it comes to that.
+# uvicorn cancels open connections with a traceback each. Turns are drained earlier, so that it never comes to that.
 _BACKSTOP_S = 5
 _START_TIMEOUT_S = 120.0
 _GC_ALLOCATIONS = 20_000
@@ -32,14 +32,14 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class _Server(uvicorn.Server):
-    """uvicorn without its own signals: it would raise them again at the end, and the exit code would not be 0."""
+    """uvicorn without its signal handlers, which re-raise the signal at the end: the exit code would not be 0."""
 
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
         self.exiting = asyncio.Event()
 
     def ask_to_exit(self) -> None:
-        """The first time ends gracefully, the second at once."""
+        """Shut down gracefully; when called a second time, at once."""
         self.force_exit = self.should_exit
         self.should_exit = True
         self.exiting.set()
@@ -50,7 +50,10 @@ class _Server(uvicorn.Server):
 
 
 def run(settings: Settings, on_ready: Callable[[Starlette, str], None]) -> None:
-    """Serve until a signal comes. `on_ready` gets the app and its URL once it listens."""
+    """Serve until SIGTERM or SIGINT. `on_ready` is called with the app and its URL once it listens.
+
+    Raises ConfigurationError if the server cannot start.
+    """
     with bind(settings) as listener:
         app = build_app(settings)
         runner = asyncio.Runner(loop_factory=_loop_factory())
@@ -60,9 +63,9 @@ def run(settings: Settings, on_ready: Callable[[Starlette, str], None]) -> None:
 
 @contextlib.contextmanager
 def serving(settings: Settings) -> Iterator[str]:
-    """A server in a thread of this process, for as long as the block lasts; gives its URL.
+    """Run a server in a thread of this process while the block runs, and yield its URL.
 
-    Raises what its start raises, and ConfigurationError for a start that takes longer than two minutes.
+    Raises the errors of its start, and ConfigurationError if the start takes longer than two minutes.
     """
     with bind(settings) as listener:
         app = build_app(settings)
@@ -99,7 +102,7 @@ def serving(settings: Settings) -> Iterator[str]:
 
 
 def bind(settings: Settings) -> socket.socket:
-    """A listening socket. Raises ConfigurationError when the port is in use or the address is not ours."""
+    """Return a listening socket. Raises ConfigurationError if the port is in use or the address is not local."""
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -136,7 +139,7 @@ async def _serve(
     )
     server = _Server(config)
     logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
-    _spare_start_up_objects()
+    _tune_interpreter()
     async with app.router.lifespan_context(app):
         if signals:
             for number in _SIGNALS:
@@ -146,17 +149,18 @@ async def _serve(
         ending = asyncio.create_task(_end_requests(server, app, settings.shutdown_timeout_s))
         await server.serve(sockets=[listener])
         ending.cancel()
-        # What still runs has no client any more, or the second signal came.
+        # Turns that still run have no client, or a second signal came: cancel them.
         await app.state.turns.drain(0.0)
         if watcher is not None:
             await watcher
 
 
-def _spare_start_up_objects() -> None:
-    """Libraries leave a million objects that never go: a full collection over them stalls every request for 0.1 s.
+def _tune_interpreter() -> None:
+    """Tune the interpreter for latency: exclude start-up objects from garbage collection, and switch threads sooner.
 
-    The writer thread gives the interpreter up at each of its database calls, and without a shorter switch interval gets
-    it back only after 5 ms, several times a commit, while the event loop is busy.
+    The imported libraries hold a million objects that are never freed; a full collection over them would stall every
+    request for 0.1 s. The database writer thread releases the interpreter lock at each database call. While the event
+    loop is busy, it would get the lock back only after the default switch interval of 5 ms, several times per commit.
     """
     gc.collect()
     gc.freeze()
@@ -165,8 +169,10 @@ def _spare_start_up_objects() -> None:
 
 
 async def _end_requests(server: _Server, app: Starlette, timeout_s: float) -> None:
-    """Once the server is asked to exit, end what only waits, and give turns their time. Clients of those that are cut
-    get an error."""
+    """When the server is asked to exit, end long polls, and let running turns finish within `timeout_s`.
+
+    Turns that take longer are cancelled; their clients get an error.
+    """
     await server.exiting.wait()
     app.state.polls.end()
     await app.state.turns.drain(timeout_s)

@@ -1,6 +1,6 @@
-"""The nouns that every part shares. Token arrays are `array('i')`, logprobs `array('f')`, never lists.
+"""Types that all packages share. Token ids are `array('i')` and logprobs `array('f')`, never lists.
 
-`len(output_ids) == len(logprobs) == sum(count for count, _ in versions)` holds for every complete `Interaction`.
+For every complete `Interaction`: `len(output_ids) == len(logprobs) == sum(count for count, _ in versions)`.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ else:  # array.array takes no type argument at run time before Python 3.12
     Ids = Logprobs = array
 Json = Any
 VersionRuns = tuple[tuple[int, int], ...]
-"""Weight versions of an output as runs (count of tokens, version), in order; one run unless weights changed inside."""
+"""Weight versions of an output as runs (token count, version), in order. Several runs: weights changed midway."""
 
 
 INSTRUCTIONS = "instructions"
-"""The name of a system message that came as `instructions`: it is not carried over to the next response."""
+"""`Message.name` of a system message from the field `instructions`, which the next response does not inherit."""
 
 
 TOKENS = "tokens:"
-"""Begins the name of a user message that came as token ids; their digest follows. Its content is for reading only."""
+"""Prefix of `Message.name` for a user message sent as token ids; their digest follows. Its text is informational."""
 
 
 ITEM_REFERENCE = "item_reference"
-"""The name of an assistant message that stands for the answer of its `origin`, without repeating it."""
+"""`Message.name` of an assistant message that refers to the answer of its `origin` instead of repeating it."""
 
 
 def ids_of(values: Any = ()) -> Ids:
-    """An `array('i')` of token ids, each in 0 .. 2**31 - 1. Raises OverflowError or TypeError on anything else."""
+    """Return token ids as `array('i')` (32-bit signed). Raises OverflowError or TypeError for other values."""
     return array("i", values)
 
 
@@ -53,7 +53,7 @@ class Api(StrEnum):
 
 
 class FinishReason(StrEnum):
-    """Why sampling ended. Wire formats map these to their own words."""
+    """Why sampling ended. Each API maps these to its own values."""
 
     STOP = "stop"
     LENGTH = "length"
@@ -64,6 +64,8 @@ class FinishReason(StrEnum):
 
 
 class Status(StrEnum):
+    """The state of an interaction. `superseded`: a failed one that a later attempt replaced."""
+
     BEGUN = "begun"
     COMPLETE = "complete"
     FAILED = "failed"
@@ -72,28 +74,32 @@ class Status(StrEnum):
 
 
 class Reason(StrEnum):
-    """Where an interaction stands in the tree, and why."""
+    """Why an interaction stands where it does in the tree: how it relates to its parent and siblings."""
 
-    FIRST = "first"
-    CONTINUED = "continued"
-    RESAMPLED = "resampled"
-    BRANCHED = "branched"
-    REWRITTEN = "rewritten"
-    TOOLS_CHANGED = "tools_changed"
-    SYSTEM_CHANGED = "system_changed"
-    OPTIONS_CHANGED = "options_changed"
-    NEW_ROOT = "new_root"
-    TEMPLATE = "template"
-    DRIFT = "drift"
+    FIRST = "first"  # the first of its session
+    CONTINUED = "continued"  # extends a conversation
+    RESAMPLED = "resampled"  # the same conversation was answered before
+    BRANCHED = "branched"  # extends a conversation that was extended before
+    REWRITTEN = "rewritten"  # the client changed an earlier answer
+    TOOLS_CHANGED = "tools_changed"  # a known conversation with other tools
+    SYSTEM_CHANGED = "system_changed"  # a known conversation with another system prompt
+    OPTIONS_CHANGED = "options_changed"  # a known conversation with other template options
+    NEW_ROOT = "new_root"  # a conversation unrelated to the others
+    TEMPLATE = "template"  # has a parent, but the template rewrites earlier turns, so it is not aligned
+    DRIFT = "drift"  # has a parent and was bridged, but is not aligned: a bug
 
 
 class SessionStatus(StrEnum):
+    """The state of a session. `expired`: ended by the server because it was idle."""
+
     ACTIVE = "active"
     ENDED = "ended"
     EXPIRED = "expired"
 
 
 class Outcome(StrEnum):
+    """How an episode ended, as the environment reported it when it ended the session."""
+
     FINISHED = "Finished"
     FAILED = "Failed"
     NO_DATA = "NoData"
@@ -101,7 +107,7 @@ class Outcome(StrEnum):
 
 
 class Credit(StrEnum):
-    """How a reward flows back: along the tree, or along the order of completion."""
+    """How a reward flows back: to the ancestors in the tree, or to all interactions completed earlier."""
 
     TREE = "tree"
     LINEAR = "linear"
@@ -109,7 +115,7 @@ class Credit(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """A call of a function. `arguments` is JSON text, as sampled or as the client wrote it."""
+    """A tool call. `arguments` is JSON text, exactly as sampled or as the client sent it."""
 
     id: str
     name: str
@@ -118,11 +124,11 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One message of a conversation, the same for all APIs. `content` is the joined text of its parts.
+    """One message of a conversation, the same for all APIs. `content` is the text of its parts, joined.
 
-    `images` are digests. `tool_call_id` is for role `tool`. `name` is the tool's, or `instructions` for a system
-    message that came as instructions. `origin` is the interaction that an echoed answer says it is from (by item id,
-    signature or encrypted content). Identity is role, content, calls and images, and `tool_call_id` up to renaming.
+    `images`: digests. `tool_call_id`: for role `tool`. `name`: of the tool, or one of the names above. `origin`: the id
+    of the interaction that produced an echoed answer, as its item id, signature or encrypted content says. Two messages
+    are equal in a conversation if role, content, calls and images are, and `tool_call_id` up to renaming.
     """
 
     role: Role
@@ -135,7 +141,7 @@ class Message:
     origin: str | None = None
 
     def to_json(self) -> dict[str, Json]:
-        """A dict with only what is set; `from_json` gives the message back. `origin` is for one request only."""
+        """Return the fields that are set, for `from_json`. `origin` is left out: it belongs to one request."""
         out: dict[str, Json] = {"role": self.role.value, "content": self.content}
         if self.tool_calls:
             out["tool_calls"] = [[call.id, call.name, call.arguments] for call in self.tool_calls]
@@ -162,7 +168,7 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """A function that the model may call. `parameters` is a JSON schema (an object), `strict` as the client sent it."""
+    """A function that the model may call. `parameters` is a JSON schema of type object; `strict` is as sent."""
 
     name: str
     description: str = ""
@@ -197,10 +203,10 @@ class ToolChoice:
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How tokens are drawn. None means that neither client nor session said anything.
+    """Sampling parameters. None: set neither by the request nor by the session.
 
-    temperature 0 is greedy. top_k 0 and -1 mean off. `max_tokens` counts sampled tokens, the end token included.
-    `stop` are strings and the proxy's own business: engines never see them.
+    `temperature` 0 is greedy. `top_k` 0 and -1 mean off. `max_tokens` counts sampled tokens, including the end token.
+    `stop`: stop strings, which the proxy detects itself; engines never see them.
     """
 
     temperature: float = 1.0
@@ -241,20 +247,20 @@ def _listed(values: tuple[Json, ...]) -> list[Json]:
 
 @dataclass(frozen=True, slots=True)
 class ResponseFormat:
-    """The answer must be JSON: any object, or (with `schema`) a value of that schema."""
+    """The answer must be JSON: any object, or a value of the JSON `schema`."""
 
     schema: Mapping[str, Json] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class TurnRequest:
-    """A parsed request of any API: what to continue, how to sample, and how to answer.
+    """A parsed request of any API: the conversation to continue, how to sample, and how to reply.
 
-    `template_options` change the head of the prompt (chat_template_kwargs, reasoning effort) and belong to the root's
-    identity. `given` names the sampling fields that the client set itself. `dropped` names what the client sent and
-    this server left aside. `previous_id` is `previous_response_id`: `messages` are then only those after it. `echo` are
-    fields that the reply repeats as they came. `retry`: the client says that it made this request before. `input_ids`:
-    the prompt itself, instead of messages; `stop_token_ids` end its output instead of the model's own end tokens.
+    `template_options`: arguments of the chat template (chat_template_kwargs, reasoning effort); they are part of a
+    root's identity. `given`: sampling fields that the client set. `dropped`: request fields that were ignored.
+    `previous_id`: `previous_response_id`; `messages` are then only the new ones. `echo`: fields that the reply repeats
+    unchanged. `retry`: the client marked the request as a retry. `input_ids`: the prompt as token ids, instead of
+    `messages`; its output ends at `stop_token_ids`, if given, instead of the model's end tokens.
     """
 
     api: Api
@@ -286,12 +292,13 @@ class TurnRequest:
 
 @dataclass(slots=True)
 class Interaction:
-    """One node of a session's tree: what one call added, exactly as sent to and sampled by the engine.
+    """One node of a session's tree: what one call added, exactly as it was sent to and sampled by the engine.
 
-    `prompt_suffix` are the prompt ids after the parent's prompt and output when `aligned`, else the whole prompt
-    (`prefix_length` is then 0). `new_messages` are those since the parent's answer (a root: all). `tools` and
-    `template_options` are stored where the node is a root, else they are the parent's. `reward` is raw, as it was set.
-    `seq` is the order of completion within the session, from 0, given by the commit. Times are Unix seconds.
+    `aligned`: the prompt begins with the parent's prompt and output, token for token; `prefix_length` is their length
+    and `prompt_suffix` the ids after them. Otherwise `prefix_length` is 0 and `prompt_suffix` the whole prompt.
+    `new_messages`: messages after the parent's answer, for a root all. `tools` and `template_options`: stored for a
+    root only; other nodes share their root's. `reward`: as set, before discounting. `seq`: order of completion within
+    the session, from 0, assigned by the commit. Times are Unix seconds.
 
     `dropped`: request fields that were ignored. `idempotency_key`: the client's header. `grammar`: the output was
     sampled under a grammar. `has_logprobs` False: the output came as text or without logprobs, `logprobs` are zeros,
@@ -342,17 +349,17 @@ class Interaction:
 
     @property
     def prompt_tokens(self) -> int:
-        """Length of the prompt in tokens, the shared prefix included."""
+        """Length of the whole prompt in tokens, including the prefix shared with the parent."""
         return self.prefix_length + len(self.prompt_suffix)
 
 
 @dataclass(slots=True)
 class SessionRecord:
-    """What is stored of a session apart from its interactions. Keys are SHA-256 hex digests. Times are Unix seconds.
+    """The stored fields of a session, without its interactions. Times are Unix seconds.
 
-    `limits`: max_turns, max_tokens_per_turn, max_context_tokens, max_total_tokens, deadline_s, on_context_overflow.
-    Its keys are no good from `keys_expire_at` on (None: they never expire). `took_capacity`: it holds one of the
-    granted starts, which goes back when it fails.
+    The `*_key_hash` fields are SHA-256 hex digests. `limits`: max_turns, max_tokens_per_turn, max_context_tokens,
+    max_total_tokens, deadline_s, on_context_overflow. `keys_expire_at`: when its keys expire; None: never.
+    `took_capacity`: it uses one of the granted starts, which is returned if the session fails.
     """
 
     session_id: str
