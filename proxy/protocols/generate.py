@@ -31,7 +31,7 @@ _FINISH = {FinishReason.LENGTH: "length", FinishReason.ABORT: "abort", FinishRea
 
 
 class GenerateProtocol:
-    """`/v1/generate`."""
+    """Token-level generation, `/v1/generate`."""
 
     api = Api.GENERATE
 

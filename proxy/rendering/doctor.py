@@ -18,6 +18,8 @@ from proxy.types import Ids, Message, Role, Tool, ToolCall, ToolChoice, ids_of
 
 
 class Verdict(StrEnum):
+    """The outcome of one check."""
+
     HOLDS = "holds"
     FORKS = "forks"  # rendered in full: correct, but the turn begins a new branch and sample
     REFUSED = "refused"  # the template cannot express it: the client gets a 400 that says so
@@ -26,6 +28,8 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Check:
+    """One conversation shape and its outcome; `detail` explains it in one line."""
+
     name: str
     verdict: Verdict
     detail: str
@@ -40,6 +44,7 @@ class Examination:
 
     @property
     def broken(self) -> bool:
+        """True if any check breaks."""
         return any(check.verdict is Verdict.BREAKS for check in self.checks)
 
 
@@ -157,9 +162,11 @@ def _bridged(renderer: Renderer, shape: _Shape, prompt: Ids, output: Ids) -> Che
     suffix = renderer.bridge(prompt, output, shape.answer, shape.new, shape.tools, {})
     whole = renderer.render([*shape.history, shape.answer, *shape.new], shape.tools, {})
     if suffix is None:
-        return Check(shape.name, Verdict.FORKS, "the template rewrites its head: rendered in full")
+        return Check(
+            shape.name, Verdict.FORKS, "the template rewrites earlier messages, so the turn is rendered in full"
+        )
     if prompt + output + suffix == whole:
-        return Check(shape.name, Verdict.HOLDS, "equals the full template")
+        return Check(shape.name, Verdict.HOLDS, "equals the full rendering")
     if shape.cut:
         return _closed(renderer, shape, suffix, whole)
     if suffix and whole[len(whole) - len(suffix) :] == suffix:

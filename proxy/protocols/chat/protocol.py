@@ -62,7 +62,7 @@ _MAX_TOP_LOGPROBS = 20
 
 
 class ChatProtocol:
-    """`/v1/chat/completions`."""
+    """OpenAI chat completions, `/v1/chat/completions`."""
 
     api = Api.CHAT
 

@@ -79,7 +79,7 @@ _MAX_STOP_SEQUENCES = 64
 
 
 class MessagesProtocol:
-    """`/v1/messages`."""
+    """Anthropic messages, `/v1/messages`."""
 
     api = Api.MESSAGES
 

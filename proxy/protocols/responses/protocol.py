@@ -70,7 +70,7 @@ _FOREIGN = ("max_tokens", "max_completion_tokens")
 
 
 class ResponsesProtocol:
-    """`/v1/responses`."""
+    """OpenAI responses, `/v1/responses`."""
 
     api = Api.RESPONSES
 

@@ -89,6 +89,7 @@ class OutputItems:
 
     @classmethod
     def of(cls, request: TurnRequest, response_id: str) -> OutputItems:
+        """Return a builder with the options of `request`."""
         include = request.echo.get("include", ())
         return cls(response_id, INCLUDE_ENCRYPTED in include, request.echo.get("namespaces", {}))
 

@@ -16,6 +16,8 @@ from proxy.rendering.tool_calls.tool_format import spelling_pattern
 
 
 class Mark(StrEnum):
+    """What a marker means. INNER: a marker inside tool calls. HIDDEN: not text. END: an end-of-turn token."""
+
     THINK_OPEN = "think_open"
     THINK_CLOSE = "think_close"
     CALL_OPEN = "call_open"
@@ -71,6 +73,7 @@ class Lexer:
         self.inside = False
 
     def feed(self, ids: Sequence[int]) -> Iterator[Lexeme]:
+        """Yield the lexemes that `ids` complete."""
         marks, start = self._marks, 0
         if len(ids) == 1 and ids[0] not in marks and not (self.inside and ids[0] in self._inner):
             yield from self._text(ids)  # the fast path: a stream feeds single text tokens most of the time

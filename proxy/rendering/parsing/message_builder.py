@@ -30,10 +30,12 @@ class MessageBuilder:
 
     @property
     def stop_string(self) -> str | None:
+        """The stop string that ended the visible text, if one did."""
         return self._content.stop_string
 
     @property
     def message(self) -> Message:
+        """The message so far, an unfinished call included."""
         calls = (*self._calls, *self.sink.unfinished())
         return Message(
             role=Role.ASSISTANT,
@@ -48,9 +50,11 @@ class MessageBuilder:
         return self.sink
 
     def text(self, text: str) -> None:
+        """Append to the visible text."""
         self._add_text(self._content.push(text))
 
     def flush(self) -> None:
+        """Release what was held back: the end of the output."""
         self.end_label()
         self._add_text(self._content.flush())
 
@@ -64,6 +68,7 @@ class MessageBuilder:
         self._add_reasoning(text)
 
     def reasoning(self, text: str) -> None:
+        """Append to the reasoning."""
         if self._label:
             self._maybe_label += text
             if self._maybe_label.startswith(self._label):

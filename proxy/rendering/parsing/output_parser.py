@@ -22,6 +22,8 @@ from proxy.types import Message, Tool
 
 
 class State(Enum):
+    """Where the parser is in the output."""
+
     START = auto()  # only white space so far: reasoning may still begin
     REASONING = auto()
     DRAFT = auto()  # a call inside open reasoning: undecided until the reasoning is closed or the output ends
@@ -68,10 +70,12 @@ class OutputParser:
 
     @property
     def message(self) -> Message:
+        """The message parsed so far."""
         return self._built.message
 
     @property
     def stop_string(self) -> str | None:
+        """The stop string that ended the output, if one did."""
         return self._built.stop_string
 
     @property

@@ -112,6 +112,7 @@ class _Probes:
         return self._written(to_dicts(messages, self.arguments, self.ids), tools)
 
     def shows(self, messages: Sequence[Message], *needles: str, tools: Sequence[Tool] = ()) -> bool:
+        """Return whether the rendering contains all `needles`."""
         text = self.text(messages, tools)
         return all(needle in text for needle in needles)
 

@@ -65,8 +65,7 @@ class ChatTemplate:
         return self._tokenizer.encode(self._text(messages, tools, options, prompt=prompt))
 
     def _text(self, messages: Sequence[Message], tools: Sequence[Tool], options: Options, *, prompt: bool) -> str:
-        """Render as text. If the template refuses reasoning in some message (gpt-oss), it gets none, as clients may
-        leave it out."""
+        """Render as text. If the template refuses, retry without reasoning: gpt-oss cannot write it beside content."""
         given = tool_dicts(tools)
         try:
             return self.write(self._dicts(messages), given, options, prompt=prompt)

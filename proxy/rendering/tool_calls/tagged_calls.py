@@ -89,6 +89,7 @@ class ArgumentWriter:
         self._lead = False
 
     def begin(self, name: str) -> None:
+        """Begin a call of `name`; it starts in the sink with its first parameter."""
         if not plausible(name):
             raise Malformed
         self._name, self._count = name, 0
@@ -105,6 +106,7 @@ class ArgumentWriter:
         self._count += 1
 
     def piece(self, text: str) -> None:
+        """Append to the value of the open parameter."""
         if self._lead and text:
             text = text.removeprefix("\n")
             self._lead = False
@@ -117,6 +119,7 @@ class ArgumentWriter:
                 self._sink.arguments(string_of(shown)[1:-1])
 
     def close(self) -> None:
+        """End the open parameter."""
         text = self._held.removesuffix("\n") if self._lines else self._held
         self._sink.arguments('"' if self._is_text else json_of(text, self._allowed))
 

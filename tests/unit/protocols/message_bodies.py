@@ -1,4 +1,4 @@
-"""Bodies and interactions of the Messages API, for its tests."""
+"""Request bodies and interactions for the tests of the Messages API."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def result(call_id: str, content: Any = None, **more: Any) -> dict[str, Any]:
 
 
 def claude_code(*messages: Any, billing: str = "cch=00000", **more: Any) -> dict[str, Any]:
-    """A body as Claude Code 2.1 sends it."""
+    """Return a body as Claude Code 2.1 sends it."""
     system = [
         text(f"x-anthropic-billing-header: cc_version=2.1.197.f00; cc_entrypoint=cli; {billing};"),
         text("You are Claude Code, Anthropic's official CLI for Claude.", **CACHE),
@@ -70,7 +70,7 @@ def answered(
     output: tuple[int, ...] = (2, 3),
     **more: Any,
 ) -> Interaction:
-    """A committed turn with this answer; its prompt has 5 tokens."""
+    """Return a committed turn with this answer and a prompt of 5 tokens."""
     message = Message(Role.ASSISTANT, content, calls, reasoning=reasoning)
     made = interaction(name, suffix=(1, 1, 1, 1, 1), output=output)
     return replace(made, api=Api.MESSAGES, output=message, finish_reason=finish, **more)

@@ -1,4 +1,4 @@
-"""What the tests of the responses API share: committed answers, their deltas, and a strict reader of event streams."""
+"""Helpers for the tests of the responses API: committed answers, their deltas, and a strict reader of event streams."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def committed(
     logprobs: tuple[TokenLogprob, ...] | None = None,
     name: str | None = None,
 ) -> Answer:
-    """An answer as the turn hands it over."""
+    """Return an answer as a turn passes it to the protocol."""
     return Answer(
         Interaction(
             id=name or "resp_" + uuid.uuid4().hex,
@@ -91,7 +91,7 @@ def pieces(text: str, size: int) -> list[str]:
 
 
 def deltas_of(message: Message, size: int = 3) -> list[Delta]:
-    """The deltas of a message, in pieces of `size` characters."""
+    """Return the deltas of a message, in pieces of `size` characters."""
     out: list[Delta] = [ReasoningDelta(piece) for piece in pieces(message.reasoning or "", size)]
     out += [TextDelta(piece) for piece in pieces(message.content, size)]
     for index, call in enumerate(message.tool_calls):
@@ -102,7 +102,7 @@ def deltas_of(message: Message, size: int = 3) -> list[Delta]:
 
 
 def streamed(turn: TurnRequest, answer: Answer, deltas: Iterable[Delta] | None = None) -> bytes:
-    """The whole stream of one reply."""
+    """Return the whole stream of one reply."""
     interaction = answer.interaction
     encoder = PROTOCOL.stream(turn, interaction.id, int(interaction.created_at), interaction.prompt_tokens)
     out = encoder.start()
@@ -112,7 +112,7 @@ def streamed(turn: TurnRequest, answer: Answer, deltas: Iterable[Delta] | None =
 
 
 def events_of(stream: bytes) -> list[dict[str, Any]]:
-    """The events of a stream that ends with `[DONE]`, each named like its type and numbered without gaps."""
+    """Decode a stream; checks that it ends with `[DONE]`, and that events are named like their type and numbered."""
     *blocks, done, rest = stream.decode().split("\n\n")
     assert (done, rest) == ("data: [DONE]", "")
     events = []
@@ -126,7 +126,7 @@ def events_of(stream: bytes) -> list[dict[str, Any]]:
 
 
 def check_events(stream: bytes) -> dict[str, Any]:
-    """Check every rule of the event order, and that events and final response agree. Gives the final response."""
+    """Check every rule of the event order, and that events and final response agree. Returns the final response."""
     events = events_of(stream)
     assert [event["type"] for event in events[:2]] == ["response.created", "response.in_progress"]
     assert events[-1]["type"] in TERMINAL
@@ -142,7 +142,7 @@ def check_events(stream: bytes) -> dict[str, Any]:
 
 
 def _items(events: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The items that the events make, one after the other; the last may be unfinished after a failure."""
+    """Return the items that the events build, in order; after a failure the last may be unfinished."""
     done: list[dict[str, Any]] = []
     at = 0
     while at < len(events):

@@ -1,4 +1,4 @@
-"""The table at the top of the Messages API has a row for every field that the anthropic SDK knows."""
+"""The table at the top of messages/protocol.py covers every field that the anthropic SDK knows."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ NESTED = [
 
 
 def fields(kind: Any) -> set[str]:
-    """The fields of a parameter type, of all members of a union."""
+    """Return the fields of a parameter type, or of all members of a union."""
     members = typing.get_args(kind) or (kind,)
     return {name for member in members for name in typing.get_type_hints(member)}
 
 
 def kinds(union: Any) -> set[str]:
-    """The values of `type` of a union of blocks or tools, unions within it included."""
+    """Return the values of `type` in a union of blocks or tools, nested unions included."""
     if members := typing.get_args(union):
         return {kind for member in members for kind in kinds(member)}
     if hasattr(union, "model_fields"):  # the SDK takes its own reply blocks back

@@ -1,4 +1,4 @@
-"""A body of the Messages API becomes the same `TurnRequest` however a client spells it, or names the field at fault."""
+"""Every spelling of a Messages API request gives the same `TurnRequest`; a bad one gives an error naming the field."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A reply of the Messages API, whole and streamed, is what the anthropic SDK expects, and comes back as it was."""
+"""Replies of the Messages API, whole and streamed: the anthropic SDK reads them, and replayed they parse back."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def whole(interaction: Interaction) -> dict[str, Any]:
 
 
 def deltas_of(message: Message, cut: Sequence[int] = ()) -> list[Delta]:
-    """What an output parser makes of `message`, its texts cut at some places."""
+    """Draw the deltas that an output parser could give for `message`, its texts cut in random places."""
     out: list[Delta] = [ReasoningDelta(piece) for piece in pieces(message.reasoning or "", cut)]
     out += [TextDelta(piece) for piece in pieces(message.content, cut)]
     for index, call in enumerate(message.tool_calls):
@@ -66,7 +66,7 @@ def streamed(interaction: Interaction, cut: Sequence[int] = (), keepalives: bool
 
 
 def events(stream: bytes) -> list[dict[str, Any]]:
-    """The events of a stream; each is named as its payload says."""
+    """Decode the events of a stream; checks that each is named like its payload's type."""
     out = []
     assert stream.endswith(b"\n\n")
     for block in stream.decode().removesuffix("\n\n").split("\n\n"):
@@ -78,7 +78,7 @@ def events(stream: bytes) -> list[dict[str, Any]]:
 
 
 def check_order(found: list[dict[str, Any]]) -> None:
-    """The order that the API promises: blocks one after the other, each closed before the next begins."""
+    """Check the order that the API promises: blocks are sequential, each closed before the next begins."""
     kinds = [event["type"] for event in found]
     assert kinds[:2] == ["message_start", "ping"]
     assert kinds[-2:] == ["message_delta", "message_stop"]
@@ -100,7 +100,7 @@ def check_order(found: list[dict[str, Any]]) -> None:
 
 
 def client_of(content: bytes, kind: str = "text/event-stream", status: int = 200) -> anthropic.Anthropic:
-    """The SDK in front of a server that always answers this."""
+    """Return an SDK client of a server that always gives this answer."""
 
     def answer(request: httpx2.Request) -> httpx2.Response:
         return httpx2.Response(status, headers={"content-type": kind}, content=content)
@@ -110,7 +110,7 @@ def client_of(content: bytes, kind: str = "text/event-stream", status: int = 200
 
 
 def accumulated(content: bytes) -> SdkMessage:
-    """What the SDK's stream helper makes of a stream."""
+    """Return the message that the SDK's stream helper reads from a stream."""
     with client_of(content) as client:
         stream = client.messages.stream(model="m", max_tokens=64, messages=[{"role": "user", "content": "hi"}])
         with stream as found:

@@ -1,4 +1,4 @@
-"""Every field that the SDK can send is in one row of a protocol's table: a newer pin fails here and not at a user."""
+"""Every field of the openai SDK is in exactly one row of a protocol's table, so a new SDK field fails here first."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A responses body as real clients send it becomes the right request, or an error that names the field."""
+"""Responses requests as real clients send them parse to the right `TurnRequest`, or give an error naming the field."""
 
 from __future__ import annotations
 

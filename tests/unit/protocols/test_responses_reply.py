@@ -1,4 +1,4 @@
-"""What goes out over the responses API: valid for the SDK, whole, and matched again when it comes back."""
+"""Replies of the responses API are complete, valid for the SDK, and are recognised when a client replays them."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ def test_logprobs_of_a_text_that_is_not_found_are_all_of_them() -> None:
 
 
 def strip(items: list[dict[str, Any]], without: str) -> list[dict[str, Any]]:
-    """The items as a client echoes them: all, without ids, or with nothing of the reasoning but what is encrypted."""
+    """Return items as clients replay them: unchanged, without ids, or with only the encrypted reasoning."""
     if without == "ids":
         return [{key: value for key, value in item.items() if key != "id"} for item in items]
     if without == "reasoning":

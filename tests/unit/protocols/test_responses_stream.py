@@ -1,4 +1,4 @@
-"""A streamed response: the order of its events, what a client may rely on, and the SDK's own reading of it."""
+"""Streamed responses: the order of events, the guarantees to clients, and what the SDK reads."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ ID = "resp_" + "ab" * 16
 
 
 def sdk_reads(stream: bytes, read: Callable[[SdkStream[Any]], Any], **more: Any) -> Any:
-    """What `read` makes of the SDK's stream over these bytes."""
+    """Return the result of `read` on the SDK's stream over these bytes."""
     headers = {"content-type": "text/event-stream"}
     transport = httpx.MockTransport(lambda _: httpx.Response(200, headers=headers, content=stream))
     with (

@@ -1,4 +1,4 @@
-"""Renderers for tests: over the built-in vocabulary, the real Qwen3 one, and any published chat template."""
+"""Renderers for tests: with the built-in vocabulary, the real Qwen3 one, and any published chat template."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def qwen3(qwen3_folder: Path) -> Renderer:
 
 @pytest.fixture(scope="session")
 def published(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Path]]:
-    """A folder with the built-in vocabulary, a published chat template and the markers that this one writes."""
+    """Folders with the built-in vocabulary, a published chat template and the template's markers."""
     made: dict[str, Path] = {}
 
     def make(name: str) -> Path:
@@ -59,7 +59,7 @@ def published(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> It
 
 @pytest.fixture(scope="session")
 def spelled(qwen3_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Renderer]:
-    """The renderer of a published template over the most frequent Qwen3 tokens and every family's markers."""
+    """Renderers of published templates with the most frequent Qwen3 tokens and every family's markers."""
     if not all((ASSETS / "chat_templates" / f"{name}.jinja").is_file() for name in ENDS):
         pytest.skip(f"no chat templates at {ASSETS / 'chat_templates'}")
     tokenizer = tmp_path_factory.mktemp("spelled") / "tokenizer.json"

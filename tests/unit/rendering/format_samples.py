@@ -1,4 +1,4 @@
-"""How each family writes the same two calls, as its published chat template or documentation shows it."""
+"""The same two calls in every format, as the published chat template or documentation of a family writes them."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ SAMPLES: Mapping[str, str] = {
 
 @dataclass(frozen=True)
 class Reading:
-    """What a parser made of an output, with the deltas it gave on the way."""
+    """A parser after an output, with the deltas it produced."""
 
     parser: OutputParser
     deltas: list[Delta]
@@ -159,7 +159,7 @@ def read(parser: OutputParser, chunks: Iterable[Sequence[int]]) -> Reading:
 
 
 def joined(deltas: Iterable[Delta]) -> Message:
-    """The message that a client puts together from deltas; every call has a start, then arguments, then an end."""
+    """Join deltas as a client does; checks that every call has a start, then arguments, then an end."""
     text, reasoning = "", ""
     calls: list[list[str]] = []
     ended = 0

@@ -1,4 +1,4 @@
-"""Tokenizer folders for tests: any published chat template over the built-in vocabulary."""
+"""Tokenizer folders for tests: the built-in vocabulary with any published chat template."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[3]
 KEPT_TOKENS = 12_000
 ASSETS = Path(os.environ.get("TOKENGROVE_TEST_ASSETS", ROOT.parent / "shared"))
 
-# What each published template's own model ends a turn with, and what it is called in its configuration.
+# Published template -> the `model_type` of its model, and the tokens that end a turn.
 ENDS = {
     "cohere2": ("cohere2", ["<|END_OF_TURN_TOKEN|>"]),
     "deepseekv3": ("deepseek_v3", ["<\uff5cend\u2581of\u2581sentence\uff5c>"]),
@@ -37,7 +37,7 @@ MARKERS = re.compile(
 def write_folder(
     folder: Path, base: Path, template: str | None, markers: list[str], ends: list[str], model_type: str
 ) -> Path:
-    """A tokenizer folder: that of `base` with more markers, other end tokens and another template."""
+    """Write a tokenizer folder: a copy of `base` with more markers, other end tokens and another template."""
     from tokenizers import AddedToken, Tokenizer
 
     tokenizer = Tokenizer.from_file(str(base / "tokenizer.json"))
@@ -54,9 +54,9 @@ def write_folder(
 
 
 def write_spelled_tokenizer(base: Path, target: Path) -> dict[str, int]:
-    """The first part of the vocabulary of `base` with the markers of every published template; returns their ids.
+    """Write the start of the vocabulary of `base` plus the markers of every published template; returns their ids.
 
-    Byte-pair merges build on earlier ones, so the first of them are a vocabulary too, which loads ten times faster.
+    Byte-pair merges build only on earlier ones, so the first ones form a vocabulary that loads ten times faster.
     """
     from tokenizers import AddedToken, Tokenizer
 
@@ -76,7 +76,7 @@ def write_spelled_tokenizer(base: Path, target: Path) -> dict[str, int]:
 
 
 def write_spelled_folder(folder: Path, tokenizer: Path, name: str, ids: dict[str, int]) -> Path:
-    """A folder of the published template `name` over such a tokenizer."""
+    """Write a folder with such a tokenizer and the published template `name`."""
     model_type, ends = ENDS[name]
     template = (ASSETS / "chat_templates" / f"{name}.jinja").read_text(encoding="utf-8")
     config = {

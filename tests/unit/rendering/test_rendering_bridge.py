@@ -1,4 +1,4 @@
-"""Bridging: what the model saw stays, only new tokens are appended, and the history's length costs nothing."""
+"""The bridge keeps the tokens that the model saw and appends only new ones, at a cost independent of the history."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def text_of(renderer: Renderer, prompt: Ids, output: Ids, answer: Message, new: 
 
 
 @pytest.mark.parametrize("which", ["tiny", "qwen3"])
-def test_g1_without_reasoning_the_second_prompt_equals_the_full_template(
+def test_without_reasoning_the_second_prompt_equals_the_full_template(
     which: str, request: pytest.FixtureRequest
 ) -> None:
     renderer: Renderer = request.getfixturevalue(which)
@@ -70,7 +70,7 @@ def test_g1_without_reasoning_the_second_prompt_equals_the_full_template(
     assert prompt + output + suffix == renderer.render([*history, assistant("Hello there."), user("More")], TOOLS, {})
 
 
-def test_g1_with_calls_the_second_prompt_equals_the_full_template(qwen3: Renderer) -> None:
+def test_with_calls_the_second_prompt_equals_the_full_template(qwen3: Renderer) -> None:
     history, new = [user("Read both")], [result("1", "call_0"), result("2", "call_1")]
     prompt = qwen3.render(history, TOOLS, {})
     calls = "\n".join(f'<tool_call>\n{{"name": "read", "arguments": {{"path": "{p}"}}}}\n</tool_call>' for p in "ab")
@@ -80,13 +80,13 @@ def test_g1_with_calls_the_second_prompt_equals_the_full_template(qwen3: Rendere
     assert prompt + output + suffix == qwen3.render([*history, assistant("", *CALLS), *new], TOOLS, {})
 
 
-def test_g2_a_cut_turn_is_closed_once_as_context(tiny: Renderer) -> None:
+def test_a_cut_turn_is_closed_once_as_context(tiny: Renderer) -> None:
     prompt = tiny.render([user("Hi")], (), {})
     cut = text_of(tiny, prompt, tiny.encode("Hel"), assistant("Hel"), (user("Go on"),))
     assert cut == "<|im_end|>\n<|im_start|>user\nGo on<|im_end|>\n<|im_start|>assistant\n"
 
 
-def test_g3_a_rewritten_answer_has_one_assistant_header(tiny: Renderer) -> None:
+def test_a_rewritten_answer_has_one_assistant_header(tiny: Renderer) -> None:
     prompt, output = tiny.render([user("Hi")], (), {}), tiny.encode("A1<|im_end|>")
     new = (user("U2"), assistant("A2x"), user("U3"))
     assert text_of(tiny, prompt, output, assistant("A1"), new) == (
@@ -95,7 +95,7 @@ def test_g3_a_rewritten_answer_has_one_assistant_header(tiny: Renderer) -> None:
     )
 
 
-def test_g5_results_after_one_turn_are_one_user_turn(tiny: Renderer) -> None:
+def test_results_after_one_turn_are_one_user_turn(tiny: Renderer) -> None:
     prompt, output = tiny.render([user("Hi")], TOOLS, {}), tiny.encode("<|im_end|>")
     assert text_of(tiny, prompt, output, assistant("", *CALLS), CONTINUATIONS["results"]) == (
         "\n<|im_start|>user\n<tool_response>\n1\n</tool_response>\n<tool_response>\n2\n</tool_response><|im_end|>\n"
@@ -103,7 +103,7 @@ def test_g5_results_after_one_turn_are_one_user_turn(tiny: Renderer) -> None:
     )
 
 
-def test_g13_reasoning_stays_as_sampled_where_the_template_would_strip_it(tiny: Renderer) -> None:
+def test_reasoning_stays_as_sampled_where_the_template_would_strip_it(tiny: Renderer) -> None:
     prompt = tiny.render([user("Hi")], (), {})
     output = tiny.encode("<think>\nsecret\n</think>\n\nYo.<|im_end|>")
     answer = assistant("Yo.", reasoning="secret")
@@ -111,7 +111,7 @@ def test_g13_reasoning_stays_as_sampled_where_the_template_would_strip_it(tiny: 
     assert text_of(tiny, prompt, output, answer, (user("More"),)).startswith("\n<|im_start|>user\nMore")
 
 
-def test_g17_marker_text_of_a_user_has_the_ids_of_the_template(qwen3: Renderer) -> None:
+def test_marker_text_of_a_user_has_the_ids_of_the_template(qwen3: Renderer) -> None:
     new = user("Is <tool_call> or <|im_end|> special?")
     prompt, output = qwen3.render([user("Hi")], (), {}), qwen3.encode("Yo.<|im_end|>")
     suffix = qwen3.bridge(prompt, output, assistant("Yo."), [new], (), {})
@@ -121,7 +121,7 @@ def test_g17_marker_text_of_a_user_has_the_ids_of_the_template(qwen3: Renderer) 
 
 
 @pytest.mark.parametrize("end", ["<|im_end|>", "<|endoftext|>"])
-def test_g19_a_sampled_end_token_is_not_repeated(tiny: Renderer, end: str) -> None:
+def test_a_sampled_end_token_is_not_repeated(tiny: Renderer, end: str) -> None:
     prompt = tiny.render([user("Hi")], (), {})
     assert text_of(tiny, prompt, tiny.encode(f"Yo.{end}"), assistant("Yo."), (user("x"),)).startswith("\n<|im_start|>")
 
@@ -194,7 +194,7 @@ def test_the_short_tail_the_whole_history_and_our_own_bridge_give_the_same_ids(
 
 
 def only_ours(renderer: Renderer) -> Bridge:
-    """The bridge of a template that has no shorter way of its own."""
+    """Return a bridge that cannot use the library renderer's own one."""
 
     class Plain:
         render = staticmethod(renderer._template.render)
@@ -295,7 +295,7 @@ def test_boundaries_of_library_families(
 
 
 class OnlyTheTail(array):  # type: ignore[type-arg]
-    """Token ids of a long history that may be sliced, and looked at in no other way."""
+    """Token ids of a long history that only allow slicing, so that a test fails if the bridge reads them all."""
 
     def __iter__(self) -> NoReturn:
         raise AssertionError("the whole history was read")

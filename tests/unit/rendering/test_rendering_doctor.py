@@ -1,4 +1,4 @@
-"""The doctor: says what holds, forks, is refused or breaks, with tokenizer and chat template alone."""
+"""The doctor reports what holds, forks, is refused or breaks, from tokenizer and chat template alone."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from proxy.rendering import Renderer, load_renderer
 from proxy.rendering.doctor import SHAPES, Verdict, examine
 from proxy.settings import Settings
 
-# What a chat template refuses or moves; all else holds.
+# What a chat template refuses or moves; everything else holds.
 REFUSED = {
     "cohere2": 9,
     "gemma3": 10,

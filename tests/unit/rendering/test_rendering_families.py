@@ -1,4 +1,4 @@
-"""Families: known by configuration and chat template, formats by what the template writes, habits by probing."""
+"""Families are found by configuration and chat template, formats by probing what the template writes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CALL = ToolCall("call_0123456789", "read", '{"path": "a"}')
 CALLED = Message(Role.ASSISTANT, "", (CALL,))
 RESULT = Message(Role.TOOL, "42", (), CALL.id)
 
-# Written for these tests. As Mistral's: ids of nine characters, tools before the last question only.
+# Written for these tests. Like Mistral's: ids of nine characters, tools only before the last question.
 MISTRAL = """{{- bos_token }}
 {%- set ns = namespace(last=0) %}
 {%- for m in messages %}{% if m.role == 'user' %}{% set ns.last = loop.index0 %}{% endif %}{% endfor %}
@@ -46,7 +46,7 @@ MISTRAL = """{{- bos_token }}
 MISTRAL_MARKERS = ["</s>", "[INST]", "[/INST]", "[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]", "[TOOL_CALLS]"]
 MISTRAL_MARKERS += ["[TOOL_RESULTS]", "[/TOOL_RESULTS]"]
 
-# As Kimi's: ids are names with a running number, and stand in calls and results.
+# Like Kimi's: ids are names with a running number, written in calls and results.
 KIMI_MARKERS = [f"<|{name}|>" for name in ("im_user", "im_assistant", "im_system", "im_middle", "im_end")]
 KIMI_MARKERS += [f"<|tool_calls_section_{end}|>" for end in ("begin", "end")]
 KIMI_MARKERS += [f"<|tool_call_{end}|>" for end in ("begin", "argument_begin", "end")]
@@ -171,7 +171,7 @@ def test_kimi_numbers_its_calls_and_keeps_the_numbers_it_sampled(tiny_folder: Pa
 
 
 def test_the_end_of_turn_is_found_where_the_configuration_names_another(tiny_folder: Path, tmp_path: Path) -> None:
-    """As Phi-3 without its generation configuration."""
+    """Like Phi-3 without its generation configuration."""
     template = (
         "{% for m in messages %}{{ '<|' + m.role + '|>\\n' + m.content + '<|end|>\\n' }}{% endfor %}"
         "{% if add_generation_prompt %}{{ '<|assistant|>\\n' }}{% else %}{{ eos_token }}{% endif %}"
@@ -187,7 +187,7 @@ def test_the_end_of_turn_is_found_where_the_configuration_names_another(tiny_fol
 
 
 def test_a_named_family_still_writes_what_the_folder_says(published: Callable[[str], Path]) -> None:
-    """The library writes parallel calls of GLM-4.5 otherwise than this template."""
+    """The library renderer writes parallel calls of GLM-4.5 differently from this template."""
     folder = published("glm4moe")
     named, found = load_renderer(Settings(family="glm-4.5"), folder), load_renderer(Settings(), folder)
     two = Message(Role.ASSISTANT, "", (CALL, ToolCall("call_1", "read", "{}")))

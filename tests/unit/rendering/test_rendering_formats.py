@@ -1,4 +1,4 @@
-"""Promises of every call format: what a family writes is read, whole or in pieces, markers being tokens or text."""
+"""Every tool-call format reads what its family writes: whole or in pieces, with markers as tokens or as text."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ NAMES = sorted(SAMPLES)
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """`marked`: every marker that a family has as a token is one here."""
+    """A tokenizer. `marked`: it has a token for every marker that has one in some family."""
 
     tokenizer: Tokenizer
     marked: bool
@@ -45,7 +45,7 @@ class Vocabulary:
 def marked(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Vocabulary:
     marks = {mark for calls in TOOL_FORMATS.values() for mark in (calls.opener, calls.closer, *calls.marks)}
     marks |= {mark for form in REASONING_FORMATS.values() for mark in (form.opener, form.closer, *form.hidden)}
-    # No family has the open tags with attributes as tokens, nor a whole header.
+    # No family has tokens for tags with attributes or for a whole header.
     tokens = {mark for mark in marks if mark.endswith((">", "]")) and "<|channel|>analysis" not in mark}
     tokens = {mark for mark in tokens if not mark.startswith(("</f", "</p", "</i", "<f"))} | set(HARMONY_MARKS)
     folder = write_folder(tmp_path_factory.mktemp("marked"), tiny_folder, None, sorted(tokens), ["<|im_end|>"], "qwen3")
@@ -89,7 +89,7 @@ def test_read_calls_reads_them_from_a_text(name: str) -> None:
 
 
 def pieces_of(name: str) -> list[str]:
-    """Whole samples, their marks, what stands between these, and what models say around them."""
+    """Whole samples, their marks, the text between marks, and text that models write around calls."""
     calls, sample = tool_format(name), SAMPLES[name]
     cut = [sample[: len(sample) * part // 7] for part in range(1, 7)]
     pieces = [piece for piece, _ in split_marks(sample, (calls.opener, calls.closer, *calls.marks))]
@@ -125,7 +125,7 @@ def facts(reading: Reading) -> tuple[object, ...]:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_call_cut_off_is_text_or_a_call_that_a_client_has_seen(name: str, marked: Vocabulary) -> None:
-    """Wherever an output ends: no call without a start, no text lost before the start, every broken call counted."""
+    """Wherever the output is cut: no call lacks a start, no text before a start is lost, broken calls are counted."""
     sample = SAMPLES[name]
     for end in range(1, len(sample)):
         reading = marked.read(name, sample[:end])
@@ -352,7 +352,7 @@ def test_an_unknown_name_lists_the_known() -> None:
         reasoning_format("nope")
 
 
-# What SGLang 0.5.5 and verl 0.6 take, as far as it is a format of its own.
+# The parser names of SGLang 0.5.5 and verl 0.6 that stand for a format of their own.
 SGLANG_TOOLS = (
     "deepseekv3 deepseekv31 glm glm45 gpt-oss kimi_k2 llama3 mistral pythonic qwen qwen25 qwen3_coder minimax-m2"
 )

@@ -1,4 +1,4 @@
-"""Promises of the incremental JSON reader: it takes what Python's parser takes, and stops where the text breaks."""
+"""The incremental JSON scanner accepts exactly what Python's parser accepts, and stops where the text breaks."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ NOISE = st.lists(
 def test_every_json_text_is_taken_to_its_end(value: object, ascii: bool, indent: int | None) -> None:
     text = json.dumps(value, ensure_ascii=ascii, indent=indent)
     reader = JsonText()
-    # A number at the top ends with what follows it.
+    # A top-level number ends with the character after it.
     assert reader.push(text + " ") >= len(text)
     assert reader.complete and not reader.broken
 

@@ -1,4 +1,4 @@
-"""Promises of the output parser: deltas joined are the message, under every chunking, and as `renderers` reads it."""
+"""The output parser: joined deltas give the message under every chunking, and `renderers` reads the same message."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def parse(renderer: Renderer, text: str, prompt: str = PROMPT, **given_: object)
 
 
 def joined(deltas: Iterable[Delta]) -> Message:
-    """The message that a client puts together from deltas."""
+    """Join deltas as a client does."""
     text, reasoning, calls = "", "", {}
     for delta in deltas:
         match delta:
@@ -129,8 +129,8 @@ def oracle(tiny: Renderer) -> LibraryTemplate:
 
 
 def agree(oracle: LibraryTemplate, parser: OutputParser, ids: list[int], prompt: list[int]) -> None:
-    """As the library reads it, but for two things: white space at the ends of reasoning that was never closed, which
-    a stream cannot give out and take back, and malformed calls, which it drops and we keep visible."""
+    """Compare with the library's reading. Two things may differ: trailing white space of unclosed reasoning, which
+    a stream cannot take back, and malformed calls, which the library drops and we keep visible."""
     expected = oracle.parse(ids, prompt, TOOLS)
     message = parser.message
     calls = [(call.name, call.arguments or {}) for call in expected.tool_calls if call.status == "ok"]
@@ -243,7 +243,7 @@ def test_an_unknown_tool_name_is_still_a_call(tiny: Renderer) -> None:
 
 
 @pytest.mark.parametrize("prompt", [PROMPT, OPEN])
-def test_g17_a_call_inside_reasoning_is_no_call(tiny: Renderer, prompt: str) -> None:
+def test_a_call_inside_reasoning_is_no_call(tiny: Renderer, prompt: str) -> None:
     opener = "" if prompt == OPEN else "<think>"
     parser = parse(tiny, f"{opener}maybe {CALL} no</think>Done.<|im_end|>", prompt)
     assert parser.message == Message(Role.ASSISTANT, "Done.", reasoning=f"maybe {CALL} no")
@@ -263,7 +263,7 @@ def test_reasoning_opened_by_the_prompt_is_recognised(tiny: Renderer) -> None:
 
 
 def test_a_family_that_always_reasons_needs_no_opener(tiny_folder: Path) -> None:
-    """As DeepSeek-R1's first template: neither the prompt nor the model writes `<think>`."""
+    """Like DeepSeek-R1's first template: neither the prompt nor the model writes `<think>`."""
     renderer = load_renderer(Settings(reasoning_parser="deepseek-r1"), tiny_folder)
     message = parse(renderer, "hm</think>\n\nYes.").message
     assert (message.reasoning, message.content) == ("hm", "Yes.")
@@ -299,13 +299,13 @@ def test_calls_that_nobody_asked_for_stay_text(tiny: Renderer, tools: tuple[Tool
     assert parser.malformed_calls == 0
 
 
-def test_g19_the_end_token_is_no_text_and_nothing_after_it_counts(tiny: Renderer) -> None:
+def test_the_end_token_is_no_text_and_nothing_after_it_counts(tiny: Renderer) -> None:
     parser = parse(tiny, "Yes.<|im_end|>more <tool_call>")
     assert parser.message.content == "Yes."
     assert parser.kept == len(tiny.encode("Yes.<|im_end|>"))
 
 
-def test_g18_a_stop_string_inside_the_third_of_five_tokens_keeps_three(tiny: Renderer) -> None:
+def test_a_stop_string_inside_the_third_of_five_tokens_keeps_three(tiny: Renderer) -> None:
     ids = [tiny.encode(letter)[0] for letter in "abcde"]
     parser = parser_of(tiny, stop=["c"])
     deltas = [delta for token in ids for delta in parser.feed((token,))]

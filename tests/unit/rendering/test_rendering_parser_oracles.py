@@ -1,15 +1,15 @@
-"""The parsers of the `renderers` package, and SGLang's where it is installed, read outputs as ours do.
+"""Our parsers read outputs like those of the `renderers` package, and like SGLang's if it is installed.
 
-Where ours differ, they do so on purpose, and `Family` says in what:
-- Values of tagged arguments keep their white space, as in SGLang, since indentation is part of code; theirs are
-  stripped.
-- `drafts`: a call closes reasoning that nothing else closes, and a call before a closer is a draft, for every family
-  alike. Their GLM ends reasoning at any call, their DeepSeek never does.
-- `sections`: every section of calls is read, and one without a call in it is a malformed call; they read the first.
-- `forced`: their GLM takes every answer for reasoning unless thinking is off; ours looks at the tokens.
+These differences are intended; the fields of `Family` say where they apply ("theirs" are those of `renderers`):
+- Values of tagged arguments keep their white space, as in SGLang, because indentation is part of code. Theirs strip it.
+- `drafts`: in every family, a call closes reasoning that nothing else closes, and a call before the end of reasoning is
+  part of it. Their GLM ends reasoning at any call, their DeepSeek never does.
+- `sections`: ours read every section of calls and count one without a call as malformed. Theirs read the first.
+- `forced`: their GLM treats every answer as reasoning unless thinking is off. Ours looks at the tokens.
 - `after`: text after a call is not part of the message. Their GLM and Gemma put it before the calls.
-- An unclosed or broken call is text, or, once a client has seen its beginning, a call; they drop it. Counted alike.
-- A name that is not among the tools is a call all the same (their GLM and Gemma say UNKNOWN_TOOL): the agent is told.
+- An unclosed or broken call becomes text or, once a client has seen its beginning, a call. Theirs drop it. Both count
+  it as malformed.
+- A call of an unknown tool is still a call. Their GLM and Gemma report UNKNOWN_TOOL.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ quick = settings(max_examples=80, deadline=None, suppress_health_check=[HealthCh
 
 @dataclass(frozen=True)
 class Family:
-    """A renderer of the library, what we call its formats, and how it opens an answer."""
+    """A library renderer, our names for its formats, and how its prompt opens an answer."""
 
     library: str
     calls: str
@@ -104,7 +104,7 @@ def oracle(family: Family, tokenizer: Tokenizer) -> LibraryTemplate:
 def both(
     family: Family, oracle: LibraryTemplate, tokenizer: Tokenizer, text: str, opened: bool = False
 ) -> tuple[Message, int, Any]:
-    """Our reading and theirs."""
+    """Return our reading and theirs."""
     prompt = tokenizer.encode(f"{family.header}<think>\n" if opened else family.header)
     end = [tokenizer.token_id(family.end)]
     ids = tokenizer.encode(text)
@@ -210,8 +210,8 @@ def test_llama_calls_are_read_as_the_library_reads_them(tokenizer: Tokenizer) ->
 @quick
 @given(data=st.data())
 def test_gpt_oss_outputs_are_read_as_the_library_reads_them(tokenizer: Tokenizer, data: st.DataObject) -> None:
-    """Theirs needs the header that the prompt begins. An unclosed call, text outside of messages and messages without
-    a channel are left out: they drop all three."""
+    """Theirs needs the header that the prompt begins. The outputs have no unclosed calls, no text outside messages and
+    no messages without a channel, because theirs drops all three."""
     from renderers.parsing import parse_gpt_oss
 
     head = "<|start|>assistant"
@@ -239,7 +239,7 @@ def test_gpt_oss_outputs_are_read_as_the_library_reads_them(tokenizer: Tokenizer
 
 
 class _Converted:
-    """The two calls that these functions make of a tokenizer."""
+    """The two tokenizer methods that SGLang's functions call."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -292,7 +292,7 @@ def test_sglang_reads_the_same_calls(name: str, tokenizer: Tokenizer) -> None:
         SglangTool(type="function", function=Function(name=tool.name, parameters=dict(tool.parameters) or None))
         for tool in TOOLS
     ]
-    # SGLang's Mistral wants the space that the first template of that family wrote.
+    # SGLang's Mistral parser requires the space that the family's first template wrote.
     sample = SAMPLES[name].replace("[TOOL_CALLS][", "[TOOL_CALLS] [")
     text = "Look.\n" * (name not in ("llama3", "pythonic")) + sample
     _, found = FunctionCallParser(tools, SGLANG[name]).parse_non_stream(text)
@@ -301,7 +301,7 @@ def test_sglang_reads_the_same_calls(name: str, tokenizer: Tokenizer) -> None:
 
 
 def test_every_mark_of_a_sample_is_found(family: Family) -> None:
-    """The samples are whole: each has its opener and, where there is one, its closer."""
+    """The samples are whole: each has its opening marker and, if the format has one, its closing marker."""
     calls = tool_format(family.calls)
     marks = [piece for piece, mark in split_marks(SAMPLES[family.calls], (calls.opener, calls.closer)) if mark]
     assert marks == list(itertools.islice(itertools.cycle((calls.opener, calls.closer)), len(marks)))

@@ -1,4 +1,4 @@
-"""The choice of a family, full renders (parity with the chat template), refusals by name, and forced calls."""
+"""The renderer: choice of family, full renderings equal to the chat template's, refusals by name, forced calls."""
 
 from __future__ import annotations
 
@@ -190,7 +190,7 @@ def test_names_of_other_systems_choose_the_formats(published: Callable[[str], Pa
 
 
 def test_markers_that_are_no_tokens_are_found_in_the_text(tiny_folder: Path, tmp_path: Path) -> None:
-    """As in fine-tunes that write Hermes calls with an ordinary vocabulary."""
+    """Like fine-tunes that write Hermes calls with a vocabulary without its markers."""
     spelled = json.loads((tiny_folder / "tokenizer.json").read_text(encoding="utf-8"))
     spelled["added_tokens"] = [token for token in spelled["added_tokens"] if token["special"]]
     (tmp_path / "tokenizer.json").write_text(json.dumps(spelled), encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Every published template, every conversation shape: what is bridged is what the template would write."""
+"""For every published template and conversation shape, the bridge appends what the template would write."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ SHAPES = {
     "two users": Shape([user("Hi")], YO, [user("b"), user("c")]),
     "marker text": Shape([user("Hi")], YO, [user("<|im_end|> <tool_call> <|eot_id|>")]),
 }
-# What each template cannot express: a 400 each. No template takes an image.
+# What each template cannot express and refuses with a 400. No template accepts an image.
 NO_TOOLS = {name for name, shape in SHAPES.items() if shape.tools}
 REFUSED = {
     "cohere2": NO_TOOLS | {"foreign answer first", "two users"},
@@ -78,17 +78,18 @@ REFUSED = {
     "qwen3_5_think": {"late system"},
     "qwen3_8": {"late system"},
 }
-# GLM ends a turn by opening the next one: where the model opened another role, that opener stays and the right one
-# follows. Here "taken" runs to the first opener that ends a turn, which is not the one after the answer.
+# GLM ends a turn by opening the next one: if the model opened another role, that opener stays and the right one
+# follows. Here `sampled` cuts at the first opener that ends a turn, which is not the one after the answer.
 OTHER_ROLE = {("glm4moe", "foreign answer first"), ("glm4moe", "late system")}
-# These begin an answer in history otherwise than they prompt for it, or strip reasoning: what was sampled stays.
+# In history, these templates begin an answer differently from their generation prompt, or strip reasoning. The sampled
+# tokens stay.
 REWRITES = {"qwen3_5_think", "qwen3_8", "nemotron_3_nano", "deepseekv3"}
 
 
 def sampled(renderer: Renderer, name: str, shape: Shape, prompt: Ids, whole: Ids) -> tuple[Ids, bool]:
-    """The answer as the whole conversation has it where that begins with the prompt; whether it does.
+    """Return the answer as the full rendering writes it, and whether that rendering begins with the prompt.
 
-    gpt-oss ends an answer by `<|return|>`, which its template replaces in history.
+    gpt-oss ends an answer with `<|return|>`, which its template replaces in history.
     """
     ends = set(renderer.stop_token_ids)
     if name == "gptoss":

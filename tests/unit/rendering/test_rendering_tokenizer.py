@@ -1,4 +1,4 @@
-"""The vocabulary: ids are those of Hugging Face, pieces joined are its decoding, from any thread."""
+"""The tokenizer gives the ids of Hugging Face's, joined pieces equal its decoding, and any thread may use it."""
 
 from __future__ import annotations
 
