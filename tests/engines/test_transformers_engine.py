@@ -337,7 +337,7 @@ async def test_memory_cannot_be_released(engine) -> None:
 
 async def test_a_folder_without_a_model_is_a_configuration_error(tmp_path: Path) -> None:
     engine = TransformersEngine(Settings(), tmp_path)
-    with pytest.raises(ConfigurationError, match="not a folder with a Hugging Face model"):
+    with pytest.raises(ConfigurationError, match="not a Hugging Face model folder"):
         await engine.start()
     await engine.close()
 

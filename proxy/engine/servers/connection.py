@@ -1,7 +1,7 @@
-"""HTTP to one engine server. Whatever goes wrong on the way becomes a ProxyError that says which server it was.
+"""HTTP to one engine server. Every failure becomes a ProxyError that names the server.
 
-A server that is gone is an EngineLost: somebody else may go on. One that answers with an error is not. Keys are sent,
-and never shown.
+A server that is gone raises EngineLost, so that another server may take over; one that answers with an error raises
+another class. Keys are sent, and never part of a message.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from proxy.errors import EngineFailed, EngineLost, EngineUnavailable, InvalidReq
 _T = TypeVar("_T")
 _CONNECT_S = 5.0
 _CONTROL_S = 600.0
-"""A control call may load weights from a disk; a probe is short."""
+"""Timeout in seconds of control calls: they may load weights from disk."""
 
 _PROBE_S = 5.0
 _IDLE_S = 2.0
-"""Below the 5 s after which uvicorn, which servers run on, closes an idle connection just as it is used again."""
+"""Keep-alive in seconds. Servers run on uvicorn, which closes idle connections after 5 s: reuse must stop earlier."""
 
 _GONE = (429, 502, 503, 504)
-"""What another server may still do: 429 and 503 are also said by one whose queue is full."""
+"""Statuses after which another server may succeed; a server with a full queue sends 429 or 503."""
 
 _EVENT = b"data:"
 _LAST = b"[DONE]"
@@ -34,7 +34,7 @@ _LAST = b"[DONE]"
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """What servers that were started with `--api-key` want; `admin` (SGLang's `--admin-api-key`) is for control."""
+    """Keys of servers started with `--api-key`; `admin` (SGLang's `--admin-api-key`) is for control calls."""
 
     api: str | None = None
     admin: str | None = None
@@ -44,21 +44,21 @@ NO_KEYS = Keys()
 
 
 class ServerConnection:
-    """The connections to the server at `url`. Raises InvalidRequest for what is no address of a server."""
+    """The HTTP connections to the server at `url`. Raises InvalidRequest if `url` is malformed."""
 
     def __init__(self, url: str, keys: Keys = NO_KEYS) -> None:
         self.url = server_url(url)
         self._normal, self._control = _bearer(keys.api), _bearer(keys.admin or keys.api)
         self._client = httpx.AsyncClient(
             base_url=self.url,
-            timeout=httpx.Timeout(None, connect=_CONNECT_S),  # how long a token may take is for others to say
+            timeout=httpx.Timeout(None, connect=_CONNECT_S),  # the gate limits the wait for a token
             limits=httpx.Limits(max_connections=None, max_keepalive_connections=256, keepalive_expiry=_IDLE_S),
             trust_env=False,
         )
         self._waiting: set[asyncio.Timeout] = set()
 
     async def probe(self, path: str) -> dict[str, Any] | None:
-        """The JSON object at `path`; None where there is no such path. Raises EngineLost, EngineUnavailable."""
+        """GET the JSON object at `path`; None if the server has no such path. Raises EngineLost, EngineUnavailable."""
         try:
             response = await self._alive().get(path, headers=self._normal, timeout=_PROBE_S)
         except httpx.HTTPError as error:
@@ -72,7 +72,7 @@ class ServerConnection:
         return value if isinstance(value, dict) else {}
 
     async def call(self, path: str, body: Mapping[str, Any] | None = None, *, limit_s: float = _CONTROL_S) -> Any:
-        """POST `body` and the JSON that comes back.
+        """POST `body` as JSON; return the JSON answer. `limit_s`: timeout in seconds.
 
         Raises EngineLost, EngineUnavailable, InvalidRequest or EngineFailed.
         """
@@ -85,7 +85,7 @@ class ServerConnection:
         return _json(response.content, {})
 
     async def generate(self, path: str, body: Mapping[str, Any], headers: Mapping[str, str]) -> Any:
-        """POST without any limit of time. Raises as `call`."""
+        """POST without a timeout; return the JSON answer. Raises what `call` raises."""
         try:
             response = await self._until_cut(
                 self._alive().post(path, content=_encoded(body), headers=self._with(headers))
@@ -96,7 +96,7 @@ class ServerConnection:
         return _json(response.content, None)
 
     async def events(self, path: str, body: Mapping[str, Any], headers: Mapping[str, str]) -> AsyncIterator[Any]:
-        """POST and the JSON of each server-sent event. Raises as `call`, EngineLost when it ends before its end."""
+        """POST; yield the JSON of each server-sent event. Raises as `call` does; EngineLost if `[DONE]` is missing."""
         client = self._alive()
         asked = client.build_request("POST", path, content=_encoded(body), headers=self._with(headers))
         try:
@@ -115,17 +115,17 @@ class ServerConnection:
                 await response.aclose()
         except httpx.HTTPError as error:
             raise self._lost(error) from None
-        raise EngineLost(f"{self.url} ended a reply in its middle")
+        raise EngineLost(f"{self.url} closed the connection in the middle of a reply")
 
     def cut(self) -> None:
-        """Break every reply under way: each raises EngineLost."""
+        """Abandon all replies in flight: each raises EngineLost."""
         now = asyncio.get_running_loop().time()
         for scope in self._waiting:
             if not scope.expired():
                 scope.reschedule(now)
 
     async def close(self) -> None:
-        """Close the connections for good; whatever is still asked raises EngineLost."""
+        """Close the connections for good; later calls raise EngineLost."""
         await self._client.aclose()
 
     async def _until_cut(self, answer: Awaitable[_T]) -> _T:
@@ -137,7 +137,7 @@ class ServerConnection:
                 finally:
                     self._waiting.discard(scope)
         except TimeoutError:
-            raise EngineLost(f"{self.url} does not answer any more") from None
+            raise EngineLost(f"the reply from {self.url} was abandoned") from None
 
     async def _pieces(self, response: httpx.Response) -> AsyncIterator[bytes]:
         pieces = response.aiter_bytes()
@@ -146,7 +146,7 @@ class ServerConnection:
 
     def _alive(self) -> httpx.AsyncClient:
         if self._client.is_closed:
-            raise EngineLost(f"{self.url} was let go")
+            raise EngineLost(f"the connection to {self.url} is closed")
         return self._client
 
     def _with(self, headers: Mapping[str, str]) -> dict[str, str]:
@@ -154,10 +154,10 @@ class ServerConnection:
 
     def _check_key(self, status: int) -> None:
         if status in (401, 403):
-            raise EngineUnavailable(f"{self.url} wants a key: --engine-arg api_key=KEY (and admin_api_key=KEY)")
+            raise EngineUnavailable(f"{self.url} needs a key: give --engine-arg api_key=KEY (and admin_api_key=KEY)")
 
     def _lost(self, error: httpx.HTTPError) -> EngineLost:
-        return EngineLost(f"{self.url} is gone ({type(error).__name__})")
+        return EngineLost(f"{self.url} does not answer ({type(error).__name__})")
 
     def _check(self, status: int, content: bytes, path: str) -> None:
         if status == 200:
@@ -178,18 +178,20 @@ _MOST_SHOWN = 500
 
 
 def server_url(text: str) -> str:
-    """The address of a server as it is known here: `http://host:port`, without a final slash or `/v1`.
+    """Normalise a server's URL to `http://host:port`, without a trailing slash or `/v1`.
 
-    Raises InvalidRequest for what is none.
+    Raises InvalidRequest if it is malformed or contains a key.
     """
     try:
         url = httpx.URL(text.strip())
     except httpx.InvalidURL as error:
-        raise InvalidRequest(f"{text} is no URL of a server: {error}", param="url") from None
+        raise InvalidRequest(f"{text} is not the URL of a server: {error}", param="url") from None
     if url.scheme not in ("http", "https") or not url.host or url.query or url.fragment:
-        raise InvalidRequest(f"{text} is no URL of a server; they are named http://HOST:PORT", param="url")
+        raise InvalidRequest(f"{text} is not the URL of a server; give http://HOST:PORT", param="url")
     if url.userinfo:
-        raise InvalidRequest("keys do not belong into a server's URL: --engine-arg api_key=KEY", param="url")
+        raise InvalidRequest(
+            "a server's URL must not contain a key; give it with --engine-arg api_key=KEY", param="url"
+        )
     return str(url).rstrip("/").removesuffix("/v1")
 
 
@@ -198,7 +200,7 @@ def _bearer(key: str | None) -> dict[str, str]:
 
 
 async def _lines(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """Lines as events have them. httpx's own also end at what may stand in a model's text, such as U+2028."""
+    """Split a stream into lines at newlines only. httpx also splits at characters of a model's text, such as U+2028."""
     rest: list[bytes] = []
     async for piece in pieces:
         *ended, tail = piece.split(b"\n")
@@ -213,16 +215,17 @@ def _encoded(body: Mapping[str, Any] | None) -> bytes:
 
 
 def _json(content: bytes, otherwise: Any) -> Any:
-    """Raises EngineFailed for what is no JSON where there must be some (`otherwise` None)."""
+    """Parse JSON. If it is malformed, return `otherwise`; raise EngineFailed if that is None."""
     try:
         return orjson.loads(content)
     except orjson.JSONDecodeError:
         if otherwise is None:
-            raise EngineFailed(f"the server answered with what is no JSON: {content[:80]!r}") from None
+            raise EngineFailed(f"the server's answer is not JSON: {content[:80]!r}") from None
         return otherwise
 
 
 def _reason(content: bytes) -> str:
+    """The error message in an answer, at most 500 characters."""
     value = _json(content, {})
     error = value.get("error", value) if isinstance(value, dict) else value
     message = error.get("message", error) if isinstance(error, dict) else error

@@ -1,6 +1,6 @@
-"""What all servers of a pool have in common, and how one that joins is brought to it and one that goes is let go.
+"""The common state of a pool's servers (pause, weights, memory), and how a server joins and leaves it.
 
-A server that cannot be given the weights of the others stays out: its tokens would be another policy's.
+A server that cannot load the weights of the others does not join: its tokens would come from another policy.
 """
 
 from __future__ import annotations
@@ -14,14 +14,16 @@ from proxy.engine.servers.placement import Member
 from proxy.errors import EngineUnavailable, InvalidRequest, ProxyError
 
 _PART_S = 5.0
-"""How long a server that goes may take to hear that it is paused no more."""
+"""Limit in seconds for resuming a server that leaves."""
 
 
 @dataclass(frozen=True, slots=True)
 class PoolState:
-    """`weights`: folder and version to load; none where they came from elsewhere. `managed`: the pool set the version.
+    """The state that every joining server is brought to.
 
-    `released`: kinds of memory that the servers have given back.
+    `mode`: the pause in force, None if none. `weights`: folder and version to load; None if the weights came by a
+    transfer or from outside. `version`: the weight version. `managed`: the pool set that version. `released`: kinds of
+    memory that are released.
     """
 
     mode: PauseMode | None = None
@@ -32,18 +34,21 @@ class PoolState:
 
 
 async def bring(member: Member, state: PoolState, *, alone: bool) -> int:
-    """Give a server the weights, the memory and the pause of `state`; the version that it serves then.
+    """Bring a server to the weights, memory and pause of `state`; return the weight version that it then serves.
 
-    One that is `alone` and cannot be given them sets the version. Raises EngineLost or EngineUnavailable.
+    `alone`: no other server is alive; if `state` has no weights to load, the server keeps its own version. Raises
+    EngineLost, or EngineUnavailable if the server cannot join.
     """
     version = await member.engine.check()
     if state.released:
-        raise EngineUnavailable("memory is released; it joins after /engine/resume_memory")
+        raise EngineUnavailable("memory is released; the server joins after POST /engine/resume_memory")
     try:
         await _wake(member)
         if version != state.version and not (alone and state.weights is None):
             if state.weights is None:
-                raise EngineUnavailable(f"{member.url} serves weight version {version}, the others {state.version}")
+                raise EngineUnavailable(
+                    f"{member.url} serves weight version {version}, the others serve {state.version}"
+                )
             version = await member.engine.update_weights(*state.weights)
         await _halt(member, state.mode)
     except EngineUnavailable:
@@ -54,9 +59,9 @@ async def bring(member: Member, state: PoolState, *, alone: bool) -> int:
 
 
 async def part(member: Member) -> None:
-    """Let go of a server. One that was paused from here goes on, or whoever takes it next would wait for ever."""
+    """Close the connection to a server. Resume it first if the pool paused it: nobody else would."""
     if member.alive and member.paused and not member.released:
-        with suppress(ProxyError, TimeoutError):  # it is gone, or hangs
+        with suppress(ProxyError, TimeoutError):  # the server is gone or hangs
             async with asyncio.timeout(_PART_S):
                 await member.engine.resume()
         member.paused = False
@@ -64,15 +69,15 @@ async def part(member: Member) -> None:
 
 
 async def _wake(member: Member) -> None:
-    """Memory that it was told to release before it was lost."""
+    """Resume the memory that the server was told to release before it was lost."""
     if member.released:
-        with suppress(InvalidRequest):  # it was restarted, and has all of it
+        with suppress(InvalidRequest):  # the server was restarted and holds all its memory
             await member.engine.resume_memory()
         member.released = False
 
 
 async def _halt(member: Member, mode: PauseMode | None) -> None:
-    """Pause it by `mode`, or let it go on."""
+    """Pause the server by `mode`; if None, resume it if the pool had paused it."""
     if mode is not None:
         member.paused = True
         await member.engine.pause(mode)

@@ -1,4 +1,4 @@
-"""Which kind of server answers at a URL."""
+"""Connect to an engine server: find out which kind it is (SGLang or vLLM), and start the engine for it."""
 
 from __future__ import annotations
 
@@ -14,20 +14,23 @@ from proxy.errors import EngineUnavailable, ProxyError
 
 
 class ServerKind(StrEnum):
+    """The kinds of server, as `--engine-arg kind=` names them."""
+
     SGLANG = "sglang"
     VLLM = "vllm"
 
 
 _SIGNS = {"/model_info": ServerKind.SGLANG, "/get_model_info": ServerKind.SGLANG, "/version": ServerKind.VLLM}
-"""Paths that tell the kinds apart, in the order in which they are tried: newer SGLang has no /version."""
+"""Paths that only one kind has, in the order of probing. SGLang first, since some SGLang versions have /version too."""
 
 
 def connect(
     vocab_size: int, kind: ServerKind | None, *, processed_logprobs: bool, keys: Keys = NO_KEYS
 ) -> Callable[[str], Awaitable[RemoteEngine]]:
-    """What makes an engine of a URL: it asks the server what it is (unless `kind` says so) and starts the engine.
+    """Return a function that connects to a URL and starts the engine there.
 
-    It raises EngineLost when nobody answers, EngineUnavailable when it is neither kind.
+    `vocab_size`: the model's, which servers do not report. `kind` None: ask the server. The function raises EngineLost
+    if the server does not answer, EngineUnavailable if it is of neither kind.
     """
     numbers = VersionNumbers()
 

@@ -1,6 +1,6 @@
-"""Which server a session's next request goes to: its own while that lives, else the one with the fewest in flight.
+"""Sticky placement: a session's requests go to one server while it lives, new sessions to the least loaded one.
 
-Nothing goes to a server that is out or leaving; one that just lost a request gets others only where there is no choice.
+No request goes to a server that is ejected or leaving. A server that has just lost a request is the last choice.
 """
 
 from __future__ import annotations
@@ -18,10 +18,12 @@ _REMEMBERED_SESSIONS = 65_536
 
 @dataclass(slots=True, eq=False)
 class Member:
-    """A server of the pool. `leaving`: it takes no more requests and goes when the last one has ended.
+    """A server of the pool.
 
-    `paused`, `released`: what it was told and not yet told to end, whatever became of it meanwhile. `doubtful`: it
-    answers, but lost the last request that it had.
+    `alive`: it answers and is in the pool's state. `paused`, `released`: it was told to pause or to release memory, and
+    not yet told to end that, even if it was restarted meanwhile. `leaving`: it takes no new requests and is dropped
+    after its last one. `doubtful`: it answers, but lost its latest request. `served`: requests so far. `failure`: why
+    it is not alive, "" if it is.
     """
 
     engine: RemoteEngine
@@ -40,12 +42,17 @@ class Member:
 
     @property
     def open(self) -> bool:
-        """Whether it takes requests."""
+        """True if the server takes new requests."""
         return self.alive and not self.leaving
 
 
+def named_failure(url: str, why: str) -> str:
+    """Return the failure `why` with the server's URL in front, unless it names the URL already."""
+    return why if url in why else f"{url}: {why}"
+
+
 class SessionPlacement:
-    """The sessions of the servers in `members`, a list that grows and shrinks."""
+    """Remembers the server of each session. `members` is the pool's own list, which changes at run time."""
 
     def __init__(self, members: Sequence[Member], remembered: int = _REMEMBERED_SESSIONS) -> None:
         self._members = members
@@ -53,7 +60,7 @@ class SessionPlacement:
         self._of_session: OrderedDict[str, Member] = OrderedDict()
 
     def choose(self, session_id: str) -> Member:
-        """The server for a request; without a session there is nothing to stay with. Raises EngineUnavailable."""
+        """Choose the server for a request; `session_id` may be "". Raises EngineUnavailable."""
         candidates = self.candidates()
         member = self._of_session.get(session_id) if session_id else None
         if member is None or not member.open or member.doubtful:
@@ -63,20 +70,20 @@ class SessionPlacement:
         return member
 
     def candidates(self) -> list[Member]:
-        """The servers that take requests, at least one. Raises EngineUnavailable."""
+        """Return the servers that take requests, at least one. Raises EngineUnavailable if there is none."""
         candidates = [member for member in self._members if member.open]
         if not candidates:
-            why = "; ".join(f"{m.url}: {m.failure}" for m in self._members if m.failure) or "the pool is empty"
-            raise EngineUnavailable(f"no engine server is alive ({why})", retry_after_s=RETRY_AFTER_S)
+            why = "; ".join(named_failure(m.url, m.failure) for m in self._members if m.failure) or "the pool is empty"
+            raise EngineUnavailable(f"no engine server is available ({why})", retry_after_s=RETRY_AFTER_S)
         return candidates
 
     def forget(self, member: Member) -> None:
-        """Its sessions go elsewhere."""
+        """Forget the sessions of a server; their next requests go to others."""
         for session_id in [name for name, other in self._of_session.items() if other is member]:
             del self._of_session[session_id]
 
     def sessions(self) -> Counter[str]:
-        """How many sessions each URL has."""
+        """Count the remembered sessions per URL."""
         return Counter(member.url for member in self._of_session.values())
 
     def _remember(self, session_id: str, member: Member) -> None:

@@ -1,8 +1,8 @@
-"""Many engine servers as one engine: sticky by session, else the one with the fewest requests in flight.
+"""Several engine servers as one engine: sessions stick to a server, new ones go to the least loaded.
 
-A server that dies is out at once, and in again when it answers with the weights of the others; what it was sampling is
-raised as EngineLost, for the gate to send on. Servers come and go at run time. Once weights were changed through the
-pool, all that are in serve them: no token of a server that was restarted with others gets out.
+A server that dies is ejected at once, and returns when it answers with the weights of the others; its requests raise
+EngineLost, and the gate submits them again elsewhere. Servers join and leave at run time. Once weights were updated
+through the pool, every server in it serves them: tokens of a server that restarted with older weights are discarded.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from proxy.engine.interface import MEMORY_TAGS, Capability, EngineInfo, PauseMod
 from proxy.engine.requests import GenerateRequest
 from proxy.engine.servers.connection import server_url
 from proxy.engine.servers.joining import PoolState, bring, part
-from proxy.engine.servers.placement import RETRY_AFTER_S, Member, SessionPlacement
+from proxy.engine.servers.placement import RETRY_AFTER_S, Member, SessionPlacement, named_failure
 from proxy.engine.servers.remote import RemoteEngine
 from proxy.errors import ConfigurationError, EngineLost, EngineUnavailable, InvalidRequest, ProxyError
 
 logger = logging.getLogger(__name__)
 
 _CHECK_S = 1.0
-"""How long a death may stay unseen where nothing is in flight, and a return where something waits for it."""
+"""Seconds between health checks. A request in flight notices the death of its server sooner."""
 
 
 class Pool:
@@ -41,12 +41,12 @@ class Pool:
         start_timeout_s: float,
         check_s: float = _CHECK_S,
     ) -> None:
-        """`connect` finds out what kind of server there is and starts it.
+        """`connect` starts the engine of a URL. `start_timeout_s` limits `start`; `check_s` is between health checks.
 
-        Raises ConfigurationError without URLs, InvalidRequest for what is none.
+        Raises ConfigurationError without URLs, InvalidRequest for a malformed one.
         """
         if not urls:
-            raise ConfigurationError("--engine names no server")
+            raise ConfigurationError("--engine names no engine server; give at least one URL, http://HOST:PORT")
         self._connect = connect
         self._start_timeout_s = start_timeout_s
         self._check_s = check_s
@@ -61,23 +61,26 @@ class Pool:
         self._watcher: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Wait until a server answers. Raises ConfigurationError when none does in time."""
+        """Wait until a server answers. Raises ConfigurationError if none does in time."""
         deadline, told = asyncio.get_running_loop().time() + self._start_timeout_s, False
         while True:
             await self._reach_all()
             if self._members:
                 break
-            reasons = "; ".join(f"{url}: {why}" for url, why in self._missing.items())
+            reasons = "; ".join(named_failure(url, why) for url, why in self._missing.items())
             if asyncio.get_running_loop().time() > deadline:
-                raise ConfigurationError(f"--engine: no server answers: {reasons}")
+                raise ConfigurationError(
+                    f"--engine: no engine server answered within {self._start_timeout_s:g} s ({reasons}); "
+                    "check the URLs, or wait longer with --engine-arg start_timeout_s=SECONDS"
+                )
             if not told:
-                logger.warning("no engine server answers yet, waiting up to %g s: %s", self._start_timeout_s, reasons)
+                logger.warning("no engine server answers yet; waiting up to %g s (%s)", self._start_timeout_s, reasons)
                 told = True
             await asyncio.sleep(self._check_s)
         self._watcher = asyncio.create_task(self._watch())
 
     async def generate(self, request: GenerateRequest) -> AsyncIterator[TokenChunk]:
-        """Sample a continuation. Raises EngineLost when the server dies, EngineUnavailable when none is alive."""
+        """Sample a continuation. Raises EngineLost if the server dies, EngineUnavailable if none is alive."""
         member, state = self._placement.choose(request.session_id), self._state
         member.in_flight += 1
         member.served += 1
@@ -96,19 +99,19 @@ class Pool:
                 await self._drop(member)
 
     async def abort(self, request_id: str) -> None:
-        """End a request, wherever it is."""
-        with suppress(EngineLost):  # one that is gone has ended it
+        """End a request, whichever server runs it."""
+        with suppress(EngineLost):  # a server that is gone runs nothing
             await asyncio.gather(*(member.engine.abort(request_id) for member in self._members))
 
     async def pause(self, mode: PauseMode) -> None:
-        """Park generation on every server."""
+        """Pause every server."""
         with self._change(mode=mode):
             for member in self._alive():
                 member.paused = True
             await self._on_all(lambda engine: engine.pause(mode))
 
     async def resume(self) -> None:
-        """Go on after `pause`. A server that does not answer is told once it does."""
+        """Resume every server. One that does not answer is ejected, and resumed when it returns."""
         with self._change(mode=None):
             members = self._alive()
             results = await asyncio.gather(*(m.engine.resume() for m in members), return_exceptions=True)
@@ -117,16 +120,17 @@ class Pool:
                 self._judge(member, result)
 
     async def update_weights(self, path: str, version: int | None = None) -> int:
-        """Load the same weights on every server. One that cannot is out until it can."""
+        """Load the same weights on every server. A server that fails is ejected until it has them."""
         new = self._state.version + 1 if version is None else version
         with self._change(weights=(path, new), version=new, managed=True):
             await self._on_all(lambda engine: engine.update_weights(path, new))
         return new
 
     async def transfer_weights(self, step: WeightTransfer, fields: Mapping[str, Any]) -> int:
-        """Pass a step on to every server; in INIT_GROUP their `rank_offset`s follow each other, as they are listed.
+        """Pass a step to every server.
 
-        Raises InvalidRequest for an offset that is no number.
+        A `rank_offset` (INIT_GROUP) is that of the first server; each further server starts where the ranks of the one
+        before end, in the order of `servers`. Raises InvalidRequest if it is not an integer.
         """
         offset = fields.get("rank_offset")
         if offset is not None and type(offset) is not int:
@@ -142,14 +146,14 @@ class Pool:
         return self._state.version
 
     async def release_memory(self, tags: Sequence[str] = ()) -> None:
-        """Give memory back on every server."""
+        """Release memory on every server."""
         with self._change(released=self._state.released | frozenset(tags or MEMORY_TAGS)):
             for member in self._alive():
                 member.released = True
             await self._on_all(lambda engine: engine.release_memory(tags))
 
     async def resume_memory(self, tags: Sequence[str] = ()) -> None:
-        """Take it again."""
+        """Take memory back on every server."""
         left = self._state.released - frozenset(tags or MEMORY_TAGS)
         with self._change(released=left):
             await self._on_all(lambda engine: engine.resume_memory(tags))
@@ -157,14 +161,14 @@ class Pool:
                 member.released = bool(left)
 
     async def flush_cache(self) -> None:
-        """Forget cached prefixes on every server."""
+        """Empty the prefix cache of every server."""
         await self._on_all(lambda engine: engine.flush_cache())
 
     def info(self) -> EngineInfo:
-        """What all servers can do; the shortest context."""
+        """Facts that hold for all servers: shared capabilities, shortest context, highest weight version."""
         infos = [member.engine.info() for member in self._alive() or self._members]
         if not infos:
-            raise EngineUnavailable("the pool has no server", retry_after_s=RETRY_AFTER_S)
+            raise EngineUnavailable("the pool has no engine server", retry_after_s=RETRY_AFTER_S)
         shared: frozenset[Capability] = reduce(lambda one, other: one & other, (i.capabilities for i in infos))
         every = len(self._members) + len(self._missing)
         return replace(
@@ -176,7 +180,7 @@ class Pool:
         )
 
     async def close(self) -> None:
-        """Close the connections; the servers stay, and those that are paused go on: nobody could tell them later."""
+        """Close the connections. The servers keep running; those that the pool paused are resumed."""
         tasks = [*([self._watcher] if self._watcher else []), *self._looks.values()]
         for task in tasks:
             task.cancel()
@@ -184,11 +188,11 @@ class Pool:
         await asyncio.gather(*map(part, self._members))
 
     def check_alive(self) -> None:
-        """Raise EngineUnavailable when no server takes requests, as far as is known."""
+        """Raise EngineUnavailable unless a server is known to take requests."""
         self._placement.candidates()
 
     def servers(self) -> list[dict[str, Any]]:
-        """Each server as a dict: url, state, in_flight, served, sessions, weight_version, failure."""
+        """One dict per server: url, state, failure; once reached also in_flight, served, sessions, weight_version."""
         sessions = self._placement.sessions()
         shown = [
             {
@@ -205,7 +209,7 @@ class Pool:
         return shown + [{"url": url, "state": "missing", "failure": why} for url, why in self._missing.items()]
 
     async def add(self, url: str) -> None:
-        """Take a server in, or one that was leaving back. Raises InvalidRequest when it is there or cannot join."""
+        """Add a server, or keep one that was leaving. Raises InvalidRequest if it is in the pool or cannot join."""
         url = server_url(url)
         for member in self._members:
             if member.url == url and member.leaving:
@@ -219,10 +223,10 @@ class Pool:
         finally:
             why = self._missing.pop(url, None)
         if why is not None:
-            raise InvalidRequest(f"{url} cannot join: {why}", param="url")
+            raise InvalidRequest(f"the server cannot join the pool: {named_failure(url, why)}", param="url")
 
     async def remove(self, url: str) -> None:
-        """Send a server no more requests; those in flight end. Raises InvalidRequest for one that is not here."""
+        """Send a server no more requests; drop it after its last one. Raises InvalidRequest if it is unknown."""
         url = server_url(url)
         if self._missing.pop(url, None) is not None:
             return
@@ -234,12 +238,12 @@ class Pool:
             await self._drop(found[0])
 
     def _alive(self) -> list[Member]:
-        """Those that are told of pauses and weights: who leaves still has requests that must hear of them."""
+        """The servers that pauses and weights apply to: leaving ones too, as they still run requests."""
         return [member for member in self._members if member.alive]
 
     @contextmanager
     def _change(self, **fields: Any) -> Iterator[None]:
-        """While the servers are brought to another state, none is let in; if that fails, the state is as it was."""
+        """Change the pool's state by `fields`, unless the body fails. No server joins meanwhile."""
         before, after = self._state, replace(self._state, **fields)
         self._changes += 1
         self._settled.clear()
@@ -256,13 +260,13 @@ class Pool:
                 self._settled.set()
 
     async def _on_all(self, work: Callable[[RemoteEngine], Awaitable[Any]]) -> list[Any]:
-        """Do it on every server that is alive. One that fails while others succeed is out until it agrees with them.
+        """Run `work` on every server that is alive. One that fails while others succeed is ejected until it agrees.
 
-        Raises the first error when all fail.
+        Raises the first error if all fail, EngineUnavailable if no server is alive.
         """
         members = self._alive()
         if not members:
-            raise EngineUnavailable("no engine server is alive", retry_after_s=RETRY_AFTER_S)
+            raise EngineUnavailable("no engine server is available", retry_after_s=RETRY_AFTER_S)
         results = await asyncio.gather(*(work(member.engine) for member in members), return_exceptions=True)
         if all(isinstance(result, BaseException) for result in results):
             raise cast("BaseException", results[0])
@@ -271,33 +275,33 @@ class Pool:
         return [result for result in results if not isinstance(result, BaseException)]
 
     def _judge(self, member: Member, result: Any) -> None:
-        """A server that failed in what others did is out."""
+        """Eject a server whose `result` is a ProxyError; raise any other exception."""
         if isinstance(result, ProxyError):
             self._eject(member, result.message)
         elif isinstance(result, BaseException):
             raise result
 
     def _check_version(self, member: Member, chunk: TokenChunk, at: PoolState) -> None:
-        """Raises EngineLost for tokens of older weights than the ones that the pool put there before the request."""
+        """Raise EngineLost for tokens of older weights than the pool had loaded when the request began (`at`)."""
         if at.managed and chunk.ids and chunk.version < min(at.version, self._state.version) and not self._changes:
             raise EngineLost(f"{member.url} was restarted with weight version {chunk.version}")
 
     async def _suspect(self, member: Member) -> None:
-        """A reply broke off: the server is out unless it answers, and in doubt if it does."""
+        """Handle a lost reply: eject the server unless it answers; if it does, it becomes doubtful."""
         member.doubtful = True
         if member.alive:
-            with suppress(ProxyError):  # the reason is in `failure`
+            with suppress(ProxyError):  # `failure` has the reason
                 await self._examine(member)
 
     def _eject(self, member: Member, why: str) -> None:
-        """Out, and what it has in flight goes on elsewhere: it may hang, or stay paused for ever."""
+        """Eject a server and cut its replies, which may hang or stay paused; the gate submits them again elsewhere."""
         if member.alive:
-            logger.warning("engine server %s is out: %s", member.url, why)
+            logger.warning("engine server %s is ejected: %s", member.url, why)
         member.alive, member.failure = False, why
         member.engine.cut()
 
     async def _examine(self, member: Member) -> None:
-        """Eject a server that is gone, or has other weights than the pool gave it. Raises EngineLost."""
+        """Eject a server that is gone (raises its error) or serves older weights than the pool loaded."""
         state = self._state
         try:
             version = await self._version_of(member)
@@ -307,18 +311,18 @@ class Pool:
         if state is not self._state or self._changes or not member.alive:
             return
         if state.managed and version < state.version:
-            self._eject(member, f"it serves weight version {version}, the others {state.version}")
-        elif version > state.version:  # somebody changes weights on the servers themselves
+            self._eject(member, f"it serves weight version {version}, the others serve {state.version}")
+        elif version > state.version:  # weights were updated on the servers directly
             self._state = replace(state, version=version, weights=None, managed=False)
 
     async def _version_of(self, member: Member) -> int:
-        """A server that does not answer once may have been busy."""
+        """Ask twice: a server that misses one probe may be busy."""
         with suppress(EngineLost):
             return await member.engine.check()
         return await member.engine.check()
 
     async def _agree(self, member: Member) -> None:
-        """Bring a server to the state of the pool, however often that changes meanwhile, and let it in.
+        """Bring a server to the pool's state, again if that changes meanwhile, and mark it alive.
 
         Raises EngineLost or EngineUnavailable.
         """
@@ -327,11 +331,11 @@ class Pool:
             state = self._state
             version = await bring(member, state, alone=not self._alive())
             if state is self._state and not self._changes and (version == state.version or not self._alive()):
-                break  # else it was alone no more when it answered, and may not bring weights of its own
+                break  # else another server joined first, and this one may not keep its own weights
         if version != state.version:
             self._state = replace(state, version=version, managed=False)
         member.alive, member.doubtful, member.failure = True, False, ""
-        logger.info("engine server %s is in", member.url)
+        logger.info("engine server %s is in the pool", member.url)
 
     async def _drop(self, member: Member) -> None:
         if member in self._members:
@@ -340,7 +344,7 @@ class Pool:
             await part(member)
 
     async def _reach_all(self) -> None:
-        """Connect to whoever is missing; who has the newest weights joins first, and the others get up to them."""
+        """Connect to all missing servers. The one with the newest weights joins first and sets the version."""
         urls = list(self._missing)
         results = await asyncio.gather(*map(self._connect, urls), return_exceptions=True)
         found: list[RemoteEngine] = []
@@ -355,7 +359,7 @@ class Pool:
             await self._join(engine)
 
     async def _join(self, engine: RemoteEngine) -> None:
-        """Take a server in that is missing. One that cannot join, or was removed meanwhile, is let go."""
+        """Let a missing server join. Close the connection if it cannot, or was removed meanwhile."""
         member = Member(engine)
         try:
             await self._agree(member)
@@ -369,7 +373,7 @@ class Pool:
         await engine.close()
 
     async def _watch(self) -> None:
-        """Notice deaths and returns, until cancelled. One that takes its time holds nobody up."""
+        """Check all servers periodically, until cancelled. Each runs in its own task, so a slow one delays no other."""
         while True:
             await asyncio.sleep(self._check_s)
             targets: list[Member | str] = [*self._members, *self._missing]
@@ -377,6 +381,7 @@ class Pool:
                 self._look_at(target)
 
     def _look_at(self, target: Member | str) -> asyncio.Task[None]:
+        """Start a check of a member, or of a missing URL, unless one is running; return its task."""
         if target not in self._looks:
             self._looks[target] = task = asyncio.create_task(self._look(target))
             task.add_done_callback(lambda _: self._looks.pop(target))

@@ -1,4 +1,4 @@
-"""One engine server as the pool sees it: an engine that can be probed, and may be gone."""
+"""The protocol of an engine server in a pool: an engine behind a URL that is probed and may be lost."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from proxy.engine.interface import Engine
 
 @runtime_checkable
 class RemoteEngine(Engine, Protocol):
-    """An engine behind a URL. Every call may raise EngineLost."""
+    """An engine behind `url`. Every call may raise EngineLost."""
 
     url: str
 
@@ -18,7 +18,7 @@ class RemoteEngine(Engine, Protocol):
         """The number of processes that hold weights: the ranks that the server takes in a weight transfer group."""
 
     async def check(self) -> int:
-        """Raise EngineLost unless the server is there; the weight version that it serves."""
+        """Return the weight version that the server serves. Raises EngineLost if it does not answer."""
 
     def cut(self) -> None:
-        """Break every reply under way, whether the server still answers or not: each raises EngineLost."""
+        """Abandon all replies in flight without asking the server: each raises EngineLost."""

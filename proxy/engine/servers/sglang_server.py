@@ -1,8 +1,8 @@
-"""One SGLang server, or one SGLang router, over HTTP: token ids in, token ids and logprobs out.
+"""One SGLang server or router over HTTP: token ids in, token ids and logprobs out.
 
-A reply that nobody streams is asked for in one piece, or a long one in a few: parts of a stream repeat all there is so
-far, and only what has arrived is known to be alive. What a server said of itself when it was first seen holds while it
-lives; its weight version is read from every answer.
+A reply that is not streamed to the client is requested in one piece, since each part of an SGLang stream repeats all
+before it; a long one comes in a few pieces, as proof that the server is alive. Facts about the server are read at
+start; its weight version is read from every answer.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ _SESSION_DIGITS = 16
 _SERIAL_DIGITS = 20
 _DEFAULT_CONTEXT = 32_768
 _PIECE_TOKENS = 2048
-"""Longest piece of an unstreamed reply: even a slow server gives so many within --engine-timeout-s."""
+"""Tokens per piece of a long unstreamed reply: few enough for a slow server within --engine-timeout-s."""
 
 _ABORT_S = 5.0
 _LATE_S = 2.0
-"""How long after an abort a reply may take to come: the server has written it before it answers the pause."""
+"""Seconds that replies may take to arrive after an abort: the server sends them before it answers the pause."""
 
 
 class SglangServer:
-    """Implements `RemoteEngine`. `vocab_size` is the model's, which servers do not tell."""
+    """Implements `RemoteEngine`. `vocab_size`: the model's, which servers do not report."""
 
     def __init__(self, url: str, vocab_size: int, numbers: VersionNumbers | None = None, keys: Keys = NO_KEYS) -> None:
         self._connection = ServerConnection(url, keys)
@@ -53,7 +53,7 @@ class SglangServer:
         self._background: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
-        """Ask the server what it is. Raises EngineLost, EngineUnavailable when it is not SGLang."""
+        """Read facts about the server. Raises EngineLost, EngineUnavailable if it is not SGLang."""
         await self.check()
         self._facts = await self._connection.probe("/server_info") or await self._old_facts()
         models = (await self._connection.probe("/v1/models") or {}).get("data") or [{}]
@@ -62,7 +62,7 @@ class SglangServer:
         self._context_length = int(longest or self._facts.get("context_length") or _DEFAULT_CONTEXT)
 
     async def check(self) -> int:
-        """The weight version that the server serves now. Raises EngineLost or EngineUnavailable."""
+        """Ask for the weight version that the server serves. Raises EngineLost or EngineUnavailable."""
         for path in ("/model_info", "/get_model_info"):
             if (model := await self._connection.probe(path)) is not None:
                 self._version = self._numbers.number(model.get("weight_version", 0))
@@ -70,7 +70,7 @@ class SglangServer:
         raise EngineUnavailable(f"{self.url} is not an SGLang server: it has no /model_info")
 
     async def _old_facts(self) -> Mapping[str, Any]:
-        """What a server before 0.5.4, or a router, says of itself."""
+        """Facts about a router, or a server older than 0.5.4."""
         facts = await self._connection.probe("/get_server_info") or {}
         return {"incremental_streaming_output": facts.get("stream_output"), **facts} if facts else {}
 
@@ -115,7 +115,7 @@ class SglangServer:
                     yield chunk
 
     async def _events(self, body: dict[str, Any], headers: Mapping[str, str]) -> AsyncIterator[Any]:
-        """The parts of a streamed answer. A server that knows no interval of a request is asked again without one."""
+        """Parts of a streamed answer. If the server rejects `stream_interval`, ask again without it, now and later."""
         for _ in range(2):
             try:
                 async with aclosing(cast("Any", self._connection.events("/generate", body, headers))) as events:
@@ -147,11 +147,11 @@ class SglangServer:
             await self._connection.call("/abort_request", {"rid": rid}, limit_s=_ABORT_S)
 
     def cut(self) -> None:
-        """Break every reply under way: each raises EngineLost."""
+        """Abandon all replies in flight: each raises EngineLost."""
         self._connection.cut()
 
     def _abort_soon(self, rid: str) -> None:
-        """Free what nobody reads any more; the server would notice the closed connection only after seconds."""
+        """Free a request that is no longer read; the server would notice the closed connection only after seconds."""
         task = asyncio.create_task(self._abort_quietly(rid))
         self._background.add(task)
         task.add_done_callback(self._background.discard)
@@ -163,14 +163,14 @@ class SglangServer:
             return  # a server that is gone has nothing to free
 
     async def pause(self, mode: PauseMode) -> None:
-        """Park generation on the server; after an abort nothing is in flight there."""
+        """Pause the server; after mode ABORT no request is in flight there."""
         await self._connection.call("/pause_generation", {"mode": mode.value})
         self._mode = mode
         if mode is PauseMode.ABORT:
             await self._end_late()
 
     async def _end_late(self) -> None:
-        """A request that came just behind an abort waits on the server, which ends it no more: it ends here."""
+        """End requests that reached the server just after its abort, which it holds through the pause."""
         try:
             async with asyncio.timeout(_LATE_S):
                 while self._rids:
@@ -181,12 +181,12 @@ class SglangServer:
             self._connection.cut()
 
     async def resume(self) -> None:
-        """Go on after `pause`."""
+        """Resume the server."""
         await self._connection.call("/continue_generation")
         self._mode = None
 
     async def update_weights(self, path: str, version: int | None = None) -> int:
-        """Load the weights in folder `path`, as the server sees it. Raises InvalidRequest when it does not."""
+        """Load the weights in folder `path` of the server's file system. Raises InvalidRequest if it refuses."""
         new = self._version + 1 if version is None else version
         flush = self._mode is not PauseMode.IN_PLACE or not self._rids
         body = {"model_path": path, "weight_version": str(new), "flush_cache": flush}
@@ -195,7 +195,7 @@ class SglangServer:
         return new
 
     async def transfer_weights(self, step: WeightTransfer, fields: Mapping[str, Any]) -> int:
-        """Pass a step on as it is."""
+        """Pass a step to the server unchanged."""
         await self._do(f"/{step.value}", fields)
         named = fields.get("weight_version")
         if named is not None:
@@ -203,17 +203,17 @@ class SglangServer:
         return self._version
 
     async def release_memory(self, tags: Sequence[str] = ()) -> None:
-        """Let the server give its GPU memory back."""
+        """Release GPU memory of the server. Raises EngineIncapable without --enable-memory-saver."""
         if Capability.RELEASE_MEMORY not in self.info().capabilities:
-            raise EngineIncapable(f"releasing memory needs --enable-memory-saver on {self.url}")
+            raise EngineIncapable(f"to release memory, start the server {self.url} with --enable-memory-saver")
         await self._connection.call("/release_memory_occupation", {"tags": list(tags) or None})
 
     async def resume_memory(self, tags: Sequence[str] = ()) -> None:
-        """Let it take the memory again."""
+        """Take released GPU memory back."""
         await self._connection.call("/resume_memory_occupation", {"tags": list(tags) or None})
 
     async def flush_cache(self) -> None:
-        """Forget cached prefixes. Requests in flight are retracted for it, and go on."""
+        """Empty the prefix cache. Requests in flight are retracted for it, then continue."""
         try:
             await self._connection.call("/flush_cache")
         except (InvalidRequest, EngineFailed):
@@ -227,11 +227,11 @@ class SglangServer:
 
     @property
     def world_size(self) -> int:
-        """How many processes of the server hold weights."""
+        """The number of the server's processes that hold weights: tensor times pipeline parallel size."""
         return int(self._facts.get("tp_size") or 1) * int(self._facts.get("pp_size") or 1)
 
     def info(self) -> EngineInfo:
-        """What the server said of itself; valid after `start`."""
+        """Facts about the server; valid after `start`."""
         return EngineInfo(
             name="sglang",
             model=str(self._facts.get("served_model_name") or self._facts.get("model_path") or "sglang"),
@@ -253,12 +253,12 @@ class SglangServer:
         return frozenset(missing)
 
     async def close(self) -> None:
-        """Free what is in flight and close the connections; the server stays."""
+        """Abort requests in flight and close the connections; the server keeps running."""
         await asyncio.gather(*map(self._abort_quietly, self._rids.values()), *self._background)
         await self._connection.close()
 
     async def _do(self, path: str, body: Mapping[str, Any], param: str | None = None) -> None:
-        """A call that says by `success` how it went."""
+        """Call an endpoint that reports failure as `success: false`. Raises InvalidRequest naming `param`."""
         try:
             answer = await self._connection.call(path, body)
         except EngineLost:
@@ -270,19 +270,20 @@ class SglangServer:
 
 
 def _interval(request: GenerateRequest) -> int | None:
-    """How many tokens are to come at once; None: all of them."""
+    """Tokens per part of the reply; None: the whole reply in one part."""
     sampling, turn = request.sampling, request.turn
     cut = bool(sampling.stop) or (turn is not None and bool(turn.tools) and not turn.parallel_tool_calls)
     if request.streamed or cut:
         return stream_interval(request)
     whole = request.grammar is not None or (sampling.max_tokens or 0) <= _PIECE_TOKENS
-    return None if whole else _PIECE_TOKENS  # what a grammar began nobody can go on with: it comes whole
+    return None if whole else _PIECE_TOKENS  # an output under a grammar cannot be continued: it comes whole
 
 
 def _names(request: GenerateRequest) -> tuple[str, str]:
-    """What a router sends a session's requests to one server by, and the id of this one.
+    """Return the routing key, by which a router keeps a session on one server, and a request id.
 
-    Routers take the key from the id up to `_t` and digits. No id begins with another: SGLang aborts by prefix.
+    Routers take the key from the id, up to `_t` and digits. No id is a prefix of another, since SGLang aborts by
+    prefix.
     """
     key = hashlib.blake2b(request.session_id.encode(), digest_size=_SESSION_DIGITS // 2).hexdigest()
     serial = random.randrange(10**_SERIAL_DIGITS)

@@ -1,8 +1,8 @@
 """One vLLM server over its OpenAI-compatible `/v1/completions`: prompt ids in, token ids and logprobs out.
 
-Logprobs keep to the design's rule or the request is refused: vLLM's `raw_logprobs` (its default) are those of
-temperature 1 before penalties and bias, its `processed_logprobs` those after all of that and truncation. Written to
-vLLM's documented wire and tested against a scripted server of that shape, not against vLLM.
+A request is refused if its logprobs would break the logprob rule of `proxy.engine.chunks`: vLLM's `raw_logprobs` (its
+default) are taken at temperature 1, before penalties and bias; its `processed_logprobs` are taken after all of these
+and after truncation. Written to vLLM's documented API and tested against a simulated server, not against vLLM.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _Item = TokenChunk | ProxyError
 
 
 class VllmServer:
-    """Implements `RemoteEngine`. `processed_logprobs`: the server runs with `--logprobs-mode processed_logprobs`."""
+    """Implements `RemoteEngine`. `processed_logprobs`: vLLM runs with `--logprobs-mode processed_logprobs`."""
 
     def __init__(self, url: str, vocab_size: int, *, processed_logprobs: bool = False, keys: Keys = NO_KEYS) -> None:
         self._connection = ServerConnection(url, keys)
@@ -49,7 +49,7 @@ class VllmServer:
         self._queues: dict[str, asyncio.Queue[_Item]] = {}
 
     async def start(self) -> None:
-        """Ask the server for its model. Raises EngineLost, EngineUnavailable."""
+        """Read the server's model and context length. Raises EngineLost, EngineUnavailable."""
         await self.check()
         models = (await self._connection.probe("/v1/models") or {}).get("data")
         if not models:
@@ -58,7 +58,7 @@ class VllmServer:
         self._context_length = int(models[0].get("max_model_len") or _DEFAULT_CONTEXT)
 
     async def check(self) -> int:
-        """Raise EngineLost unless the server is there. vLLM's weights have no version: 0."""
+        """Return 0, as vLLM has no weight versions. Raises EngineLost or EngineUnavailable."""
         if await self._connection.probe("/version") is None:
             raise EngineUnavailable(f"{self.url} is not a vLLM server: it has no /version")
         return 0
@@ -79,11 +79,11 @@ class VllmServer:
                     return
         finally:
             del self._queues[request.request_id]
-            reader.cancel()  # closes the connection, by which vLLM knows that nobody waits any more
+            reader.cancel()  # closes the connection, on which vLLM ends the request
             await asyncio.gather(reader, return_exceptions=True)
 
     async def _read(self, request: GenerateRequest, queue: asyncio.Queue[_Item]) -> None:
-        """Put every chunk, or the error that ended them, into the queue."""
+        """Put every chunk into the queue, and the error if one ends the reply."""
         try:
             async with aclosing(cast("Any", self._connection.events("/v1/completions", self._body(request), {}))) as es:
                 async for event in es:
@@ -124,17 +124,18 @@ class VllmServer:
         return body
 
     def _check_logprobs(self, sampling: SamplingParams) -> None:
-        """Refuse what would come back with logprobs of another distribution than the design's."""
+        """Raise UnsupportedParameter if the server's logprobs would break the logprob rule."""
         if self._processed:
             if (name := _truncates(sampling)) is not None:
                 raise UnsupportedParameter(
-                    f"this vLLM server's logprobs are taken after truncation ('{name}' must truncate nothing)",
+                    f"'{name}' must truncate nothing: this vLLM server takes logprobs after truncation",
                     param=name,
                 )
         elif (name := _changes_logits(sampling)) is not None:
             raise UnsupportedParameter(
-                f"this vLLM server's logprobs are those of temperature 1 before '{name}'; run it with --logprobs-mode "
-                "processed_logprobs, and tokengrove with --engine-arg logprobs_mode=processed_logprobs",
+                f"'{name}' is not supported: this vLLM server takes logprobs at temperature 1, before penalties and "
+                "bias; run it with --logprobs-mode processed_logprobs, and tokengrove with --engine-arg "
+                "logprobs_mode=processed_logprobs",
                 param=name,
             )
 
@@ -144,44 +145,46 @@ class VllmServer:
             queue.put_nowait(TokenChunk(ids_of(), Logprobs("f"), 0, FinishReason.ABORT))
 
     def cut(self) -> None:
-        """Break every reply under way: each raises EngineLost."""
+        """Abandon all replies in flight: each raises EngineLost."""
         self._connection.cut()
 
     async def pause(self, mode: PauseMode) -> None:
-        """End what is in flight; the gate lets nothing in. Raises EngineIncapable for a pause that would keep it."""
+        """End requests in flight; the gate admits none. Raises EngineIncapable for a mode that keeps their state."""
         if mode is not PauseMode.ABORT and self._queues:
-            raise EngineIncapable("vLLM servers are paused with mode abort or drain")
+            raise EngineIncapable("a vLLM server cannot pause requests in place; use mode abort or drain")
         for request_id in list(self._queues):
             await self.abort(request_id)
 
     async def resume(self) -> None:
-        """Nothing is held on the server."""
+        """Nothing: `pause` holds nothing on the server."""
 
     async def update_weights(self, path: str, version: int | None = None) -> int:
         """Raises EngineIncapable: vLLM has no endpoint that loads weights from a folder."""
-        raise EngineIncapable("a vLLM server cannot load weights from a folder; restart it, or use SGLang")
+        raise EngineIncapable(
+            "a vLLM server cannot load weights from a folder; restart it with the new weights, or use SGLang"
+        )
 
     async def transfer_weights(self, step: WeightTransfer, fields: Mapping[str, Any]) -> int:
-        """Raises EngineIncapable: these are SGLang's."""
-        raise EngineIncapable(f"vLLM has no {step.value}")
+        """Raises EngineIncapable: the steps are SGLang's."""
+        raise EngineIncapable(f"a vLLM server has no {step.value}; use SGLang for weight transfers")
 
     async def release_memory(self, tags: Sequence[str] = ()) -> None:
-        """vLLM's sleep, level 1. Needs `--enable-sleep-mode` and VLLM_SERVER_DEV_MODE=1 on the server.
+        """Put vLLM to sleep, level 1. The server needs `--enable-sleep-mode` and VLLM_SERVER_DEV_MODE=1.
 
-        Raises InvalidRequest for some of the memory: vLLM sleeps as a whole.
+        Raises InvalidRequest for `tags`: vLLM releases all memory or none.
         """
         if tags:
-            raise InvalidRequest("a vLLM server gives all of its memory back or none: leave 'tags' out", param="tags")
+            raise InvalidRequest("a vLLM server releases all of its memory or none; leave out 'tags'", param="tags")
         await self._connection.call("/sleep?level=1")
 
     async def resume_memory(self, tags: Sequence[str] = ()) -> None:
-        """vLLM's wake_up, of weights and cache one after the other where they are named."""
+        """Wake vLLM up: weights and KV cache as `tags` name them, or all."""
         wanted = [f"tags={tag}" for tag in tags if tag in _WAKE_TAGS]
         if wanted or not tags:
             await self._connection.call("/wake_up" + ("?" if wanted else "") + "&".join(wanted))
 
     async def flush_cache(self) -> None:
-        """Forget cached prefixes."""
+        """Empty the prefix cache."""
         await self._connection.call("/reset_prefix_cache")
 
     @property
@@ -190,7 +193,7 @@ class VllmServer:
         return 1
 
     def info(self) -> EngineInfo:
-        """What the server said of itself; valid after `start`."""
+        """Facts about the server; valid after `start`."""
         return EngineInfo(
             name="vllm",
             model=self._model,
@@ -202,16 +205,16 @@ class VllmServer:
         )
 
     async def close(self) -> None:
-        """End what is in flight and close the connections; the server stays."""
+        """End requests in flight and close the connections; the server keeps running."""
         for request_id in list(self._queues):
             await self.abort(request_id)
         await self._connection.close()
 
 
 def _chunks(event: Mapping[str, Any], top: int) -> list[TokenChunk]:
-    """The chunk in an event, if it has any tokens or the end. Raises InvalidRequest or EngineFailed."""
+    """The chunk in an event; none if it has no tokens and no finish. Raises InvalidRequest or EngineFailed."""
     if not isinstance(event, Mapping):
-        raise EngineFailed(f"the engine answered with a {type(event).__name__} in place of an object")
+        raise EngineFailed(f"the engine answered with a {type(event).__name__} instead of an object")
     if (error := event.get("error")) is not None:
         raise _refusal(error)
     if not event.get("choices"):
@@ -219,14 +222,16 @@ def _chunks(event: Mapping[str, Any], top: int) -> list[TokenChunk]:
     try:
         return _chunk(event["choices"][0], top)
     except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
-        raise EngineFailed(f"the engine's answer is not as vLLM's: {type(error).__name__}: {error}") from None
+        raise EngineFailed(f"the engine's answer does not have vLLM's form: {type(error).__name__}: {error}") from None
 
 
 def _chunk(choice: Mapping[str, Any], top: int) -> list[TokenChunk]:
     ids, told = choice.get("token_ids") or [], choice.get("logprobs") or {}
     logprobs = told.get("token_logprobs") or []
     if len(ids) != len(logprobs) or None in logprobs:
-        raise EngineFailed(f"the engine gave {len(logprobs)} logprobs for {len(ids)} tokens (vLLM 0.10.2 or later?)")
+        raise EngineFailed(
+            f"the engine gave {len(logprobs)} logprobs for {len(ids)} tokens; vLLM 0.10.2 or later is needed"
+        )
     reason = choice.get("finish_reason")
     if reason is not None and reason not in _FINISH:
         raise EngineFailed(f"the engine ended a reply with '{reason}'")
@@ -245,7 +250,7 @@ _FINISH = {
 
 
 def _refusal(error: Any) -> ProxyError:
-    """An error in the middle of a stream: the request's fault, or the server's."""
+    """The exception for an error in a stream: EngineFailed for code 500 and above, else InvalidRequest."""
     told: Mapping[str, Any] = error if isinstance(error, Mapping) else {"message": error}
     code = told.get("code")
     if isinstance(code, int) and code >= _SERVER_ERROR:
@@ -254,7 +259,7 @@ def _refusal(error: Any) -> ProxyError:
 
 
 def _truncates(sampling: SamplingParams) -> str | None:
-    """The first parameter that takes tokens out of the distribution."""
+    """The first parameter that truncates the distribution, if any."""
     doing = {
         "temperature": sampling.temperature == 0.0,
         "top_p": sampling.top_p != 1.0,
@@ -265,7 +270,7 @@ def _truncates(sampling: SamplingParams) -> str | None:
 
 
 def _changes_logits(sampling: SamplingParams) -> str | None:
-    """The first parameter that moves the distribution away from the model's own at temperature 1."""
+    """The first parameter that changes the distribution from the model's own at temperature 1, if any."""
     if sampling.temperature not in (0.0, 1.0):
         return "temperature"
     if sampling.logit_bias:
@@ -275,6 +280,6 @@ def _changes_logits(sampling: SamplingParams) -> str | None:
 
 
 def _ranked(entry: Mapping[str, float], top: int) -> tuple[tuple[int, float], ...]:
-    """Alternatives named `token_id:N`, highest first; the sampled token may stand beyond the ones asked for."""
+    """Alternatives named `token_id:N`, highest first, at most `top`: vLLM may add the sampled token to them."""
     pairs = [(int(name.removeprefix(_ID_MARK)), value) for name, value in entry.items()]
     return tuple(sorted(pairs, key=lambda pair: -pair[1])[:top])

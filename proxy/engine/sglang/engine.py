@@ -1,7 +1,7 @@
-"""`sglang.Engine` inside this process; its scheduler is a child process.
+"""`sglang.Engine` in this process, with its scheduler in a child process.
 
-No input id outside of the vocabulary ever gets to it: one would end the scheduler, and this process with it. Where the
-engine runs data parallel, a session stays on its rank, where its prefix is cached, while it lives.
+Input ids are checked against the vocabulary first: one outside of it would crash the scheduler, and this process with
+it. With data parallelism, a session stays on its rank, where its prefix is cached.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from proxy.settings import Settings
 
 _TENSORS = "serialized_named_tensors"
 _RESERVED_TOKENS = 4
-"""SGLang's own margin: `max_req_input_len` is 5 below the longest request, of which one more token stays free."""
+"""`max_req_input_len` is 5 tokens below SGLang's longest request, of which one more stays free: 4 can be added back."""
 
 _REMEMBERED_SESSIONS = 65_536
 
@@ -56,8 +56,8 @@ class SglangEngine:
             watched = type("WatchedEngine", (Engine,), {"run_scheduler_process_func": staticmethod(run_scheduler)})
             self._engine = watched(**arguments)
         except (ImportError, TypeError, ValueError, RuntimeError, OSError) as error:
-            raise ConfigurationError(f"the SGLang engine does not start: {error}") from error
-        # It would else be made at the first request, and take the server's signal handlers away.
+            raise ConfigurationError(f"the SGLang engine cannot start: {error}") from error
+        # Otherwise created at the first request, where it would replace the server's signal handlers.
         self._manager.auto_create_handle_loop()
         self._intervals = "stream_interval" in _fields(SamplingParams)
         self._ranks = Ranks(int(self._manager.server_args.dp_size))
@@ -85,29 +85,29 @@ class SglangEngine:
             self._manager.abort_request(rid=rid)
 
     async def pause(self, mode: PauseMode) -> None:
-        """Park generation: in place, retracted to the queue with an empty cache, or ended; new requests wait."""
+        """Pause: requests stay in place, are retracted to the queue (their cache emptied), or end; new ones wait."""
         from sglang.srt.managers.io_struct import PauseGenerationReqInput
 
         self._mode = mode
         await self._manager.pause_generation(PauseGenerationReqInput(mode=mode.value))
 
     async def resume(self) -> None:
-        """Go on after `pause`."""
+        """Resume sampling."""
         from sglang.srt.managers.io_struct import ContinueGenerationReqInput
 
         await self._manager.continue_generation(ContinueGenerationReqInput())
         self._mode = None
 
     async def update_weights(self, path: str, version: int | None = None) -> int:
-        """Load the weights in folder `path`. Raises InvalidRequest when they are not for this model.
+        """Load the weights in folder `path`. Raises InvalidRequest if they are not for this model.
 
-        What runs under a pause in place keeps the keys and values of the old weights, and so does the prefix cache;
-        retract it to compute them anew.
+        Requests paused IN_PLACE, and the prefix cache, keep keys and values of the old weights; a pause of mode RETRACT
+        computes them anew.
         """
         from sglang.srt.managers.io_struct import UpdateWeightFromDiskReqInput
 
         if not (Path(path) / "config.json").is_file():
-            raise InvalidRequest(f"{path} is not a folder with a Hugging Face model", param="path")
+            raise InvalidRequest(f"{path} is not a Hugging Face model folder (it has no config.json)", param="path")
         new = self._version + 1 if version is None else version
         flush = self._mode is PauseMode.RETRACT or not self._running
         update = UpdateWeightFromDiskReqInput(model_path=path, weight_version=str(new), flush_cache=flush)
@@ -117,7 +117,7 @@ class SglangEngine:
         return self._now(new)
 
     async def transfer_weights(self, step: WeightTransfer, fields: Mapping[str, Any]) -> int:
-        """Pass a step on. Tensors come as SGLang's serialisation in base64. Raises InvalidRequest."""
+        """Pass a step to SGLang. Tensors come in SGLang's serialisation, in base64. Raises InvalidRequest."""
         from sglang.srt.managers import io_struct
 
         name = "".join(word.capitalize() for word in step.value.split("_")) + "ReqInput"
@@ -135,21 +135,21 @@ class SglangEngine:
         return self._version if named is None else self._now(self._numbers.number(named))
 
     async def release_memory(self, tags: Sequence[str] = ()) -> None:
-        """Give GPU memory back. Raises EngineIncapable without `--engine-arg enable_memory_saver=true`."""
+        """Release GPU memory. Raises EngineIncapable without `--engine-arg enable_memory_saver=true`."""
         from sglang.srt.managers.io_struct import ReleaseMemoryOccupationReqInput
 
         self._check_memory_saver()
         await self._manager.release_memory_occupation(ReleaseMemoryOccupationReqInput(tags=list(tags) or None), None)
 
     async def resume_memory(self, tags: Sequence[str] = ()) -> None:
-        """Take it again."""
+        """Take released GPU memory back."""
         from sglang.srt.managers.io_struct import ResumeMemoryOccupationReqInput
 
         self._check_memory_saver()
         await self._manager.resume_memory_occupation(ResumeMemoryOccupationReqInput(tags=list(tags) or None), None)
 
     async def flush_cache(self) -> None:
-        """Forget cached prefixes; requests in flight are retracted for it, and go on."""
+        """Empty the prefix cache. Requests in flight are retracted for it, then continue."""
         if (await self._manager.flush_cache()).success:
             return
         before = self._mode
@@ -158,16 +158,16 @@ class SglangEngine:
         if before is None:
             await self.resume()
         if not done:
-            raise EngineFailed("the engine would not flush its cache")
+            raise EngineFailed("the engine did not flush its prefix cache")
 
     def info(self) -> EngineInfo:
-        """What runs here; valid after `start`."""
+        """Facts about the engine; valid after `start`."""
         if self._info is None:
-            raise EngineFailed("the engine was not started")
+            raise EngineFailed("the engine is not started")
         return self._info
 
     async def close(self) -> None:
-        """End the scheduler and whatever it was doing."""
+        """Abort all requests and stop the scheduler process."""
         if self._engine is not None:
             self._manager.abort_request(abort_all=True)
             await asyncio.to_thread(self._engine.shutdown)
@@ -188,7 +188,7 @@ class SglangEngine:
 
         interval = stream_interval(request) if self._intervals else None
         return GenerateReqInput(
-            # SGLang aborts every request whose id begins with the one given: none may begin with another's.
+            # SGLang aborts every request whose id begins with the given one: no id may be a prefix of another.
             rid=f"{uuid.uuid4().hex}:{request.request_id}",
             input_ids=request.input_ids.tolist(),
             sampling_params=sampling_params(request, interval),
@@ -219,11 +219,11 @@ class SglangEngine:
 
     def _check_memory_saver(self) -> None:
         if Capability.RELEASE_MEMORY not in self.info().capabilities:
-            raise EngineIncapable("releasing memory needs --engine-arg enable_memory_saver=true")
+            raise EngineIncapable("to release memory, start with --engine-arg enable_memory_saver=true")
 
 
 class Ranks:
-    """Which data-parallel rank a session is on: its own while it is remembered, else the least loaded."""
+    """Placement of sessions on data-parallel ranks: a known session keeps its rank, a new one gets the least loaded."""
 
     def __init__(self, size: int) -> None:
         self._size = size
@@ -231,7 +231,7 @@ class Ranks:
         self._load: Counter[int] = Counter()
 
     def take(self, session_id: str) -> int | None:
-        """The rank for a request of a session, None where there is only one. `give_back` ends it."""
+        """Return the rank for a request; None if there is only one. Call `give_back` when the request ends."""
         if self._size < 2:
             return None
         rank = self._of_session.get(session_id) if session_id else None
@@ -247,7 +247,7 @@ class Ranks:
         return rank
 
     def give_back(self, rank: int | None) -> None:
-        """A request of this rank has ended."""
+        """Note the end of a request on `rank`."""
         if rank is not None:
             self._load[rank] -= 1
 
@@ -280,7 +280,7 @@ def _value(text: str) -> Any:
 
 
 def _missing(arguments: Any) -> frozenset[Capability]:
-    """What this engine cannot do as it was started."""
+    """The capabilities that the engine lacks with these server arguments."""
     missing = set()
     if arguments.skip_tokenizer_init or arguments.grammar_backend == "none":
         missing.add(Capability.GRAMMAR)
@@ -296,11 +296,11 @@ def _fields(struct: Any) -> frozenset[str]:
 
 
 def tensors_of(fields: Mapping[str, Any]) -> list[bytes]:
-    """What a step hands over, as SGLang serialised it. Raises InvalidRequest for what is no list of base64."""
+    """Decode the serialised tensors of a step, one per process. Raises InvalidRequest if they are not base64."""
     texts = fields.get(_TENSORS)
     try:
         if not isinstance(texts, list):
             raise TypeError
         return [text if isinstance(text, bytes) else base64.b64decode(text, validate=True) for text in texts]
     except (TypeError, ValueError):
-        raise InvalidRequest(f"'{_TENSORS}' must be a list of base64, one a process", param=_TENSORS) from None
+        raise InvalidRequest(f"'{_TENSORS}' must be a list of base64 texts, one per process", param=_TENSORS) from None

@@ -1,8 +1,8 @@
-"""SGLang's scheduler process, where each token is passed on with the version that sampled it, from the first part on.
+"""SGLang's scheduler process with hooks that report the exact weight version of every token, from the first part on.
 
-By itself SGLang names versions for certain in a reply's last part only, and counts the tokens of each request when
-weights change: its overlapped scheduler has by then launched one step whose tokens it has not counted yet. The old
-weights sampled them, and it would name the new ones. Hooks of its own registry put both right.
+Unhooked, SGLang reports exact versions only in a reply's last part. And when weights change, it counts the tokens of
+each request, but its overlapped scheduler has already launched a step whose tokens are not counted: the old weights
+sample them, and SGLang would name the new ones. The hooks, set through SGLang's own hook registry, mend both.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ _MARK = "tokengrove_sampled_by"
 
 
 def run_scheduler(*arguments: Any, **named: Any) -> None:
-    """In place of SGLang's `run_scheduler_process`, in its child process."""
+    """Register the hooks, then run SGLang's `run_scheduler_process`. Runs in the child process in its place."""
     from sglang.srt.managers.scheduler import Scheduler, run_scheduler_process
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
     scheduler = "sglang.srt.managers.scheduler.Scheduler"
     parts = "sglang.srt.managers.scheduler_components.output_streamer._GenerationStreamAccumulator"
-    if hasattr(Scheduler, "record_weight_version_change"):  # an older SGLang knows no versions within a reply
+    if hasattr(Scheduler, "record_weight_version_change"):  # older SGLang has no versions within a reply
         HookRegistry.register(f"{scheduler}.record_weight_version_change", mark_launched, HookType.AROUND)
         HookRegistry.register(f"{scheduler}.process_batch_result", count_launched, HookType.AROUND)
         HookRegistry.register(f"{parts}.to_payload", name_versions, HookType.AROUND)
@@ -29,7 +29,7 @@ def run_scheduler(*arguments: Any, **named: Any) -> None:
 
 
 def mark_launched(record: Callable[..., Any], scheduler: Any, new_version: str | None) -> None:
-    """Note on each batch whose result is still out which weights it was launched with."""
+    """Hook: mark each batch with a pending result with the version of the weights that it was launched with."""
     from sglang.srt.runtime_context import get_serving
 
     old = get_serving().weight_version
@@ -41,9 +41,10 @@ def mark_launched(record: Callable[..., Any], scheduler: Any, new_version: str |
 
 
 def count_launched(process: Callable[..., Any], scheduler: Any, batch: Any, result: Any) -> None:
-    """Count what this result adds to the requests of a noted batch as sampled by the weights noted.
+    """Hook: attribute the tokens of a marked batch's result to the version in the mark.
 
-    A request tells its versions before `process` returns: until then all of it counts.
+    A request may report its versions before `process` returns, when the number of its new tokens is not known yet;
+    until then the old version has no end.
     """
     version = getattr(batch, _MARK, None)
     requests = batch.reqs if version is not None else ()
@@ -55,7 +56,7 @@ def count_launched(process: Callable[..., Any], scheduler: Any, batch: Any, resu
 
 
 def _end_version(request: Any, version: Any, before: int, end: int) -> None:
-    """Let `version` end after `end` tokens, in place of what was noted at `before` tokens and later."""
+    """Record that `version` ends after `end` tokens, replacing events at `before` tokens or later."""
     from sglang.srt.utils.weight_versions import WeightVersionEvent
 
     events = [event for event in request.weight_version_events if event.num_output_tokens < before]
@@ -63,7 +64,7 @@ def _end_version(request: Any, version: Any, before: int, end: int) -> None:
 
 
 def name_versions(pack: Callable[..., Any], parts: Any, *arguments: Any, **named: Any) -> Any:
-    """Let every part tell its versions as the last one does, before it waits on its way to the client."""
+    """Hook: add the version spans of all tokens to every part, as SGLang does for the last one only."""
     from sglang.srt.utils.weight_versions import compute_weight_version_spans
 
     for place, (request, spans) in enumerate(zip(parts.output_reqs, parts.weight_versions, strict=True)):

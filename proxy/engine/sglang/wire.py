@@ -1,9 +1,9 @@
-"""What SGLang is asked and what it answers, the same inside this process and over HTTP.
+"""SGLang's request parameters and replies, the same in this process and over HTTP.
 
-Every token gets its own logprob and the version that sampled it, or the call fails: an answer whose lists differ in
-length is refused. SGLang's lists are shared and grow while they are read, so they are copied by length. A part that is
-not the last names the weights that were served when it was passed on, which may be later ones than those that sampled
-it; the last part tells of all tokens, and corrects what was said.
+Every token gets its own logprob and weight version, or the call fails: a reply whose lists differ in length is refused.
+SGLang's lists are shared and grow while they are read, so they are copied by length. Before the last part, SGLang names
+the version served when the part was sent, which may be newer than the one that sampled its tokens; the last part has
+the versions of all tokens, and corrects earlier parts.
 """
 
 from __future__ import annotations
@@ -24,19 +24,20 @@ from proxy.types import FinishReason, VersionRuns, ids_of
 _WHOLE_VOCABULARY = -1
 _BAD_REQUEST, _SERVER_ERROR = 400, 500
 _UNSTREAMED_INTERVAL = 32
-"""Tokens at once where no client reads them as they come: stop strings still end soon, at a thirtieth of the work."""
+"""Tokens per part for unstreamed replies: a thirtieth of the work, and stop strings still end a reply soon."""
 
 
 @dataclass(slots=True)
 class VersionNumbers:
-    """An engine's names of its weights as integers: what is one stays, the rest is numbered by order of appearance.
+    """Integers for an engine's version names: an integer name is itself, others are numbered in order of appearance.
 
-    A name such as 20261121120000 is of the rest: versions are int32 in every export.
+    An integer above LARGEST_VERSION, such as 20261121120000, counts as one of the others: exports store int32.
     """
 
     names: list[str] = field(default_factory=list)
 
     def number(self, name: Any) -> int:
+        """Return the integer of a version name, the same on every call."""
         text = str(name)
         if text.isdecimal() and int(text) <= LARGEST_VERSION:
             return int(text)
@@ -46,7 +47,7 @@ class VersionNumbers:
 
 
 def sampling_params(request: GenerateRequest, stream_interval: int | None) -> dict[str, Any]:
-    """The `sampling_params` of a request. `stream_interval` tokens are sent at once, None: as the server is set."""
+    """Return SGLang's `sampling_params`. `stream_interval`: tokens per part; None for the server's setting."""
     sampling = request.sampling
     params: dict[str, Any] = {
         "max_new_tokens": sampling.max_tokens,
@@ -73,12 +74,12 @@ def sampling_params(request: GenerateRequest, stream_interval: int | None) -> di
 
 
 def stream_interval(request: GenerateRequest) -> int:
-    """How many tokens are best sent at once."""
+    """Tokens per part of the reply: 1 if the client streams, else 32."""
     return 1 if request.streamed else _UNSTREAMED_INTERVAL
 
 
 def structural_tag(grammar: Grammar) -> str:
-    """A grammar as a structural tag of xgrammar, in JSON: literals, marker tokens, JSON schemas, once or repeated."""
+    """Return a grammar as an xgrammar structural tag, in JSON."""
     choices = [_sequence([_part(part) for part in parts]) for parts in grammar.alternatives]
     once = choices[0] if len(choices) == 1 else {"type": "or", "elements": choices}
     if not grammar.repeat:
@@ -105,7 +106,11 @@ def _sequence(elements: Sequence[Any]) -> Any:
 
 @dataclass(slots=True)
 class SglangReply:
-    """One answer while it comes. `incremental`: each part holds only what is new, else all there is so far."""
+    """The state of one reply in progress.
+
+    `incremental`: each part has only the new tokens, else all tokens so far. `sent`: tokens that were turned into
+    chunks. `said`: the version runs that were reported for them.
+    """
 
     numbers: VersionNumbers
     incremental: bool = False
@@ -113,7 +118,7 @@ class SglangReply:
     said: VersionRuns = ()
 
     def chunks(self, out: Mapping[str, Any]) -> Iterator[TokenChunk]:
-        """What is new in a part of the answer, a chunk a weight version. Raises InvalidRequest or EngineFailed."""
+        """Yield the new tokens of a part, one chunk per weight version. Raises InvalidRequest or EngineFailed."""
         meta = _meta(out)
         finish = _finish(meta.get("finish_reason"))
         total = int(meta["completion_tokens"])
@@ -144,24 +149,24 @@ class SglangReply:
             )
 
     def _new(self, values: Sequence[Any], count: int) -> Sequence[Any]:
-        """The last `count` of the values up to now; in a cumulative answer the list may have grown since."""
+        """The `count` new values. In a cumulative reply the shared list may already have grown further."""
         if self.incremental:
             return values[len(values) - count :] if count else []
         return values[self.sent : self.sent + count]
 
     def _sampled(self, meta: Mapping[str, Any], count: int) -> Sequence[Any]:
-        """Logprob and id of each new token."""
+        """The entries (logprob, id, ...) of the new tokens."""
         return self._new(meta.get("output_token_logprobs") or [], count)
 
     def _told(self, meta: Mapping[str, Any], total: int) -> VersionRuns:
-        """The versions of all tokens as this part has them. Raises EngineFailed when a token has none, or two."""
+        """The version runs of all tokens, by this part. Raises EngineFailed if its spans overlap or leave gaps."""
         spans = meta.get("weight_versions")
         if not spans:
             return with_run(self.said, total - self.sent, self._version(meta))
         bounds = [(span["start"], min(span["end"], total), span["version"]) for span in spans]
         bounds = [(start, end, name) for start, end, name in bounds if end > start]
         if [start for start, _, _ in bounds] + [total] != [0] + [end for _, end, _ in bounds]:
-            raise EngineFailed(f"the engine's spans of weight versions do not cover its {total} tokens")
+            raise EngineFailed(f"the engine's spans of weight versions do not cover its {total} tokens exactly")
         return joined((), tuple((end - start, self.numbers.number(name)) for start, end, name in bounds))
 
     def _version(self, meta: Mapping[str, Any]) -> int:
@@ -187,14 +192,14 @@ def _logprob(value: Any) -> float:
 
 
 def _finish(reason: Any) -> FinishReason | None:
-    """Raises InvalidRequest or EngineFailed for an abort that is an error."""
+    """Map SGLang's finish reason. Raises InvalidRequest or EngineFailed for an abort that reports an error."""
     if reason is None:
         return None
     kind = reason["type"] if isinstance(reason, Mapping) else reason
     if kind == "abort":
         status = reason.get("status_code") if isinstance(reason, Mapping) else None
         if status is not None and status >= _BAD_REQUEST:
-            message = f"the engine gave the request up: {reason.get('message')}"
+            message = f"the engine aborted the request: {reason.get('message')}"
             raise EngineFailed(message) if status >= _SERVER_ERROR else InvalidRequest(message)
         return FinishReason.ABORT
     return FinishReason.LENGTH if kind == "length" else FinishReason.STOP

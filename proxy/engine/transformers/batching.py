@@ -1,8 +1,8 @@
-"""transformers' continuous batching with our sampler in the place of its own. Nothing else touches its insides.
+"""transformers' continuous batching with our sampler. No other module uses its internals.
 
-The one hook is `ModelRunner._sample(scores, output_ids)`, equal in 5.19 to 5.23: it gets the logits of every request
-that takes a token in this step and writes the tokens. `check_hook` proves at start that it is there. Pausing parks the
-batching thread between two steps; `forget` may be called only then.
+The only hook is `ModelRunner._sample(scores, output_ids)`, the same in transformers 5.19 to 5.23: it receives the
+logits of every request that takes a token in this step, and writes the tokens. `check_hook` verifies at start that it
+exists. A pause parks the batching thread between two steps; only then may `forget` be called.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     import torch
 
 PAGE_TOKENS = 32
-"""Prefixes are shared in whole pages: small ones share more, and cost little next to a forward pass."""
+"""Tokens per cache page. Prefixes are shared in whole pages: small pages share more, and their cost is small."""
 
 
 @dataclass(frozen=True, slots=True)
 class BatchSizes:
-    """Upper bounds in tokens: of the key-value cache over all requests, and of one forward pass (prefill included)."""
+    """Limits in tokens: of the KV cache over all requests, and of one forward pass (prefill included)."""
 
     cache_tokens: int
     batch_tokens: int
@@ -32,7 +32,7 @@ class BatchSizes:
 
 @dataclass(frozen=True, slots=True)
 class StepEntry:
-    """What one request did in a step: how many of its tokens went through the model, and whether it takes a new one."""
+    """One request in a step: the number of its tokens that the model processed, and whether it takes a new token."""
 
     serial: str
     processed: int
@@ -40,13 +40,15 @@ class StepEntry:
 
 
 StepSampler = Callable[[Sequence[StepEntry], "torch.Tensor"], Sequence[int]]
-"""Gets all entries of a step and the float32 logits [takers, vocabulary] of those that take a token, in their order;
-returns a token for each taker. It runs on the batching thread, and must not raise for the fault of one request."""
+"""Called with all entries of a step and the float32 logits [takers, vocabulary] of the entries that take a token, in
+order; returns one token per taker. Runs on the batching thread, and must not raise for a failure of one request."""
 
 
 class ContinuousBatch:
-    """Requests, each under a serial of its own, decoded together. All methods may be called from any thread, but
-    `pause` and `unpause` from one and the same."""
+    """Requests that are decoded together, each under a unique serial.
+
+    Methods may be called from any thread, except `pause` and `unpause`: always from one thread.
+    """
 
     def __init__(self, model: Any, sizes: BatchSizes, sampler: StepSampler) -> None:
         self._model = model
@@ -65,15 +67,15 @@ class ContinuousBatch:
             num_blocks=self._sizes.cache_tokens // PAGE_TOKENS,
             max_batch_tokens=self._sizes.batch_tokens,
             max_requests_per_batch=self._sizes.batch_tokens,
-            use_async_batching=False,  # a token is decided on the host before the next step is planned
+            use_async_batching=False,  # the next step is planned after the host has sampled
             use_cuda_graph=False,
-            auto_switch_to_flash=False,  # would look for kernels on a hub
+            auto_switch_to_flash=False,  # would look for kernels on the Hugging Face hub
         )
         try:
             self._manager = self._model.init_continuous_batching(
                 generation_config=GenerationConfig(do_sample=False, eos_token_id=-1), continuous_batching_config=config
             )
-            self._manager.warmup()  # makes the processor now, so that the sampler is in place before the first step
+            self._manager.warmup()  # creates the processor now, so that the sampler is in place before the first step
         except (MemoryError, ValueError, RuntimeError) as error:
             raise ConfigurationError(f"transformers cannot run this model in continuous batching: {error}") from error
         self._manager.batch_processor.model_runner._sample = self._sample
@@ -81,17 +83,17 @@ class ContinuousBatch:
 
     @property
     def alive(self) -> bool:
-        """Whether the batching thread runs."""
+        """True while the batching thread runs."""
         return self._manager is not None and bool(self._manager.is_running())
 
     @property
     def reason_of_death(self) -> str:
-        """What ended the batching thread, as far as it is known."""
+        """An error message: the batching thread has ended, and why if known."""
         error = self._manager.background_thread_status.fatal_error
         return "the engine's batching thread has ended" + (f": {error}" if error is not None else "")
 
     def submit(self, serial: str, ids: Sequence[int], max_tokens: int, stop_token_ids: Sequence[int]) -> None:
-        """Queue a request. Raises EngineFailed when the batching thread takes none."""
+        """Queue a request. Raises EngineFailed if the batching thread has ended."""
         taken = self._manager.add_request(
             list(ids), request_id=serial, max_new_tokens=max_tokens, eos_token_id=list(stop_token_ids) or [-1]
         )
@@ -103,12 +105,12 @@ class ContinuousBatch:
         self._manager.cancel_request(serial)
 
     def next_failure(self, timeout_s: float) -> tuple[str, str] | None:
-        """Serial and reason of a request that the engine gave up, or None after at most `timeout_s`."""
+        """Return serial and reason of a request that failed in transformers; None after `timeout_s` seconds at most."""
         output = self._manager.get_result(timeout=timeout_s)
         return (output.request_id, output.error) if output is not None and output.error is not None else None
 
     def pause(self) -> None:
-        """Park the batching thread between two steps; a second call changes nothing. Raises EngineFailed."""
+        """Park the batching thread between two steps; no effect if parked. Raises EngineFailed."""
         if self._paused is None:
             paused = self._manager.pause()
             try:
@@ -118,23 +120,23 @@ class ContinuousBatch:
             self._paused = paused
 
     def unpause(self) -> None:
-        """Let the batching thread go on."""
+        """Let the batching thread continue; no effect unless parked."""
         paused, self._paused = self._paused, None
         if paused is not None:
             paused.__exit__(None, None, None)
 
     @property
     def paused(self) -> bool:
-        """Whether the batching thread is parked."""
+        """True while the batching thread is parked."""
         return self._paused is not None
 
     def forget(self) -> None:
-        """Drop all requests that are scheduled and every cached key and value. The thread must be parked."""
+        """Drop all scheduled requests and all cached keys and values. The batching thread must be parked."""
         self._manager.batch_processor.reset()
         self._manager.batch_processor.cache.reset()
 
     def stop(self, timeout_s: float) -> None:
-        """End the batching thread after its current step; what it still held fails."""
+        """Stop the batching thread after its current step, within `timeout_s` seconds; its requests fail."""
         if self._manager is None:
             return
         self.unpause()
@@ -142,7 +144,7 @@ class ContinuousBatch:
             self._manager.stop(block=True, timeout=timeout_s, hard_stop=True)
 
     def _sample(self, scores: torch.Tensor, output_ids: torch.Tensor) -> None:
-        """Stands in for `ModelRunner._sample`: scores [1, takers, vocabulary], tokens go to output_ids[0]."""
+        """Replaces `ModelRunner._sample`: reads scores [1, takers, vocabulary], writes the tokens to output_ids[0]."""
         import torch
 
         futures = self._manager.batch_processor.inputs_and_outputs.requests_in_batch
@@ -153,7 +155,7 @@ class ContinuousBatch:
 
 
 def check_hook() -> None:
-    """Raise ConfigurationError unless this version of transformers has the hook in the form that is used here."""
+    """Raise ConfigurationError unless this version of transformers has the hook with the expected signature."""
     import transformers
 
     try:
@@ -166,6 +168,6 @@ def check_hook() -> None:
         found = False
     if not found:
         raise ConfigurationError(
-            f"transformers {transformers.__version__} has no place for our sampler in its continuous batching; "
-            "install transformers>=5.19,<5.24"
+            f"transformers {transformers.__version__} has no hook for sampling in its continuous batching; "
+            "install 'transformers>=5.19,<5.24'"
         )

@@ -1,8 +1,8 @@
-"""The engine that needs no GPU: transformers' continuous batching, with our own sampling, one row a request.
+"""The transformers engine: Hugging Face continuous batching with our own sampler. It needs no GPU.
 
-Every token carries the version of the weights that sampled it, and its keys and values are always those of the current
-weights: an update submits what is in flight anew (prompt and output so far) and empties the prefix cache. When the
-batching thread dies, every request fails at once; none waits for ever.
+Every token carries the weight version that sampled it, and keys and values are always computed with the current
+weights: an update empties the prefix cache and resubmits requests in flight with their output so far. If the batching
+thread dies, every request fails at once; none waits for ever.
 """
 
 from __future__ import annotations
@@ -45,17 +45,17 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _WATCH_INTERVAL_S = 0.2
-"""How long the death of the batching thread may stay unseen."""
+"""Seconds within which the death of the batching thread is noticed."""
 
 _STOP_TIMEOUT_S = 30.0
-"""Longest wait for the step that is running when the engine closes."""
+"""Limit in seconds for the running step to end when the engine closes."""
 
 
 class TransformersEngine:
     """Implements `proxy.engine.interface.Engine` on the Hugging Face model in `folder`."""
 
     def __init__(self, settings: Settings, folder: Path) -> None:
-        """Raises ConfigurationError for an unknown `--engine-arg`; loads nothing yet."""
+        """Parse options; load nothing yet. Raises ConfigurationError for an unknown `--engine-arg`."""
         self._settings = settings
         self._folder = folder
         self._options = parse_options(settings.engine_arg)
@@ -65,16 +65,16 @@ class TransformersEngine:
         self._context_length = 0
         self._version = 0
         self._flights: dict[str, InFlight] = {}
-        self._lock = threading.Lock()  # submitting a request against submitting all of them anew
+        self._lock = threading.Lock()  # guards submitting one request against resubmitting all
         self._serials = itertools.count()
-        self._down = "the engine was not started"
-        # Pausing is counted per thread in transformers: all of it happens on this one.
+        self._down = "the engine is not started"
+        # transformers counts pauses per thread, so all of them happen on this one.
         self._control = ThreadPoolExecutor(max_workers=1, thread_name_prefix="tokengrove-control")
 
     async def start(self) -> None:
         """Load the model and start the batching thread. Raises ConfigurationError."""
         if find_spec("torch") is None:
-            raise ConfigurationError("the transformers engine needs torch: install tokengrove[cpu]")
+            raise ConfigurationError("the transformers engine needs the package torch: pip install 'tokengrove[cpu]'")
         await self._on_control(self._load)
         self._down = ""
         threading.Thread(target=self._watch, name="tokengrove-watch", daemon=True).start()
@@ -99,7 +99,7 @@ class TransformersEngine:
         self._abort([flight for flight in self._in_flight() if flight.request.request_id == request_id])
 
     async def pause(self, mode: PauseMode) -> None:
-        """Park generation. RETRACT also empties the cache; ABORT ends what is in flight; new requests wait."""
+        """Pause sampling. RETRACT also empties the cache, ABORT ends requests in flight; new requests wait."""
         batch = self._running()
         await self._on_control(batch.pause)
         if mode is PauseMode.RETRACT:
@@ -108,33 +108,33 @@ class TransformersEngine:
             self._abort(self._in_flight())
 
     async def resume(self) -> None:
-        """Go on after `pause`."""
+        """Resume sampling."""
         await self._on_control(self._running().unpause)
 
     async def update_weights(self, path: str, version: int | None = None) -> int:
-        """Load the weights in folder `path` in place. Raises InvalidRequest when they are not for this model."""
+        """Load the weights in folder `path` in place. Raises InvalidRequest if they are not for this model."""
         self._running()
         return await self._on_control(lambda: self._replace_weights(Path(path), version))
 
     async def flush_cache(self) -> None:
-        """Forget cached prefixes; requests in flight compute theirs anew and go on."""
+        """Empty the prefix cache. Requests in flight compute their keys and values anew, then continue."""
         self._running()
         await self._on_control(lambda: self._while_paused(self._resubmit_all))
 
     async def transfer_weights(self, step: WeightTransfer, fields: Mapping[str, Any]) -> int:
-        """Raises EngineIncapable: weights come from a folder."""
-        raise EngineIncapable(f"the transformers engine has no {step.value}; use update_weights with a folder")
+        """Raises EngineIncapable: this engine loads weights from a folder only."""
+        raise EngineIncapable(f"the transformers engine has no {step.value}; use /engine/update_weights with a folder")
 
     async def release_memory(self, tags: Sequence[str] = ()) -> None:
-        """Raises EngineIncapable: weights and cache stay where they are."""
-        raise EngineIncapable("the transformers engine cannot give its memory back while it runs")
+        """Raises EngineIncapable: this engine keeps its memory while it runs."""
+        raise EngineIncapable("the transformers engine cannot release memory")
 
     async def resume_memory(self, tags: Sequence[str] = ()) -> None:
         """Raises EngineIncapable: nothing was ever released."""
-        raise EngineIncapable("the transformers engine never gives its memory back, so it has none to take")
+        raise EngineIncapable("the transformers engine never releases memory, so there is none to resume")
 
     def info(self) -> EngineInfo:
-        """What runs here; valid after `start`."""
+        """Facts about the engine; valid after `start`."""
         builtin = "built-in random weights: its words are noise; " if self._settings.model is None else ""
         return EngineInfo(
             name="transformers",
@@ -147,7 +147,7 @@ class TransformersEngine:
         )
 
     async def close(self) -> None:
-        """End requests in flight with ABORT, and the batching thread."""
+        """End requests in flight with `FinishReason.ABORT`, and stop the batching thread."""
         self._down = "the engine is closed"
         post((flight, aborted(self._version)) for flight in self._in_flight())
         if self._batch is not None:
@@ -155,7 +155,7 @@ class TransformersEngine:
             await self._on_control(lambda: batch.stop(_STOP_TIMEOUT_S))
         self._control.shutdown(wait=False)
 
-    # What follows runs on the event loop.
+    # The methods below run on the event loop.
 
     def _running(self) -> ContinuousBatch:
         if self._down or self._batch is None:
@@ -195,10 +195,10 @@ class TransformersEngine:
     async def _on_control(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._control, work)
 
-    # What follows runs on any thread.
+    # The methods below run on any thread.
 
     def _send(self, flight: InFlight) -> None:
-        """Queue prompt and output so far. Raises EngineFailed."""
+        """Submit prompt and output so far to the batch. Raises EngineFailed."""
         ids = [*flight.request.input_ids, *flight.output]
         self._running().submit(flight.serial, ids, flight.row.remaining, sorted(flight.stop_token_ids))
 
@@ -215,7 +215,7 @@ class TransformersEngine:
         missing = {Capability.RELEASE_MEMORY}
         return frozenset(missing if self._grammars is not None else missing | {Capability.GRAMMAR})
 
-    # What follows runs on the control thread.
+    # The methods below run on the control thread.
 
     def _load(self) -> None:
         self._model = load_model(self._folder, self._options)
@@ -249,10 +249,10 @@ class TransformersEngine:
                 batch.unpause()
 
     def _resubmit_all(self) -> None:
-        """Empty the cache and queue every request anew with what it has so far; the thread is parked.
+        """Empty the cache and resubmit every request with its output so far. The batching thread must be parked.
 
-        A request that was on its way to the scheduler may take one more step under its old serial: `_step` knows no
-        such serial any more, and the cancellation frees it after that.
+        A request that was on its way to the scheduler may take one more step under its old serial: `_step` ignores
+        unknown serials, and the cancellation then frees it.
         """
         batch = self._running()
         batch.forget()
@@ -265,10 +265,10 @@ class TransformersEngine:
                 if not flight.finished:
                     self._send(flight)
 
-    # What follows runs on the batching thread.
+    # The methods below run on the batching thread.
 
     def _step(self, entries: Sequence[StepEntry], logits: torch.Tensor) -> list[int]:
-        """Draw a token for each entry that takes one, and post them."""
+        """Sample a token for each entry that takes one, and post them to the readers."""
         takers = [self._flights.get(entry.serial) for entry in entries if entry.takes_token]
         for entry in entries:
             flight = self._flights.get(entry.serial)
@@ -286,19 +286,19 @@ class TransformersEngine:
     def _item(self, flight: InFlight, drawn: Any) -> Item:
         if drawn.failure is None:
             return flight.take(drawn, self._version)
-        return EngineFailed(f"no token could be drawn: {drawn.failure}")
+        return EngineFailed(f"no token could be sampled: {drawn.failure}")
 
-    # What follows runs on the watching thread.
+    # The methods below run on the watching thread.
 
     def _watch(self) -> None:
-        """Fail what the batch gives up, and everything once the batching thread is gone."""
+        """Fail requests that fail in the batch, and all requests once the batching thread is gone."""
         batch = self._batch
         assert batch is not None
         while batch.alive:
             failure = batch.next_failure(_WATCH_INTERVAL_S)
             if failure is not None:
                 self._fail(*failure)
-            if not threading.main_thread().is_alive():  # nobody closed us: let the process end
+            if not threading.main_thread().is_alive():  # the process exits without `close`: do not keep it alive
                 batch.stop(_STOP_TIMEOUT_S)
         self._down = self._down or batch.reason_of_death
         post((flight, EngineFailed(self._down)) for flight in self._in_flight())
@@ -306,4 +306,4 @@ class TransformersEngine:
     def _fail(self, serial: str, reason: str) -> None:
         flight = self._flights.get(serial)
         if flight is not None:
-            flight.end(EngineFailed(f"the engine gave the request up: {reason}"))
+            flight.end(EngineFailed(f"the engine aborted the request: {reason}"))

@@ -1,8 +1,8 @@
-"""Grammars compiled for llguidance: after each token, exactly the tokens that can still lead to a well-formed output.
+"""Grammars compiled with llguidance: after each token, the mask allows exactly the tokens that can still fit.
 
-Whatever the weights, an output closes within its budget if it can: white space between JSON tokens is at most one
-space, and when the budget gets short the mask narrows to what brings the end nearer (`steering.py`). Added tokens of
-the tokenizer (markers, end tokens) come only where the grammar names them by id, never inside of text.
+An output closes within its token budget if it can, whatever the weights: white space between JSON tokens is at most one
+space, and when the budget gets short, the mask is narrowed to tokens that bring the end nearer (`steering`). Added
+tokens of the tokenizer (markers, end tokens) come only where the grammar names them by id, never inside text.
 """
 
 from __future__ import annotations
@@ -18,27 +18,27 @@ from proxy.engine.grammar import Grammar, GrammarPart
 from proxy.engine.transformers.steering import Steering, skeleton
 from proxy.errors import ConfigurationError, InvalidRequest
 
-# Compact or with one space, as models write it: nothing that a random model could go on with for ever.
+# At most one space, as models write JSON: a random model could otherwise write white space for ever.
 _JSON_OPTIONS = {"whitespace_pattern": " ?"}
 
 _SLACK_TOKENS = 16
-"""Added to a reserve: a half-written character or key, the end token, pieces that are split more finely than usual."""
+"""Tokens added to the reserve: for a half-written character or key, the end token, and finer tokenisation."""
 
 
 class GrammarCompiler:
-    """Compiles `Grammar`s for one tokenizer; the latest are kept. `folder` holds a `tokenizer.json`."""
+    """Compiles grammars for the tokenizer of `folder`, and caches the latest 256."""
 
     def __init__(self, folder: Path, vocab_size: int) -> None:
-        """Raises ConfigurationError when the folder has no fast tokenizer or llguidance cannot use it."""
+        """Raises ConfigurationError if `folder` has no tokenizer.json, or llguidance cannot use it."""
         self._tokenizer = _load_tokenizer(folder, vocab_size)
         self._vocab_size = vocab_size
         self._steering: Steering | None = None
         self._compile = lru_cache(maxsize=256)(self._compile_source)
 
     def compile(self, grammar: Grammar, stop_token_ids: tuple[int, ...]) -> GrammarState:
-        """A fresh state that ends with one of `stop_token_ids`. Raises InvalidRequest naming `tools`."""
+        """Return a state for an output that ends with one of `stop_token_ids`. Raises InvalidRequest naming `tools`."""
         if not stop_token_ids:
-            raise InvalidRequest("a grammar needs a token that ends the output", param="tools")
+            raise InvalidRequest("tools: constrained output needs at least one stop token to end with", param="tools")
         matcher, reserve = self._compile(_source(grammar), _skeletons(grammar), _marker_ids(grammar))
         steering = self._steering = self._steering or Steering(self._token_bytes())
         end_ids = (self._tokenizer.eos_token, *stop_token_ids)
@@ -51,7 +51,7 @@ class GrammarCompiler:
         matcher = LLMatcher(self._tokenizer, source, log_level=0)
         if matcher.is_error():
             reason = matcher.get_error().split("<state>")[0].strip().splitlines()[0]
-            raise InvalidRequest(f"tools: no grammar can be made of these schemas: {reason}", param="tools")
+            raise InvalidRequest(f"tools: these schemas cannot be compiled to a grammar: {reason}", param="tools")
         lengths = [len(self._tokenizer.tokenize_str(text)) for text in skeletons]
         return matcher, max(lengths) + len(markers) + _SLACK_TOKENS
 
@@ -65,10 +65,11 @@ class GrammarCompiler:
 
 @dataclass(slots=True, eq=False)
 class GrammarState:
-    """How far one output has come. Implements what the sampler asks of a mask.
+    """The state of one constrained output. Implements `sampler.TokenMask`.
 
-    llguidance marks an end by the tokenizer's own end token; `end_ids` are taken out of its mask, and the request's
-    `stop_token_ids` put in, where the output is complete.
+    llguidance marks the end with the tokenizer's own end token. So `end_ids` are removed from its mask, and the
+    request's `stop_token_ids` are allowed once the output is complete. `reserve`: with this many tokens left, narrowing
+    begins.
     """
 
     matcher: Any
@@ -83,7 +84,7 @@ class GrammarState:
     ended: bool = False
 
     def allowed(self, remaining: int) -> Any:
-        """Bool array [vocabulary]; `remaining` is the budget in tokens. Raises ValueError once the state is broken."""
+        """Bool array [vocabulary] of allowed tokens; `remaining`: tokens left. Raises ValueError on failure."""
         import numpy as np
 
         complete = self.matcher.is_accepting()
@@ -98,7 +99,7 @@ class GrammarState:
         return mask
 
     def accept(self, token: int) -> None:
-        """Move on by one sampled token. Raises ValueError when the grammar did not allow it."""
+        """Advance by one sampled token. Raises ValueError if the grammar does not allow it."""
         if token in self.stop_token_ids and self.matcher.is_accepting():
             self.ended = True
             return
@@ -128,7 +129,7 @@ class GrammarState:
 
 
 def _load_tokenizer(folder: Path, vocab_size: int) -> Any:
-    """The llguidance tokenizer, with every added token special, so that none of them can be part of a text."""
+    """Load the tokenizer for llguidance, with every added token marked special, so that none matches text."""
     from llguidance import LLTokenizer
 
     try:
@@ -139,13 +140,15 @@ def _load_tokenizer(folder: Path, vocab_size: int) -> Any:
             token["special"] = True
         return LLTokenizer(json.dumps(data), n_vocab=vocab_size, eos_token=added[0]["id"] if added else 0)
     except (OSError, ValueError, KeyError) as error:
-        raise ConfigurationError(f"no grammar support for the tokenizer in {folder}: {error}") from error
+        raise ConfigurationError(
+            f"llguidance cannot use the tokenizer in {folder} for constrained output: {error}"
+        ) from error
 
 
 def _source(grammar: Grammar) -> str:
-    """The grammar in llguidance's dialect of Lark. Raises InvalidRequest when there is nothing to choose from."""
+    """The grammar in llguidance's Lark dialect. Raises InvalidRequest if it has no alternative, or an empty one."""
     if not grammar.alternatives or not all(grammar.alternatives):
-        raise InvalidRequest("tools: a grammar without alternatives, or with an empty one", param="tools")
+        raise InvalidRequest("tools: the grammar has no alternatives, or an empty one", param="tools")
     rules: list[str] = []
     choices = [_sequence(parts, rules) for parts in grammar.alternatives]
     item = "item: " + " | ".join(choices)
@@ -180,7 +183,7 @@ def _marker_ids(grammar: Grammar) -> tuple[int, ...]:
 
 
 def _skeletons(grammar: Grammar) -> tuple[str, ...]:
-    """A long plain output of each alternative: what may have to be written before the end."""
+    """An estimate of the longest output of each alternative, to reserve tokens for."""
     return tuple(
         "".join(skeleton(part.schema) if part.schema is not None else part.text for part in parts)
         for parts in grammar.alternatives

@@ -1,7 +1,7 @@
-"""One request on its way through an engine that samples on a thread of its own.
+"""A request in flight in an engine that samples on another thread.
 
-The batching thread only posts; the event loop that asked only reads. The first item with a finish, or the first error,
-is the end: whatever is posted after it is never read.
+The batching thread only posts items; the event loop of the request only reads them. The first item with a finish, or
+the first error, is the end: later items are never read.
 """
 
 from __future__ import annotations
@@ -22,10 +22,11 @@ Item = TokenChunk | ProxyError
 
 @dataclass(slots=True, eq=False)
 class InFlight:
-    """A request, its sampling state, and the queue to the event loop that waits for it.
+    """A request, its sampling state, and the queue to its event loop.
 
-    `serial` names it in the engine and changes when it is submitted anew. `processed` counts the tokens of the prompt
-    that went through the model before the first token was drawn.
+    `serial`: its id in the batch, a new one after each resubmission. `processed`: prompt tokens that the model
+    processed before the first token was sampled; the rest of the prompt came from the prefix cache. `finished`: no more
+    tokens are sampled.
     """
 
     request: GenerateRequest
@@ -39,7 +40,7 @@ class InFlight:
     finished: bool = False
 
     def take(self, drawn: Drawn, version: int) -> TokenChunk:
-        """Note a drawn token, and give the chunk that tells of it."""
+        """Append a sampled token to the output; return its chunk."""
         first = not self.output
         self.output.append(drawn.token)
         finish = self._finish_after(drawn.token)
@@ -59,11 +60,11 @@ class InFlight:
         return FinishReason.LENGTH if self.row.remaining <= 0 else None
 
     def end(self, item: Item) -> None:
-        """Post the last item, from any thread."""
+        """Post the last item. Callable from any thread."""
         post([(self, item)])
 
     async def next_chunk(self) -> TokenChunk:
-        """Wait for the next chunk. Raises the error that was posted in its place."""
+        """Wait for the next chunk. Raises the error if one was posted."""
         item = await self.queue.get()
         if isinstance(item, ProxyError):
             raise item
@@ -71,17 +72,17 @@ class InFlight:
 
 
 def aborted(version: int) -> TokenChunk:
-    """The empty last chunk of a request that was told to stop."""
+    """The empty last chunk of an aborted request."""
     return TokenChunk(ids_of(), Logprobs("f"), version, FinishReason.ABORT)
 
 
 def post(items: Iterable[tuple[InFlight, Item]]) -> None:
-    """Hand items over to the event loops that wait for them: one call a loop, in order, from any thread."""
+    """Post items to the event loops of their requests, in order, with one call per loop. Callable from any thread."""
     by_loop: dict[asyncio.AbstractEventLoop, list[tuple[InFlight, Item]]] = {}
     for flight, item in items:
         by_loop.setdefault(flight.loop, []).append((flight, item))
     for loop, batch in by_loop.items():
-        with suppress(RuntimeError):  # that loop is closed: nobody waits any more
+        with suppress(RuntimeError):  # that loop is closed, so no reader is left
             loop.call_soon_threadsafe(_put, batch)
 
 

@@ -1,4 +1,4 @@
-"""Model, device and sizes of the transformers engine: everything that is decided once, before the first request."""
+"""Options, model, device and cache sizes of the transformers engine, all decided once at start."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from proxy.errors import ConfigurationError, InvalidRequest
 from proxy.settings import Settings
 
 _SMALL_MODEL = 20_000_000
-"""Parameters below which one thread is faster than several: the work is smaller than handing it out."""
+"""Model parameters below which one CPU thread is faster than several, since distributing the work costs more."""
 
 _DEFAULT_CACHE_MB = 4096
 
@@ -23,7 +23,7 @@ _OPTIONS = ("device", "threads", "cache_mb", "batch_tokens")
 
 @dataclass(frozen=True, slots=True)
 class EngineOptions:
-    """`--engine-arg` of this engine: torch device, CPU threads, key-value cache in MiB, tokens of a forward pass."""
+    """`--engine-arg` options: torch device, CPU threads, KV cache in MiB, tokens per forward pass. None: chosen."""
 
     device: str | None = None
     threads: int | None = None
@@ -44,16 +44,16 @@ def parse_options(arguments: tuple[str, ...]) -> EngineOptions:
 
 
 def load_model(folder: Path, options: EngineOptions) -> Any:
-    """The causal model of `folder` on its device, in evaluation mode. Raises ConfigurationError."""
+    """Load the causal language model in `folder` onto its device. Raises ConfigurationError."""
     import torch
 
     quieten()
     if not (folder / "config.json").is_file():
-        raise ConfigurationError(f"--model {folder} is not a folder with a Hugging Face model")
+        raise ConfigurationError(f"--model {folder} is not a Hugging Face model folder (it has no config.json)")
     device = options.device or best_device()
     try:
         model = read_model(folder, device).to(device)
-    except (OSError, ValueError, RuntimeError, AssertionError) as error:  # the last where torch was built without CUDA
+    except (OSError, ValueError, RuntimeError, AssertionError) as error:  # AssertionError: torch was built without CUDA
         raise ConfigurationError(f"--model {folder} cannot be loaded on {device}: {error}") from error
     if model.device.type == "cpu":
         small = sum(weight.numel() for weight in model.parameters()) < _SMALL_MODEL
@@ -62,7 +62,7 @@ def load_model(folder: Path, options: EngineOptions) -> Any:
 
 
 def read_model(folder: Path, device: str) -> Any:
-    """The model of `folder` in CPU memory; float32 for the CPU, its own dtype elsewhere. Looks on no hub."""
+    """Load a model into CPU memory, in float32 if `device` is the CPU, else in its own dtype. Never downloads."""
     from transformers import AutoModelForCausalLM
 
     dtype = "float32" if device == "cpu" else "auto"
@@ -71,9 +71,9 @@ def read_model(folder: Path, device: str) -> Any:
 
 
 def read_weights(folder: Path, model: Any) -> Mapping[str, Any]:
-    """Weights of `folder`, checked to be for `model`, in its dtype. Raises InvalidRequest naming `path`."""
+    """Load the weights in `folder`. Raises InvalidRequest naming `path` unless names and shapes fit `model`."""
     if not (folder / "config.json").is_file():
-        raise InvalidRequest(f"{folder} is not a folder with a Hugging Face model", param="path")
+        raise InvalidRequest(f"{folder} is not a Hugging Face model folder (it has no config.json)", param="path")
     try:
         weights: Mapping[str, Any] = read_model(folder, model.device.type).state_dict()
     except (OSError, ValueError, RuntimeError) as error:
@@ -82,12 +82,14 @@ def read_weights(folder: Path, model: Any) -> Mapping[str, Any]:
     theirs = {name: weight.shape for name, weight in weights.items()}
     if ours != theirs:
         names = sorted(name for name in ours.keys() | theirs.keys() if ours.get(name) != theirs.get(name))
-        raise InvalidRequest(f"the weights in {folder} are for another model: {names[0]} differs", param="path")
+        raise InvalidRequest(
+            f"the weights in {folder} are of another model: {names[0]} is missing or has another shape", param="path"
+        )
     return weights
 
 
 def choose_sizes(model: Any, settings: Settings, options: EngineOptions) -> BatchSizes:
-    """A cache that holds the model's whole context (or --max-context-tokens) and a quarter more, if memory allows."""
+    """Sizes for a cache of the whole context (or --max-context-tokens) and a quarter more, if memory allows."""
     context = min(context_limit(model), settings.max_context_tokens or context_limit(model))
     budget = (options.cache_mb * 2**20) if options.cache_mb else _cache_budget(model)
     wanted = min(context + context // 4, budget // _bytes_per_token(model))
@@ -96,20 +98,20 @@ def choose_sizes(model: Any, settings: Settings, options: EngineOptions) -> Batc
 
 
 def context_limit(model: Any) -> int:
-    """Prompt plus output, in tokens, that the model's positions reach."""
+    """The most tokens of prompt plus output that the model's positions allow."""
     return int(getattr(model.config.get_text_config(), "max_position_embeddings", 4096))
 
 
 def end_token_ids(model: Any) -> tuple[int, ...]:
-    """The tokens with which the model itself ends an output."""
+    """The end tokens in the model's generation config."""
     ids = model.generation_config.eos_token_id
     return tuple(ids) if isinstance(ids, list) else () if ids is None else (ids,)
 
 
 def quieten() -> None:
-    """Let transformers speak of errors only, and draw no progress bars.
+    """Let transformers log errors only, and show no progress bars.
 
-    Its batching logs what it then raises or hands over as well, and misses psutil loudly: it is silenced altogether.
+    Its batching logs failures that it also raises or returns, and warns of a missing psutil, so its logger is silenced.
     """
     import logging
 
@@ -121,7 +123,7 @@ def quieten() -> None:
 
 
 def best_device() -> str:
-    """The torch device to run on where none was named: CUDA, else MPS, else the CPU."""
+    """The default torch device: CUDA, else MPS, else the CPU."""
     import torch
 
     if torch.cuda.is_available():
@@ -130,11 +132,12 @@ def best_device() -> str:
 
 
 def _cpus() -> int:
-    """Processors that this process may use."""
+    """The number of processors that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _bytes_per_token(model: Any) -> int:
+    """Bytes of keys and values per token: 2 x layers x KV heads x head width x bytes per value."""
     config = model.config.get_text_config()
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
@@ -142,7 +145,7 @@ def _bytes_per_token(model: Any) -> int:
 
 
 def _cache_budget(model: Any) -> int:
-    """Bytes: half of what a GPU has left, else a quarter of the memory of the machine and at most 4 GiB."""
+    """Bytes for the KV cache: half of a GPU's free memory, else a quarter of the machine's memory, at most 4 GiB."""
     import torch
 
     if model.device.type == "cuda":

@@ -1,8 +1,8 @@
-"""Drawing one token for each row of a batch: every request has its own parameters, generator and grammar.
+"""Sample one token for each row of a batch. Every request has its own parameters, generator and grammar.
 
-The logprob of a token is a natural log in float32 of the distribution after penalties, bias, temperature and grammar
-mask, before top-k, top-p and min-p cut it; temperature 0 takes the best token and reports its logprob at temperature 1.
-A row that cannot be drawn from fails alone: the others are drawn as if it were not there.
+Logprob rule: the natural log, in float32, of the token's probability after penalties, bias, temperature and grammar
+mask, before top-k, top-p and min-p. Temperature 0 takes the likeliest token and reports its logprob at temperature 1. A
+row that cannot be sampled fails alone: the other rows are sampled as if it were not there.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ if TYPE_CHECKING:
 
 
 class TokenMask(Protocol):
-    """What a grammar is to the sampler: which tokens may come next, and what was taken."""
+    """A grammar, as the sampler uses it: it masks the next token, and is told the token that was sampled."""
 
     def allowed(self, remaining: int) -> Any:
-        """Bool array [vocabulary] when `remaining` tokens may still be drawn. Raises ValueError when it is broken."""
+        """Bool array [vocabulary] of allowed tokens; `remaining`: tokens left. Raises ValueError on failure."""
 
     def accept(self, token: int) -> None:
-        """Move on by a token that was allowed. Raises ValueError otherwise."""
+        """Advance by a sampled token. Raises ValueError if it is not allowed."""
 
 
 @dataclass(slots=True, eq=False)
 class SamplingRow:
-    """How one request is drawn, and what was drawn for it so far. `max_tokens` of `params` is set."""
+    """Sampling parameters and state of one request. `drawn`: tokens so far; `counts`: how often each id was sampled."""
 
     params: SamplingParams
     prompt_ids: Ids
@@ -41,13 +41,13 @@ class SamplingRow:
 
     @property
     def remaining(self) -> int:
-        """How many tokens may still be drawn."""
+        """Tokens left of `max_tokens`."""
         return (self.params.max_tokens or 0) - self.drawn
 
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """One token with its logprob and the best alternatives (highest first), or why there is none."""
+    """A sampled token, its logprob and the top alternatives, highest first; or, in `failure`, why sampling failed."""
 
     token: int
     logprob: float
@@ -58,7 +58,7 @@ class Drawn:
 def new_row(
     params: SamplingParams, prompt_ids: Ids, top_logprobs: int = 0, grammar: TokenMask | None = None
 ) -> SamplingRow:
-    """A row at its first token. Without a seed in `params` the generator is seeded by the operating system."""
+    """A row before its first token. Without a seed in `params`, the operating system seeds the generator."""
     import torch
 
     generator = torch.Generator()
@@ -70,7 +70,7 @@ def new_row(
 
 
 def draw(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> list[Drawn]:
-    """Draw the next token of each row from float32 `logits` [rows, vocabulary], and note it in the rows."""
+    """Sample the next token of each row from float32 `logits` [rows, vocabulary]; update the rows."""
     scores = logits.float().to(drawing_device(logits.device)).clone()
     failures = [_shape_scores(scores[index], row) for index, row in enumerate(rows)]
     logprobs = scores.log_softmax(dim=-1)
@@ -85,14 +85,14 @@ def draw(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> list[Drawn]:
 
 
 def drawing_device(device: torch.device) -> torch.device:
-    """Where tokens are drawn: beside their logits, but for MPS on the CPU, since MPS knows no float64."""
+    """The device to sample on: that of the logits, but the CPU for MPS, which has no float64."""
     import torch
 
     return torch.device("cpu") if device.type == "mps" else device
 
 
 def _shape_scores(scores: torch.Tensor, row: SamplingRow) -> str | None:
-    """Penalties, bias, temperature and grammar on one row [vocabulary], in place; returns why it cannot be drawn."""
+    """Apply penalties, bias, temperature and grammar to one row [vocabulary] in place; return a failure, if any."""
     params = row.params
     if params.repetition_penalty != 1.0:
         _penalize_repetition(scores, row)
@@ -108,7 +108,7 @@ def _shape_scores(scores: torch.Tensor, row: SamplingRow) -> str | None:
 
 
 def _penalize_repetition(scores: torch.Tensor, row: SamplingRow) -> None:
-    """Divide positive and multiply negative scores of what the prompt or the output holds (arXiv 1909.05858)."""
+    """Repetition penalty (arXiv 1909.05858): divide positive, multiply negative scores of tokens seen so far."""
     import torch
 
     seen = torch.tensor(sorted({*row.prompt_ids, *row.counts}), dtype=torch.long, device=scores.device)
@@ -118,7 +118,7 @@ def _penalize_repetition(scores: torch.Tensor, row: SamplingRow) -> None:
 
 
 def _penalize_counts(scores: torch.Tensor, row: SamplingRow) -> None:
-    """Presence and frequency penalties over the output alone, as OpenAI's API defines them."""
+    """Presence and frequency penalties, as OpenAI's API defines them: they count the output alone."""
     import torch
 
     tokens = torch.tensor(list(row.counts), dtype=torch.long, device=scores.device)
@@ -140,7 +140,7 @@ def _mask(scores: torch.Tensor, grammar: TokenMask, remaining: int) -> str | Non
 
 
 def _choose(logprobs: torch.Tensor, rows: Sequence[SamplingRow]) -> torch.Tensor:
-    """Token of each row [rows]: the best one where the temperature is 0, else by inverting the cut distribution."""
+    """The token of each row: the likeliest at temperature 0, else inverse transform sampling after truncation."""
     import torch
 
     best = logprobs.argmax(dim=-1)
@@ -150,7 +150,7 @@ def _choose(logprobs: torch.Tensor, rows: Sequence[SamplingRow]) -> torch.Tensor
     probs = logprobs[sampled].double().exp()
     for place, index in enumerate(sampled):
         _truncate(probs[place], rows[index].params)
-    # One uniform number a token from the request's own generator: what is drawn does not depend on its neighbours.
+    # One uniform number per token from the row's own generator: the sample does not depend on other rows.
     uniforms = [torch.rand(1, generator=rows[index].generator, dtype=torch.float64) for index in sampled]
     cumulative = probs.cumsum(dim=-1)
     total = cumulative[:, -1:]
@@ -162,7 +162,7 @@ def _choose(logprobs: torch.Tensor, rows: Sequence[SamplingRow]) -> torch.Tensor
 
 
 def _truncate(probs: torch.Tensor, params: SamplingParams) -> None:
-    """Zero what top-k, top-p or min-p leave out in one row [vocabulary]; each looks at the whole distribution."""
+    """Zero the tokens that top-k, top-p or min-p exclude in one row [vocabulary]; each sees the whole distribution."""
     cut = None
     if params.min_p > 0.0:
         cut = probs < probs.max() * params.min_p
@@ -174,7 +174,7 @@ def _truncate(probs: torch.Tensor, params: SamplingParams) -> None:
 
 
 def _below_best(probs: torch.Tensor, params: SamplingParams) -> torch.Tensor:
-    """Bool [vocabulary]: what is behind the `top_k` best, or outside the smallest set of best with a sum of `top_p`."""
+    """Bool [vocabulary]: tokens below the `top_k` likeliest, or outside the smallest set that sums to `top_p`."""
     import torch
 
     values, order = probs.sort(descending=True, stable=True)
@@ -186,9 +186,9 @@ def _below_best(probs: torch.Tensor, params: SamplingParams) -> torch.Tensor:
 
 
 def _note(row: SamplingRow, token: int, logprob: float) -> str | None:
-    """Count the token and tell the grammar; returns why it cannot stand."""
+    """Count the token and advance the grammar; return why the token is invalid, if it is."""
     if not float("-inf") < logprob <= 0.0:
-        return "the model gave logits that are not numbers"
+        return "the model's logits are not finite numbers"
     row.drawn += 1
     row.counts[token] = row.counts.get(token, 0) + 1
     if row.grammar is not None:

@@ -1,7 +1,7 @@
-"""Bringing a constrained output to its end: of the tokens that a grammar allows, those that close rather than open.
+"""Steer a constrained output to its end: of the tokens that the grammar allows, keep those that close structures.
 
-Narrowing never empties a mask and never allows what the grammar forbids. Inside a string only a quote closes; outside,
-brackets and markers close first, then separators move on, then the shortest values are begun.
+Narrowing never empties a mask and never allows what the grammar forbids. Inside a string, only a quote closes. Outside,
+markers and closing brackets come first, then separators, then the beginnings of the shortest values.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ _SHORT_STRING = re.compile(rb'"{1,2}')
 _DIGIT = re.compile(rb"[0-9]")
 
 _MAX_DEPTH = 6
-"""How deep references of a schema are followed when its longest plain instance is guessed."""
+"""The depth to which a schema is followed when the length of an instance is estimated."""
 
 
 class Steering:
-    """Classes of the tokens of one vocabulary. `token_bytes[i]` is the text of token i, empty for a special one."""
+    """The token classes of one vocabulary. `token_bytes[i]`: the text of token i, empty for a special token."""
 
     def __init__(self, token_bytes: Sequence[bytes]) -> None:
         import numpy as np
@@ -34,7 +34,7 @@ class Steering:
         self._outside = tuple(matching(kind) for kind in (_END_OF_VALUE, _SEPARATOR, _SHORT_STRING, _DIGIT))
 
     def narrow(self, mask: Any, in_string: bool, marker_ids: tuple[int, ...]) -> Any:
-        """The part of `mask` (bool [vocabulary]) that closes most, or all of it where nothing in it closes."""
+        """The tokens of `mask` (bool [vocabulary]) in the first class that it has any of, else all of them."""
         import numpy as np
 
         if not in_string and marker_ids and mask[list(marker_ids)].any():
@@ -48,7 +48,7 @@ class Steering:
         return mask
 
     def scan(self, token: int, in_string: bool, escaped: bool) -> tuple[bool, bool]:
-        """Whether the text stands inside a JSON string, and behind a backslash there, after `token`."""
+        """Return, for the text after `token`, whether it is inside a JSON string, and just after a backslash in it."""
         for byte in self._bytes[token]:
             if escaped:
                 escaped = False
@@ -60,7 +60,7 @@ class Steering:
 
 
 def skeleton(schema: Any) -> str:
-    """A plain JSON text with every property of `schema` once: about the most that one value still has to write."""
+    """An approximate JSON text with every property of `schema` once: an estimate of the longest rest of a value."""
     return _skeleton(schema, schema, 0)
 
 
@@ -99,7 +99,7 @@ def _array(schema: Mapping[str, Any], root: Any, depth: int) -> str:
 
 
 def _pattern_room(schema: Mapping[str, Any]) -> str:
-    """Room for a text that a pattern or format asks for: a date and time, an identifier, a short word."""
+    """A placeholder for a string with a pattern or format: about the length of a date-time and an identifier."""
     return "2024-01-01T00:00:00.000Z 01234567" if "pattern" in schema or "format" in schema else ""
 
 
@@ -108,7 +108,7 @@ def _count(value: Any) -> int:
 
 
 def _resolve(reference: str, root: Any) -> Any:
-    """What a reference within the same schema points to; True (anything) where it leads nowhere."""
+    """The target of a `$ref` within the schema; True (any value) if there is none."""
     target = root
     for step in reference.removeprefix("#").split("/")[1:]:
         name = step.replace("~1", "/").replace("~0", "~")

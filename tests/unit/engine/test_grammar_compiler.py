@@ -127,7 +127,7 @@ def test_with_budget_enough_nothing_is_narrowed(compiler, tokenizer, end):
 
 @pytest.mark.parametrize("schema", [{"type": "nonsense"}, {"$ref": "#/nowhere"}, {"not": {}}, {"pattern": "(?=a)b"}])
 def test_a_schema_that_cannot_be_is_an_invalid_request_about_tools(compiler, end, schema):
-    with pytest.raises(InvalidRequest, match=r"^tools: no grammar") as refused:
+    with pytest.raises(InvalidRequest, match=r"^tools: these schemas cannot be compiled") as refused:
         compiler.compile(json_grammar(schema), (end,))
     assert refused.value.param == "tools" and "\n" not in refused.value.message
 
@@ -150,7 +150,7 @@ def test_states_of_one_grammar_are_independent(compiler, tokenizer, end):
 
 
 def test_a_folder_without_a_tokenizer_is_a_configuration_error(tmp_path):
-    with pytest.raises(ConfigurationError, match="no grammar support"):
+    with pytest.raises(ConfigurationError, match="llguidance cannot use the tokenizer"):
         GrammarCompiler(tmp_path, 10)
 
 

@@ -267,7 +267,7 @@ async def test_weights_that_a_trainer_changes_on_the_servers_themselves_are_foll
         assert set((await complete(pool, of_session("s"))).versions) == {4}
         await live[1].kill()
         await live[1].start()
-        await until(lambda: "serves weight version 0, the others 4" in (pool.servers()[1]["failure"] or ""))
+        await until(lambda: "serves weight version 0, the others serve 4" in (pool.servers()[1]["failure"] or ""))
 
 
 async def test_all_servers_with_newer_weights_join_at_the_start() -> None:
@@ -324,7 +324,7 @@ async def test_two_that_return_at_once_to_an_empty_pool_are_not_both_in_with_dif
         late.ready.set()
         await looks[0]
         assert states(pool) == {wire.url: "alive", late.url: "ejected"}
-        assert members[late.url].failure.endswith("serves weight version 0, the others 3")
+        assert members[late.url].failure.endswith("serves weight version 0, the others serve 3")
         assert set((await complete(pool, of_session("s", tokens=2))).versions) == {3}
 
 
@@ -406,7 +406,7 @@ async def test_a_pool_that_waits_for_its_first_server_says_so_once(caplog: pytes
     await starting
     try:
         assert [record.getMessage() for record in caplog.records if "waiting up to 30 s" in record.getMessage()] == [
-            f"no engine server answers yet, waiting up to 30 s: {url}: {url} is gone (ConnectError)"
+            f"no engine server answers yet; waiting up to 30 s ({url} does not answer (ConnectError))"
         ]
     finally:
         await pool.close()
