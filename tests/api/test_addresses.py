@@ -1,4 +1,4 @@
-"""Every way to name a session reaches that session and no other; what cannot be a session id is refused with 400."""
+"""Every way to name a session reaches that session and no other; an invalid session id is refused with 400."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ async def test_a_reserved_first_word_is_refused_by_name(tmp_path: Path, word: st
 
 
 @pytest.mark.parametrize("path", ["a%20b", "a//b", "a!b", "a%00b", "x" * 201, "é" * 101, "%ff", "😀", "a%5Cb"])
-async def test_what_cannot_be_a_session_id_is_refused(tmp_path: Path, path: str) -> None:
+async def test_an_invalid_session_id_is_refused(tmp_path: Path, path: str) -> None:
     async with serving(tmp_path, always()) as server:
         response = await turn(server, f"/{path}/v1/chat/completions")
         assert response.status_code == 400, response.text
@@ -90,7 +90,7 @@ async def test_v1_without_key_or_hint_is_the_default_session(tmp_path: Path) -> 
         assert len(await server.tree("default")) == 2
 
 
-async def test_the_bare_address_is_that_of_v1(tmp_path: Path) -> None:
+async def test_the_bare_address_serves_the_same_as_v1(tmp_path: Path) -> None:
     async with serving(tmp_path, always()) as server:
         assert (await turn(server, "/chat/completions")).status_code == 200
         assert (await turn(server, "/chat/completions", headers={"x-session-id": "hinted"})).status_code == 200
@@ -103,7 +103,7 @@ async def test_the_bare_address_is_that_of_v1(tmp_path: Path) -> None:
         assert sorted(await sessions(server)) == ["default", "hinted"]
 
 
-async def test_the_bare_address_with_a_key_is_that_keys_session_and_closed_to_strangers(tmp_path: Path) -> None:
+async def test_the_bare_address_with_a_key_is_the_session_of_that_key(tmp_path: Path) -> None:
     async with serving(tmp_path, always(), admin_key="admin") as server:
         started = (await server.post("/rl/start_session", {"task_id": "t"}, headers=ADMIN)).json()
         key = {"authorization": f"Bearer {started['api_key']}"}
@@ -146,7 +146,7 @@ async def test_a_field_hints_at_the_session(tmp_path: Path, body: dict[str, Any]
         {"prompt_cache_key": "x" * 201},
     ],
 )
-async def test_a_hint_that_cannot_be_a_session_is_passed_over(tmp_path: Path, body: dict[str, Any]) -> None:
+async def test_a_hint_that_is_no_valid_session_id_is_ignored(tmp_path: Path, body: dict[str, Any]) -> None:
     async with serving(tmp_path, always()) as server:
         assert (await turn(server, "/v1/chat/completions", body=body)).status_code == 200
         assert await sessions(server) == ["default"]
@@ -177,7 +177,7 @@ async def test_the_base_url_of_a_started_session_works_with_any_key_or_none(
         assert (await server.http.get(started["base_url"] + "/models")).status_code == 200
 
 
-async def test_require_key_turns_the_capability_path_off_for_all_but_the_sessions_key(tmp_path: Path) -> None:
+async def test_require_key_disables_the_capability_path_without_the_sessions_key(tmp_path: Path) -> None:
     async with serving(tmp_path, always(), admin_key="admin", require_key=True) as server:
         started = await server.ok("/rl/start_session", {"task_id": "t"}, headers=ADMIN)
         url = started["base_url"] + "/chat/completions"
@@ -265,14 +265,14 @@ async def test_a_started_session_id_is_checked_and_unique(tmp_path: Path) -> Non
         assert (again.status_code, again.json()["error"]["param"]) == (400, "session_id")
 
 
-async def test_numbered_ids_pass_over_those_that_are_taken(tmp_path: Path) -> None:
+async def test_numbered_ids_skip_those_in_use(tmp_path: Path) -> None:
     async with serving(tmp_path, always()) as server:
         await server.ok("/rl/start_session", {"session_id": "t-1"})
         ids = [(await server.ok("/rl/start_session", {"task_id": "t"}))["session_id"] for _ in range(3)]
         assert ids == ["t-0", "t-2", "t-3"]
 
 
-async def test_capacity_is_counted_for_clients_that_grant_it_first(tmp_path: Path) -> None:
+async def test_granted_capacity_is_counted(tmp_path: Path) -> None:
     async with serving(tmp_path, always()) as server:
         assert await server.ok("/grant_capacity", {}) == {"capacity": 1}
         assert await server.ok("/grant_capacity", {"n": 3}) == {"capacity": 4}

@@ -1,4 +1,4 @@
-"""Histories as agents really send them back: renamed, written anew, repeated; each comes out as one would draw it."""
+"""Histories as agents really send them back, with renamed calls or rewritten text, give the expected tree."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ TWO_CALLS = call_text("add", '{"a": 1}') + "\n" + call_text("add", '{"a": 2}')
 
 
 def renamed(answer: dict[str, Any], *names: str) -> dict[str, Any]:
-    """The echo of an answer with other ids for its calls."""
+    """An echo of the answer with other call ids."""
     echo = copy.deepcopy(answer)
     for call, name in zip(echo["tool_calls"], names, strict=True):
         call["id"] = name
@@ -46,20 +46,20 @@ def renamed(answer: dict[str, Any], *names: str) -> dict[str, Any]:
 
 
 async def parents(server: Server) -> list[tuple[str, int | None, bool]]:
-    """Reason, index of the parent and alignment of every interaction."""
+    """The reason, parent index and alignment of every interaction."""
     tree = await server.tree()
     order = {node["id"]: index for index, node in enumerate(tree)}
     return [(node["reason"], order.get(node["parent_id"]), node["aligned"]) for node in tree]
 
 
 async def renaming_agent(server: Server) -> list[Any]:
-    """A tool loop whose client names the calls itself; the history after it."""
+    """Run a tool loop whose client renames the calls; return the history after it."""
     answer = await server.answer([user("add")], tools=ADD)
     history = [user("add"), renamed(answer, "x1", "x2"), tool_result("x1", "1"), tool_result("x2", "2")]
     return [*history, await server.answer(history, tools=ADD)]
 
 
-async def test_an_agent_that_renames_its_calls_goes_on_after_a_restart(tmp_path: Path) -> None:
+async def test_a_session_with_renamed_calls_continues_after_a_restart(tmp_path: Path) -> None:
     async with serving(tmp_path, says(TWO_CALLS, "three")) as server:
         history = await renaming_agent(server)
     async with serving(tmp_path, says("more")) as server:
@@ -69,7 +69,7 @@ async def test_an_agent_that_renames_its_calls_goes_on_after_a_restart(tmp_path:
         assert sum(sample["loss_mask"]) == sum(len(sampled(text)) for text in (TWO_CALLS, "three", "more"))
 
 
-async def test_a_response_goes_on_by_id_after_calls_that_were_renamed(tmp_path: Path) -> None:
+async def test_a_response_continues_by_id_after_renamed_calls(tmp_path: Path) -> None:
     async with serving(tmp_path, says(TWO_CALLS, "three", "more")) as server:
         await renaming_agent(server)
         last = (await server.tree())[-1]["id"]
@@ -95,7 +95,7 @@ async def test_a_late_result_for_a_renamed_call_is_the_same_before_and_after_a_r
 @pytest.mark.parametrize(
     ("sampled_arguments", "echoed"),
     [
-        ('{"a": 1234567890123456789}', '{"a":1234567890123456800}'),  # JSON.stringify of what JSON.parse gave
+        ('{"a": 1234567890123456789}', '{"a":1234567890123456800}'),  # JSON.stringify(JSON.parse(...))
         ('{"a": 123456789012345678901234567890}', '{"a":1.2345678901234568e+29}'),
         ('{"a": 1e21, "b": -0.0}', '{"b":0,"a":1e+21}'),
         ('{"a": "\\ud83d", "b": 1}', '{"a":"\\ud83d","b":1}'),
@@ -103,7 +103,7 @@ async def test_a_late_result_for_a_renamed_call_is_the_same_before_and_after_a_r
         ('{"a": "\\u00e9\\/"}', '{"a":"é/"}'),
     ],
 )
-async def test_arguments_that_a_client_parsed_and_wrote_again_are_the_same_node(
+async def test_arguments_that_a_client_parsed_and_serialised_are_the_same_node(
     tmp_path: Path, sampled_arguments: str, echoed: str
 ) -> None:
     async with serving(tmp_path, says(call_text("add", sampled_arguments), "ok")) as server:
@@ -113,12 +113,12 @@ async def test_arguments_that_a_client_parsed_and_wrote_again_are_the_same_node(
         assert (await parents(server))[1] == ("continued", 0, True)
 
 
-def test_integers_that_a_double_tells_apart_are_other_arguments() -> None:
+def test_integers_that_differ_as_doubles_are_different_arguments() -> None:
     assert canonical_arguments('{"a": 9007199254740991}') != canonical_arguments('{"a": 9007199254740992}')
     assert canonical_arguments('{"a": 1234567890123456789}') != canonical_arguments('{"a": 1234567890123457789}')
 
 
-async def test_half_a_character_in_a_foreign_call_is_context_and_no_failure(tmp_path: Path) -> None:
+async def test_a_lone_surrogate_in_a_foreign_call_is_context_and_no_failure(tmp_path: Path) -> None:
     call = {"id": "c", "type": "function", "function": {"name": "add", "arguments": '{"a":"\\ud83d!","\\uDC00":1}'}}
     async with serving(tmp_path, says("ok")) as server:
         await server.answer([user("q"), assistant(None, tool_calls=[call]), tool_result("c", "1")], tools=ADD)
@@ -126,14 +126,14 @@ async def test_half_a_character_in_a_foreign_call_is_context_and_no_failure(tmp_
 
 
 @pytest.mark.parametrize("arguments", ["", "  "])
-def test_no_text_for_arguments_is_an_empty_object_in_every_form(arguments: str) -> None:
+def test_empty_arguments_of_every_form_are_an_empty_object(arguments: str) -> None:
     (written,) = to_dicts([Message(Role.ASSISTANT, "", (ToolCall("c", "add", arguments),))])
     assert written["tool_calls"][0]["function"]["arguments"] == {}
 
 
 @contextlib.asynccontextmanager
 async def forgetting(folder: Path, script: Script) -> AsyncIterator[Server]:
-    """A server that takes the reasoning of earlier turns back, as the template does."""
+    """A server whose template removes the reasoning of earlier turns."""
     settings = Settings(database_url=f"sqlite:///{folder / 'test.db'}", thinking_retention="template")
     renderer = load_renderer(settings, model_folder(settings))
     engine = ScriptedEngine(script, vocab_size=renderer.vocab_size)
@@ -143,8 +143,8 @@ async def forgetting(folder: Path, script: Script) -> AsyncIterator[Server]:
         yield Server(app, http, engine)
 
 
-async def test_drift_mask_finds_an_answer_behind_its_own_question(tmp_path: Path) -> None:
-    """The second answer stands there without its reasoning, and then looks as the third one does."""
+async def test_drift_mask_finds_an_output_after_its_own_question(tmp_path: Path) -> None:
+    """Without its reasoning, the second answer in the prompt looks like the third one."""
     texts = ["yes", "<think>\nhm\n</think>\n\nyes", "yes", "<think>\nso\n</think>\n\nyes", "no"]
     async with forgetting(tmp_path, says(*texts)) as server:
         history: list[Any] = []
@@ -158,12 +158,12 @@ async def test_drift_mask_finds_an_answer_behind_its_own_question(tmp_path: Path
 
 
 def asked_before(ids: list[int], span: list[int] | None) -> str | None:
-    """The number of the question right before an output, None where it does not stand in `ids`."""
+    """The number of the question right before an output; None if `ids` do not contain the output."""
     return tiny_renderer().decode(ids[: span[0]]).rpartition("question ")[2][0] if span else None
 
 
-async def test_a_call_that_was_cut_is_the_same_node_as_what_a_client_made_of_it(tmp_path: Path) -> None:
-    """Coding agents parse cut arguments as far as they go and send them back repaired."""
+async def test_a_truncated_call_is_the_same_node_as_its_repaired_echo(tmp_path: Path) -> None:
+    """Coding agents repair truncated arguments and send them back."""
     cut = sampled('<tool_call>\n{"name": "add", "arguments": {"a": 1, "note": "so fa', end=False)
     tool = function_tool("add", {"a": {"type": "integer"}, "note": {"type": "string"}})
     async with serving(tmp_path, play([Reply(cut), Reply(sampled("ok"))])) as server:
@@ -195,7 +195,7 @@ async def test_an_answer_split_into_assistant_messages_is_one_over_messages(tmp_
         assert [node["reason"] for node in await server.tree()] == ["first", "continued"]
 
 
-async def test_an_answer_whose_reasoning_a_client_put_into_its_text_is_the_same_node(tmp_path: Path) -> None:
+async def test_an_answer_with_its_reasoning_moved_into_the_text_is_the_same_node(tmp_path: Path) -> None:
     text = "<think>\nhm\n</think>\n\none"
     async with serving(tmp_path, says(text, "two")) as server:
         await server.answer([user("q")])

@@ -1,4 +1,4 @@
-"""No body makes the server fail: what is wrong is 400 with the field's name, and the next good request works."""
+"""No body makes the server fail: a wrong field gives 400 with its name, and the next good request works."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ VALUES: list[Any] = [
     *("text", "", 0, 1, -1, 2.5, -0.5, 1e300, 10**30, -(10**30), 2**63, True, False),
     *([], [1], ["a"], [None], [[]], [{}], {}, {"a": 1}, {"type": 5}, {"type": "function"}, "x" * 3000),
 ]
-# What each field takes of VALUES; None: ignored by design, takes all of them.
+# The indexes of VALUES that each field accepts; None: the field is ignored and accepts all.
 TAKES: dict[str, list[Any] | None] = {
     "model": ["text", "", "x" * 3000],
     "messages": [],
@@ -79,7 +79,7 @@ async def still_works(server: Server) -> None:
 
 
 @pytest.mark.parametrize("field", TAKES)
-async def test_each_field_takes_what_it_should_and_names_itself_otherwise(tmp_path: Path, field: str) -> None:
+async def test_each_field_accepts_its_values_and_is_named_for_others(tmp_path: Path, field: str) -> None:
     takes = TAKES[field]
     async with serving(tmp_path, always()) as server:
         for value in VALUES:
@@ -178,7 +178,7 @@ FIELDS: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("fields", "param"), FIELDS)
-async def test_what_cannot_be_done_is_refused_by_name(tmp_path: Path, fields: dict[str, Any], param: str) -> None:
+async def test_unsupported_requests_are_refused_by_name(tmp_path: Path, fields: dict[str, Any], param: str) -> None:
     async with serving(tmp_path, always()) as server:
         response = await server.post(CHAT, {**GOOD, **fields})
         assert response.status_code == 400, response.text
@@ -232,11 +232,11 @@ async def test_template_options_cannot_replace_the_conversation(tmp_path: Path, 
     ],
     ids=lambda body: repr(body[:24]),
 )
-async def test_what_is_no_json_object_is_400(tmp_path: Path, body: bytes) -> None:
+async def test_a_body_that_is_no_json_object_is_400(tmp_path: Path, body: bytes) -> None:
     async with serving(tmp_path, always()) as server:
         for path in (CHAT, "/rl/start_session", "/export_trajectories"):
             if path != CHAT and not body:
-                continue  # an empty body is an empty object there
+                continue  # these endpoints read an empty body as an empty object
             response = await server.http.post(path, content=body)
             assert response.status_code == 400, response.text
             assert response.json()["error"]["param"] == "body"
@@ -264,7 +264,7 @@ async def test_deep_nesting_never_breaks_the_server(tmp_path: Path, depth: int) 
 
 
 def deep_json(body: Any) -> str:
-    """JSON text of a value deeper than Python's own recursion limit allows."""
+    """JSON text nested deeper than Python's recursion limit."""
     limit = sys.getrecursionlimit()
     sys.setrecursionlimit(20_000)
     try:
@@ -341,7 +341,7 @@ async def test_no_body_at_all_gives_a_5xx(tmp_path: Path) -> None:
         await still_works(server)
 
 
-async def test_a_body_beyond_the_limit_is_413_and_one_within_it_is_taken(tmp_path: Path) -> None:
+async def test_a_body_beyond_the_limit_is_413_and_one_within_it_is_accepted(tmp_path: Path) -> None:
     async with serving(tmp_path, always(), max_body_bytes=2000) as server:
         fits = json.dumps({**GOOD, "user": ""})
         fits = json.dumps({**GOOD, "user": "x" * (2000 - len(fits))})
@@ -379,7 +379,7 @@ def test_a_hundred_megabytes_are_refused_without_being_read(tmp_path: Path) -> N
 
 
 def send_until_refused(connection: socket.socket) -> int:
-    """Send chunks until the server has answered; how many bytes it took."""
+    """Send chunks until the server answers; return the number of bytes that it read."""
     piece = b"100000\r\n" + b" " * 0x100000 + b"\r\n"
     sent = 0
     while sent < 100 * 1024 * 1024:

@@ -1,4 +1,4 @@
-"""How many sessions may start and live, and how many turns may run: what is full says so, with 429 and retry-after."""
+"""Limits on started sessions, live sessions and running turns: a full limit answers 429 with retry-after."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ async def test_each_start_takes_one_granted_capacity(tmp_path: Path, database_ur
         assert sorted(response.status_code for response in responses) == [200] * 3 + [429] * 5
 
 
-async def test_a_start_that_fails_takes_nothing(tmp_path: Path, database_url: str) -> None:
+async def test_a_start_that_fails_takes_no_capacity(tmp_path: Path, database_url: str) -> None:
     async with serving(tmp_path, says(), capacity_control=True, database_url=database_url) as server:
         await server.ok("/grant_capacity", {"n": 2})
         assert (await start(server, session_id="one", api_key="17")).status_code == 200
@@ -45,7 +45,7 @@ async def test_a_start_that_fails_takes_nothing(tmp_path: Path, database_url: st
 @pytest.mark.parametrize(
     ("outcome", "given_back"), [("Failed", 1), ("NoData", 1), ("Timeout", 1), ("Finished", 0), (None, 0)]
 )
-async def test_a_session_that_fails_gives_its_capacity_back_once(
+async def test_a_failed_session_returns_its_capacity_once(
     tmp_path: Path, database_url: str, outcome: str | None, given_back: int
 ) -> None:
     async with serving(tmp_path, says(), capacity_control=True, database_url=database_url) as server:
@@ -56,7 +56,7 @@ async def test_a_session_that_fails_gives_its_capacity_back_once(
         assert await server.ok("/grant_capacity", {}) == {"capacity": 1 + given_back}
 
 
-async def test_capacity_outlives_the_server(tmp_path: Path, database_url: str) -> None:
+async def test_capacity_survives_a_restart(tmp_path: Path, database_url: str) -> None:
     async with serving(tmp_path, says(), capacity_control=True, database_url=database_url) as server:
         await server.ok("/grant_capacity", {"n": 2})
         assert (await start(server)).status_code == 200
@@ -72,7 +72,7 @@ async def test_without_capacity_control_grants_are_counted_and_nothing_is_refuse
         assert (await server.post("/grant_capacity", {"n": 0})).status_code == 400
 
 
-async def test_no_more_sessions_live_than_may(tmp_path: Path, database_url: str) -> None:
+async def test_the_limit_of_live_sessions_holds(tmp_path: Path, database_url: str) -> None:
     async with serving(tmp_path, says(*"abc"), max_live_sessions=2, database_url=database_url) as server:
         responses = await asyncio.gather(*(start(server, session_id=f"s{n}") for n in range(5)))
         assert sorted(response.status_code for response in responses) == [200, 200, 429, 429, 429]
@@ -94,7 +94,7 @@ def body_for(path: str, words: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("path", PATHS)
-async def test_a_turn_too_many_is_refused_before_anything_is_rendered(tmp_path: Path, path: str) -> None:
+async def test_a_turn_beyond_the_limit_is_refused_before_rendering(tmp_path: Path, path: str) -> None:
     async with serving(tmp_path, says("one", "two", "three"), max_turns_in_flight=2) as server:
         await server.engine.pause(PauseMode.IN_PLACE)
         running = [asyncio.ensure_future(server.chat([user(words)], session=words)) for words in "ab"]
@@ -115,7 +115,7 @@ async def test_choices_count_as_turns(tmp_path: Path) -> None:
         await server.chat([user("a")], n=2)
 
 
-async def test_a_replay_is_no_turn(tmp_path: Path) -> None:
+async def test_a_replay_does_not_count_as_a_turn(tmp_path: Path) -> None:
     async with serving(tmp_path, says("one", "two"), max_turns_in_flight=1) as server:
         first = await server.chat([user("a")])
         await server.engine.pause(PauseMode.IN_PLACE)
@@ -131,7 +131,7 @@ async def test_a_replay_is_no_turn(tmp_path: Path) -> None:
         await running
 
 
-async def test_what_waits_beside_all_sessions_counts_once(tmp_path: Path) -> None:
+async def test_a_waiting_request_without_a_session_counts_once(tmp_path: Path) -> None:
     async with serving(tmp_path, says("one", "two", "three"), max_turns_in_flight=3) as server:
         await server.ok("/engine/pause_generation", {})
         body = {"input_ids": [72, 101]}

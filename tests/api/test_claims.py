@@ -43,7 +43,7 @@ async def two_servers(folder: Path, url: str) -> AsyncIterator[tuple[Server, Ser
 
 
 async def finish(server: Server, *names: str, **start: Any) -> None:
-    """Sessions of one turn each, ended in this order."""
+    """Start sessions of one turn each and end them in this order."""
     for name in names:
         await server.ok("/rl/start_session", {"session_id": name, **start})
         await server.chat([user("hi")], name)
@@ -60,7 +60,7 @@ async def acknowledge(server: Server, **body: Any) -> Any:
 
 
 def expire_leases(url: str) -> None:
-    """What time would do: every lease has run out a second ago."""
+    """Expire every lease, as if time had passed."""
     execute(url, "UPDATE sessions SET claimed_until = 1 WHERE claimed_until IS NOT NULL")
 
 
@@ -79,7 +79,7 @@ async def test_ended_sessions_are_claimed_in_the_order_in_which_they_ended(tmp_p
         assert (await claim(server, limit=2))["sessions"] == ["d"]
 
 
-async def test_a_filter_chooses_sessions_and_leaves_the_others(tmp_path: Path, database_url: str) -> None:
+async def test_a_filter_selects_sessions_and_leaves_the_others(tmp_path: Path, database_url: str) -> None:
     async with served(tmp_path, database_url) as server:
         await finish(server, "a", group_id="g1", task_id="t")
         await finish(server, "b", group_id="g2", task_id="t")
@@ -96,7 +96,9 @@ async def test_a_filter_of_samples_needs_an_export(tmp_path: Path, database_url:
         assert (await claim(server, filter=filters, export={"format": "json"}))["sessions"].keys() == {"a"}
 
 
-async def test_what_is_acknowledged_never_comes_back_and_twice_is_harmless(tmp_path: Path, database_url: str) -> None:
+async def test_acknowledged_sessions_never_come_back_and_repeats_are_harmless(
+    tmp_path: Path, database_url: str
+) -> None:
     async with served(tmp_path, database_url) as server:
         await finish(server, "a", "b")
         held = await claim(server, limit=2)
@@ -108,9 +110,7 @@ async def test_what_is_acknowledged_never_comes_back_and_twice_is_harmless(tmp_p
         assert (await claim(server, limit=2))["sessions"] == []
 
 
-async def test_a_lease_that_runs_out_puts_its_sessions_back_in_their_old_places(
-    tmp_path: Path, database_url: str
-) -> None:
+async def test_an_expired_lease_puts_its_sessions_back_in_their_old_places(tmp_path: Path, database_url: str) -> None:
     async with served(tmp_path, database_url) as server:
         await finish(server, "a", "b", "c")
         dead = await claim(server, limit=2, consumer="dead")
@@ -125,7 +125,7 @@ async def test_a_lease_that_runs_out_puts_its_sessions_back_in_their_old_places(
         assert (await acknowledge(server, claim_id=alive["claim_id"]))["acknowledged"] == ["a", "b"]
 
 
-async def test_a_lease_that_ran_out_and_was_not_taken_over_can_still_be_acknowledged(
+async def test_an_expired_lease_that_nobody_took_over_can_still_be_acknowledged(
     tmp_path: Path, database_url: str
 ) -> None:
     async with served(tmp_path, database_url) as server:
@@ -135,9 +135,7 @@ async def test_a_lease_that_ran_out_and_was_not_taken_over_can_still_be_acknowle
         assert (await claim(server))["sessions"] == []
 
 
-async def test_a_claim_made_again_under_its_id_gives_what_it_holds_and_renews_the_lease(
-    tmp_path: Path, database_url: str
-) -> None:
+async def test_a_repeated_claim_returns_its_sessions_and_renews_the_lease(tmp_path: Path, database_url: str) -> None:
     async with served(tmp_path, database_url) as server:
         await finish(server, "a", "b", "c")
         first = await claim(server, limit=2, claim_id="mine", lease_s=60)
@@ -146,14 +144,12 @@ async def test_a_claim_made_again_under_its_id_gives_what_it_holds_and_renews_th
         assert again["lease_until"] > first["lease_until"] + 500
         await acknowledge(server, claim_id="mine", session_ids=["a"])
         assert (await claim(server, limit=3, claim_id="mine"))["sessions"] == ["b"]
-        # A lease of no time gives it back.
+        # A lease of 0 s releases the session.
         await claim(server, claim_id="mine", lease_s=0)
         assert (await claim(server, limit=3))["sessions"] == ["b", "c"]
 
 
-async def test_a_renewed_claim_that_lost_everything_is_given_nothing_in_its_place(
-    tmp_path: Path, database_url: str
-) -> None:
+async def test_a_renewed_claim_that_lost_everything_gets_nothing_new(tmp_path: Path, database_url: str) -> None:
     async with served(tmp_path, database_url) as server:
         await finish(server, "a", "b")
         await claim(server, claim_id="mine", lease_s=0)
@@ -163,9 +159,7 @@ async def test_a_renewed_claim_that_lost_everything_is_given_nothing_in_its_plac
         assert (await claim(server))["sessions"] == ["b"]
 
 
-async def test_a_claim_that_is_done_is_told_so_at_once_however_long_it_would_wait(
-    tmp_path: Path, database_url: str
-) -> None:
+async def test_a_repeated_claim_answers_at_once_whatever_its_wait_s(tmp_path: Path, database_url: str) -> None:
     async with served(tmp_path, database_url) as server:
         await finish(server, "a", "b")
         await claim(server, claim_id="mine")
@@ -173,10 +167,10 @@ async def test_a_claim_that_is_done_is_told_so_at_once_however_long_it_would_wai
         assert (await claim(server, claim_id="mine", wait_s=600))["sessions"] == []
 
 
-async def test_the_next_end_wakes_a_claim_that_waits(
+async def test_the_next_end_wakes_a_waiting_claim(
     tmp_path: Path, database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(claim_endpoints, "_WATCH_S", 3600.0)  # it does not look by itself meanwhile
+    monkeypatch.setattr(claim_endpoints, "_WATCH_S", 3600.0)  # no polling in the meantime
     async with served(tmp_path, database_url) as server, asyncio.timeout(60):
         await server.chat([user("hi")], "a")
         ring = server.app.state.store.claims.ends.listen()
@@ -215,8 +209,8 @@ async def test_a_claim_can_answer_with_the_samples_themselves(tmp_path: Path, da
         assert empty.json() == {"samples": [], "sessions": {}, "cursor": None, "claim_id": None, "lease_until": None}
 
 
-async def test_claimed_samples_are_compared_with_sessions_that_have_ended(tmp_path: Path, database_url: str) -> None:
-    """One that runs has no score yet: taken for 0, it would flatter all others."""
+async def test_groups_of_claimed_samples_contain_only_ended_sessions(tmp_path: Path, database_url: str) -> None:
+    """A running session has no final score: counted as 0, it would raise all other advantages."""
     async with served(tmp_path, database_url) as server:
         await finish(server, "a", "b", group_id="g")
         await server.ok("/b/rl/set_reward", {"reward": 3.0})
@@ -229,7 +223,7 @@ async def test_claimed_samples_are_compared_with_sessions_that_have_ended(tmp_pa
         assert [sample["advantages"] for sample in exported["samples"]] == [[-0.5], [2.5], [-2.0]]
 
 
-async def test_what_cannot_be_exported_is_given_back_at_once(tmp_path: Path, database_url: str) -> None:
+async def test_sessions_that_cannot_be_exported_are_released_at_once(tmp_path: Path, database_url: str) -> None:
     async with served(tmp_path, database_url) as server:
         await finish(server, "a")
         padded = {"layout": "padded", "prompt_length": 1, "response_length": 1, "on_too_long": "refuse"}
@@ -248,7 +242,7 @@ async def test_a_claim_answers_in_any_format_with_its_id_in_a_header(tmp_path: P
         assert (await acknowledge(server, claim_id=end["claim_id"]))["acknowledged"] == ["a"]
 
 
-async def test_sessions_are_acknowledged_without_a_claim_unless_somebody_holds_them(
+async def test_sessions_are_acknowledged_without_a_claim_unless_one_holds_them(
     tmp_path: Path, database_url: str
 ) -> None:
     async with served(tmp_path, database_url) as server:
@@ -289,15 +283,15 @@ async def test_sessions_are_acknowledged_without_a_claim_unless_somebody_holds_t
         ("acknowledge", {"session_ids": [1]}, 400, "session_ids[0]"),
     ],
 )
-async def test_what_is_wrong_is_named(tmp_path: Path, path: str, body: Any, status: int, param: str) -> None:
+async def test_a_wrong_field_is_named(tmp_path: Path, path: str, body: Any, status: int, param: str) -> None:
     async with serving(tmp_path, always()) as server:
         await server.chat([user("hi")], "live")
         response = await server.post(f"/trajectories/{path}", body)
         assert (response.status_code, response.json()["error"]["param"]) == (status, param), response.text
 
 
-async def test_a_claim_walks_past_nothing_that_was_acknowledged(tmp_path: Path, database_url: str) -> None:
-    """Both databases read the index of what waits: a queue of millions costs what is left of it."""
+async def test_a_claim_never_scans_acknowledged_sessions(tmp_path: Path, database_url: str) -> None:
+    """Both databases use the index of waiting sessions, so the cost does not grow with what was consumed."""
     async with served(tmp_path, database_url) as server:
         engine = server.app.state.store.database._writer_engine
         statements: list[tuple[str, Any]] = []
@@ -308,7 +302,7 @@ async def test_a_claim_walks_past_nothing_that_was_acknowledged(tmp_path: Path, 
             if connection.dialect.name == "sqlite":
                 explained = connection.exec_driver_sql("EXPLAIN QUERY PLAN " + query, values).all()
             else:
-                connection.exec_driver_sql("SET enable_seqscan = off")  # of an empty table it would be cheaper
+                connection.exec_driver_sql("SET enable_seqscan = off")  # it is cheaper on an empty table
                 explained = connection.exec_driver_sql("EXPLAIN " + query, values).all()
         plan = " ".join(str(cell) for row in explained for cell in row)
         assert "ix_sessions_waiting" in plan
@@ -326,7 +320,7 @@ async def test_consuming_needs_the_admin_key(tmp_path: Path) -> None:
 async def test_trainers_that_die_and_trainers_that_work_acknowledge_each_session_exactly_once(
     tmp_path: Path, database_url: str
 ) -> None:
-    """Every third claim dies, and its short lease runs out; agents end sessions; others take over."""
+    """Every third trainer dies and its short lease expires; others take over while agents end sessions."""
     async with served(tmp_path, database_url) as server:
         await share([server], database_url)
 
@@ -367,7 +361,7 @@ async def share(servers: list[Server], url: str) -> None:
     assert rows == [(24, 24, 24)]
 
 
-async def test_claims_at_once_on_two_servers_are_given_different_sessions(tmp_path: Path, postgres_url: str) -> None:
+async def test_concurrent_claims_on_two_servers_get_different_sessions(tmp_path: Path, postgres_url: str) -> None:
     async with two_servers(tmp_path, postgres_url) as servers:
         await finish(servers[0], *(f"s{n}" for n in range(12)))
         claims = await asyncio.gather(*(claim(servers[n % 2], limit=2, wait_s=5) for n in range(6)))
@@ -375,9 +369,7 @@ async def test_claims_at_once_on_two_servers_are_given_different_sessions(tmp_pa
         assert given == {f"s{n}": 1 for n in range(12)}
 
 
-async def test_one_claim_made_on_two_servers_at_once_is_given_the_same_sessions(
-    tmp_path: Path, postgres_url: str
-) -> None:
+async def test_one_claim_on_two_servers_at_once_gets_the_same_sessions(tmp_path: Path, postgres_url: str) -> None:
     async with served(tmp_path, postgres_url) as server:
         await finish(server, "s0", "s1")
     wanted = LeaseRequest("mine", SessionQuery(), limit=1, lease_s=60.0)
@@ -391,12 +383,12 @@ async def test_one_claim_made_on_two_servers_at_once_is_given_the_same_sessions(
         (first,) = claims.claim(connection, [wanted])
         second = asyncio.create_task(asyncio.to_thread(again))
         waiting = "SELECT 1 FROM pg_locks WHERE NOT granted"
-        while not second.done() and not execute(postgres_url, waiting):  # noqa: ASYNC110 (a lock sets no event)
+        while not second.done() and not execute(postgres_url, waiting):  # noqa: ASYNC110 (a database lock sets no event)
             await asyncio.sleep(0.01)
     assert (first.sessions, (await second).sessions) == (("s0",), ("s0",))
 
 
-async def test_a_claim_passes_over_what_another_transaction_is_taking(tmp_path: Path, postgres_url: str) -> None:
+async def test_a_claim_skips_sessions_that_another_transaction_is_claiming(tmp_path: Path, postgres_url: str) -> None:
     async with served(tmp_path, postgres_url) as server:
         await finish(server, "a", "b")
         with meanwhile(postgres_url, "SELECT 1 FROM sessions WHERE session_id = 'a' FOR UPDATE"):

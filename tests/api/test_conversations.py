@@ -1,4 +1,4 @@
-"""GOLDEN.md's conversations against the server: what the engine is given, how the tree stands, what is exported."""
+"""Whole conversations against the server: the prompts of the engine, the tree, and the exported samples."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ from tests.support import (
 
 @contextlib.asynccontextmanager
 async def serving(folder: Path, script: Script) -> AsyncIterator[Server]:
-    """A server whose session is checked to the token when the conversation is over."""
+    """A server whose session is checked token by token when the conversation is over."""
     async with support.serving(folder, script) as server:
         yield server
         await check_exact(server)
 
 
 async def check_exact(server: Server) -> None:
-    """Every sample is exactly what the engine was given and gave, and each sampled token is trained once."""
+    """Check that each sample is a prompt and output of the engine, and that each sampled token is trained once."""
     given = {request.request_id: list(request.input_ids) for request in server.engine.requests}
     sampled_ids: dict[str, list[int]] = {}
     for sample in await server.export(layout="individual"):
@@ -69,7 +69,7 @@ def rendered(messages: list[Message]) -> list[int]:
     return list(tiny_renderer().render(messages, (), {}))
 
 
-async def test_g1_second_prompt_equals_the_full_template(tmp_path: Path) -> None:
+async def test_second_prompt_equals_the_full_template(tmp_path: Path) -> None:
     async with serving(tmp_path, says("hello there", "fine")) as server:
         first = [system("be kind"), user("hi")]
         answer = await server.answer(first)
@@ -84,7 +84,7 @@ async def test_g1_second_prompt_equals_the_full_template(tmp_path: Path) -> None
         assert [node["reason"] for node in await server.tree()] == ["first", "continued"]
 
 
-async def test_g2_an_answer_cut_by_length_gets_its_end_token_once_as_context(tmp_path: Path) -> None:
+async def test_a_truncated_answer_gets_its_end_token_once_as_context(tmp_path: Path) -> None:
     cut = sampled("one two three", end=False)
     end = tiny_renderer().stop_token_ids[0]
     async with serving(tmp_path, play([Reply(cut), Reply(sampled("four"))])) as server:
@@ -98,7 +98,7 @@ async def test_g2_an_answer_cut_by_length_gets_its_end_token_once_as_context(tmp
         assert sample["loss_mask"][at - 1 : at + 1] == [1, 0]
 
 
-async def test_g3_a_rewritten_answer_is_context_and_the_first_stays_as_a_dead_branch(tmp_path: Path) -> None:
+async def test_a_rewritten_answer_is_context_and_the_first_stays_as_a_dead_branch(tmp_path: Path) -> None:
     async with serving(tmp_path, says("first answer", "second")) as server:
         await server.answer([user("hi")])
         await server.answer([user("hi"), assistant("edited answer"), user("go on")])
@@ -112,7 +112,7 @@ async def test_g3_a_rewritten_answer_is_context_and_the_first_stays_as_a_dead_br
         assert len(await server.export()) == 2
 
 
-async def test_g3_a_rewritten_second_answer_follows_the_untouched_first_one(tmp_path: Path) -> None:
+async def test_a_rewritten_second_answer_follows_the_untouched_first_one(tmp_path: Path) -> None:
     async with serving(tmp_path, says("one", "two", "three")) as server:
         first = [user("a")]
         one = await server.answer(first)
@@ -127,7 +127,7 @@ async def test_g3_a_rewritten_second_answer_follows_the_untouched_first_one(tmp_
         assert sum(sum(sample["loss_mask"]) for sample in samples) == total_sampled(tree)
 
 
-async def test_g4_interleaved_agents_are_two_chains_with_each_token_once(tmp_path: Path) -> None:
+async def test_interleaved_agents_are_two_chains_with_each_token_once(tmp_path: Path) -> None:
     async with serving(tmp_path, says("a1", "b1", "a2", "b2")) as server:
         a, b = [system("A"), user("task a")], [system("B"), user("task b")]
         a.append(await server.answer(a))
@@ -140,7 +140,7 @@ async def test_g4_interleaved_agents_are_two_chains_with_each_token_once(tmp_pat
         assert sum(sum(sample["loss_mask"]) for sample in samples) == total_sampled(tree)
 
 
-async def test_g5_two_tool_results_are_one_user_turn(tmp_path: Path) -> None:
+async def test_two_tool_results_are_one_user_turn(tmp_path: Path) -> None:
     calls = call_text("add", '{"a": 1}') + "\n" + call_text("add", '{"a": 2}')
     async with serving(tmp_path, says(calls, "three")) as server:
         answer = await server.answer([user("add")], tools=ADD)
@@ -153,7 +153,7 @@ async def test_g5_two_tool_results_are_one_user_turn(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("arguments", ['{"a":1,"b":[1.0,2]}', '{ "b": [1, 2], "a": 1 }'])
-async def test_g6_arguments_written_anew_are_the_same_node(tmp_path: Path, arguments: str) -> None:
+async def test_arguments_serialised_again_are_the_same_node(tmp_path: Path, arguments: str) -> None:
     async with serving(tmp_path, says(call_text("add", '{"a": 1, "b": [1, 2]}'), "ok")) as server:
         answer = await server.answer([user("add")], tools=ADD)
         answer["tool_calls"][0]["function"]["arguments"] = arguments
@@ -162,7 +162,7 @@ async def test_g6_arguments_written_anew_are_the_same_node(tmp_path: Path, argum
         assert [node["reason"] for node in await server.tree()] == ["first", "continued"]
 
 
-async def test_g7_renamed_and_swapped_call_ids_are_the_same_node(tmp_path: Path) -> None:
+async def test_renamed_and_swapped_call_ids_are_the_same_node(tmp_path: Path) -> None:
     calls = call_text("add", '{"a": 1}') + "\n" + call_text("add", '{"a": 2}')
     async with serving(tmp_path, says(calls, "x", "y")) as server:
         answer = await server.answer([user("add")], tools=ADD)
@@ -186,7 +186,7 @@ async def test_g7_renamed_and_swapped_call_ids_are_the_same_node(tmp_path: Path)
         {"content": [{"type": "text", "text": ""}], "name": None, "refusal": None, "reasoning_content": None},
     ],
 )
-async def test_g8_empty_content_in_any_spelling_is_the_same_node(tmp_path: Path, echo: dict[str, Any]) -> None:
+async def test_empty_content_in_any_spelling_is_the_same_node(tmp_path: Path, echo: dict[str, Any]) -> None:
     async with serving(tmp_path, says(call_text("add", '{"a": 1}'), "ok")) as server:
         answer = await server.answer([user("add")], tools=ADD)
         replay = {"role": "assistant", "tool_calls": answer["tool_calls"], **echo}
@@ -194,7 +194,7 @@ async def test_g8_empty_content_in_any_spelling_is_the_same_node(tmp_path: Path,
         assert [node["reason"] for node in await server.tree()] == ["first", "continued"]
 
 
-async def test_g8_text_as_parts_and_empty_call_lists_are_the_same_node(tmp_path: Path) -> None:
+async def test_text_as_parts_and_empty_call_lists_are_the_same_node(tmp_path: Path) -> None:
     async with serving(tmp_path, says("hello", "x", "y")) as server:
         await server.answer([user("hi")])
         texts = [{"type": "text", "text": "hel"}, {"type": "text", "text": "lo"}]
@@ -204,7 +204,7 @@ async def test_g8_text_as_parts_and_empty_call_lists_are_the_same_node(tmp_path:
         assert [node["reason"] for node in await server.tree()] == ["first", "continued", "branched"]
 
 
-async def test_g9_two_requests_at_once_are_siblings(tmp_path: Path) -> None:
+async def test_two_requests_at_once_are_siblings(tmp_path: Path) -> None:
     script = play([Reply(sampled("one"), delay_s=0.01), Reply(sampled("two"), delay_s=0.01)])
     async with serving(tmp_path, script) as server:
         await asyncio.gather(server.answer([user("hi")]), server.answer([user("hi")]))
@@ -214,7 +214,7 @@ async def test_g9_two_requests_at_once_are_siblings(tmp_path: Path) -> None:
         assert len(await server.export()) == 2
 
 
-async def test_g10_too_few_logprobs_fail_the_call_and_are_never_exported(tmp_path: Path) -> None:
+async def test_too_few_logprobs_fail_the_call_and_are_never_exported(tmp_path: Path) -> None:
     async with serving(tmp_path, play([Reply(sampled("abc"), chunk=9, fault=Fault.BAD_LENGTHS)])) as server:
         response = await server.post("/s/v1/chat/completions", {"model": "m", "messages": [user("hi")]})
         assert response.status_code == 502
@@ -223,7 +223,7 @@ async def test_g10_too_few_logprobs_fail_the_call_and_are_never_exported(tmp_pat
         assert await server.export() == []
 
 
-async def test_g11_after_an_aborted_call_there_is_no_stray_header(tmp_path: Path) -> None:
+async def test_after_an_aborted_call_there_is_no_stray_header(tmp_path: Path) -> None:
     script = play([Reply(sampled("abc"), fault=Fault.ERROR, fault_after=1), Reply(sampled("ok"))])
     async with serving(tmp_path, script) as server:
         await server.post("/s/v1/chat/completions", {"model": "m", "messages": [user("hi")]})
@@ -232,7 +232,7 @@ async def test_g11_after_an_aborted_call_there_is_no_stray_header(tmp_path: Path
         assert server.prompts()[1] == rendered(conversation)
 
 
-async def test_g12_an_older_sibling_is_continued_as_that_sibling(tmp_path: Path) -> None:
+async def test_an_older_sibling_is_continued_as_that_sibling(tmp_path: Path) -> None:
     async with serving(tmp_path, says("one", "two", "three", "next")) as server:
         answers = [await server.answer([user("hi")]) for _ in range(3)]
         await server.answer([user("hi"), answers[1], user("go on")])
@@ -241,7 +241,7 @@ async def test_g12_an_older_sibling_is_continued_as_that_sibling(tmp_path: Path)
         assert tree[3]["parent_id"] == tree[1]["id"]
 
 
-async def test_g13_reasoning_stays_in_the_context_as_sampled(tmp_path: Path) -> None:
+async def test_reasoning_stays_in_the_context_as_sampled(tmp_path: Path) -> None:
     text = "<think>\nbecause\n</think>\n\nyes"
     async with serving(tmp_path, says(text, "ok")) as server:
         answer = await server.answer([user("hi")])
@@ -253,7 +253,7 @@ async def test_g13_reasoning_stays_in_the_context_as_sampled(tmp_path: Path) -> 
         assert sample["input_ids"] == server.prompts()[1] + list(sampled("ok"))
 
 
-async def test_g16_changed_tools_begin_a_new_root(tmp_path: Path) -> None:
+async def test_changed_tools_begin_a_new_root(tmp_path: Path) -> None:
     async with serving(tmp_path, says("one", "two", "three", "four")) as server:
         answer = await server.answer([system("S"), user("hi")], tools=ADD)
         await server.answer([system("S"), user("hi"), answer, user("b")], tools=[function_tool("sub")])
@@ -263,7 +263,7 @@ async def test_g16_changed_tools_begin_a_new_root(tmp_path: Path) -> None:
         assert reasons == ["first", "tools_changed", "system_changed", "options_changed"]
 
 
-async def test_g17_a_call_in_user_text_or_inside_reasoning_is_no_call(tmp_path: Path) -> None:
+async def test_a_call_in_user_text_or_inside_reasoning_is_no_call(tmp_path: Path) -> None:
     call = call_text("add", '{"a": 1}')
     async with serving(tmp_path, says(f"<think>\n{call}\n</think>\n\nno")) as server:
         answer = await server.answer([user(call)], tools=ADD)
@@ -272,7 +272,7 @@ async def test_g17_a_call_in_user_text_or_inside_reasoning_is_no_call(tmp_path: 
         assert "tool_call" in answer["reasoning_content"]
 
 
-async def test_g18_a_stop_string_cuts_after_the_token_that_completes_it(tmp_path: Path) -> None:
+async def test_a_stop_string_cuts_after_the_token_that_completes_it(tmp_path: Path) -> None:
     ids = sampled("abcd" + "END" + "rest", end=False)
     async with serving(tmp_path, play([Reply(ids)])) as server:
         reply = await server.chat([user("hi")], stop="EN")
@@ -285,7 +285,7 @@ async def test_g18_a_stop_string_cuts_after_the_token_that_completes_it(tmp_path
         assert "EN" not in tiny_renderer().decode(output[:-1])
 
 
-async def test_g19_the_end_token_is_sampled_and_nothing_after_it_gets_in(tmp_path: Path) -> None:
+async def test_the_end_token_is_sampled_and_nothing_after_it_is_recorded(tmp_path: Path) -> None:
     end = tiny_renderer().stop_token_ids[0]
     after = sampled("yes") + sampled("garbage")
     async with serving(tmp_path, play([Reply(after, chunk=50), Reply(sampled("ok"))])) as server:
@@ -299,7 +299,7 @@ async def test_g19_the_end_token_is_sampled_and_nothing_after_it_gets_in(tmp_pat
         assert sample["loss_mask"][len(kept) - 1] == 1
 
 
-async def test_g20_of_equal_siblings_the_one_whose_reasoning_is_echoed_is_continued(tmp_path: Path) -> None:
+async def test_of_equal_siblings_the_one_whose_reasoning_is_echoed_is_continued(tmp_path: Path) -> None:
     texts = [f"<think>\n{thought}\n</think>\n\nyes" for thought in ("one", "two", "three")]
     async with serving(tmp_path, says(*texts, "next")) as server:
         answers = [await server.answer([user("hi")]) for _ in texts]
@@ -316,7 +316,7 @@ async def test_of_equal_siblings_without_evidence_the_newest_is_continued(tmp_pa
         assert tree[2]["parent_id"] == tree[1]["id"]
 
 
-async def test_a_history_that_nobody_here_generated_is_context(tmp_path: Path) -> None:
+async def test_a_foreign_history_is_context(tmp_path: Path) -> None:
     async with serving(tmp_path, says("ok")) as server:
         await server.answer([user("a"), assistant("imported"), user("b")])
         (sample,) = await server.export()
@@ -337,7 +337,7 @@ async def test_forks_share_their_tokens_in_the_sample_of_the_first_leaf(tmp_path
         assert len(first["interaction_ids"]) == len(second["interaction_ids"]) == 3
 
 
-async def test_interleaved_leaves_export_as_golden_says(tmp_path: Path) -> None:
+async def test_interleaved_leaves_train_each_token_once(tmp_path: Path) -> None:
     async with serving(tmp_path, says("B", "D", "E", "G")) as server:
         b = await server.answer([user("A")])
         d = await server.answer([user("A"), b, user("C")])

@@ -1,4 +1,4 @@
-"""An engine may know only at the end which weights sampled a token: what is recorded is what it said last."""
+"""An engine may report the weight version of a token late: the last version that it reports is recorded."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.support import tiny_renderer, until
 
 
 class HastyEngine(ScriptedEngine):
-    """Names later weights than those that sampled a token, as SGLang may, and says at the end which they were."""
+    """An engine that first reports weight versions that are too new, as SGLang may, and corrects them at the end."""
 
     def __init__(self, wrong: VersionRuns = ()) -> None:
         super().__init__(goes_on(), vocab_size=tiny_renderer().vocab_size)
@@ -41,13 +41,13 @@ class HastyEngine(ScriptedEngine):
                     yield replace(chunk, corrected=self.wrong or before)
 
     def sampled_by(self, session: str) -> list[int]:
-        """The version that sampled each token of a session's one turn."""
+        """The weight version of each token of a session's only turn."""
         (name,) = {request.request_id for request in self.requests if request.session_id == session}
         return [version for count, version in self.truth[name] for _ in range(count)]
 
 
 @pytest.mark.parametrize("mode", MODES)
-async def test_versions_are_those_that_sampled_whatever_was_said_at_first(tmp_path: Path, mode: str) -> None:
+async def test_recorded_versions_are_the_corrected_ones(tmp_path: Path, mode: str) -> None:
     engine = HastyEngine()
     async with serving_on(tmp_path, engine) as server:
         (task,) = await begun(server, "a")
@@ -66,7 +66,7 @@ async def test_versions_are_those_that_sampled_whatever_was_said_at_first(tmp_pa
 
 
 @pytest.mark.parametrize("path", ["/s/v1/generate", "/v1/generate"])
-async def test_token_in_token_out_says_what_the_engine_said_last(tmp_path: Path, path: str) -> None:
+async def test_generate_replies_with_the_corrected_versions(tmp_path: Path, path: str) -> None:
     async with serving_on(tmp_path, HastyEngine()) as server:
         reply = await server.ok(path, {"input_ids": [5, 6, 7]})
         assert reply["output_ids"] == WORDS and reply["versions"] == [0] * len(WORDS)
@@ -81,7 +81,7 @@ async def test_token_in_token_out_says_what_the_engine_said_last(tmp_path: Path,
     ],
 )
 @pytest.mark.parametrize("path", ["/s/v1/generate", "/v1/generate"])
-async def test_a_correction_that_cannot_be_is_the_engines_failure(
+async def test_an_impossible_correction_is_an_engine_failure(
     tmp_path: Path, path: str, wrong: VersionRuns, says: str
 ) -> None:
     async with serving_on(tmp_path, HastyEngine(wrong)) as server:

@@ -1,4 +1,4 @@
-"""`/engine/...` over HTTP: the administrator pauses and updates, and agents that talk meanwhile notice nothing."""
+"""`/engine/...` over HTTP: the administrator pauses and updates the engine, and running agents notice nothing."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ADMIN = {"authorization": "Bearer admin"}
 
 
 def goes_on(delay_s: float = 0.002) -> Script:
-    """Says TEXT, wherever it was interrupted: what was sampled already stands at the end of the prompt."""
+    """A script that says TEXT and continues after an interruption: the tokens so far are at the end of the prompt."""
 
     def script(request: GenerateRequest) -> Reply:
         ids = list(request.input_ids)
@@ -39,7 +39,7 @@ def goes_on(delay_s: float = 0.002) -> Script:
 
 @contextlib.asynccontextmanager
 async def serving_on(folder: Path, engine: ScriptedEngine, **settings: Any) -> AsyncIterator[Server]:
-    """An app on an engine of the test's own."""
+    """An app on the engine of a test."""
     configured = Settings(**{"database_url": default_url(folder), "migrate": True, **settings})
     app = build_app(configured, engine=engine, renderer=tiny_renderer())
     transport = httpx.ASGITransport(app=app, raise_app_exceptions=False)
@@ -60,19 +60,19 @@ async def error_of(server: Server, path: str, body: Any, status: int, **more: An
 
 
 async def begun(server: Server, *sessions: str) -> list[asyncio.Task[Any]]:
-    """A unary turn in each session, all of them running in the engine."""
+    """Start a unary turn in each session, and wait until all run in the engine."""
     tasks = [asyncio.create_task(server.chat([user("go")], session)) for session in sessions]
     await until(lambda: len(server.engine.running) == len(sessions))
     return tasks
 
 
 def sampled_by(server: Server) -> list[int]:
-    """How many tokens each running turn has so far."""
+    """The number of tokens that each running turn has so far."""
     return [len(turn.interaction.output_ids) for turn in server.app.state.turns._running]
 
 
 async def streamed(server: Server, session: str) -> tuple[str, str]:
-    """Text and finish reason of a streamed turn that came to its end."""
+    """The text and finish reason of a finished streamed turn."""
     body = {"model": "m", "messages": [user("go")], "stream": True}
     response = await server.post(f"/{session}/v1/chat/completions", body)
     assert response.status_code == 200 and response.text.endswith("data: [DONE]\n\n"), response.text
@@ -81,7 +81,7 @@ async def streamed(server: Server, session: str) -> tuple[str, str]:
     return "".join(c["delta"].get("content") or "" for c in deltas), deltas[-1]["finish_reason"]
 
 
-# Who may, and what they may say ------------------------------------------------------------------------------------
+# Access and bad input ----------------------------------------------------------------------------------------------
 
 POSTS = [
     "pause_generation", "continue_generation", "update_weights", "init_weights_update_group",
@@ -136,7 +136,7 @@ WRONG: list[tuple[str, Any, str]] = [
 
 
 @pytest.mark.parametrize(("name", "body", "param"), WRONG, ids=lambda value: str(value)[:40])
-async def test_what_is_wrong_is_named_and_nothing_changes(tmp_path: Path, name: str, body: Any, param: str) -> None:
+async def test_a_wrong_field_is_named_and_nothing_changes(tmp_path: Path, name: str, body: Any, param: str) -> None:
     async with serving(tmp_path, says("fine")) as server:
         before = await state(server)
         error = await error_of(server, f"/engine/{name}", body, 400)
@@ -145,7 +145,7 @@ async def test_what_is_wrong_is_named_and_nothing_changes(tmp_path: Path, name: 
         assert (await server.answer([user("hi")]))["content"] == "fine"
 
 
-async def test_the_state_says_what_runs(tmp_path: Path) -> None:
+async def test_the_state_describes_the_engine(tmp_path: Path) -> None:
     async with serving(tmp_path, goes_on(0.02)) as server:
         (task,) = await begun(server, "a")
         shown = await state(server)
@@ -160,7 +160,7 @@ async def test_the_state_says_what_runs(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("mode", MODES)
-async def test_a_paused_server_says_so_and_lets_requests_wait(tmp_path: Path, mode: str) -> None:
+async def test_a_paused_server_reports_it_and_requests_wait(tmp_path: Path, mode: str) -> None:
     async with serving(tmp_path, goes_on()) as server:
         ready = (await server.http.get("/ready")).json()
         assert ready["status"] == "ready"
@@ -199,7 +199,7 @@ PATHS: list[tuple[str, dict[str, Any], int]] = [
 
 
 @pytest.mark.parametrize(("path", "body", "status"), PATHS)
-async def test_who_waits_too_long_is_sent_away_and_may_come_again(
+async def test_a_request_that_waits_too_long_is_refused_and_may_retry(
     tmp_path: Path, path: str, body: dict[str, Any], status: int
 ) -> None:
     async with serving(tmp_path, goes_on(), pause_timeout_s=0.05) as server:
@@ -210,13 +210,13 @@ async def test_who_waits_too_long_is_sent_away_and_may_come_again(
         assert response.headers["x-should-retry"] == "true"
         assert "paused" in response.json()["error"]["message"]
         assert server.engine.requests == [] and (await state(server))["waiting"] == 0
-        assert (await server.http.get("/rl/sessions")).json()["sessions"] == []  # as if it had never been
+        assert (await server.http.get("/rl/sessions")).json()["sessions"] == []  # the refused request left no trace
         await server.ok("/engine/continue_generation", {})
         assert (await server.post(path, body)).status_code == 200
 
 
 @pytest.mark.parametrize("mode", MODES)
-async def test_a_pause_in_the_middle_of_replies_costs_them_nothing(tmp_path: Path, mode: str) -> None:
+async def test_a_pause_in_the_middle_of_replies_loses_no_token(tmp_path: Path, mode: str) -> None:
     async with serving(tmp_path, goes_on()) as server:
         tasks = await begun(server, "a", "b")
         stream = asyncio.create_task(streamed(server, "c"))
@@ -227,7 +227,7 @@ async def test_a_pause_in_the_middle_of_replies_costs_them_nothing(tmp_path: Pat
         assert await stream == (TEXT, "stop")
 
 
-async def test_equal_requests_that_wait_out_a_pause_are_samples_each(tmp_path: Path) -> None:
+async def test_equal_requests_that_wait_during_a_pause_are_separate_samples(tmp_path: Path) -> None:
     async with serving(tmp_path, goes_on()) as server:
         await server.ok("/engine/pause_generation", {})
         asked = [asyncio.create_task(server.chat([user("go")])) for _ in range(6)]
@@ -237,7 +237,7 @@ async def test_equal_requests_that_wait_out_a_pause_are_samples_each(tmp_path: P
         assert sorted(node["reason"] for node in await server.tree()) == ["first", *["resampled"] * 5]
 
 
-async def test_a_marked_retry_that_waits_out_a_pause_with_its_original_shares_one_sample(tmp_path: Path) -> None:
+async def test_a_marked_retry_and_its_original_that_wait_during_a_pause_share_one_sample(tmp_path: Path) -> None:
     async with serving(tmp_path, goes_on()) as server:
         await server.ok("/engine/pause_generation", {})
         body = {"model": "m", "messages": [user("go")]}
@@ -255,13 +255,13 @@ async def test_a_session_that_ends_in_a_pause_takes_no_turn_afterwards(tmp_path:
         await server.ok("/engine/pause_generation", {})
         late = asyncio.create_task(server.post("/s/v1/chat/completions", {"model": "m", "messages": [user("x")]}))
         await until(lambda: server.app.state.turns._gate.waiting == 1)
-        await server.ok("/s/rl/end_session", {"reward": 1.0})  # rewards and ends need no engine
+        await server.ok("/s/rl/end_session", {"reward": 1.0})  # rewarding and ending need no engine
         await server.ok("/engine/continue_generation", {})
         assert (await late).json()["error"]["code"] == "session_closed"
         assert len(await server.export()) == 1
 
 
-async def test_a_pause_does_not_count_as_the_engines_silence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_pause_does_not_count_as_engine_timeout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with serving(tmp_path, goes_on(), engine_timeout_s=60.0) as server:
         (task,) = await begun(server, "a")
         await server.ok("/engine/pause_generation", {"mode": "in_place"})
@@ -285,9 +285,7 @@ async def test_waiting_requests_count_against_the_turns_in_flight(tmp_path: Path
 
 
 @pytest.mark.parametrize("mode", MODES)
-async def test_agents_that_talk_and_stream_notice_no_update_and_each_token_has_its_version(
-    tmp_path: Path, mode: str
-) -> None:
+async def test_running_turns_survive_an_update_and_each_token_has_its_version(tmp_path: Path, mode: str) -> None:
     async with serving(tmp_path, goes_on()) as server:
         tasks = await begun(server, "a", "b")
         streams = [asyncio.create_task(streamed(server, session)) for session in ("c", "d")]
@@ -309,7 +307,7 @@ async def test_agents_that_talk_and_stream_notice_no_update_and_each_token_has_i
 
 
 @pytest.mark.parametrize("name", ["path", "model_path"])
-async def test_a_version_is_taken_as_given_or_one_more(tmp_path: Path, name: str) -> None:
+async def test_a_version_is_the_given_one_or_one_more(tmp_path: Path, name: str) -> None:
     async with serving(tmp_path, says()) as server:
         said = [await server.ok("/engine/update_weights", {name: "w", **more}) for more in ({}, {"version": 9}, {})]
         assert [each["weight_version"] for each in said] == [1, 9, 10]
@@ -325,7 +323,7 @@ async def test_an_update_in_a_pause_leaves_it_paused(tmp_path: Path) -> None:
 
 
 class Failing(ScriptedEngine):
-    """Its updates fail with `error`."""
+    """An engine whose updates fail with `error`."""
 
     def __init__(self, error: Exception) -> None:
         super().__init__(goes_on(), vocab_size=tiny_renderer().vocab_size)
@@ -359,7 +357,7 @@ async def test_an_update_that_fails_leaves_the_server_serving_the_old_weights(
         assert (await server.answer([user("go")], "b"))["content"] == TEXT
 
 
-async def test_updates_at_once_come_one_after_the_other(tmp_path: Path) -> None:
+async def test_concurrent_updates_run_one_after_the_other(tmp_path: Path) -> None:
     async with serving(tmp_path, goes_on()) as server:
         tasks = await begun(server, "a", "b")
         bodies = [{"path": "w", "mode": MODES[n % 4]} for n in range(8)]
@@ -369,7 +367,7 @@ async def test_updates_at_once_come_one_after_the_other(tmp_path: Path) -> None:
         assert (await state(server))["paused"] is None
 
 
-# What this engine cannot -------------------------------------------------------------------------------------------
+# Missing capabilities ----------------------------------------------------------------------------------------------
 
 CANNOT: list[tuple[str, Mapping[str, Any], str]] = [
     ("release_memory", {}, "memory"),
@@ -382,7 +380,7 @@ CANNOT: list[tuple[str, Mapping[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("name", "body", "said"), CANNOT)
-async def test_what_the_engine_cannot_is_said_and_disturbs_nobody(
+async def test_a_missing_capability_is_refused_and_interrupts_no_turn(
     tmp_path: Path, name: str, body: Mapping[str, Any], said: str
 ) -> None:
     async with serving(tmp_path, goes_on()) as server:
@@ -392,18 +390,18 @@ async def test_what_the_engine_cannot_is_said_and_disturbs_nobody(
         shown = await state(server)
         assert (shown["paused"], shown["released"]) == (None, [])
         assert (await task)["choices"][0]["message"]["content"] == TEXT
-        assert len(server.engine.requests) == 1  # nothing was cut for it
+        assert len(server.engine.requests) == 1  # no turn was interrupted
 
 
 @pytest.mark.parametrize("method", ["GET", "DELETE"])
-async def test_servers_are_refused_where_there_is_no_pool(tmp_path: Path, method: str) -> None:
+async def test_server_endpoints_are_refused_without_a_pool(tmp_path: Path, method: str) -> None:
     async with serving(tmp_path, says()) as server:
         content = json.dumps({"url": "http://127.0.0.1:9"})
         response = await server.http.request(method, "/engine/servers", content=content)
         assert response.status_code == 501 and "--engine URL" in response.json()["error"]["message"]
 
 
-async def test_the_cache_can_be_flushed_while_agents_talk(tmp_path: Path) -> None:
+async def test_the_cache_can_be_flushed_while_turns_run(tmp_path: Path) -> None:
     async with serving(tmp_path, goes_on()) as server:
         (task,) = await begun(server, "a")
         assert (await server.ok("/engine/flush_cache", {}))["paused"] is None
@@ -411,7 +409,7 @@ async def test_the_cache_can_be_flushed_while_agents_talk(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("path", ["/engine/", "/engine/pause", "/engine/servers/1", "/engine/v1/chat/completions"])
-async def test_there_is_nothing_else_below_engine(tmp_path: Path, path: str) -> None:
+async def test_other_paths_below_engine_are_404(tmp_path: Path, path: str) -> None:
     async with serving(tmp_path, says()) as server:
         response = await server.post(path, {"model": "m", "messages": [user("go")]})
         assert response.status_code in (307, 400, 404), response.text

@@ -1,4 +1,4 @@
-"""Every failure has its status, its code and the envelope of the API that was called; retryable ones say when."""
+"""Every failure has its status, its code and the envelope of the called API; a retryable one has retry-after."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ OPENAI_TYPES = {
 
 
 def every_class(root: type[errors.ProxyError]) -> set[type[errors.ProxyError]]:
-    """The tree of errors.py; the client's own failures are not the server's."""
+    """The error classes of errors.py; the client library's own errors are not part of them."""
     own = [kind for kind in root.__subclasses__() if kind.__module__ == errors.__name__]
     return {root}.union(*map(every_class, own))
 
@@ -168,8 +168,8 @@ async def test_each_error_has_its_status_and_openai_envelope(
             assert "retry-after" not in response.headers
 
 
-def test_only_what_can_get_better_is_retried_by_clients() -> None:
-    """SDKs retry 408, 409, 429 and 5xx on their own: nothing final may have such a status, 501 is told by a header."""
+def test_clients_retry_only_failures_that_can_pass() -> None:
+    """SDKs retry 408, 409, 429 and 5xx: no permanent failure has such a status, except 501, which sends a header."""
     for kind in every_class(errors.ProxyError):
         final = kind.status < 500 and kind.status not in (408, 409, 429)
         assert kind.retryable is not (final or kind.status == 501), kind
@@ -233,7 +233,7 @@ async def test_a_wrong_method_is_405_and_names_the_right_one(
         assert allowed in response.headers["allow"]
 
 
-async def test_models_are_shown_in_the_shape_of_both_sdks(tmp_path: Path) -> None:
+async def test_models_have_the_form_of_both_sdks(tmp_path: Path) -> None:
     async with serving(tmp_path, always(), admin_key="admin", served_model_name="org/my-model") as server:
         for prefix in ("/v1", "/s/v1", "/s"):
             listing = (await server.http.get(f"{prefix}/models")).json()
@@ -245,7 +245,7 @@ async def test_models_are_shown_in_the_shape_of_both_sdks(tmp_path: Path) -> Non
             assert (await server.http.get(f"{prefix}/models/org/my-model")).json() == model
 
 
-async def test_an_over_long_prompt_is_said_in_openais_words(tmp_path: Path) -> None:
+async def test_a_prompt_that_is_too_long_has_openais_message(tmp_path: Path) -> None:
     async with serving(tmp_path, always(), max_context_tokens=20) as server:
         error = (await server.post(CHAT, {"model": "m", "messages": [user("word " * 50)]})).json()["error"]
         assert error["code"] == "context_length_exceeded" and error["param"] == "messages"
@@ -285,7 +285,7 @@ async def test_a_used_up_limit_is_403_before_and_after_a_restart(
         assert (await server.post(CHAT, GOOD)).status_code == 403
 
 
-async def test_max_tokens_per_turn_cuts_whatever_the_client_asks(tmp_path: Path) -> None:
+async def test_max_tokens_per_turn_limits_every_request(tmp_path: Path) -> None:
     async with serving(tmp_path, always(Reply(sampled("one two three four five")))) as server:
         await server.ok("/rl/start_session", {"session_id": "s", "limits": {"max_tokens_per_turn": 2}})
         for asked in ({}, {"max_tokens": 100}, {"max_completion_tokens": 2}):
@@ -294,7 +294,7 @@ async def test_max_tokens_per_turn_cuts_whatever_the_client_asks(tmp_path: Path)
             assert reply["choices"][0]["finish_reason"] == "length"
 
 
-async def test_failed_turns_use_up_no_tokens_of_the_session_even_after_a_restart(tmp_path: Path) -> None:
+async def test_failed_turns_consume_no_tokens_of_the_session_even_after_a_restart(tmp_path: Path) -> None:
     fails = Reply(sampled("long enough"), fault=Fault.ERROR, fault_after=1)
     async with serving(tmp_path, always(fails)) as server:
         await server.ok("/rl/start_session", {"session_id": "s", "limits": {"max_total_tokens": 2}})

@@ -1,4 +1,4 @@
-"""An export shows what is stored, changes nothing, and pages through sessions without splitting or losing one."""
+"""An export reads what is stored, changes nothing, and pages through sessions without splitting or losing one."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ async def test_each_layout_and_alias(tmp_path: Path, layout: str | None, samples
         ({"include": ["tokens"]}, "include", "text"),
     ],
 )
-async def test_a_bad_export_is_400_names_the_field_and_the_choices(
+async def test_a_bad_export_is_400_and_names_the_field_and_the_choices(
     tmp_path: Path, body: dict[str, Any], param: str, says_so: str
 ) -> None:
     async with serving(tmp_path, always()) as server:
@@ -141,7 +141,7 @@ async def test_json_fields_have_the_documented_types_and_lengths(tmp_path: Path)
         assert [part["raw_rewards"] for part in individual] == [[0.0], [1.0]]
 
 
-async def test_discounts_on_the_fly_leave_what_is_stored_unchanged(tmp_path: Path) -> None:
+async def test_an_export_with_another_discount_changes_no_stored_return(tmp_path: Path) -> None:
     async with serving(tmp_path, always(), discount=0.9) as server:
         await chain(server, turns=3)
         await server.ok("/s/rl/end_session", {"reward": 1})
@@ -196,7 +196,7 @@ async def test_failed_turns_are_counted_and_never_exported(tmp_path: Path) -> No
         assert entry["reasons"] == {"first": 1} and entry["unaligned"] == 0
 
 
-async def test_filters_choose_sessions(tmp_path: Path) -> None:
+async def test_filters_select_sessions(tmp_path: Path) -> None:
     async with serving(tmp_path, always()) as server:
         for group in ("g1", "g2"):
             for task in ("t1", "t2"):
@@ -262,7 +262,7 @@ async def test_wait_s_ends_when_every_session_has_ended(tmp_path: Path) -> None:
         assert again == body
 
 
-async def test_wait_s_gives_what_is_there_when_the_time_is_up(tmp_path: Path) -> None:
+async def test_wait_s_exports_the_stored_turns_at_the_deadline(tmp_path: Path) -> None:
     async with serving(tmp_path, always()) as server:
         await chain(server, turns=1)
         body = await asyncio.wait_for(export(server, session_id="s", wait_s=0.01), 30)
@@ -275,7 +275,7 @@ async def test_a_turn_in_flight_is_counted_as_begun(tmp_path: Path) -> None:
         await server.chat([user("a")])
         body = {"model": "m", "messages": [user("b")]}
         turn = asyncio.create_task(server.post("/s/v1/chat/completions", body))
-        while True:  # the note that a call began is not waited for
+        while True:  # the record that a call began is written in the background
             entry = (await export(server, session_id="s"))["sessions"]["s"]
             if entry["begun_not_ended"]:
                 break
@@ -295,9 +295,7 @@ async def test_an_export_is_the_same_after_a_restart(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("version", [-1, 2**31])
-async def test_a_version_that_no_export_can_hold_fails_its_turn_and_not_the_export(
-    tmp_path: Path, version: int
-) -> None:
+async def test_a_version_beyond_int32_fails_its_turn_and_not_the_export(tmp_path: Path, version: int) -> None:
     replies = [Reply(sampled("ok")), Reply(sampled("ok"), version=version), Reply(sampled("ok"), version=2**31 - 1)]
     async with serving(tmp_path, play(replies)) as server:
         body = {"model": "m", "messages": [user("hi")]}

@@ -1,4 +1,4 @@
-"""Every format says what JSON says, to the bit, and is opened by the libraries that trainers open it with."""
+"""Every format carries bit for bit what JSON carries, and the libraries that trainers use can read it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ async def answer(server: Server, **body: Any) -> Any:
 
 
 async def forest(server: Server) -> None:
-    """A session with a fork and rewards of turns, tokens and names, one without turns, and a plain one."""
+    """Three sessions: one with a fork and all kinds of rewards, one without turns, and a plain one."""
     for name in ("s", "empty", "t"):
         await server.ok("/rl/start_session", {"task_id": "task", "session_id": name, "group_id": "g"})
     first = await server.chat([user("a")])
@@ -50,7 +50,7 @@ async def forest(server: Server) -> None:
     ],
     ids=lambda options: options["layout"],
 )
-async def test_every_format_holds_what_json_holds(tmp_path: Path, options: dict[str, Any]) -> None:
+async def test_every_format_carries_what_json_carries(tmp_path: Path, options: dict[str, Any]) -> None:
     async with serving(tmp_path, always()) as server:
         await forest(server)
         plain = read("json", (await answer(server, **options)).content)
@@ -61,7 +61,7 @@ async def test_every_format_holds_what_json_holds(tmp_path: Path, options: dict[
             assert (found["sessions"], found["cursor"]) == (plain["sessions"], None), name
             assert len(found["samples"]) == len(plain["samples"])
             for ours, theirs in zip(plain["samples"], found["samples"], strict=True):
-                if options["layout"] == "padded":  # an array of fixed width is 0 where a row has none
+                if options["layout"] == "padded":  # an array of fixed width is 0 in a row that has none
                     ours = {"token_rewards": [0.0] * 192, **ours}
                     theirs = {"token_rewards": [0.0] * 192, **theirs}
                 assert theirs == ours, name
@@ -82,7 +82,7 @@ async def test_libraries_see_the_documented_dtypes(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", FORMATS)
-async def test_pages_go_on_in_every_format_where_the_header_says(tmp_path: Path, name: str) -> None:
+async def test_the_cursor_header_continues_pages_in_every_format(tmp_path: Path, name: str) -> None:
     async with serving(tmp_path, always()) as server:
         for number in range(5):
             await chain(server, f"s{number}", turns=1)
@@ -99,7 +99,7 @@ async def test_pages_go_on_in_every_format_where_the_header_says(tmp_path: Path,
 
 
 @pytest.mark.parametrize("name", FORMATS)
-async def test_nothing_at_all_is_an_export_too(tmp_path: Path, name: str) -> None:
+async def test_an_empty_export_is_valid_in_every_format(tmp_path: Path, name: str) -> None:
     async with serving(tmp_path, always()) as server:
         for options in ({}, {"layout": "tree"}, PADDED):
             found = read(name, (await answer(server, format=name, **options)).content)
@@ -131,7 +131,7 @@ async def test_areals_client_gets_what_it_deserialises(tmp_path: Path) -> None:
         assert (await answer(server, session_id="empty", style="individual")).json()["interactions"] == {}
 
 
-async def test_messages_and_text_are_included_where_asked_for(tmp_path: Path) -> None:
+async def test_messages_and_text_are_included_on_request(tmp_path: Path) -> None:
     async with serving(tmp_path, says("one", "two")) as server:
         first = await server.answer([user("a")])
         await server.answer([user("a"), first, user("b")])
@@ -153,7 +153,7 @@ async def test_messages_and_text_are_included_where_asked_for(tmp_path: Path) ->
             assert page["samples"] == [exact], name
 
 
-def test_a_server_without_pyarrow_says_which_extra_has_it() -> None:
+def test_a_server_without_pyarrow_names_the_extra_to_install() -> None:
     code = (
         "import sys; sys.modules['pyarrow'] = None\n"
         "from proxy.errors import UnsupportedParameter\n"
@@ -168,7 +168,7 @@ def test_a_server_without_pyarrow_says_which_extra_has_it() -> None:
     assert run.stdout.count("format") >= 2 and run.stdout.count("tokengrove[export]") == 2
 
 
-async def test_what_was_cut_off_is_no_whole_answer(tmp_path: Path) -> None:
+async def test_a_truncated_answer_is_not_readable_as_a_whole(tmp_path: Path) -> None:
     async with serving(tmp_path, always()) as server:
         await chain(server)
         lines = (await answer(server, format="jsonl")).content.splitlines()

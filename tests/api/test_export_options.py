@@ -1,4 +1,4 @@
-"""Options of an export over HTTP: marks, training choices, rewards by name, groups over pages, samples too long."""
+"""Export options over HTTP: marks, selection of turns, named rewards, groups across pages, and long samples."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ PADDED = {"layout": "padded", "prompt_length": 64, "response_length": 64}
         ({"filter": {"max_version_span": "1"}}, "filter.max_version_span", "integer"),
     ],
 )
-async def test_a_bad_option_is_400_names_the_field_and_the_way_out(
+async def test_a_bad_option_is_400_and_names_the_field_and_the_way_out(
     tmp_path: Path, body: dict[str, Any], param: str, says_so: str
 ) -> None:
     async with serving(tmp_path, always()) as server:
@@ -87,7 +87,7 @@ async def test_a_marked_turn_is_context_until_it_is_unmarked(tmp_path: Path) -> 
         assert await trained() == lengths
 
 
-async def test_marks_survive_a_restart_and_the_end(tmp_path: Path) -> None:
+async def test_marks_survive_a_restart_and_the_end_of_the_session(tmp_path: Path) -> None:
     async with serving(tmp_path, says("one")) as server:
         (name,) = await chain(server, turns=1)
         await server.ok("/s/rl/end_session", {"reward": 1})
@@ -135,7 +135,7 @@ async def test_an_agent_may_mark_its_turns_only_where_it_may_reward_them(tmp_pat
         await server.ok("/rl/mark", body, headers=bearer(mine["control_key"]))
 
 
-async def test_train_goes_by_turn_purpose_agent_and_id(tmp_path: Path) -> None:
+async def test_train_selects_by_turn_purpose_agent_and_id(tmp_path: Path) -> None:
     async with serving(tmp_path, says("one", "two", "three")) as server:
         first, second, third = await chain(server, turns=3)
         for train, kept in (
@@ -173,7 +173,7 @@ async def test_the_main_reward_is_chosen_at_export(tmp_path: Path) -> None:
         assert sample["turns"][0]["rewards"] == {"style": 7.0}
 
 
-async def test_an_export_says_whether_there_is_any_reward(tmp_path: Path) -> None:
+async def test_an_export_says_whether_a_session_is_rewarded(tmp_path: Path) -> None:
     async with serving(tmp_path, always()) as server:
         for name in ("none", "raw", "named"):
             await chain(server, name, turns=1)
@@ -185,7 +185,7 @@ async def test_an_export_says_whether_there_is_any_reward(tmp_path: Path) -> Non
         assert [sample["rewards"] for sample in body["samples"]] == [[0.0]] * 3
 
 
-async def test_an_unfinished_session_is_masked_where_asked_for(tmp_path: Path) -> None:
+async def test_an_unfinished_session_is_masked_on_request(tmp_path: Path) -> None:
     async with serving(tmp_path, always()) as server:
         await chain(server)
         await server.ok("/s/rl/end_session", {"finished": False, "reward": 2})
@@ -195,10 +195,8 @@ async def test_an_unfinished_session_is_masked_where_asked_for(tmp_path: Path) -
         assert (await export(server))["sessions"]["s"]["finished"] is False
 
 
-async def test_groups_are_whole_whatever_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        export_endpoint, "_GROUP_PAGE", 4
-    )  # each group is spread over the pages of its own counting, too
+async def test_groups_are_whole_across_pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(export_endpoint, "_GROUP_PAGE", 4)  # each group spans several pages of the counting pass
     scores = {"g1": [1.0, 0.0, 0.5, 3.0], "g2": [2.0, -2.0, 0.0, 0.0]}
     async with serving(tmp_path, always()) as server:
         for at in range(4):
@@ -207,7 +205,7 @@ async def test_groups_are_whole_whatever_the_page(tmp_path: Path, monkeypatch: p
                 await server.ok("/rl/start_session", {"session_id": name, "group_id": group})
                 await chain(server, name)
                 await server.ok(f"/{name}/rl/set_reward", {"reward": rewards[at]})
-        await server.ok("/rl/start_session", {"session_id": "g1-none", "group_id": "g1"})  # no turn: in no group
+        await server.ok("/rl/start_session", {"session_id": "g1-none", "group_id": "g1"})  # no turn: joins no group
         found: dict[str, dict[str, float]] = {"grpo": {}, "leave_one_out": {}}
         for kind, values in found.items():
             cursor = None
@@ -239,7 +237,7 @@ async def test_steps_of_one_state_are_compared_by_their_returns(tmp_path: Path) 
         assert found == {("a", "start"): [1.0], ("b", "start"): [-1.0], ("a", "a"): [0.0], ("b", "b"): [0.0]}
 
 
-async def test_a_sample_that_is_too_long_refuses_drops_or_cuts(tmp_path: Path) -> None:
+async def test_a_sample_that_is_too_long_is_refused_dropped_or_truncated(tmp_path: Path) -> None:
     async with serving(tmp_path, says("one", "two", "three")) as server:
         await chain(server, "short", turns=1)
         await chain(server, "long", turns=2)

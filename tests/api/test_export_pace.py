@@ -1,4 +1,4 @@
-"""Exports leave room for turns: nothing is encoded in the event loop, and while turns run, work is followed by rest."""
+"""Exports leave room for turns: they encode in threads, and while turns run they sleep after each slice of work."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Touched(Exception):
 
 
 class Rows(Sequence[Any]):
-    """Rows that say when an encoder looks at them."""
+    """Rows that record when an encoder reads them."""
 
     def __getitem__(self, index: Any) -> Never:
         raise Touched
@@ -34,7 +34,7 @@ class Rows(Sequence[Any]):
 
 
 @pytest.mark.parametrize("name", list(ExportFormat))
-def test_a_session_is_encoded_only_where_its_piece_is_asked_for(name: ExportFormat) -> None:
+def test_a_session_is_encoded_only_when_its_piece_is_requested(name: ExportFormat) -> None:
     encoding = encoder(name, LayoutOptions())
     try:
         pieces = encoding.add("s", Rows(), {})
@@ -45,7 +45,7 @@ def test_a_session_is_encoded_only_where_its_piece_is_asked_for(name: ExportForm
 
 
 @pytest.mark.parametrize(("turns_run", "rests"), [(True, [2.5]), (False, [])])
-async def test_a_slice_of_work_is_followed_by_a_rest_of_its_length_while_turns_run(
+async def test_while_turns_run_each_slice_is_followed_by_a_sleep_of_its_length(
     monkeypatch: pytest.MonkeyPatch, turns_run: bool, rests: list[float]
 ) -> None:
     clock, rested = [10.0], []
@@ -64,14 +64,14 @@ async def test_a_slice_of_work_is_followed_by_a_rest_of_its_length_while_turns_r
 
 
 async def waiting_turn(server: Server) -> asyncio.Task[Any]:
-    """A turn that is under way as long as the server is paused."""
+    """Begin a turn that runs as long as the server is paused."""
     turn = asyncio.create_task(server.chat([user("other")], session="other"))
     await until(lambda: bool(server.app.state.turns.busy))
     return turn
 
 
 @pytest.mark.parametrize("name", list(ExportFormat))
-async def test_reading_a_session_and_each_piece_of_the_answer_are_followed_by_a_rest(
+async def test_loading_a_session_and_encoding_each_piece_are_followed_by_a_sleep(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: ExportFormat
 ) -> None:
     rests: list[float] = []
@@ -89,7 +89,7 @@ async def test_reading_a_session_and_each_piece_of_the_answer_are_followed_by_a_
         assert (await server.post("/export_trajectories", {"format": name, "session_ids": sessions})).status_code == 200
         await server.ok("/engine/continue_generation", {})
         await turn
-    # A session is read, and its pieces come to an end; so does what stands behind all sessions.
+    # Slices: loading each session, its pieces and their end, and the end of the answer.
     assert len(rests) > 2 * len(sessions) + 1
 
 

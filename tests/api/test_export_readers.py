@@ -1,4 +1,4 @@
-"""The client's readers: from every format the very samples that JSON has, as arrays that belong to the reader."""
+"""The client's readers return from every format the same samples as from JSON, as writable arrays."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ INT32 |= {"__num_turns__"}
 
 
 def dtype_of(name: str, layout: str) -> np.dtype[Any] | None:
-    """The dtype of a column; None for a label."""
+    """The dtype of a column, or None for a label."""
     if name == "position_ids":
         return np.dtype(np.int64 if layout == "padded" else np.int32)
     kinds = ((INT64, np.int64), (FLOAT32, np.float32), (INT32, np.int32), ({"attention_mask"}, np.bool_))
@@ -34,7 +34,7 @@ def dtype_of(name: str, layout: str) -> np.dtype[Any] | None:
 
 
 def assert_holds(sample: Sample, row: dict[str, Any], layout: str) -> None:
-    """The sample has every field of a row of JSON, and no other."""
+    """Check that the sample has exactly the fields of the JSON row."""
     names = {name for name in Sample.__dataclass_fields__ if name != "extra"}
     assert set(sample.extra) == set(row) - names
     for name, value in row.items():
@@ -59,7 +59,7 @@ def layouts(*names: str) -> Any:
 
 
 @layouts("individual", "concat", "plain", "masked", "tree", "padded", "cut")
-async def test_every_format_is_read_as_the_samples_that_json_has(tmp_path: Path, options: dict[str, Any]) -> None:
+async def test_every_format_is_read_as_the_samples_of_json(tmp_path: Path, options: dict[str, Any]) -> None:
     async with serving(tmp_path, always()) as server:
         await forest(server)
         plain = json.loads((await answer(server, **options)).content)
@@ -72,7 +72,7 @@ async def test_every_format_is_read_as_the_samples_that_json_has(tmp_path: Path,
             for export in (read(body, name), read(tmp_path / name, name)):
                 assert export.sessions == plain["sessions"], name
                 for sample, row in zip(export.samples, plain["samples"], strict=True):
-                    if options["layout"] == "padded":  # columns of fixed width are 0 where a row has none
+                    if options["layout"] == "padded":  # a column of fixed width is 0 in a row that has none
                         assert not np.any(sample.extra.get("token_rewards", 0)) or "token_rewards" in row
                         zeros = {"token_rewards": [0.0] * len(row["input_ids"])}
                         row = {**zeros, **row} if "token_rewards" in sample.extra else row
@@ -80,7 +80,7 @@ async def test_every_format_is_read_as_the_samples_that_json_has(tmp_path: Path,
 
 
 @pytest.mark.parametrize("name", ALL)
-async def test_what_is_read_may_be_changed_and_the_file_stays_as_it_is(tmp_path: Path, name: str) -> None:
+async def test_the_arrays_read_are_writable_and_the_file_does_not_change(tmp_path: Path, name: str) -> None:
     async with serving(tmp_path, always()) as server:
         await chain(server)
         body = (await answer(server, format=name, layout="concat")).content
@@ -95,7 +95,7 @@ async def test_what_is_read_may_be_changed_and_the_file_stays_as_it_is(tmp_path:
 
 
 @pytest.mark.parametrize("name", ALL)
-async def test_nothing_at_all_is_read_as_nothing(tmp_path: Path, name: str) -> None:
+async def test_an_empty_export_is_read_as_no_samples(tmp_path: Path, name: str) -> None:
     async with serving(tmp_path, always()) as server:
         assert read((await answer(server, format=name)).content, name) == Export([], {})
         await server.ok("/rl/start_session", {"task_id": "task", "session_id": "empty"})
@@ -104,7 +104,7 @@ async def test_nothing_at_all_is_read_as_nothing(tmp_path: Path, name: str) -> N
 
 
 @pytest.mark.parametrize("name", ALL)
-async def test_what_is_no_whole_export_is_refused_whatever_is_missing(tmp_path: Path, name: str) -> None:
+async def test_a_truncated_export_is_refused_wherever_it_ends(tmp_path: Path, name: str) -> None:
     async with serving(tmp_path, says("one", "two")) as server:
         first = await server.answer([user("a")])
         await server.answer([user("a"), first, user("b")])
@@ -117,12 +117,12 @@ async def test_what_is_no_whole_export_is_refused_whatever_is_missing(tmp_path: 
     (tmp_path / "nothing").touch()
     for source in (tmp_path / "file", str(tmp_path / "nothing"), tmp_path / "absent", b"[]"):
         if name == "jsonl" and source == str(tmp_path / "nothing"):
-            continue  # a file of no samples
+            continue  # a complete file without samples
         with pytest.raises(InvalidRequest, match=f"format {name}"):
             read(source, name)
 
 
-def test_an_unknown_format_names_the_ones_there_are(tmp_path: Path) -> None:
+def test_an_unknown_format_is_refused_with_the_known_ones(tmp_path: Path) -> None:
     for source in (b"", tmp_path, tmp_path / "absent"):
         with pytest.raises(InvalidRequest, match="safetensors, arrow"):
             read(source, "pickle")
