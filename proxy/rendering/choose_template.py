@@ -93,7 +93,9 @@ def _named(
                 family, template, chat, f"--family; renderer {template.name} writes the chat template's ids"
             )
     if not family.knows(chat.source):
-        log.warning("the chat template in %s does not look like one of family %s", folder, family.name)
+        log.warning(
+            "--family %s does not fit the chat template in %s; the template is used all the same", family.name, folder
+        )
     return TemplateChoice(family, chat, chat, "--family; the folder's chat template, no renderer writes the same ids")
 
 

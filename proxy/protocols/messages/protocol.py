@@ -89,7 +89,7 @@ class MessagesProtocol:
     def parse(self, body: Any) -> TurnRequest:
         body = expect_object(body, "body")
         if body.get("max_tokens") is None:
-            raise InvalidRequest("'max_tokens' is missing", param="max_tokens")
+            raise InvalidRequest("'max_tokens' is missing; the Messages API requires it", param="max_tokens")
         request = _parse(body)
         if request.messages[-1].role is Role.ASSISTANT:
             message = "the last of 'messages' has the role assistant; continuing it (prefill) is not supported"

@@ -93,7 +93,8 @@ class LibraryTemplate:
             try:
                 config = kind(**known)
             except ValueError as error:
-                raise InvalidRequest(" ".join(str(error).split()), param="chat_template_kwargs") from error
+                message = f"'chat_template_kwargs' does not fit this model: {' '.join(str(error).split())}"
+                raise InvalidRequest(message, param="chat_template_kwargs") from error
         return create_renderer(self._tokenizer, config)
 
 
