@@ -1,4 +1,4 @@
-"""`/v1/generate`: token ids in, token ids out. In a session it is a turn like any other."""
+"""`/v1/generate`: token ids in, token ids out. In a session, a request is a turn like any other."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ VOCABULARY = tiny_renderer().vocab_size
 
 
 def replies(*outputs: Sequence[int], delay_s: float = 0.0) -> Script:
-    """A script of whole answers as ids, in order."""
+    """A script of whole answers as token ids, in order."""
     return play([Reply(ids_of(ids), delay_s=delay_s) for ids in outputs])
 
 
@@ -31,7 +31,7 @@ async def generated(server: Server, ids: Sequence[int], path: str = PATH, **more
 
 
 async def refused(server: Server, body: Any, path: str = PATH, **more: Any) -> Any:
-    """The error of a request that is refused as wrong."""
+    """The error of a request that is refused with 400."""
     response = await server.post(path, body, **more)
     assert response.status_code == 400, response.text
     return response.json()["error"]
@@ -46,7 +46,7 @@ async def until_statuses(server: Server, wanted: list[str]) -> None:
     raise AssertionError(await server.tree())
 
 
-async def test_a_reply_has_the_sampled_ids_a_logprob_and_a_version_for_each(tmp_path: Path) -> None:
+async def test_a_reply_has_the_sampled_ids_with_their_logprobs_and_versions(tmp_path: Path) -> None:
     async with serving(tmp_path, replies([10, 11, END])) as server:
         await server.ok("/engine/update_weights", {"path": "w", "version": 6})
         reply = await generated(server, PROMPT)
@@ -60,13 +60,13 @@ async def test_a_reply_has_the_sampled_ids_a_logprob_and_a_version_for_each(tmp_
 
 @pytest.mark.parametrize("path", [PATH, "/s/generate"])
 @pytest.mark.parametrize("name", ["input_ids", "prompt_ids"])
-async def test_both_names_of_the_prompt_and_both_paths_do(tmp_path: Path, path: str, name: str) -> None:
+async def test_both_names_of_the_prompt_and_both_paths_work(tmp_path: Path, path: str, name: str) -> None:
     async with serving(tmp_path, replies([10, END])) as server:
         assert (await server.ok(path, {name: PROMPT}))["output_ids"] == [10, END]
         assert [node["prompt_tokens"] for node in await server.tree()] == [len(PROMPT)]
 
 
-async def test_a_prompt_that_begins_with_a_turn_continues_it_and_both_are_one_sample(tmp_path: Path) -> None:
+async def test_a_prompt_that_begins_with_an_earlier_turn_continues_it_in_one_sample(tmp_path: Path) -> None:
     async with serving(tmp_path, replies([10, 11, END], [12, END], [13])) as server:
         first = await generated(server, PROMPT)
         longer = [*PROMPT, 10, 11, END, 50, 51]
@@ -82,7 +82,7 @@ async def test_a_prompt_that_begins_with_a_turn_continues_it_and_both_are_one_sa
         assert sample["loss_mask"] == [0] * 5 + [1] * 3 + [0] * 2 + [1] * 2 + [0] + [1]
 
 
-async def test_the_same_prompt_again_is_resampled_and_another_end_of_it_branches(tmp_path: Path) -> None:
+async def test_an_equal_prompt_is_resampled_and_another_continuation_branches(tmp_path: Path) -> None:
     async with serving(tmp_path, replies([10, END], [20, END], [21, END], [22, END])) as server:
         first = await generated(server, PROMPT)
         longer = [*PROMPT, 10, END, 60]
@@ -96,16 +96,16 @@ async def test_the_same_prompt_again_is_resampled_and_another_end_of_it_branches
         assert [sum(sample["loss_mask"]) for sample in samples] == [4, 2, 2]  # the first turn is trained once
 
 
-async def test_another_prompt_is_a_root_of_its_own(tmp_path: Path) -> None:
+async def test_an_unrelated_prompt_is_a_new_root(tmp_path: Path) -> None:
     async with serving(tmp_path, replies([10, END], [11, END], [12, END])) as server:
         await generated(server, PROMPT)
-        await generated(server, [*PROMPT, 10, 60])  # without the sampled end: not what was sampled
+        await generated(server, [*PROMPT, 10, 60])  # without the sampled end token, so it is no prefix
         await generated(server, PROMPT[:-1])
         assert [node["reason"] for node in await server.tree()] == ["first", "new_root", "new_root"]
         assert len(await server.export()) == 3
 
 
-async def test_other_ids_of_the_same_text_are_another_conversation(tmp_path: Path) -> None:
+async def test_different_ids_of_equal_text_are_different_conversations(tmp_path: Path) -> None:
     renderer = tiny_renderer()
     whole = list(renderer.encode("hello hello"))
     bytewise = [token for byte in "hello hello" for token in renderer.encode(byte)]
@@ -116,7 +116,7 @@ async def test_other_ids_of_the_same_text_are_another_conversation(tmp_path: Pat
         assert [node["reason"] for node in await server.tree()] == ["first", "new_root"]
 
 
-async def test_ids_continue_a_chat_turn_that_they_begin_with(tmp_path: Path) -> None:
+async def test_ids_continue_the_chat_turn_that_they_begin_with(tmp_path: Path) -> None:
     async with serving(tmp_path, says("hi there", "fine", "bye")) as server:
         chat = await server.chat([user("hello")])
         ids = [*server.prompts()[0], *sampled("hi there"), 40, 41]
@@ -129,7 +129,7 @@ async def test_ids_continue_a_chat_turn_that_they_begin_with(tmp_path: Path) -> 
         assert sample["input_ids"] == [*ids, *reply["output_ids"], 42, *again["output_ids"]]
 
 
-async def test_a_chat_goes_on_beside_ids_in_the_same_session(tmp_path: Path) -> None:
+async def test_a_chat_continues_beside_ids_in_one_session(tmp_path: Path) -> None:
     async with serving(tmp_path, says("hi there", "by ids", "by chat")) as server:
         chat = await server.chat([user("hello")])
         answer = chat["choices"][0]["message"]
@@ -141,18 +141,18 @@ async def test_a_chat_goes_on_beside_ids_in_the_same_session(tmp_path: Path) -> 
         assert server.prompts()[2][: len(server.prompts()[0])] == server.prompts()[0]
 
 
-async def test_a_chat_with_the_words_of_ids_is_rendered_and_never_continues_them(tmp_path: Path) -> None:
+async def test_a_chat_with_the_text_of_ids_is_rendered_and_never_continues_them(tmp_path: Path) -> None:
     raw = list(tiny_renderer().encode("hello"))
     async with serving(tmp_path, says("hi", "right", "right")) as server:
         await generated(server, raw)
         messages = [user("hello"), {"role": "assistant", "content": "hi"}, user("and?")]
         await server.chat(messages)
         await server.chat(messages, session="alone")
-        assert server.prompts()[1] == server.prompts()[2]  # as in a session that never saw the ids
+        assert server.prompts()[1] == server.prompts()[2]  # as in a session without the ids
         assert [node["parent_id"] for node in await server.tree()] == [None, None]
 
 
-async def test_of_equal_beginnings_the_deepest_is_continued(tmp_path: Path) -> None:
+async def test_of_several_matching_prefixes_the_deepest_is_continued(tmp_path: Path) -> None:
     async with serving(tmp_path, replies([10, END], [11, END], [12, END])) as server:
         await generated(server, PROMPT)
         whole = await generated(server, [*PROMPT, 10, END, 60])
@@ -161,7 +161,7 @@ async def test_of_equal_beginnings_the_deepest_is_continued(tmp_path: Path) -> N
         assert (await server.tree())[2]["parent_id"] == whole["id"]
 
 
-async def test_nothing_is_lost_in_a_restart_between_two_turns(tmp_path: Path) -> None:
+async def test_a_restart_between_two_turns_loses_nothing(tmp_path: Path) -> None:
     longer = [*PROMPT, 10, 11, END, 50]
     async with serving(tmp_path, replies([10, 11, END])) as server:
         first = await generated(server, PROMPT)
@@ -180,7 +180,7 @@ async def test_nothing_is_lost_in_a_restart_between_two_turns(tmp_path: Path) ->
         assert ends == {(*longer, 13, END), (*longer, 12, END, 51, 14, END)}
 
 
-async def test_it_takes_rewards_and_returns_like_any_turn(tmp_path: Path) -> None:
+async def test_a_generate_turn_has_rewards_and_returns(tmp_path: Path) -> None:
     async with serving(tmp_path, replies([10, END], [11, END])) as server:
         first = await generated(server, PROMPT)
         second = await generated(server, [*PROMPT, 10, END, 60])
@@ -189,7 +189,7 @@ async def test_it_takes_rewards_and_returns_like_any_turn(tmp_path: Path) -> Non
         assert {s["interaction_id"]: s["rewards"][0] for s in samples} == {first["id"]: 1.0, second["id"]: 2.0}
 
 
-async def test_an_ended_session_takes_no_more(tmp_path: Path) -> None:
+async def test_an_ended_session_refuses_generate(tmp_path: Path) -> None:
     async with serving(tmp_path, replies([10, END])) as server:
         await generated(server, PROMPT)
         await server.ok("/s/rl/end_session", {})
@@ -204,7 +204,7 @@ async def test_concurrent_turns_are_siblings_and_none_is_lost(tmp_path: Path) ->
         assert sorted(node["reason"] for node in await server.tree()) == ["first", *["resampled"] * 19]
 
 
-async def test_ids_that_the_tokenizer_has_no_text_for_are_exact_too(tmp_path: Path) -> None:
+async def test_ids_without_text_are_recorded_exactly(tmp_path: Path) -> None:
     every = [*range(VOCABULARY)]
     async with serving(tmp_path, replies(every[:END], [10, END])) as server:
         await generated(server, every)
@@ -217,7 +217,7 @@ async def test_ids_that_the_tokenizer_has_no_text_for_are_exact_too(tmp_path: Pa
 # Sampling ----------------------------------------------------------------------------------------------------------
 
 
-async def test_stop_tokens_of_the_request_take_the_place_of_the_models(tmp_path: Path) -> None:
+async def test_stop_tokens_of_the_request_replace_those_of_the_model(tmp_path: Path) -> None:
     async with serving(tmp_path, replies([10, END, 77, 11], [10, END, 11])) as server:
         reply = await generated(server, PROMPT, sampling_params={"stop_token_ids": [77]})
         assert (reply["output_ids"], reply["finish_reason"]) == ([10, END, 77], "stop")
@@ -226,7 +226,7 @@ async def test_stop_tokens_of_the_request_take_the_place_of_the_models(tmp_path:
         assert (free["output_ids"], free["finish_reason"]) == ([10, END, 11], "length")
 
 
-async def test_ignore_eos_goes_on_behind_an_end_token(tmp_path: Path) -> None:
+async def test_ignore_eos_continues_after_an_end_token(tmp_path: Path) -> None:
     async with serving(tmp_path, replies([10, END, 11, END], [12, END])) as server:
         params = {"ignore_eos": True, "max_new_tokens": 4}
         reply = await generated(server, PROMPT, sampling_params=params)
@@ -256,7 +256,7 @@ async def test_a_stop_string_ends_sampling_in_a_session(tmp_path: Path) -> None:
         assert tiny_renderer().decode(ids_of(reply["output_ids"])) == "one two"
 
 
-async def test_the_sessions_own_sampling_and_limits_hold(tmp_path: Path) -> None:
+async def test_the_sampling_defaults_and_limits_of_the_session_apply(tmp_path: Path) -> None:
     async with serving(tmp_path, lambda request: Reply(sampled("x" * 90))) as server:
         limits = {"max_tokens_per_turn": 4, "max_turns": 2}
         await server.ok("/rl/start_session", {"session_id": "s", "sampling": {"temperature": 0.5}, "limits": limits})
@@ -268,7 +268,7 @@ async def test_the_sessions_own_sampling_and_limits_hold(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("path", [PATH, "/v1/generate"])
-async def test_what_fills_the_context_is_refused_by_name_and_what_nearly_does_is_cut(tmp_path: Path, path: str) -> None:
+async def test_a_full_context_is_refused_and_a_nearly_full_one_limits_the_output(tmp_path: Path, path: str) -> None:
     async with serving(tmp_path, lambda request: Reply(sampled("x" * 90)), max_context_tokens=50) as server:
         error = await refused(server, {"input_ids": [7] * 50}, path)
         assert (error["code"], error["param"]) == ("context_length_exceeded", "input_ids")
@@ -277,7 +277,7 @@ async def test_what_fills_the_context_is_refused_by_name_and_what_nearly_does_is
 
 
 @pytest.mark.parametrize("path", [PATH, "/v1/generate"])
-async def test_the_servers_limit_of_a_turn_holds(tmp_path: Path, path: str) -> None:
+async def test_the_servers_token_limit_per_turn_applies(tmp_path: Path, path: str) -> None:
     async with serving(tmp_path, lambda request: Reply(sampled("x" * 90)), max_tokens_per_turn=5) as server:
         for asked, given in ((None, 5), (9, 5), (5, 5), (3, 3)):
             more = {} if asked is None else {"sampling_params": {"max_new_tokens": asked}}
@@ -335,7 +335,7 @@ BAD: list[tuple[Any, str]] = [
 
 
 @pytest.mark.parametrize(("body", "param"), BAD, ids=lambda value: str(value)[:60])
-async def test_what_is_wrong_is_named_and_the_engine_never_sees_it(tmp_path: Path, body: Any, param: str) -> None:
+async def test_a_wrong_field_is_named_and_the_engine_never_sees_it(tmp_path: Path, body: Any, param: str) -> None:
     async with serving(tmp_path, lambda request: Reply(sampled("x"))) as server:
         for path in (PATH, "/v1/generate"):
             error = await refused(server, body, path)
@@ -360,7 +360,7 @@ async def test_a_marked_retry_is_replayed_and_an_unmarked_one_sampled(tmp_path: 
         assert (await generated(server, PROMPT))["output_ids"] == [11, END]
 
 
-async def test_other_ids_or_stop_tokens_are_no_retry(tmp_path: Path) -> None:
+async def test_different_ids_or_stop_tokens_are_no_retry(tmp_path: Path) -> None:
     mark = {"x-stainless-retry-count": "1"}
     async with serving(tmp_path, replies([10, END], [11, END], [12, END])) as server:
         bodies = [{"input_ids": PROMPT}, {"input_ids": PROMPT[1:]}]
@@ -395,7 +395,7 @@ async def test_a_client_that_leaves_frees_the_engine(tmp_path: Path, monkeypatch
         await until_statuses(server, ["aborted"])
 
 
-async def test_on_a_keyed_server_a_key_says_whose_turn_it_is(tmp_path: Path) -> None:
+async def test_on_a_keyed_server_the_key_chooses_the_session(tmp_path: Path) -> None:
     async with serving(tmp_path, lambda request: Reply(sampled("x")), admin_key="admin") as server:
         admin = {"authorization": "Bearer admin"}
         started = await server.ok("/rl/start_session", {"session_id": "s"}, headers=admin)
@@ -405,7 +405,7 @@ async def test_on_a_keyed_server_a_key_says_whose_turn_it_is(tmp_path: Path) -> 
             for headers in ({}, {"authorization": "Bearer wrong"}):
                 assert (await server.post(path, body, headers=headers)).status_code == 401
         assert server.engine.requests == []
-        await server.ok("/v1/generate", body, headers=admin)  # recorded nowhere
+        await server.ok("/v1/generate", body, headers=admin)  # not recorded
         tree = (await server.http.get("/rl/sessions/s", headers=admin)).json()["interactions"]
         assert tree == []
         for path, headers in (("/v1/generate", own), (PATH, own), (PATH, admin)):
@@ -419,7 +419,7 @@ async def test_on_a_keyed_server_a_key_says_whose_turn_it_is(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("path", [PATH, "/v1/generate"])
-async def test_the_engine_is_told_that_nobody_reads_tokens_as_they_come(tmp_path: Path, path: str) -> None:
+async def test_the_engine_is_asked_for_the_whole_reply_at_once(tmp_path: Path, path: str) -> None:
     async with serving(tmp_path, replies([10, END])) as server:
         await generated(server, PROMPT, path)
         assert [request.streamed for request in server.engine.requests] == [False]

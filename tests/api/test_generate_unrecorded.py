@@ -1,4 +1,4 @@
-"""`/v1/generate` without a session: nothing is recorded, and the same reaches the engine."""
+"""`/v1/generate` without a session: nothing is recorded, and the engine gets the same request."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ async def test_without_a_session_nothing_is_recorded(tmp_path: Path) -> None:
         assert (await server.http.get("/rl/sessions")).json()["sessions"] == []
 
 
-async def test_requests_of_one_request_id_are_kept_together_and_apart_from_sessions(tmp_path: Path) -> None:
+async def test_requests_of_one_request_id_share_a_routing_key_that_no_session_has(tmp_path: Path) -> None:
     async with serving(tmp_path, lambda request: Reply(sampled("x"))) as server:
         for name in ("s", "s", "other", None):
             await generated(server, PROMPT, PATH, request_id=name)

@@ -1,4 +1,4 @@
-"""The seven invariants of the design: whatever an agent does with its history, they hold.
+"""Seven invariants that hold whatever an agent does with its history, on random conversations.
 
 Five of them are checked after every move of a random agent against the real server on the scripted engine, from what
 the store gives back.
@@ -54,7 +54,7 @@ THOUGHTS = ("", "", "<think>\nhm\n</think>\n\n", "<think>\nother\n</think>\n\n")
 
 
 class RandomEngine:
-    """A script: answers of many kinds, some cut, some failing; remembers what it was given and what it gave."""
+    """A script of many kinds of answers, some truncated, some failing; it records its prompts and outputs."""
 
     def __init__(self) -> None:
         self.chooser = random.Random(0)
@@ -74,7 +74,7 @@ class RandomEngine:
 
 
 class AgentMachine(RuleBasedStateMachine):
-    """An agent that does anything with its histories; every one that it had can be gone back to."""
+    """An agent that edits its histories at random and may return to any earlier one."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -150,7 +150,7 @@ class AgentMachine(RuleBasedStateMachine):
         self.runner.run(self._check())
 
     def _history(self, session: str, back: int) -> list[Any]:
-        """A conversation that was had `back` turns ago. Which one it is may differ from run to run: requests race."""
+        """The conversation of `back` turns ago. It may differ from run to run, because requests race."""
         histories = self.histories[session]
         return histories[-1 - back % len(histories)]
 
@@ -184,7 +184,7 @@ class AgentMachine(RuleBasedStateMachine):
 
 
 def as_responses(history: list[Any]) -> dict[str, Any]:
-    """A chat history as a body of the responses API."""
+    """A chat history as a body of the Responses API."""
     items: list[Any] = []
     for message in history:
         if message["role"] == "tool":
@@ -200,7 +200,7 @@ def as_responses(history: list[Any]) -> dict[str, Any]:
 
 
 def as_messages(history: list[Any]) -> dict[str, Any]:
-    """A chat history as a body of the messages API."""
+    """A chat history as a body of the Messages API."""
     messages: list[Any] = []
     for message in history:
         blocks: list[Any] = [{"type": "text", "text": message["content"]}] if message.get("content") else []
@@ -220,7 +220,7 @@ def as_messages(history: list[Any]) -> dict[str, Any]:
 
 
 def renamed(history: list[Any], number: int) -> list[Any]:
-    """The same conversation with other tool-call ids."""
+    """An equal conversation with renamed tool-call ids."""
     out = []
     for message in history:
         copy = dict(message)
@@ -233,7 +233,7 @@ def renamed(history: list[Any], number: int) -> list[Any]:
 
 
 def without_dangling_results(history: list[Any]) -> list[Any]:
-    """Without the results of calls that are gone."""
+    """The messages without results of removed calls."""
     calls = {call["id"] for message in history for call in message.get("tool_calls") or []}
     return [message for message in history if message["role"] != "tool" or message["tool_call_id"] in calls]
 
@@ -243,7 +243,7 @@ TestInvariants1And2And3And5And6HoldWhateverTheAgentDoes = AgentMachine.TestCase
 
 
 def check_token_exactness(engine: RandomEngine, interactions: list[Interaction]) -> None:
-    """Invariant 1, from the database alone."""
+    """Invariant 1: the stored token ids are exactly the prompts and outputs of the engine."""
     cache = InteractionCache(interactions)
     for node in cache.nodes.values():
         interaction = node.interaction
@@ -254,7 +254,7 @@ def check_token_exactness(engine: RandomEngine, interactions: list[Interaction])
 
 
 def check_prefix_truth(engine: RandomEngine, interactions: list[Interaction]) -> None:
-    """Invariant 2."""
+    """Invariant 2: an aligned prompt begins with exactly the prompt and output of its parent."""
     for interaction in interactions:
         if interaction.aligned:
             assert interaction.parent_id is not None
@@ -276,7 +276,7 @@ def check_trained_once(samples: list[Any], interactions: list[Interaction]) -> N
 
 
 def check_all_or_nothing(interactions: list[Interaction], samples: list[Any]) -> None:
-    """Invariant 5: what failed is kept with its status, has no children and is not exported."""
+    """Invariant 5: a failed call is kept with its status, has no children and is not exported."""
     failed = {i.id for i in interactions if i.status is not Status.COMPLETE}
     assert not failed & {i.parent_id for i in interactions}
     assert not failed & {name for sample in samples for name in sample["interaction_ids"]}
@@ -284,7 +284,7 @@ def check_all_or_nothing(interactions: list[Interaction], samples: list[Any]) ->
 
 
 def check_isolation(name: str, interactions: list[Interaction], seen: set[str]) -> None:
-    """Invariant 6: no id in two sessions, no seq twice, every parent in the same session and before."""
+    """Invariant 6: ids are unique, `seq` has no duplicates, and a parent is an earlier node of the session."""
     order = {i.id: i.seq for i in interactions}
     assert not seen & set(order)
     seen.update(order)
@@ -293,8 +293,8 @@ def check_isolation(name: str, interactions: list[Interaction], seen: set[str]) 
     assert all(order[i.parent_id] < i.seq for i in interactions if i.parent_id is not None)
 
 
-def test_invariant_4_no_end_goes_out_while_the_database_cannot_commit(tmp_path: Path) -> None:
-    """Somebody else holds the database's write lock: the text streams, its end waits for the commit."""
+def test_invariant_4_no_stream_ends_before_its_commit(tmp_path: Path) -> None:
+    """While another connection holds the write lock, text streams and the end waits for the commit."""
     database = tmp_path / "held.db"
     settings = Settings(port=0, database_url=f"sqlite:///{database}", engine="scripted", log_level="warning")
     body = {"model": "m", "messages": [user("hi")], "stream": True, "max_tokens": 5}
@@ -327,7 +327,7 @@ def wait_until(holds: Callable[[], bool]) -> None:
 
 @settings(max_examples=25, deadline=None)
 @given(st.lists(st.floats(-10, 10), min_size=1, max_size=4), st.floats(0, 1), st.sampled_from(Credit))
-def test_invariant_7_rewards_stay_as_set_beside_their_returns(
+def test_invariant_7_rewards_stay_as_set_and_returns_follow_from_them(
     rewards: list[float], discount: float, credit: Credit
 ) -> None:
     async def scenario(folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""Keys expire, are replaced, and stop at once; where a server is reached is believed of trusted proxies only."""
+"""Keys expire, are rotated, and stop at once; forwarded addresses are accepted only from trusted proxies."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ async def started(server: Server, **body: Any) -> Any:
 
 
 async def speak(server: Server, keys: Any) -> list[int]:
-    """What the agent's key, the path and the control key get for a turn."""
+    """The statuses that the agent's key, the path secret and the control key get."""
     path = keys["base_url"].removeprefix("http://t") + "/chat/completions"
     asked = [("/v1/chat/completions", keys["api_key"]), (path, "DUMMY"), ("/v1/chat/completions", keys["control_key"])]
     return [(await server.post(path, TURN, headers=bearer(key))).status_code for path, key in asked]
 
 
-async def test_keys_are_good_until_they_expire_and_after_a_rotation_again(tmp_path: Path, database_url: str) -> None:
+async def test_keys_work_until_they_expire_and_again_after_a_rotation(tmp_path: Path, database_url: str) -> None:
     async with serving(tmp_path, says(*"abcdefgh"), admin_key=ADMIN, database_url=database_url) as server:
         keys = await started(server, key_lifetime_s=3600)
         assert keys["keys_expire_at"] == pytest.approx(time.time() + 3600, abs=60)
@@ -48,7 +48,7 @@ async def test_keys_are_good_until_they_expire_and_after_a_rotation_again(tmp_pa
         assert await speak(server, new) == [200, 200, 200]
 
 
-async def test_the_servers_own_lifetime_of_keys_is_the_default(tmp_path: Path) -> None:
+async def test_the_servers_key_lifetime_is_the_default(tmp_path: Path) -> None:
     async with serving(tmp_path, says(), admin_key=ADMIN, key_lifetime_s=100.0) as server:
         assert (await started(server))["keys_expire_at"] == pytest.approx(time.time() + 100, abs=60)
         assert (await started(server, key_lifetime_s=5000))["keys_expire_at"] > time.time() + 4000
@@ -58,7 +58,7 @@ async def test_the_servers_own_lifetime_of_keys_is_the_default(tmp_path: Path) -
         assert refused.json()["error"]["param"] == "key_lifetime_s"
 
 
-async def test_replaced_keys_stop_at_once_and_new_ones_work(tmp_path: Path, database_url: str) -> None:
+async def test_rotated_keys_stop_at_once_and_new_ones_work(tmp_path: Path, database_url: str) -> None:
     async with serving(tmp_path, says(*"abcdefghij"), admin_key=ADMIN, database_url=database_url) as server:
         old = await started(server)
         assert await speak(server, old) == [200, 200, 200]
@@ -68,7 +68,7 @@ async def test_replaced_keys_stop_at_once_and_new_ones_work(tmp_path: Path, data
         assert (await server.ok("/rl/end_session", {}, headers=bearer(new["control_key"])))["interaction_count"] == 6
 
 
-async def test_only_the_named_keys_are_replaced(tmp_path: Path) -> None:
+async def test_only_the_named_keys_are_rotated(tmp_path: Path) -> None:
     async with serving(tmp_path, says(*"abcdef"), admin_key=ADMIN) as server:
         old = await started(server)
         new = await server.ok("/rl/rotate_keys", {"keys": ["agent"]}, headers=bearer(old["control_key"]))
@@ -80,7 +80,7 @@ async def test_only_the_named_keys_are_replaced(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("rewards_by", ["control", "session"])
-async def test_an_agent_cannot_replace_keys(tmp_path: Path, rewards_by: str) -> None:
+async def test_an_agent_cannot_rotate_keys(tmp_path: Path, rewards_by: str) -> None:
     async with serving(tmp_path, says(), admin_key=ADMIN, rewards_by=rewards_by) as server:
         keys = await started(server)
         assert (await server.post("/rl/rotate_keys", {}, headers=bearer(keys["api_key"]))).status_code == 403
@@ -112,7 +112,7 @@ FORWARDED = {"x-forwarded-proto": "https", "x-forwarded-host": "grove.example", 
         ({"forwarded_allow_ips": "*", "public_url": "https://p/x/"}, FORWARDED, "https://p/x"),
     ],
 )
-async def test_only_a_trusted_proxy_says_where_the_server_is(
+async def test_forwarded_headers_count_only_from_a_trusted_proxy(
     tmp_path: Path, settings: dict[str, str], headers: dict[str, str], root: str
 ) -> None:
     async with serving(tmp_path, says(), **settings) as server:
@@ -121,6 +121,6 @@ async def test_only_a_trusted_proxy_says_where_the_server_is(
         assert keys["base_url"] == keys["root_url"] + "/v1"
 
 
-def test_what_is_no_address_of_a_proxy_is_refused() -> None:
+def test_an_invalid_proxy_address_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="'nginx'"):
         Settings(forwarded_allow_ips="10.0.0.1,nginx")

@@ -1,4 +1,4 @@
-"""Who may do what: agents speak, the environment rewards and ends, the administrator does the rest."""
+"""Access rules: agents sample, the environment rewards and ends sessions, the administrator does the rest."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ CONTROL = [("/rl/set_reward", {"reward": 1}), ("/rl/end_session", {})]
         ("session", "control_key", 200),
     ],
 )
-async def test_who_may_reward_and_end_on_a_keyed_server(
+async def test_rewarding_and_ending_on_a_keyed_server(
     tmp_path: Path, rewards_by: str | None, key: str, status: int, path: str, body: dict[str, Any], by_path: bool
 ) -> None:
     async with serving(tmp_path, always(), admin_key="admin", rewards_by=rewards_by) as server:
@@ -63,7 +63,7 @@ async def test_who_may_reward_and_end_on_a_keyed_server(
 
 
 @pytest.mark.parametrize(("path", "body"), CONTROL)
-async def test_the_capability_path_rewards_where_agents_may(tmp_path: Path, path: str, body: dict[str, Any]) -> None:
+async def test_the_capability_path_rewards_if_agents_may(tmp_path: Path, path: str, body: dict[str, Any]) -> None:
     async with serving(tmp_path, always(), admin_key="admin", rewards_by="session") as server:
         started = await start(server)
         await speak(server, started["api_key"])
@@ -72,7 +72,7 @@ async def test_the_capability_path_rewards_where_agents_may(tmp_path: Path, path
 
 
 @pytest.mark.parametrize(("path", "body"), CONTROL)
-async def test_the_admin_rewards_and_ends_by_path_and_strangers_get_401(
+async def test_the_admin_key_rewards_and_ends_by_path_and_no_key_gets_401(
     tmp_path: Path, path: str, body: dict[str, Any]
 ) -> None:
     async with serving(tmp_path, always(), admin_key="admin") as server:
@@ -97,7 +97,7 @@ async def test_the_admin_rewards_and_ends_by_path_and_strangers_get_401(
         ("GET", "/rl/sessions/s"),
     ],
 )
-async def test_administration_takes_the_admin_key_only(tmp_path: Path, method: str, path: str) -> None:
+async def test_administration_needs_the_admin_key(tmp_path: Path, method: str, path: str) -> None:
     async with serving(tmp_path, always(), admin_key="admin") as server:
         started = await start(server)
         body = {"task_id": "n"} if "start" in path else {}
@@ -114,7 +114,7 @@ async def test_administration_takes_the_admin_key_only(tmp_path: Path, method: s
 
 
 @pytest.mark.parametrize("rewards_by", [None, "session", "control"])
-async def test_on_an_open_server_the_agent_rewards_unless_control_is_asked_for(
+async def test_on_an_open_server_the_agent_rewards_unless_control_is_required(
     tmp_path: Path, rewards_by: str | None
 ) -> None:
     async with serving(tmp_path, always(), rewards_by=rewards_by) as server:
@@ -159,19 +159,19 @@ async def test_a_chosen_key_moves_to_the_next_session_after_the_end(tmp_path: Pa
         assert (await speak(server, "17", "/one/v1")).status_code == 401
         shown = (await server.http.get("/rl/sessions/two", headers=ADMIN)).json()
         assert len(shown["interactions"]) == 1
-        # The first one's own control key still rewards the first one.
+        # The control key of the first session still rewards that session.
         again = await server.ok("/rl/end_session", {}, headers=bearer(first["control_key"]))
         assert again == {"interaction_count": 0}
 
 
-async def test_of_two_sessions_that_choose_one_key_at_once_only_one_starts(tmp_path: Path) -> None:
+async def test_of_two_concurrent_starts_with_one_key_only_one_succeeds(tmp_path: Path) -> None:
     async with serving(tmp_path, always()) as server:
         body = {"task_id": "t", "api_key": "17"}
         responses = await asyncio.gather(*(server.post("/rl/start_session", body) for _ in range(8)))
         assert sorted(response.status_code for response in responses) == [200] + [400] * 7
 
 
-async def test_choosing_keys_beyond_loopback_needs_to_be_allowed(tmp_path: Path) -> None:
+async def test_chosen_keys_beyond_loopback_need_a_setting(tmp_path: Path) -> None:
     for allowed in (False, True):
         folder = tmp_path / str(allowed)
         folder.mkdir()
@@ -190,7 +190,7 @@ async def test_a_chosen_key_must_be_a_non_empty_string(tmp_path: Path, key: Any)
         assert (response.status_code, response.json()["error"]["param"]) == (400, "api_key")
 
 
-async def test_the_database_holds_no_key_in_the_clear(tmp_path: Path) -> None:
+async def test_the_database_stores_no_key_in_plain_text(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path / 'test.db'}"
     async with serving(tmp_path, always(), admin_key="admin-secret-key", database_url=url) as server:
         headers = bearer("admin-secret-key")

@@ -1,4 +1,4 @@
-"""Sessions that nobody uses expire: they are sealed, with their returns, and keep everything that they hold."""
+"""Idle sessions expire: they are sealed, their returns are computed, and no data is lost."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ async def shown(server: Server, session: str) -> Any:
 
 
 async def expired(server: Server, session: str) -> Any:
-    """The session once it has expired."""
+    """Wait until the session has expired, and return it."""
     for _ in range(3000):
         if (found := await shown(server, session))["status"] != "active":
             return found
@@ -40,7 +40,7 @@ async def test_an_idle_session_expires_and_keeps_its_data(tmp_path: Path, databa
     assert [row[0] for row in execute(database_url, "SELECT value FROM returns")] == [0.5]
 
 
-async def test_sessions_of_before_a_restart_expire_too(tmp_path: Path, database_url: str) -> None:
+async def test_sessions_from_before_a_restart_expire_too(tmp_path: Path, database_url: str) -> None:
     async with serving(tmp_path, says("one"), database_url=database_url) as server:
         await server.chat([user("a")])
     async with serving(tmp_path, says(), session_idle_s=0.2, database_url=database_url):
@@ -64,7 +64,7 @@ def execute_status(folder: Path, session: str) -> list[Any]:
     return execute(default_url(folder), f"SELECT status FROM sessions WHERE session_id = '{session}'")
 
 
-async def test_an_expired_session_gives_its_capacity_back(tmp_path: Path, database_url: str) -> None:
+async def test_an_expired_session_returns_its_capacity(tmp_path: Path, database_url: str) -> None:
     settings = {"session_idle_s": 0.1, "capacity_control": True, "database_url": database_url}
     async with serving(tmp_path, says(), **settings) as server:
         await server.ok("/grant_capacity", {})
@@ -73,14 +73,14 @@ async def test_an_expired_session_gives_its_capacity_back(tmp_path: Path, databa
         await server.ok("/rl/start_session", {"task_id": "t", "session_id": "two"})
 
 
-async def test_a_chosen_key_is_free_again_when_its_session_expired(tmp_path: Path) -> None:
+async def test_a_chosen_key_is_free_again_after_its_session_expired(tmp_path: Path) -> None:
     async with serving(tmp_path, says("one"), session_idle_s=0.1) as server:
         await server.ok("/rl/start_session", {"task_id": "t", "session_id": "one", "api_key": "17"})
         await expired(server, "one")
         await server.ok("/rl/start_session", {"task_id": "t", "session_id": "two", "api_key": "17"})
 
 
-async def test_without_the_setting_nothing_expires(tmp_path: Path) -> None:
+async def test_without_the_setting_no_session_expires(tmp_path: Path) -> None:
     async with serving(tmp_path, says("one")) as server:
         await server.chat([user("a")])
         execute(default_url(tmp_path), "UPDATE sessions SET updated_at = 0")

@@ -1,4 +1,4 @@
-"""Without an engine: what is delivered is what the agent gets, and only ids with their logprobs are ever trained."""
+"""The mailbox engine: agents get what is delivered, and only token ids with logprobs are trained."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ IDS = sampled("yes, indeed").tolist()
 LOGPROBS = [-0.25 * (at + 1) for at in range(len(IDS))]
 
 
-async def test_a_request_shows_the_turn_as_the_agent_asked_and_as_the_model_reads_it(tmp_path: Path) -> None:
+async def test_a_request_has_the_messages_of_the_turn_and_its_token_ids(tmp_path: Path) -> None:
     call = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
     messages = [system("Be brief."), user("hi"), assistant(None, tool_calls=[call]), tool_result("c1", "two")]
     async with posting(tmp_path) as server:
@@ -52,7 +52,7 @@ async def test_a_request_shows_the_turn_as_the_agent_asked_and_as_the_model_read
         assert sample["input_ids"] == letter["input_ids"] + IDS
 
 
-async def test_text_is_encoded_and_is_marked_as_not_sampled(tmp_path: Path) -> None:
+async def test_delivered_text_is_encoded_and_marked_as_not_sampled(tmp_path: Path) -> None:
     async with posting(tmp_path) as server:
         agent = server.ask(logprobs=True)
         await server.deliver(await server.letter(), text="yes, indeed")
@@ -67,7 +67,7 @@ async def test_text_is_encoded_and_is_marked_as_not_sampled(tmp_path: Path) -> N
         assert set(sample["versions"]) == {-1}
 
 
-async def test_what_has_no_logprobs_cannot_be_marked_to_be_trained(tmp_path: Path) -> None:
+async def test_an_output_without_logprobs_cannot_be_marked_trainable(tmp_path: Path) -> None:
     async with posting(tmp_path) as server:
         agent = server.ask()
         await server.deliver(await server.letter(), text="yes, indeed")
@@ -79,7 +79,7 @@ async def test_what_has_no_logprobs_cannot_be_marked_to_be_trained(tmp_path: Pat
         assert set(sample["loss_mask"]) == {0}
 
 
-async def test_a_reply_is_the_same_when_it_is_replayed(tmp_path: Path) -> None:
+async def test_a_replayed_reply_is_the_same(tmp_path: Path) -> None:
     async with posting(tmp_path) as server:
         agent = server.ask(logprobs=True)
         await server.deliver(await server.letter(), text="yes, indeed")
@@ -90,7 +90,7 @@ async def test_a_reply_is_the_same_when_it_is_replayed(tmp_path: Path) -> None:
         assert await server.poll() == {"status": "empty"}
 
 
-async def test_calls_and_reasoning_in_delivered_text_are_read(tmp_path: Path) -> None:
+async def test_calls_and_reasoning_in_delivered_text_are_parsed(tmp_path: Path) -> None:
     async with posting(tmp_path) as server:
         agent = server.ask(tools=ADD)
         text = "<think>\neasy\n</think>\n\n" + call_text("add", '{"a": 1}')
@@ -102,7 +102,7 @@ async def test_calls_and_reasoning_in_delivered_text_are_read(tmp_path: Path) ->
         assert choice["message"]["reasoning_content"].strip() == "easy"
 
 
-async def test_a_conversation_goes_on_after_delivered_text_token_for_token(tmp_path: Path) -> None:
+async def test_a_conversation_continues_token_by_token_after_delivered_text(tmp_path: Path) -> None:
     async with posting(tmp_path) as server:
         agent = server.ask()
         await server.deliver(first := await server.letter(), text="yes, indeed")
@@ -118,7 +118,7 @@ async def test_a_conversation_goes_on_after_delivered_text_token_for_token(tmp_p
         assert sample["loss_mask"] == [0] * len(letter["input_ids"]) + [1] * len(IDS)
 
 
-async def test_ids_with_logprobs_are_sampled_tokens_like_any(tmp_path: Path) -> None:
+async def test_ids_with_logprobs_are_trained_like_sampled_tokens(tmp_path: Path) -> None:
     async with posting(tmp_path) as server:
         agent = server.ask(logprobs=True)
         letter = await server.letter()
@@ -146,7 +146,7 @@ async def test_ids_without_logprobs_are_context(tmp_path: Path) -> None:
         assert set((await server.export())[0]["loss_mask"]) == {0}
 
 
-async def test_nothing_that_follows_an_end_token_gets_in(tmp_path: Path) -> None:
+async def test_tokens_after_an_end_token_are_not_recorded(tmp_path: Path) -> None:
     async with posting(tmp_path) as server:
         agent = server.ask()
         more = sampled("not this").tolist()
@@ -167,7 +167,7 @@ async def test_nothing_that_follows_an_end_token_gets_in(tmp_path: Path) -> None
         ({"output_ids": sampled("a b c d e f", end=False).tolist()[:6]}, "length"),
     ],
 )
-async def test_an_answer_ends_as_it_says_and_within_the_budget(
+async def test_an_answer_ends_with_its_finish_reason_and_within_the_budget(
     tmp_path: Path, answer: dict[str, Any], finish: str
 ) -> None:
     async with posting(tmp_path) as server:
@@ -179,14 +179,14 @@ async def test_an_answer_ends_as_it_says_and_within_the_budget(
         await server.export()
 
 
-async def test_a_stop_string_cuts_delivered_text(tmp_path: Path) -> None:
+async def test_a_stop_string_truncates_delivered_text(tmp_path: Path) -> None:
     async with posting(tmp_path) as server:
         agent = server.ask(stop=["ndeed"])
         await server.deliver(await server.letter(), text="yes, indeed, and more")
         assert (await agent)["choices"][0]["message"]["content"] == "yes, i"
 
 
-async def test_an_error_is_the_agents_and_the_turn_has_failed(tmp_path: Path) -> None:
+async def test_a_delivered_error_reaches_the_agent_and_fails_the_turn(tmp_path: Path) -> None:
     async with posting(tmp_path) as server:
         body = {"model": "m", "messages": [user("hi")]}
         agent = asyncio.create_task(server.post("/s/v1/chat/completions", body))
@@ -232,7 +232,7 @@ BAD = [
 ]
 
 
-async def test_an_answer_that_does_not_fit_is_refused_by_name_and_another_may_come(tmp_path: Path) -> None:
+async def test_a_wrong_answer_is_refused_by_field_and_can_be_delivered_again(tmp_path: Path) -> None:
     async with posting(tmp_path) as server:
         agent = server.ask(max_tokens=20)
         letter = await server.letter()
@@ -242,7 +242,7 @@ async def test_an_answer_that_does_not_fit_is_refused_by_name_and_another_may_co
         assert (await agent)["choices"][0]["message"]["content"] == "yes, indeed"
 
 
-async def test_a_second_answer_is_refused_and_the_first_stands(tmp_path: Path) -> None:
+async def test_a_second_answer_is_refused_and_the_first_is_kept(tmp_path: Path) -> None:
     async with posting(tmp_path) as server:
         agent = server.ask()
         letter = await server.letter()
@@ -254,7 +254,7 @@ async def test_a_second_answer_is_refused_and_the_first_stands(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("path", ["chat/completions", "responses", "messages"])
-async def test_agents_that_stream_get_what_is_delivered(tmp_path: Path, path: str) -> None:
+async def test_streaming_agents_get_what_is_delivered(tmp_path: Path, path: str) -> None:
     async with posting(tmp_path) as server:
         turns: dict[str, Any] = {"input": "hi"} if path == "responses" else {"messages": [user("hi")]}
         body = {"model": "m", "stream": True, "max_tokens": 50, **turns}
@@ -268,7 +268,7 @@ async def test_agents_that_stream_get_what_is_delivered(tmp_path: Path, path: st
 
 
 def _pieces(stream: str) -> list[str]:
-    """The text of a chat stream or an Anthropic one."""
+    """The text of a chat stream or a Messages stream."""
     pieces = []
     for line in stream.splitlines():
         if line.startswith("data: {"):
@@ -279,7 +279,7 @@ def _pieces(stream: str) -> list[str]:
     return pieces
 
 
-async def test_weights_that_changed_outside_are_the_version_of_what_comes_after(tmp_path: Path) -> None:
+async def test_a_new_weight_version_is_that_of_later_deliveries(tmp_path: Path) -> None:
     async with posting(tmp_path) as server:
         agent = server.ask()
         letter = await server.letter()
@@ -314,13 +314,13 @@ async def test_a_generate_request_gets_ids_and_their_logprobs(tmp_path: Path, pa
 
 
 @pytest.mark.parametrize("path", ["/v1/generate", "/s/v1/generate"])
-async def test_a_generate_request_gets_no_logprobs_where_none_are_known(tmp_path: Path, path: str) -> None:
+async def test_a_generate_request_gets_no_logprobs_without_delivered_ones(tmp_path: Path, path: str) -> None:
     async with posting(tmp_path) as server:
         reply = await generate(server, path, {"output_ids": IDS})
         assert (reply["output_ids"], reply["logprobs"]) == (IDS, None)
 
 
-async def test_text_is_refused_where_nobody_reads_it(tmp_path: Path) -> None:
+async def test_text_is_refused_for_an_unrecorded_generate_request(tmp_path: Path) -> None:
     async with posting(tmp_path) as server:
         caller = asyncio.create_task(server.ok("/v1/generate", {"input_ids": [5]}))
         letter = await server.letter()

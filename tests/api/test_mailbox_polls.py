@@ -1,4 +1,4 @@
-"""Asking for requests takes nothing away: a lost poll loses nothing, and each request reaches somebody who answers."""
+"""Polls of the mailbox: a lost poll loses no request, and each request reaches a poller."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ ADMIN = {"authorization": "Bearer admin"}
 
 
 async def waiting(server: MailServer, number: int) -> None:
-    """Until so many requests wait in the mailbox."""
+    """Wait until this many requests are in the mailbox."""
     await until(lambda: server.mailbox.waiting == number)
 
 
 async def polling(server: MailServer, number: int) -> None:
-    """Until so many polls wait for a request."""
+    """Wait until this many polls are waiting for a request."""
     await until(lambda: server.mailbox.polls == number)
 
 
-async def test_asking_again_before_an_answer_gives_the_same_request(tmp_path: Path) -> None:
+async def test_polling_again_before_an_answer_returns_the_same_request(tmp_path: Path) -> None:
     async with posting(tmp_path) as server:
         agent = server.ask()
         lost = await server.letter()
@@ -44,14 +44,14 @@ async def test_two_pollers_get_different_requests(tmp_path: Path) -> None:
         await waiting(server, 2)
         one, two, three = [await server.poll() for _ in range(3)]
         assert {one["session_id"], two["session_id"]} == {"a", "b"}
-        assert three == one  # asked for a third time: whoever got it first may be lost
+        assert three == one  # on a third poll the first request is offered again: its poller may be dead
         for letter in (one, two):
             await server.deliver(letter, text=letter["session_id"])
         replies = await asyncio.gather(*agents)
         assert [reply["choices"][0]["message"]["content"] for reply in replies] == ["a", "b"]
 
 
-async def test_of_pollers_that_wait_each_request_goes_to_one(tmp_path: Path) -> None:
+async def test_each_request_goes_to_one_waiting_poll(tmp_path: Path) -> None:
     async with posting(tmp_path) as server:
         polls = [asyncio.create_task(server.letter()) for _ in range(3)]
         await polling(server, 3)
@@ -66,7 +66,7 @@ async def test_of_pollers_that_wait_each_request_goes_to_one(tmp_path: Path) -> 
         await asyncio.gather(*agents)
 
 
-async def test_a_poll_whose_client_left_takes_no_request_from_one_that_waits(tmp_path: Path) -> None:
+async def test_a_poll_whose_client_left_takes_no_request(tmp_path: Path) -> None:
     async with posting(tmp_path) as server:
         gone, stays = (asyncio.create_task(server.letter()) for _ in range(2))
         await polling(server, 2)
@@ -78,7 +78,7 @@ async def test_a_poll_whose_client_left_takes_no_request_from_one_that_waits(tmp
         await agent
 
 
-async def test_a_wait_that_ends_gets_what_another_poll_got_and_did_not_answer(tmp_path: Path) -> None:
+async def test_a_poll_at_its_deadline_gets_an_unanswered_request_of_another_poll(tmp_path: Path) -> None:
     async with posting(tmp_path) as server:
         polls = [asyncio.create_task(server.poll(wait_s=wait_s)) for wait_s in (60, 2)]
         await polling(server, 2)
@@ -89,7 +89,7 @@ async def test_a_wait_that_ends_gets_what_another_poll_got_and_did_not_answer(tm
         await agent
 
 
-async def test_a_poll_for_a_session_gets_its_oldest_request_and_no_other(tmp_path: Path) -> None:
+async def test_a_poll_for_a_session_gets_only_its_oldest_request(tmp_path: Path) -> None:
     async with posting(tmp_path) as server:
         agents = []
         for number, (text, name) in enumerate([("other", "a"), ("first", "s"), ("second", "s")]):
@@ -104,7 +104,7 @@ async def test_a_poll_for_a_session_gets_its_oldest_request_and_no_other(tmp_pat
         await asyncio.gather(*agents)
 
 
-async def test_a_poll_waits_for_the_request_to_come(tmp_path: Path) -> None:
+async def test_a_poll_waits_for_a_request(tmp_path: Path) -> None:
     async with posting(tmp_path) as server:
         await server.ok("/rl/start_session", {"session_id": "s"})
         assert await server.poll() == await server.poll(session_id="s", wait_s=0.01) == EMPTY
@@ -117,7 +117,7 @@ async def test_a_poll_waits_for_the_request_to_come(tmp_path: Path) -> None:
         await agent
 
 
-async def test_an_ended_session_says_so_at_once_and_after_a_restart(tmp_path: Path, database_url: str) -> None:
+async def test_a_poll_for_an_ended_session_says_so_also_after_a_restart(tmp_path: Path, database_url: str) -> None:
     async with posting(tmp_path, database_url=database_url) as server:
         await server.ok("/rl/start_session", {"session_id": "s"})
         poll = asyncio.create_task(server.poll(session_id="s", wait_s=60))
@@ -131,7 +131,7 @@ async def test_an_ended_session_says_so_at_once_and_after_a_restart(tmp_path: Pa
         assert (response.status_code, response.json()["error"]["code"]) == (404, "session_not_found")
 
 
-async def test_a_request_of_a_session_that_ended_meanwhile_is_still_to_be_answered(tmp_path: Path) -> None:
+async def test_a_waiting_request_of_an_ended_session_can_be_answered(tmp_path: Path) -> None:
     async with posting(tmp_path) as server:
         agent = server.ask()
         await waiting(server, 1)
@@ -141,7 +141,7 @@ async def test_a_request_of_a_session_that_ended_meanwhile_is_still_to_be_answer
         assert await server.poll(session_id="s") == ENDED
 
 
-async def test_an_end_on_another_replica_is_seen_when_the_wait_ends(tmp_path: Path, postgres_url: str) -> None:
+async def test_an_end_on_another_replica_is_seen_at_the_deadline(tmp_path: Path, postgres_url: str) -> None:
     async with (
         posting(tmp_path, database_url=postgres_url) as here,
         posting(tmp_path, database_url=postgres_url) as there,
@@ -180,7 +180,7 @@ async def test_a_request_is_found_by_session_and_turn(tmp_path: Path) -> None:
         ({"request_id": 5}, 400, "request_id"),
     ],
 )
-async def test_an_address_that_names_no_request_is_refused(
+async def test_a_delivery_that_names_no_request_is_refused(
     tmp_path: Path, address: dict[str, Any], status: int, param: str
 ) -> None:
     async with posting(tmp_path) as server:
@@ -192,14 +192,14 @@ async def test_an_address_that_names_no_request_is_refused(
         await agent
 
 
-async def test_a_turn_number_that_two_requests_have_names_neither(tmp_path: Path) -> None:
+async def test_a_turn_number_of_two_requests_is_ambiguous(tmp_path: Path) -> None:
     async with posting(tmp_path) as server:
         agents: list[asyncio.Task[httpx.Response]] = []
         for text in ("one", "two", "three"):
             body = {"model": "m", "messages": [user(text)]}
             agents.append(asyncio.create_task(server.post("/s/v1/chat/completions", body)))
             await waiting(server, min(len(agents), 2))
-            if text == "two":  # the first fails, and its number is free again
+            if text == "two":  # the first turn fails, and its number is free again
                 await server.deliver(await server.poll(session_id="s"), error="gone")
                 await agents[0]
         letters = [await server.poll() for _ in range(2)]
@@ -211,7 +211,7 @@ async def test_a_turn_number_that_two_requests_have_names_neither(tmp_path: Path
         assert [agent.status_code for agent in await asyncio.gather(*agents)] == [502, 200, 200]
 
 
-async def test_turns_are_numbered_as_they_complete_not_as_they_were_asked(tmp_path: Path) -> None:
+async def test_turns_are_numbered_in_order_of_completion(tmp_path: Path) -> None:
     async with posting(tmp_path) as server:
         agents = []
         for number, text in enumerate(("asked first", "asked second")):
@@ -227,7 +227,7 @@ async def test_turns_are_numbered_as_they_complete_not_as_they_were_asked(tmp_pa
         assert rewarded == {"interaction_ids": [two["request_id"]]}
 
 
-async def test_choices_are_requests_of_their_own(tmp_path: Path) -> None:
+async def test_each_choice_is_a_separate_request(tmp_path: Path) -> None:
     async with posting(tmp_path) as server:
         agent = server.ask(n=2)
         await waiting(server, 2)
@@ -243,7 +243,7 @@ async def test_an_answer_after_the_agent_left_is_refused(tmp_path: Path, monkeyp
     async with posting(tmp_path) as server:
         agent = server.ask()
         letter = await server.letter()
-        agent.cancel()  # over ASGI this is how a client goes away
+        agent.cancel()  # over ASGI, cancelling is a disconnect
         await waiting(server, 0)
         assert await server.poll() == EMPTY
         assert await server.refused(letter, 404, text="too late") == "request_id"
@@ -252,7 +252,7 @@ async def test_an_answer_after_the_agent_left_is_refused(tmp_path: Path, monkeyp
         assert (node["status"], node["output_tokens"]) == ("aborted", 0)
 
 
-async def test_an_agent_that_comes_back_in_time_gets_the_answer_of_its_first_request(tmp_path: Path) -> None:
+async def test_an_agent_that_returns_in_time_gets_the_answer_of_its_first_request(tmp_path: Path) -> None:
     async with posting(tmp_path) as server:
         agent = server.ask()
         letter = await server.letter()
@@ -264,7 +264,7 @@ async def test_an_agent_that_comes_back_in_time_gets_the_answer_of_its_first_req
         assert await server.poll() == EMPTY
 
 
-async def test_a_pause_lets_what_waits_be_answered_and_nothing_new_in(tmp_path: Path) -> None:
+async def test_a_pause_admits_answers_but_no_new_requests(tmp_path: Path) -> None:
     async with posting(tmp_path) as server:
         early = server.ask("early")
         letter = await server.letter()
@@ -279,7 +279,7 @@ async def test_a_pause_lets_what_waits_be_answered_and_nothing_new_in(tmp_path: 
         await late
 
 
-async def test_agents_that_wait_at_the_end_of_the_server_are_turned_away(tmp_path: Path) -> None:
+async def test_waiting_agents_get_an_error_at_shutdown(tmp_path: Path) -> None:
     async with posting(tmp_path) as server:
         body = {"model": "m", "messages": [user("hi")]}
         agent = asyncio.create_task(server.post("/s/v1/chat/completions", body))
@@ -290,7 +290,7 @@ async def test_agents_that_wait_at_the_end_of_the_server_are_turned_away(tmp_pat
 
 
 @pytest.mark.parametrize("path", ["next", "deliver"])
-async def test_only_the_administrator_reads_and_answers(tmp_path: Path, path: str) -> None:
+async def test_the_mailbox_needs_the_admin_key(tmp_path: Path, path: str) -> None:
     async with posting(tmp_path, admin_key="admin") as server:
         started = await server.ok("/rl/start_session", {"session_id": "s"}, headers=ADMIN)
         keys = {"": 401, "wrong": 403, started["api_key"]: 403, started["control_key"]: 403}

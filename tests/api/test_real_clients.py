@@ -1,4 +1,4 @@
-"""What real clients send, reduced to the essential: their tool loops are one sample, their side calls are named.
+"""Minimal requests of real clients: their tool loops become one sample, and side calls get their purpose.
 
 Captured from codex 0.169.0, claude-code 2.1.329, opencode 1.18.33, qwen-code 0.24.4 and pi 0.73.1.
 """
@@ -78,7 +78,7 @@ def events(text: str) -> list[dict[str, Any]]:
 
 
 async def codex_turn(server: Server, items: list[Any], turn: int, headers: dict[str, str]) -> list[dict[str, Any]]:
-    """The finished items of a turn, as Codex collects them."""
+    """The finished output items of a turn, as Codex collects them."""
     response = await server.post("/s/v1/responses", codex_body(items, turn), headers=headers)
     assert response.status_code == 200, response.text
     assert events(response.text)[-1]["type"] == "response.completed"
@@ -86,7 +86,7 @@ async def codex_turn(server: Server, items: list[Any], turn: int, headers: dict[
 
 
 async def claude_turn(server: Server, messages: list[Any], turn: int, **headers: str) -> list[dict[str, Any]]:
-    """The content blocks of a turn; calls with what Claude Code makes of their input."""
+    """The content blocks of a turn, with tool inputs as Claude Code parses them."""
     path = "/s/v1/messages?beta=true"
     response = await server.post(path, claude_body(messages, turn), headers={"x-api-key": "k", **headers})
     assert response.status_code == 200, response.text
@@ -149,7 +149,7 @@ async def test_a_tool_loop_of_codex_is_one_sample(tmp_path: Path) -> None:
         assert [node["reason"] for node in await server.tree()] == ["first", "continued", "continued"]
 
 
-async def test_sub_agents_and_compactions_of_codex_are_named_by_its_headers(tmp_path: Path) -> None:
+async def test_sub_agents_and_compactions_of_codex_are_recognised_by_headers(tmp_path: Path) -> None:
     async with serving(tmp_path, says(*"abcde")) as server:
         sub = {"x-openai-subagent": "collab_spawn"}
         told = [codex_headers(), codex_headers(**sub), codex_headers("compaction"), codex_headers("compaction", **sub)]
@@ -170,7 +170,7 @@ async def test_a_tool_loop_of_claude_code_is_one_sample(tmp_path: Path) -> None:
         ]
         for turn in range(3):
             blocks = await claude_turn(server, messages, turn)
-            if turn == 0:  # the breakpoint of the cache moves on, and what had it becomes a plain string
+            if turn == 0:  # the cache breakpoint moves on, and its old message becomes a plain string
                 messages[1] = {"role": "system", "content": "skills"}
             results = [claude_result(block, "ok")["content"][0] for block in blocks if block["type"] == "tool_use"]
             messages += [{"role": "assistant", "content": blocks}, {"role": "user", "content": results}]
@@ -179,7 +179,7 @@ async def test_a_tool_loop_of_claude_code_is_one_sample(tmp_path: Path) -> None:
         assert [node["reason"] for node in await server.tree()] == ["first", "continued", "continued"]
 
 
-async def test_arguments_that_claude_code_could_not_parse_come_back_as_they_were(tmp_path: Path) -> None:
+async def test_arguments_that_claude_code_cannot_parse_match_when_echoed(tmp_path: Path) -> None:
     cut = sampled('<tool_call>\n{"name": "Bash", "arguments": {"command": "ca', end=False)
     async with serving(tmp_path, play([Reply(cut), Reply(sampled("done"))])) as server:
         messages: list[Any] = [{"role": "user", "content": "list the files"}]
@@ -190,7 +190,7 @@ async def test_arguments_that_claude_code_could_not_parse_come_back_as_they_were
         assert [node["reason"] for node in await server.tree()] == ["first", "continued"]
 
 
-async def test_sub_agents_and_compactions_of_claude_code_are_named(tmp_path: Path) -> None:
+async def test_sub_agents_and_compactions_of_claude_code_are_recognised(tmp_path: Path) -> None:
     compaction = "CRITICAL: Respond with TEXT ONLY.\n\nYour task is to create a detailed summary of this conversation."
     async with serving(tmp_path, says(*"abc")) as server:
         await claude_turn(server, [user("work")], 0)
@@ -199,7 +199,7 @@ async def test_sub_agents_and_compactions_of_claude_code_are_named(tmp_path: Pat
         assert await purposes(server) == ["main", "subagent", "summary"]
 
 
-async def test_opencode_has_its_title_and_its_sub_agents_in_the_session_of_the_agent(tmp_path: Path) -> None:
+async def test_titles_and_sub_agents_of_opencode_are_in_the_session_of_the_agent(tmp_path: Path) -> None:
     async with serving(tmp_path, says(*"abcd")) as server:
 
         async def turn(messages: list[Any], session: str, parent: str | None = None, **more: Any) -> None:
@@ -219,7 +219,7 @@ async def test_opencode_has_its_title_and_its_sub_agents_in_the_session_of_the_a
 
 @pytest.mark.parametrize("content", [None, "", []])
 async def test_a_tool_loop_of_pi_and_qwen_code_is_one_sample(tmp_path: Path, content: Any) -> None:
-    """They echo calls with no content, arguments written anew, results as parts of text."""
+    """They echo calls without content, arguments serialised again, and results as text parts."""
     async with serving(tmp_path, says(call_text("bash", '{"command":  "ls"}'), "done")) as server:
         tools = [function_tool("bash")]
         messages: list[Any] = [system("You are an agent."), user("list the files")]

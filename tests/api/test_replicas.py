@@ -1,4 +1,4 @@
-"""Several servers on one Postgres are one server: whichever a request reaches, the tree is the same."""
+"""Several servers on one Postgres act as one: the tree is the same whichever server a request reaches."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ADMIN = {"authorization": "Bearer admin"}
 
 @contextlib.asynccontextmanager
 async def replicas(folder: Path, url: str, *scripts: Script, **settings: Any) -> AsyncIterator[list[Server]]:
-    """One server for each script."""
+    """Start one server per script."""
     async with contextlib.AsyncExitStack() as stack:
         servers = [
             await stack.enter_async_context(serving(folder, script, database_url=url, **settings)) for script in scripts
@@ -38,7 +38,7 @@ def agent(**options: Any) -> Script:
 
 
 def gated(text: str, gate: asyncio.Event) -> Any:
-    """An engine's generate that waits for the gate before its last chunk."""
+    """A `generate` that waits for `gate` before its last chunk."""
 
     def install(server: Server) -> None:
         plain = server.engine.generate
@@ -70,7 +70,7 @@ def shape(tree: list[Any]) -> list[Any]:
 
 
 async def converse(servers: list[Server]) -> list[Any]:
-    """A conversation with a sub-agent, a branch and a resampled turn, each request at the next server."""
+    """Run a conversation with a sub-agent, a branch and a resampled turn; each request goes to the next server."""
     turn = 0
 
     async def answer(messages: list[Any]) -> Any:
@@ -101,7 +101,7 @@ async def test_a_round_robin_over_replicas_gives_the_tree_of_one_server(tmp_path
 
 
 @pytest.mark.parametrize("known", [False, True])
-async def test_one_prompt_at_once_on_two_replicas_is_a_first_turn_and_a_sibling(
+async def test_one_prompt_on_two_replicas_at_once_gives_a_first_turn_and_a_sibling(
     tmp_path: Path, postgres_url: str, known: bool
 ) -> None:
     async with replicas(tmp_path, postgres_url, agent(), agent()) as servers:
@@ -117,7 +117,7 @@ async def test_one_prompt_at_once_on_two_replicas_is_a_first_turn_and_a_sibling(
         assert shape(await servers[1].tree()) == shape(tree)
 
 
-async def test_other_messages_at_once_on_two_replicas_are_branches(tmp_path: Path, postgres_url: str) -> None:
+async def test_different_messages_on_two_replicas_at_once_are_branches(tmp_path: Path, postgres_url: str) -> None:
     async with replicas(tmp_path, postgres_url, agent(), agent()) as servers:
         messages = [user("hi"), await servers[0].answer([user("hi")])]
         await asyncio.gather(*(servers[n % 2].answer([*messages, user(f"way {n}")]) for n in range(8)))
@@ -126,14 +126,14 @@ async def test_other_messages_at_once_on_two_replicas_are_branches(tmp_path: Pat
         assert {node["parent_id"] for node in tree[1:]} == {tree[0]["id"]}
 
 
-async def test_choices_of_one_request_meet_those_of_another_replica(tmp_path: Path, postgres_url: str) -> None:
+async def test_choices_on_two_replicas_at_once_are_siblings(tmp_path: Path, postgres_url: str) -> None:
     async with replicas(tmp_path, postgres_url, agent(), agent()) as servers:
         await asyncio.gather(*(server.chat([user("hi")], n=4) for server in servers))
         reasons = [node["reason"] for node in await servers[0].tree()]
         assert Counter(reasons) == {"first": 1, "resampled": 7}
 
 
-async def test_a_session_that_only_was_named_is_one_session_on_all_replicas(tmp_path: Path, postgres_url: str) -> None:
+async def test_a_session_created_by_its_path_is_one_session_on_all_replicas(tmp_path: Path, postgres_url: str) -> None:
     async with replicas(tmp_path, postgres_url, agent(), agent()) as servers:
         for name in ("a", "b", "c", "d"):
             await asyncio.gather(*(servers[n % 2].answer([user(f"task {n}")], name) for n in range(4)))
@@ -144,7 +144,7 @@ async def test_a_session_that_only_was_named_is_one_session_on_all_replicas(tmp_
 
 async def test_a_response_is_continued_by_id_on_another_replica(tmp_path: Path, postgres_url: str) -> None:
     async with replicas(tmp_path, postgres_url, agent(), agent()) as (one, two):
-        await two.answer([user("something before")])  # the session is in memory there
+        await two.answer([user("something before")])  # now this replica has the session in memory
         first = await one.ok("/s/v1/responses", {"model": "m", "input": "hi"})
         again = {"model": "m", "input": "more", "previous_response_id": first["id"]}
         await two.ok("/s/v1/responses", again)
@@ -170,7 +170,7 @@ async def test_rewards_and_the_end_on_different_replicas_give_the_right_returns(
         messages = [user("a")]
         messages += [await one.answer(messages), user("b")]
         await two.answer(messages)
-        await three.tree()  # it has the session in memory, without rewards
+        await three.tree()  # now this replica has the session in memory, without rewards
         await one.ok("/s/rl/set_reward", {"reward": 4.0})
         assert (await three.ok("/s/rl/end_session", {}))["interaction_count"] == 2
         assert [node["return"] for node in await two.tree()] == [2.0, 4.0]
@@ -184,7 +184,7 @@ async def test_rewards_and_the_end_on_different_replicas_give_the_right_returns(
         }
 
 
-async def test_named_rewards_given_at_once_on_all_replicas_are_all_kept(tmp_path: Path, postgres_url: str) -> None:
+async def test_concurrent_named_rewards_on_all_replicas_are_all_kept(tmp_path: Path, postgres_url: str) -> None:
     async with replicas(tmp_path, postgres_url, agent(), agent()) as servers:
         await servers[0].answer([user("a")])
         bodies = [{"reward": float(n), "name": f"r{n}"} for n in range(16)]
@@ -194,7 +194,7 @@ async def test_named_rewards_given_at_once_on_all_replicas_are_all_kept(tmp_path
             assert [node["rewards"] for node in await server.tree()] == [wanted]
 
 
-async def test_a_mark_on_one_replica_is_what_all_of_them_export(tmp_path: Path, postgres_url: str) -> None:
+async def test_all_replicas_export_a_mark_set_on_one(tmp_path: Path, postgres_url: str) -> None:
     async with replicas(tmp_path, postgres_url, says("one"), says("two"), says()) as (first, second, third):
         reply = await first.answer([user("a")])
         turn = {"model": "m", "messages": [user("a"), reply, user("b")]}
@@ -226,7 +226,7 @@ async def test_a_reward_and_the_end_at_once_on_two_replicas_leave_the_right_retu
             assert await one.app.state.store.database.read(reads.load_returns, name) == {(node, 1.0, Credit.TREE): 4.0}
 
 
-async def test_of_two_ends_the_first_counts(tmp_path: Path, postgres_url: str) -> None:
+async def test_the_first_of_two_ends_counts(tmp_path: Path, postgres_url: str) -> None:
     async with replicas(tmp_path, postgres_url, agent(), agent()) as servers:
         await servers[0].answer([user("a")])
         await servers[1].tree()
@@ -244,7 +244,7 @@ async def test_of_two_ends_the_first_counts(tmp_path: Path, postgres_url: str) -
         assert first["ended_at"] == second["ended_at"]
 
 
-async def test_a_session_that_ended_on_another_replica_takes_no_turn(tmp_path: Path, postgres_url: str) -> None:
+async def test_a_session_that_ended_on_another_replica_refuses_turns(tmp_path: Path, postgres_url: str) -> None:
     async with replicas(tmp_path, postgres_url, agent(), agent()) as (one, two):
         await one.answer([user("a")])
         await two.answer([user("b")])
@@ -253,7 +253,7 @@ async def test_a_session_that_ended_on_another_replica_takes_no_turn(tmp_path: P
         assert (response.status_code, response.json()["error"]["code"]) == (403, "session_closed")
 
 
-async def test_a_turn_that_outlives_the_end_on_another_replica_gets_its_return(
+async def test_a_turn_that_completes_after_the_end_on_another_replica_gets_its_return(
     tmp_path: Path, postgres_url: str
 ) -> None:
     async with replicas(tmp_path, postgres_url, agent(), agent()) as (one, two):
@@ -292,9 +292,7 @@ async def test_a_waiting_export_notices_the_end_on_another_replica(tmp_path: Pat
         assert (await export)["sessions"]["s"]["outcome"] == "Finished"
 
 
-async def test_the_same_prompt_again_is_a_new_sample_although_another_replica_answered_it(
-    tmp_path: Path, postgres_url: str
-) -> None:
+async def test_an_unmarked_repetition_on_another_replica_is_a_new_sample(tmp_path: Path, postgres_url: str) -> None:
     async with replicas(tmp_path, postgres_url, says("one", "three"), says("two", "four")) as servers:
         said = [(await servers[n % 2].answer([user("hi")]))["content"] for n in range(4)]
         assert said == ["one", "two", "three", "four"]
@@ -313,13 +311,13 @@ async def test_a_marked_retry_gets_the_reply_that_another_replica_committed(
         assert len(await two.tree()) == 1
 
 
-async def test_a_reply_whose_end_another_replica_never_wrote_is_replayed(tmp_path: Path, postgres_url: str) -> None:
+async def test_a_reply_that_another_replica_did_not_finish_is_replayed(tmp_path: Path, postgres_url: str) -> None:
     async with replicas(tmp_path, postgres_url, says("one"), says()) as (one, two):
         gate = asyncio.Event()
         gated("one", gate)(one)
         leaving = asyncio.create_task(one.answer([user("hi")]))
         await until(lambda: _is(bool(one.engine.running)))
-        leaving.cancel()  # over ASGI this is how a client goes away
+        leaving.cancel()  # over ASGI, cancelling is a disconnect
         gate.set()
 
         async def committed() -> bool:
@@ -344,12 +342,12 @@ async def test_a_failure_on_one_replica_is_superseded_on_another(tmp_path: Path,
             return [node["status"] for node in await one.tree()] == ["superseded", "complete"]
 
         await until(superseded)
-        # And the first replica has nothing left to retry but the reply of the second one.
+        # On the first replica, a retry now finds only the reply of the second one.
         retried = await one.ok(CHAT, body, headers={"x-stainless-retry-count": "1"})
         assert retried["choices"][0]["message"]["content"] == "two"
 
 
-async def test_keys_given_out_on_one_replica_are_good_on_all(tmp_path: Path, postgres_url: str) -> None:
+async def test_keys_issued_on_one_replica_work_on_all(tmp_path: Path, postgres_url: str) -> None:
     async with replicas(tmp_path, postgres_url, agent(), agent(), admin_key="admin") as (one, two):
         body = {"model": "m", "messages": [user("hi")]}
         start = {"session_id": "a", "api_key": "17"}
@@ -362,14 +360,14 @@ async def test_keys_given_out_on_one_replica_are_good_on_all(tmp_path: Path, pos
         await two.ok("/" + started["root_url"].split("/", 3)[3] + "/v1/chat/completions", body)
         control = {"authorization": f"Bearer {started['control_key']}"}
         await two.ok("/rl/end_session", {"reward": 1.0}, headers=control)
-        # The key moves to a session of another replica, and this one knows at once.
+        # The key moves to a session of another replica, and this replica sees it at once.
         await two.ok("/rl/start_session", {**start, "session_id": "b"}, headers=ADMIN)
         await one.ok("/v1/chat/completions", body, headers=bearer)
         shown = await one.http.get("/rl/sessions/b", headers=ADMIN)
         assert len(shown.json()["interactions"]) == 1
 
 
-async def test_of_two_replicas_that_are_asked_for_one_key_at_once_one_gives_it(
+async def test_of_two_concurrent_starts_with_one_key_on_two_replicas_one_succeeds(
     tmp_path: Path, postgres_url: str
 ) -> None:
     async with replicas(tmp_path, postgres_url, agent(), agent(), admin_key="admin") as servers:
@@ -381,14 +379,14 @@ async def test_of_two_replicas_that_are_asked_for_one_key_at_once_one_gives_it(
         assert codes == {"started": 1, "key_in_use": 5}
 
 
-async def test_replicas_number_the_sessions_of_a_task_without_a_clash(tmp_path: Path, postgres_url: str) -> None:
+async def test_replicas_number_the_sessions_of_a_task_without_conflict(tmp_path: Path, postgres_url: str) -> None:
     async with replicas(tmp_path, postgres_url, agent(), agent()) as servers:
         starts = [servers[n % 2].ok("/rl/start_session", {"task_id": "t"}) for n in range(24)]
         names = [started["session_id"] for started in await asyncio.gather(*starts)]
         assert len(set(names)) == 24
 
 
-async def test_a_replica_that_is_behind_with_numbers_catches_up_at_once(tmp_path: Path, postgres_url: str) -> None:
+async def test_a_replica_with_an_old_session_number_catches_up_at_once(tmp_path: Path, postgres_url: str) -> None:
     async with replicas(tmp_path, postgres_url, agent(), agent()) as (one, two):
         await two.ok("/rl/start_session", {"task_id": "t"})
         for _ in range(30):
@@ -401,7 +399,7 @@ async def test_a_replica_that_is_behind_with_numbers_catches_up_at_once(tmp_path
         assert inserts.count("INSERT INTO sessions") < 5
 
 
-async def test_replicas_that_change_the_same_sessions_never_block_each_other(tmp_path: Path, postgres_url: str) -> None:
+async def test_replicas_that_change_the_same_sessions_never_deadlock(tmp_path: Path, postgres_url: str) -> None:
     async with replicas(tmp_path, postgres_url, agent(), agent()) as servers:
         names = [f"s{n}" for n in range(6)]
 
@@ -420,7 +418,7 @@ async def test_replicas_that_change_the_same_sessions_never_block_each_other(tmp
             assert Counter(node["reason"] for node in tree) == {"first": 1, "resampled": 5}
 
 
-async def test_a_server_alone_on_a_file_reads_nothing_for_a_turn(tmp_path: Path) -> None:
+async def test_a_single_server_on_sqlite_reads_nothing_for_a_turn(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path / 'alone.db'}"
     async with serving(tmp_path, says("one", "two", "three"), database_url=url) as server:
         first = await server.answer([user("hi")])

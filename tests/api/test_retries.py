@@ -1,4 +1,4 @@
-"""DESIGN's table of retries, every cell; and choices, which are siblings."""
+"""Every case of a repeated request: attach, sample again, supersede or replay; and `n` choices, which are siblings."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ async def test_in_flight_with_its_client_an_unmarked_request_is_another_sample(t
 async def test_in_flight_without_its_client_a_retry_attaches(tmp_path: Path, mark: dict[str, str]) -> None:
     async with serving(tmp_path, slow("one two three four five six seven")) as server:
         first = await in_flight(server)
-        first.cancel()  # over ASGI this is how a client goes away
+        first.cancel()  # over ASGI, cancelling is a disconnect
         await asyncio.sleep(0.02)
         reply = await ask(server, **mark)
         assert reply["choices"][0]["message"]["content"] == "one two three four five six seven"
@@ -102,7 +102,7 @@ async def test_a_committed_reply_that_was_never_written_is_replayed(
     async with serving(tmp_path, slow("one")) as server:
         first = await in_flight(server)
         first.cancel()
-        tree = await until_status(server, "complete")  # it is committed within the grace, and nobody reads it
+        tree = await until_status(server, "complete")  # it is committed within the grace period, without a reader
         if not restarted:
             await assert_replays(server, mark, tree[0]["id"])
     if restarted:
@@ -132,7 +132,7 @@ async def test_a_written_reply_is_replayed_to_a_marked_retry_only(tmp_path: Path
             assert (await ask(server))["choices"][0]["message"]["content"] == "two"
 
 
-async def test_a_replay_streams_what_was_unary_with_calls_and_reasoning(tmp_path: Path) -> None:
+async def test_a_replay_can_stream_a_unary_reply_with_calls_and_reasoning(tmp_path: Path) -> None:
     tools = [function_tool("add", {"a": {"type": "integer"}})]
     text = "<think>\nwhy\n</think>\n\n" + call_text("add", '{"a": 1}')
     async with serving(tmp_path, says(text)) as server:
@@ -151,7 +151,7 @@ async def test_a_replay_streams_what_was_unary_with_calls_and_reasoning(tmp_path
         assert len(server.engine.requests) == 1
 
 
-async def test_the_retry_count_zero_of_a_first_attempt_marks_nothing(tmp_path: Path) -> None:
+async def test_a_retry_count_of_zero_marks_no_retry(tmp_path: Path) -> None:
     async with serving(tmp_path, says("one", "two")) as server:
         headers = {"x-stainless-retry-count": "0"}
         assert (await ask(server, **headers))["id"] != (await ask(server, **headers))["id"]
@@ -176,7 +176,7 @@ async def test_choices_are_siblings_of_one_reply(tmp_path: Path, stream: bool) -
             assert response.text.count('"finish_reason":"stop"') == 3
 
 
-async def test_logprobs_of_visible_tokens_come_with_their_alternatives(tmp_path: Path) -> None:
+async def test_visible_tokens_have_logprobs_and_alternatives(tmp_path: Path) -> None:
     async with serving(tmp_path, says("<think>\nhm\n</think>\n\nhello there", "hello there")) as server:
         reply = await server.chat([user("q")], logprobs=True, top_logprobs=2)
         content = reply["choices"][0]["logprobs"]["content"]
@@ -187,7 +187,7 @@ async def test_logprobs_of_visible_tokens_come_with_their_alternatives(tmp_path:
         assert streamed.text.count('"top_logprobs":[]') == len(sampled("hello there", end=False))
 
 
-async def test_without_parallel_calls_sampling_ends_with_the_first(tmp_path: Path) -> None:
+async def test_without_parallel_calls_sampling_ends_after_the_first_call(tmp_path: Path) -> None:
     tools = [function_tool("add", {"a": {"type": "integer"}})]
     calls = call_text("add", '{"a": 1}') + "\n" + call_text("add", '{"a": 2}')
     async with serving(tmp_path, play([Reply(sampled(calls), chunk=500), Reply(sampled("ok"))])) as server:
@@ -208,7 +208,7 @@ async def text_of(server: Server, **headers: str) -> Any:
     return reply["choices"][0]["message"]["content"] if "choices" in reply else reply["error"]["code"]
 
 
-async def test_a_retry_of_a_failure_after_a_success_is_sampled_and_not_the_older_reply(tmp_path: Path) -> None:
+async def test_a_retry_of_a_failure_after_a_success_is_sampled_and_not_replayed(tmp_path: Path) -> None:
     failing = Reply(sampled("x"), fault=Fault.ERROR)
     async with serving(tmp_path, play([Reply(sampled("one")), failing, Reply(sampled("two"))])) as server:
         assert [await text_of(server), await text_of(server)] == ["one", "engine_failed"]
@@ -221,7 +221,7 @@ async def until_superseded(server: Server) -> None:
 
 
 async def until_status(server: Server, status: str) -> Any:
-    """The tree, once a node of it has the status."""
+    """Wait until a node has the status; return the tree."""
     for _ in range(500):
         response = await server.http.get("/rl/sessions/s")
         nodes = response.json().get("interactions", [])
@@ -231,13 +231,13 @@ async def until_status(server: Server, status: str) -> Any:
     raise AssertionError(nodes)
 
 
-async def test_an_idempotency_key_means_the_attempt_that_had_it(tmp_path: Path) -> None:
+async def test_an_idempotency_key_selects_the_attempt_with_that_key(tmp_path: Path) -> None:
     async with serving(tmp_path, says("one", "two", "three")) as server:
         said = [await text_of(server, **{"idempotency-key": key}) for key in ("a", "b", "a", "b", "c")]
         assert said == ["one", "two", "one", "two", "three"]
 
 
-async def test_choices_of_which_one_failed_are_sampled_anew_together(tmp_path: Path) -> None:
+async def test_if_one_choice_failed_all_are_sampled_again(tmp_path: Path) -> None:
     failing = Reply(sampled("x"), fault=Fault.ERROR)
     replies = [Reply(sampled("one")), failing, Reply(sampled("two")), Reply(sampled("three"))]
     async with serving(tmp_path, play(replies)) as server:
@@ -248,14 +248,14 @@ async def test_choices_of_which_one_failed_are_sampled_anew_together(tmp_path: P
         assert sorted(node["status"] for node in await server.tree()) == ["complete"] * 3 + ["superseded"]
 
 
-async def test_many_identical_unmarked_requests_are_as_many_samples(tmp_path: Path) -> None:
+async def test_each_of_many_identical_unmarked_requests_is_a_sample(tmp_path: Path) -> None:
     async with serving(tmp_path, lambda request: Reply(sampled("x"), chunk=9)) as server:
         replies = await asyncio.gather(*(ask(server) for _ in range(100)))
         assert len({reply["id"] for reply in replies}) == 100
         assert len(await server.export()) == 100
 
 
-async def test_a_refused_retry_leaves_the_failure_as_it_is(tmp_path: Path) -> None:
+async def test_a_refused_retry_leaves_the_failed_attempt_unchanged(tmp_path: Path) -> None:
     async with serving(tmp_path, play([Reply(sampled("x"), fault=Fault.ERROR)])) as server:
         await ask(server)
         refused = await server.post(CHAT, {**BODY, "messages": [user("hi")] * 2 + [user("x" * 300_000)]})
@@ -316,11 +316,11 @@ async def test_concurrent_named_rewards_are_all_kept(tmp_path: Path) -> None:
         assert len(stored[0].rewards) == 5
 
 
-async def test_the_certificate_of_a_session_with_a_running_turn_says_so(tmp_path: Path) -> None:
+async def test_the_certificate_counts_a_running_turn(tmp_path: Path) -> None:
     async with serving(tmp_path, slow("one two three")) as server:
         turn = await in_flight(server)
         while await server.app.state.store.keys.load_session("s") is None:
-            pass  # its row is on the way to the disk
+            pass  # its row is being written
         entry = (await server.ok("/export_trajectories", {"session_id": "s"}))["sessions"]["s"]
         assert (entry["complete"], entry["begun_not_ended"]) == (False, 1)
         await turn
@@ -328,7 +328,7 @@ async def test_the_certificate_of_a_session_with_a_running_turn_says_so(tmp_path
         assert entry["complete"]
 
 
-async def test_a_turn_that_ends_while_its_session_is_sealed_has_its_return(tmp_path: Path) -> None:
+async def test_a_turn_that_completes_while_its_session_ends_has_its_return(tmp_path: Path) -> None:
     async with serving(tmp_path, slow("one", "two")) as server:
         await ask(server)
         turn = await in_flight(server)

@@ -1,4 +1,4 @@
-"""Rewards are kept as they were set, returns are computed beside them, and a session ends once."""
+"""Rewards are stored as set, returns are computed from them, and a session ends once."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.support import Server, default_url, sampled, says, serving, user
 
 
 async def conversation(server: Server, turns: int = 3, session: str = "s") -> list[str]:
-    """A chain of turns; the ids of its interactions."""
+    """Run a chain of turns; return the ids of its interactions."""
     messages: list[Any] = []
     ids = []
     for number in range(turns):
@@ -33,7 +33,7 @@ def stored_returns(folder: Path) -> dict[str, float]:
     return dict(execute(default_url(folder), "SELECT interaction_id, value FROM returns"))
 
 
-async def test_returns_follow_the_documented_example_and_are_persisted_at_the_end(tmp_path: Path) -> None:
+async def test_returns_match_areals_documented_example_and_are_persisted_at_the_end(tmp_path: Path) -> None:
     async with serving(tmp_path, says("a", "b", "c"), discount=0.9) as server:
         ids = await conversation(server)
         await server.ok("/s/rl/set_reward", {"reward": 1})
@@ -67,7 +67,7 @@ async def test_rewards_and_returns_survive_a_restart(tmp_path: Path) -> None:
         assert await column(server, "rewards") == [{}, {"style": 0.3}]
 
 
-async def test_a_reward_without_id_is_of_the_last_complete_interaction(tmp_path: Path) -> None:
+async def test_a_reward_without_id_goes_to_the_last_complete_interaction(tmp_path: Path) -> None:
     script = play([Reply(sampled("a")), Reply(sampled("b")), Reply(sampled("c"), fault=Fault.ERROR)])
     async with serving(tmp_path, script) as server:
         ids = await conversation(server, 2)
@@ -78,14 +78,14 @@ async def test_a_reward_without_id_is_of_the_last_complete_interaction(tmp_path:
         assert await column(server, "reward") == [None, 1.0, None]
 
 
-async def test_step_scores_are_one_a_complete_turn_in_order(tmp_path: Path) -> None:
+async def test_step_scores_have_one_value_per_complete_turn(tmp_path: Path) -> None:
     async with serving(tmp_path, says("a", "b", "c")) as server:
         await conversation(server)
         await server.ok("/s/rl/set_reward", {"step_scores": [1, 0, -0.5]})
         assert await column(server, "reward") == [1.0, 0.0, -0.5]
 
 
-async def test_token_rewards_are_one_a_token(tmp_path: Path) -> None:
+async def test_token_rewards_have_one_value_per_output_token(tmp_path: Path) -> None:
     async with serving(tmp_path, says("one two")) as server:
         (node,) = await conversation(server, 1)
         count = len(sampled("one two"))
@@ -96,7 +96,7 @@ async def test_token_rewards_are_one_a_token(tmp_path: Path) -> None:
             assert (response.status_code, response.json()["error"]["param"]) == (400, "token_rewards")
 
 
-async def test_the_last_reward_wins_and_all_of_a_body_or_none_is_set(tmp_path: Path) -> None:
+async def test_the_last_reward_wins_and_a_body_is_applied_as_a_whole(tmp_path: Path) -> None:
     async with serving(tmp_path, says("a", "b")) as server:
         ids = await conversation(server, 2)
         await server.ok("/s/rl/set_reward", {"reward": 1})
@@ -151,7 +151,7 @@ BAD = [
 
 
 @pytest.mark.parametrize(("body", "param"), BAD)
-async def test_a_bad_reward_is_400_names_the_field_and_changes_nothing(tmp_path: Path, body: Any, param: str) -> None:
+async def test_a_bad_reward_is_400_with_its_field_and_changes_nothing(tmp_path: Path, body: Any, param: str) -> None:
     async with serving(tmp_path, says("a")) as server:
         (node,) = await conversation(server, 1)
         if isinstance(body, dict) and isinstance(body.get("rewards"), dict):
@@ -164,7 +164,7 @@ async def test_a_bad_reward_is_400_names_the_field_and_changes_nothing(tmp_path:
 
 
 @pytest.mark.parametrize("text", ["NaN", "Infinity", "-Infinity", "1e400"])
-async def test_numbers_that_are_not_finite_are_no_json(tmp_path: Path, text: str) -> None:
+async def test_non_finite_numbers_are_refused_as_invalid_json(tmp_path: Path, text: str) -> None:
     async with serving(tmp_path, says("a")) as server:
         await conversation(server, 1)
         for path in ("set_reward", "end_session"):
@@ -189,7 +189,7 @@ async def test_an_unknown_session_is_404_and_is_not_created(tmp_path: Path, path
         assert (await server.http.get("/rl/sessions")).json() == {"sessions": []}
 
 
-async def test_a_session_without_turns_has_nothing_to_reward_but_ends(tmp_path: Path) -> None:
+async def test_a_session_without_turns_cannot_be_rewarded_but_ends(tmp_path: Path) -> None:
     async with serving(tmp_path, says()) as server:
         await server.ok("/rl/start_session", {"session_id": "s"})
         response = await server.post("/s/rl/set_reward", {"reward": 1})
@@ -197,7 +197,7 @@ async def test_a_session_without_turns_has_nothing_to_reward_but_ends(tmp_path: 
         assert await server.ok("/s/rl/end_session", {"outcome": "NoData"}) == {"interaction_count": 0}
 
 
-async def test_the_end_takes_a_body_or_none_is_idempotent_and_seals(tmp_path: Path) -> None:
+async def test_the_end_needs_no_body_is_idempotent_and_seals_the_session(tmp_path: Path) -> None:
     async with serving(tmp_path, says("a", "b")) as server:
         await conversation(server, 1)
         ending = {"outcome": "Finished", "exit_reason": "done", "metrics": {"acc": 0.5}, "finished": True, "reward": 2}
@@ -235,7 +235,7 @@ async def test_the_end_takes_a_body_or_none_is_idempotent_and_seals(tmp_path: Pa
         ({"metrics": nested(250)}, "metrics"),
     ],
 )
-async def test_a_bad_end_is_400_names_the_field_and_leaves_the_session_open(
+async def test_a_bad_end_is_400_with_its_field_and_leaves_the_session_open(
     tmp_path: Path, body: dict[str, Any], param: str
 ) -> None:
     async with serving(tmp_path, says("a", "b")) as server:
@@ -247,7 +247,7 @@ async def test_a_bad_end_is_400_names_the_field_and_leaves_the_session_open(
         await server.chat([user("still here")])
 
 
-async def test_many_ends_and_rewards_at_once_leave_one_consistent_end(tmp_path: Path) -> None:
+async def test_concurrent_ends_and_rewards_leave_one_consistent_end(tmp_path: Path) -> None:
     async with serving(tmp_path, says("a", "b")) as server:
         ids = await conversation(server, 2)
         ends = [server.ok("/s/rl/end_session", {}) for _ in range(5)]
@@ -303,7 +303,7 @@ async def test_a_bad_start_is_400_and_names_the_field(tmp_path: Path, body: dict
         assert (await server.http.get("/rl/sessions")).json() == {"sessions": []}
 
 
-async def test_null_means_not_given_at_the_start(tmp_path: Path) -> None:
+async def test_null_counts_as_absent_at_the_start(tmp_path: Path) -> None:
     names = ("task_id", "group_id", "api_key", "metadata", "sampling", "limits", "discount", "credit")
     async with serving(tmp_path, says("a"), discount=0.5) as server:
         await server.ok("/rl/start_session", {"session_id": "s", **dict.fromkeys(names)})
@@ -312,7 +312,7 @@ async def test_null_means_not_given_at_the_start(tmp_path: Path) -> None:
         await server.chat([user("hi")])
 
 
-async def test_the_sessions_sampling_holds_where_a_request_says_nothing(tmp_path: Path) -> None:
+async def test_sampling_defaults_of_the_session_apply_to_absent_fields(tmp_path: Path) -> None:
     async with serving(tmp_path, says("a", "b")) as server:
         sampling = {"temperature": 0.25, "presence_penalty": -1, "max_tokens": 7, "top_k": 3}
         await server.ok("/rl/start_session", {"session_id": "s", "sampling": sampling})

@@ -16,7 +16,7 @@ async def column(server: Server, *names: str) -> list[Any]:
 
 
 async def take_turns(server: Server, number: int) -> list[str]:
-    """Roots of one turn each; their ids."""
+    """Make roots of one turn each; return their ids."""
     return [(await server.chat([user(f"question {n}")]))["id"] for n in range(number)]
 
 
@@ -37,7 +37,7 @@ async def test_a_reward_goes_to_the_turn_of_that_number(tmp_path: Path, database
         assert await column(server, "turn", "reward") == [(0, -1.0), (1, 9.0), (2, 2.0)]
 
 
-async def test_a_call_that_failed_is_no_turn_and_shifts_no_number(tmp_path: Path) -> None:
+async def test_a_failed_call_is_no_turn_and_shifts_no_number(tmp_path: Path) -> None:
     script = play([Reply(sampled("a")), Reply(sampled("x"), fault=Fault.ERROR), Reply(sampled("b"))])
     async with serving(tmp_path, script) as server:
         await server.chat([user("one")])
@@ -52,7 +52,7 @@ async def test_a_call_that_failed_is_no_turn_and_shifts_no_number(tmp_path: Path
         ]
 
 
-async def test_token_rewards_and_the_last_reward_of_an_end_go_by_turn_too(tmp_path: Path) -> None:
+async def test_token_rewards_and_the_reward_of_an_end_also_accept_a_turn(tmp_path: Path) -> None:
     async with serving(tmp_path, says("one two", "three four five")) as server:
         ids = await take_turns(server, 2)
         body = {"turn": 0, "token_rewards": [0.5] * len(sampled("one two"))}
@@ -78,7 +78,7 @@ async def test_token_rewards_and_the_last_reward_of_an_end_go_by_turn_too(tmp_pa
         ({"turn": 0}, 400, "reward"),
     ],
 )
-async def test_a_turn_that_is_none_is_refused_and_nothing_is_rewarded(
+async def test_an_invalid_turn_is_refused_and_nothing_is_rewarded(
     tmp_path: Path, body: dict[str, Any], status: int, param: str
 ) -> None:
     async with serving(tmp_path, says("a", "b")) as server:

@@ -1,4 +1,4 @@
-"""On a keyed server each route is public by name, or refuses whoever has no key, a wrong one or another session's."""
+"""On a keyed server, each route is listed as public, or refuses a missing key, a wrong one and another session's."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from proxy.engine.interface import WeightTransfer
 from tests.support import Server, says, serving, user
 
 ADMIN = "the-admin-key"
-# What a stranger may ask: whether the server lives, what it counts, and the name of its model. No session is in it.
+# Public routes: health, readiness, metrics and the model's name. None reveals a session.
 PUBLIC = {"/health", "/ready", "/metrics"} | {
     prefix + path
     for prefix in ("/v1", "/{session:path}/v1", "/{session:path}", "")
@@ -21,7 +21,7 @@ PUBLIC = {"/health", "/ready", "/metrics"} | {
 
 
 def routes(server: Server) -> list[tuple[str, str]]:
-    """Path and method of every route there is."""
+    """The path and method of every route."""
     found = []
     for route in server.app.routes:
         assert isinstance(route, Route), f"{route} is of a kind that this test does not know"
@@ -37,7 +37,7 @@ async def started(server: Server, session: str) -> Any:
     return await server.ok("/rl/start_session", {"task_id": "t", "session_id": session}, headers=bearer(ADMIN))
 
 
-async def test_every_route_is_public_by_name_or_refuses_strangers(tmp_path: Path) -> None:
+async def test_every_route_is_listed_as_public_or_needs_a_key(tmp_path: Path) -> None:
     async with serving(tmp_path, says(), admin_key=ADMIN) as server:
         mine, other = await started(server, "mine"), await started(server, "other")
         strangers: list[dict[str, str]] = [{}, bearer("wrong"), {"x-api-key": "wrong"}, bearer("")]
@@ -45,10 +45,10 @@ async def test_every_route_is_public_by_name_or_refuses_strangers(tmp_path: Path
         seen = 0
         for template, method in routes(server):
             path = template.replace("{session:path}", "mine").replace("{model:path}", "x")
-            # Another session's key opens that session where the path names none.
+            # Without a session in the path, another session's key addresses that session.
             keys = strangers + (others if "{session" in template or template in ADMINS else [])
             for headers in keys:
-                body = {"content": b"\xff not JSON"} if method == "POST" else {}  # refused before it is looked at
+                body = {"content": b"\xff not JSON"} if method == "POST" else {}  # refused before it is read
                 response = await server.http.request(method, path, headers=headers, **body)
                 if template in PUBLIC:
                     assert response.status_code in (200, 404), (template, response.text)
@@ -66,14 +66,14 @@ ADMINS = {
     "/engine/release_memory", "/engine/resume_memory", "/engine/servers",
     *(f"/engine/{step}" for step in WeightTransfer),
 }  # fmt: skip
-# A session's key or path opens these, each with what its owner may do.
+# A session's own key or path gives access to these.
 OWN = {
     *("/v1/chat/completions", "/v1/responses", "/v1/messages", "/v1/messages/count_tokens", "/v1/generate"),
     *("/rl/set_reward", "/rl/end_session", "/rl/rotate_keys", "/rl/mark"),
 }
 
 
-async def test_every_route_is_known_to_be_public_the_administrators_or_a_sessions_own(tmp_path: Path) -> None:
+async def test_every_route_is_public_or_for_the_administrator_or_for_a_session(tmp_path: Path) -> None:
     async with serving(tmp_path, says()) as server:
         known = PUBLIC | ADMINS | OWN
         for template, method in routes(server):
@@ -85,16 +85,19 @@ async def test_every_route_is_known_to_be_public_the_administrators_or_a_session
             assert f"/{{session:path}}{path}" in there
 
 
-async def test_nothing_but_turns_and_keys_of_ones_own_is_open_to_a_session(tmp_path: Path) -> None:
+async def test_a_session_key_gives_access_only_to_its_turns_and_keys(tmp_path: Path) -> None:
     async with serving(tmp_path, says(), admin_key=ADMIN) as server:
         mine = await started(server, "mine")
         for path in sorted(OWN):
             for prefix in ("", "/mine"):
                 response = await server.post(prefix + path, ["no object"], headers=bearer(mine["control_key"]))
-                assert response.status_code == 400, (prefix + path, response.text)  # let in, and then refused
+                assert response.status_code == 400, (
+                    prefix + path,
+                    response.text,
+                )  # authorised, but a bad body
 
 
-async def test_what_only_the_administrator_may_is_refused_to_sessions_of_their_own(tmp_path: Path) -> None:
+async def test_routes_of_the_administrator_refuse_session_keys(tmp_path: Path) -> None:
     async with serving(tmp_path, says(), admin_key=ADMIN) as server:
         mine = await started(server, "mine")
         for template, method in routes(server):
@@ -105,7 +108,7 @@ async def test_what_only_the_administrator_may_is_refused_to_sessions_of_their_o
                     assert response.status_code == 403, (template, response.text)
 
 
-async def test_whether_a_session_exists_is_no_secret_that_strangers_learn(tmp_path: Path) -> None:
+async def test_errors_do_not_reveal_whether_a_session_exists(tmp_path: Path) -> None:
     async with serving(tmp_path, says(), admin_key=ADMIN) as server:
         await started(server, "there")
         for path in ("v1/chat/completions", "v1/responses", "v1/messages", "rl/set_reward", "rl/end_session"):
@@ -125,7 +128,7 @@ async def test_whether_a_session_exists_is_no_secret_that_strangers_learn(tmp_pa
         "/mine/v1/chat/completions?key=the-admin-key", "/rl/v1/chat/completions", "/v1/v1/chat/completions",
     ],
 )  # fmt: skip
-async def test_no_spelling_of_a_path_gets_a_stranger_in(tmp_path: Path, path: str) -> None:
+async def test_no_spelling_of_a_path_bypasses_the_key(tmp_path: Path, path: str) -> None:
     async with serving(tmp_path, says("no"), admin_key=ADMIN) as server:
         await started(server, "mine")
         response = await server.post(path, {"model": "m", "messages": [user("hi")]})
@@ -146,7 +149,7 @@ async def test_no_spelling_of_a_path_gets_a_stranger_in(tmp_path: Path, path: st
         {"x-forwarded-for": "127.0.0.1"},
     ],
 )
-async def test_only_a_bearer_or_an_api_key_header_is_a_key(tmp_path: Path, headers: dict[str, str]) -> None:
+async def test_a_key_is_read_only_from_bearer_or_api_key_headers(tmp_path: Path, headers: dict[str, str]) -> None:
     async with serving(tmp_path, says(), admin_key=ADMIN) as server:
         response = await server.http.get("/rl/sessions", headers=headers)
         assert response.status_code in (401, 403), response.text

@@ -1,4 +1,4 @@
-"""No session gets older than the trainer allows: how many may start follows from the version of the weights.
+"""Staleness control: the number of sessions that may start follows from the weight version.
 
 (max staleness + version + 1) * batch size - (accepted + running), as AReaL's staleness manager has it.
 """
@@ -24,7 +24,7 @@ async def start(server: Server, **body: Any) -> httpx.Response:
 
 
 async def room(server: Server) -> int:
-    """How many sessions may start now; they are then running."""
+    """Start sessions until one is refused; return their number."""
     started = 0
     while (response := await start(server)).status_code == 200:
         started += 1
@@ -59,7 +59,7 @@ async def test_a_session_carries_the_version_at_its_start(tmp_path: Path, databa
 
 
 @pytest.mark.parametrize(("max_staleness", "batch_size"), [(0, 1), (0, 3), (2, 2)])
-async def test_so_many_may_start_as_the_formula_says(
+async def test_the_number_of_starts_follows_the_formula(
     tmp_path: Path, database_url: str, max_staleness: int, batch_size: int
 ) -> None:
     settings = {"max_staleness": max_staleness, "batch_size": batch_size, "database_url": database_url}
@@ -71,7 +71,7 @@ async def test_so_many_may_start_as_the_formula_says(
             assert taken == (max_staleness + version + 1) * batch_size
 
 
-async def test_what_was_accepted_counts_and_what_failed_gives_its_place_back(tmp_path: Path, database_url: str) -> None:
+async def test_accepted_sessions_count_and_failed_ones_return_their_place(tmp_path: Path, database_url: str) -> None:
     settings = {"max_staleness": 0, "batch_size": 4, "database_url": database_url}
     async with serving(tmp_path, says(), **settings) as server:
         assert await room(server) == 4
@@ -82,12 +82,12 @@ async def test_what_was_accepted_counts_and_what_failed_gives_its_place_back(tmp
         async with serving(tmp_path, says(), **settings) as server:
             listed = (await server.http.get("/rl/sessions")).json()["sessions"]
             running = [shown["session_id"] for shown in listed if shown["status"] == "active"]
-            for _ in range(2):  # ending twice gives nothing back twice
+            for _ in range(2):  # ending twice returns the place once
                 await server.ok(f"/{running[0]}/rl/end_session", {"outcome": outcome})
             assert await room(server) == 1
 
 
-async def test_an_expired_session_gives_its_place_back(tmp_path: Path, database_url: str) -> None:
+async def test_an_expired_session_returns_its_place(tmp_path: Path, database_url: str) -> None:
     settings = {"max_staleness": 0, "batch_size": 2, "database_url": database_url}
     async with serving(tmp_path, says(), **settings) as server:
         assert await room(server) == 2
@@ -95,14 +95,14 @@ async def test_an_expired_session_gives_its_place_back(tmp_path: Path, database_
         assert await room(server) == 1
 
 
-async def test_of_many_starts_at_once_only_so_many_succeed(tmp_path: Path, database_url: str) -> None:
+async def test_concurrent_starts_stay_within_the_limit(tmp_path: Path, database_url: str) -> None:
     settings = {"max_staleness": 0, "batch_size": 3, "database_url": database_url}
     async with serving(tmp_path, says(), **settings) as server:
         responses = await asyncio.gather(*(start(server, session_id=f"s{n}") for n in range(8)))
         assert sorted(response.status_code for response in responses) == [200] * 3 + [429] * 5
 
 
-async def test_replicas_share_the_room(tmp_path: Path, postgres_url: str) -> None:
+async def test_replicas_share_the_limit(tmp_path: Path, postgres_url: str) -> None:
     settings = {"max_staleness": 0, "batch_size": 3, "database_url": postgres_url}
     async with serving(tmp_path, says(), **settings) as one, serving(tmp_path, says(), **settings) as two:
         asked = [start((one, two)[n % 2], session_id=f"s{n}") for n in range(8)]
@@ -110,7 +110,7 @@ async def test_replicas_share_the_room(tmp_path: Path, postgres_url: str) -> Non
         assert sorted(response.status_code for response in responses) == [200] * 3 + [429] * 5
 
 
-async def test_sessions_that_are_only_named_take_their_place_too(tmp_path: Path, database_url: str) -> None:
+async def test_sessions_created_by_their_path_count_too(tmp_path: Path, database_url: str) -> None:
     settings = {"max_staleness": 0, "batch_size": 2, "database_url": database_url}
     async with serving(tmp_path, says("a", "b", "c"), **settings) as server:
         await server.chat([user("a")], "one")
@@ -133,12 +133,12 @@ async def test_a_refused_start_takes_no_granted_capacity(tmp_path: Path, databas
 
 
 def prune_ended(url: str) -> int:
-    """Delete what has ended, as if it were exported and old; how many sessions that were."""
+    """Prune the ended sessions as if they were exported and old; return their number."""
     execute(url, "UPDATE sessions SET ended_at = 1.0, exported_at = 2.0 WHERE ended_at IS NOT NULL")
     return prune(url, 60.0, dry_run=False).sessions
 
 
-async def test_sessions_that_were_pruned_stay_counted(tmp_path: Path, database_url: str) -> None:
+async def test_pruned_sessions_stay_counted(tmp_path: Path, database_url: str) -> None:
     settings = {"max_staleness": 0, "batch_size": 3, "database_url": database_url}
     async with serving(tmp_path, says(), **settings) as server:
         assert [(await start(server, session_id=name)).status_code for name in "abc"] == [200] * 3
@@ -146,7 +146,7 @@ async def test_sessions_that_were_pruned_stay_counted(tmp_path: Path, database_u
         await server.ok("/b/rl/end_session", {"outcome": "Failed"})
     assert prune_ended(database_url) == 2
     async with serving(tmp_path, says(), **settings) as server:
-        assert await room(server) == 1  # in the place of b; a was trained on
+        assert await room(server) == 1  # the place of b; a counts as trained
         await server.ok("/c/rl/end_session", {"outcome": "Finished"})
     assert prune_ended(database_url) == 1
     async with serving(tmp_path, says(), **settings) as server:

@@ -1,4 +1,4 @@
-"""A stream is the unary reply in pieces: the order of its chunks, its end after the commit, its failures as events."""
+"""A stream carries the unary reply in chunks; its end comes after the commit, and failures are events."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ ADD = [function_tool("add", {"a": {"type": "integer"}})]
 
 
 async def stream(server: Server, **more: Any) -> list[Any]:
-    """The events of one streamed turn, decoded; `[DONE]` as it is."""
+    """The decoded events of one streamed turn; `[DONE]` stays a string."""
     response = await server.post(CHAT, {**BODY, **more})
     assert response.status_code == 200, response.text
     assert response.headers["content-type"].startswith("text/event-stream")
@@ -92,7 +92,7 @@ async def test_a_stream_tells_reverse_proxies_not_to_buffer_or_cache_it(
         assert response.headers["cache-control"] == "no-cache"
 
 
-async def test_usage_is_one_last_chunk_and_only_when_asked_for(tmp_path: Path) -> None:
+async def test_usage_is_one_last_chunk_on_request(tmp_path: Path) -> None:
     async with serving(tmp_path, says("ok", "ok")) as server:
         *chunks, usage, done = await stream(server, stream_options={"include_usage": True})
         assert done == "[DONE]" and usage["choices"] == []
@@ -106,7 +106,7 @@ async def test_usage_is_one_last_chunk_and_only_when_asked_for(tmp_path: Path) -
         assert all(chunk["choices"] and "usage" not in chunk for chunk in chunks)
 
 
-async def test_a_tool_call_names_itself_once_and_then_only_adds_arguments(tmp_path: Path) -> None:
+async def test_a_tool_call_has_its_name_in_the_first_chunk_and_arguments_in_the_others(tmp_path: Path) -> None:
     calls = "sure " + call_text("add", '{"a": 1}') + "\n" + call_text("add", '{"a": 22}')
     async with serving(tmp_path, says(calls)) as server:
         *chunks, _ = await stream(server, tools=ADD)
@@ -129,7 +129,7 @@ async def test_a_tool_call_names_itself_once_and_then_only_adds_arguments(tmp_pa
     "more",
     [{}, {"tools": ADD}, {"max_tokens": 4}, {"stop": ["two"]}, {"tools": ADD, "tool_choice": "none"}],
 )
-async def test_a_stream_says_what_the_unary_reply_says(tmp_path: Path, chunk: int, more: dict[str, Any]) -> None:
+async def test_a_stream_carries_the_unary_reply(tmp_path: Path, chunk: int, more: dict[str, Any]) -> None:
     text = "<think>\nhm 😀\n</think>\n\none two 日本 " + call_text("add", '{"a": 1}')
     async with serving(tmp_path, play([Reply(sampled(text), chunk=chunk)] * 2)) as server:
         *chunks, _ = await stream(server, **more)
@@ -186,7 +186,7 @@ async def test_a_failure_before_the_first_token_is_an_http_status(
 
 
 async def raw_stream(server: Server, on_data: Callable[[bytes], Any], **more: Any) -> None:
-    """One streamed turn straight over ASGI; `on_data` sees each piece at the moment it is sent."""
+    """Run one streamed turn directly over ASGI; `on_data` gets each piece when it is sent."""
     body = json.dumps({**BODY, **more}).encode()
     received = iter([{"type": "http.request", "body": body, "more_body": False}])
 
@@ -216,7 +216,7 @@ async def raw_stream(server: Server, on_data: Callable[[bytes], Any], **more: An
 
 
 @pytest.mark.parametrize("calls", [0, 1, 2])
-async def test_the_end_and_every_call_go_out_only_after_the_commit(tmp_path: Path, calls: int) -> None:
+async def test_the_end_and_every_call_are_sent_only_after_the_commit(tmp_path: Path, calls: int) -> None:
     text = "hello " + ("\n".join([call_text("add", '{"a": 1}')] * calls) or "world")
     async with serving(tmp_path, says(text)) as server:
         late: list[bytes] = []
@@ -235,7 +235,7 @@ async def test_the_end_and_every_call_go_out_only_after_the_commit(tmp_path: Pat
 
 
 def has_whole_call(stream: bytes) -> bool:
-    """Whether a client could parse the arguments of a call from what it has."""
+    """Whether a client could already parse the arguments of a call."""
     arguments: defaultdict[int, str] = defaultdict(str)
     for chunk in events(stream.decode()):
         for choice in chunk["choices"] if chunk != "[DONE]" else []:
@@ -251,7 +251,7 @@ def _is_json(text: str) -> bool:
         return False
 
 
-async def test_text_goes_out_as_it_comes_and_not_at_the_end(tmp_path: Path) -> None:
+async def test_text_is_sent_as_it_is_sampled(tmp_path: Path) -> None:
     reply = Reply(sampled("one two three"), fault=Fault.HANG, fault_after=2)
     async with serving(tmp_path, play([reply])) as server:
         seen: list[bytes] = []
@@ -276,7 +276,7 @@ async def test_a_silent_stream_is_kept_alive_with_comments(tmp_path: Path, monke
         assert chunks[0]["choices"][0]["delta"]["role"] == "assistant" and "error" in chunks[-1]
 
 
-async def test_headers_of_the_harness_are_recorded(tmp_path: Path) -> None:
+async def test_x_tokengrove_headers_are_recorded(tmp_path: Path) -> None:
     headers = {"x-tokengrove-state-hash": "abc", "x-tokengrove-purpose": "title", "x-tokengrove-agent": "planner"}
     async with serving(tmp_path, says("a", "b")) as server:
         for streams in (True, False):
@@ -286,7 +286,7 @@ async def test_headers_of_the_harness_are_recorded(tmp_path: Path) -> None:
         assert [(i.state_hash, i.purpose, i.agent) for i in stored] == [("abc", "title", "planner")] * 2
 
 
-async def test_metrics_count_reasons_and_what_is_not_joined(tmp_path: Path) -> None:
+async def test_metrics_count_reasons_and_unaligned_turns(tmp_path: Path) -> None:
     async with serving(tmp_path, says("one", "two", "three"), thinking_retention="template") as server:
         answer = await server.answer([user("q")])
         await server.answer([user("q"), answer, user("more")])
@@ -308,7 +308,7 @@ async def test_metrics_count_reasons_and_what_is_not_joined(tmp_path: Path) -> N
 
 @contextmanager
 def listening(folder: Path, script: Script) -> Iterator[tuple[ScriptedEngine, int]]:
-    """A uvicorn in a thread on the scripted engine; gives the engine and the port."""
+    """Run uvicorn in a thread on the scripted engine; yield the engine and the port."""
     engine = ScriptedEngine(script, vocab_size=tiny_renderer().vocab_size)
     configured = Settings(database_url=f"sqlite:///{folder / 'test.db'}")
     app = build_app(configured, engine=engine, renderer=tiny_renderer())
@@ -338,7 +338,7 @@ def shown(port: int) -> list[Any]:
 
 
 @pytest.mark.parametrize("streams", [True, False])
-async def test_a_client_that_goes_away_aborts_its_generation_which_is_recorded(tmp_path: Path, streams: bool) -> None:
+async def test_a_disconnect_aborts_the_generation_and_is_recorded(tmp_path: Path, streams: bool) -> None:
     hangs = Reply(sampled("one two three"), fault=Fault.HANG, fault_after=2)
     with listening(tmp_path, play([hangs, Reply(sampled("fine"))])) as (engine, port):
         connection = await asyncio.to_thread(post, port, {**BODY, "stream": streams})
@@ -357,8 +357,8 @@ async def test_a_client_that_goes_away_aborts_its_generation_which_is_recorded(t
             assert b"fine" in await asyncio.to_thread(read_until, again, b"fine")
 
 
-async def test_a_client_that_goes_away_late_loses_nothing(tmp_path: Path) -> None:
-    """Within the grace a generation may end by itself: then it is complete, though nobody has read it."""
+async def test_a_generation_that_ends_within_the_grace_period_is_complete(tmp_path: Path) -> None:
+    """A generation whose client left may end within the grace period: it is then complete, though not read."""
     reply = Reply(sampled("one two"), delay_s=0.1)
     with listening(tmp_path, play([reply])) as (engine, port):
         connection = await asyncio.to_thread(post, port, {**BODY, "stream": False})

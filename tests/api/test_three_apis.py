@@ -1,4 +1,4 @@
-"""One tree whatever the API: a conversation may go on over another; errors in the envelope of the API called."""
+"""All APIs share one tree: a conversation may continue over another API. Errors have the envelope of the called API."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def body(path: str, text: str = "hi", **more: Any) -> dict[str, Any]:
     return {"model": "m", "messages": [user(text)], **limit, **more}
 
 
-async def test_g14_one_chain_over_chat_then_messages_then_responses(tmp_path: Path) -> None:
+async def test_one_chain_over_chat_then_messages_then_responses(tmp_path: Path) -> None:
     texts = ("<think>\nwhy\n</think>\n\n" + call_text("add", '{"a": 1}'), "two", "three")
     async with serving(tmp_path, says(*texts)) as server:
         answer = await server.answer([{"role": "system", "content": "S"}, user("q")], tools=[TOOL])
@@ -63,7 +63,7 @@ async def test_g14_one_chain_over_chat_then_messages_then_responses(tmp_path: Pa
         assert sum(sample["loss_mask"]) == sum(node["output_tokens"] for node in tree)
 
 
-async def test_g15_a_moving_cache_control_and_a_billing_block_are_the_same_node(tmp_path: Path) -> None:
+async def test_a_moving_cache_control_and_a_billing_block_are_the_same_node(tmp_path: Path) -> None:
     async with serving(tmp_path, says("one", "two")) as server:
         for turn in range(2):
             mark = {"cache_control": {"type": "ephemeral"}}
@@ -80,7 +80,7 @@ async def test_g15_a_moving_cache_control_and_a_billing_block_are_the_same_node(
         assert [node["reason"] for node in await server.tree()] == ["first", "continued"]
 
 
-async def test_previous_response_id_goes_on_from_the_store_also_after_a_restart(tmp_path: Path) -> None:
+async def test_previous_response_id_continues_from_the_store_also_after_a_restart(tmp_path: Path) -> None:
     async with serving(tmp_path, says("one")) as server:
         first = await server.ok(RESPONSES, body(RESPONSES, instructions="S"))
     async with serving(tmp_path, says("two", "three")) as server:
@@ -94,7 +94,7 @@ async def test_previous_response_id_goes_on_from_the_store_also_after_a_restart(
         assert (refused.status_code, refused.json()["error"]["code"]) == (404, "previous_response_not_found")
 
 
-async def test_a_developer_message_after_the_previous_response_stays_behind_the_history(tmp_path: Path) -> None:
+async def test_a_developer_message_after_the_previous_response_stays_after_the_history(tmp_path: Path) -> None:
     async with serving(tmp_path, says("one", "two")) as server:
         first = await server.ok(RESPONSES, body(RESPONSES, instructions="S"))
         items = [{"role": "developer", "content": "be quick"}, user("more")]
@@ -103,7 +103,7 @@ async def test_a_developer_message_after_the_previous_response_stays_behind_the_
         assert [node["reason"] for node in await server.tree()] == ["first", "continued"]
 
 
-async def test_answers_by_reference_are_the_answers_themselves(tmp_path: Path) -> None:
+async def test_an_item_reference_stands_for_the_answer(tmp_path: Path) -> None:
     async with serving(tmp_path, says("<think>\nhm\n</think>\n\none", "two")) as server:
         first = await server.ok(RESPONSES, body(RESPONSES))
         references = [{"type": "item_reference", "id": item["id"]} for item in first["output"]]
@@ -136,7 +136,7 @@ async def test_of_equal_answers_the_one_whose_signature_is_echoed_is_continued(t
         assert (tree[3]["reason"], tree[3]["parent_id"]) == ("continued", replies[1]["id"])
 
 
-async def test_count_tokens_is_exactly_what_the_turn_then_has(tmp_path: Path) -> None:
+async def test_count_tokens_equals_the_prompt_tokens_of_the_turn(tmp_path: Path) -> None:
     async with serving(tmp_path, says("one", "two")) as server:
         history: list[Any] = [user("q")]
         for _ in range(2):
@@ -152,7 +152,7 @@ async def test_count_tokens_is_exactly_what_the_turn_then_has(tmp_path: Path) ->
 
 
 def check_envelope(path: str, response: httpx.Response, status: int, kind: str, code: str | None = None) -> None:
-    """The one helper: `kind` is the error type as Anthropic words it, `code` as OpenAI does."""
+    """Check an error: `kind` is Anthropic's error type, `code` OpenAI's error code."""
     anthropic = path.startswith(MESSAGES)
     assert response.status_code == (529 if anthropic and status == 503 else status), response.text
     error = response.json()["error"]
@@ -190,7 +190,7 @@ CASES: dict[str, tuple[Callable[[], Script], dict[str, Any], int, str, str]] = {
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("case", CASES)
-async def test_every_error_speaks_as_its_api(tmp_path: Path, case: str, path: str, stream: bool) -> None:
+async def test_every_error_has_the_envelope_of_its_api(tmp_path: Path, case: str, path: str, stream: bool) -> None:
     script, configured, status, kind, code = CASES[case]
     async with serving(tmp_path, script(), **configured) as server:
         response = await server.post(path, body(path, stream=stream))
@@ -198,7 +198,7 @@ async def test_every_error_speaks_as_its_api(tmp_path: Path, case: str, path: st
 
 
 @pytest.mark.parametrize("path", [*PATHS, COUNT])
-async def test_bad_bodies_speak_as_their_api(tmp_path: Path, path: str) -> None:
+async def test_bad_bodies_have_errors_in_the_envelope_of_their_api(tmp_path: Path, path: str) -> None:
     async with serving(tmp_path, says("x")) as server:
         for content in (b"{", b"\xff", b"[]", b"5", b'{"model": "m"}', b'{"messages": 5, "input": 5}'):
             response = await server.http.post(path, content=content)
@@ -207,14 +207,14 @@ async def test_bad_bodies_speak_as_their_api(tmp_path: Path, path: str) -> None:
 
 
 @pytest.mark.parametrize("path", PATHS)
-async def test_a_closed_session_speaks_as_its_api(tmp_path: Path, path: str) -> None:
+async def test_a_closed_session_has_the_error_envelope_of_its_api(tmp_path: Path, path: str) -> None:
     async with serving(tmp_path, says("x")) as server:
         await server.chat([user("hi")])
         await server.ok("/s/rl/end_session", {})
         check_envelope(path, await server.post(path, body(path)), 403, "permission_error", "session_closed")
 
 
-async def test_too_long_a_prompt_is_said_in_the_words_that_make_clients_compact(tmp_path: Path) -> None:
+async def test_a_prompt_that_is_too_long_has_the_message_that_makes_clients_compact(tmp_path: Path) -> None:
     async with serving(tmp_path, says("x"), max_context_tokens=5) as server:
         said = (await server.post(MESSAGES, body(MESSAGES))).json()["error"]["message"]
         tokens = int(said.split()[4])

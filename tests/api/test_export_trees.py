@@ -1,4 +1,4 @@
-"""The cases of GOLDEN.md on concatenation that need conversations, as it gives them."""
+"""Exports of whole conversations, worked out by hand: forks, rewrites and shared tokens."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ async def test_four_turns_of_two_leaves_are_four_samples_or_two(tmp_path: Path) 
         assert [s["interaction_ids"] for s in joined] == [[ids[2]], [ids[0], ids[1], ids[3]]]
 
 
-async def test_an_answer_that_comes_back_as_a_part_of_itself_is_a_rewrite(tmp_path: Path) -> None:
+async def test_an_answer_echoed_in_part_is_a_rewrite(tmp_path: Path) -> None:
     async with serving(tmp_path, says("think: 123, response: B", "D")) as server:
         await server.chat([user("A")])
         await server.chat([user("A"), assistant("B"), user("C")])
@@ -30,7 +30,7 @@ async def test_an_answer_that_comes_back_as_a_part_of_itself_is_a_rewrite(tmp_pa
         assert [len(s["interaction_ids"]) for s in await server.export(layout="concat")] == [1, 1]
 
 
-async def test_what_two_leaves_share_is_trained_with_the_one_of_lower_seq_that_is_kept(tmp_path: Path) -> None:
+async def test_shared_tokens_are_trained_with_the_selected_leaf_of_lowest_seq(tmp_path: Path) -> None:
     """root -> a -> {a1, a2}."""
     async with serving(tmp_path, says("root", "a", "a1", "a2")) as server:
         messages: list[Any] = []
