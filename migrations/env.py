@@ -1,6 +1,6 @@
-"""Runs the migrations on the connection that `proxy.store.schema` gives, all in its one transaction.
+"""Runs all migrations in one transaction, on the connection that `proxy.store.schema` passes.
 
-So a database is at the old revision or at the new one, never between, even after a crash.
+After a crash the database is at the old revision or at the new one, never between.
 """
 
 from __future__ import annotations
@@ -10,11 +10,12 @@ from sqlalchemy import Connection, text
 
 from proxy.store.sql.tables import metadata
 
-# Any number does, as long as every tokengrove uses the same: replicas that start together migrate one after another.
+# An arbitrary number, the same in every tokengrove: replicas that start together migrate one after another.
 ADVISORY_LOCK = 7_046_029
 
 
 def run(connection: Connection) -> None:
+    """Take the advisory lock (PostgreSQL), then migrate."""
     if connection.dialect.name == "postgresql":
         connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": ADVISORY_LOCK})
     context.configure(connection=connection, target_metadata=metadata, transactional_ddl=True)

@@ -1,6 +1,7 @@
-"""The invariants of a stored session, proven from what is on the disk and nothing else. It changes nothing.
+"""`tokengrove db check`: checks the invariants of stored sessions, from the database alone, and changes nothing.
 
-What is checked: exact lengths, the order of seq, parents, alignment, trained once, returns, ends, and begun calls.
+Checked are lengths of arrays, the order of seq, parents, alignment with the parent, that each token is trained once,
+returns, ends and begun calls.
 """
 
 from __future__ import annotations
@@ -18,14 +19,14 @@ from proxy.trajectory.returns import compute_returns
 from proxy.trajectory.selection import trained_tokens
 from proxy.types import Interaction, Reason, SessionRecord, SessionStatus, Status
 
-# A logprob is of a float32 log-softmax: it may lie above 0 by rounding.
+# A logprob comes from a float32 log-softmax, whose rounding may lift it above 0.
 _LOGPROB_SLACK = 1e-4
 _RETURN_SLACK = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One broken invariant, and where. Without a session it is of the database as a whole."""
+    """A broken invariant and its place. `session_id` None: the fault concerns the database as a whole."""
 
     session_id: str | None
     interaction_id: str | None
@@ -39,7 +40,7 @@ class Finding:
 
 @dataclass(slots=True)
 class Audit:
-    """What was looked at, and what is broken. `begun_not_ended` calls are no fault: a crash leaves them."""
+    """Counts of what was checked, and the findings. Calls `begun_not_ended` are not a fault: a crash leaves some."""
 
     sessions: int = 0
     interactions: int = 0
@@ -49,7 +50,7 @@ class Audit:
 
 
 def audit(inspection: Inspection, session_id: str | None = None) -> Audit:
-    """Walk every session (or the one); memory holds one at a time. Raises ConfigurationError for an unknown one."""
+    """Check every session, or the given one. Raises ConfigurationError if that does not exist."""
     result = Audit()
     if session_id is None:
         result.findings += [Finding(None, None, fault) for fault in inspection.faults()]
@@ -63,7 +64,7 @@ def audit(inspection: Inspection, session_id: str | None = None) -> Audit:
 
 
 def check_session(stored: Stored) -> list[Finding]:
-    """Every broken invariant of one session."""
+    """All broken invariants of one session."""
     broken = [each for each in (stored.record, *stored.interactions) if isinstance(each, Broken)]
     found = [Finding(stored.session_id, each.id, f"cannot be decoded: {each.why}") for each in broken]
     checks = [_check_order, _check_nodes, _check_parents, _check_reasons, _check_end, _check_begun]
@@ -88,16 +89,16 @@ def _complete(stored: Stored) -> list[Interaction]:
 
 
 def _check_order(stored: Stored) -> Faults:
-    """seq counts the interactions of a session without a gap."""
+    """The seqs of a session are 0, 1, 2, ... without a gap."""
     if any(isinstance(node, Broken) for node in stored.interactions):
         return
     seqs = [node.seq for node in _whole(stored)]
     if seqs != list(range(stored.next_seq)):
-        yield None, f"next_seq is {stored.next_seq}, and the seqs are {_short(seqs)}"
+        yield None, f"next_seq is {stored.next_seq}, but the seqs are {_short(seqs)}"
 
 
 def _check_nodes(stored: Stored) -> Faults:
-    """As many logprobs and versions as output ids, all of them possible."""
+    """A node has as many logprobs and versions as output ids, and all values are possible."""
     for node in _complete(stored):
         length, versions = len(node.output_ids), sum(count for count, _ in node.versions)
         if not length == len(node.logprobs) == versions:
@@ -109,36 +110,39 @@ def _check_nodes(stored: Stored) -> Faults:
 
 
 def _check_parents(stored: Stored) -> Faults:
-    """A parent is a complete, earlier interaction of the session; an aligned node begins with all of its tokens."""
+    """A parent is an earlier complete interaction of the session; an aligned node begins with all its tokens."""
     complete = {node.id: node for node in _complete(stored)}
     for node in complete.values():
         if node.parent_id is None:
             if node.aligned or node.prefix_length:
-                yield node.id, "it is aligned and has no parent"
+                yield node.id, "it is aligned with a parent, but has none"
             continue
         parent = complete.get(node.parent_id)
         if parent is None or parent.seq >= node.seq:
-            yield node.id, f"its parent {node.parent_id} is no earlier complete interaction of the session"
+            yield node.id, f"its parent {node.parent_id} is not an earlier complete interaction of the session"
             continue
         expected = parent.prompt_tokens + len(parent.output_ids) if node.aligned else 0
         if node.prefix_length != expected:
-            yield node.id, f"its prefix has {node.prefix_length} tokens, its parent {expected}"
+            yield (
+                node.id,
+                f"its prefix has {node.prefix_length} tokens, but its parent has {expected}",
+            )
 
 
 def _check_reasons(stored: Stored) -> Faults:
-    """One root is the first, and of a parent's children one continues it."""
+    """One root has the reason `first`, and at most one child of a parent has the reason `continued`."""
     complete = _complete(stored)
     firsts = [node for node in complete if node.reason is Reason.FIRST]
     if complete and (len(firsts) != 1 or firsts[0].parent_id is not None):
-        yield None, f"{len(firsts)} interactions are the first"
+        yield None, f"{len(firsts)} interactions have the reason 'first'; it must be one root"
     continued = Counter(node.parent_id for node in complete if node.reason is Reason.CONTINUED)
     for parent_id, count in continued.items():
         if count > 1 or parent_id is None:
-            yield parent_id, f"{count} interactions continue it"
+            yield parent_id, f"{count} interactions have the reason 'continued' under this parent; it may be one"
 
 
 def _check_end(stored: Stored) -> Faults:
-    """Ended sessions have a time and a place in the order of ends; live ones have neither."""
+    """An ended session has a time of its end and a place in the order of ends; a live one has neither."""
     if isinstance(stored.record, Broken):
         return
     ended = stored.record.status is not SessionStatus.ACTIVE
@@ -148,13 +152,13 @@ def _check_end(stored: Stored) -> Faults:
 
 
 def _check_begun(stored: Stored) -> Faults:
-    """A call that has its interaction is not begun any more."""
+    """A call whose interaction is stored is not noted as begun."""
     for name in sorted(stored.existing):
-        yield name, "it is stored, and noted as begun and not ended"
+        yield name, "it is stored, but still noted as begun and not ended"
 
 
 def _check_trained_once(stored: Stored) -> Faults:
-    """In a concat export each sampled token is trained exactly once, unless it was marked as not to be trained."""
+    """In a concat export each sampled token is trained exactly once, unless it was marked as not trainable."""
     record, nodes = stored.record, _whole(stored)
     assert isinstance(record, SessionRecord)
     samples, failed = _attempt(lambda: export_session(record, nodes, LayoutOptions(Layout.CONCAT)))
@@ -164,11 +168,11 @@ def _check_trained_once(stored: Stored) -> Faults:
     trained = sum(int(sample.arrays.loss_mask.sum()) for sample in samples or ())
     expected = sum(trained_tokens(node) for node in nodes if node.status is Status.COMPLETE)
     if trained != expected:
-        yield None, f"{trained} tokens are trained of {expected} that were sampled and may be"
+        yield None, f"a concat export trains {trained} tokens, but {expected} sampled tokens are trainable"
 
 
 def _check_returns(stored: Stored) -> Faults:
-    """The returns of an ended session are those of its rewards."""
+    """The stored returns of an ended session follow from its rewards."""
     record = stored.record
     assert isinstance(record, SessionRecord)
     if record.status is SessionStatus.ACTIVE:
@@ -179,11 +183,11 @@ def _check_returns(stored: Stored) -> Faults:
     for name, value in (values or {}).items():
         kept = stored.returns.get((name, record.discount, record.credit))
         if kept is None or not math.isclose(kept, value, rel_tol=_RETURN_SLACK, abs_tol=_RETURN_SLACK):
-            yield name, f"its stored return is {kept}, and its rewards give {value}"
+            yield name, f"its stored return is {kept}, but its rewards give {value}"
 
 
 def _attempt(work: Callable[[], T]) -> tuple[T | None, str | None]:
-    """The result, or in words why a damaged tree gave none."""
+    """Return the result, or the error that a damaged tree caused."""
     try:
         return work(), None
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:

@@ -1,4 +1,4 @@
-"""Sessions get an end of their keys, their claim on capacity, the time of their export and a revision for replicas."""
+"""Add key expiry, taken capacity, export time and a revision for replicas to sessions; add the capacity table."""
 
 from __future__ import annotations
 

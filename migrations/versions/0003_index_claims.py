@@ -1,4 +1,4 @@
-"""Claims look for sessions that have ended and were not acknowledged, and for what a claim holds: an index for each."""
+"""Add two indexes for claims: ended sessions that are not acknowledged, and the sessions of a claim."""
 
 from __future__ import annotations
 

@@ -1,4 +1,28 @@
-"""Who is addressed, and who may do what: the tables of the design. No request reaches another's session."""
+"""Which session a request addresses, and what its key permits. No request reaches the session of another key.
+
+A server is open if it has no admin key; it then listens on loopback only. Start_session issues three keys per session:
+`api_key` for the agent, `control_key` for the environment, and the path secret, which is part of `base_url`.
+
+    request                             open server     admin key     control_key   api_key       path secret
+    turn, session in the path           everybody (1)   any session   own session   own session   own session (2)
+    turn, no session in the path        everybody (3)   no            own session   own session   -
+    generate without a session          everybody       yes           no            no            -
+    reward, mark, end                   everybody (4)   any session   own session   only (5)      only (2, 5)
+    rotate keys                         everybody (4)   any session   own session   no            no
+    start, list and show sessions,      everybody       yes           no            no            no
+    export, claim, acknowledge,
+    grant capacity, engine, mailbox
+
+(1) The session is created if it does not exist; the key does not matter.
+(2) `/{session_id}~{secret}/...` works with any key or none; with `--require-key` it also needs a key of its own.
+(3) The session of the key, else the one that the client hints at, else `default`; a missing session is created.
+(4) With `--rewards-by control` only the control_key; without a session in the path as in (3), but a missing session
+    is not created.
+(5) Only with `--rewards-by session`, which is the default on open servers only.
+
+With an admin key, expired keys open nothing: the administrator rotates them. An ended session takes no turns, but
+rewards and marks. `/models`, `/health`, `/ready` and `/metrics` need no key.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +42,7 @@ DEFAULT_SESSION = "default"
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Where a request came in: the session part of its path, its key, and what the client hints at as a session."""
+    """The address of a request. `path`: its session part; `key`; `hint`: a session id in a header or the body."""
 
     path: str | None = None
     key: str | None = None
@@ -26,18 +50,18 @@ class Caller:
 
 
 class Access:
-    """The door of every endpoint: finds the session that a caller means, and refuses whoever may not enter it."""
+    """Finds the session that a caller addresses, and refuses callers without access to it."""
 
     def __init__(self, registry: Registry, named: NamedSessions, keys: Keyring, settings: Settings) -> None:
         self._registry, self._named, self._keys, self._settings = registry, named, keys, settings
 
     @property
     def open_server(self) -> bool:
-        """Whether anybody may speak: on loopback, without an admin key."""
+        """True if the server has no admin key: every caller on this machine has access."""
         return self._settings.admin_key is None
 
     async def resolve(self, caller: Caller) -> Session:
-        """The open session that a turn is for. Raises Unauthorized, SessionNotFound or SessionClosed."""
+        """Return the open session that a turn belongs to. Raises Unauthorized, SessionNotFound or SessionClosed."""
         session, by_key = await (self._by_path(caller) if caller.path else self._by_key_or_hint(caller))
         if by_key:
             _check_fresh(session)
@@ -46,8 +70,10 @@ class Access:
         return session
 
     async def resolve_if_named(self, caller: Caller) -> Session | None:
-        """The open session that path or key name; None for who may generate without one: the administrator, and on an
-        open server anybody. Raises as `resolve`."""
+        """Return the open session that path or key name; None if the caller may generate without a session.
+
+        Raises as `resolve`.
+        """
         if caller.path is None:
             grant = await self._grant(caller)
             if grant.session_id is None and (grant.admin or self.open_server):
@@ -55,12 +81,18 @@ class Access:
         return await self.resolve(caller)
 
     async def admit(self, caller: Caller) -> None:
-        """Raise what `resolve` would, before a stranger's body is read: where keys are needed, it tells nothing."""
+        """Check access before the body of a turn is read; with an admin key, no access depends on the body.
+
+        Raises as `resolve`.
+        """
         if not self.open_server:
             await self.resolve(caller)
 
     async def for_control(self, caller: Caller) -> Session:
-        """The session that rewards or an end are for, if the caller may give them. Ended sessions are found too."""
+        """Return the session to reward, mark or end; it may have ended.
+
+        Raises Unauthorized, Forbidden or SessionNotFound.
+        """
         grant = await self._grant(caller)
         if caller.path:
             session_id, path_key = await self._split(caller.path)
@@ -68,7 +100,7 @@ class Access:
                 raise Unauthorized("this session is rewarded and ended with its control_key")
             session = await self._registry.get(session_id)
             if path_key and not self._settings.require_key and grant.session_id is None:
-                grant = Grant(grant.admin, session_id)  # the path is the capability: it speaks as the agent's key
+                grant = Grant(grant.admin, session_id)  # the path secret grants what the api_key grants
         elif grant.session_id is not None:
             session = await self._registry.get(grant.session_id)
         elif self.open_server:
@@ -85,16 +117,15 @@ class Access:
         self._keys.check_admin(key)
 
     async def for_keys(self, caller: Caller) -> Session:
-        """The session whose keys are to be replaced: by its control key or the administrator's, on an open server by
-        anybody. Raises Unauthorized or Forbidden."""
+        """Return the session whose keys are to be replaced. Raises Unauthorized, Forbidden or SessionNotFound."""
         session = await self.for_control(caller)
         grant = await self._grant(caller)
         if not (self.open_server or grant.admin or grant.control):
-            raise Forbidden("keys are rotated with the control_key or the admin key")
+            raise Forbidden("an agent's key cannot rotate keys; use the control_key or the admin key")
         return session
 
     async def _by_path(self, caller: Caller) -> tuple[Session, bool]:
-        """The session, and whether a key of its own opened it."""
+        """Return the session, and True if one of its own keys opened it."""
         assert caller.path is not None
         session_id, path_key = await self._split(caller.path)
         if self.open_server:
@@ -107,16 +138,16 @@ class Access:
         raise Unauthorized("this session needs its own key")
 
     async def _by_key_or_hint(self, caller: Caller) -> tuple[Session, bool]:
-        """The session, and whether a key of its own opened it."""
+        """Return the session, and True if one of its own keys opened it."""
         grant = await self._grant(caller)
         if grant.session_id is not None:
             return await self._registry.get(grant.session_id), not self.open_server
         if not self.open_server:
-            raise Unauthorized("use the api_key that start_session gave, or name the session in the path")
+            raise Unauthorized("use the api_key from start_session, or name the session in the path")
         return await self._named.get_or_create(caller.hint or DEFAULT_SESSION), False
 
     async def _split(self, path: str) -> tuple[str, bool]:
-        """The session id in a path, and whether the path carries the session's secret."""
+        """Return the session id in a path, and True if the path has the secret of that session."""
         session_id, mark, secret = path.rpartition("~")
         if mark and session_id and await self._keys.opens_path(session_id, secret):
             return session_id, True
@@ -136,7 +167,7 @@ class Access:
 
 
 def _check_fresh(session: Session) -> None:
-    """Raise Unauthorized when the keys of a session, which were good once, are so no more."""
+    """Raise Unauthorized if the keys of a session have expired."""
     expiry = session.record.keys_expire_at
     if expiry is not None and time.time() >= expiry:
         raise Unauthorized(

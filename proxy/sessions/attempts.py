@@ -71,12 +71,15 @@ class Attempt:
 
 
 def reply_id(interaction_id: str) -> str:
-    """The id of the reply that a choice belongs to: choice k > 0 is `<id>.k`."""
+    """The id of the reply that a choice belongs to. Choice 0 has the id of the reply, choice k > 0 has `<id>.k`."""
     return interaction_id.partition(".")[0]
 
 
 def recall(interactions: Iterable[Interaction], unwritten: set[str]) -> dict[str, list[Attempt]]:
-    """The ended attempts of a stored session by request hash, oldest first. `unwritten` are ids never written out."""
+    """Rebuild the ended attempts of a stored session by request hash, oldest first.
+
+    `unwritten`: ids of interactions whose reply was never written out to its end.
+    """
     attempts: dict[str, list[Attempt]] = {}
     by_reply = sorted(interactions, key=lambda i: reply_id(i.id))
     replies = [list(choices) for _, choices in groupby(by_reply, key=lambda i: reply_id(i.id))]

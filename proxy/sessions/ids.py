@@ -1,4 +1,4 @@
-"""What may be a session's id: it stands in paths before our own words, and in logs and file names after them."""
+"""Rules of session ids. An id is the first part of URL paths, and part of log lines and file names."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _RESERVED = frozenset(
 
 
 def is_session_id(text: str) -> bool:
-    """Whether `text` is made as ids are; longer ones and reserved words included."""
+    """Return True if `text` has the characters of an id; its length and reserved words are not checked."""
     return _ID_PATTERN.fullmatch(text) is not None
 
 
 def check_session_id(value: Any, name: str = "session_id") -> str:
-    """`value` if it can be a session id. Raises InvalidRequest that says the rule."""
+    """Return `value` if it may be a session id. Raises InvalidRequest that states the rule."""
     if not isinstance(value, str) or not _ID_PATTERN.fullmatch(value):
         raise InvalidRequest(f"'{name}' must be word characters and . ~ : @ + - in parts joined by /", param=name)
     if len(value.encode()) > MAX_ID_BYTES:

@@ -1,6 +1,6 @@
-"""Keys are kept as SHA-256 hashes and compared in constant time; nobody learns from this module whose key is wrong.
+"""Keys are stored as SHA-256 hashes and compared in constant time; errors never reveal which key was close.
 
-Where replicas share the store nothing is remembered: any of them may give out, move or withdraw a key.
+If replicas share the store, nothing is cached: each of them may issue, move or withdraw a key at any time.
 """
 
 from __future__ import annotations
@@ -13,18 +13,21 @@ from proxy.errors import Forbidden, Unauthorized
 from proxy.store.key_index import KeyIndex
 from proxy.types import SessionRecord, SessionStatus
 
-# Foreign keys and paths that are remembered, so that an agent with any key of its own costs no look-up a turn.
+# Bound of cached unknown keys and of cached paths. An agent that sends a key of its own costs no lookup per turn.
 _MAX_REMEMBERED = 4096
 
 
 def hash_key(key: str) -> str:
-    """SHA-256 of a key, in hex."""
+    """The SHA-256 of a key in hexadecimal."""
     return hashlib.sha256(key.encode(errors="surrogatepass")).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """What a key is good for: everything, or one session, as its agent or (`control`) as its environment."""
+    """What a key permits.
+
+    `admin`: everything. `session_id`: that session only, as its environment if `control` is set, else as its agent.
+    """
 
     admin: bool = False
     session_id: str | None = None
@@ -32,7 +35,7 @@ class Grant:
 
 
 class Keyring:
-    """Which key opens what. Sessions of this process are looked up in memory, others in the store."""
+    """Finds what a key permits: in memory for sessions of this process, else in the store."""
 
     def __init__(self, index: KeyIndex, admin_key: str | None) -> None:
         self._index = index
@@ -43,7 +46,7 @@ class Keyring:
         self._unknown: set[str] = set()
 
     def add(self, record: SessionRecord) -> None:
-        """Make a new session's keys known; a chosen key moves to it."""
+        """Cache the keys of a new session. A chosen key that an ended session had belongs to the new one."""
         if self._index.shared:
             return
         if record.api_key_hash:
@@ -55,14 +58,14 @@ class Keyring:
         self._paths[record.session_id] = record.path_key_hash
 
     def release(self, record: SessionRecord) -> None:
-        """Forget an ended session in memory; the store still knows its keys."""
+        """Drop the keys of a session from memory; the store still has them."""
         if self._agents.get(record.api_key_hash or "") == record.session_id:
             del self._agents[record.api_key_hash or ""]
         self._controls.pop(record.control_key_hash or "", None)
         self._paths.pop(record.session_id, None)
 
     def check_admin(self, key: str | None) -> None:
-        """Raise Unauthorized without a key, Forbidden with another one; an open server lets everybody pass."""
+        """Raise Unauthorized without a key, Forbidden for another key. An open server admits everybody."""
         if not self._admin_hashes or (key is not None and self._is_admin(hash_key(key))):
             return
         if key is None:
@@ -70,7 +73,7 @@ class Keyring:
         raise Forbidden("this needs the admin key, and the key that was sent is not it")
 
     async def grant(self, key: str | None) -> Grant:
-        """What `key` is good for: nothing, when nobody here gave it out."""
+        """Return what `key` permits: nothing if this server did not issue it."""
         if key is None:
             return Grant()
         digest = hash_key(key)
@@ -89,7 +92,7 @@ class Keyring:
         return Grant(session_id=record.session_id, control=True)
 
     async def opens_path(self, session_id: str, secret: str) -> bool:
-        """Whether `secret` is the one in the capability path of `session_id`."""
+        """Return True if `secret` is the path secret of `session_id`."""
         if session_id not in self._paths:
             record = await self._index.load_session(session_id)
             if record is None:
@@ -99,7 +102,8 @@ class Keyring:
         return _same(self._paths[session_id], secret)
 
     def _is_admin(self, digest: str) -> bool:
-        return any([hmac.compare_digest(digest, known) for known in self._admin_hashes])  # all of them, in any case
+        # A list, not a generator: all keys are compared, so the time tells nothing.
+        return any([hmac.compare_digest(digest, known) for known in self._admin_hashes])
 
     async def _find_agent(self, digest: str) -> str | None:
         session_id = self._agents.get(digest)
@@ -118,7 +122,7 @@ class Keyring:
         self._paths[record.session_id] = record.path_key_hash
 
     def _remember_unknown(self, digest: str) -> None:
-        """Nobody has this key: asked again only after a new session brings keys."""
+        """Cache that no session has this key, until a new session brings it."""
         if self._index.shared:
             return
         if len(self._unknown) >= _MAX_REMEMBERED:

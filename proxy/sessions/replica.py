@@ -1,6 +1,6 @@
-"""What other replicas did to a session, taken into the live one: afterwards memory says what the database said.
+"""Merges what other replicas committed into a live session, so that memory equals the database.
 
-Everything here may be done twice and out of order: two requests of one session look at the database at the same time.
+Every merge may happen twice and out of order, since two requests of one session may read the database at the same time.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from proxy.sessions.session import Session
 from proxy.store.news import MutableFields, News, Seen
 from proxy.types import Interaction, SessionStatus, Status
 
-# Below all that can be in a database.
+# Below every state of a stored session.
 NOTHING_SEEN = Seen(0, -1)
 
 
 def absorb(session: Session, news: News, *, elsewhere: bool) -> None:
-    """Bring the session up to what was read. What this replica commits itself is left to its own turns.
+    """Merge news into the session. Turns that this replica commits itself are left out: they merge on their own.
 
-    `elsewhere`: other replicas may be at work on what is new.
+    `elsewhere`: True if other replicas may still be sending the replies of the new interactions.
     """
     if news.seen.revision >= session.seen.revision:
         if news.record is not None:
@@ -38,13 +38,13 @@ def absorb(session: Session, news: News, *, elsewhere: bool) -> None:
 
 
 def note_commit(session: Session, seq: int) -> None:
-    """A call that began here is committed. If others came before it unseen, they are still to be looked at."""
+    """Record that a turn of this replica was committed as `seq`. `seen` only grows if no unseen turn precedes it."""
     if seq == session.seen.next_seq:
         session.seen = Seen(seq + 1, session.seen.revision)
 
 
 def note_doubt(session: Session, interaction_id: str) -> None:
-    """A commit failed, and may be there nevertheless: only the database knows."""
+    """Record that a commit failed but may have reached the database; the next refresh reads everything again."""
     session.begun_here.discard(interaction_id)
     session.seen = NOTHING_SEEN
 
@@ -73,13 +73,13 @@ def _set_fields(interaction: Interaction, fields: MutableFields) -> None:
 
 
 def _forget(attempts: Mapping[str, list[Attempt]], superseded: set[str]) -> None:
-    """Failed attempts that were replaced on another replica are nothing to retry any more."""
+    """Remove failed attempts that another replica superseded."""
     for same in attempts.values():
         same[:] = [a for a in same if not any(interaction.id in superseded for interaction in a.interactions)]
 
 
 def _merge(attempts: dict[str, list[Attempt]], recalled: Mapping[str, list[Attempt]], elsewhere: bool) -> None:
-    """Add what was attempted elsewhere; choices of one reply may arrive one after the other."""
+    """Add attempts from elsewhere. The choices of one reply may arrive in several pieces."""
     for key, new in recalled.items():
         known = attempts.setdefault(key, [])
         for attempt in new:

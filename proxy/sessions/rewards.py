@@ -1,4 +1,4 @@
-"""Rewards and marks as the environment words them -> raw changes by interaction, of complete ones only."""
+"""Turns the environment's rewards and marks into changes by interaction id. Only complete interactions change."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from proxy.sessions.session import Session
 from proxy.types import Interaction
 
 Changes = dict[str, dict[str, Any]]
-"""For each interaction id those of reward, rewards, token_rewards, trainable, spans that change."""
+"""By interaction id: those of reward, rewards, token_rewards, trainable and spans that change, with new values."""
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Which complete interaction: by id, or by `turn` (from 0, in order of completion), or the last one."""
+    """Addresses a complete interaction: by id, by `turn` (from 0, in order of completion), or else the last one."""
 
     interaction_id: str | None = None
     turn: int | None = None
 
 
 def reward_turn(session: Session, target: Target, value: float, name: str | None) -> Changes:
-    """One reward of one interaction; with a name it is kept beside the main one."""
+    """Set the main reward of an interaction, or with `name` a named one beside it. Raises NotFound, InvalidRequest."""
     interaction = _find(session, target)
     if name is None:
         return {interaction.id: {"reward": value}}
@@ -32,12 +32,12 @@ def reward_turn(session: Session, target: Target, value: float, name: str | None
 
 
 def reward_turns(session: Session, rewards: Mapping[str, float]) -> Changes:
-    """A reward for each interaction id."""
+    """Set the main reward of each interaction id. Raises NotFound."""
     return {_find(session, Target(key)).id: {"reward": value} for key, value in rewards.items()}
 
 
 def reward_step_scores(session: Session, scores: Sequence[float]) -> Changes:
-    """One score a turn, in order of completion. Raises InvalidRequest when the counts differ."""
+    """Set one reward per complete turn, in order of completion. Raises InvalidRequest if the counts differ."""
     complete = session.complete()
     if len(scores) != len(complete):
         raise InvalidRequest(
@@ -48,7 +48,7 @@ def reward_step_scores(session: Session, scores: Sequence[float]) -> Changes:
 
 
 def reward_tokens(session: Session, target: Target, values: Sequence[float]) -> Changes:
-    """One reward an output token. Raises InvalidRequest when the lengths differ."""
+    """Set one reward per output token. Raises InvalidRequest if the lengths differ."""
     interaction = _find(session, target)
     if len(values) != len(interaction.output_ids):
         raise InvalidRequest(
@@ -62,21 +62,21 @@ def reward_tokens(session: Session, target: Target, values: Sequence[float]) -> 
 def mark_turn(
     session: Session, interaction_id: str, trainable: bool, spans: Sequence[tuple[int, int]] | None
 ) -> Changes:
-    """Whether an interaction is trained, and which ranges [start, end) of its output tokens (None: all of them).
+    """Set whether an interaction is trained, and which ranges [start, end) of its output tokens (None: all).
 
-    Raises InvalidRequest for a range that is empty or not inside the output, and for an output without logprobs.
+    Raises InvalidRequest for a range that is empty or outside the output, and for an output without logprobs.
     """
     interaction = _find(session, Target(interaction_id))
     if trainable and not interaction.has_logprobs:
         raise InvalidRequest(
-            "the output was delivered without logprobs, so no ratio can be computed of it; it can only be context",
+            "this output has no logprobs, so no importance ratio can be computed; it can only be context",
             param="trainable",
         )
     length = len(interaction.output_ids)
     for at, (start, end) in enumerate(spans or ()):
         if not 0 <= start < end <= length:
             raise InvalidRequest(
-                f"'spans[{at}]' is [{start}, {end}), which is no range of the {length} output tokens",
+                f"'spans[{at}]' is [{start}, {end}), which is not a range within the {length} output tokens",
                 param=f"spans[{at}]",
             )
     return {interaction.id: {"trainable": trainable, "spans": tuple(spans or ())}}

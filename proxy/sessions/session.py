@@ -1,4 +1,4 @@
-"""One live session: its record, its tree, and what runs in it. It belongs to the event loop, and to one replica."""
+"""A live session: its record, its tree, and its running turns. It belongs to one event loop of one replica."""
 
 from __future__ import annotations
 
@@ -19,12 +19,20 @@ LIMITS = LIMIT_COUNTS | {"deadline_s", "on_context_overflow"}
 
 @dataclass(slots=True, eq=False)
 class Session:
-    """A live session: its record, its tree, and the turns that run in it.
+    """A session in memory.
 
-    `attempts` are by request hash, oldest first. `turns_taken` counts complete turns and running ones. A session that
-    was only named is not `stored` before its first turn, and not `confirmed` before its row was seen. Rewards and the
-    end take the `lock`, one after the other. Where replicas share the store, `seen` is how far memory follows it, all
-    but the calls `begun_here`, and commits take the lock `committing`.
+    `sampled_tokens`: output tokens of its complete turns.
+    `turns_taken`: the number of complete and running turns.
+    `running`: the number of turns that run on this replica.
+    `waiting`: the number of requests that wait for its end.
+    `stored`: its row is queued or in the store. A session that was only named has no row before its first turn.
+    `confirmed`: its row was seen in the store.
+    `seen`: how far memory follows the store, except for the turns `begun_here`, which this replica commits itself.
+    `attempts`: earlier and running requests by request hash, oldest first.
+    `used_at`: when it was last used, by the monotonic clock.
+    `ended`: set when it has ended.
+    `lock`: held while rewards, marks, keys or the end change.
+    `committing`: held while a turn is committed, if replicas share the store.
     """
 
     record: SessionRecord
@@ -48,7 +56,7 @@ class Session:
         return self.record.session_id
 
     def check_open(self) -> None:
-        """Raise SessionClosed when the session takes no more turns."""
+        """Raise SessionClosed if the session takes no more turns."""
         if self.record.status is not SessionStatus.ACTIVE:
             how = "expired" if self.record.status is SessionStatus.EXPIRED else "ended"
             raise SessionClosed(f"session {self.id!r} has {how}; start a new one")
@@ -84,7 +92,7 @@ class Session:
         self.used_at = time.monotonic()
 
     def complete(self) -> list[Interaction]:
-        """The committed complete interactions in order of `seq`."""
+        """The committed complete interactions by `seq`."""
         nodes = (node.interaction for node in self.cache.nodes.values())
         return sorted((i for i in nodes if i.seq >= 0), key=lambda i: i.seq)
 

@@ -1,1 +1,1 @@
-"""Durable sessions: everything a finished reply promised is in the database before its end goes out."""
+"""Durable sessions: a turn is committed to the database before the end of its reply is sent."""

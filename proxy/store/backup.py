@@ -1,7 +1,7 @@
-"""A whole database to a file and back, on either kind of database: what is imported is what was exported.
+"""Exports a whole database to a file and imports it again, on SQLite and PostgreSQL, without loss.
 
-An export sees one state of the database, whatever a server writes meanwhile. An import changes nothing before the whole
-file was checked, and then takes each session in one transaction: after a crash, importing again finishes it.
+An export reads one snapshot, even while a server writes. An import checks the whole file first, then adds each session
+in one transaction; after a crash, importing the file again completes it.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ Progress = Callable[[dump.Totals], None]
 
 
 class Conflict(StrEnum):
-    """What becomes of a session that is there already: the import is refused, or the session is passed over."""
+    """What happens if a session exists already: the import is refused, or the session is skipped."""
 
     REFUSE = "refuse"
     SKIP = "skip"
 
 
 def export_all(database_url: str, output: str, progress: Progress) -> dump.Totals:
-    """Write every session to the file `output` (`-`: standard output). Memory holds one session.
+    """Write every session to the file `output` (`-`: standard output), one at a time. Returns the counts.
 
-    Raises ConfigurationError for a database at another revision, and for a file that cannot be written.
+    Raises ConfigurationError for a database at another revision and for a file that cannot be written.
     """
     url = database.parse_url(database_url)
     found = schema.current(database_url)
@@ -53,10 +53,10 @@ def export_all(database_url: str, output: str, progress: Progress) -> dump.Total
 
 
 def import_all(database_url: str, path: Path, on_conflict: Conflict, progress: Progress) -> tuple[dump.Totals, int]:
-    """Add every session of a dump; what was imported, and how many sessions were passed over.
+    """Add every session of a dump. Returns the imported counts, and the number of skipped sessions.
 
-    Raises ConfigurationError for a damaged or newer dump, for a database that is served (SQLite), and for a session
-    that is there already unless it is to be skipped; nothing is imported then.
+    Raises ConfigurationError, with nothing imported, for a damaged or newer dump, for a SQLite database that a server
+    uses, and for an existing session unless `on_conflict` is SKIP.
     """
     url = database.parse_url(database_url)
     lock = schema.lock_file(url) if database.is_sqlite(url) else None
@@ -93,7 +93,7 @@ def _export(connection: Connection, file: IO[bytes], progress: Progress) -> dump
 
 
 def _sessions(connection: Connection) -> Iterator[dict[str, Any]]:
-    """Each session with its rows, in order of creation."""
+    """Yield each session with its rows, in order of creation."""
     after = -1
     query = select(sessions).order_by(sessions.c.number).limit(_PAGE)
     while page := connection.execute(query.where(sessions.c.number > after)).mappings().all():
@@ -114,7 +114,7 @@ def _rows(connection: Connection, table: Table, session_id: str) -> list[dict[st
 
 
 def _check(engine: Engine, path: Path, on_conflict: Conflict) -> set[str]:
-    """Read the dump to its end; the sessions of it that are in the database already. Raises ConfigurationError."""
+    """Read the dump to its end; return its sessions that the database has already. Raises ConfigurationError."""
     names: list[str] = []
     with dump.reading(path) as source:
         for entry in dump.entries(source, str(path)):
@@ -130,7 +130,7 @@ def _check(engine: Engine, path: Path, on_conflict: Conflict) -> set[str]:
     if present and on_conflict is Conflict.REFUSE:
         raise ConfigurationError(
             f"{len(present)} sessions of {path} are in the database already, such as {min(present)!r}; "
-            "pass them over with --on-conflict skip"
+            "skip them with --on-conflict skip"
         )
     return present
 
@@ -156,11 +156,11 @@ def _import(engine: Engine, path: Path, present: set[str], progress: Progress) -
 
 
 def _import_session(engine: Engine, entry: Mapping[str, Any], last_ended: int, path: Path) -> None:
-    """One session, behind the ends of all that were there before. Raises ConfigurationError."""
+    """Add one session; its end comes after those of all earlier sessions. Raises ConfigurationError."""
     name = entry["session"].get("session_id")
     try:
         row = dump.decode_row(sessions, entry["session"])
-        del row["claimed_by"], row["claimed_until"]  # leases end with the server that gave them
+        del row["claimed_by"], row["claimed_until"]  # a lease ends with the server that granted it
         if row["ended_order"] is not None:
             row["ended_order"] += last_ended
         with engine.begin() as connection:
@@ -175,7 +175,7 @@ def _import_session(engine: Engine, entry: Mapping[str, Any], last_ended: int, p
 
 
 def _import_capacity(engine: Engine, row: Mapping[str, Any]) -> None:
-    """What is left to be started is kept where the database knows nothing of it yet."""
+    """Add a capacity row unless the database has one of that name."""
     with engine.begin() as connection:
         if not connection.execute(select(capacity).where(capacity.c.name == row["name"])).first():
             connection.execute(insert(capacity).values(dict(row)))

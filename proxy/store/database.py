@@ -1,7 +1,7 @@
-"""The one place that knows which database it is: addresses, connections, pragmas, and the lock beside a SQLite file.
+"""What differs between SQLite and PostgreSQL: URLs, connections, pragmas, and the lock beside a SQLite file.
 
-A SQLite file is served by one process at a time. The lock is the kernel's, so it ends with the process, however that
-ends.
+One process at a time serves a SQLite file. The kernel holds the lock and releases it when the process ends, in
+whatever way.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from sqlalchemy.exc import ArgumentError, NoSuchModuleError
 
 from proxy.errors import ConfigurationError
 
-# How long a statement waits for another process that writes the same SQLite file, such as a shell.
+# How long a statement waits for another process that writes to the same SQLite file, such as a shell.
 BUSY_TIMEOUT_MS = 5_000
 
 _WRITER_PRAGMAS = ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON", f"busy_timeout={BUSY_TIMEOUT_MS}")
-# A server that does not answer is given up in seconds, whether it refuses or is just gone; and a replica that hangs in
-# a transaction keeps the locks of its sessions no longer than that.
+# Timeouts: a database server that is unreachable is noticed within seconds, and a replica that hangs in a transaction
+# holds the locks of its sessions for a minute at most.
 _POSTGRES_CONNECTION = {
     "connect_timeout": 5,
     "keepalives_idle": 10,
@@ -37,22 +37,24 @@ _READER_PRAGMAS = ("query_only=ON", f"busy_timeout={BUSY_TIMEOUT_MS}")
 
 
 def parse_url(text: str) -> URL:
-    """The URL with driver and, for SQLite, an absolute path. Raises ConfigurationError for what cannot be served."""
+    """Return the URL with its driver and, for SQLite, an absolute path. Raises ConfigurationError if it is unusable."""
     try:
         url = make_url(text)
     except (ArgumentError, ValueError):
         raise ConfigurationError(
-            f"--database-url {text!r} is no database URL; one looks like sqlite:///tokengrove.db"
+            f"--database-url {text!r} is not a database URL; give one such as sqlite:///tokengrove.db"
         ) from None
     if url.get_backend_name() == "sqlite":
         return _sqlite_url(url)
     if url.get_backend_name() in ("postgresql", "postgres"):
         return url.set(drivername="postgresql+psycopg")
-    raise ConfigurationError(f"--database-url {label(url)} is neither SQLite nor PostgreSQL")
+    raise ConfigurationError(
+        f"--database-url {label(url)} is neither SQLite nor PostgreSQL; give sqlite:///FILE or postgresql://..."
+    )
 
 
 def label(url: URL) -> str:
-    """The database as messages name it: the path of a file, else the URL without its password."""
+    """The name of the database in messages: the path of a file, else the URL without its password."""
     if url.get_backend_name() == "sqlite" and url.database:
         return url.database
     return url.set(drivername=url.get_backend_name()).render_as_string(hide_password=True)
@@ -63,7 +65,7 @@ def is_sqlite(url: URL) -> bool:
 
 
 def writer_engine(url: URL) -> Engine:
-    """One connection, whose transactions take the write lock at once. Raises ConfigurationError without a driver."""
+    """An engine of one connection whose transactions begin with the write lock. Raises ConfigurationError."""
     engine = _engine(url, size=1, isolation="READ COMMITTED")
     if is_sqlite(url):
         _prepare(engine, _WRITER_PRAGMAS, begin="BEGIN IMMEDIATE")
@@ -71,7 +73,7 @@ def writer_engine(url: URL) -> Engine:
 
 
 def reader_engine(url: URL, size: int) -> Engine:
-    """`size` connections that cannot write; each transaction sees one state. Raises ConfigurationError."""
+    """An engine of `size` read-only connections; each transaction reads one snapshot. Raises ConfigurationError."""
     engine = _engine(url, size=size, isolation="REPEATABLE READ")
     if is_sqlite(url):
         _prepare(engine, _READER_PRAGMAS, begin="BEGIN")
@@ -80,25 +82,25 @@ def reader_engine(url: URL, size: int) -> Engine:
 
 
 def shrink(url: URL) -> None:
-    """Give the space of deleted rows of a SQLite file back to the disk; PostgreSQL uses it again by itself."""
+    """Return the space of deleted rows of a SQLite file to the disk. PostgreSQL reuses it by itself."""
     if is_sqlite(url):
         with closing(connect(label(url), isolation_level=None)) as connection:
             connection.execute("VACUUM")
 
 
 def check_file(url: URL) -> None:
-    """Raise ConfigurationError if a SQLite file at this place can be neither opened nor made."""
+    """Raise ConfigurationError if a SQLite file can neither be opened nor created there."""
     path = Path(label(url))
     if not path.parent.is_dir():
-        raise ConfigurationError(f"the folder of the database, {path.parent}, does not exist")
+        raise ConfigurationError(f"the folder of the database, {path.parent}, does not exist; create it first")
     if path.is_dir():
-        raise ConfigurationError(f"the database {path} is a folder")
+        raise ConfigurationError(f"the database {path} is a folder; give a file in --database-url")
     if not os.access(path if path.exists() else path.parent, os.W_OK):
         raise ConfigurationError(f"the database {path} cannot be written: permission denied")
 
 
 class FileLock:
-    """Holds `<database>.lock` until `release` or the end of the process. Raises ConfigurationError when it is taken."""
+    """Holds `<database>.lock` until `release` or the end of the process. Raises ConfigurationError if taken."""
 
     def __init__(self, url: URL) -> None:
         database = Path(label(url))
@@ -113,7 +115,7 @@ class FileLock:
         _held.add(self._descriptor)
 
     def release(self) -> None:
-        """The file stays: removing it would let two servers lock two files of one name."""
+        """Release the lock. The file stays: after removing it, two servers could lock two files of that name."""
         if self._descriptor in _held:
             _held.remove(self._descriptor)
             os.close(self._descriptor)
@@ -129,7 +131,7 @@ def _close_held() -> None:
 
 
 if hasattr(os, "register_at_fork"):
-    # A forked child (an engine's worker) shares the lock and would keep it beyond the death of this process.
+    # A forked child, such as an engine's worker, shares the lock and would hold it after this process has ended.
     os.register_at_fork(after_in_child=_close_held)
 
 
@@ -151,16 +153,16 @@ def _try_lock(descriptor: int) -> bool:
 def _sqlite_url(url: URL) -> URL:
     if not url.database or url.database == ":memory:" or url.database.startswith("file:"):
         raise ConfigurationError(
-            "--database-url needs a SQLite file, such as sqlite:///tokengrove.db; memory will not do"
+            "--database-url needs a SQLite file, such as sqlite:///tokengrove.db; a database in memory is not durable"
         )
-    # Absolute and without links: a later change of folder opens the same file, two names of one file share its lock.
+    # Absolute, with links resolved: a later chdir opens the same file, and two names of one file share its lock.
     return url.set(drivername="sqlite", database=os.path.realpath(url.database))
 
 
 def _engine(url: URL, size: int, isolation: str) -> Engine:
     options: dict[str, Any] = {"pool_size": size, "max_overflow": 0}
     if is_sqlite(url):
-        # Without the driver's own transactions; "begin" below starts them.
+        # The driver starts no transactions of its own; `on_begin` below starts them.
         options["connect_args"] = {"isolation_level": None}
     else:
         options |= {"pool_pre_ping": True, "connect_args": _POSTGRES_CONNECTION, "isolation_level": isolation}

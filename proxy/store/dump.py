@@ -1,7 +1,7 @@
-"""The format of a dump: JSON lines, one a session with all its rows, between a header and a trailer.
+"""The format of a dump: JSON lines, one per session with all its rows, between a header and a trailer.
 
-Nothing is decoded: columns go as they are stored, bytes in base64, so what is imported equals what was exported to the
-bit. The trailer has the counts and the SHA-256 of everything before it: a dump that was cut or changed is noticed.
+Columns are copied as stored, bytes in base64, so an import restores every bit. The trailer has the counts and the
+SHA-256 of everything before it, so a truncated or changed dump is detected.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from proxy.store.sql.tables import capacity, intents, interactions, returns, ses
 
 FORMAT = 1
 COMPRESSED = ".zst"
-# In this order rows refer only to what is there already.
+# Imported in this order, a row only refers to rows that exist already.
 PARTS: Mapping[str, Table] = {"interactions": interactions, "returns": returns, "intents": intents}
 _BYTES = {
     table.name: {c.name for c in table.c if isinstance(c.type, LargeBinary)}
@@ -34,7 +34,7 @@ _BYTES = {
 
 @dataclass(slots=True)
 class Totals:
-    """What stands in a dump so far."""
+    """Counts and running SHA-256 of the lines of a dump so far."""
 
     sessions: int = 0
     interactions: int = 0
@@ -50,7 +50,7 @@ class Totals:
 
 
 def encode_row(table: Table, row: RowMapping) -> dict[str, Any]:
-    """A row as JSON: bytes in base64, without the columns that are null, and without the number of its order."""
+    """A row as JSON: bytes in base64; NULL columns and the `number` of the session are left out."""
     binary = _BYTES[table.name]
     return {
         str(name): base64.b64encode(value).decode() if name in binary else value
@@ -60,7 +60,7 @@ def encode_row(table: Table, row: RowMapping) -> dict[str, Any]:
 
 
 def decode_row(table: Table, row: Mapping[str, Any]) -> dict[str, Any]:
-    """The values of a row, all columns that null may stand in included. Raises ValueError or TypeError."""
+    """The column values of a row, with None for nullable columns that are missing. Raises ValueError or TypeError."""
     binary, unknown = _BYTES[table.name], row.keys() - table.c.keys()
     if unknown:
         raise ValueError(f"{table.name} has no column {min(unknown)}")
@@ -70,9 +70,9 @@ def decode_row(table: Table, row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def entries(source: IO[bytes], name: str) -> Iterator[dict[str, Any]]:
-    """Header, sessions and the rest of a dump, checked to its end. Raises ConfigurationError with the number of a line.
+    """Yield the header and the entries of a dump. Raises ConfigurationError naming the first damaged line.
 
-    What was read before a broken line is nevertheless given: nobody may rely on it before the iterator has ended.
+    The checksum is checked at the end: do not rely on any entry before the iterator has ended.
     """
     totals = Totals()
     for number, line in enumerate(source, 1):
@@ -83,19 +83,19 @@ def entries(source: IO[bytes], name: str) -> Iterator[dict[str, Any]]:
         except ValueError as error:
             raise ConfigurationError(f"{name} is damaged at line {number}: {error}") from None
         if number == 1 and entry.get("tokengrove") != "dump":
-            raise ConfigurationError(f"{name} is no dump of tokengrove export --all")
+            raise ConfigurationError(f"{name} is not a dump; tokengrove export --all writes one")
         if "end" in entry:
             if entry["end"] != totals.to_json():
-                raise ConfigurationError(f"{name} is damaged: what it holds is not what was written")
+                raise ConfigurationError(f"{name} is damaged: its counts or its checksum differ from its trailer")
             return
         totals.add(line, entry)
         yield entry
-    raise ConfigurationError(f"{name} is cut off: its end is missing")
+    raise ConfigurationError(f"{name} is truncated: its trailer is missing")
 
 
 @contextmanager
 def reading(path: Path) -> Iterator[IO[bytes]]:
-    """The lines of a dump, compressed or not. Raises ConfigurationError."""
+    """Open a dump for reading, compressed if it is named *.zst. Raises ConfigurationError."""
     import zstandard
 
     try:
@@ -113,7 +113,10 @@ def reading(path: Path) -> Iterator[IO[bytes]]:
 
 @contextmanager
 def writing(name: str) -> Iterator[IO[bytes]]:
-    """Where a dump goes: `-` is the standard output. A file has its name only once it is whole. ConfigurationError."""
+    """Open the output of a dump; `-` is standard output. A file gets its name when it is complete.
+
+    Raises ConfigurationError.
+    """
     if name == "-":
         yield sys.stdout.buffer
         return

@@ -1,6 +1,6 @@
-"""A database as it lies there, for audits: read in one transaction, whatever writes meanwhile, and never changed.
+"""Reads a whole database for audits, in one read-only snapshot, even while a server writes.
 
-Rows that cannot be decoded are given as what is wrong with them, so that one broken row hides no other.
+A row that cannot be decoded becomes a `Broken` value, so that it does not hide the others.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from proxy.store.sql import reads, rows
 from proxy.store.sql.tables import intents, interactions, sessions
 from proxy.types import Credit, Interaction, SessionRecord
 
-# What decoding a broken value raises, from any of the libraries below.
+# Everything that decoding a broken value raises, from any of the libraries below.
 _BROKEN = (ArithmeticError, AttributeError, LookupError, OSError, TypeError, ValueError, ProxyError)
 _PAGE = 500
 
@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Broken:
-    """A row that cannot be decoded: its id, and why."""
+    """A row that cannot be decoded: its id and the reason."""
 
     id: str
     why: str
@@ -37,7 +37,11 @@ class Broken:
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """One session with everything of it. `interactions` are by seq; `existing` are those of `begun` that are there."""
+    """One session with all its rows.
+
+    `interactions`: by seq. `returns`: by (interaction id, discount, credit rule). `begun`: ids of calls noted as begun.
+    `existing`: those of `begun` whose interaction is stored, which must not be.
+    """
 
     session_id: str
     record: SessionRecord | Broken
@@ -50,17 +54,17 @@ class Stored:
 
 
 class Inspection:
-    """Reads of one connection. Made by `inspecting`."""
+    """Reads through one connection. Use `inspecting` to open one."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
 
     def faults(self) -> list[str]:
-        """What is wrong with the database as a whole: its pages (SQLite), its references, its order of ends."""
+        """Faults of the database as a whole: pages (SQLite), references between tables, and the order of ends."""
         return [*self._sqlite_faults(), *self._strangers(), *self._shared_orders()]
 
     def sessions(self, session_id: str | None = None) -> Iterator[Stored]:
-        """All sessions in order of creation, or the one; memory holds one at a time. Raises ConfigurationError."""
+        """Yield all sessions in order of creation, or the given one. Raises ConfigurationError if it does not exist."""
         after = -1
         while page := self._page(after, session_id):
             for row in page:
@@ -104,8 +108,8 @@ class Inspection:
         query = select(interactions.c.id).where(interactions.c.session_id.not_in(known)).limit(100)
         calls = select(intents.c.interaction_id).where(intents.c.session_id.not_in(known)).limit(100)
         return [
-            *(f"interaction {name} is of no session" for name in self._connection.execute(query).scalars()),
-            *(f"the begun call {name} is of no session" for name in self._connection.execute(calls).scalars()),
+            *(f"interaction {name} belongs to no session" for name in self._connection.execute(query).scalars()),
+            *(f"the begun call {name} belongs to no session" for name in self._connection.execute(calls).scalars()),
         ]
 
     def _shared_orders(self) -> list[str]:
@@ -120,7 +124,7 @@ class Inspection:
 
 @contextmanager
 def inspecting(database_url: str) -> Iterator[Inspection]:
-    """Raises ConfigurationError for a database that is missing, unreadable, or not at this code's revision."""
+    """Open a database for inspection. Raises ConfigurationError if it is missing, unreadable or at another revision."""
     found = schema.current(database_url)
     url = database.parse_url(database_url)
     if found != schema.head():

@@ -1,6 +1,6 @@
-"""Deleting what nobody needs any more: whole sessions that ended long ago and were exported, acknowledged or expired.
+"""`tokengrove db prune`: deletes whole sessions that ended long ago and were exported, acknowledged or expired.
 
-Never a live session, never one that nobody has seen, and never by itself: only `tokengrove db prune` comes here.
+All other sessions stay, live ones above all. The server never prunes by itself.
 """
 
 from __future__ import annotations
@@ -16,13 +16,16 @@ from proxy.store.sql.starts import note_pruned
 from proxy.store.sql.tables import intents, interactions, returns, sessions
 from proxy.types import SessionStatus
 
-# Sessions a transaction: locks are short, and a crash leaves whole sessions.
+# Sessions per transaction: locks are held briefly, and a crash leaves only whole sessions.
 _BATCH = 200
 
 
 @dataclass(frozen=True, slots=True)
 class Pruned:
-    """What was deleted (or would be). `kept` ended in time, and stay because nobody exported them."""
+    """Counts of the deleted rows and tokens (dry run: to be deleted).
+
+    `kept`: sessions that are old enough but stay, because nobody exported or acknowledged them.
+    """
 
     sessions: int
     interactions: int
@@ -31,9 +34,9 @@ class Pruned:
 
 
 def prune(database_url: str, older_than_s: float, *, dry_run: bool) -> Pruned:
-    """Delete sessions that ended more than `older_than_s` seconds ago; a SQLite file then shrinks.
+    """Delete sessions that ended more than `older_than_s` seconds ago, then shrink a SQLite file.
 
-    Raises ConfigurationError for a database that is served (SQLite) or not at this code's revision.
+    Raises ConfigurationError for a SQLite database that a server uses, and for a database at another revision.
     """
     url = database.parse_url(database_url)
     lock = schema.lock_file(url) if database.is_sqlite(url) else None

@@ -1,7 +1,7 @@
-"""A database is served only at exactly the revision of this code: older ones are migrated first, newer ones refused.
+"""The revision of a database must be exactly that of this code: older databases are migrated, newer ones refused.
 
-A revision is the number at the head of its file's name, so that a start with a current database needs no alembic, whose
-import takes longer than the rest of the start.
+Revisions are read from the file names of the migrations, so a start with a current database does not import alembic,
+which takes longer than the rest of the start.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from proxy.store import database
 
 
 def current(database_url: str) -> str | None:
-    """Revision of the database, None where nothing was made yet. Raises ConfigurationError."""
+    """The revision of the database; None if it has no tables yet. Raises ConfigurationError."""
     url = database.parse_url(database_url)
     if database.is_sqlite(url) and not Path(database.label(url)).exists():
         return None
@@ -28,7 +28,10 @@ def current(database_url: str) -> str | None:
 
 
 def upgrade(database_url: str) -> str:
-    """Bring the database of no running server to the newest revision, which is returned. Raises ConfigurationError."""
+    """Upgrade a database to the newest revision, and return that.
+
+    Raises ConfigurationError, for example if a server uses the SQLite file.
+    """
     url = database.parse_url(database_url)
     lock = lock_file(url) if database.is_sqlite(url) else None
     try:
@@ -44,18 +47,18 @@ def upgrade(database_url: str) -> str:
 
 
 def lock_file(url: URL) -> database.FileLock:
-    """The lock of a SQLite file that can be written. Raises ConfigurationError."""
+    """Lock a SQLite file. Raises ConfigurationError if it cannot be written or is locked."""
     database.check_file(url)
     return database.FileLock(url)
 
 
 def head() -> str:
-    """The newest revision that this code knows."""
+    """The newest revision that this code has a migration for."""
     return max(_known())
 
 
 def prepare(engine: Engine, *, migrate: bool) -> None:
-    """Leave the database at `head()`. Raises ConfigurationError when it is newer, or older and not to be migrated."""
+    """Bring the database to `head()`. Raises ConfigurationError if it is newer, or older without `migrate`."""
     found, name = _revision(engine), database.label(engine.url)
     if found == head():
         return
@@ -72,7 +75,7 @@ def prepare(engine: Engine, *, migrate: bool) -> None:
 
 
 def migrations_folder() -> Path:
-    """Inside the package when installed, beside it in a checkout. Raises ConfigurationError where there is neither."""
+    """The folder of the migrations: in the installed package, or beside it in a checkout. Raises ConfigurationError."""
     package = Path(__file__).resolve().parents[1]
     for folder in (package / "migrations", package.parent / "migrations"):
         if (folder / "env.py").is_file():
@@ -103,7 +106,7 @@ def _migrate(engine: Engine) -> None:
     from alembic.config import Config
 
     config = Config()
-    # Alembic reads a percent sign in a path as the start of a variable.
+    # Alembic takes a percent sign in a path for the start of a variable.
     config.set_main_option("script_location", str(migrations_folder()).replace("%", "%%"))
     config.set_main_option("path_separator", "os")
     try:
@@ -121,5 +124,6 @@ def _refuse_foreign_tables(connection: Connection) -> None:
     tables = set(inspect(connection).get_table_names())
     if "sessions" in tables and "alembic_version" not in tables:
         raise ConfigurationError(
-            f"the database {database.label(connection.engine.url)} has a table sessions that tokengrove did not make"
+            f"the database {database.label(connection.engine.url)} has a table 'sessions' that is not tokengrove's; "
+            "give another database in --database-url"
         )

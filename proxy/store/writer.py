@@ -1,11 +1,14 @@
-"""One thread writes: it takes all that is queued, applies it in one transaction, commits, and only then says so.
+"""Group commit: one thread applies all queued changes in one transaction, and resolves their futures after the commit.
 
-A change fails alone: when one of a group cannot be applied, the group is applied again, each change in its own
-savepoint. What the database itself refuses (full, locked, I/O) fails exactly the changes of that transaction; the next
-group goes on. Changes keep the order in which they came, but for new sessions and begun calls, which go first, and
-reply notes, which go last: none touches what came before it, and so long runs of equal changes remain, which the
-database takes at once.
-Notes, which nobody waits for, cost no commit of their own: they linger for the next change that somebody waits for.
+A change fails alone: if one of a group cannot be applied, the group is applied again with each change in its own
+savepoint. If the database refuses a commit (disk full, locked, I/O error), exactly the changes of that transaction
+fail, and the next group proceeds.
+
+Changes are applied in the order of the queue, except that new sessions and begun calls come first and reply notes come
+last. That is safe, since none of them depends on an earlier change of the group; and it leaves long runs of equal
+changes, which the database takes in one statement.
+
+Nobody waits for a note, so it causes no commit of its own: it waits a moment for a change that somebody waits for.
 """
 
 from __future__ import annotations
@@ -31,22 +34,22 @@ from proxy.store.sql.writes import BatchWrite, append_interactions, append_seen,
 
 logger = logging.getLogger(__name__)
 
-# The database is at fault, not one change: its transaction cannot go on.
+# The fault of the database rather than of a change: the transaction cannot continue.
 _REFUSALS = (OperationalError, InterfaceError, InternalError)
-# What a single change can be at fault for, besides a ProxyError: a value of the wrong type or size.
+# The fault of a single change, besides a ProxyError: a value of the wrong type or size.
 _FAULTS = (SQLAlchemyError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 
 
-# A transaction costs ten times what one more turn in it does. Where turns come together, a group waits this long for
-# more of them, or for this many.
+# A transaction costs ten times as much as one more turn in it. If turns arrive together, a group waits this long for
+# more of them, or until it has this many.
 _GATHER_S = 0.002
 _GATHER_CHANGES = 32
-# How long a note may wait for company; a crash within this time may lose it.
+# How long a note may wait for a change that is waited for. A crash within this time may lose the note.
 _LINGER_S = 0.05
 
 
 class Phase(IntEnum):
-    """When a change is applied within its group."""
+    """The order in which the changes of a group are applied."""
 
     SESSIONS = 0
     FIRST = 1
@@ -56,7 +59,7 @@ class Phase(IntEnum):
 
 @dataclass(slots=True)
 class Change:
-    """One payload for one of the functions of `writes`, and who waits for it."""
+    """A payload for one of the functions of `sql.writes`. `future`: resolved with the result; None for a note."""
 
     write: BatchWrite
     payload: Any
@@ -65,13 +68,13 @@ class Change:
 
 
 ChangeResult = tuple[Change, Any]
-"""A change and its result, or the exception that is its own."""
+"""A change, and its result or its exception."""
 Settled = tuple[asyncio.Future[Any], Any]
 Apply = Callable[[Connection, list[Change]], list[ChangeResult]]
 
 
 class Writer:
-    """The queue and its thread. `submit` and `note` are called on an event loop and never block it."""
+    """The queue and its thread. Call `submit` and `note` on an event loop; they never block it."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -88,26 +91,26 @@ class Writer:
         return not (self._closing or self._stopped)
 
     def submit(self, write: BatchWrite, payload: Any, phase: Phase = Phase.ORDERED) -> asyncio.Future[Any]:
-        """A future of the change's result, resolved after its commit. Cancelling it does not take the change back.
+        """Queue a change. The future has its result after the commit; cancelling it does not undo the change.
 
-        The future raises StoreUnavailable, or the ProxyError that `write` raised. Raises StoreUnavailable when closed.
+        The future raises StoreUnavailable, or the ProxyError that `write` raised. Raises StoreUnavailable if closed.
         """
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._put(Change(write, payload, phase, future))
         return future
 
     def note(self, write: BatchWrite, payload: Any, phase: Phase = Phase.ORDERED) -> None:
-        """Queue a change that nobody waits for; a failure is logged. Raises StoreUnavailable when closed."""
+        """Queue a change without waiting for it; a failure is logged. Raises StoreUnavailable if closed."""
         self._put(Change(write, payload, phase, None))
 
     def stop(self) -> None:
-        """Take no more; the thread ends when all that is queued is written. Call on the event loop."""
+        """Accept no more changes; the thread ends when the queue is written. Call on the event loop."""
         if not self._closing:
             self._closing = True
             self._queue.put(None)
 
     def join(self) -> None:
-        """Wait for the end of the thread after `stop`. Blocks."""
+        """Wait until the thread has ended, after `stop`. Blocks."""
         self._thread.join()
 
     def _put(self, change: Change) -> None:
@@ -126,7 +129,7 @@ class Writer:
             self._fail_rest()
 
     def _take(self) -> bool:
-        """Wait for a change (for company, if it is a note), then take all there are; False at the end."""
+        """Collect the next group: wait for a change, then take what is queued. Return False at the end."""
         self._group = []
         change = self._queue.get()
         begun = time.monotonic()
@@ -139,18 +142,18 @@ class Writer:
                 change = self._queue.get(left > 0, max(left, 0.0))
         self._company = awaited > 1
         if change is None:
-            # The end, found while collecting, is kept for the next round.
+            # Put the end marker back, for the next round.
             self._queue.put(None)
         return bool(self._group)
 
     def _patience(self, awaited: int) -> float:
-        """How long the group may wait for more: a lone change that follows a lone one is committed at once."""
+        """Seconds that the group waits for more changes. A lone change after a lone one is committed at once."""
         if not awaited:
             return _LINGER_S
         return _GATHER_S if self._company and awaited < _GATHER_CHANGES else 0.0
 
     def _commit(self, group: list[Change]) -> list[ChangeResult]:
-        """Each change with its result or its exception."""
+        """Commit a group; return each change with its result or its exception."""
         try:
             return self._transact(group, _apply_runs)
         except (ProxyError, *_FAULTS) as error:
@@ -169,19 +172,19 @@ class Writer:
                     outcomes = apply(connection, group)
                 return outcomes
             except OperationalError as error:
-                if not is_deadlock(error):  # what a replica was waiting for with us is done now
+                if not is_deadlock(error):  # a deadlock with another replica, which has gone on: try again
                     raise
 
     def _settle(self, outcomes: list[ChangeResult]) -> None:
-        """Wake each event loop once (there is one, but for tests)."""
+        """Resolve the futures, with one wake-up per event loop. (Only tests have several loops.)"""
         loops: dict[asyncio.AbstractEventLoop, list[Settled]] = {}
         for change, outcome in outcomes:
             if change.future is not None:
                 loops.setdefault(change.future.get_loop(), []).append((change.future, outcome))
             elif isinstance(outcome, ProxyError):
-                logger.warning("a note was not stored: %s", outcome.message)
+                logger.warning("a note could not be stored: %s", outcome.message)
         for loop, settled in loops.items():
-            # A closed loop has nobody left who waits.
+            # Nobody waits on a closed loop any more.
             with contextlib.suppress(RuntimeError):
                 loop.call_soon_threadsafe(_resolve, settled)
 
@@ -196,7 +199,7 @@ class Writer:
 
 
 def _without_ended_intents(group: list[Change]) -> list[Change]:
-    """A call that begins and ends within one group needs no note that it began."""
+    """Drop the begin notes of calls that end in the same group."""
     ended = {change.payload.id for change in group if change.write in (append_interactions, append_seen)}
     if not ended:
         return group
@@ -204,7 +207,7 @@ def _without_ended_intents(group: list[Change]) -> list[Change]:
 
 
 def _apply_runs(connection: Connection, group: list[Change]) -> list[ChangeResult]:
-    """Apply runs of equal changes at once."""
+    """Apply each run of equal changes with one call."""
     outcomes: list[ChangeResult] = []
     for write, run in groupby(sorted(group, key=_phase), key=_write):
         changes = list(run)
@@ -213,7 +216,7 @@ def _apply_runs(connection: Connection, group: list[Change]) -> list[ChangeResul
 
 
 def _apply_singly(connection: Connection, group: list[Change]) -> list[ChangeResult]:
-    """Apply each change in its own savepoint; one at fault has its exception as its outcome."""
+    """Apply each change in its own savepoint; the result of a faulty change is its exception."""
     return [(change, _apply_one(connection, change)) for change in sorted(group, key=_phase)]
 
 
@@ -235,7 +238,7 @@ def _refused(group: Sequence[Change], error: Exception) -> list[ChangeResult]:
 
 
 def _reason(error: BaseException) -> str:
-    """The driver's own words, without the statement and its values."""
+    """The message of the driver, without the statement and its values."""
     return str(getattr(error, "orig", None) or error)
 
 

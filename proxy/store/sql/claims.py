@@ -1,8 +1,8 @@
-"""One queue of ended sessions for all trainers: a claim leases the first that nobody holds, an acknowledgement ends it.
+"""The queue of ended sessions for all trainers: a claim leases the oldest free ones, an acknowledgement removes them.
 
-Sessions are given in the order in which they ended, at least once: a lease that runs out puts its sessions back in
-their old places, and nobody can acknowledge what another claim holds by then. Claims on several servers pass over the
-rows that each other is taking (SKIP LOCKED), so none waits for another and no session is given twice.
+Delivery is at least once, in the order of ends. An expired lease puts its sessions back in their old places; a claim
+cannot acknowledge a session that another claim holds by then. Claims of several replicas skip the rows that others are
+taking (SKIP LOCKED), so none waits for another and no session is leased twice.
 """
 
 from __future__ import annotations
@@ -22,34 +22,34 @@ from proxy.store.sql.tables import WAITING, sessions
 
 
 def claim(connection: Connection, batch: Sequence[LeaseRequest]) -> Sequence[Lease]:
-    """A claim whose name is known is given what it holds, leased anew, and nothing else."""
+    """Lease sessions. A known claim id gets a new lease on the sessions that it still holds, and no others."""
     return [_claim(connection, each) for each in batch]
 
 
 def acknowledge(connection: Connection, batch: Sequence[Acknowledgement]) -> Sequence[AcknowledgeResult]:
-    """Raises SessionNotFound, and InvalidRequest for a session that has not ended."""
+    """Acknowledge sessions. Raises SessionNotFound, and InvalidRequest for a session that has not ended."""
     return [_acknowledge(connection, each) for each in batch]
 
 
 def is_waiting(connection: Connection, wanted: SessionQuery) -> bool:
-    """Whether a claim would be given anything."""
+    """Return True if a claim would get a session."""
     return connection.execute(_free(wanted, time.time()).limit(1)).first() is not None
 
 
 def sessions_of(connection: Connection, claim_id: str) -> list[str]:
-    """All sessions that a claim has leased and nobody took over, acknowledged ones too, in order of their ends."""
+    """The sessions leased to a claim that no other claim took over, acknowledged or not, in order of their ends."""
     query = select(sessions.c.session_id).where(sessions.c.claimed_by == claim_id).order_by(sessions.c.ended_order)
     return list(connection.execute(query).scalars())
 
 
 def _free(wanted: SessionQuery, now: float) -> Select[Any]:
-    """Ended sessions that nobody holds or has acknowledged, in order of their ends."""
+    """Ended sessions that are neither leased nor acknowledged, in order of their ends."""
     unheld = or_(sessions.c.claimed_until.is_(None), sessions.c.claimed_until <= now)
     return filtered(select(sessions.c.session_id), wanted).where(WAITING, unheld).order_by(sessions.c.ended_order)
 
 
 def _claim(connection: Connection, wanted: LeaseRequest) -> Lease:
-    # Asked for twice at once, on two servers, it would else be given twice as much, and nobody hears of one half.
+    # Two equal requests at once, on two replicas, would otherwise lease twice as many, half of them to nobody.
     pass_alone(connection, f"claim {wanted.claim_id}")
     now = time.time()
     known = sessions_of(connection, wanted.claim_id)
@@ -101,7 +101,7 @@ def _lock(connection: Connection, names: Collection[str]) -> dict[str, Row[Any]]
 
 
 def _may_acknowledge(row: Row[Any], claim_id: str | None, now: float) -> bool:
-    """A claim may where nobody took over; without one, where nobody's lease runs or all is done already."""
+    """Return True if the claim still holds the session; without a claim, if no lease runs or it is acknowledged."""
     if claim_id is not None:
         return bool(row.claimed_by == claim_id)
     held = row.claimed_until is not None and row.claimed_until > now

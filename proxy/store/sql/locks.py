@@ -1,6 +1,6 @@
-"""Row locks, always taken in one order: replicas that write the same sessions never wait for each other in a circle.
+"""Row locks, always taken in the same order, so that replicas that write the same sessions do not deadlock.
 
-A SQLite database has one writer, which needs none of this: its transaction begins with the lock of the whole file.
+SQLite needs none of this: it has one writer, whose transactions begin with the lock of the whole file.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from proxy.errors import SessionNotFound
 from proxy.store.news import Seen
 from proxy.store.sql.tables import interactions, sessions
 
-# SQLSTATEs deadlock_detected and serialization_failure. Locks in order leave few: two inserts of one new name.
+# SQLSTATEs deadlock_detected and serialization_failure. Ordered locks leave few: two inserts of one new session id.
 _DEADLOCKS = ("40P01", "40001")
 
 
 def lock_sessions(connection: Connection, names: Collection[str]) -> dict[str, Seen]:
-    """How far each session is; its row is ours until the commit. Raises SessionNotFound."""
+    """Lock session rows until the commit, and return the state of each. Raises SessionNotFound."""
     query = (
         select(sessions.c.session_id, sessions.c.next_seq, sessions.c.revision)
         .where(sessions.c.session_id.in_(names))
@@ -35,7 +35,7 @@ def lock_sessions(connection: Connection, names: Collection[str]) -> dict[str, S
 
 
 def lock_all(connection: Connection, payloads: Iterable[Any]) -> None:
-    """Lock every session that a group of changes is about, before the first of them is applied."""
+    """Lock every session that a group of changes concerns, before the first change is applied."""
     if connection.dialect.name == "sqlite":
         return
     names, ids = _concerned(payloads)
@@ -52,19 +52,19 @@ def lock_all(connection: Connection, payloads: Iterable[Any]) -> None:
 
 
 def pass_alone(connection: Connection, place: str) -> None:
-    """Wait until no other transaction is past this `place`; until the end of ours no other gets there."""
+    """Take an advisory lock named `place` until the end of the transaction: one transaction at a time passes."""
     if connection.dialect.name != "sqlite":
         number = literal(crc32(place.encode()), BigInteger)
         connection.execute(select(func.pg_advisory_xact_lock(number))).all()
 
 
 def is_deadlock(error: DBAPIError) -> bool:
-    """Whether the database ended a transaction so that another, which waited for it in a circle, can go on."""
+    """Return True if the database aborted the transaction to resolve a deadlock."""
     return getattr(error.orig, "sqlstate", None) in _DEADLOCKS
 
 
 def _concerned(payloads: Iterable[Any]) -> tuple[set[str], set[str]]:
-    """Ids of sessions, and ids of interactions whose sessions are meant."""
+    """The session ids that changes concern, and the interaction ids whose sessions they concern."""
     names: set[str] = set()
     ids: set[str] = set()
     for payload in payloads:

@@ -1,4 +1,4 @@
-"""Every question to the database. Each runs in a reader's thread, in one transaction that sees one committed state."""
+"""Queries. Each runs in a reader thread, in one transaction that reads one snapshot."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from proxy.store.sql.tables import intents, interactions, returns, sessions
 from proxy.types import Credit, Interaction, SessionRecord, SessionStatus, Status
 
 _INTERACTION_COLUMNS = [column for column in interactions.c if column.name not in ("replied_at", "idempotency_key")]
-# Texts are most of the bytes of a row, and decompressing and parsing them most of the time of reading it. What a node
-# is for is told by the roots' messages and tools.
+# Texts are most of the bytes of a row, and decoding them takes most of the time of a read. The purpose of a node is
+# derived from the messages and tools of the roots alone.
 _WITHOUT_TEXTS = [
     null().label("output")
     if column.name == "output"
@@ -29,7 +29,7 @@ _WITHOUT_TEXTS = [
 
 @dataclass(frozen=True, slots=True)
 class StepRow:
-    """What of an interaction rewards and groups are computed of."""
+    """The columns of an interaction that rewards and groups are computed from."""
 
     id: str
     parent_id: str | None
@@ -56,7 +56,7 @@ def load_session(connection: Connection, session_id: str) -> SessionRecord | Non
 def load_interactions(
     connection: Connection, session_id: str, after_seq: int, statuses: Collection[Status] | None
 ) -> list[Interaction]:
-    """Nodes of a session with a seq above `after_seq`, by seq."""
+    """Interactions of a session with a seq above `after_seq`, by seq."""
     query = (
         select(*_INTERACTION_COLUMNS)
         .where(interactions.c.session_id == session_id, interactions.c.seq > after_seq)
@@ -68,13 +68,13 @@ def load_interactions(
 
 
 def load_tokens(connection: Connection, session_id: str) -> list[Interaction]:
-    """All nodes of a session by seq, without messages but for the roots' own."""
+    """All interactions of a session by seq; only roots have messages."""
     query = select(*_WITHOUT_TEXTS).where(interactions.c.session_id == session_id).order_by(interactions.c.seq)
     return [rows.interaction_of(row) for row in connection.execute(query).mappings()]
 
 
 def load_steps(connection: Connection, session_ids: Collection[str]) -> dict[str, list[StepRow]]:
-    """The steps of each session by seq. At most MAX_SESSION_IDS."""
+    """The steps of each session by seq, of at most MAX_SESSION_IDS sessions."""
     found: dict[str, list[StepRow]] = {name: [] for name in session_ids}
     columns = interactions.c
     query = (
@@ -92,18 +92,18 @@ def load_steps(connection: Connection, session_ids: Collection[str]) -> dict[str
 
 
 def find_sessions(connection: Connection, wanted: SessionQuery) -> list[SessionRecord]:
-    """In order of creation. Raises InvalidRequest for an unknown cursor or too many ids."""
+    """The wanted sessions in order of creation. Raises InvalidRequest for an unknown cursor or too many ids."""
     query = filtered(select(sessions), wanted).order_by(sessions.c.number).limit(wanted.limit)
     if wanted.after is not None:
         number = connection.execute(select(sessions.c.number).where(sessions.c.session_id == wanted.after)).scalar()
         if number is None:
-            raise InvalidRequest("the cursor is of no session", param="cursor")
+            raise InvalidRequest("the cursor is not a session id; give the cursor of the last page", param="cursor")
         query = query.where(sessions.c.number > number)
     return [rows.session_of(row) for row in connection.execute(query).mappings()]
 
 
 def find_session_by_key(connection: Connection, key_hash: str, *, control: bool = False) -> SessionRecord | None:
-    """The newest live session of an agent's (or control) key, else the newest."""
+    """The newest live session with this agent key (or control key), else the newest one."""
     live_first = case((sessions.c.status == SessionStatus.ACTIVE.value, 0), else_=1)
     column = sessions.c.control_key_hash if control else sessions.c.api_key_hash
     query = select(sessions).where(column == key_hash).order_by(live_first, sessions.c.number.desc()).limit(1)
@@ -112,7 +112,7 @@ def find_session_by_key(connection: Connection, key_hash: str, *, control: bool 
 
 
 def load_returns(connection: Connection, session_id: str) -> dict[tuple[str, float, Credit], float]:
-    """Every stored return of a session, by interaction, discount and credit rule."""
+    """All stored returns of a session by (interaction id, discount, credit rule)."""
     query = (
         select(returns.c.interaction_id, returns.c.discount, returns.c.credit, returns.c.value)
         .join(interactions, interactions.c.id == returns.c.interaction_id)
@@ -122,13 +122,13 @@ def load_returns(connection: Connection, session_id: str) -> dict[tuple[str, flo
 
 
 def load_begun(connection: Connection, session_id: str) -> dict[str, float]:
-    """Calls that began and never ended, with the Unix seconds of their begin."""
+    """Ids of calls that began and have not ended, each with its begin in Unix seconds."""
     query = select(intents.c.interaction_id, intents.c.begun_at).where(intents.c.session_id == session_id)
     return {name: begun_at for name, begun_at in connection.execute(query)}
 
 
 def load_unreplied(connection: Connection, session_id: str) -> set[str]:
-    """Complete interactions the end of whose reply was never written out."""
+    """Ids of complete interactions whose reply was never written out to its end."""
     query = select(interactions.c.id).where(
         interactions.c.session_id == session_id,
         interactions.c.status == Status.COMPLETE.value,
@@ -138,7 +138,7 @@ def load_unreplied(connection: Connection, session_id: str) -> set[str]:
 
 
 def find_incomplete(connection: Connection, session_ids: Collection[str]) -> set[str]:
-    """Those of at most MAX_SESSION_IDS sessions in which a call failed, was aborted, or began and has not ended."""
+    """Those of at most MAX_SESSION_IDS sessions with a call that failed, was aborted, or began and has not ended."""
     lost = (Status.FAILED.value, Status.ABORTED.value)
     cut = select(interactions.c.session_id).where(
         interactions.c.session_id.in_(session_ids), interactions.c.status.in_(lost)
@@ -148,7 +148,7 @@ def find_incomplete(connection: Connection, session_ids: Collection[str]) -> set
 
 
 def find_idle(connection: Connection, before: float, limit: int) -> list[str]:
-    """Live sessions without a commit, a reward or the begin of a call since `before`."""
+    """Live sessions with no commit, no reward and no begun call since `before` (Unix seconds)."""
     begun = select(intents.c.session_id).where(intents.c.begun_at >= before)
     query = (
         select(sessions.c.session_id)
@@ -169,7 +169,7 @@ def count_sessions(connection: Connection, task_id: str) -> int:
 
 
 def filtered(query: Select[Any], wanted: SessionQuery) -> Select[Any]:
-    """A query of sessions, of the `wanted` ones only; `after` and `limit` are the caller's to apply."""
+    """Restrict a query to the `wanted` sessions. The caller applies `after` and `limit`."""
     conditions = [
         column == value
         for column, value in (
@@ -184,6 +184,6 @@ def filtered(query: Select[Any], wanted: SessionQuery) -> Select[Any]:
         conditions.append(or_(sessions.c.ended_at.is_(None), sessions.c.ended_at >= wanted.since))
     if wanted.session_ids is not None:
         if len(wanted.session_ids) > MAX_SESSION_IDS:
-            raise InvalidRequest(f"at most {MAX_SESSION_IDS} session ids at once", param="session_ids")
+            raise InvalidRequest(f"'session_ids' has more than {MAX_SESSION_IDS} ids", param="session_ids")
         conditions.append(sessions.c.session_id.in_(wanted.session_ids))
     return query.where(and_(literal(True), *conditions))

@@ -1,8 +1,4 @@
-"""What one replica has to learn of the others: how far a session is in the database, and what it was not told yet.
-
-`next_seq` grows with every interaction, `revision` with every other change of a session, each in the transaction of the
-change itself. Who knows both has seen everything up to them.
-"""
+"""Queries for the changes of a session since a replica last read it."""
 
 from __future__ import annotations
 
@@ -17,7 +13,7 @@ from proxy.types import SessionStatus, Status
 
 
 def load_news(connection: Connection, session_id: str, seen: Seen) -> News | None:
-    """None when there is no such session. One short query when there is nothing new."""
+    """The changes since `seen`; None if there is no such session. One short query if nothing changed."""
     query = select(sessions.c.next_seq, sessions.c.revision).where(sessions.c.session_id == session_id)
     found = connection.execute(query).first()
     if found is None:

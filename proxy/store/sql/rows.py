@@ -1,6 +1,6 @@
-"""Interactions and session records as rows of the tables and back; every field of the types, none forgotten.
+"""Converts interactions and session records to rows and back, with every field of both types.
 
-A test holds the columns against the fields of both types.
+A test compares the columns with the fields.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from proxy.types import (
 RowValues = dict[str, Any]
 """Column values of one row by column name."""
 NO_ANSWER = Message(Role.ASSISTANT)
-"""The answer of an interaction that was read without its messages; a stored one is never NULL."""
+"""The output of an interaction that was read without messages. A stored output is never NULL."""
 
 
 def session_row(record: SessionRecord) -> RowValues:
-    """Values of every `sessions` column that the record has. Raises InvalidRequest for what cannot be stored."""
+    """The `sessions` columns of a record. Raises InvalidRequest for a value that cannot be stored."""
     return {
         "session_id": codec.check_text("session_id", record.session_id),
         "task_id": codec.check_text("task_id", record.task_id),
@@ -92,7 +92,7 @@ def session_of(row: RowMapping) -> SessionRecord:
 
 
 def interaction_row(node: Interaction, seq: int) -> RowValues:
-    """Values of every `interactions` column that the node has. Raises InvalidRequest for what cannot be stored."""
+    """The `interactions` columns of a node. Raises InvalidRequest for a value that cannot be stored."""
     check_lengths(node)
     return {
         "id": codec.check_text("id", node.id),
@@ -179,9 +179,9 @@ def interaction_of(row: RowMapping) -> Interaction:
 
 
 def reward_columns(update: Mapping[str, Any]) -> RowValues:
-    """Column values of those of `reward`, `rewards`, `token_rewards`, `trainable` and `spans` that are given.
+    """The columns of the given ones of `reward`, `rewards`, `token_rewards`, `trainable` and `spans`.
 
-    Raises InvalidRequest.
+    Raises InvalidRequest for a value that is not finite.
     """
     columns: RowValues = {}
     for name, value in update.items():
@@ -206,7 +206,7 @@ def reward_columns(update: Mapping[str, Any]) -> RowValues:
 def check_lengths(node: Interaction) -> None:
     """Raise InvalidRequest unless a complete node has as many logprobs and versions as output ids.
 
-    Others are kept as they came: a wrong count may be the very reason why they failed.
+    Failed nodes are stored as they are: a wrong count may be the reason why they failed.
     """
     length = len(node.output_ids)
     versions = sum(count for count, _ in node.versions)
@@ -217,5 +217,5 @@ def check_lengths(node: Interaction) -> None:
 
 
 def pairs_of(data: bytes | None) -> tuple[tuple[int, int], ...]:
-    """Pairs of numbers from a column of JSON; none for NULL."""
+    """Decode pairs of integers from a JSON column; empty for NULL."""
     return tuple((first, second) for first, second in codec.decode_json(data, ()))

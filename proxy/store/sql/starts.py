@@ -1,6 +1,7 @@
-"""How sessions may start: each condition is checked in the transaction that creates the row.
+"""Conditions of a session start, checked in the transaction that creates the row.
 
-So a start that fails has taken nothing, and replicas agree. A granted start goes back when its session fails.
+A start that fails takes no capacity, and replicas cannot exceed a limit together. A session that fails returns its
+capacity.
 """
 
 from __future__ import annotations
@@ -23,8 +24,11 @@ _FAILURES = frozenset({Outcome.FAILED.value, Outcome.NO_DATA.value, Outcome.TIME
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """A session's row, and what must hold: its `chosen_key` belongs to no live session, fewer than `max_live` sessions
-    live, fewer than `max_taken` live or have ended well, and, if the row `took_capacity`, a granted start is left."""
+    """A new session's row and the conditions of its start.
+
+    `chosen_key`: the key must not belong to a live session. `max_live`: fewer sessions must be live. `max_taken`: fewer
+    must be live or have ended without failing. If the row has `took_capacity`, a granted start must be left.
+    """
 
     row: rows.RowValues
     chosen_key: bool = False
@@ -38,7 +42,7 @@ class Start:
 
 
 def check_start(connection: Connection, start: Start) -> None:
-    """Raise KeyInUse or TooManyRequests; else take what the start needs."""
+    """Raise KeyInUse or TooManyRequests, or take the capacity that the start needs."""
     if start.chosen_key:
         _check_key(connection, start.row["api_key_hash"])
     if start.max_live is not None:
@@ -54,14 +58,14 @@ def check_start(connection: Connection, start: Start) -> None:
 
 
 def give_back(connection: Connection, row: rows.RowValues) -> None:
-    """A session that took a granted start ends as `row` says: if it failed, another may start in its place."""
+    """Return the capacity of a session that ends with `row`, if it took some and failed."""
     failed = row["status"] == SessionStatus.EXPIRED.value or row["outcome"] in _FAILURES
     if row["took_capacity"] and failed:
         _change(connection, +1)
 
 
 def grant(connection: Connection, grants: Sequence[int]) -> Sequence[int]:
-    """Grant starts; returns for each how many are left to be taken."""
+    """Grant starts; return for each grant how many are left."""
     pass_alone(connection, "capacity")
     left = []
     for number in grants:
@@ -77,14 +81,14 @@ def count_live(connection: Connection) -> int:
 
 
 def count_taken(connection: Connection) -> int:
-    """Sessions that run or have ended without failing, deleted ones too: what the trainer has, or will get."""
-    there = _count_well(connection)  # first: what is pruned meanwhile counts twice rather than not at all
+    """The number of sessions that are live or ended without failing, pruned ones too: those that are trained on."""
+    there = _count_well(connection)  # first, so that a session pruned in between counts twice rather than not at all
     pruned = connection.execute(select(capacity.c.available).where(capacity.c.name == _PRUNED)).scalar()
     return there + (pruned or 0)
 
 
 def note_pruned(connection: Connection, session_ids: Sequence[str]) -> None:
-    """Sessions are about to be deleted: those that the trainer took stay counted, for no version took them back."""
+    """Keep counting sessions that are about to be deleted and ended without failing: the staleness rule needs them."""
     pass_alone(connection, "capacity")
     number = _count_well(connection, sessions.c.session_id.in_(session_ids))
     if not _change(connection, number, _PRUNED):
@@ -107,6 +111,6 @@ def _count_well(connection: Connection, *which: ColumnElement[bool]) -> int:
 
 
 def _change(connection: Connection, by: int, name: str = _STARTS) -> bool:
-    """Add to what is left; False when less than nothing would be, or nothing was ever granted."""
+    """Add `by` to a counter. Return False, with no change, if it would be negative or does not exist."""
     statement = update(capacity).where(capacity.c.name == name, capacity.c.available + by >= 0)
     return bool(connection.execute(statement.values(available=capacity.c.available + by)).rowcount)

@@ -1,7 +1,7 @@
-"""The tables, as the newest migration leaves them; a test compares the two.
+"""The tables as the newest migration leaves them; a test compares the two.
 
-Only portable column types: text, integers, double precision, booleans and bytes. Bytes are made by `codec`. Interaction
-rows hold what a node adds and nothing that its parent has.
+Column types are portable: text, integers, double precision, booleans and bytes encoded by `codec`. An interaction row
+stores only what the node adds to its parent.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ sessions = Table(
     Column("revision", Integer, nullable=False, server_default="0", comment="grows with every change but new turns"),
 )
 
-# What claims look through; without it they would pass by all that was ever acknowledged.
+# The index that claims scan; without it they would scan all sessions that were ever acknowledged.
 WAITING = text("acknowledged_at IS NULL AND ended_order IS NOT NULL")
 Index("ix_sessions_waiting", sessions.c.ended_order, sqlite_where=WAITING, postgresql_where=WAITING)
 

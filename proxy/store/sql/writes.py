@@ -1,9 +1,10 @@
-"""Every change of the database, each as one function over a batch of like changes inside a transaction it is given.
+"""Changes of the database: each function applies a batch of equal changes inside a transaction.
 
-They return one result per payload, in order, and raise for the batch as a whole; the writer then applies its changes
-singly, so that each gets its own error. They may be applied a second time after a rollback, and change no payload.
-A change that was decided on what was `seen` of a session is not made, and says so, when another replica changed the
-session since: whoever asked looks again and decides anew.
+A function returns one result per payload, in order, and raises for the batch as a whole; the writer then applies the
+changes singly, so that each gets its own error. After a rollback a batch may be applied again: no payload is modified.
+
+Optimistic locking: a change with a `seen` state is not made if another replica changed the session since; the result
+says so, and the caller re-reads and retries.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ BatchWrite = Callable[[Connection, Sequence[Any]], Sequence[Any]]
 
 @dataclass(frozen=True, slots=True)
 class Append:
-    """A node whose place in the tree was decided on what was `seen`."""
+    """A node whose place in the tree was decided on the `seen` state."""
 
     node: Interaction
     seen: Seen
@@ -45,7 +46,7 @@ class Append:
 
 @dataclass(frozen=True, slots=True)
 class Rewards:
-    """`updates[interaction_id]` holds those of reward, rewards, token_rewards, trainable, spans that change."""
+    """By interaction id: those of reward, rewards, token_rewards, trainable and spans that change."""
 
     session_id: str
     updates: Mapping[str, Mapping[str, Any]]
@@ -54,7 +55,7 @@ class Rewards:
 
 @dataclass(frozen=True, slots=True)
 class Returns:
-    """Return of each interaction under one discount and credit rule."""
+    """The return of each interaction by id, under one discount and credit rule."""
 
     session_id: str
     discount: float
@@ -65,7 +66,7 @@ class Returns:
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """The last state of a session as a row, and its returns."""
+    """The final row of a session, and its returns."""
 
     row: rows.RowValues
     returns: Returns
@@ -77,7 +78,7 @@ class End:
 
 @dataclass(frozen=True, slots=True)
 class RecordUpdate:
-    """Every column of a session's record."""
+    """All columns of a session's record."""
 
     row: rows.RowValues
     seen: Seen | None = None
@@ -112,7 +113,7 @@ _SET_REPLIED = (
 
 
 def create_sessions(connection: Connection, new: Sequence[Start]) -> Sequence[None]:
-    """Insert session rows. Raises InvalidRequest when one exists, KeyInUse or TooManyRequests when it may not start."""
+    """Insert session rows. Raises InvalidRequest if one exists, KeyInUse or TooManyRequests if it may not start."""
     for start in new:
         check_start(connection, start)
         _insert_sessions(connection, [start.row])
@@ -120,7 +121,7 @@ def create_sessions(connection: Connection, new: Sequence[Start]) -> Sequence[No
 
 
 def create_freely(connection: Connection, new: Sequence[Start]) -> Sequence[None]:
-    """As create_sessions, at once, for starts without a condition."""
+    """Insert session rows in one statement, for starts without conditions. Raises InvalidRequest if one exists."""
     _insert_sessions(connection, [start.row for start in new])
     return [None] * len(new)
 
@@ -129,16 +130,16 @@ def _insert_sessions(connection: Connection, new: Sequence[rows.RowValues]) -> N
     try:
         connection.execute(_INSERT_SESSION, [{**row, "next_seq": 0} for row in new])
     except IntegrityError:
-        raise InvalidRequest(f"session {new[0]['session_id']} exists", param="session_id") from None
+        raise InvalidRequest(f"session {new[0]['session_id']} exists already", param="session_id") from None
 
 
 def append_interactions(connection: Connection, nodes: Sequence[Interaction]) -> Sequence[int | None]:
-    """Insert nodes; gives each its seq, in order. Raises SessionNotFound, and InvalidRequest for a known id."""
+    """Insert nodes; return the seq of each. Raises SessionNotFound, and InvalidRequest for a known id."""
     return _append(connection, [(node, None) for node in nodes])
 
 
 def append_seen(connection: Connection, batch: Sequence[Append]) -> Sequence[int | None]:
-    """As append_interactions; None, and nothing inserted, where the session went on since it was seen."""
+    """As append_interactions, but with None for a node whose session changed since it was seen: it is not inserted."""
     return _append(connection, [(each.node, each.seen) for each in batch])
 
 
@@ -172,14 +173,14 @@ def _insert_interactions(connection: Connection, new: Sequence[rows.RowValues], 
 
 
 def insert_intents(connection: Connection, new: Sequence[rows.RowValues]) -> Sequence[None]:
-    """Record calls that began, each once."""
+    """Insert the begin notes of calls, one per call."""
     connection.execute(_DELETE_INTENT, [{"of_interaction": row["interaction_id"]} for row in new])
     connection.execute(_INSERT_INTENT, list({row["interaction_id"]: row for row in new}.values()))
     return [None] * len(new)
 
 
 def set_exported(connection: Connection, batch: Sequence[rows.RowValues]) -> Sequence[None]:
-    """Rows of `of_sessions` and `exported_at`; live sessions are passed over: there is more to come of them."""
+    """Set `exported_at` of the sessions `of_sessions`, except for live ones, which are not complete yet."""
     for row in batch:
         ended = sessions.c.session_id.in_(row["of_sessions"]) & sessions.c.ended_at.is_not(None)
         connection.execute(update(sessions).where(ended).values(exported_at=row["exported_at"]))
@@ -187,14 +188,16 @@ def set_exported(connection: Connection, batch: Sequence[rows.RowValues]) -> Seq
 
 
 def set_replied(connection: Connection, replied: Sequence[rows.RowValues]) -> Sequence[None]:
-    """Rows of `of_interaction` and `replied_at`; unknown interactions are passed over."""
+    """Set `replied_at` of the interactions `of_interaction`; unknown ones are ignored."""
     connection.execute(_SET_REPLIED, list(replied))
     return [None] * len(replied)
 
 
 def set_rewards(connection: Connection, batch: Sequence[Rewards]) -> Sequence[bool]:
-    """False: the session went on since it was seen. Raises NotFound when an interaction is not of the session,
-    InvalidRequest for a value that is not finite."""
+    """Set rewards. False if the session changed since it was seen.
+
+    Raises NotFound if an interaction does not belong to the session, InvalidRequest for a value that is not finite.
+    """
     return [_set_rewards(connection, rewards) for rewards in batch]
 
 
@@ -209,7 +212,7 @@ def _set_rewards(connection: Connection, rewards: Rewards) -> bool:
 
 
 def update_interactions(connection: Connection, batch: Sequence[tuple[str, rows.RowValues]]) -> Sequence[None]:
-    """Pairs of interaction id and the columns to set. Raises NotFound."""
+    """Set columns of interactions, given as (interaction id, columns). Raises NotFound."""
     for name, columns in batch:
         session_id = connection.execute(select(interactions.c.session_id).where(interactions.c.id == name)).scalar()
         if session_id is not None:
@@ -220,12 +223,12 @@ def update_interactions(connection: Connection, batch: Sequence[tuple[str, rows.
 
 
 def supersede(connection: Connection, interaction_ids: Sequence[str]) -> Sequence[None]:
-    """A retry replaces these failed or aborted attempts. Raises NotFound."""
+    """Mark failed or aborted interactions as replaced by a retry. Raises NotFound."""
     return update_interactions(connection, [(name, {"status": Status.SUPERSEDED.value}) for name in interaction_ids])
 
 
 def update_sessions(connection: Connection, batch: Sequence[RecordUpdate]) -> Sequence[bool]:
-    """Replace every column of the record. False: the session went on since it was seen. Raises SessionNotFound."""
+    """Replace records. False if the session changed since it was seen. Raises SessionNotFound."""
     return [_update_session(connection, each) for each in batch]
 
 
@@ -238,9 +241,9 @@ def _update_session(connection: Connection, change: RecordUpdate) -> bool:
 
 
 def end_sessions(connection: Connection, batch: Sequence[End]) -> Sequence[bool]:
-    """Seal sessions, with their returns, and give each its place in the order of ends. Raises SessionNotFound.
+    """Seal sessions with their returns, and give each its place in the order of ends. Raises SessionNotFound.
 
-    False: the session went on since its returns were computed.
+    False if the session changed since its returns were computed.
     """
     return [_end_session(connection, end) for end in batch]
 
@@ -255,9 +258,9 @@ def _end_session(connection: Connection, end: End) -> bool:
 
 
 def set_returns(connection: Connection, batch: Sequence[Returns]) -> Sequence[bool]:
-    """Write or overwrite returns. Raises SessionNotFound, and NotFound for an unknown interaction.
+    """Write or overwrite returns. False if the session changed since they were computed.
 
-    False: the session went on since they were computed.
+    Raises SessionNotFound, and NotFound for an unknown interaction.
     """
     return [_set_returns(connection, each) for each in batch]
 
@@ -270,12 +273,12 @@ def _set_returns(connection: Connection, new: Returns) -> bool:
 
 
 def _lock_as_seen(connection: Connection, session_id: str, seen: Seen | None) -> bool:
-    """Lock a session; whether it still is as it was seen. Raises SessionNotFound."""
+    """Lock a session; return True if it is still in the state that was seen. Raises SessionNotFound."""
     return lock_sessions(connection, {session_id})[session_id] == seen or seen is None
 
 
 def _touch(connection: Connection, session_id: str) -> None:
-    """The session was changed: replicas that look at it learn so, and it is not idle."""
+    """Raise the revision, so that other replicas re-read the session, and note that it is not idle."""
     touched = update(sessions).where(sessions.c.session_id == session_id)
     connection.execute(touched.values({"updated_at": time.time(), **_GROW}))
 
@@ -293,7 +296,7 @@ def _update_interaction(
 def _put_returns(connection: Connection, new: Returns) -> None:
     if not new.values:
         return
-    # Delete and insert, since the two databases spell an upsert differently; the session's row is locked.
+    # Delete and insert, since the two databases differ in the syntax of an upsert. The session's row is locked.
     keys = [{"of_interaction": name, "of_discount": new.discount, "of_credit": new.credit.value} for name in new.values]
     connection.execute(_DELETE_RETURN, keys)
     values = [
@@ -303,11 +306,12 @@ def _put_returns(connection: Connection, new: Returns) -> None:
     try:
         connection.execute(_INSERT_RETURN, values)
     except IntegrityError:
-        raise NotFound(f"a return of session {new.session_id} is of no interaction", param="interaction_id") from None
+        message = f"a return of session {new.session_id} belongs to no interaction"
+        raise NotFound(message, param="interaction_id") from None
 
 
 def _set_ended_order(connection: Connection, name: str) -> None:
-    pass_alone(connection, "ended order")  # two ends at once on two replicas have two places
+    pass_alone(connection, "ended order")  # so that two ends at once, on two replicas, get different places
     following = select(func.coalesce(func.max(sessions.c.ended_order), 0) + 1).scalar_subquery()
     connection.execute(
         update(sessions)

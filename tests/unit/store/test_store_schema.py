@@ -147,7 +147,7 @@ def test_a_file_that_is_no_database_is_refused(url: str, tmp_path: Path) -> None
 def test_a_database_of_somebody_else_is_refused_and_left_alone(url: str, tmp_path: Path) -> None:
     with closing(sqlite3.connect(tmp_path / "grove.db")) as connection, connection:
         connection.execute("CREATE TABLE sessions (mine INTEGER)")
-    assert "tokengrove did not make" in refusal(url)
+    assert "is not tokengrove's" in refusal(url)
     with closing(sqlite3.connect(tmp_path / "grove.db")) as connection:
         assert connection.execute("SELECT name FROM sqlite_master").fetchall() == [("sessions",)]
 
@@ -173,7 +173,7 @@ def test_a_place_where_nobody_can_write_is_refused() -> None:
 
 @pytest.mark.parametrize("url", ["sqlite://", "sqlite:///:memory:", "sqlite:///file:x?mode=memory&uri=true"])
 def test_memory_is_refused(url: str) -> None:
-    assert "memory will not do" in refusal(url)
+    assert "in memory is not durable" in refusal(url)
 
 
 @pytest.mark.parametrize("url", ["", "grove.db", "http//x", "sqlite:/grove.db", "postgresql://host:port/x"])
