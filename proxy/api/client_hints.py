@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 import orjson
 
-from proxy.trajectory.purpose import Purpose, hinted
+from proxy.trajectory.purpose import Purpose, purpose_of_prompt
 from proxy.types import TurnRequest
 
 _CODEX_KINDS = {"compact": Purpose.SUMMARY, "memory_consolidation": Purpose.AUX}
@@ -25,7 +25,7 @@ def stated_purpose(headers: Mapping[str, str], request: TurnRequest) -> Purpose 
     """
     if _codex_request_kind(headers) == "compaction":
         return Purpose.SUMMARY
-    return hinted(request) or _of_subagent(headers)
+    return purpose_of_prompt(request) or _of_subagent(headers)
 
 
 def _of_subagent(headers: Mapping[str, str]) -> Purpose | None:

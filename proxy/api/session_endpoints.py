@@ -23,7 +23,7 @@ from proxy.store.recordings import Recordings
 from proxy.store.session_query import SessionQuery
 from proxy.store.session_starts import SessionStarts
 from proxy.trajectory.certificate import certificate
-from proxy.trajectory.purpose import derive
+from proxy.trajectory.purpose import derive_purposes
 from proxy.types import Status
 
 _MAX_GRANT = 10**9
@@ -87,7 +87,7 @@ class SessionEndpoints:
         session = await self._registry.get(request.path_params["session"])
         begun = await self._registry.count_begun(session.id)
         interactions = await self._recordings.load_interactions(session.id)
-        returns, purposes = session.returns(), derive(interactions)
+        returns, purposes = session.returns(), derive_purposes(interactions)
         complete = [interaction.id for interaction in interactions if interaction.status is Status.COMPLETE]
         turns = {interaction_id: turn for turn, interaction_id in enumerate(complete)}
         nodes = [

@@ -44,7 +44,7 @@ class Step(Rewarded, Protocol):
 
 
 @dataclass(slots=True)
-class Spread:
+class RunningStatistics:
     """Running count, mean and sum of squared deviations (`squares`), by the one-pass algorithm of Welford (1962)."""
 
     count: int = 0
@@ -80,8 +80,8 @@ def group_of(session_id: str, group_id: str | None) -> Group:
 class Groups:
     """Statistics of all groups: `scores` of sessions by group, returns of steps by group and state (`states`)."""
 
-    scores: dict[Group, Spread] = field(default_factory=dict)
-    states: dict[tuple[Group, str], Spread] = field(default_factory=dict)
+    scores: dict[Group, RunningStatistics] = field(default_factory=dict)
+    states: dict[tuple[Group, str], RunningStatistics] = field(default_factory=dict)
 
     def add(self, group: Group, steps: Sequence[Step], reward: MainReward, discount: float, credit: Credit) -> None:
         """Include one session, its `steps` in order of `seq`. A session without a complete step joins no group."""
@@ -89,11 +89,11 @@ class Groups:
         if not complete:
             return
         main = {step.id: reward.of(step.reward, step.rewards) for step in complete}
-        self.scores.setdefault(group, Spread()).add(score(main.values()))
+        self.scores.setdefault(group, RunningStatistics()).add(score(main.values()))
         returns = compute_returns(complete, discount, credit, main)
         for step in complete:
             if step.state_hash is not None:
-                self.states.setdefault((group, step.state_hash), Spread()).add(returns[step.id])
+                self.states.setdefault((group, step.state_hash), RunningStatistics()).add(returns[step.id])
 
     def advantage(self, group: Group, value: float, baseline: Baseline) -> float:
         """The advantage of a session whose score is `value`; 0 for an unknown group."""

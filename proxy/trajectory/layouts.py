@@ -18,12 +18,12 @@ from proxy.trajectory.conversation import conversation_above, message_dict
 from proxy.trajectory.options import Include, Layout, LayoutOptions
 from proxy.trajectory.padded import PaddedSample, fits, pad
 from proxy.trajectory.paths import leaves, path_to
-from proxy.trajectory.purpose import derive
+from proxy.trajectory.purpose import derive_purposes
 from proxy.trajectory.returns import compute_returns
-from proxy.trajectory.samples import Labels, PathSample, SampleRow, Standing, TreeSample, scalar
+from proxy.trajectory.samples import Labels, PathSample, SampleRow, TreeSample, Weighting, scalar
 from proxy.trajectory.selection import trained
 from proxy.trajectory.tensors import Placement, TokenArrays, fill
-from proxy.trajectory.tree import Branch, grow, token_ids
+from proxy.trajectory.tree import Branch, build_tree, token_ids
 from proxy.types import Interaction, SessionRecord, ids_of
 
 Decode = Callable[[Sequence[int]], str]
@@ -76,7 +76,7 @@ def _exporter(
     decode: Decode | None,
 ) -> _Exporter:
     discount = record.discount if options.discount is None else options.discount
-    nodes, purposes = grow(interactions), derive(interactions)
+    nodes, purposes = build_tree(interactions), derive_purposes(interactions)
     main = {name: options.reward.of(node.interaction.reward, node.interaction.rewards) for name, node in nodes.items()}
     unfinished = options.mask_unfinished and record.finished is False
     return _Exporter(
@@ -186,7 +186,7 @@ class _Exporter:
             positions=np.arange(len(ids), dtype=np.int32) + np.repeat(starts - where[:-1], np.diff(where)),
             returns=tuple(self.returns[name] for name in names),
             main=tuple(self.main[name] for name in names),
-            standing=self._standing(placed),
+            weighting=self._weighting(placed),
             extras=self._extras(placed, whole=False),
         )
 
@@ -207,12 +207,12 @@ class _Exporter:
             main=tuple(self.main[place.interaction.id] for place in places),
             rewards=scalar(reward),
             raw_rewards=scalar(self.main[last.id] or 0.0),
-            standing=self._standing(places),
+            weighting=self._weighting(places),
             extras=self._extras(places, whole=True),
             text=self.decode(arrays.input_ids.tolist()) if text and self.decode is not None else None,
         )
 
-    def _standing(self, places: Sequence[Placement]) -> Standing:
+    def _weighting(self, places: Sequence[Placement]) -> Weighting:
         """The advantages of a sample. Its weight is set later, when all samples of the session are known."""
         options, advantage, steps = self.options, None, None
         if options.advantages is not None:
@@ -222,7 +222,7 @@ class _Exporter:
             steps = tuple(
                 self.groups.step_advantage(self.group, state, value, options.step_advantages) for state, value in found
             )
-        return Standing(advantage=advantage, steps=steps)
+        return Weighting(advantage=advantage, steps=steps)
 
     def _extras(self, places: Sequence[Placement], *, whole: bool) -> tuple[Labels, ...]:
         """The included messages and text of each turn. The first turn of a `whole` sample has its full prompt."""
@@ -256,8 +256,8 @@ def _weighted(rows: Sequence[Any]) -> list[Any]:
 
 def _with_weight(row: PathSample | TreeSample | PaddedSample, weight: float) -> SampleRow:
     if isinstance(row, PaddedSample):
-        return row.standing_as(replace(row.sample.standing, weight=weight))
-    return replace(row, standing=replace(row.standing, weight=weight))
+        return row.with_weighting(replace(row.sample.weighting, weight=weight))
+    return replace(row, weighting=replace(row.weighting, weight=weight))
 
 
 def masked_tokens(samples: Sequence[PathSample]) -> int:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from proxy.trajectory.options import Keep, Padding, TooLong
 from proxy.trajectory.paths import Path
-from proxy.trajectory.samples import Columns, Labels, PathSample, Standing
+from proxy.trajectory.samples import Columns, Labels, PathSample, Weighting
 
 # verl counts the messages of both sides: a prompt and its answer are two.
 _MESSAGES_A_TURN = 2
@@ -39,8 +39,8 @@ class PaddedSample:
     def is_trained(self) -> bool:
         return bool(self.sample.arrays.loss_mask[self.response].any())
 
-    def standing_as(self, standing: Standing) -> PaddedSample:
-        return replace(self, sample=replace(self.sample, standing=standing))
+    def with_weighting(self, weighting: Weighting) -> PaddedSample:
+        return replace(self, sample=replace(self.sample, weighting=weighting))
 
     def labels(self) -> Labels:
         """The sample's labels. The `span` of a turn refers to the sample before padding and truncation."""

@@ -44,7 +44,7 @@ _SUMMARY_PROMPTS = (
 )
 
 
-def hinted(request: TurnRequest) -> Purpose | None:
+def purpose_of_prompt(request: TurnRequest) -> Purpose | None:
     """The purpose that the prompt states by a phrase of a known client; None if it has no such phrase."""
     system = "\n".join(message.content for message in request.messages if message.role is Role.SYSTEM).lower()
     last = "\n" + _last_words(request).lower()
@@ -61,7 +61,7 @@ def _last_words(request: TurnRequest) -> str:
     return last.content if last is not None and last.role is Role.USER else ""
 
 
-def derive(interactions: Sequence[Interaction]) -> dict[str, str]:
+def derive_purposes(interactions: Sequence[Interaction]) -> dict[str, str]:
     """The purpose of every complete interaction of a session by id. A stored purpose is kept."""
     complete = [interaction for interaction in interactions if interaction.status is Status.COMPLETE]
     roots = [interaction for interaction in complete if interaction.parent_id is None]

@@ -35,8 +35,8 @@ class SampleRow(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
-    """The values of a sample that depend on other samples.
+class Weighting:
+    """The weight and advantages of a sample, which depend on other samples.
 
     `weight`: 1 / (number of samples of its session with a trained token), or 0 for a sample without one, so a session
     counts once in a weighted mean. `advantage`: of its session's score within the group. `steps`: one value per turn,
@@ -74,7 +74,7 @@ class PathSample:
     main: tuple[float | None, ...]
     rewards: FloatArray
     raw_rewards: FloatArray
-    standing: Standing = Standing()
+    weighting: Weighting = Weighting()
     extras: tuple[Labels, ...] = ()
     text: str | None = None
 
@@ -104,7 +104,7 @@ class PathSample:
         return labels if self.text is None else {**labels, "text": self.text}
 
     def columns(self) -> Columns:
-        """The columns of L tokens, and those of `standing`.
+        """The columns of L tokens, and those of `weighting`.
 
         int32 [L]: input_ids, loss_mask, versions, turn_ids. float32 [L]: logprobs; token_rewards if any were set. bool
         [L]: attention_mask, all True. float32 [1]: rewards, raw_rewards.
@@ -119,7 +119,7 @@ class PathSample:
             "attention_mask": np.ones(len(arrays.input_ids), bool),
             "rewards": self.rewards,
             "raw_rewards": self.raw_rewards,
-            **self.standing.columns(),
+            **self.weighting.columns(),
         }
         if (rewards := placed_rewards(len(arrays.input_ids), self.placements)) is not None:
             found["token_rewards"] = rewards
@@ -154,7 +154,7 @@ class TreeSample:
     positions: NDArray[np.int32]
     returns: tuple[float, ...]
     main: tuple[float | None, ...]
-    standing: Standing = Standing()
+    weighting: Weighting = Weighting()
     extras: tuple[Labels, ...] = ()
 
     @property
@@ -201,7 +201,7 @@ class TreeSample:
             "node_returns": np.array(self.returns, np.float32),
             "rewards": scalar(float(main.sum(dtype=np.float64))),
             "raw_rewards": main[-1:],
-            **self.standing.columns(),
+            **self.weighting.columns(),
         }
         if (rewards := placed_rewards(length, self.placements)) is not None:
             found["token_rewards"] = rewards

@@ -31,7 +31,7 @@ class Branch:
     depth: int
 
 
-def grow(interactions: Iterable[Interaction]) -> dict[str, Branch]:
+def build_tree(interactions: Iterable[Interaction]) -> dict[str, Branch]:
     """Build the branches of one session by id, parents first. `interactions` are in order of `seq`."""
     nodes: dict[str, Branch] = {}
     for interaction in interactions:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.trajectory.advantages import Baseline, Groups, Spread, group_of
+from proxy.trajectory.advantages import Baseline, Groups, RunningStatistics, group_of
 from proxy.trajectory.layouts import lay_out
 from proxy.trajectory.main_reward import RAW, MainReward
 from proxy.trajectory.options import Layout, LayoutOptions
@@ -17,8 +17,8 @@ from tests.interactions import interaction
 values = st.lists(st.floats(-1e6, 1e6), min_size=2, max_size=30)
 
 
-def spread_of(numbers: list[float]) -> Spread:
-    spread = Spread()
+def spread_of(numbers: list[float]) -> RunningStatistics:
+    spread = RunningStatistics()
     for number in numbers:
         spread.add(number)
     return spread
@@ -42,7 +42,7 @@ def test_leave_one_out_is_the_distance_from_the_mean_of_the_others(numbers: list
 
 @pytest.mark.parametrize("baseline", list(Baseline))
 def test_a_value_that_is_alone_or_equal_to_all_others_has_advantage_0(baseline: Baseline) -> None:
-    assert Spread().advantage(1.0, baseline) == 0
+    assert RunningStatistics().advantage(1.0, baseline) == 0
     assert spread_of([3.0]).advantage(3.0, baseline) == 0
     assert spread_of([0.1] * 7).advantage(0.1, baseline) == pytest.approx(0, abs=1e-9)
 

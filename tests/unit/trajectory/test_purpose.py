@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from proxy.trajectory.layouts import Layout, LayoutOptions, export_session
-from proxy.trajectory.purpose import Purpose, derive, hinted
+from proxy.trajectory.purpose import Purpose, derive_purposes, purpose_of_prompt
 from proxy.types import Api, Interaction, Message, Role, SessionRecord, Tool, TurnRequest
 from tests.interactions import interaction
 
@@ -24,13 +24,13 @@ def ask(last: str, system: str = "") -> TurnRequest:
 
 
 def test_a_session_of_one_root_is_main() -> None:
-    assert derive([root("a", 0, "q"), interaction("b", parent="a", seq=1)]) == {"a": "main", "b": "main"}
+    assert derive_purposes([root("a", 0, "q"), interaction("b", parent="a", seq=1)]) == {"a": "main", "b": "main"}
 
 
 def test_a_title_call_that_came_first_is_aux_beside_a_tooled_root() -> None:
     nodes = [root("t", 0, "name this", system="T"), root("a", 1, "q", tooled=True)]
-    assert derive(nodes) == {"t": "aux", "a": "main"}
-    assert derive(nodes[:1]) == {"t": "main"}
+    assert derive_purposes(nodes) == {"t": "aux", "a": "main"}
+    assert derive_purposes(nodes[:1]) == {"t": "main"}
 
 
 def test_a_tooled_root_with_another_system_and_beginning_is_a_subagent() -> None:
@@ -40,7 +40,7 @@ def test_a_tooled_root_with_another_system_and_beginning_is_a_subagent() -> None
         interaction("c", parent="b", seq=2),
         root("d", 3, "q", tooled=True, system="S2"),
     ]
-    assert derive(nodes) == {"a": "main", "b": "subagent", "c": "subagent", "d": "main"}
+    assert derive_purposes(nodes) == {"a": "main", "b": "subagent", "c": "subagent", "d": "main"}
 
 
 def test_a_stored_purpose_is_kept_and_a_summary_is_one_call() -> None:
@@ -49,7 +49,7 @@ def test_a_stored_purpose_is_kept_and_a_summary_is_one_call() -> None:
         replace(interaction("b", parent="a", seq=1), purpose="summary"),
         interaction("c", parent="b", seq=2),
     ]
-    assert derive(nodes) == {"a": "subagent", "b": "summary", "c": "main"}
+    assert derive_purposes(nodes) == {"a": "subagent", "b": "summary", "c": "main"}
 
 
 @pytest.mark.parametrize(
@@ -64,7 +64,7 @@ def test_a_stored_purpose_is_kept_and_a_summary_is_one_call() -> None:
     ],
 )
 def test_prompts_of_known_clients_state_their_purpose(request_: TurnRequest, purpose: Purpose | None) -> None:
-    assert hinted(request_) is purpose
+    assert purpose_of_prompt(request_) is purpose
 
 
 def test_exports_filter_on_purpose_and_shared_tokens_move_to_another_leaf() -> None:
