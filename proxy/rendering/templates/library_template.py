@@ -67,10 +67,6 @@ class LibraryTemplate:
             return None
         return list(bridged.token_ids[len(known) :])
 
-    def parse(self, output: list[int], prompt: list[int], tools: Sequence[Tool]) -> Any:
-        """Parse an output with the library's own parser: the oracle of our tests."""
-        return self._renderer({}).parse_response(output, prompt_ids=prompt, tools=tool_dicts(tools))
-
     def _renderer(self, options: Options) -> Any:
         key = json.dumps(options, sort_keys=True, default=str)
         if key not in self._ready:

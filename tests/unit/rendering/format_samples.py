@@ -5,11 +5,14 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from proxy.rendering import OutputParser
 from proxy.rendering.deltas import Delta, ReasoningDelta, TextDelta, ToolCallArguments, ToolCallEnd, ToolCallStart
 from proxy.rendering.parsing.build_parser import build_parser
 from proxy.rendering.reasoning_formats import reasoning_format
+from proxy.rendering.templates.library_template import LibraryTemplate
+from proxy.rendering.templates.message_dicts import tool_dicts
 from proxy.rendering.tokenizer import Tokenizer
 from proxy.rendering.tool_calls.registry import tool_format
 from proxy.types import Message, Tool
@@ -182,3 +185,8 @@ def joined(deltas: Iterable[Delta]) -> Message:
     return Message.from_json(
         {"role": "assistant", "content": text, "reasoning": reasoning or None, "tool_calls": calls}
     )
+
+
+def library_reading(library: LibraryTemplate, output: list[int], prompt: list[int], tools: Sequence[Tool]) -> Any:
+    """Parse an output with the parser of the `renderers` package, the oracle of the tests."""
+    return library._renderer({}).parse_response(output, prompt_ids=prompt, tools=tool_dicts(tools))

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import pytest
+from format_samples import library_reading
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -131,7 +132,7 @@ def oracle(tiny: Renderer) -> LibraryTemplate:
 def agree(oracle: LibraryTemplate, parser: OutputParser, ids: list[int], prompt: list[int]) -> None:
     """Compare with the library's reading. Two things may differ: trailing white space of unclosed reasoning, which
     a stream cannot take back, and malformed calls, which the library drops and we keep visible."""
-    expected = oracle.parse(ids, prompt, TOOLS)
+    expected = library_reading(oracle, ids, prompt, TOOLS)
     message = parser.message
     calls = [(call.name, call.arguments or {}) for call in expected.tool_calls if call.status == "ok"]
     assert message.reasoning == ((expected.reasoning_content or "").strip() or None)

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from format_samples import SAMPLES, TOOLS, parser_for, read
+from format_samples import SAMPLES, TOOLS, library_reading, parser_for, read
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from rendering_folders import write_folder
@@ -110,7 +110,7 @@ def both(
     ids = tokenizer.encode(text)
     parser = parser_for(tokenizer, family.calls, family.reasoning, opened=opened)
     reading = read(parser, [ids])
-    theirs = oracle.parse([*ids, *end], prompt, TOOLS)  # type: ignore[list-item]
+    theirs = library_reading(oracle, [*ids, *end], prompt, TOOLS)  # type: ignore[list-item]
     return reading.parser.message, reading.parser.malformed_calls, theirs
 
 
