@@ -116,6 +116,12 @@ async def read(gate: AdminGate, request: GenerateRequest) -> CollectedReply:
     return reply
 
 
+async def more_tokens(gate: AdminGate, count: int) -> None:
+    """Wait until the requests in flight have sampled `count` more tokens in all."""
+    enough = count + sum(len(flight.output) for flight in gate._flights)
+    await until(lambda: sum(len(flight.output) for flight in gate._flights) >= enough)
+
+
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__.removeprefix("check_"))
 async def test_contract(server: Server, check: ContractCheck) -> None:
     async with pool_of(server.url) as pool:
@@ -167,7 +173,7 @@ async def test_three_servers_that_are_killed_cost_no_token(weights, tmp_path: Pa
             prompts = [ids_of(range(n, n + 40)) for n in range(18)]
             running = [asyncio.create_task(read(gate, request_for(prompt, 400, 0.0))) for prompt in prompts]
             for victim in servers[:2]:
-                await asyncio.sleep(0.7)
+                await more_tokens(gate, 10 * len(prompts))
                 victim.kill()
             replies = await asyncio.gather(*running)
             states = [shown["state"] for shown in pool.servers()]

@@ -1,4 +1,4 @@
-"""Engines for tests of the gate: scripted ones that die, that refuse, that hold memory, and that keep watch."""
+"""Scripted engines for tests of the gate: they die, refuse, hold memory, and record requests during a pause."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ TICK_S = 0.001
 
 
 class WatchfulEngine(ScriptedEngine):
-    """Plays what a model would say, and notes whoever is let in while it is paused.
+    """Plays `model_like`; records requests that arrive during a pause in `trespassers`.
 
-    `deaths`: after how many tokens of a submission the server behind it dies, one entry a submission.
+    `deaths`: one entry per submission, the number of tokens after which its server dies.
     """
 
     def __init__(self, tick_s: float = TICK_S, deaths: Sequence[int] = ()) -> None:
@@ -50,17 +50,17 @@ class WatchfulEngine(ScriptedEngine):
                 if given == len(chunk.ids):
                     chunk = replace(chunk, cached_tokens=len(request.input_ids))
                 if given == left:
-                    yield replace(chunk, finish=None)  # the word that it was the last one is lost with the server
+                    yield replace(chunk, finish=None)  # the finish reason is lost with the server
                     raise EngineLost("the server is gone")
                 yield chunk
 
     async def update_weights(self, path: str, version: int | None = None) -> int:
-        await asyncio.sleep(TICK_S)  # loading takes a while, in which others come to run
+        await asyncio.sleep(TICK_S)  # loading takes time, in which other tasks run
         return await super().update_weights(path, version)
 
 
 class RefusingEngine(WatchfulEngine):
-    """Its pause stops it, and then fails; its updates fail."""
+    """Its `pause` stops sampling, then raises an error."""
 
     async def pause(self, mode: PauseMode) -> None:
         await super().pause(mode)
@@ -68,14 +68,14 @@ class RefusingEngine(WatchfulEngine):
 
 
 class StubbornEngine(WatchfulEngine):
-    """It takes no weights."""
+    """Its `update_weights` raises an error."""
 
     async def update_weights(self, path: str, version: int | None = None) -> int:
         raise InvalidRequest(f"{path} holds no weights", param="path")
 
 
 class HoldingEngine(WatchfulEngine):
-    """It gives memory back, by the rules of SGLang: nothing may run, and no tag is released or resumed twice."""
+    """Releases memory by SGLang's rules: no request runs, and no tag is released or resumed twice."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -104,12 +104,12 @@ def gate_of(engine: ScriptedEngine, **settings: Any) -> AdminGate:
 
 
 def asking(name: str, count: int, *, start: int = 40, constrained: bool = False) -> GenerateRequest:
-    """A request of `count` tokens, which no end token ends."""
+    """A request of exactly `count` tokens: end tokens are ignored."""
     prompt = ids_of(range(start, start + 8))
     grammar = GRAMMAR if constrained else None
     return GenerateRequest(name, prompt, SamplingParams(max_tokens=count, ignore_eos=True), grammar=grammar)
 
 
 def uninterrupted(request: GenerateRequest) -> list[int]:
-    """What the model says when nothing happens to it."""
+    """The output of `request` without pauses and lost servers."""
     return following(request.input_ids, request.sampling.max_tokens or 0)

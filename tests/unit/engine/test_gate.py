@@ -1,4 +1,4 @@
-"""Whatever happens to the engine, each request gets exactly the tokens that it would have got undisturbed."""
+"""Pauses, weight updates and lost servers: each request gets the same tokens as without them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ CUTTING = [PauseMode.IN_PLACE, PauseMode.RETRACT, PauseMode.ABORT]
 
 
 async def some_tokens(gate: AdminGate, reply: CollectedReply, request: GenerateRequest) -> None:
-    """Read a request into `reply`, to its end."""
+    """Read all chunks of a request into `reply`."""
     async with aclosing(cast("AsyncGenerator[TokenChunk, None]", gate.generate(request))) as chunks:
         async for chunk in chunks:
             reply.add(chunk)
@@ -41,7 +41,7 @@ async def some_tokens(gate: AdminGate, reply: CollectedReply, request: GenerateR
 async def begun(
     gate: AdminGate, request: GenerateRequest, tokens: int = 3
 ) -> tuple[CollectedReply, asyncio.Task[None]]:
-    """A request in flight, of which some tokens are there."""
+    """Start a request and wait for its first `tokens` tokens."""
     reply = CollectedReply()
     task = asyncio.create_task(some_tokens(gate, reply, request))
     await until(lambda: len(reply.ids) >= tokens or task.done())
@@ -49,15 +49,15 @@ async def begun(
 
 
 @pytest.mark.parametrize("mode", CUTTING)
-async def test_a_pause_stops_sampling_and_nothing_is_lost_when_it_goes_on(mode: PauseMode) -> None:
+async def test_a_pause_stops_sampling_and_loses_no_token(mode: PauseMode, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = WatchfulEngine()
     gate, request = gate_of(engine), asking("a", 60)
     reply, task = await begun(gate, request)
     await gate.admin.pause(mode)
     assert gate.paused is mode and engine.paused
-    await asyncio.sleep(0.01)
+    await until(lambda: gate.running == (0 if mode is PauseMode.ABORT else 1))
     stopped_at = len(reply.ids)
-    await asyncio.sleep(0.02)
+    await let_pass(60.0, monkeypatch)
     assert len(reply.ids) == stopped_at < 60 and reply.finish is None
     await gate.admin.resume()
     await task
@@ -66,7 +66,7 @@ async def test_a_pause_stops_sampling_and_nothing_is_lost_when_it_goes_on(mode: 
     assert len(engine.requests) == (2 if mode is PauseMode.ABORT else 1)
 
 
-async def test_what_abort_cut_goes_on_with_prompt_plus_tokens_and_the_rest_of_the_budget() -> None:
+async def test_an_aborted_request_is_resubmitted_with_its_output_and_the_rest_of_its_budget() -> None:
     engine = WatchfulEngine()
     gate, request = gate_of(engine), asking("a", 60)
     reply, task = await begun(gate, request)
@@ -81,7 +81,7 @@ async def test_what_abort_cut_goes_on_with_prompt_plus_tokens_and_the_rest_of_th
     assert (again.request_id, again.session_id) == (request.request_id, request.session_id)
 
 
-async def test_drain_waits_for_what_runs_and_lets_nobody_in_meanwhile() -> None:
+async def test_a_drain_waits_for_running_requests_and_admits_none() -> None:
     engine = WatchfulEngine()
     gate = gate_of(engine)
     reply, task = await begun(gate, asking("a", 40))
@@ -97,7 +97,7 @@ async def test_drain_waits_for_what_runs_and_lets_nobody_in_meanwhile() -> None:
 
 
 @pytest.mark.parametrize("mode", list(PauseMode))
-async def test_an_update_leaves_every_reply_as_it_was_and_versions_in_order(mode: PauseMode) -> None:
+async def test_an_update_changes_no_token_and_versions_ascend(mode: PauseMode) -> None:
     engine = WatchfulEngine()
     gate = gate_of(engine)
     requests = [asking(f"r{n}", 40, start=20 * n + 1) for n in range(4)]
@@ -122,21 +122,21 @@ async def test_an_update_during_a_pause_leaves_it_paused() -> None:
     assert (await complete(gate, asking("a", 2))).versions == [7, 7]
 
 
-async def test_updates_on_each_others_heels_let_nobody_slip_in_between() -> None:
+async def test_no_request_is_admitted_between_updates_in_quick_succession() -> None:
     engine = WatchfulEngine()
     gate = gate_of(engine)
     await gate.admin.pause(PauseMode.DRAIN)
     waiting = [asyncio.create_task(complete(gate, asking(f"w{n}", 4))) for n in range(3)]
     await until(lambda: gate.waiting == 3)
     await gate.admin.resume()
-    for _ in range(3):  # each closes the gate again before those that were woken come to run
+    for _ in range(3):  # each shuts the gate again before the woken requests run
         await gate.admin.update_weights("/weights", None, PauseMode.DRAIN)
     for reply in await asyncio.gather(*waiting):
         assert reply.versions == [3] * 4
     assert engine.trespassers == []
 
 
-async def test_who_was_cut_does_not_go_on_in_a_later_pause() -> None:
+async def test_an_interrupted_request_does_not_continue_during_the_next_pause(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = WatchfulEngine()
     gate, request = gate_of(engine), asking("a", 60)
     reply, task = await begun(gate, request)
@@ -144,28 +144,33 @@ async def test_who_was_cut_does_not_go_on_in_a_later_pause() -> None:
     await until(lambda: gate.running == 0)
     await gate.admin.resume()
     await gate.admin.pause(PauseMode.DRAIN)
-    await asyncio.sleep(0.01)
+    await let_pass(60.0, monkeypatch)
     assert engine.trespassers == [] and gate.running == 0 and len(engine.requests) == 1
     await gate.admin.resume()
     await task
     assert reply.ids == uninterrupted(request)
 
 
-async def test_arrivals_wait_during_a_pause_and_are_refused_after_the_limit() -> None:
+async def test_a_request_that_waits_longer_than_the_pause_timeout_is_refused() -> None:
     gate = gate_of(WatchfulEngine(), pause_timeout_s=0.05)
     await gate.admin.pause(PauseMode.IN_PLACE)
     with pytest.raises(EngineUnavailable, match="--pause-timeout-s") as refused:
         await complete(gate, asking("a", 3))
     assert refused.value.retry_after_s and refused.value.status == 503
     assert gate.waiting == 0
-    patient = asyncio.create_task(complete(gate, asking("b", 3)))
+
+
+async def test_a_request_that_arrives_during_a_pause_runs_after_it() -> None:
+    gate = gate_of(WatchfulEngine(), pause_timeout_s=10_000.0)
+    await gate.admin.pause(PauseMode.IN_PLACE)
+    waiting = asyncio.create_task(complete(gate, asking("b", 3)))
     await until(lambda: gate.waiting == 1)
     await gate.admin.resume()
-    assert (await patient).ids == uninterrupted(asking("b", 3))
+    assert (await waiting).ids == uninterrupted(asking("b", 3))
 
 
 @pytest.mark.parametrize("mode", CUTTING)
-async def test_patience_stands_still_during_a_pause(mode: PauseMode, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_token_timeout_does_not_run_during_a_pause(mode: PauseMode, monkeypatch: pytest.MonkeyPatch) -> None:
     gate = gate_of(WatchfulEngine(), engine_timeout_s=60.0, pause_timeout_s=10_000.0)
     request = asking("a", 30)
     running = asyncio.create_task(sample(gate, request, 60.0))
@@ -179,7 +184,7 @@ async def test_patience_stands_still_during_a_pause(mode: PauseMode, monkeypatch
     assert list((await late).ids) == uninterrupted(asking("b", 3))
 
 
-async def test_patience_is_back_after_a_pause() -> None:
+async def test_the_token_timeout_runs_again_after_a_pause() -> None:
     gate = gate_of(WatchfulEngine(tick_s=60.0), engine_timeout_s=0.05)
     running = asyncio.create_task(sample(gate, asking("a", 3), 0.05))
     await until(lambda: gate.running == 1)
@@ -189,7 +194,7 @@ async def test_patience_is_back_after_a_pause() -> None:
         await running
 
 
-async def test_an_abort_waits_for_constrained_outputs_and_cuts_the_others() -> None:
+async def test_an_abort_waits_for_constrained_outputs_and_interrupts_the_others() -> None:
     engine = WatchfulEngine()
     gate = gate_of(engine)
     bound, bound_task = await begun(gate, asking("bound", 30, constrained=True))
@@ -204,29 +209,29 @@ async def test_an_abort_waits_for_constrained_outputs_and_cuts_the_others() -> N
 
 
 @pytest.mark.parametrize("deaths", [[0], [1], [0, 4, 0], [7, 1, 1, 1, 1], [30]])
-async def test_the_death_of_servers_loses_and_doubles_no_token(deaths: list[int]) -> None:
+async def test_lost_servers_lose_and_repeat_no_token(deaths: list[int]) -> None:
     engine = WatchfulEngine(deaths=deaths)
     gate, request = gate_of(engine), asking("a", 30)
     reply = await complete(gate, request)
     assert reply.ids == uninterrupted(request) and reply.finish is FinishReason.LENGTH
     assert gate.running == 0
-    # Nothing is asked for once all tokens are there, though nobody said that these are all.
+    # No request is sent once all tokens are there, even if the finish reason was lost.
     assert len(engine.requests) == sum(bool(death) for death in deaths) + (sum(deaths) < 30)
 
 
-async def test_when_one_server_after_the_other_dies_the_request_is_given_up() -> None:
+async def test_a_request_fails_after_too_many_lost_servers() -> None:
     with pytest.raises(EngineLost):
         await complete(gate_of(WatchfulEngine(deaths=[1] * 20)), asking("a", 30))
 
 
-async def test_a_constrained_output_is_sent_again_only_before_its_first_token() -> None:
+async def test_a_constrained_output_is_resubmitted_only_before_its_first_token() -> None:
     whole = await complete(gate_of(WatchfulEngine(deaths=[0, 0])), asking("a", 9, constrained=True))
     assert whole.ids == uninterrupted(asking("a", 9))
     with pytest.raises(EngineLost):
         await complete(gate_of(WatchfulEngine(deaths=[2])), asking("a", 9, constrained=True))
 
 
-async def test_a_death_during_a_pause_is_made_good_after_it() -> None:
+async def test_a_request_whose_server_dies_during_a_pause_continues_after_it() -> None:
     engine = WatchfulEngine(deaths=[5])
     gate, request = gate_of(engine), asking("a", 30)
     pausing: list[asyncio.Task[None]] = []
@@ -234,19 +239,19 @@ async def test_a_death_during_a_pause_is_made_good_after_it() -> None:
     async with aclosing(cast("AsyncGenerator[TokenChunk, None]", gate.generate(request))) as chunks:
         async for chunk in chunks:
             reply.add(chunk)
-            if len(reply.ids) == 5:  # the next thing that this server does is to die
+            if len(reply.ids) == 5:  # the server dies next
                 await gate.admin.pause(PauseMode.IN_PLACE)
                 pausing.append(asyncio.create_task(gate.admin.resume()))
     await asyncio.gather(*pausing)
     assert reply.ids == uninterrupted(request) and engine.trespassers == []
 
 
-async def test_cached_tokens_are_those_of_the_prompt_alone() -> None:
+async def test_cached_tokens_count_the_prompt_alone() -> None:
     gate, request = gate_of(WatchfulEngine(deaths=[10])), asking("a", 30)
     assert (await sample(gate, request, 5.0)).cached_tokens == len(request.input_ids)
 
 
-async def test_a_pause_that_fails_lets_everybody_go_on() -> None:
+async def test_all_requests_continue_after_a_pause_that_fails() -> None:
     engine = RefusingEngine()
     gate, request = gate_of(engine), asking("a", 30)
     reply, task = await begun(gate, request)
@@ -260,7 +265,7 @@ async def test_a_pause_that_fails_lets_everybody_go_on() -> None:
 
 
 @pytest.mark.parametrize("mode", list(PauseMode))
-async def test_an_update_that_fails_leaves_old_weights_and_everybody_going_on(mode: PauseMode) -> None:
+async def test_all_requests_continue_with_the_old_weights_after_an_update_that_fails(mode: PauseMode) -> None:
     engine = StubbornEngine()
     gate, request = gate_of(engine), asking("a", 40)
     reply, task = await begun(gate, request)
@@ -292,7 +297,7 @@ async def test_closing_the_iterator_frees_the_engine_before_it_returns() -> None
 
 
 @pytest.mark.parametrize("mode", CUTTING)
-async def test_who_leaves_during_a_pause_is_gone_after_it(mode: PauseMode) -> None:
+async def test_a_request_cancelled_during_a_pause_is_not_resubmitted(mode: PauseMode) -> None:
     engine = WatchfulEngine()
     gate = gate_of(engine)
     _, running = await begun(gate, asking("a", 500))
@@ -308,7 +313,7 @@ async def test_who_leaves_during_a_pause_is_gone_after_it(mode: PauseMode) -> No
     assert (await complete(gate, asking("c", 3))).ids == uninterrupted(asking("c", 3))
 
 
-async def test_a_drain_that_is_called_off_lets_requests_in_again() -> None:
+async def test_a_cancelled_drain_admits_requests_again() -> None:
     gate = gate_of(WatchfulEngine())
     reply, task = await begun(gate, asking("a", 60))
     draining = asyncio.create_task(gate.admin.pause(PauseMode.DRAIN))
@@ -321,7 +326,7 @@ async def test_a_drain_that_is_called_off_lets_requests_in_again() -> None:
 
 
 @pytest.mark.parametrize("mode", [PauseMode.ABORT, PauseMode.DRAIN])
-async def test_memory_is_released_when_nothing_runs_and_all_goes_on_once_it_is_back(mode: PauseMode) -> None:
+async def test_requests_continue_once_all_released_memory_is_back(mode: PauseMode) -> None:
     engine = HoldingEngine()
     gate, request = gate_of(engine), asking("a", 40)
     reply, task = await begun(gate, request)
@@ -350,7 +355,7 @@ async def test_memory_is_released_only_once() -> None:
 
 
 @pytest.mark.parametrize("mode", [PauseMode.IN_PLACE, PauseMode.RETRACT])
-async def test_what_a_pause_left_in_the_engine_is_cut_before_memory_goes(mode: PauseMode) -> None:
+async def test_requests_paused_in_the_engine_are_aborted_before_memory_is_released(mode: PauseMode) -> None:
     engine = HoldingEngine()
     gate, request = gate_of(engine), asking("a", 40)
     reply, task = await begun(gate, request)
@@ -358,13 +363,13 @@ async def test_what_a_pause_left_in_the_engine_is_cut_before_memory_goes(mode: P
     await gate.admin.release_memory((), PauseMode.ABORT)
     assert engine.running == [] and engine.held == set()
     await gate.admin.resume_memory(())
-    assert gate.paused is not None  # it was paused before, and is to be continued by who paused it
+    assert gate.paused is not None  # the earlier pause stays in force
     await gate.admin.resume()
     await task
     assert reply.ids == uninterrupted(request)
 
 
-async def test_a_release_that_is_not_possible_disturbs_nobody() -> None:
+async def test_a_release_that_the_engine_cannot_do_disturbs_no_request() -> None:
     engine = WatchfulEngine()
     gate, request = gate_of(engine), asking("a", 30)
     reply, task = await begun(gate, request)
@@ -375,7 +380,7 @@ async def test_a_release_that_is_not_possible_disturbs_nobody() -> None:
     assert reply.ids == uninterrupted(request) and len(engine.requests) == 1
 
 
-async def test_a_release_that_fails_goes_on() -> None:
+async def test_a_release_that_fails_ends_its_pause() -> None:
     engine = HoldingEngine()
     engine.broken = True
     gate, request = gate_of(engine), asking("a", 30)
@@ -387,7 +392,7 @@ async def test_a_release_that_fails_goes_on() -> None:
     assert reply.ids == uninterrupted(request)
 
 
-async def test_closing_ends_requests_that_a_pause_had_cut_before() -> None:
+async def test_closing_ends_requests_that_a_pause_interrupted_before() -> None:
     engine = WatchfulEngine()
     gate = gate_of(engine)
     reply, task = await begun(gate, asking("a", 4000))
@@ -399,7 +404,7 @@ async def test_closing_ends_requests_that_a_pause_had_cut_before() -> None:
     assert reply.finish is FinishReason.ABORT
 
 
-async def test_a_gate_that_sends_away_keeps_nobody_waiting_and_cuts_nobody_off() -> None:
+async def test_on_shutdown_waiting_requests_are_refused_and_admitted_ones_continue() -> None:
     engine = WatchfulEngine()
     gate, request = gate_of(engine, pause_timeout_s=10_000.0), asking("a", 60)
     reply, task = await begun(gate, request)
@@ -416,10 +421,10 @@ async def test_a_gate_that_sends_away_keeps_nobody_waiting_and_cuts_nobody_off()
     await gate.admin.resume()
     await task
     assert reply.ids == uninterrupted(request)
-    await gate.enter()  # open, it lets in
+    await gate.enter()  # an open gate admits requests
 
 
-async def test_a_server_that_stops_just_when_a_pause_has_lasted_too_long_sends_all_others_away() -> None:
+async def test_a_shutdown_just_as_the_pause_timeout_expires_refuses_all_waiting_requests() -> None:
     gate = gate_of(WatchfulEngine(), pause_timeout_s=60.0)
     await gate.admin.pause(PauseMode.IN_PLACE)
     waiting = [asyncio.create_task(gate.enter()) for _ in range(3)]
@@ -428,7 +433,7 @@ async def test_a_server_that_stops_just_when_a_pause_has_lasted_too_long_sends_a
     for timer in over:
         timer.reschedule(asyncio.get_running_loop().time())
     await asyncio.sleep(0)
-    assert all(timer.expired() for timer in over) and gate.waiting == 3  # their time is up, and none has run since
+    assert all(timer.expired() for timer in over) and gate.waiting == 3  # expired, but not run yet
     gate.send_away()
     outcomes = await asyncio.gather(*waiting, return_exceptions=True)
     assert [type(outcome) for outcome in outcomes] == [EngineUnavailable] * 3 and gate.waiting == 0

@@ -1,4 +1,4 @@
-"""Pauses, updates, deaths, leaving and arriving clients in any order: no token is lost, doubled or mislabelled."""
+"""Random pauses, updates, lost servers and cancelled requests: no token is lost, repeated or given a wrong version."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ STORMS = 24
 
 
 async def disturb(gate: AdminGate, dice: random.Random) -> None:
-    """One thing that a trainer may do."""
+    """Do one random operation of a trainer."""
     mode = dice.choice(list(PauseMode))
     match dice.randrange(5):
         case 0:
@@ -35,7 +35,7 @@ async def disturb(gate: AdminGate, dice: random.Random) -> None:
 
 
 async def storm(gate: AdminGate, dice: random.Random) -> None:
-    """Disturbances, some of them at once, and in the end an engine that runs."""
+    """Do random operations, some concurrently; in the end, resume the engine."""
     for _ in range(12):
         await asyncio.sleep(dice.choice([0.0, 0.001, 0.004]))
         await asyncio.gather(*(disturb(gate, dice) for _ in range(dice.choice([1, 1, 2]))))
@@ -44,7 +44,7 @@ async def storm(gate: AdminGate, dice: random.Random) -> None:
 
 
 async def visit(gate: AdminGate, dice: random.Random, name: str, constrained: bool) -> None:
-    """A request with its tokens proven, unless it leaves in its middle."""
+    """Run a request and check its tokens, or cancel it halfway."""
     await asyncio.sleep(dice.random() * 0.02)
     request = asking(name, dice.randrange(1, 40), start=dice.randrange(500), constrained=constrained)
     task = asyncio.create_task(complete(gate, request))
@@ -63,7 +63,7 @@ async def test_a_storm_changes_no_reply(seed: int) -> None:
     dice = random.Random(seed)
     engine = HoldingEngine()
     gate = gate_of(engine)
-    deadly = bool(seed % 2)  # a constrained output dies with its server: those come in the other half
+    deadly = bool(seed % 2)  # a constrained output fails with its server, so only the other half has some
     engine.deaths = [dice.choice([-1, -1, 0, 3]) for _ in range(8)] if deadly else []
     visits = [
         visit(gate, random.Random(1000 * seed + n), f"v{n}", constrained=not deadly and n % 4 == 0) for n in range(10)

@@ -17,6 +17,7 @@ from proxy.types import ids_of
 from tests.engines.gates import AdminGate
 from tests.engines.scripts import VOCABULARY, following
 from tests.engines.wire import LiveWire
+from tests.support import until
 
 PROMPT = ids_of(range(40, 60))
 SELDOM_S = 3600.0
@@ -37,12 +38,10 @@ async def behind_gate() -> AsyncIterator[tuple[LiveWire, AdminGate]]:
 
 
 async def on_its_way(live: LiveWire, gate: AdminGate) -> asyncio.Task[CollectedReply]:
-    """A request that the gate has let through and that has not arrived at the server."""
+    """Start a request that the gate has admitted and that has not reached the server."""
     live.arriving.clear()
     task = asyncio.create_task(complete(gate, request_for(PROMPT, 40)))
-    async with asyncio.timeout(30):
-        while not gate.running:  # noqa: ASYNC110 (the gate tells nobody)
-            await asyncio.sleep(0.005)
+    await until(lambda: gate.running == 1)
     return task
 
 
