@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from proxy.export_formats.encoder import Entry, Fields, dumps
 from proxy.export_formats.spool import Scratch
-from proxy.trajectory.samples import SampleRow
+from proxy.trajectory.sample_row import SampleRow
 
 _INTEGERS = ("input_ids", "loss_mask", "versions")
 

@@ -16,7 +16,7 @@ from proxy.errors import UnsupportedParameter
 from proxy.export_formats.encoder import Entry, Fields, dumps
 from proxy.export_formats.outgoing import Outgoing
 from proxy.trajectory.columns import Column
-from proxy.trajectory.samples import Labels, SampleRow
+from proxy.trajectory.sample_row import Labels, SampleRow
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import orjson
 
-from proxy.trajectory.samples import SampleRow
+from proxy.trajectory.sample_row import SampleRow
 
 
 class ExportFormat(StrEnum):

@@ -16,7 +16,7 @@ from proxy.export_formats.encoder import Entry, Fields, dumps
 from proxy.export_formats.outgoing import Outgoing
 from proxy.export_formats.spool import Part, Spool
 from proxy.trajectory.columns import Column
-from proxy.trajectory.samples import SampleRow
+from proxy.trajectory.sample_row import SampleRow
 
 
 class NpzEncoder:

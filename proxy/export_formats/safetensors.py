@@ -15,7 +15,7 @@ from proxy.errors import InvalidRequest
 from proxy.export_formats.encoder import Entry, Fields, dumps
 from proxy.export_formats.spool import Part, Spool
 from proxy.trajectory.columns import Column
-from proxy.trajectory.samples import SampleRow
+from proxy.trajectory.sample_row import SampleRow
 
 # The safetensors library rejects longer headers.
 _MAX_HEADER_BYTES = 100_000_000

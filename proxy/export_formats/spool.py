@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from proxy.export_formats.encoder import Entry, dumps
 from proxy.trajectory.columns import Column
-from proxy.trajectory.samples import SampleRow
+from proxy.trajectory.sample_row import SampleRow
 
 # Large enough that the cost per chunk is small, small enough for a hundred exports at once.
 CHUNK_BYTES = 1 << 20

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from proxy.export_formats.encoder import Entry, Fields, dumps
-from proxy.trajectory.samples import SampleRow
+from proxy.trajectory.sample_row import SampleRow
 
 
 class JsonEncoder:

@@ -16,14 +16,16 @@ import numpy as np
 from proxy.trajectory.advantages import Group, Groups, group_of, score
 from proxy.trajectory.conversation import conversation_above, message_dict
 from proxy.trajectory.options import Include, Layout, LayoutOptions
-from proxy.trajectory.padded import PaddedSample, fits, pad
+from proxy.trajectory.padded_sample import PaddedSample, fits, pad
+from proxy.trajectory.path_sample import PathSample
 from proxy.trajectory.paths import leaves, path_to
 from proxy.trajectory.purpose import derive_purposes
 from proxy.trajectory.returns import compute_returns
-from proxy.trajectory.samples import Labels, PathSample, SampleRow, TreeSample, Weighting, scalar
+from proxy.trajectory.sample_row import Labels, SampleRow, Weighting, scalar
 from proxy.trajectory.selection import trained
 from proxy.trajectory.tensors import Placement, TokenArrays, fill
 from proxy.trajectory.tree import Branch, build_tree, token_ids
+from proxy.trajectory.tree_sample import TreeSample
 from proxy.types import Interaction, SessionRecord, ids_of
 
 Decode = Callable[[Sequence[int]], str]

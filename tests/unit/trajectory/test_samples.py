@@ -6,7 +6,7 @@ import pytest
 
 from proxy.trajectory.certificate import certificate
 from proxy.trajectory.layouts import Layout, LayoutOptions, PathSample, export_session
-from proxy.trajectory.samples import recomputable
+from proxy.trajectory.sample_row import recomputable
 from proxy.types import Credit, Interaction, SamplingParams, SessionRecord, Status
 from tests.interactions import interaction
 

@@ -14,8 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from proxy.trajectory.options import Keep, Padding, TooLong
+from proxy.trajectory.path_sample import PathSample
 from proxy.trajectory.paths import Path
-from proxy.trajectory.samples import Columns, Labels, PathSample, Weighting
+from proxy.trajectory.sample_row import Columns, Labels, Weighting
 
 # verl counts the messages of both sides: a prompt and its answer are two.
 _MESSAGES_A_TURN = 2

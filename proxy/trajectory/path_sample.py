@@ -1,0 +1,98 @@
+"""A sample along one path of the tree, for the layouts individual and concat."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from proxy.trajectory.sample_row import (
+    Columns,
+    Labels,
+    Weighting,
+    placed_rewards,
+    row_labels,
+    turn_labels,
+)
+from proxy.trajectory.tensors import FloatArray, Placement, TokenArrays
+from proxy.types import Interaction, SessionRecord
+
+
+@dataclass(frozen=True, slots=True)
+class PathSample:
+    """A sample of a path in the tree: one interaction (layout individual), or a root and its descendants to a leaf.
+
+    `returns`, `main` (the main rewards) and `extras` (included messages and text) have one entry per turn. `rewards`
+    float32 [1]: individual: the return; concat: the sum of the main rewards on the path, the episode's score.
+    `raw_rewards` float32 [1]: the main reward of the last interaction, 0 if it has none.
+    """
+
+    session: SessionRecord
+    placements: tuple[Placement, ...]
+    purpose: str
+    arrays: TokenArrays
+    returns: tuple[float, ...]
+    main: tuple[float | None, ...]
+    rewards: FloatArray
+    raw_rewards: FloatArray
+    weighting: Weighting = Weighting()
+    extras: tuple[Labels, ...] = ()
+    text: str | None = None
+
+    @property
+    def last(self) -> Interaction:
+        """The last interaction of the sample."""
+        return self.placements[-1].interaction
+
+    @property
+    def masked_tokens(self) -> int:
+        """The number of sampled tokens of its path that the sample does not contain as sampled."""
+        return sum(len(placed.interaction.output_ids) for placed in self.placements if placed.start is None)
+
+    @property
+    def is_trained(self) -> bool:
+        return bool(self.arrays.loss_mask.any())
+
+    def labels(self) -> Labels:
+        last = self.last
+        labels = {
+            **row_labels(self.session, [placed.interaction for placed in self.placements], self.purpose),
+            "finish_reason": last.finish_reason.value if last.finish_reason else None,
+            "sampling": last.sampling.to_json(),
+            "masked_tokens": self.masked_tokens,
+            "turns": [self._turn(placed) for placed in self.placements],
+        }
+        return labels if self.text is None else {**labels, "text": self.text}
+
+    def columns(self) -> Columns:
+        """The columns of L tokens, and those of `weighting`.
+
+        int32 [L]: input_ids, loss_mask, versions, turn_ids. float32 [L]: logprobs; token_rewards if any were set. bool
+        [L]: attention_mask, all True. float32 [1]: rewards, raw_rewards.
+        """
+        arrays = self.arrays
+        found: Columns = {
+            "input_ids": arrays.input_ids,
+            "loss_mask": arrays.loss_mask,
+            "logprobs": arrays.logprobs,
+            "versions": arrays.versions,
+            "turn_ids": arrays.turn_ids,
+            "attention_mask": np.ones(len(arrays.input_ids), bool),
+            "rewards": self.rewards,
+            "raw_rewards": self.raw_rewards,
+            **self.weighting.columns(),
+        }
+        if (rewards := placed_rewards(len(arrays.input_ids), self.placements)) is not None:
+            found["token_rewards"] = rewards
+        return found
+
+    def to_json(self) -> dict[str, Any]:
+        """Labels and columns in one dict; the arrays are numpy."""
+        return {**self.labels(), **self.columns()}
+
+    def _turn(self, placed: Placement) -> Labels:
+        at = placed.turn
+        span = list(placed.span) if placed.span is not None else None
+        extra = self.extras[at] if self.extras else {}
+        return {**turn_labels(placed.interaction, self.main[at], self.returns[at]), "span": span, **extra}

@@ -1,0 +1,112 @@
+"""A row of an export: `labels` describe it (JSON values), `columns` are the arrays that a trainer reads.
+
+All rows of one layout have the same columns in the same order, except `token_rewards`: a row has it only if rewards of
+single tokens were set.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from proxy.trajectory.tensors import FloatArray, Placement
+from proxy.types import Interaction, SessionRecord
+
+Columns = dict[str, NDArray[Any]]
+Labels = dict[str, Any]
+
+
+class SampleRow(Protocol):
+    """A sample of any layout."""
+
+    @property
+    def is_trained(self) -> bool:
+        """Whether any of its tokens is trained."""
+
+    def labels(self) -> Labels:
+        """Its description, as JSON values."""
+
+    def columns(self) -> Columns:
+        """Its arrays by name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Weighting:
+    """The weight and advantages of a sample, which depend on other samples.
+
+    `weight`: 1 / (number of samples of its session with a trained token), or 0 for a sample without one, so a session
+    counts once in a weighted mean. `advantage`: of its session's score within the group. `steps`: one value per turn,
+    the advantage of the turn's return among steps of equal state.
+    """
+
+    weight: float = 0.0
+    advantage: float | None = None
+    steps: tuple[float, ...] | None = None
+
+    def columns(self) -> Columns:
+        """float32: `weight` [1]; if requested, `advantages` [1] and `step_advantages` [turns]."""
+        found: Columns = {"weight": scalar(self.weight)}
+        if self.advantage is not None:
+            found["advantages"] = scalar(self.advantage)
+        if self.steps is not None:
+            found["step_advantages"] = np.array(self.steps, np.float32)
+        return found
+
+
+def row_labels(session: SessionRecord, interactions: Sequence[Interaction], purpose: str) -> Labels:
+    """The labels that rows of all layouts have."""
+    return {
+        "interaction_id": interactions[-1].id,
+        "interaction_ids": [interaction.id for interaction in interactions],
+        "session_id": session.session_id,
+        "group_id": session.group_id,
+        "task_id": session.task_id,
+        "purpose": purpose,
+        "recomputable": all(recomputable(interaction) for interaction in interactions),
+    }
+
+
+def turn_labels(interaction: Interaction, main: float | None, value: float) -> Labels:
+    """The entry of one turn: `reward` is its main reward, `return` its return `value`."""
+    return {
+        "interaction_id": interaction.id,
+        "sampling": interaction.sampling.to_json(),
+        "reward": main,
+        "rewards": dict(interaction.rewards),
+        "return": value,
+        "finish_reason": interaction.finish_reason.value if interaction.finish_reason else None,
+        "state_hash": interaction.state_hash,
+        "recomputable": recomputable(interaction),
+    }
+
+
+def recomputable(interaction: Interaction) -> bool:
+    """Whether a trainer can recompute the logprobs from token ids and temperature alone.
+
+    Logprobs are natural logarithms after temperature, penalties, logit_bias and grammar mask, and before top-p, top-k
+    and min-p. So penalties, a bias or a grammar make this False.
+    """
+    sampling = interaction.sampling
+    penalised = (sampling.presence_penalty, sampling.frequency_penalty, sampling.repetition_penalty) != (0.0, 0.0, 1.0)
+    return not (penalised or sampling.logit_bias or interaction.grammar)
+
+
+def placed_rewards(length: int, placements: Sequence[Placement]) -> FloatArray | None:
+    """Rewards of single tokens, float32 [L], 0 where none was set; None if no output has any."""
+    found = [placed for placed in placements if placed.interaction.token_rewards and placed.span is not None]
+    if not found:
+        return None
+    rewards = np.zeros(length, np.float32)
+    for placed in found:
+        assert placed.span is not None and placed.interaction.token_rewards is not None
+        rewards[slice(*placed.span)] = np.asarray(placed.interaction.token_rewards, np.float32)
+    return rewards
+
+
+def scalar(value: float) -> FloatArray:
+    """A float32 array of shape [1]."""
+    return np.array([value], np.float32)

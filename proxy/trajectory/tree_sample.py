@@ -1,0 +1,92 @@
+"""A sample of a whole tree, each node once, for attention over shared prefixes (layout tree)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from proxy.trajectory.sample_row import (
+    Columns,
+    Labels,
+    Weighting,
+    placed_rewards,
+    row_labels,
+    scalar,
+    turn_labels,
+)
+from proxy.trajectory.tensors import Placement, TokenArrays
+from proxy.types import SessionRecord
+
+
+@dataclass(frozen=True, slots=True)
+class TreeSample:
+    """The nodes of a session, each once, parents before children; node n has the tokens offsets[n] to offsets[n + 1].
+
+    `parents`: the index of each node's parent, -1 for a root and for a node that is not aligned with its parent.
+    `positions`: the position of each token in its own sequence (root to node). A token attends to its own node and to
+    the ancestors of that node. `turn_ids` are indexes of nodes.
+    """
+
+    session: SessionRecord
+    placements: tuple[Placement, ...]
+    purpose: str
+    arrays: TokenArrays
+    offsets: NDArray[np.int32]
+    parents: NDArray[np.int32]
+    positions: NDArray[np.int32]
+    returns: tuple[float, ...]
+    main: tuple[float | None, ...]
+    weighting: Weighting = Weighting()
+    extras: tuple[Labels, ...] = ()
+
+    @property
+    def is_trained(self) -> bool:
+        return bool(self.arrays.loss_mask.any())
+
+    def labels(self) -> Labels:
+        nodes = [placed.interaction for placed in self.placements]
+        turns = []
+        for at, placed in enumerate(self.placements):
+            assert placed.span is not None
+            extra = self.extras[at] if self.extras else {}
+            shown = turn_labels(placed.interaction, self.main[at], self.returns[at])
+            turns.append({**shown, "span": list(placed.span), **extra})
+        finish = nodes[-1].finish_reason
+        return {
+            **row_labels(self.session, nodes, self.purpose),
+            "finish_reason": finish.value if finish else None,
+            "sampling": nodes[-1].sampling.to_json(),
+            "masked_tokens": 0,
+            "turns": turns,
+        }
+
+    def columns(self) -> Columns:
+        """The columns of a `PathSample`, for all T tokens of N nodes, and those of the tree.
+
+        int32: position_ids [T], node_offsets [N + 1], node_parents and node_positions [N] (the position of a node's
+        first token). float32 [N]: node_rewards, node_returns. `rewards` float32 [1] is the sum of node_rewards.
+        """
+        arrays, length = self.arrays, len(self.arrays.input_ids)
+        main = np.array([value or 0.0 for value in self.main], np.float32)
+        found: Columns = {
+            "input_ids": arrays.input_ids,
+            "loss_mask": arrays.loss_mask,
+            "logprobs": arrays.logprobs,
+            "versions": arrays.versions,
+            "turn_ids": arrays.turn_ids,
+            "attention_mask": np.ones(length, bool),
+            "position_ids": self.positions,
+            "node_offsets": self.offsets,
+            "node_parents": self.parents,
+            "node_positions": np.array([placed.interaction.prefix_length for placed in self.placements], np.int32),
+            "node_rewards": main,
+            "node_returns": np.array(self.returns, np.float32),
+            "rewards": scalar(float(main.sum(dtype=np.float64))),
+            "raw_rewards": main[-1:],
+            **self.weighting.columns(),
+        }
+        if (rewards := placed_rewards(length, self.placements)) is not None:
+            found["token_rewards"] = rewards
+        return found
