@@ -17,7 +17,7 @@ from proxy.protocols.fields import (
     optional_object,
     optional_text,
 )
-from proxy.protocols.sampling_params import parse_drawing
+from proxy.protocols.sampling_params import parse_sampling_numbers
 from proxy.sessions.issued_keys import KeyKind
 from proxy.sessions.session import LIMIT_COUNTS, LIMITS
 from proxy.types import Credit, Outcome, SamplingParams
@@ -91,7 +91,7 @@ def _parse_defaults(body: Mapping[str, Any]) -> dict[str, Any]:
     """The sampling defaults of a session, under the same rules as the sampling fields of a request."""
     sampling = optional_object(body, "sampling")
     check_known(sampling, sorted(_SAMPLING_FIELDS), "sampling.")
-    return parse_drawing(sampling, "sampling.")
+    return parse_sampling_numbers(sampling, "sampling.")
 
 
 def _shallow_object(body: Mapping[str, Any], name: str) -> dict[str, Any]:

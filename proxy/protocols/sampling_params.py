@@ -19,12 +19,12 @@ _MAX_TOKEN_DIGITS = 9
 def parse_sampling(body: Mapping[str, Any], at: str = "") -> dict[str, Any]:
     """Return the fields of SamplingParams that `body` sets. Raises InvalidRequest; `at` prefixes the field it names."""
     return {
-        **parse_drawing(body, at),
+        **parse_sampling_numbers(body, at),
         **_given(logit_bias=_parse_logit_bias(body.get("logit_bias"), at), stop=_parse_stop(body.get("stop"), at)),
     }
 
 
-def parse_drawing(body: Mapping[str, Any], at: str = "") -> dict[str, Any]:
+def parse_sampling_numbers(body: Mapping[str, Any], at: str = "") -> dict[str, Any]:
     """Return the numeric fields alone: those that a session may set as defaults of its turns."""
     return _given(
         temperature=optional_float(body, "temperature", least=0.0, most=100.0, at=at),

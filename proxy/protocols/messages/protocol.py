@@ -32,7 +32,7 @@ from proxy.protocols.fields import (
 )
 from proxy.protocols.messages.blocks import parse_message, parse_system
 from proxy.protocols.messages.reply import MessageStream, message_json
-from proxy.protocols.sampling_params import parse_drawing
+from proxy.protocols.sampling_params import parse_sampling_numbers
 from proxy.protocols.wire_protocol import Answer, new_hex
 from proxy.types import (
     Api,
@@ -166,7 +166,7 @@ def _merged(first: Message, second: Message) -> Message:
 
 def _parse_sampling(body: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of SamplingParams that `body` sets."""
-    sampling = parse_drawing({name: body.get(name) for name in _SAMPLING})
+    sampling = parse_sampling_numbers({name: body.get(name) for name in _SAMPLING})
     if (value := body.get("stop_sequences")) is not None:
         sampling["stop"] = _parse_stop(expect_list(value, "stop_sequences"))
     return sampling

@@ -99,7 +99,7 @@ class ResponsesProtocol:
             stream=optional_bool(body, "stream", False),
             logprobs=INCLUDE_LOGPROBS in include or top_logprobs > 0,
             top_logprobs=top_logprobs,
-            dropped=(*_left_aside(body), *tools.dropped, *dropped_items),
+            dropped=(*_unhonoured_fields(body), *tools.dropped, *dropped_items),
             previous_id=optional_text(body, "previous_response_id"),
             response_format=_parse_format(body),
             echo={**_parse_echo(body), "include": include, "namespaces": tools.namespaces},
@@ -128,7 +128,7 @@ def _refuse_unsupported(body: Mapping[str, Any]) -> None:
         raise InvalidRequest(f"'truncation' must be disabled, not {truncation!r}", param="truncation")
 
 
-def _left_aside(body: Mapping[str, Any]) -> list[str]:
+def _unhonoured_fields(body: Mapping[str, Any]) -> list[str]:
     return sorted(key for key in body if key not in HONOURED and key not in REFUSED)
 
 

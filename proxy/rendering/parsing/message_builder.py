@@ -79,7 +79,7 @@ class MessageBuilder:
         else:
             self._add_reasoning(text)
 
-    def give(self) -> list[Delta]:
+    def take_deltas(self) -> list[Delta]:
         """Return the deltas since the last call."""
         out, self._out = self._out, []
         return out

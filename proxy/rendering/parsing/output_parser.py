@@ -87,7 +87,7 @@ class OutputParser:
         """Return the deltas that these tokens add. Tokens after an end token or a complete stop string are ignored."""
         if self._state is not State.DONE:
             self._take(self._lexer.feed(ids))
-        return self._built.give()
+        return self._built.take_deltas()
 
     def finish(self) -> list[Delta]:
         """End the output and return the last deltas: incomplete markers and characters, and unfinished calls."""
@@ -97,7 +97,7 @@ class OutputParser:
                 self._take(self._lexer.flush())
             self._resolve_held()
             self._built.flush()
-        return self._built.give()
+        return self._built.take_deltas()
 
     def _take(self, lexemes: Iterable[Lexeme]) -> None:
         for lexeme in lexemes:
