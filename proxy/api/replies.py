@@ -91,7 +91,7 @@ class StreamReply:
         with _joined(turns, choices[0].attempt):
             batches = _one(choices[0]) if len(choices) == 1 else _merged(choices)
             first = await _first_batch(batches, request)
-            turns.join(choices[0].attempt)  # for the time from here to __call__, which leaves it
+            choices[0].attempt.join()  # for the time from here to __call__, which leaves it
         first_choice = choices[0]
         created = int(first_choice.interaction.created_at)
         encoder = protocol.stream(asked, first_choice.interaction.id, created, first_choice.prompt_tokens)
@@ -150,7 +150,7 @@ def request_id_header(api: Api, interaction_id: str) -> dict[str, str]:
 
 @contextmanager
 def _joined(turns: Turns, attempt: Attempt) -> Iterator[None]:
-    turns.join(attempt)
+    attempt.join()
     try:
         yield
     finally:

@@ -64,7 +64,7 @@ _RETRY = "this reply was cancelled because its client disconnected; send the req
 
 
 class Turns:
-    """Runs turns on one engine, and holds those that have not ended, by attempt."""
+    """Starts turns on one engine, and keeps those that are running, by attempt."""
 
     def __init__(
         self,
@@ -180,12 +180,8 @@ class Turns:
         identity = identify(request.messages, request.tools, request.template_options)
         return len((await self._prompts.build(session, request, identity)).ids)
 
-    def join(self, attempt: Attempt) -> None:
-        """Attach a reader to an attempt."""
-        attempt.join()
-
     def leave(self, attempt: Attempt) -> None:
-        """Detach a reader. When the last one leaves a running attempt, it is cancelled after `GRACE_S`."""
+        """Detach a reader. A running attempt without readers is cancelled after `GRACE_S` seconds."""
         if attempt.leave():
             attempt.grace = self._in_background(self._end_deserted(attempt), _GRACE)
 

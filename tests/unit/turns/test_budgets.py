@@ -1,4 +1,4 @@
-"""`max_tokens` is the least of everything that bounds it, and what is used up is refused by the name of its limit."""
+"""`max_tokens` is the minimum of all limits; a limit that is reached is refused by its name."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def budget(
     return apply_budgets(sampling, choices, held, prompt, Settings(**settings), 100).max_tokens
 
 
-def test_the_least_bound_wins() -> None:
+def test_the_smallest_limit_sets_max_tokens() -> None:
     assert budget(session()) == 90
     assert budget(session(), asked=7) == 7
     assert budget(session(), asked=700) == 90
@@ -58,7 +58,7 @@ def test_choices_share_what_the_session_may_still_sample() -> None:
         (session(deadline_s=-1.0), "limits.deadline_s"),
     ],
 )
-def test_a_used_up_limit_is_refused_by_its_name(held: Session, limit: str) -> None:
+def test_a_limit_that_is_reached_is_refused_by_its_name(held: Session, limit: str) -> None:
     with pytest.raises(LimitReached) as caught:
         budget(held)
     assert caught.value.param == limit
@@ -70,5 +70,5 @@ def test_a_prompt_that_fills_the_context_is_an_error_with_both_lengths() -> None
     assert (caught.value.prompt_tokens, caught.value.context_tokens) == (100, 100)
 
 
-def test_or_an_empty_answer_where_the_session_says_so() -> None:
+def test_a_prompt_that_fills_the_context_leaves_no_tokens_where_the_session_asks_for_that() -> None:
     assert budget(session(on_context_overflow="length"), prompt=100) == 0
