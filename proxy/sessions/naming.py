@@ -36,9 +36,9 @@ class NamedSessions:
     def ensure_stored(self, session: Session) -> None:
         """Queue the row of a session that has none yet. Its turns follow in the same queue, so nobody waits for it."""
         if not session.stored:
+            creation = self._starts.create_session(session.record)
             session.stored = True
             session.seen = Seen()
-            creation = asyncio.ensure_future(self._starts.create_session(session.record))
             creation.add_done_callback(lambda done: self._created(session, done))
 
     async def _check_room(self) -> None:

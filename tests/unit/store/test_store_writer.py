@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,9 +16,10 @@ from proxy.store import database, schema
 from proxy.store.sql import rows, writes
 from proxy.store.sql.starts import Start
 from proxy.store.store import Store
-from proxy.store.writer import Phase, Writer
+from proxy.store.writer import Change, Phase, Writer
 from proxy.types import SessionRecord
 from tests.databases import execute
+from tests.support import says, serving, user
 
 
 class Held:
@@ -165,3 +167,25 @@ async def test_ping_answers_until_the_store_is_closed(url: str, node: Any) -> No
     for call in (store.ping(), store.turns.append(node()), store.keys.load_session("x")):
         with pytest.raises(StoreUnavailable):
             await call
+
+
+async def test_the_row_of_a_session_is_queued_before_the_calls_that_began_in_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a crash between two groups leaves begun calls of no session."""
+    queued: list[tuple[str, Phase]] = []
+    put = Writer._put
+
+    def record(writer: Writer, change: Change) -> None:
+        if change.phase is Phase.SESSIONS:
+            queued.append((change.payload.row["session_id"], change.phase))
+        elif change.phase is Phase.FIRST:
+            queued.append((change.payload["session_id"], change.phase))
+        put(writer, change)
+
+    monkeypatch.setattr(Writer, "_put", record)
+    async with serving(tmp_path, says(*"abc")) as server:
+        await asyncio.gather(*(server.chat([user("hi")], name) for name in "xyz"))
+    assert sorted(queued) == sorted((name, phase) for name in "xyz" for phase in (Phase.SESSIONS, Phase.FIRST))
+    for name in "xyz":
+        assert [phase for session, phase in queued if session == name] == [Phase.SESSIONS, Phase.FIRST]
