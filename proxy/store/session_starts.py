@@ -29,8 +29,8 @@ class SessionStarts:
         """Queue the row of a new session at once; the future is resolved after its commit.
 
         The future raises InvalidRequest (param session_id) if the id exists, KeyInUse if a `chosen_key` belongs to a
-        live session, TooManyRequests if `max_live` sessions are live, if `max_taken` are live or ended without failing, or if no
-        granted start is left for a session that takes capacity.
+        live session, TooManyRequests if `max_live` sessions are live, if `max_taken` are live or ended without failing,
+        or if no granted start is left for a session that takes capacity.
         """
         self._known.add(record.session_id)
         start = Start(rows.session_row(record), chosen_key, max_live, max_taken)
