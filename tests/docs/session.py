@@ -32,8 +32,8 @@ ADDRESS = "127.0.0.1:8080"
 _SERVE = re.compile(r"(?:[A-Z_]+=\S+\s+)*tokengrove serve\b")
 _START_S, _BLOCK_S, _LONG_S = 120.0, 90.0, 800.0
 _KEPT = ".shell"
-_QUICK_ENGINES = ("scripted", "mailbox")
-"""Servers with these engines run in the process of the test, which saves the start of one of their own."""
+_OWN_PROCESS = ("scripted", "mailbox", "transformers")
+"""Servers that name one of these engines run in the process of the test, which saves a start and torch's import."""
 
 
 class ServerProcess:
@@ -98,21 +98,22 @@ class PageSession(AbstractContextManager["PageSession"]):
         self._stack = ExitStack()
         self._url: str | None = None
         self._script = ""
+        self._skipping = False
 
     def __exit__(self, *_: object) -> None:
         self._stack.close()
 
     def follow(self, blocks: list[Block]) -> None:
         """Run all blocks. Raises AssertionError naming the first that fails, or whose reply has another shape."""
-        printed = ""
+        printed: str | None = None
         for at, block in enumerate(blocks):
             after = blocks[at + 1] if at + 1 < len(blocks) else None
             if block.directive == "file":
                 path = self._folder / block.argument
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_text(block.text, encoding="utf-8")
-            elif block.directive == "not run" or (block.directive == "long" and not self._long):
-                printed = ""
+            elif self._skips(block):
+                printed = None
             elif block.language == "bash":
                 printed = self._bash(block)
                 shown = after is not None and after.language == "json" and after.directive != "not run"
@@ -120,10 +121,18 @@ class PageSession(AbstractContextManager["PageSession"]):
             elif block.language == "python":
                 waits = after is not None and after.directive == "continues"
                 printed = self._python(block, run=not waits)
+            elif printed is None:
+                continue  # what was not run shows nothing to compare with
             elif block.directive == "prints":
                 assert _lines(printed) == _lines(block.text), f"{block.place}: this is printed instead:\n{printed}"
-            elif block.language == "json" and printed:
+            elif block.language == "json":
                 check_shape(block, json.loads(block.text), _last_json(block, printed))
+
+    def _skips(self, block: Block) -> bool:
+        """Whether a block is not run now; what continues a script goes with it."""
+        if block.directive != "continues":
+            self._skipping = block.directive == "not run" or (block.directive == "long" and not self._long)
+        return self._skipping
 
     def _bash(self, block: Block) -> str:
         command = "\n".join(line for line in block.text.splitlines() if not line.startswith("#")).strip()
@@ -165,7 +174,7 @@ class PageSession(AbstractContextManager["PageSession"]):
     def _serve(self, command: str) -> None:
         self._stack.close()
         settings = settings_of(command)
-        if settings.engine in _QUICK_ENGINES and settings.model is None:
+        if settings.engine in _OWN_PROCESS:
             self._url = self._stack.enter_context(serving(self._own(settings)))
             return
         server = self._stack.enter_context(closing(ServerProcess(command, self._folder, self._environment)))
@@ -174,7 +183,8 @@ class PageSession(AbstractContextManager["PageSession"]):
     def _own(self, settings: Settings) -> Settings:
         """The settings of a server in this process, on a free port, with its database in the folder of the page."""
         database = settings.database_url.replace("sqlite:///", f"sqlite:///{self._folder}/")
-        return replace(settings, port=0, database_url=database, log_level="warning")
+        model = None if settings.model is None else str(self._folder / settings.model)
+        return replace(settings, port=0, database_url=database, model=model, log_level="warning")
 
     def _addressed(self, text: str) -> str:
         if ADDRESS not in text and "localhost:8080" not in text:
