@@ -168,7 +168,7 @@ class SessionParts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Parts:
-    """What the endpoints are made of."""
+    """The parts that endpoints are built from."""
 
     settings: Settings
     sessions: SessionParts

@@ -9,7 +9,7 @@ waits until such outputs end.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
@@ -128,7 +128,7 @@ class Gate:
 
     async def generate(
         self, request: GenerateRequest, timer: asyncio.Timeout | None = None
-    ) -> AsyncIterator[TokenChunk]:
+    ) -> AsyncGenerator[TokenChunk, None]:
         """Sample a continuation, across pauses and lost servers. `timer` does not run during a pause.
 
         Raises what the engine raises; EngineLost only after more than five lost servers, or if a server is lost in the

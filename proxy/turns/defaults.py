@@ -19,7 +19,7 @@ def with_defaults(request: TurnRequest, defaults: Mapping[str, Any]) -> Sampling
     return replace(request.sampling, **rest) if rest else request.sampling
 
 
-def choice_of(sampling: SamplingParams, k: int) -> SamplingParams:
+def sampling_of_choice(sampling: SamplingParams, k: int) -> SamplingParams:
     """Return the sampling parameters of choice `k`. Each choice gets its own seed, or all would be equal."""
     return sampling if sampling.seed is None or k == 0 else replace(sampling, seed=sampling.seed + k)
 

@@ -9,7 +9,6 @@ import asyncio
 import sys
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
-from typing import Any, cast
 
 from proxy.engine.chunks import TokenChunk, check_chunk
 from proxy.engine.gate import Gate
@@ -59,8 +58,7 @@ async def sample(
     generation = Generation()
     try:
         async with asyncio.timeout(timeout_s) as timer:
-            chunks = cast("Any", gate.generate(replace(request, sampling=sampling), timer))
-            async with aclosing(chunks):
+            async with aclosing(gate.generate(replace(request, sampling=sampling), timer)) as chunks:
                 async for chunk in chunks:
                     timer.reschedule(gate.deadline(timeout_s))
                     generation.take(chunk)

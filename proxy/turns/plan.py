@@ -14,7 +14,7 @@ from proxy.sessions.attempts import Attempt
 from proxy.sessions.session import Session
 from proxy.trajectory.matching import messages_hash
 from proxy.trajectory.purpose import purpose_of_prompt
-from proxy.turns.defaults import choice_of
+from proxy.turns.defaults import sampling_of_choice
 from proxy.turns.logprob_report import LogprobReport
 from proxy.turns.prompts import Prompt
 from proxy.turns.turn import Turn
@@ -40,7 +40,7 @@ def make_turns(plan: ReplyPlan, renderer: Renderer) -> list[Turn]:
 
 
 def _make_turn(plan: ReplyPlan, k: int, renderer: Renderer) -> Turn:
-    request, prompt, sampling = plan.request, plan.prompt, choice_of(plan.sampling, k)
+    request, prompt, sampling = plan.request, plan.prompt, sampling_of_choice(plan.sampling, k)
     interaction = _begin(plan, plan.reply_id if k == 0 else f"{plan.reply_id}.{k}", sampling)
     generate = GenerateRequest(
         request_id=interaction.id,

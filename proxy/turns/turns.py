@@ -12,12 +12,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import aclosing
 from dataclasses import replace
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
-from proxy.engine.chunks import TokenChunk
 from proxy.engine.gate import Gate
 from proxy.errors import (
     EngineFailed,
@@ -37,13 +36,13 @@ from proxy.sessions.settling import settle
 from proxy.settings import Settings
 from proxy.store.replica_news import ReplicaNews
 from proxy.store.turn_log import TurnLog
-from proxy.trajectory.matching import identify, request_hash
+from proxy.trajectory.matching import Identity, identify, request_hash
 from proxy.turns.budgets import apply_budgets
 from proxy.turns.choice import Choice
 from proxy.turns.commits import Commits
 from proxy.turns.defaults import check_capabilities, with_defaults
 from proxy.turns.plan import ReplyPlan, make_turns
-from proxy.turns.prompts import Prompts, with_history
+from proxy.turns.prompts import Prompt, Prompts, with_history
 from proxy.turns.replay import replay
 from proxy.turns.retries import Anew, Attach, Replay, decide
 from proxy.turns.turn import Turn
@@ -124,11 +123,7 @@ class Turns:
             return earlier
         self._check_room(request)
         await self._arrive()
-        if request.input_ids is None:
-            prompt = await self._prompts.build(session, request, identity)
-        else:
-            prompt, conversation = await self._prompts.given(session, request.input_ids)
-            request = replace(request, messages=conversation)
+        prompt, request = await self._prompt(session, request, identity)
         self._prompts.check_vocabulary(prompt.ids, info.vocab_size, rendered=request.input_ids is None)
         sampling = apply_budgets(wanted, request.n, session, len(prompt.ids), self._settings, info.context_length)
         grammar = self._prompts.grammar(request)
@@ -150,6 +145,13 @@ class Turns:
         choices = make_turns(plan, self._renderer)
         self._start(plan, choices)
         return choices
+
+    async def _prompt(self, session: Session, request: TurnRequest, identity: Identity) -> tuple[Prompt, TurnRequest]:
+        """Build the prompt. A request that sends token ids gets the conversation that they stand for."""
+        if request.input_ids is None:
+            return await self._prompts.build(session, request, identity), request
+        prompt, conversation = await self._prompts.given(session, request.input_ids)
+        return prompt, replace(request, messages=conversation)
 
     def _check_room(self, request: TurnRequest) -> None:
         """Raise TooManyRequests if the turns of this request would exceed `--max-turns-in-flight`."""
@@ -295,18 +297,16 @@ class Turns:
         """Read chunks until the engine ends, a stop string is complete or an end token comes."""
         limit_s = self._settings.engine_timeout_s
         try:
-            async with asyncio.timeout(limit_s) as timer, aclosing(self._chunks(turn, timer)) as chunks:
-                async for chunk in chunks:
-                    timer.reschedule(self._gate.deadline(limit_s))
-                    finish = turn.take(chunk)
-                    if finish is not None:
-                        return finish
+            async with asyncio.timeout(limit_s) as timer:
+                async with aclosing(self._gate.generate(turn.generate, timer)) as chunks:
+                    async for chunk in chunks:
+                        timer.reschedule(self._gate.deadline(limit_s))
+                        finish = turn.take(chunk)
+                        if finish is not None:
+                            return finish
         except TimeoutError:
             raise EngineTimeout(f"the engine gave no token for {limit_s:g} s (--engine-timeout-s)") from None
         raise EngineFailed("the engine ended its output without a finish reason")
-
-    def _chunks(self, turn: Turn, timer: asyncio.Timeout) -> AsyncGenerator[TokenChunk, None]:
-        return cast("AsyncGenerator[TokenChunk, None]", self._gate.generate(turn.generate, timer))
 
     async def _end_deserted(self, attempt: Attempt) -> None:
         """Cancel the turns of an attempt without readers after the grace period, except those being committed."""
