@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from proxy.trajectory.advantages import Group, Groups, group_of, score
 from proxy.trajectory.conversation import conversation_above, message_dict
@@ -26,7 +27,7 @@ from proxy.trajectory.selection import trained
 from proxy.trajectory.tensors import Placement, TokenArrays, fill
 from proxy.trajectory.tree import Branch, build_tree, token_ids
 from proxy.trajectory.tree_sample import TreeSample
-from proxy.types import Interaction, SessionRecord, ids_of
+from proxy.types import Ids, Interaction, SessionRecord, ids_of
 
 Decode = Callable[[Sequence[int]], str]
 """Token ids to text."""
@@ -57,9 +58,14 @@ def lay_out(
 
     `groups` holds the statistics that advantages are computed from; `decode` is needed to include text.
     """
-    exporter = _exporter(record, interactions, options, groups or Groups(), decode)
-    ways = {Layout.INDIVIDUAL: exporter.individual, Layout.TREE: exporter.tree}
-    laid = ways.get(options.layout, exporter.concat)()
+    session = _session_layout(record, interactions, options, groups or Groups(), decode)
+    match options.layout:
+        case Layout.INDIVIDUAL:
+            laid = session.individual()
+        case Layout.TREE:
+            laid = session.tree()
+        case Layout.CONCAT | Layout.PADDED:
+            laid = session.concat()
     return replace(laid, rows=_weighted(laid.rows))
 
 
@@ -70,18 +76,18 @@ def export_session(
     return [row for row in lay_out(record, interactions, options).rows if isinstance(row, PathSample)]
 
 
-def _exporter(
+def _session_layout(
     record: SessionRecord,
     interactions: Sequence[Interaction],
     options: LayoutOptions,
     groups: Groups,
     decode: Decode | None,
-) -> _Exporter:
+) -> _SessionLayout:
     discount = record.discount if options.discount is None else options.discount
     nodes, purposes = build_tree(interactions), derive_purposes(interactions)
     main = {name: options.reward.of(node.interaction.reward, node.interaction.rewards) for name, node in nodes.items()}
     unfinished = options.mask_unfinished and record.finished is False
-    return _Exporter(
+    return _SessionLayout(
         record=record,
         nodes=nodes,
         main=main,
@@ -96,7 +102,7 @@ def _exporter(
 
 
 @dataclass(frozen=True, slots=True)
-class _Exporter:
+class _SessionLayout:
     """Lays out one session. `main` rewards, `returns` and `purposes` are by interaction id."""
 
     record: SessionRecord
@@ -161,31 +167,16 @@ class _Exporter:
         return Laid(fresh, stale=len(samples) - len(fresh))
 
     def _tree_sample(self, nodes: Sequence[Branch], wanted: frozenset[str] | set[str]) -> TreeSample:
-        ids = ids_of()
-        places: list[Placement] = []
-        offsets = [0]
-        for turn, node in enumerate(nodes):
-            interaction = node.interaction
-            ids += interaction.prompt_suffix
-            places.append(Placement(interaction, turn, len(ids), interaction.id in wanted))
-            ids += interaction.output_ids
-            offsets.append(len(ids))
-        index = {node.interaction.id: at for at, node in enumerate(nodes)}
-        parents = [
-            index[node.parent.interaction.id] if node.interaction.aligned and node.parent is not None else -1
-            for node in nodes
-        ]
-        placed, names = tuple(places), [node.interaction.id for node in nodes]
-        starts = np.array([node.interaction.prefix_length for node in nodes], np.int32)
-        where = np.array(offsets, np.int32)
+        ids, placed, offsets = _join(nodes, wanted)
+        names = [node.interaction.id for node in nodes]
         return TreeSample(
             session=self.record,
             placements=placed,
             purpose=self.purposes[names[-1]],
             arrays=fill(ids, placed),
-            offsets=where,
-            parents=np.array(parents, np.int32),
-            positions=np.arange(len(ids), dtype=np.int32) + np.repeat(starts - where[:-1], np.diff(where)),
+            offsets=offsets,
+            parents=_parents(nodes),
+            positions=_positions(nodes, offsets),
             returns=tuple(self.returns[name] for name in names),
             main=tuple(self.main[name] for name in names),
             weighting=self._weighting(placed),
@@ -247,6 +238,33 @@ class _Exporter:
         if options.agents is not None and interaction.agent not in options.agents:
             return False
         return options.purposes is None or self.purposes[interaction.id] in options.purposes
+
+
+def _join(
+    nodes: Sequence[Branch], wanted: frozenset[str] | set[str]
+) -> tuple[Ids, tuple[Placement, ...], NDArray[np.int32]]:
+    """The tokens that `nodes` add, one node after the other; their placements; and node offsets, int32 [N + 1]."""
+    ids, places, offsets = ids_of(), [], [0]
+    for turn, node in enumerate(nodes):
+        interaction = node.interaction
+        ids += interaction.prompt_suffix
+        places.append(Placement(interaction, turn, len(ids), interaction.id in wanted))
+        ids += interaction.output_ids
+        offsets.append(len(ids))
+    return ids, tuple(places), np.array(offsets, np.int32)
+
+
+def _parents(nodes: Sequence[Branch]) -> NDArray[np.int32]:
+    """The index of each node's parent, int32 [N]; -1 for a root and for a node that is not aligned."""
+    index = {node.interaction.id: at for at, node in enumerate(nodes)}
+    parents = [node.parent if node.interaction.aligned else None for node in nodes]
+    return np.array([-1 if parent is None else index[parent.interaction.id] for parent in parents], np.int32)
+
+
+def _positions(nodes: Sequence[Branch], offsets: NDArray[np.int32]) -> NDArray[np.int32]:
+    """The position of each token in its own sequence, int32 [T]: each node continues after its shared prefix."""
+    starts = np.array([node.interaction.prefix_length for node in nodes], np.int32)
+    return np.arange(offsets[-1], dtype=np.int32) + np.repeat(starts - offsets[:-1], np.diff(offsets))
 
 
 def _weighted(rows: Sequence[Any]) -> list[Any]:
