@@ -1,4 +1,4 @@
-"""Tiny models of the same shape, built for the session, and the real SGLang where it is installed."""
+"""Fixtures: tiny models of one shape with different weights, and the real SGLang if it is installed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _HERE = Path(__file__).parent
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """SGLang's own warnings are many, and those of its end come up in whichever test is the last to run."""
+    """Ignore SGLang's warnings; those of its shutdown would fail whichever test runs last."""
     if importlib.util.find_spec("sglang") is not None:
         for item in items:
             if item.path.parent == _HERE:
@@ -27,7 +27,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def weights(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
-    """Folders of the same model with other weights, by the version that tests give them."""
+    """Folders with different weights of one model, by the version that tests give them."""
     folders = {version: tmp_path_factory.mktemp(f"weights-{version}") for version in range(3)}
     for version, folder in folders.items():
         build_tiny_model(folder, seed=version)
@@ -36,7 +36,7 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def sglang_engine(weights: dict[int, Path]) -> AsyncIterator[SglangEngine]:
-    """One embedded SGLang for the whole session; it starts in half a minute and takes 2 GB."""
+    """One in-process SGLang for the session: it takes half a minute to start, and 2 GB."""
     pytest.importorskip("sglang", reason="sglang is not installed (tests/engines/requirements-sglang.txt)")
     engine = SglangEngine(Settings(engine_arg=CPU_ARGUMENTS), weights[0])
     await engine.start()

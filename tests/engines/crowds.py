@@ -1,4 +1,4 @@
-"""Many sessions at once on one engine, each growing by what it was answered; the same session alone for comparison."""
+"""Concurrent sessions on one engine, each prompt extending the last answer; also one session alone, to compare."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ VOCABULARY = 600  # below the markers of the built-in tokenizer
 
 @dataclass(frozen=True, slots=True)
 class Growing:
-    """A session by its number: what it is asked first, what is added before each later turn, how long answers are."""
+    """A session that is determined by its number: the tokens added in each turn, and the lengths of its answers."""
 
     number: int
     turns: int = 3
@@ -30,20 +30,20 @@ class Growing:
         return [ids_of(rng.choices(range(VOCABULARY), k=rng.randint(1, 90))) for _ in range(self.turns)]
 
     def most(self, turn: int) -> int:
-        """Tokens of the answer."""
+        """The length of the answer of a turn, in tokens."""
         return 8 + (self.number * 7 + turn * 5) % 25
 
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """One turn: what the engine was given, and what it gave."""
+    """One turn: the prompt of the engine and its reply."""
 
     prompt: Ids
     reply: CollectedReply
 
 
 async def converse(engine: Engine, session: Growing, temperature: float = 0.0) -> list[Answered]:
-    """All turns of a session, one after another."""
+    """Run all turns of a session in order."""
     prompt, answered = ids_of(), []
     for turn, added in enumerate(session.added()):
         prompt = prompt + added
@@ -54,13 +54,13 @@ async def converse(engine: Engine, session: Growing, temperature: float = 0.0) -
 
 
 async def converse_all(engine: Engine, count: int, temperature: float = 0.0) -> list[list[Answered]]:
-    """So many sessions, all at the same time."""
+    """Run `count` sessions concurrently."""
     sessions = [Growing(number) for number in range(count)]
     return await asyncio.gather(*(converse(engine, session, temperature) for session in sessions))
 
 
 async def leave_after(engine: Engine, prompt: Ids, tokens: int, most: int) -> None:
-    """Read so many tokens of a longer answer, then close it, as when a client goes."""
+    """Read `tokens` tokens of a longer answer, then close the iterator, as when a client disconnects."""
     chunks = cast("AsyncGenerator[TokenChunk, None]", engine.generate(request_for(prompt, most)))
     async with aclosing(chunks):
         async for chunk in chunks:
@@ -70,7 +70,7 @@ async def leave_after(engine: Engine, prompt: Ids, tokens: int, most: int) -> No
 
 
 async def abort_after(engine: Engine, prompt: Ids, tokens: int, most: int) -> CollectedReply:
-    """Abort an answer by its id once so many tokens of it are there; gives all of what came."""
+    """Abort a request by its id after `tokens` tokens; return all that it sampled."""
     request, reply = request_for(prompt, most), CollectedReply()
     async for chunk in engine.generate(request):
         reply.add(chunk)

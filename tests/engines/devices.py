@@ -1,10 +1,10 @@
-"""How SGLang is started for tests and benches on each device."""
+"""SGLang's arguments for tests and benchmarks on each device."""
 
 from __future__ import annotations
 
-# Small enough for two cores; without max_total_tokens the scheduler would take all memory for its cache.
+# Small enough for two cores; without max_total_tokens the scheduler's cache would take all memory.
 CPU_DEVICE = (*("device=cpu", "attention_backend=torch_native", "sampling_backend=pytorch", "disable_cuda_graph=true"),)
-# Where a GPU is, SGLang decides for itself; a part of the memory leaves room for another engine beside it.
+# On a GPU, SGLang chooses for itself; a part of the memory stays free for another engine.
 CUDA_ARGUMENTS = (
     *("dtype=bfloat16", "mem_fraction_static=0.4", "context_length=2048"),
     *("enable_memory_saver=true", "enable_weights_cpu_backup=true"),

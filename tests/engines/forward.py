@@ -1,4 +1,4 @@
-"""An independent reference: logprobs by plain forward passes of the same weights, without any cache."""
+"""Independent reference: logprobs by plain forward passes of the same weights, without a cache."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ def plain_logprobs(folder: Path, prompt: array, output: Sequence[int], temperatu
 
 
 def logprobs_over_old_keys(old: Path, new: Path, prompt: array, output: Sequence[int], change: int) -> list[float]:
-    """Logprobs of `output` where weights changed in place after `change` tokens: what came before keeps its keys."""
+    """Logprobs of `output` if weights changed in place after `change` tokens: earlier tokens keep their old keys."""
     import torch
 
     ids = torch.tensor([[*prompt, *output]])
     if not change:
         return plain_logprobs(new, prompt, output)
-    seen = len(prompt) + change - 1  # the last token's own keys are of the new weights: it had not been an input yet
+    seen = len(prompt) + change - 1  # the last token was no input yet, so its keys are of the new weights
     with torch.no_grad():
         before = _model(str(old))(ids[:, :seen], use_cache=True)
         after = _model(str(new))(ids[:, seen:], past_key_values=before.past_key_values)
@@ -46,7 +46,7 @@ def check_logprobs(
     versions: Sequence[int],
     tolerance: float = TOLERANCE,
 ) -> None:
-    """Each logprob is that of the weights whose version its token carries; `folders` by version."""
+    """Assert that each logprob is that of the weights of its token's version; `folders`: weights by version."""
     of = {version: plain_logprobs(folders[version], prompt, ids) for version in set(versions)}
     expected = [of[version][place] for place, version in enumerate(versions)]
     assert list(logprobs) == pytest.approx(expected, abs=tolerance)

@@ -1,6 +1,6 @@
-"""A script that behaves as a model does: what comes next follows from all tokens so far, wherever they were sampled.
+"""A deterministic script that depends on all tokens so far, like a model.
 
-So a reply that was cut and continued elsewhere must come out as one that was not.
+So a reply that was interrupted and continued elsewhere must equal one that was not.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _LONG = 500
 
 
 def following(tokens: Sequence[int], count: int, seed: int = 0, stops: Sequence[int] = ()) -> list[int]:
-    """The `count` tokens after `tokens`, up to and with the first of `stops`."""
+    """The `count` tokens that follow `tokens`, up to and including the first of `stops`."""
     last, length, out = tokens[-1], len(tokens), []
     for _ in range(count):
         last = (last * 31 + length * 17 + seed * 7 + 5) % _SPAN
@@ -29,7 +29,7 @@ def following(tokens: Sequence[int], count: int, seed: int = 0, stops: Sequence[
 
 
 def model_like(delay_s: float = 0.0, chunk: int = 1) -> Script:
-    """The script of `following`; long replies take at least a millisecond a chunk, so that they can be disturbed."""
+    """The script of `following`; long replies take at least 1 ms per chunk, so that tests can interrupt them."""
 
     def script(request: GenerateRequest) -> Reply:
         most = request.sampling.max_tokens or 0

@@ -1,4 +1,4 @@
-"""The contract of all engines on those that need no model: scripted, mailbox, and servers over HTTP."""
+"""The contract on engines that need no model: scripted, mailbox, and simulated SGLang and vLLM servers."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ def scripted() -> ScriptedEngine:
 
 
 async def answer(mailbox: Mailbox, player: ScriptedEngine) -> None:
-    """Play the part of who answers a mailbox, until cancelled."""
+    """Act as the mailbox's worker, until cancelled."""
     answering = set()
     while True:
         letter = await mailbox.fetch(None, 60.0)
         if letter is None or letter.request.request_id in answering:
-            await asyncio.sleep(0.005)  # all that wait are being answered
+            await asyncio.sleep(0.005)  # all waiting requests are being answered
             continue
         answering.add(letter.request.request_id)
         asyncio.create_task(deliver(mailbox, player, letter.request)).add_done_callback(lambda _: None)
@@ -71,7 +71,7 @@ async def test_contract(kind: str, check: ContractCheck) -> None:
         await check(engine, PROMPT)
 
 
-async def test_every_engine_of_this_file_is_one() -> None:
+async def test_all_of_them_implement_engine() -> None:
     for kind in ("scripted", "mailbox", "sglang", "vllm"):
         async with engine_of(kind) as engine:
             assert isinstance(engine, Engine) and Capability.UPDATE_WEIGHTS

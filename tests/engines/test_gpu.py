@@ -1,8 +1,8 @@
-"""Both engines that run on a GPU, on it: the contract, logprobs, prefixes, weight changes by each mode, memory.
+"""The two in-process engines on a GPU: contract, logprobs, prefix cache, weight updates in each mode, memory.
 
-The model is of an ordinary shape in bfloat16, the reference a forward pass of the same weights in float32 on the CPU.
-Without CUDA all of it is skipped; `TOKENGROVE_TEST_DEVICE=cpu` runs the same bodies on the CPU (all but memory, which
-only a GPU can give back), so that they are known to work before there is one.
+The model has an ordinary shape in bfloat16; the reference is a float32 forward pass of the same weights on the CPU.
+Without CUDA all tests are skipped. `TOKENGROVE_TEST_DEVICE=cpu` runs them on the CPU, except for memory, which only a
+GPU can release; so the tests themselves can be checked without a GPU.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ from tests.engines.gates import AdminGate
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.asyncio(loop_scope="session"),
-    pytest.mark.filterwarnings("ignore"),  # SGLang's own, of which there are many
+    pytest.mark.filterwarnings("ignore"),  # SGLang raises many warnings
     pytest.mark.timeout(900),
 ]
 
 PROMPT = ids_of(range(40, 60))
-SHAPE = Shape(256, 2, 4, 2, 64, 512, 2048)  # heads of 64: what attention kernels are made for
+SHAPE = Shape(256, 2, 4, 2, 64, 512, 2048)  # heads of width 64, which attention kernels support
 SPREAD = 0.15
-"""Deviation of the weights: logits then deviate by 2.4 nats, so that a wrong logprob is nats away."""
+"""Standard deviation of the weights: that of the logits is then 2.4 nats, so a wrong logprob is off by nats."""
 
 TOLERANCE = 0.15
-"""bfloat16 has 8 bits: logits of up to 10 nats are off by some hundredths."""
+"""bfloat16 has 8 bits of precision: logits of up to 10 nats are off by some hundredths."""
 
 LONG = 400
 
@@ -55,7 +55,7 @@ def device() -> str:
 
 @pytest.fixture(scope="session")
 def folders(device: str, tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
-    """Folders of the same model with other weights, by the version that tests give them."""
+    """Folders with different weights of one model, by the version that tests give them."""
     made = {version: tmp_path_factory.mktemp(f"gpu-{version}") for version in range(2)}
     for version, folder in made.items():
         write_model(folder, SHAPE, "bfloat16", weights=True, seed=version, spread=SPREAD)
@@ -87,7 +87,7 @@ async def transformers(device: str, folders: dict[int, Path]) -> AsyncIterator[E
 
 @pytest.fixture(params=["sglang", "transformers"])
 def engine(request: pytest.FixtureRequest) -> Engine:
-    """Each engine starts once, whatever the order of the tests."""
+    """Each engine, started once per session."""
     chosen: Engine = request.getfixturevalue(request.param)
     return chosen
 
@@ -98,7 +98,7 @@ def gate(engine: Engine) -> AdminGate:
 
 
 async def read(gate: AdminGate, request: GenerateRequest, begun: asyncio.Event | None = None) -> CollectedReply:
-    """The whole reply; `begun` is set once 20 tokens of it are there."""
+    """Read the whole reply; set `begun` after 20 tokens."""
     reply = CollectedReply()
     async for chunk in gate.generate(request):
         reply.add(chunk)
@@ -128,7 +128,7 @@ async def test_contract_of_grammars(engine: Engine, folders: dict[int, Path]) ->
     await check_grammar_gives_json(engine, PROMPT, tokenizer.decode, ends)
 
 
-async def test_it_runs_on_the_device_that_was_asked_for(engine: Engine, device: str) -> None:
+async def test_it_runs_on_the_requested_device(engine: Engine, device: str) -> None:
     assert f" on {device}" in engine.info().detail
 
 
@@ -154,9 +154,7 @@ async def test_a_growing_session_reuses_its_prefix(engine: Engine) -> None:
     assert all(now >= before - 32 for now, before in zip(cached[1:], lengths, strict=False))
 
 
-async def test_many_sessions_at_once_and_some_that_leave_keep_exact_logprobs(
-    gate: AdminGate, folders: dict[int, Path]
-) -> None:
+async def test_concurrent_and_cancelled_sessions_keep_exact_logprobs(gate: AdminGate, folders: dict[int, Path]) -> None:
     await use_first_weights(gate, folders)
     prompts = [ids_of(range(n, n + 20)) for n in range(8)]
     sessions, aborted, _ = await asyncio.gather(
@@ -171,7 +169,7 @@ async def test_many_sessions_at_once_and_some_that_leave_keep_exact_logprobs(
 
 
 @pytest.mark.parametrize("mode", PauseMode)
-async def test_tokens_around_a_weight_change_are_those_of_their_versions(
+async def test_tokens_around_an_update_have_the_logprobs_of_their_versions(
     gate: AdminGate, folders: dict[int, Path], mode: PauseMode
 ) -> None:
     await use_first_weights(gate, folders)
@@ -189,14 +187,14 @@ async def test_tokens_around_a_weight_change_are_those_of_their_versions(
 
 
 def _exact_part(gate: AdminGate, reply: CollectedReply, mode: PauseMode) -> CollectedReply:
-    """All of it; but what SGLang samples after a change in place reads keys and values of the old weights."""
+    """The part of the reply with exact logprobs: after an update in place, SGLang reads keys of the old weights."""
     exact = len(reply.ids)
     if mode is PauseMode.IN_PLACE and gate.info().name == "sglang":
         exact = reply.versions.count(0)
     return CollectedReply(reply.ids[:exact], reply.logprobs[:exact], reply.versions[:exact])
 
 
-async def test_memory_is_given_back_and_taken_again_while_a_request_waits(
+async def test_memory_is_released_and_resumed_while_a_request_waits(
     device: str, sglang: Engine, folders: dict[int, Path]
 ) -> None:
     if device != "cuda":
@@ -209,7 +207,7 @@ async def test_memory_is_given_back_and_taken_again_while_a_request_waits(
     running = asyncio.create_task(read(gate, request_for(PROMPT, LONG), begun))
     await begun.wait()
     await gate.admin.release_memory((), PauseMode.ABORT)
-    assert _free_bytes() - held > 2**30  # of the cache alone, which is most of 0.4 of the GPU
+    assert _free_bytes() - held > 2**30  # the cache alone is most of 0.4 of the GPU's memory
     await gate.admin.resume_memory(())
     reply = await running
     assert len(reply.ids) == LONG and abs(_free_bytes() - held) < 2**29

@@ -1,4 +1,4 @@
-"""The GPU bench where there is no GPU: it runs on the CPU from end to end, and says why it cannot where it cannot."""
+"""The GPU benchmark without a GPU: it runs on the CPU from end to end, or says why it cannot."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ REPLIES = [
 ]
 
 
-def test_rates_are_of_all_replies_and_cache_and_waits_of_later_turns() -> None:
+def test_rates_count_all_replies_and_cache_hits_and_waits_only_later_turns() -> None:
     assert tokens_a_second(REPLIES) == 200 / 5
     assert hit_rates(REPLIES) == (420 / 600, 420 / 500)
     assert first_token_ms(REPLIES, 0.0) == 250 and first_token_ms(REPLIES, 0.99) == 500
     assert first_token_ms(REPLIES[:1], 0.5) is None
 
 
-def test_a_stream_is_read_whatever_its_chunks_are() -> None:
+def test_a_stream_is_read_however_it_is_cut() -> None:
     head = '{"choices":[{"delta":'
     events = [
         head + '{"role":"assistant","content":""}}],"usage":null}',
@@ -44,7 +44,7 @@ def test_a_stream_is_read_whatever_its_chunks_are() -> None:
         assert streamed_answer(chunked.encode()) == (expected, {"completion_tokens": 3})
 
 
-def test_without_cuda_or_sglang_it_says_so() -> None:
+def test_a_missing_gpu_or_package_is_reported() -> None:
     torch = pytest.importorskip("torch")
     if torch.cuda.is_available():
         pytest.skip("a GPU is here")
@@ -66,5 +66,5 @@ def test_it_runs_on_the_cpu_from_end_to_end() -> None:
         r"(direct|proxy) +│ +(\d+) +│ +(\S+) +│ +(\S+) +│ +(\d+) +│ +(\d\.\d+) +│ +(\d\.\d+)", done.stdout
     )
     assert [row[0] for row in rows] == ["direct", "proxy"] * 2
-    assert all(float(row[6]) > 0.8 for row in rows)  # pages of 32 tokens: what does not fill one is not kept
+    assert all(float(row[6]) > 0.8 for row in rows)  # the cache keeps whole pages of 32 tokens
     assert len(re.findall(r"proxy / direct = \d+\.\d+", done.stdout)) == 2

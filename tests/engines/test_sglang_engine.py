@@ -55,7 +55,7 @@ async def test_contract_of_grammars(sglang_engine: SglangEngine, weights: dict[i
     await check_grammar_gives_json(sglang_engine, PROMPT, tokenizer.decode, ends)
 
 
-async def test_it_is_an_engine_and_says_what_it_can(sglang_engine: SglangEngine) -> None:
+async def test_it_implements_engine_and_reports_its_capabilities(sglang_engine: SglangEngine) -> None:
     info = sglang_engine.info()
     assert isinstance(sglang_engine, Engine)
     assert info.capabilities == frozenset(Capability) - {Capability.SEED, Capability.RELEASE_MEMORY}
@@ -111,7 +111,7 @@ async def test_aborting_one_choice_leaves_the_other(sglang_engine) -> None:
 
 
 @pytest.mark.parametrize("mode", [PauseMode.ABORT, PauseMode.RETRACT, PauseMode.DRAIN])
-async def test_tokens_around_a_weight_change_are_those_of_their_versions(gate, weights, mode: PauseMode) -> None:
+async def test_tokens_around_an_update_have_the_logprobs_of_their_versions(gate, weights, mode: PauseMode) -> None:
     crowd = await under_way(gate, read, weights[0], 12, 300)
     assert await gate.admin.update_weights(str(weights[1]), 1, mode) == 1
     for prompt, reply in [(prompt, await coming) for prompt, coming in crowd]:
@@ -122,7 +122,7 @@ async def test_tokens_around_a_weight_change_are_those_of_their_versions(gate, w
 
 
 @pytest.mark.parametrize("sampled", [0, 1, 40])
-async def test_weights_in_place_give_runs_of_versions_over_the_old_keys(gate, weights, sampled: int) -> None:
+async def test_an_update_in_place_keeps_the_keys_of_the_old_weights(gate, weights, sampled: int) -> None:
     crowd = await under_way(gate, read, weights[0], 6, 300, sampled)
     await gate.admin.update_weights(str(weights[2]), 2, PauseMode.IN_PLACE)
     for prompt, reply in [(prompt, await coming) for prompt, coming in crowd]:
@@ -134,7 +134,9 @@ async def test_weights_in_place_give_runs_of_versions_over_the_old_keys(gate, we
 
 
 @pytest.mark.parametrize("mode", [PauseMode.ABORT, PauseMode.RETRACT, PauseMode.IN_PLACE])
-async def test_tokens_that_are_passed_on_after_an_update_keep_their_version(gate, weights, mode: PauseMode) -> None:
+async def test_tokens_delivered_after_an_update_keep_the_version_that_sampled_them(
+    gate, weights, mode: PauseMode
+) -> None:
     crowd = await under_way(gate, read, weights[0], 6, 200)
     await update_while_tokens_are_held_up(gate, os.getpid(), weights[1], 1, mode)
     for prompt, reply in [(prompt, await coming) for prompt, coming in crowd]:
@@ -148,7 +150,7 @@ async def test_tokens_that_are_passed_on_after_an_update_keep_their_version(gate
     await gate.admin.flush_cache()
 
 
-async def test_pauses_and_weights_at_random_lose_no_token(gate, weights) -> None:
+async def test_random_pauses_and_updates_lose_no_token(gate, weights) -> None:
     rng = random.Random(11)
     await gate.admin.update_weights(str(weights[0]), 0, PauseMode.DRAIN)
     prompts = [ids_of(rng.choices(range(600), k=rng.randint(1, 120))) for _ in range(40)]
@@ -178,7 +180,7 @@ async def test_pauses_and_weights_at_random_lose_no_token(gate, weights) -> None
         check_logprobs(weights, prompt, reply.ids, reply.logprobs, reply.versions)
 
 
-async def test_weights_of_another_model_are_refused_and_the_old_stay(gate, weights, tmp_path: Path) -> None:
+async def test_weights_of_another_model_are_refused_and_the_old_ones_stay(gate, weights, tmp_path: Path) -> None:
     before = gate.info().weight_version
     with pytest.raises(InvalidRequest, match=r"no config\.json"):
         await gate.admin.update_weights(str(tmp_path), None, PauseMode.ABORT)
@@ -186,7 +188,7 @@ async def test_weights_of_another_model_are_refused_and_the_old_stay(gate, weigh
     await read(gate, request_for(PROMPT, 4))
 
 
-async def test_memory_needs_the_memory_saver(sglang_engine) -> None:
+async def test_releasing_memory_needs_the_memory_saver(sglang_engine) -> None:
     with pytest.raises(EngineUnavailable, match="enable_memory_saver"):
         await sglang_engine.release_memory()
 

@@ -1,4 +1,4 @@
-"""A real `sglang.launch_server` over HTTP: the contract, weight changes, and three of them behind the proxy, killed."""
+"""A real `sglang.launch_server` over HTTP: the contract, weight updates, and a pool that loses two of three servers."""
 
 from __future__ import annotations
 
@@ -51,14 +51,17 @@ ARGUMENTS = (
 
 
 class Server:
-    """A server process; `kill` leaves nothing of it."""
+    """An SGLang server process on a local port."""
 
     def __init__(self, folder: Path, log: Path, port: int | None = None) -> None:
         self.port = port or free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         command = [sys.executable, "-m", "sglang.launch_server", "--model-path", str(folder), "--port", str(self.port)]
         self._log = log.open("ab")
-        environment = {**os.environ, "OMP_NUM_THREADS": "1"}  # threads of several servers would fight for the cores
+        environment = {
+            **os.environ,
+            "OMP_NUM_THREADS": "1",
+        }  # more threads of several servers would compete for the cores
         self._process = subprocess.Popen(
             [*command, *ARGUMENTS], stdout=self._log, stderr=subprocess.STDOUT, start_new_session=True, env=environment
         )
@@ -77,7 +80,7 @@ class Server:
         raise AssertionError(f"the server on {self.port} did not start; its log is {self._log.name}")
 
     def kill(self) -> None:
-        """kill -9, the scheduler included."""
+        """Kill the process group, and so the scheduler too."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
@@ -128,7 +131,7 @@ async def test_contract(server: Server, check: ContractCheck) -> None:
         await check(pool, PROMPT)
 
 
-async def test_contract_of_grammars_and_what_it_says_of_itself(server: Server, weights: dict[int, Path]) -> None:
+async def test_contract_of_grammars_and_reported_capabilities(server: Server, weights: dict[int, Path]) -> None:
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(weights[0])
@@ -139,7 +142,7 @@ async def test_contract_of_grammars_and_what_it_says_of_itself(server: Server, w
 
 
 @pytest.mark.parametrize("mode", [PauseMode.ABORT, PauseMode.RETRACT])
-async def test_tokens_around_a_weight_change_are_those_of_their_versions(server, weights, mode) -> None:
+async def test_tokens_around_an_update_have_the_logprobs_of_their_versions(server, weights, mode) -> None:
     async with pool_of(server.url) as pool:
         gate = AdminGate(pool)
         crowd = await under_way(gate, read, weights[0], 8, 300)
@@ -150,7 +153,7 @@ async def test_tokens_around_a_weight_change_are_those_of_their_versions(server,
         await gate.admin.update_weights(str(weights[0]), 0, PauseMode.DRAIN)
 
 
-async def test_tokens_that_are_passed_on_after_an_update_get_their_version_back_at_the_end(server, weights) -> None:
+async def test_versions_of_tokens_delivered_after_an_update_are_corrected_at_the_end(server, weights) -> None:
     async with pool_of(server.url) as pool:
         gate = AdminGate(pool)
         crowd = await under_way(gate, read, weights[0], 6, 200)
@@ -161,14 +164,16 @@ async def test_tokens_that_are_passed_on_after_an_update_get_their_version_back_
         await gate.admin.update_weights(str(weights[0]), 0, PauseMode.DRAIN)
 
 
-async def test_three_servers_that_are_killed_cost_no_token(weights, tmp_path: Path) -> None:
+async def test_killing_two_of_three_servers_loses_no_token(weights, tmp_path: Path) -> None:
     pytest.importorskip("sglang", reason="sglang is not installed (tests/engines/requirements-sglang.txt)")
     servers = [Server(weights[0], tmp_path / f"log-{number}") for number in range(3)]
     try:
         for started in servers:
             started.wait_ready()
         async with pool_of(*(started.url for started in servers)) as pool:
-            await until(lambda: all(shown["state"] == "alive" for shown in pool.servers()))  # a busy one comes later
+            await until(
+                lambda: all(shown["state"] == "alive" for shown in pool.servers())
+            )  # a busy server may join later
             gate = AdminGate(pool)
             prompts = [ids_of(range(n, n + 40)) for n in range(18)]
             running = [asyncio.create_task(read(gate, request_for(prompt, 400, 0.0))) for prompt in prompts]

@@ -51,14 +51,14 @@ def other_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def engine(folder: Path) -> Iterator[TransformersEngine]:
-    engine = started(folder)  # an engine belongs to no event loop, so each test may have its own
+    engine = started(folder)  # an engine is not bound to an event loop, so each test may have its own loop
     yield engine
     asyncio.run(engine.close())
 
 
 @pytest.fixture
 def own_engine(folder: Path) -> Iterator[TransformersEngine]:
-    """An engine that a test may pause, kill or fill; its cache holds 2048 tokens."""
+    """An engine for one test to pause, kill or fill; its cache holds 2048 tokens."""
     engine = started(folder, "cache_mb=1")
     yield engine
     asyncio.run(engine.close())
@@ -72,7 +72,7 @@ def tokenizer(folder: Path) -> object:
 
 
 async def begun(engine: TransformersEngine, max_tokens: int) -> tuple[CollectedReply, AsyncIterator[TokenChunk]]:
-    """A request of which the first token is there, and the rest of its chunks."""
+    """Start a request; return its reply after the first token, and the iterator of further chunks."""
     reply, chunks = CollectedReply(), engine.generate(request_for(PROMPT, max_tokens))
     reply.add(await anext(chunks))
     return reply, chunks
@@ -92,7 +92,7 @@ async def test_contract_of_grammars(engine: TransformersEngine, tokenizer) -> No
     await check_grammar_gives_json(engine, PROMPT, tokenizer.decode, [tokenizer.eos_token_id])
 
 
-def test_it_is_an_engine_and_says_what_it_can(engine: TransformersEngine) -> None:
+def test_it_implements_engine_and_reports_its_capabilities(engine: TransformersEngine) -> None:
     info = engine.info()
     assert isinstance(engine, Engine)
     assert info.capabilities == frozenset(Capability) - {Capability.RELEASE_MEMORY}
@@ -144,7 +144,7 @@ async def test_a_seed_gives_the_same_tokens_alone_and_in_a_crowd(engine) -> None
     assert replies[0].ids == alone.ids
 
 
-async def test_many_sessions_at_once_are_each_answered_as_if_they_were_alone(engine, folder: Path) -> None:
+async def test_many_concurrent_sessions_get_the_same_tokens_as_alone(engine, folder: Path) -> None:
     together = await converse_all(engine, 32)
     await engine.flush_cache()
     for number, session in enumerate(together):
@@ -155,7 +155,7 @@ async def test_many_sessions_at_once_are_each_answered_as_if_they_were_alone(eng
             assert turn.reply.logprobs == pytest.approx(expected, abs=1e-4)
 
 
-async def test_sessions_that_leave_or_are_aborted_in_the_middle_disturb_no_other(own_engine, folder: Path) -> None:
+async def test_requests_that_are_closed_or_aborted_halfway_disturb_no_other(own_engine, folder: Path) -> None:
     prompts = [ids_of(range(n, n + 20)) for n in range(12)]
     leaving = [leave_after(own_engine, prompt, 1 + 3 * n, 300) for n, prompt in enumerate(prompts)]
     aborted = [abort_after(own_engine, prompt, 1 + 3 * n, 300) for n, prompt in enumerate(prompts)]
@@ -168,7 +168,7 @@ async def test_sessions_that_leave_or_are_aborted_in_the_middle_disturb_no_other
     for prompt, reply in zip(prompts, replies, strict=True):
         assert reply.finish is FinishReason.ABORT and len(reply.ids) < 300
         assert reply.logprobs == pytest.approx(plain_logprobs(folder, prompt, reply.ids), abs=1e-4)
-    whole_cache = request_for(ids_of([3] * 2000), 48)  # what left its tokens there would keep this one from running
+    whole_cache = request_for(ids_of([3] * 2000), 48)  # cannot run unless all other tokens were freed
     assert len((await complete(own_engine, whole_cache)).ids) == 48
 
 
@@ -193,7 +193,7 @@ def call_grammar(tokenizer, *, repeat: bool = False) -> Grammar:
     return Grammar(alternatives, repeat=repeat, separator="\n" if repeat else "")
 
 
-async def test_random_weights_give_calls_that_are_well_formed_and_close(engine, tokenizer) -> None:
+async def test_random_weights_write_well_formed_complete_calls(engine, tokenizer) -> None:
     async def call(seed: int) -> list[dict]:
         grammar = call_grammar(tokenizer, repeat=seed % 2 == 1)
         request = request_for(PROMPT, 150 + seed, seed=seed)
@@ -209,7 +209,7 @@ async def test_random_weights_give_calls_that_are_well_formed_and_close(engine, 
             assert value["name"] == "stop" or isinstance(value["arguments"]["path"], str)
 
 
-async def test_a_schema_that_cannot_be_is_refused_by_name(engine) -> None:
+async def test_an_invalid_schema_is_refused_by_name(engine) -> None:
     request = replace(request_for(PROMPT, 10), grammar=Grammar(((GrammarPart(schema={"type": "nonsense"}),),)))
     with pytest.raises(InvalidRequest, match=r"tools: .*nonsense") as refused:
         await complete(engine, request)
@@ -230,7 +230,7 @@ async def test_new_weights_in_mid_generation_give_runs_of_versions(
 
 
 async def test_weights_of_another_model_are_refused(own_engine, folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(InvalidRequest, match="not a folder"):
+    with pytest.raises(InvalidRequest, match="not a Hugging Face model folder"):
         await own_engine.update_weights(str(tmp_path))
     build_tiny_model(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
@@ -242,7 +242,7 @@ async def test_weights_of_another_model_are_refused(own_engine, folder: Path, tm
 
 
 @pytest.mark.parametrize("mode", [PauseMode.IN_PLACE, PauseMode.RETRACT])
-async def test_a_pause_holds_generation_and_loses_nothing(own_engine, folder: Path, mode: PauseMode) -> None:
+async def test_a_pause_stops_sampling_and_loses_no_token(own_engine, folder: Path, mode: PauseMode) -> None:
     reply, chunks = await begun(own_engine, 500)
     await own_engine.pause(mode)
     late = asyncio.create_task(complete(own_engine, request_for(PROMPT, 5)))
@@ -254,7 +254,7 @@ async def test_a_pause_holds_generation_and_loses_nothing(own_engine, folder: Pa
     assert reply.logprobs == pytest.approx(plain_logprobs(folder, PROMPT, reply.ids), abs=1e-4)
 
 
-async def test_a_pause_with_abort_ends_what_is_in_flight(own_engine) -> None:
+async def test_a_pause_of_mode_abort_ends_requests_in_flight(own_engine) -> None:
     readings = [await begun(own_engine, 2000) for _ in range(3)]
     await own_engine.pause(PauseMode.ABORT)
     for reply, chunks in readings:
@@ -264,7 +264,7 @@ async def test_a_pause_with_abort_ends_what_is_in_flight(own_engine) -> None:
     assert len((await complete(own_engine, request_for(PROMPT, 5))).ids) == 5
 
 
-async def test_flushing_the_cache_forgets_prefixes(own_engine) -> None:
+async def test_flushing_empties_the_prefix_cache(own_engine) -> None:
     prompt = ids_of(range(200))
     cached = []
     for flush in (False, False, True):
@@ -302,13 +302,13 @@ async def test_a_dead_batching_thread_fails_every_request(own_engine) -> None:
         await complete(own_engine, request_for(PROMPT, 50))
 
 
-async def test_logits_that_are_no_numbers_fail_the_request_alone(own_engine) -> None:
+async def test_nan_logits_fail_their_request_alone(own_engine) -> None:
     import torch
 
     weight = own_engine._model.model.embed_tokens.weight
     with torch.no_grad():
         weight[3] = float("nan")
-    with pytest.raises(EngineFailed, match="not numbers"):
+    with pytest.raises(EngineFailed, match="not finite numbers"):
         await complete(own_engine, request_for(ids_of([3]), 50))
     sampling = replace(request_for(PROMPT, 20).sampling, logit_bias=((3, -100.0),))
     assert len((await complete(own_engine, replace(request_for(PROMPT, 20), sampling=sampling))).ids) == 20
@@ -344,5 +344,5 @@ async def test_a_folder_without_a_model_is_a_configuration_error(tmp_path: Path)
 
 def test_an_unknown_engine_argument_is_a_configuration_error(tmp_path: Path) -> None:
     for argument in ("speed=9", "threads=many", "cache_mb=0"):
-        with pytest.raises(ConfigurationError, match=argument):
+        with pytest.raises(ConfigurationError, match=argument.partition("=")[0]):
             TransformersEngine(Settings(engine_arg=(argument,)), tmp_path)

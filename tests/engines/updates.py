@@ -1,4 +1,4 @@
-"""Weights that change while requests are under way, and while what was sampled is held up on its way out of SGLang."""
+"""Weight updates while requests run, and while sampled tokens are delayed inside SGLang."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from proxy.types import Ids, ids_of
 from tests.engines.gates import AdminGate
 from tests.support import until
 
-_HELD_UP_S = 1.0  # many times what loading the tiny weights takes
+_HELD_UP_S = 1.0  # seconds, many times the time that loading the tiny weights takes
 
 Read = Callable[[AdminGate, GenerateRequest], Awaitable[CollectedReply]]
 
@@ -22,7 +22,7 @@ Read = Callable[[AdminGate, GenerateRequest], Awaitable[CollectedReply]]
 async def under_way(
     gate: AdminGate, read: Read, weights: Path, count: int, tokens: int, sampled: int = 20
 ) -> list[tuple[Ids, asyncio.Future[CollectedReply]]]:
-    """`count` requests of so many `tokens`, prompt and reply to come; `weights`, version 0, have `sampled` of each."""
+    """Start `count` requests of `tokens` tokens with `weights` as version 0; return after `sampled` tokens of each."""
     await gate.admin.update_weights(str(weights), 0, PauseMode.DRAIN)
     prompts = [ids_of(range(n, n + 30)) for n in range(count)]
     running = [asyncio.ensure_future(read(gate, request_for(prompt, tokens))) for prompt in prompts]
@@ -31,9 +31,9 @@ async def under_way(
 
 
 async def update_while_tokens_are_held_up(gate: AdminGate, pid: int, path: Path, version: int, mode: PauseMode) -> None:
-    """Change the weights of the SGLang below process `pid` while what was sampled before does not get through."""
+    """Update the weights of the SGLang below process `pid` while tokens sampled before do not get through."""
     detokenizer = _detokenizer_below(pid)
-    detokenizer.suspend()  # all tokens pass it
+    detokenizer.suspend()  # all tokens pass through it
     try:
         updating = asyncio.create_task(gate.admin.update_weights(str(path), version, mode))
         await asyncio.sleep(_HELD_UP_S)

@@ -1,7 +1,7 @@
-"""A server that speaks SGLang's or vLLM's wire and samples by a script: `python -m tests.engines.wire sglang 8123 0.02`
-(kind, port, seconds a token).
+"""A simulated SGLang or vLLM server that samples by a script.
 
-SGLang's shape is proven by running the same tests against the real one; vLLM's is what its documentation says.
+Run `python -m tests.engines.wire sglang 8123 0.02` (kind, port, seconds per token). The same tests against the real
+SGLang verify its form; vLLM's form follows its documentation.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ CONTEXT = 8192
 
 
 class Wire:
-    """What both kinds share: a scripted engine, and how a request is read."""
+    """Common to both kinds: a scripted engine, and the parsing of requests."""
 
     def __init__(self, delay_s: float, incremental: bool = False) -> None:
         self.engine = ScriptedEngine(model_like(delay_s), vocab_size=VOCABULARY, context_length=CONTEXT)
@@ -53,7 +53,7 @@ class Wire:
 
 
 class SglangWire(Wire):
-    """As `sglang.launch_server`: cumulative parts, or with `incremental` only what is new."""
+    """Like `sglang.launch_server`: cumulative parts, or with `incremental` only new tokens."""
 
     def routes(self) -> list[Route]:
         posts = {
@@ -86,7 +86,7 @@ class SglangWire(Wire):
         return JSONResponse({"success": True})
 
     async def flush(self, request: Request) -> Response:
-        """Refused while `flushes` is not set, as by a server that still runs something."""
+        """Refused unless `flushes` is set, as by a server that runs requests."""
         return JSONResponse({}, 200 if self.flushes else 400)
 
     async def transfer(self, request: Request) -> Response:
@@ -149,7 +149,7 @@ class SglangWire(Wire):
         reply = CollectedReply()
         async for chunk in self.engine.generate(wanted):
             reply.add(chunk)
-            text = "\u2028\x85\r\n\x0c"  # a model may write whatever ends a line elsewhere
+            text = "\u2028\x85\r\n\x0c"  # a model may write characters that end a line elsewhere
             yield {"text": text, "output_ids": list(reply.ids), "meta_info": self.meta(wanted, reply)}
 
     def meta(self, wanted: GenerateRequest, reply: CollectedReply) -> dict[str, Any]:
@@ -192,7 +192,7 @@ def _spans(versions: list[int], now: str) -> list[dict[str, Any]]:
 
 
 class VllmWire(Wire):
-    """As `vllm serve` with `return_token_ids`."""
+    """Like `vllm serve` with `return_token_ids`."""
 
     def routes(self) -> list[Route]:
         gets = {"/version": self.told, "/v1/models": self.models, "/calls": self.noted_calls}
@@ -242,7 +242,7 @@ class VllmWire(Wire):
 
 
 def application(kind: str, delay_s: float = 0.0) -> Starlette:
-    """The app of a kind: sglang, sglang-incremental or vllm."""
+    """Create the app of a kind: sglang, sglang-incremental or vllm."""
     wire = VllmWire(delay_s) if kind == "vllm" else SglangWire(delay_s, incremental=kind == "sglang-incremental")
     app = Starlette(routes=wire.routes())
     app.state.wire = wire
@@ -255,14 +255,14 @@ async def _refused(request: Request, error: Exception) -> Response:
 
 
 class LiveWire:
-    """A server on this event loop that can be killed, hung, made to refuse, and started again on its port."""
+    """A server on this event loop that can be killed, hung, made to refuse, and restarted on its port."""
 
     def __init__(self, kind: str = "sglang", delay_s: float = 0.0, key: str | None = None) -> None:
         self._kind, self._delay_s, self._key = kind, delay_s, key
         self.port = 0
         self.refuse_generate = self.hung = False
         self.arriving = asyncio.Event()
-        """Cleared: whatever is asked to be generated is on its way and does not arrive yet."""
+        """While cleared, requests to generate do not arrive."""
         self.arriving.set()
         self.wire: Any = None
 
@@ -271,7 +271,7 @@ class LiveWire:
         return f"http://127.0.0.1:{self.port}"
 
     async def start(self, *without: str) -> None:
-        """A new process, as it were: it knows nothing of what was before. It answers 404 at the paths `without`."""
+        """Start with fresh state, like a new process. Answers 404 at the paths `without`."""
         self._app = application(self._kind, self._delay_s)
         for path in without:
             self.forget(path)
@@ -286,7 +286,7 @@ class LiveWire:
         self.port = self._server.servers[0].sockets[0].getsockname()[1]
 
     async def kill(self) -> None:
-        """Break all connections and listen no more."""
+        """Abort all connections and stop listening."""
         self._server.should_exit = self._server.force_exit = True
         for listener in self._server.servers:
             listener.close()
@@ -296,11 +296,11 @@ class LiveWire:
         await self.wire.engine.close()
 
     def forget(self, path: str) -> None:
-        """Answer 404 at `path` until the next start, or until it remembers."""
+        """Answer 404 at `path` until the next `start` or `remember`."""
         self._app.router.routes[:] = [route for route in self._app.router.routes if getattr(route, "path", "") != path]
 
     def remember(self) -> None:
-        """Answer at every path again, with all that it was told before."""
+        """Answer at every path again, with the state kept."""
         self._app.router.routes[:] = self.wire.routes()
 
     async def _answer(self, scope: Any, receive: Any, send: Any) -> None:
@@ -324,7 +324,7 @@ class LiveWire:
 
 @contextlib.asynccontextmanager
 async def serving_wire(kind: str, delay_s: float = 0.0) -> AsyncIterator[tuple[str, Any]]:
-    """A server on this event loop: its URL, and what is behind it."""
+    """Serve on this event loop; yield the URL and the simulated server."""
     app = application(kind, delay_s)
     server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="error", lifespan="off"))
     server.install_signal_handlers = lambda: None  # type: ignore[attr-defined]
@@ -340,7 +340,7 @@ async def serving_wire(kind: str, delay_s: float = 0.0) -> AsyncIterator[tuple[s
 
 
 def serve(kind: str, port: int, delay_s: float) -> None:
-    """Answer on `port` until the process ends."""
+    """Serve on `port` until the process ends."""
     uvicorn.run(application(kind, delay_s), port=port, log_level="error", lifespan="off")
 
 

@@ -1,4 +1,4 @@
-"""The acting script: what it does with tools, results, JSON and plain questions, read back by the real parser."""
+"""The acting script with tools, results, JSON and plain questions, read back by the real parser."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def asking(text: str, *more: Message, **options: Any) -> TurnRequest:
 
 
 def played(turn: TurnRequest, *, think: bool = False) -> Message:
-    """The answer to `turn`, as the server's own parser reads it."""
+    """The answer to `turn`, parsed by the server's output parser."""
     renderer = tiny_renderer()
     prompt = renderer.render(turn.messages, turn.tools, turn.template_options)
     request = GenerateRequest("r", prompt, SamplingParams(max_tokens=999), renderer.stop_token_ids, turn=turn)
@@ -54,24 +54,24 @@ def calls(message: Message) -> list[tuple[str, Any]]:
     return [(call.name, json.loads(call.arguments)) for call in message.tool_calls]
 
 
-def test_a_question_with_tools_is_a_call_with_words_of_the_question() -> None:
+def test_a_question_with_tools_is_answered_by_a_call_with_its_words() -> None:
     assert calls(played(asking("What is the weather in Paris?", tools=(WEATHER, TIME)))) == [
         ("get_weather", {"city": "Paris"})
     ]
 
 
-def test_several_cities_are_several_calls_unless_one_at_a_time_is_wanted() -> None:
+def test_several_cities_make_several_calls_unless_parallel_calls_are_off() -> None:
     turn = asking("Compare the weather in Paris and New York.", tools=(WEATHER,))
     assert len(calls(played(turn))) == 2
     assert len(calls(played(replace(turn, parallel_tool_calls=False)))) == 1
 
 
-def test_several_tools_that_are_asked_for_are_all_called() -> None:
+def test_all_tools_in_the_question_are_called() -> None:
     turn = asking("What is the weather AND the time in Tokyo? Call both tools.", tools=(WEATHER, TIME))
     assert calls(played(turn)) == [("get_weather", {"city": "Tokyo"}), ("get_time", {"city": "Tokyo"})]
 
 
-def test_a_named_tool_is_called_and_none_is_text() -> None:
+def test_a_named_tool_is_called_and_tool_choice_none_gives_text() -> None:
     turn = asking("Hello", tools=(WEATHER, TIME))
     named = replace(turn, tool_choice=ToolChoice(ToolChoiceMode.NAMED, "get_time"))
     assert [name for name, _ in calls(played(named))] == ["get_time"]
@@ -79,7 +79,7 @@ def test_a_named_tool_is_called_and_none_is_text() -> None:
     assert not none.tool_calls and none.content
 
 
-def test_results_are_told_or_handed_in_where_a_call_is_forced() -> None:
+def test_results_are_reported_or_submitted_if_a_call_is_forced() -> None:
     called = Message(Role.ASSISTANT, "", (ToolCall("c", "get_weather", '{"city": "Paris"}'),))
     result = Message(Role.TOOL, "21 degrees", tool_call_id="c")
     turn = asking("What is the weather in Paris?", called, result, tools=(WEATHER, FINAL))
@@ -111,7 +111,7 @@ def test_markers_in_text_stay_text() -> None:
         ("My name is Ada. What is my name?", "Ada"),
     ],
 )
-def test_simple_orders_are_obeyed(question: str, answer: str) -> None:
+def test_simple_instructions_are_followed(question: str, answer: str) -> None:
     assert played(asking(question)).content == answer
 
 
@@ -124,7 +124,7 @@ def test_thinking_comes_first_unless_the_request_turns_it_off() -> None:
 
 def test_the_same_conversation_gets_the_same_answer() -> None:
     turn = asking("Tell me about the sea.")
-    assert played(turn) == played(turn)  # no call in it: those have fresh ids
+    assert played(turn) == played(turn)  # without calls, as those have fresh ids
 
 
 @pytest.mark.parametrize(
@@ -141,7 +141,7 @@ def test_the_same_conversation_gets_the_same_answer() -> None:
         ({"type": ["null", "string"]}, "Rome"),
     ],
 )
-def test_an_instance_takes_what_the_text_gives_within_the_schema(schema: dict[str, Any], value: Any) -> None:
+def test_an_instance_uses_the_text_within_the_schema(schema: dict[str, Any], value: Any) -> None:
     assert instance(schema, Mentions.of("Give 4 or 2.5 in Rome in fahrenheit")) == value
 
 
@@ -151,6 +151,6 @@ def test_quoted_words_win_over_names() -> None:
 
 
 @pytest.mark.parametrize("arguments", [{"play": "dead"}, {"play": "agent", "tokens": "3"}, {"chunk": "0"}])
-def test_arguments_that_make_no_sense_are_refused(arguments: dict[str, str]) -> None:
+def test_invalid_engine_arguments_are_refused(arguments: dict[str, str]) -> None:
     with pytest.raises(ConfigurationError):
         from_arguments(arguments, 300, 1000, tiny_renderer())

@@ -1,4 +1,4 @@
-"""`--engine auto` is SGLang where there is a GPU and the package, and transformers everywhere else."""
+"""`--engine auto` is SGLang if there is a GPU and the package, else transformers; unknown arguments are refused."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def machine(monkeypatch: pytest.MonkeyPatch, *, gpu: bool, sglang: bool) -> None
         (False, False, TransformersEngine),
     ],
 )
-def test_auto_is_sglang_where_cuda_and_sglang_are_present(
+def test_auto_is_sglang_if_cuda_and_sglang_are_present(
     monkeypatch: pytest.MonkeyPatch, gpu: bool, sglang: bool, kind: type
 ) -> None:
     machine(monkeypatch, gpu=gpu, sglang=sglang)
@@ -43,18 +43,18 @@ def test_auto_is_sglang_where_cuda_and_sglang_are_present(
 
 
 @pytest.mark.parametrize("gpu", [True, False])
-def test_an_engine_that_is_named_is_that_whatever_the_machine_has(monkeypatch: pytest.MonkeyPatch, gpu: bool) -> None:
+def test_a_named_engine_is_created_on_any_machine(monkeypatch: pytest.MonkeyPatch, gpu: bool) -> None:
     machine(monkeypatch, gpu=gpu, sglang=True)
     assert type(create_engine(Settings(engine="sglang"), VOCABULARY)) is SglangEngine
     assert type(create_engine(Settings(engine="transformers"), VOCABULARY)) is TransformersEngine
 
 
-def test_sglang_that_is_not_installed_is_refused_with_the_way_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_sglang_is_refused_with_the_command_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
     machine(monkeypatch, gpu=True, sglang=False)
     with pytest.raises(ConfigurationError, match=r"pip install 'tokengrove\[sglang\]'"):
         create_engine(Settings(engine="sglang"), VOCABULARY)
 
 
-def test_an_argument_for_a_mailbox_which_has_none_is_refused_by_name() -> None:
+def test_an_argument_of_the_mailbox_is_refused_by_name() -> None:
     with pytest.raises(ConfigurationError, match="no_such"):
         create_engine(Settings(engine="mailbox", engine_arg=("no_such=1",)), VOCABULARY)

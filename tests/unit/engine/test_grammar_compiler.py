@@ -44,7 +44,7 @@ def json_grammar(schema: object) -> Grammar:
 
 
 def sample(state, end: int, seed: int, max_tokens: int) -> list[int]:
-    """Uniformly random allowed tokens: the worst weights there are."""
+    """Sample uniformly from the allowed tokens: the worst possible weights."""
     random, ids = np.random.default_rng(seed), []
     while len(ids) < max_tokens and (not ids or ids[-1] != end):
         ids.append(int(random.choice(np.nonzero(state.allowed(max_tokens - len(ids)))[0])))
@@ -78,7 +78,7 @@ def test_random_tokens_make_json_that_closes_within_the_budget(compiler, tokeniz
         json.loads(tokenizer.decode(ids[:-1], skip_special_tokens=False))
 
 
-def test_markers_come_where_the_grammar_names_them_and_nowhere_else(compiler, tokenizer, end):
+def test_markers_come_only_where_the_grammar_names_them(compiler, tokenizer, end):
     begin, close = tokenizer.token_to_id("<tool_call>"), tokenizer.token_to_id("</tool_call>")
     parts = (GrammarPart(token_id=begin), GrammarPart(schema=OBJECT), GrammarPart(token_id=close))
     for seed in range(10):
@@ -118,7 +118,7 @@ def test_json_may_be_compact_or_with_one_space_but_not_more(compiler, tokenizer,
                     state.accept(token)
 
 
-def test_with_budget_enough_nothing_is_narrowed(compiler, tokenizer, end):
+def test_with_enough_budget_the_mask_is_not_narrowed(compiler, tokenizer, end):
     state = compiler.compile(json_grammar(OBJECT), (end,))
     for token in tokenizer.encode('{"a": "').ids:
         state.accept(token)
@@ -126,14 +126,14 @@ def test_with_budget_enough_nothing_is_narrowed(compiler, tokenizer, end):
 
 
 @pytest.mark.parametrize("schema", [{"type": "nonsense"}, {"$ref": "#/nowhere"}, {"not": {}}, {"pattern": "(?=a)b"}])
-def test_a_schema_that_cannot_be_is_an_invalid_request_about_tools(compiler, end, schema):
+def test_an_invalid_schema_is_an_invalid_request_about_tools(compiler, end, schema):
     with pytest.raises(InvalidRequest, match=r"^tools: these schemas cannot be compiled") as refused:
         compiler.compile(json_grammar(schema), (end,))
     assert refused.value.param == "tools" and "\n" not in refused.value.message
 
 
 @pytest.mark.parametrize("alternatives", [(), ((),)])
-def test_a_grammar_of_nothing_is_refused(compiler, end, alternatives):
+def test_an_empty_grammar_is_refused(compiler, end, alternatives):
     with pytest.raises(InvalidRequest):
         compiler.compile(Grammar(alternatives), (end,))
 
@@ -154,7 +154,7 @@ def test_a_folder_without_a_tokenizer_is_a_configuration_error(tmp_path):
         GrammarCompiler(tmp_path, 10)
 
 
-def test_scanning_knows_strings_and_escapes():
+def test_scanning_tracks_strings_and_escapes():
     steering = Steering([b'{"a', rb"\"", b"b", b'"}', b"\\", b""])
     state = (False, False)
     seen = [state := steering.scan(token, *state) for token in (0, 1, 2, 4, 3, 5, 3)]

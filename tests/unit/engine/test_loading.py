@@ -1,4 +1,4 @@
-"""Which device a model is loaded on, and in which dtype. Devices that are not here are only chosen, never used."""
+"""The device and dtype of a loaded model. Devices that this machine lacks are only chosen, never used."""
 
 import pytest
 
@@ -21,7 +21,7 @@ def test_cuda_is_chosen_before_mps_and_mps_before_the_cpu(monkeypatch, cuda: boo
     assert best_device() == chosen
 
 
-def test_a_device_that_was_named_wins_over_the_best_one(monkeypatch, tmp_path) -> None:
+def test_a_named_device_wins_over_the_default(monkeypatch, tmp_path) -> None:
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
     build_tiny_model(tmp_path)
     model = load_model(tmp_path, EngineOptions(device="cpu"))
@@ -29,7 +29,7 @@ def test_a_device_that_was_named_wins_over_the_best_one(monkeypatch, tmp_path) -
 
 
 @pytest.mark.parametrize("device", ["cuda", "mps", "nonsense"])
-def test_a_device_that_is_not_here_is_a_configuration_error(tmp_path, device: str) -> None:
+def test_a_missing_device_is_a_configuration_error(tmp_path, device: str) -> None:
     if device in ("cuda", "mps") and best_device() == device:
         pytest.skip(f"{device} is here")
     build_tiny_model(tmp_path)
@@ -37,6 +37,6 @@ def test_a_device_that_is_not_here_is_a_configuration_error(tmp_path, device: st
         load_model(tmp_path, EngineOptions(device=device))
 
 
-def test_tokens_are_drawn_beside_their_logits_but_for_mps_that_has_no_float64() -> None:
+def test_tokens_are_sampled_on_the_device_of_the_logits_except_mps() -> None:
     devices = ("cpu", "cuda", "mps")
     assert [drawing_device(torch.device(device)).type for device in devices] == ["cpu", "cuda", "cpu"]

@@ -1,4 +1,4 @@
-"""Where a session's next request goes, whatever becomes of the servers."""
+"""Placement of sessions while servers die, return, join and leave."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from proxy.errors import EngineUnavailable
 
 
 class Bare:
-    """All that placement asks of an engine."""
+    """The part of an engine that placement uses."""
 
     def __init__(self, number: int) -> None:
         self.url = f"http://server-{number}"
 
 
-def test_a_session_stays_while_its_server_lives_and_others_go_where_least_runs() -> None:
+def test_a_session_keeps_its_live_server_and_others_get_the_least_loaded() -> None:
     rng = random.Random(5)
     members = [Member(Bare(number), alive=True) for number in range(4)]  # type: ignore[arg-type]
     placement, home = SessionPlacement(members), dict[str, Member]()
@@ -41,7 +41,7 @@ def test_a_session_stays_while_its_server_lives_and_others_go_where_least_runs()
         home[session] = chosen
 
 
-def test_the_sessions_remembered_are_bounded() -> None:
+def test_the_number_of_remembered_sessions_is_bounded() -> None:
     members = [Member(Bare(0), alive=True)]  # type: ignore[arg-type]
     placement = SessionPlacement(members, remembered=10)
     for number in range(50):

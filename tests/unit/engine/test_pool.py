@@ -1,4 +1,4 @@
-"""The pool over servers of SGLang's wire: placement, deaths, returns, weights and pauses in any order."""
+"""The pool over simulated SGLang servers: placement, deaths, returns, weight updates and pauses."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def states(pool: Pool) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("seed", range(3))
-async def test_kills_and_returns_at_random_change_no_token(seed: int) -> None:
+async def test_random_kills_and_restarts_change_no_token(seed: int) -> None:
     rng = random.Random(seed)
     async with wires(3, delay_s=0.002) as live, pool_of(*(wire.url for wire in live)) as pool:
         gate = AdminGate(pool)
@@ -92,7 +92,7 @@ async def test_kills_and_returns_at_random_change_no_token(seed: int) -> None:
 
 
 @pytest.mark.parametrize("stream", [True, False])
-async def test_a_reply_that_is_cut_is_an_engine_lost_though_the_server_hangs(stream: bool) -> None:
+async def test_cutting_the_replies_of_a_hung_server_raises_engine_lost(stream: bool) -> None:
     async with wires(1, delay_s=3600.0) as (wire,):
         engine = SglangServer(wire.url, VOCABULARY)
         await engine.start()
@@ -105,7 +105,7 @@ async def test_a_reply_that_is_cut_is_an_engine_lost_though_the_server_hangs(str
         await engine.close()
 
 
-async def test_what_a_server_that_hangs_was_sampling_goes_on_elsewhere() -> None:
+async def test_requests_of_a_hung_server_continue_elsewhere() -> None:
     async with wires(2, delay_s=0.01) as live, pool_of(*(wire.url for wire in live)) as pool:
         reading = asyncio.create_task(read(AdminGate(pool), of_session("s", stream=False)))
         await until(lambda: any(shown["in_flight"] for shown in pool.servers()))
@@ -117,7 +117,7 @@ async def test_what_a_server_that_hangs_was_sampling_goes_on_elsewhere() -> None
         await until(lambda: states(pool)[victim.url] == "alive")
 
 
-async def test_a_server_that_refuses_requests_costs_nothing_while_others_take_them() -> None:
+async def test_requests_that_a_server_refuses_run_elsewhere() -> None:
     async with wires(2) as live, pool_of(*(wire.url for wire in live), check_s=SELDOM_S) as pool:
         live[0].refuse_generate = True
         gate = AdminGate(pool)
@@ -129,7 +129,7 @@ async def test_a_server_that_refuses_requests_costs_nothing_while_others_take_th
         assert (await read(gate, of_session("s1"))).ids == following(PROMPT, 40)
 
 
-async def test_a_server_restarted_between_two_checks_samples_nothing_with_its_first_weights() -> None:
+async def test_no_token_of_a_restarted_server_has_its_initial_weights() -> None:
     async with wires(2, delay_s=0.001) as live, pool_of(*(wire.url for wire in live), check_s=SELDOM_S) as pool:
         gate = AdminGate(pool)
         await gate.admin.update_weights("/weights/5", 5, PauseMode.DRAIN)
@@ -173,7 +173,7 @@ async def test_a_server_that_joins_while_a_pause_ends_is_not_left_paused() -> No
         assert all(shown["served"] == 2 for shown in pool.servers())
 
 
-async def test_a_server_that_leaves_during_a_pause_ends_what_it_has() -> None:
+async def test_a_server_that_leaves_during_a_pause_finishes_its_requests() -> None:
     async with wires(2, delay_s=0.005) as live, pool_of(*(wire.url for wire in live)) as pool:
         gate = AdminGate(pool)
         reading = [asyncio.create_task(read(gate, of_session(f"s{n}"))) for n in range(2)]
@@ -186,7 +186,7 @@ async def test_a_server_that_leaves_during_a_pause_ends_what_it_has() -> None:
         assert list(states(pool)) == [live[1].url]
 
 
-async def test_a_server_that_leaves_can_be_taken_back_before_it_is_gone() -> None:
+async def test_a_leaving_server_can_be_added_back() -> None:
     async with wires(1, delay_s=0.005) as (wire,), pool_of(wire.url) as pool:
         reading = asyncio.create_task(complete(pool, of_session("s")))
         await until(lambda: bool(pool.servers()[0]["in_flight"]))
@@ -196,7 +196,7 @@ async def test_a_server_that_leaves_can_be_taken_back_before_it_is_gone() -> Non
         assert states(pool) == {wire.url: "alive"}
 
 
-async def test_what_cannot_load_the_weights_is_out_and_its_requests_go_on_elsewhere() -> None:
+async def test_a_server_that_cannot_load_the_weights_is_ejected_and_its_requests_continue() -> None:
     async with wires(2, delay_s=0.005) as live, pool_of(*(wire.url for wire in live)) as pool:
         gate = AdminGate(pool)
         reading = [asyncio.create_task(read(gate, of_session(f"s{n}", tokens=80))) for n in range(4)]
@@ -208,7 +208,7 @@ async def test_what_cannot_load_the_weights_is_out_and_its_requests_go_on_elsewh
         assert "update_weights" in pool.servers()[0]["failure"]
 
 
-async def test_the_watch_outlives_a_server_that_refuses_to_join() -> None:
+async def test_health_checks_continue_after_a_server_refuses_to_join() -> None:
     async with wires(2) as live, pool_of(*(wire.url for wire in live)) as pool:
         await pool.update_weights("/weights/1", 1)
         await live[1].kill()
@@ -221,7 +221,7 @@ async def test_the_watch_outlives_a_server_that_refuses_to_join() -> None:
         assert live[1].wire.version == "1"
 
 
-async def test_resuming_asks_nothing_of_servers_that_are_gone() -> None:
+async def test_resume_works_while_a_server_is_gone() -> None:
     async with wires(1) as (wire,), pool_of(wire.url) as pool:
         gate = AdminGate(pool)
         await gate.admin.pause(PauseMode.IN_PLACE)
@@ -233,7 +233,7 @@ async def test_resuming_asks_nothing_of_servers_that_are_gone() -> None:
         assert (await read(gate, of_session("s"))).ids == following(PROMPT, 40)
 
 
-async def test_a_server_that_could_not_be_resumed_is_out_until_it_is() -> None:
+async def test_a_server_that_cannot_be_resumed_is_ejected_until_it_can() -> None:
     async with wires(2) as live, pool_of(*(wire.url for wire in live)) as pool, asyncio.timeout(60):
         gate = AdminGate(pool)
         await gate.admin.pause(PauseMode.RETRACT)
@@ -247,7 +247,7 @@ async def test_a_server_that_could_not_be_resumed_is_out_until_it_is() -> None:
         assert all(shown["served"] == 2 for shown in pool.servers())
 
 
-async def test_nobody_joins_while_memory_is_released() -> None:
+async def test_no_server_joins_while_memory_is_released() -> None:
     async with wires(2) as live, pool_of(live[0].url) as pool:
         await pool.release_memory()
         with pytest.raises(InvalidRequest, match="resume_memory"):
@@ -257,7 +257,7 @@ async def test_nobody_joins_while_memory_is_released() -> None:
         assert set(states(pool).values()) == {"alive"}
 
 
-async def test_weights_that_a_trainer_changes_on_the_servers_themselves_are_followed() -> None:
+async def test_updates_made_on_the_servers_directly_are_followed() -> None:
     async with wires(2) as live, pool_of(*(wire.url for wire in live)) as pool:
         for wire in live:
             wire.wire.version = "4"
@@ -270,7 +270,7 @@ async def test_weights_that_a_trainer_changes_on_the_servers_themselves_are_foll
         await until(lambda: "serves weight version 0, the others serve 4" in (pool.servers()[1]["failure"] or ""))
 
 
-async def test_all_servers_with_newer_weights_join_at_the_start() -> None:
+async def test_servers_with_newer_weights_all_join_at_the_start() -> None:
     async with wires(3) as live:
         for wire in live[:2]:
             wire.wire.version = "3"
@@ -279,11 +279,14 @@ async def test_all_servers_with_newer_weights_join_at_the_start() -> None:
             assert pool.info().weight_version == 3
 
 
-async def test_ranks_of_a_group_follow_each_other_and_an_offset_that_is_no_number_is_refused_by_name() -> None:
+async def test_rank_offsets_follow_the_world_sizes_and_must_be_integers() -> None:
     async with wires(2) as live, pool_of(*(wire.url for wire in live)) as pool:
         await pool.transfer_weights(WeightTransfer.INIT_GROUP, {"rank_offset": 1, "world_size": 5})
         told = [wire.wire.calls[-1][1] for wire in live]
-        assert told == [{"rank_offset": 1, "world_size": 5}, {"rank_offset": 3, "world_size": 5}]  # two ranks a server
+        assert told == [
+            {"rank_offset": 1, "world_size": 5},
+            {"rank_offset": 3, "world_size": 5},
+        ]  # two ranks per server
         for wrong in ("1", 1.5, True, []):
             with pytest.raises(InvalidRequest) as raised:
                 await pool.transfer_weights(WeightTransfer.INIT_GROUP, {"rank_offset": wrong})
@@ -291,7 +294,7 @@ async def test_ranks_of_a_group_follow_each_other_and_an_offset_that_is_no_numbe
 
 
 class LateWire(LiveWire):
-    """It answers once `ready` is set."""
+    """A server that answers once `ready` is set."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -304,17 +307,17 @@ class LateWire(LiveWire):
         await super()._answer(scope, receive, send)
 
 
-async def test_two_that_return_at_once_to_an_empty_pool_are_not_both_in_with_different_weights() -> None:
+async def test_two_servers_that_return_together_do_not_both_join_with_different_weights() -> None:
     late = LateWire()
     async with wires(1, late) as (wire, _), pool_of(wire.url, late.url, check_s=SELDOM_S) as pool:
-        await pool.transfer_weights(WeightTransfer.BEGIN, {"weight_version": "3"})  # nobody can give them again
+        await pool.transfer_weights(WeightTransfer.BEGIN, {"weight_version": "3"})  # the pool cannot load these again
         members = {member.url: member for member in pool._members}
         for each in (wire, late):
             await each.kill()
             await pool._look_at(members[each.url])
             await each.start()
         assert set(states(pool).values()) == {"ejected"}
-        wire.wire.version = "3"  # it was cut off, and never restarted
+        wire.wire.version = "3"  # it was disconnected, and not restarted
         await wire.wire.engine.update_weights("/weights/3", 3)
         late.ready.clear()
         late.asked.clear()
@@ -329,21 +332,21 @@ async def test_two_that_return_at_once_to_an_empty_pool_are_not_both_in_with_dif
 
 
 @pytest.mark.parametrize("whole", [True, False])
-async def test_what_nobody_reads_as_it_comes_is_asked_for_in_one_piece(whole: bool) -> None:
+async def test_an_unstreamed_reply_is_requested_in_one_piece(whole: bool) -> None:
     async with wires(1) as (wire,), pool_of(wire.url) as pool:
         chunks = [chunk async for chunk in pool.generate(replace(of_session(""), whole=whole))]
         assert [token for chunk in chunks for token in chunk.ids] == following(PROMPT, 40)
         assert (len([chunk for chunk in chunks if chunk.ids]) == 1) is whole
 
 
-async def test_one_server_named_twice_is_one() -> None:
+async def test_a_server_named_twice_is_one_member() -> None:
     async with wires(1) as (wire,), pool_of(wire.url, wire.url + "/", wire.url + "/v1") as pool:
         assert states(pool) == {wire.url: "alive"}
         with pytest.raises(InvalidRequest, match="already"):
             await pool.add(wire.url + "/")
 
 
-async def test_a_server_that_is_removed_while_it_joins_stays_away() -> None:
+async def test_a_server_removed_while_it_joins_does_not_join() -> None:
     async with wires(2) as live, pool_of(live[0].url) as pool:
         await pool.update_weights("/weights/1", 1)
         live[1].wire.before_update.clear()
@@ -357,7 +360,7 @@ async def test_a_server_that_is_removed_while_it_joins_stays_away() -> None:
         assert list(states(pool)) == [live[0].url]
 
 
-async def test_servers_behind_a_key_are_asked_with_it() -> None:
+async def test_servers_with_a_key_are_called_with_it() -> None:
     wire = LiveWire(key="sesame")
     await wire.start()
     try:
@@ -383,18 +386,18 @@ async def test_servers_behind_a_key_are_asked_with_it() -> None:
         ("http://[::1]:30000", "http://[::1]:30000"),
     ],
 )
-def test_urls_of_servers_have_one_form(text: str, url: str) -> None:
+def test_server_urls_are_normalised(text: str, url: str) -> None:
     assert server_url(text) == url
 
 
 @pytest.mark.parametrize("text", ["h:1", "ftp://h", "http://", "http://h:port", "http://h?a=b", "http://key@h:1"])
-def test_what_is_no_url_of_a_server_is_refused_by_name(text: str) -> None:
+def test_a_malformed_server_url_is_refused_by_name(text: str) -> None:
     with pytest.raises(InvalidRequest) as raised:
         server_url(text)
     assert raised.value.param == "url"
 
 
-async def test_a_pool_that_waits_for_its_first_server_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_pool_without_a_server_logs_once_that_it_waits(caplog: pytest.LogCaptureFixture) -> None:
     wire = LiveWire()
     await wire.start()
     url = wire.url

@@ -31,13 +31,13 @@ def softmax(logits) -> list[float]:
     return torch.tensor(logits).softmax(-1).tolist()
 
 
-def test_temperature_zero_takes_the_best_and_gives_its_logprob_at_temperature_one():
+def test_temperature_zero_takes_the_likeliest_token_with_its_logprob_at_temperature_one():
     drawn = draw_one(row(temperature=0.0))
     assert drawn.token == 0
     assert drawn.logprob == pytest.approx(math.log(softmax(LOGITS)[0]), abs=1e-6)
 
 
-def test_temperature_scales_what_is_drawn_and_its_logprob():
+def test_temperature_scales_the_distribution_and_the_logprob():
     hot = row(temperature=2.0)
     expected = softmax([value / 2 for value in LOGITS])
     drawn = draw_one(hot)
@@ -49,7 +49,7 @@ def test_temperature_scales_what_is_drawn_and_its_logprob():
     ("cut", "kept"),
     [({"top_k": 2}, 2), ({"top_p": 0.7}, 2), ({"min_p": 0.2}, 3), ({"top_k": 3, "top_p": 0.7}, 2), ({"top_k": 1}, 1)],
 )
-def test_truncation_cuts_what_is_drawn_but_not_the_logprob(cut, kept):
+def test_truncation_limits_the_tokens_but_not_the_logprob(cut, kept):
     cut_row = row(**cut)
     whole = softmax(LOGITS)
     drawn = draw_one(cut_row)
@@ -84,7 +84,7 @@ def test_the_repetition_penalty_counts_prompt_and_output():
     assert draw_one(penalized).token == 0  # token 1 is at 0.25 now; 0 and 2 are both at 0.5
 
 
-def test_a_seed_draws_the_same_whatever_the_neighbours_are():
+def test_a_seed_samples_the_same_tokens_in_any_batch():
     alone, crowded = row(seed=3), row(seed=3)
     others = [row(seed=seed, top_k=2) for seed in range(7)] + [row(temperature=0.0)]
     logits = torch.randn(9, 50, generator=torch.Generator().manual_seed(0))
@@ -106,7 +106,7 @@ def test_top_logprobs_are_of_the_same_distribution_highest_first():
 
 
 class OnlyTokens:
-    """A grammar of fixed masks: what may come at each step."""
+    """A grammar of fixed masks, one per step."""
 
     def __init__(self, *steps: set[int]) -> None:
         self.steps = list(steps)
@@ -119,7 +119,7 @@ class OnlyTokens:
             raise ValueError("not allowed")
 
 
-def test_a_grammar_mask_is_in_the_logprob_and_moves_on():
+def test_the_grammar_mask_is_in_the_logprob_and_advances():
     masked = row(grammar=OnlyTokens({3, 4}, {5}))
     first, second = draw_one(masked), draw_one(masked)
     assert first.token in (3, 4) and second.token == 5
@@ -127,12 +127,12 @@ def test_a_grammar_mask_is_in_the_logprob_and_moves_on():
     assert second.logprob == 0.0
 
 
-def test_top_logprobs_leave_out_what_a_mask_forbids():
+def test_top_logprobs_leave_out_masked_tokens():
     assert [token for token, _ in draw_one(row(top=5, grammar=OnlyTokens({3, 4}))).top] == [3, 4]
 
 
 @pytest.mark.parametrize("bad", [[float("nan")] * 6, [float("-inf")] * 6, [float("inf")] * 6])
-def test_a_row_that_cannot_be_drawn_fails_alone(bad):
+def test_a_row_that_cannot_be_sampled_fails_alone(bad):
     rows = [row(), row(), row(grammar=OnlyTokens(set()))]
     drawn = draw(torch.tensor([bad, LOGITS, LOGITS]), rows)
     assert drawn[0].failure and drawn[2].failure == "the grammar allows no token here"
@@ -140,7 +140,7 @@ def test_a_row_that_cannot_be_drawn_fails_alone(bad):
     assert replace(drawn[1]) == draw(torch.tensor([LOGITS]), [row()])[0]
 
 
-def test_the_logits_are_left_as_they_were():
+def test_the_logits_are_not_changed():
     logits = torch.tensor([LOGITS])
     draw(logits, [row(temperature=0.3, logit_bias=((1, 5.0),), top_k=2)])
     assert logits.tolist() == torch.tensor([LOGITS]).tolist()

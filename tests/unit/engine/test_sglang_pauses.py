@@ -1,4 +1,4 @@
-"""Pauses of an SGLang server, on its wire: whatever happens meanwhile, nothing hangs and no old prefix stays."""
+"""Pauses of a simulated SGLang server: no request hangs, and no prefix of old weights stays cached."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ async def on_its_way(live: LiveWire, gate: AdminGate) -> asyncio.Task[CollectedR
     return task
 
 
-async def test_memory_is_released_though_a_request_comes_behind_the_abort() -> None:
+async def test_memory_is_released_although_a_request_arrives_just_after_the_abort() -> None:
     async with behind_gate() as (live, gate):
         late = await on_its_way(live, gate)
         async with asyncio.timeout(30):
@@ -57,7 +57,7 @@ async def test_memory_is_released_though_a_request_comes_behind_the_abort() -> N
         assert reply.ids == following(PROMPT, 40) and reply.finish is not None
 
 
-async def test_no_prefix_of_the_old_weights_stays_when_a_request_comes_behind_the_abort() -> None:
+async def test_the_prefix_cache_is_flushed_although_a_request_arrives_just_after_the_abort() -> None:
     async with behind_gate() as (live, gate):
         late = await on_its_way(live, gate)
         await gate.admin.update_weights("/weights/1", 1, PauseMode.ABORT)
@@ -67,7 +67,7 @@ async def test_no_prefix_of_the_old_weights_stays_when_a_request_comes_behind_th
         assert reply.ids == following(PROMPT, 40) and set(reply.versions) == {1}
 
 
-async def test_a_flush_that_the_server_refuses_leaves_it_running() -> None:
+async def test_a_refused_flush_leaves_the_server_running() -> None:
     async with behind_gate() as (live, gate):
         live.wire.flushes = False
         with pytest.raises(InvalidRequest):
@@ -77,7 +77,7 @@ async def test_a_flush_that_the_server_refuses_leaves_it_running() -> None:
             assert (await complete(gate, request_for(PROMPT, 40))).ids == following(PROMPT, 40)
 
 
-async def test_a_server_that_is_removed_during_a_pause_goes_on_and_can_come_back() -> None:
+async def test_a_server_removed_during_a_pause_is_resumed_and_can_return() -> None:
     async with behind_gate() as (live, gate):
         other = LiveWire()
         await other.start()
@@ -95,7 +95,7 @@ async def test_a_server_that_is_removed_during_a_pause_goes_on_and_can_come_back
             await other.kill()
 
 
-async def test_servers_go_on_when_the_pool_that_paused_them_ends() -> None:
+async def test_closing_a_paused_pool_resumes_its_servers() -> None:
     live = LiveWire()
     await live.start()
     try:

@@ -1,4 +1,4 @@
-"""SGLang's wire: what is asked, and answers in all their forms; whatever is inconsistent fails."""
+"""SGLang's requests, and its replies in all their forms; inconsistent replies fail."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def chunks(*parts: Any, incremental: bool = False) -> list[TokenChunk]:
 
 
 @pytest.mark.parametrize("incremental", [True, False])
-def test_parts_and_spans_cut_anywhere_give_each_token_its_logprob_and_version(incremental: bool) -> None:
+def test_tokens_keep_their_logprob_and_version_however_parts_and_spans_are_cut(incremental: bool) -> None:
     rng = random.Random(1)
     for _ in range(200):
         total = rng.randint(1, 30)
@@ -58,9 +58,7 @@ def test_parts_and_spans_cut_anywhere_give_each_token_its_logprob_and_version(in
 
 @pytest.mark.parametrize("incremental", [True, False])
 @pytest.mark.parametrize("last", [[], [9], [9, 8, 7, 6]])
-def test_the_last_part_corrects_the_versions_that_earlier_parts_were_passed_on_with(
-    incremental: bool, last: list[int]
-) -> None:
+def test_the_last_part_corrects_the_versions_of_earlier_parts(incremental: bool, last: list[int]) -> None:
     ids = [1, 2, 3, 4, 5, *last]
     spans = [{"version": "0", "start": 0, "end": 4}, {"version": "1", "start": 4, "end": len(ids)}]
     given = [
@@ -77,13 +75,13 @@ def test_the_last_part_corrects_the_versions_that_earlier_parts_were_passed_on_w
     assert reply.ids == ids and reply.versions == [0] * 4 + [1] * (1 + len(last))
 
 
-def test_nothing_is_corrected_where_everything_was_said_rightly() -> None:
+def test_correct_versions_are_not_corrected() -> None:
     spans = [{"version": "0", "start": 0, "end": 2}, {"version": "1", "start": 2, "end": 3}]
     first, last = part([1, 2], 2, weight_version="0"), part([1, 2, 3], 3, {"type": "length"}, spans)
     assert [chunk.corrected for chunk in chunks(first, last)] == [(), ()]
 
 
-def test_a_list_that_grows_while_it_is_read_gives_nothing_twice() -> None:
+def test_a_list_that_grows_while_it_is_read_repeats_no_token() -> None:
     shared = [5, 6]
     first = part(shared, 2)
     shared += [7]
@@ -99,7 +97,7 @@ def test_a_list_that_grows_while_it_is_read_gives_nothing_twice() -> None:
         ("length", FinishReason.LENGTH),
     ],
 )
-def test_reasons_to_finish(reason: Any, finish: FinishReason) -> None:
+def test_finish_reasons(reason: Any, finish: FinishReason) -> None:
     assert chunks(part([3], 1, reason))[-1].finish is finish
 
 
@@ -119,12 +117,12 @@ def test_reasons_to_finish(reason: Any, finish: FinishReason) -> None:
         (part([], 0, {"type": "abort", "status_code": 500, "message": "no"}), EngineFailed),
     ],
 )
-def test_what_is_inconsistent_or_refused_fails(wrong: Any, error: type[Exception]) -> None:
+def test_inconsistent_or_refused_replies_fail(wrong: Any, error: type[Exception]) -> None:
     with pytest.raises(error):
         chunks(wrong)
 
 
-def test_names_of_weights_are_numbered_as_they_appear_and_numbers_stay() -> None:
+def test_version_names_are_numbered_in_order_and_integers_stay() -> None:
     numbers = VersionNumbers()
     assert [numbers.number(name) for name in ("default", "step-b", "17", 3, "default")] == [0, 1, 17, 3, 0]
 
@@ -146,7 +144,7 @@ def test_grammars_as_structural_tags() -> None:
     assert again == {"type": "sequence", "elements": [said, star]}
 
 
-def test_only_what_is_not_the_default_is_asked_for() -> None:
+def test_default_parameters_are_not_sent() -> None:
     request = GenerateRequest("r", ids_of([1]), SamplingParams(temperature=0.5, max_tokens=4, seed=3), (2,))
     params = sampling_params(request, None)
     assert params["sampling_seed"] == 3 and params["ignore_eos"] is False and params["stop_token_ids"] == [2]
@@ -157,14 +155,14 @@ def test_only_what_is_not_the_default_is_asked_for() -> None:
 @pytest.mark.parametrize(
     "wrong", [{}, {"serialized_named_tensors": "AAAA"}, {"serialized_named_tensors": ["no base64"]}]
 )
-def test_tensors_that_are_no_list_of_base64_are_refused_by_name(wrong: Any) -> None:
+def test_tensors_that_are_not_a_list_of_base64_are_refused_by_name(wrong: Any) -> None:
     with pytest.raises(InvalidRequest) as raised:
         tensors_of(wrong)
     assert raised.value.param == "serialized_named_tensors"
     assert tensors_of({"serialized_named_tensors": ["AAEC", b"raw"]}) == [b"\x00\x01\x02", b"raw"]
 
 
-def test_a_name_of_weights_that_no_export_could_hold_as_a_number_is_numbered() -> None:
+def test_a_version_beyond_int32_is_numbered_like_a_name() -> None:
     numbers = VersionNumbers()
     assert [numbers.number(name) for name in ("20261121120000", str(2**31 - 1), str(2**31), "20261121120000")] == [
         0,

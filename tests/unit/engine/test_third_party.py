@@ -1,4 +1,4 @@
-"""What an outside author does: a module in the current folder, `--engine module:Class`, and the contract over it."""
+"""A third-party engine: a module in the current folder, `--engine module:Class`, and the contract on it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from proxy.engine.chunks import TokenChunk
 from proxy.types import FinishReason, Logprobs, ids_of
 
 class Counting:
-    """Each token is the one before and one more."""
+    """Each token is the previous one plus 1."""
 
     def __init__(self, settings):
         self.settings, self.aborted = settings, set()
@@ -115,24 +115,24 @@ def test_the_contract_runs_outside_of_the_project(elsewhere: Path) -> None:
         ("import no_such_package_at_all", "No module named 'no_such_package_at_all'"),
     ],
 )
-def test_what_is_wrong_with_an_engine_is_said(elsewhere: Path, source: str, says: str) -> None:
+def test_an_error_names_what_is_wrong_with_the_engine(elsewhere: Path, source: str, says: str) -> None:
     (elsewhere / "counting_wrong.py").write_text(source)
     with pytest.raises(ConfigurationError, match=says):
         chosen("counting_wrong:Counting")
 
 
-def test_a_server_without_its_scheme_is_told_so() -> None:
+def test_a_server_url_without_its_scheme_is_refused_with_the_scheme() -> None:
     with pytest.raises(ConfigurationError, match="http://localhost:30000"):
         chosen("localhost:30000")
 
 
 @pytest.mark.parametrize("engine", ["http://h:port", "http://h:1,ftp://h", "http://key@h:1", "http://"])
-def test_what_is_no_url_of_a_server_is_a_configuration_error(engine: str) -> None:
+def test_a_malformed_server_url_is_a_configuration_error(engine: str) -> None:
     with pytest.raises(ConfigurationError, match="--engine"):
         chosen(engine)
 
 
-def test_servers_take_keys_and_no_option_that_they_do_not_know() -> None:
+def test_servers_take_keys_and_no_unknown_option() -> None:
     assert isinstance(chosen("http://h:1", "api_key=a", "admin_api_key=b"), Pool)
     with pytest.raises(ConfigurationError, match="tp_size: an engine server has no option"):
         chosen("http://h:1", "tp_size=2")

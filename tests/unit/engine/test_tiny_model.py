@@ -31,7 +31,7 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
-def test_two_builds_are_the_same_to_the_byte_and_another_seed_changes_the_weights_only(folder, tmp_path):
+def test_two_builds_are_identical_and_another_seed_changes_only_the_weights(folder, tmp_path):
     build_tiny_model(tmp_path / "again")
     build_tiny_model(tmp_path / "seeded", seed=1)
     ours, again, seeded = contents(folder), contents(tmp_path / "again"), contents(tmp_path / "seeded")
@@ -39,7 +39,7 @@ def test_two_builds_are_the_same_to_the_byte_and_another_seed_changes_the_weight
     assert [name for name in ours if ours[name] != seeded[name]] == ["model.safetensors"]
 
 
-def test_the_folder_is_built_once_and_safe_against_other_builders(tmp_path):
+def test_the_folder_is_built_once_even_by_concurrent_builders(tmp_path):
     with ThreadPoolExecutor(4) as pool:
         folders = set(pool.map(lambda _: builtin_model_folder(tmp_path / "cache"), range(8)))
     assert list((tmp_path / "cache").iterdir()) == [*folders]
@@ -47,7 +47,7 @@ def test_the_folder_is_built_once_and_safe_against_other_builders(tmp_path):
     assert builtin_model_folder(tmp_path / "cache") == folder and folder.stat().st_mtime_ns == before
 
 
-def test_without_a_cache_folder_it_lies_below_the_users(tmp_path, monkeypatch):
+def test_the_default_folder_lies_in_the_users_cache(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert builtin_model_folder().parent == tmp_path / "tokengrove"
 
@@ -65,7 +65,7 @@ def test_every_id_decodes_and_text_survives(tokenizer):
     assert all(tokenizer.decode([token]) for token in range(VOCAB_SIZE))
 
 
-def test_added_tokens_are_single_and_only_the_markers_survive_skipping(tokenizer):
+def test_added_tokens_are_single_ids_and_only_markers_survive_skipping(tokenizer):
     for token in (*SPECIAL_TOKENS, *MARKER_TOKENS):
         ids = tokenizer.encode(token)
         assert len(ids) == 1
@@ -73,7 +73,7 @@ def test_added_tokens_are_single_and_only_the_markers_survive_skipping(tokenizer
     assert tokenizer.eos_token == "<|im_end|>"
 
 
-def test_transformers_loads_it_whole(folder):
+def test_transformers_loads_all_of_it(folder):
     torch = pytest.importorskip("torch")
     model, report = transformers.AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
     assert not report["missing_keys"] and not report["unexpected_keys"] and not report["mismatched_keys"]
@@ -101,7 +101,7 @@ def options(choose: random.Random) -> dict:
     return {"tools": choose.choice([None, [TOOL]]), "add_generation_prompt": choose.random() < 0.5, **thinking}
 
 
-def test_the_template_renders_as_qwen3s_own(tokenizer):
+def test_the_template_renders_like_qwen3s(tokenizer):
     original = ASSETS / "chat_templates" / "qwen3.jinja"
     if not original.is_file():
         pytest.skip(f"{original} is not there (TOKENGROVE_TEST_ASSETS)")
@@ -112,7 +112,7 @@ def test_the_template_renders_as_qwen3s_own(tokenizer):
         assert ours == tokenizer.apply_chat_template(messages, tokenize=False, chat_template=template, **kwargs)
 
 
-def test_the_renderer_for_qwen3_gives_the_tokens_of_the_template(tokenizer):
+def test_qwen3s_renderer_gives_the_tokens_of_the_template(tokenizer):
     renderers = pytest.importorskip("renderers.qwen3")
     renderer = renderers.Qwen3Renderer(tokenizer)
     call = {"function": {"name": "f", "arguments": {"a": 1}}}

@@ -1,4 +1,4 @@
-"""Runs of versions say the same as a list with a version per token."""
+"""Runs of versions are equivalent to a list with one version per token."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def runs_of(versions: list[int]) -> VersionRuns:
     return tuple((len(list(group)), version) for version, group in itertools.groupby(versions))
 
 
-def test_runs_are_what_a_list_of_versions_is() -> None:
+def test_run_operations_equal_list_operations() -> None:
     rng = random.Random(3)
     for _ in range(500):
         versions, more = (rng.choices(range(3), k=rng.randint(0, 12)) for _ in range(2))
@@ -28,6 +28,6 @@ def test_runs_are_what_a_list_of_versions_is() -> None:
         assert corrected(runs_of(versions), runs_of(last)) == runs_of(versions[: len(versions) - len(last)] + last)
 
 
-def test_a_correction_of_more_tokens_than_there_are_fails() -> None:
+def test_a_correction_of_more_tokens_than_were_sent_fails() -> None:
     with pytest.raises(EngineFailed, match="the versions of 4 tokens but had sent 3"):
         corrected(((3, 0),), ((4, 1),))

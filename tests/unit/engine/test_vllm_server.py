@@ -1,4 +1,4 @@
-"""vLLM's wire: other logprobs than the design's are refused, incomplete answers fail, sleep is all or nothing."""
+"""vLLM servers: requests that would break the logprob rule are refused, incomplete replies fail, sleep is whole."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ async def vllm(*, processed: bool = False) -> AsyncIterator[tuple[VllmServer, An
         (True, {"min_p": 0.1}, {}),
     ],
 )
-async def test_sampling_whose_logprobs_would_be_others_is_refused_by_name(processed, refused, allowed) -> None:
+async def test_parameters_that_would_break_the_logprob_rule_are_refused_by_name(processed, refused, allowed) -> None:
     async with vllm(processed=processed) as (engine, _):
         request = request_for(PROMPT, 4)
         with pytest.raises(UnsupportedParameter) as raised:
@@ -83,7 +83,7 @@ def top(entry: Any) -> dict[str, Any]:
         ({"error": "no"}, InvalidRequest),
     ],
 )
-def test_what_is_incomplete_or_refused_fails(wrong: Any, error: type[Exception]) -> None:
+def test_incomplete_or_refused_replies_fail(wrong: Any, error: type[Exception]) -> None:
     with pytest.raises(error):
         _chunks(wrong, 1)
 
@@ -92,12 +92,12 @@ def test_what_is_incomplete_or_refused_fails(wrong: Any, error: type[Exception])
     ("reason", "finish"),
     [("stop", FinishReason.STOP), ("length", FinishReason.LENGTH), ("abort", FinishReason.ABORT), (None, None)],
 )
-def test_reasons_to_finish(reason: str | None, finish: FinishReason | None) -> None:
+def test_finish_reasons(reason: str | None, finish: FinishReason | None) -> None:
     assert _chunks(event([1], [-1.0], reason), 0)[0].finish is finish
     assert _chunks({"choices": []}, 0) == []
 
 
-async def test_sleep_is_of_all_memory_and_waking_may_be_in_steps() -> None:
+async def test_sleep_releases_all_memory_and_waking_may_be_in_steps() -> None:
     async with vllm() as (engine, wire):
         with pytest.raises(InvalidRequest) as raised:
             await engine.release_memory(("kv_cache",))
@@ -111,9 +111,9 @@ async def test_sleep_is_of_all_memory_and_waking_may_be_in_steps() -> None:
         assert wire.calls == asked
 
 
-async def test_weights_from_a_folder_and_pauses_that_keep_requests_are_refused() -> None:
+async def test_updates_from_a_folder_and_pauses_that_keep_requests_are_refused() -> None:
     async with vllm() as (engine, _):
         with pytest.raises(EngineUnavailable, match="cannot load weights"):
             await engine.update_weights("/weights/1")
-        await engine.pause(PauseMode.RETRACT)  # nothing runs
+        await engine.pause(PauseMode.RETRACT)  # allowed, as no request runs
         await engine.resume()
