@@ -43,17 +43,17 @@ from proxy.protocols.responses.protocol import ResponsesProtocol
 from proxy.rendering.doctor import Examination, examine
 from proxy.rendering.renderer import Renderer, load_renderer
 from proxy.sessions.access import Access
-from proxy.sessions.ending import Endings
+from proxy.sessions.end_waiter import EndWaiter
+from proxy.sessions.endings import Endings
 from proxy.sessions.idle_sweep import IdleSweep
+from proxy.sessions.key_rotation import KeyRotation
 from proxy.sessions.keys import Keyring
-from proxy.sessions.naming import NamedSessions
-from proxy.sessions.records import NewRecords
+from proxy.sessions.named_sessions import NamedSessions
+from proxy.sessions.new_records import NewRecords
 from proxy.sessions.registry import Registry
-from proxy.sessions.rotation import KeyRotation
 from proxy.sessions.scores import Scores
+from proxy.sessions.session_starter import SessionStarter
 from proxy.sessions.start_limits import StartLimits
-from proxy.sessions.starting import SessionStarter
-from proxy.sessions.waiting import EndWaiter
 from proxy.settings import Settings
 from proxy.store.store import Store
 from proxy.turns.turns import Turns

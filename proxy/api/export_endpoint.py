@@ -18,8 +18,8 @@ from proxy.errors import InvalidRequest, SessionNotFound
 from proxy.export_formats.create_encoder import encoder
 from proxy.export_formats.encoder import Encoder
 from proxy.sessions.access import Access
+from proxy.sessions.end_waiter import EndWaiter
 from proxy.sessions.registry import Registry
-from proxy.sessions.waiting import EndWaiter
 from proxy.settings import Settings
 from proxy.store.recordings import Recordings
 from proxy.store.session_query import SessionQuery

@@ -9,7 +9,7 @@ from proxy.api.http import JsonResponse, caller_of, read_object
 from proxy.api.session_json import started_json
 from proxy.api.session_request import parse_key_kinds, parse_key_lifetime
 from proxy.sessions.access import Access
-from proxy.sessions.rotation import KeyRotation
+from proxy.sessions.key_rotation import KeyRotation
 from proxy.settings import Settings
 
 

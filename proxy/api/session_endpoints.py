@@ -14,10 +14,10 @@ from proxy.api.session_json import interaction_json, record_json, started_json
 from proxy.api.session_request import parse_ending, parse_start
 from proxy.protocols.fields import optional_int
 from proxy.sessions.access import Access
-from proxy.sessions.ending import Endings
+from proxy.sessions.endings import Endings
 from proxy.sessions.registry import Registry
 from proxy.sessions.scores import Scores
-from proxy.sessions.starting import SessionStarter
+from proxy.sessions.session_starter import SessionStarter
 from proxy.settings import Settings
 from proxy.store.recordings import Recordings
 from proxy.store.session_query import SessionQuery

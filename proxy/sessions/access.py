@@ -1,7 +1,7 @@
 """Which session a request addresses, and what its key permits. No request reaches the session of another key.
 
-A server is open if it has no admin key; it then listens on loopback only. Start_session issues three keys per session:
-`api_key` for the agent, `control_key` for the environment, and the path secret, which is part of `base_url`.
+A server is open if it has no admin key; it then listens on loopback only. `POST /rl/start_session` issues
+three keys: `api_key` for the agent, `control_key` for the environment, and the path secret in `base_url`.
 
     request                             open server     admin key     control_key   api_key       path secret
     turn, session in the path           everybody (1)   any session   own session   own session   own session (2)
@@ -32,7 +32,7 @@ from dataclasses import dataclass
 from proxy.errors import Forbidden, Unauthorized
 from proxy.sessions.ids import check_session_id
 from proxy.sessions.keys import Grant, Keyring
-from proxy.sessions.naming import NamedSessions
+from proxy.sessions.named_sessions import NamedSessions
 from proxy.sessions.registry import Registry
 from proxy.sessions.session import Session
 from proxy.settings import Settings
@@ -97,7 +97,7 @@ class Access:
         if caller.path:
             session_id, path_key = await self._split(caller.path)
             if not (self.open_server or path_key or grant.admin or grant.session_id == session_id):
-                raise Unauthorized("this session is rewarded and ended with its control_key")
+                raise Unauthorized("this needs the control_key of the session, or the admin key")
             session = await self._registry.get(session_id)
             if path_key and not self._settings.require_key and grant.session_id is None:
                 grant = Grant(grant.admin, session_id)  # the path secret grants what the api_key grants
@@ -135,7 +135,7 @@ class Access:
         grant = await self._grant(caller)
         if grant.admin or grant.session_id == session_id:
             return await self._registry.get(session_id), not grant.admin
-        raise Unauthorized("this session needs its own key")
+        raise Unauthorized("this session needs its own key or the admin key; use its api_key or its base_url")
 
     async def _by_key_or_hint(self, caller: Caller) -> tuple[Session, bool]:
         """Return the session, and True if one of its own keys opened it."""
@@ -163,7 +163,7 @@ class Access:
             return
         if grant.session_id == session.id:
             raise Forbidden("an agent's key may not reward or end its own session; use the control_key")
-        raise Unauthorized(f"session {session.id!r} is rewarded and ended with its control_key")
+        raise Unauthorized(f"this needs the control_key of session {session.id!r}")
 
 
 def _check_fresh(session: Session) -> None:

@@ -7,7 +7,7 @@ import logging
 import time
 
 from proxy.errors import ProxyError
-from proxy.sessions.ending import Endings
+from proxy.sessions.endings import Endings
 from proxy.sessions.registry import Registry
 from proxy.store.session_changes import SessionChanges
 from proxy.types import SessionStatus

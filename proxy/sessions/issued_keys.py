@@ -1,4 +1,4 @@
-"""Keys as they are handed out: the server keeps their hashes only, so nobody can read them again."""
+"""New keys in clear text, as start_session and rotate_keys return them. The server stores hashes only."""
 
 from __future__ import annotations
 

@@ -70,7 +70,7 @@ class Keyring:
             return
         if key is None:
             raise Unauthorized("this needs the admin key: Authorization: Bearer KEY")
-        raise Forbidden("this needs the admin key, and the key that was sent is not it")
+        raise Forbidden("this needs the admin key; the key in the request is another one")
 
     async def grant(self, key: str | None) -> Grant:
         """Return what `key` permits: nothing if this server did not issue it."""

@@ -1,7 +1,7 @@
-"""What differs between SQLite and PostgreSQL: URLs, connections, pragmas, and the lock beside a SQLite file.
+"""The differences between SQLite and PostgreSQL: URLs, connections, pragmas, and the lock beside a SQLite file.
 
-One process at a time serves a SQLite file. The kernel holds the lock and releases it when the process ends, in
-whatever way.
+One process at a time serves a SQLite file. The kernel holds the lock and releases it when the process ends,
+even by a crash.
 """
 
 from __future__ import annotations

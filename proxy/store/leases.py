@@ -1,4 +1,4 @@
-"""Values of the claim queue: what a trainer asks for, the lease that it gets, and how it acknowledges."""
+"""Values of the claim queue: a trainer's request, its lease, and its acknowledgement."""
 
 from __future__ import annotations
 

@@ -18,7 +18,8 @@ def too_many_live(most: int) -> TooManyRequests:
 def too_stale(most: int) -> TooManyRequests:
     """A new session would be older than `--max-staleness` weight versions when it is trained on."""
     return TooManyRequests(
-        f"{most} sessions run or were accepted: all that --max-staleness and --batch-size allow at this version",
+        f"{most} sessions are live or accepted, as many as --max-staleness and --batch-size allow; "
+        "try again after the next weight update",
         retry_after_s=_RETRY_AFTER_S,
     )
 
@@ -26,5 +27,5 @@ def too_stale(most: int) -> TooManyRequests:
 def no_capacity() -> TooManyRequests:
     """Under `--capacity-control`, every granted start is taken."""
     return TooManyRequests(
-        "no capacity is left (--capacity-control); POST /grant_capacity gives more", retry_after_s=_RETRY_AFTER_S
+        "no capacity is left (--capacity-control); grant more with POST /grant_capacity", retry_after_s=_RETRY_AFTER_S
     )

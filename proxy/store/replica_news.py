@@ -1,4 +1,4 @@
-"""What a replica reads to keep a live session up to date: changes by others, and calls that are under way."""
+"""Reads that keep a live session up to date: changes by other replicas, and calls that have begun."""
 
 from __future__ import annotations
 

@@ -78,5 +78,5 @@ class Store:
     async def ping(self) -> None:
         """Raise StoreUnavailable unless the database answers and the writer thread runs."""
         if not self.database.running:
-            raise StoreUnavailable("the writer of the database has ended")
+            raise StoreUnavailable("the database writer has stopped; restart the server")
         await self.database.read(reads.ping)

@@ -195,7 +195,9 @@ class Writer:
                 change = self._queue.get_nowait()
                 if change is not None:
                     rest.append(change)
-        self._settle([(change, StoreUnavailable("the writer of the database has ended")) for change in rest])
+        self._settle(
+            [(change, StoreUnavailable("the database writer has stopped; restart the server")) for change in rest]
+        )
 
 
 def _without_ended_intents(group: list[Change]) -> list[Change]:

@@ -28,7 +28,7 @@ from proxy.errors import (
 from proxy.metrics import Metrics
 from proxy.rendering.renderer import Renderer
 from proxy.sessions.attempts import Attempt, Stage
-from proxy.sessions.naming import NamedSessions
+from proxy.sessions.named_sessions import NamedSessions
 from proxy.sessions.registry import Registry
 from proxy.sessions.scores import Scores
 from proxy.sessions.session import Session

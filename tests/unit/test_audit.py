@@ -1,4 +1,4 @@
-"""Each invariant, broken by plain SQL in a stored session, is found; a whole session has no findings."""
+"""The audit finds each invariant that SQL breaks in a stored session, and nothing in an intact database."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def checked(url: str, session_id: str | None = None) -> Audit:
 
 
 async def grow(folder: Path, url: str) -> None:
-    """Session s: a root, two children of it, ended with a reward; session t: one live turn."""
+    """Create session s (a root with two children, ended with a reward) and session t (live, one turn)."""
     async with serving(folder, says("one", "two", "three", "four"), database_url=url) as server:
         first = [user("a")]
         answered = [*first, assistant(await text(server, first))]

@@ -10,15 +10,15 @@ from typing import Any
 import pytest
 
 from proxy.metrics import Metrics
-from proxy.sessions.ending import Endings
+from proxy.sessions.endings import Endings
 from proxy.sessions.issued_keys import IssuedKeys, KeyKind
+from proxy.sessions.key_rotation import KeyRotation
 from proxy.sessions.keys import Grant, Keyring, hash_key
-from proxy.sessions.naming import NamedSessions
-from proxy.sessions.records import NewRecords
+from proxy.sessions.named_sessions import NamedSessions
+from proxy.sessions.new_records import NewRecords
 from proxy.sessions.registry import Registry
-from proxy.sessions.rotation import KeyRotation
+from proxy.sessions.session_starter import SessionStarter
 from proxy.sessions.start_limits import StartLimits
-from proxy.sessions.starting import SessionStarter
 from proxy.settings import Settings
 from proxy.store.key_index import KeyIndex
 from proxy.store.store import Store

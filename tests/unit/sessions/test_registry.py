@@ -1,4 +1,4 @@
-"""A session whose row comes to the store while somebody looks for it there."""
+"""Refreshing a session whose row is committed, or deleted, while the store is queried for it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from proxy.types import SessionRecord
 
 
 class EmptyNews:
-    """Shared with other replicas, and holds nothing; `meanwhile` gets its row while it is asked."""
+    """News of an empty store that replicas share. The row of the session `meanwhile` is committed during the query."""
 
     shared = True
 

@@ -1,4 +1,4 @@
-"""What was read of the database goes into a live session once, whatever comes twice, late or out of order."""
+"""News merge into a live session once, even if they arrive twice, late or out of order."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def empty() -> Session:
 
 
 def state(session: Session) -> Any:
-    """All that another replica could have changed."""
+    """Everything in a session that another replica may have changed."""
     attempts = {
         key: sorted((attempt.stage, sorted(i.id for i in attempt.interactions)) for attempt in same)
         for key, same in session.attempts.items()
@@ -39,7 +39,7 @@ def state(session: Session) -> Any:
 
 
 class Others:
-    """Other replicas at work on session `s`."""
+    """Random changes of session `s` by other replicas."""
 
     def __init__(self, store: Store, chance: random.Random) -> None:
         self._store, self._chance = store, chance

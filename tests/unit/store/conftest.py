@@ -1,4 +1,4 @@
-"""A store on a fresh database of either kind, and builders of what it holds."""
+"""Fixtures: a store on a new SQLite or PostgreSQL database, and builders of sessions and interactions."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from proxy.types import (
 
 @pytest.fixture
 def url(tmp_path: Path) -> str:
-    """A SQLite file, for what is SQLite's own."""
+    """The URL of a new SQLite file, for tests of SQLite alone."""
     return f"sqlite:///{tmp_path / 'grove.db'}"
 
 

@@ -1,4 +1,4 @@
-"""A dump holds everything: imported elsewhere it gives equal rows, on either database; a damaged one gives nothing."""
+"""A dump restores equal rows in another database of either kind. Nothing is imported from a damaged dump."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def quiet(_: Totals) -> None:
 
 
 async def grow(folder: Path, url: str) -> Any:
-    """Sessions of every kind; the keys of the last."""
+    """Fill a database with sessions of every kind. Returns the keys of the last one."""
     async with serving(folder, says("one", "two", "three", "vier\u00e4\U0001f600"), database_url=url) as server:
         first = [user("a")]
         answer = (await server.answer(first))["content"]
@@ -44,7 +44,7 @@ def names(folder: Path, part: str) -> list[str]:
 
 
 def plain(path: Path) -> list[Any]:
-    """The entries of a dump but for the time of its header, and so of its checksum."""
+    """The entries of a dump without the time in its header and the checksum, which depends on it."""
     data = path.read_bytes()
     if path.suffix == ".zst":
         data = zstandard.ZstdDecompressor().stream_reader(data).read()

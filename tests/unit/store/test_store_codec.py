@@ -1,4 +1,4 @@
-"""Whatever is encoded is decoded as it was, within the promised size."""
+"""Decoding returns the encoded value, and encodings have the documented size."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an append resolved for is on the disk, whatever happens to the process then."""
+"""Once an append has resolved, its interaction is on the disk, even if the process is then killed."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ async def test_the_lock_ends_with_the_server_even_if_its_forked_child_lives(url:
 
 
 async def opened_soon(url: str) -> Store:
-    """The child lets go of the lock as soon as it runs, which may be after its parent's end."""
+    """The child releases the lock when it first runs, which may be after the end of its parent."""
     for _ in range(100):
         try:
             return Store.open(url)

@@ -1,4 +1,4 @@
-"""Interactions: every field survives, seq is the order of completion, notes ride along."""
+"""Interactions keep every field, their seq is the order of completion, and notes are written in the same queue."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from proxy.types import (
 
 
 def full(node: Any) -> Any:
-    """An interaction with no field left at its default."""
+    """An interaction in which no field has its default value."""
     return node(
         "resp_1",
         parent_id="chatcmpl-0",

@@ -1,4 +1,4 @@
-"""Pruning deletes old sessions that somebody exported, or that expired, whole; and nothing else, ever."""
+"""Pruning deletes only whole sessions that ended long ago and were exported, acknowledged or expired."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ DAY_S = 86_400.0
 
 
 async def grow(folder: Path, url: str) -> None:
-    """Four ended sessions, of which two were exported; a live one that was exported; one that expired."""
+    """Four ended sessions, two of them exported; a live session that was exported; and an expired one."""
     async with serving(folder, says(*"abcdef"), database_url=url) as server:
         for name in ("seen", "seen-recent", "unseen", "live", "expired"):
             await server.chat([user("hello")], session=name)
@@ -76,7 +76,7 @@ async def test_a_session_that_goes_on_and_ends_while_it_is_exported_does_not_cou
             return {"type": "http.request", "body": bodies.pop(), "more_body": False}
 
         async def send(message: Any) -> None:
-            """A client that reads slowly: with the first sample in hand it sees the agent go on, and end."""
+            """A slow client: after it received the first sample, the agent takes another turn and the session ends."""
             if message.get("body") and not exported:
                 await server.chat([user("one more")])
                 await server.ok("/s/rl/end_session", {})

@@ -1,4 +1,4 @@
-"""Replicas on one database: no change is made on an old state, each can be learnt of, and none blocks another."""
+"""Replicas share a database: changes based on an old state are refused, all changes are news, none deadlocks."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ CHANGES: dict[str, Callable[[Store], Any]] = {
 
 @pytest.fixture
 async def pair(postgres_url: str) -> AsyncIterator[Sequence[Store]]:
-    """Two stores on one Postgres."""
+    """Two stores on one PostgreSQL database."""
     stores = [Store.open(postgres_url, migrate=True) for _ in range(2)]
     yield stores
     for store in stores:

@@ -1,4 +1,4 @@
-"""A server starts on a database that it can serve, or ends with one line that says why not."""
+"""A store opens a database that it can serve, or refuses it with one line that states the reason."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.databases import execute
 
 
 def refusal(url: str, **options: bool) -> str:
-    """The one line with which `Store.open` refuses."""
+    """The line of the error that `Store.open` raises."""
     with pytest.raises(ConfigurationError) as caught:
         Store.open(url, **options)
     assert "\n" not in str(caught.value)
@@ -96,7 +96,7 @@ def test_the_migrations_go_down_and_up_again_and_keep_what_older_revisions_know(
 
 
 def migrate(url: str, revision: str) -> None:
-    """Go down to a revision, as a developer would."""
+    """Downgrade to a revision, as a developer would."""
     config = Config()
     config.set_main_option("script_location", str(schema.migrations_folder()))
     config.set_main_option("path_separator", "os")

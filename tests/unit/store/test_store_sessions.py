@@ -1,4 +1,4 @@
-"""Sessions, their rewards and returns: what was written is read back, what is wrong is refused by name."""
+"""Sessions, rewards and returns are read back as written. Errors name the wrong field."""
 
 from __future__ import annotations
 

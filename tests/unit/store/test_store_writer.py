@@ -1,4 +1,4 @@
-"""One transaction takes all that is queued; a change fails alone; a refusal fails its own transaction only."""
+"""Group commit: a transaction takes all queued changes. A faulty change fails alone, a refused commit as a whole."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.support import says, serving, user
 
 
 class Held:
-    """A writer that is kept inside its first transaction until `go`, and counts its commits."""
+    """A writer that stays in its first transaction until `go` is set, and that counts its commits."""
 
     def __init__(self, url: str) -> None:
         self.engine = database.writer_engine(database.parse_url(url))

@@ -6,7 +6,7 @@ import asyncio
 
 from proxy.errors import InvalidRequest, SessionNotFound
 from proxy.sessions.ids import check_session_id
-from proxy.sessions.records import NewRecords
+from proxy.sessions.new_records import NewRecords
 from proxy.sessions.registry import Registry
 from proxy.sessions.replica import NOTHING_SEEN
 from proxy.sessions.session import Session
@@ -18,7 +18,7 @@ from proxy.trajectory.cache import InteractionCache
 
 
 class NamedSessions:
-    """Creates sessions by name, on servers where callers may do so."""
+    """Creates sessions by name. Only an open server lets callers do so (see `access`)."""
 
     def __init__(self, registry: Registry, starts: SessionStarts, limits: StartLimits, records: NewRecords) -> None:
         self._registry, self._starts, self._limits, self._records = registry, starts, limits, records

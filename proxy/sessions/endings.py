@@ -9,7 +9,7 @@ from typing import Any
 
 from proxy.errors import ProxyError
 from proxy.sessions.keys import Keyring
-from proxy.sessions.naming import NamedSessions
+from proxy.sessions.named_sessions import NamedSessions
 from proxy.sessions.registry import Registry
 from proxy.sessions.session import Session
 from proxy.store.session_changes import SessionChanges

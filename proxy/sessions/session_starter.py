@@ -9,7 +9,7 @@ from proxy.errors import InvalidRequest
 from proxy.sessions.ids import check_session_id
 from proxy.sessions.issued_keys import IssuedKeys, expiry, new_api_key, new_control_key, new_path_key
 from proxy.sessions.keys import Keyring, hash_key
-from proxy.sessions.records import NewRecords
+from proxy.sessions.new_records import NewRecords
 from proxy.sessions.registry import Registry
 from proxy.sessions.session import Session
 from proxy.sessions.start_limits import StartLimits
@@ -73,7 +73,10 @@ class SessionStarter:
         if not isinstance(api_key, str) or not api_key:
             raise InvalidRequest("'api_key' must be a non-empty string", param="api_key")
         if not (self._settings.loopback or self._settings.allow_chosen_keys):
-            raise InvalidRequest("choosing keys needs --allow-chosen-keys beyond loopback", param="api_key")
+            raise InvalidRequest(
+                "'api_key' cannot be chosen on this server without --allow-chosen-keys; leave it out to get a new key",
+                param="api_key",
+            )
 
     async def _skip_taken(self, task_id: str) -> None:
         """Continue behind the ids of the task that other replicas or callers took meanwhile."""
