@@ -78,19 +78,19 @@ def test_every_nested_field_of_the_sdk_has_a_row(prefix: str, types: tuple[Any, 
 
 
 @pytest.mark.parametrize("name", sorted(REFUSED))
-def test_what_the_table_refuses_is_refused_by_name(name: str) -> None:
+def test_refused_fields_are_refused_by_name(name: str) -> None:
     with pytest.raises(UnsupportedParameter, match=f"'{name}'") as refusal:
         MessagesProtocol().parse(body(**{name: {"type": "x"}}))
     assert refusal.value.param == name
 
 
 @pytest.mark.parametrize("name", sorted(name for name in IGNORED if "." not in name))
-def test_what_the_table_ignores_is_recorded(name: str) -> None:
+def test_ignored_fields_are_recorded(name: str) -> None:
     assert MessagesProtocol().parse(body(**{name: {"type": "x"}})).dropped == (name,)
 
 
 @pytest.mark.parametrize("role", ["user", "assistant"])
-def test_every_block_of_the_sdk_is_taken_or_refused_by_name(role: str) -> None:
+def test_every_block_of_the_sdk_is_accepted_or_refused_by_name(role: str) -> None:
     taken = {"user": {"text", "tool_result"}, "assistant": {"text", "thinking", "redacted_thinking", "tool_use"}}
     for kind in kinds(plain.ContentBlockParam) | kinds(beta.BetaContentBlockParam):
         if kind not in taken[role]:

@@ -29,7 +29,7 @@ def call(call_id: str, **tool_input: Any) -> dict[str, Any]:
     return {"type": "tool_use", "id": call_id, "name": "Read", "input": tool_input}
 
 
-def test_a_body_of_claude_code_is_taken_as_it_is() -> None:
+def test_a_body_of_claude_code_is_accepted() -> None:
     request = parse(claude_code(says("user", [text("<system-reminder>", **CACHE), text("hi")])))
     system = "You are Claude Code, Anthropic's official CLI for Claude.\nYou are an interactive agent."
     assert request.api is Api.MESSAGES
@@ -70,11 +70,11 @@ def test_system_is_the_same_however_it_is_cut_into_blocks() -> None:
 
 
 @pytest.mark.parametrize("system", [None, "", [], [text("x-anthropic-billing-header: cch=1;")]])
-def test_no_system_message_comes_of_nothing(system: Any) -> None:
+def test_an_empty_system_field_gives_no_message(system: Any) -> None:
     assert parse(body(system=system)).messages == (Message(Role.USER, "hi"),)
 
 
-def test_a_billing_header_joined_into_one_string_goes_and_the_rest_stays() -> None:
+def test_only_the_line_of_a_billing_header_is_dropped_from_a_joined_string() -> None:
     request = parse(body(system="x-anthropic-billing-header: cch=1;\n\nYou are an agent."))
     assert request.messages[0] == Message(Role.SYSTEM, "You are an agent.")
 
@@ -95,7 +95,7 @@ def test_results_become_messages_before_the_text_beside_them() -> None:
 
 
 @pytest.mark.parametrize("beside", [[], [text("")]])
-def test_results_alone_make_no_user_message(beside: list[Any]) -> None:
+def test_results_alone_give_no_user_message(beside: list[Any]) -> None:
     request = parse(body(says("user", [result("t1", "A"), *beside])))
     assert request.messages == (Message(Role.TOOL, "A", tool_call_id="t1"),)
 
@@ -113,7 +113,7 @@ def test_a_failed_result_keeps_its_text_or_says_error(block: Any, words: str) ->
     assert parse(body(says("user", [block]))).messages[0].content == words
 
 
-def test_a_reference_to_a_deferred_tool_is_left_aside_and_recorded() -> None:
+def test_a_reference_to_a_deferred_tool_is_dropped_and_recorded() -> None:
     content = [{"type": "tool_reference", "tool_name": "Later"}, text("found")]
     request = parse(body(says("user", [result("t", content)])))
     assert request.messages[0].content == "found"
@@ -180,7 +180,7 @@ def test_sampling_is_honoured() -> None:
 
 
 @pytest.mark.parametrize("at", ["output_config", "output_format"])
-def test_a_schema_of_the_answer_is_taken_from_both_places(at: str) -> None:
+def test_a_response_schema_is_read_from_both_places(at: str) -> None:
     wanted = {"type": "json_schema", "schema": SCHEMA}
     request = parse(body(**{at: {"format": wanted} if at == "output_config" else wanted}))
     assert request.response_format == ResponseFormat(SCHEMA)
@@ -214,7 +214,7 @@ def test_a_schema_of_the_answer_is_taken_from_both_places(at: str) -> None:
         ({"output_config": {"format": {"type": "json_schema"}}}, "output_config.format.schema"),
     ],
 )
-def test_what_is_wrong_is_named(changes: dict[str, Any], param: str) -> None:
+def test_an_invalid_field_is_named(changes: dict[str, Any], param: str) -> None:
     with pytest.raises(InvalidRequest) as error:
         parse(body(**changes))
     assert error.value.param == param
@@ -231,13 +231,13 @@ def test_what_is_wrong_is_named(changes: dict[str, Any], param: str) -> None:
         ({"messages": [says("user", "a"), says("assistant", "b")]}, "messages"),
     ],
 )
-def test_what_cannot_be_done_is_refused_by_name(changes: dict[str, Any], param: str) -> None:
+def test_unsupported_fields_are_refused_by_name(changes: dict[str, Any], param: str) -> None:
     with pytest.raises(UnsupportedParameter) as error:
         parse(body(**changes))
     assert error.value.param == param
 
 
-def test_a_call_nested_too_deeply_is_the_fault_of_the_body() -> None:
+def test_a_call_nested_too_deeply_is_an_invalid_request() -> None:
     deep: Any = {}
     for _ in range(100_000):
         deep = {"a": deep}
@@ -245,7 +245,7 @@ def test_a_call_nested_too_deeply_is_the_fault_of_the_body() -> None:
         parse(body(says("assistant", [call("t", deep=deep)]), says("user", "x")))
 
 
-def test_a_count_takes_a_body_without_max_tokens_and_has_the_same_prompt() -> None:
+def test_a_count_accepts_a_body_without_max_tokens_and_has_the_same_prompt() -> None:
     whole = claude_code(says("user", "hi"))
     bare = {name: value for name, value in whole.items() if name not in ("max_tokens", "stream")}
     counted, asked = MessagesProtocol().parse_count(bare), parse(whole)
@@ -295,7 +295,7 @@ spoken = st.fixed_dictionaries({"role": words, "content": values | st.lists(bloc
 
 
 @given(st.dictionaries(KEYS, values), st.lists(spoken, min_size=1, max_size=3), st.booleans())
-def test_any_body_is_a_request_or_a_fault_of_the_body(changes: dict[str, Any], said: list[Any], whole: bool) -> None:
+def test_any_body_parses_or_is_an_invalid_request(changes: dict[str, Any], said: list[Any], whole: bool) -> None:
     sent = {**body(*said), **changes} if whole else changes
     for read in (parse, MessagesProtocol().parse_count):
         try:
@@ -307,7 +307,7 @@ def test_any_body_is_a_request_or_a_fault_of_the_body(changes: dict[str, Any], s
 
 
 @given(values)
-def test_any_value_is_a_request_or_a_fault_of_the_body(value: Any) -> None:
+def test_a_random_value_as_body_is_an_invalid_request(value: Any) -> None:
     with pytest.raises(InvalidRequest):
         parse(value)
 

@@ -211,7 +211,7 @@ CALLS = st.lists(ARGUMENTS.map(json.dumps), max_size=3)
 
 
 @given(TEXTS, TEXTS, CALLS, st.lists(st.integers(0, 60), max_size=6))
-def test_however_a_stream_is_cut_it_is_the_same_message(
+def test_a_stream_gives_the_same_message_under_every_chunking(
     content: str, reasoning: str, calls: list[str], cut: list[int]
 ) -> None:
     made = [ToolCall(f"toolu_{index}", "f", arguments) for index, arguments in enumerate(calls)]
@@ -224,7 +224,7 @@ def test_however_a_stream_is_cut_it_is_the_same_message(
 
 
 @given(TEXTS, TEXTS, CALLS)
-def test_a_reply_that_is_echoed_is_the_answer_again(content: str, reasoning: str, calls: list[str]) -> None:
+def test_a_replayed_reply_parses_to_the_original_answer(content: str, reasoning: str, calls: list[str]) -> None:
     made = [ToolCall(f"toolu_{index}", "f", arguments) for index, arguments in enumerate(calls)]
     interaction = answered(content, *made, reasoning=reasoning or None)
     assert_the_same(echoed(whole(interaction)["content"]), interaction)
@@ -251,7 +251,7 @@ def test_text_after_a_call_and_thinking_after_text_get_blocks_of_their_own() -> 
 
 
 @pytest.mark.parametrize("arguments", ["[1, 2]", '"text"', "not json", '{"a": ', "  7"])
-def test_arguments_that_are_no_object_come_back_as_they_were(arguments: str) -> None:
+def test_replayed_arguments_that_are_not_an_object_are_unchanged(arguments: str) -> None:
     interaction = answered("", ToolCall("toolu_1", "f", arguments))
     assert input_of(arguments) == {"_raw": arguments}
     assert echoed(whole(interaction)["content"]).tool_calls == interaction.output.tool_calls
@@ -260,7 +260,7 @@ def test_arguments_that_are_no_object_come_back_as_they_were(arguments: str) -> 
 
 @pytest.mark.parametrize("cut", [(), (1,), (1, 2, 3)])
 @pytest.mark.parametrize("arguments", ["[1, 2]", ' "text"', "  7"])
-def test_a_stream_never_sends_an_input_that_is_no_object(arguments: str, cut: tuple[int, ...]) -> None:
+def test_a_stream_only_sends_objects_as_tool_input(arguments: str, cut: tuple[int, ...]) -> None:
     interaction = answered("", ToolCall("toolu_1", "f", arguments), CALL)
     assert as_dict(accumulated(streamed(interaction, cut))) == without_none(whole(interaction))
 
@@ -287,7 +287,7 @@ def test_stop_reasons(interaction: Interaction, reason: str, sequence: str | Non
         assert (message["stop_reason"], message["stop_sequence"]) == (reason, sequence)
 
 
-def test_a_signature_names_its_interaction_and_no_foreign_one_does() -> None:
+def test_a_signature_names_its_interaction_and_a_foreign_one_names_none() -> None:
     assert origin_of(signature_of("msg_ü")) == "msg_ü"
     for foreign in (None, 3, "", "x", "ErUBCkYIBBgCIkD=", "dG9rZW5ncm92ZQ==", "ü", "/////w=="):
         assert origin_of(foreign) is None
@@ -321,7 +321,7 @@ def test_a_failure_in_a_stream_is_an_error_event_that_the_sdk_raises(error: Prox
         accumulated(sent)
 
 
-def test_an_envelope_is_that_of_the_api() -> None:
+def test_the_error_envelope_is_anthropics() -> None:
     assert anthropic_error(InvalidRequest("no"), "req_1") == {
         "type": "error",
         "error": {"type": "invalid_request_error", "message": "no"},
@@ -329,7 +329,7 @@ def test_an_envelope_is_that_of_the_api() -> None:
     }
 
 
-def test_a_prompt_that_is_too_long_is_told_in_the_words_that_make_claude_code_compact() -> None:
+def test_a_prompt_too_long_gives_the_message_that_makes_claude_code_compact() -> None:
     error = ContextLengthExceeded(prompt_tokens=210_000, context_tokens=200_000)
     assert anthropic_error(error, "r")["error"] == {
         "type": "invalid_request_error",

@@ -65,7 +65,7 @@ def test_a_refused_field_is_refused_by_name(refused: dict[str, Any]) -> None:
     assert set(refused) <= responses.REFUSED
 
 
-def test_refused_fields_at_their_defaults_are_no_reason_to_refuse() -> None:
+def test_refused_fields_at_their_defaults_are_accepted() -> None:
     body = {"background": False, "truncation": "disabled", "conversation": None, "prompt": None}
     assert PROTOCOL.parse({"model": "m", "input": "hi", **body}).dropped == ()
 
@@ -80,7 +80,7 @@ def test_each_item_type_of_the_sdk_is_either_parsed_or_dropped_by_name() -> None
     assert not PARSED_ITEMS & DROPPED_ITEMS
 
 
-def test_an_item_of_a_type_that_nobody_knows_is_an_error_naming_it() -> None:
+def test_an_item_of_unknown_type_is_an_error_naming_it() -> None:
     with pytest.raises(InvalidRequest) as caught:
         PROTOCOL.parse({"model": "m", "input": [{"type": "mesage", "role": "user", "content": "hi"}]})
     assert caught.value.param == "input[0].type"

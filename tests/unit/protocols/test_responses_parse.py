@@ -57,7 +57,7 @@ def test_items_without_a_type_are_messages_and_developers_are_systems() -> None:
     assert parsed == (Message(Role.SYSTEM, "d"), Message(Role.USER, "u"))
 
 
-def test_an_answer_of_ours_comes_back_as_one_message_with_its_origin() -> None:
+def test_a_replayed_answer_is_one_message_with_its_origin() -> None:
     items = [thought("hm", f"rs_{HEX}"), said("wait", f"msg_{HEX}"), call("call_1", f"fc_{HEX}_0"), output("call_1")]
     assert parse({"role": "user", "content": "hi"}, *items)[1:] == (
         assistant("wait", ("call_1", "weather", "{}"), reasoning="hm", origin=ORIGIN),
@@ -93,7 +93,7 @@ def test_reasoning_after_a_text_or_a_call_begins_another_answer() -> None:
     assert len(parse(call("call_1"), thought("hm"))) == 2
 
 
-def test_results_between_calls_of_one_answer_do_not_tear_it() -> None:
+def test_results_between_calls_do_not_split_an_answer() -> None:
     items = [call("call_1", f"fc_{HEX}_0"), output("call_1"), call("call_2", f"fc_{HEX}_1"), output("call_2")]
     two = (("call_1", "weather", "{}"), ("call_2", "weather", "{}"))
     first, *results = parse(*items)
@@ -117,11 +117,11 @@ def test_encrypted_content_alone_brings_back_reasoning_and_origin() -> None:
 
 
 @pytest.mark.parametrize("foreign", ["gAAAAABo", "%%%", "ünlesbar", "dG9rZW5ncm92ZTo=", ""])
-def test_encrypted_content_of_others_says_nothing(foreign: str) -> None:
+def test_foreign_encrypted_content_is_ignored(foreign: str) -> None:
     assert parse(thought(encrypted_content=foreign), said("a")) == (assistant("a"),)
 
 
-def test_a_summary_stands_in_where_there_is_no_reasoning_text() -> None:
+def test_a_summary_replaces_missing_reasoning_text() -> None:
     item = {"type": "reasoning", "id": "rs_1", "summary": [{"type": "summary_text", "text": "in short"}]}
     assert parse(item, said("a")) == (assistant("a", reasoning="in short"),)
 
@@ -133,12 +133,12 @@ def test_references_come_out_as_the_answer_that_is_stored() -> None:
     assert second.tool_call_id == "c"
 
 
-def test_a_reference_never_swallows_an_answer_of_someone_else() -> None:
+def test_a_reference_is_never_merged_with_a_foreign_answer() -> None:
     parsed = parse(call("c"), {"type": "item_reference", "id": f"msg_{HEX}"})
     assert [message.origin for message in parsed] == [None, ORIGIN]
 
 
-def test_a_reference_to_nothing_of_ours_is_an_error() -> None:
+def test_a_reference_to_an_unknown_item_is_an_error() -> None:
     with pytest.raises(InvalidRequest) as caught:
         parse({"type": "item_reference", "id": "rs_68af"})
     assert caught.value.param == "input[0].id"
@@ -151,7 +151,7 @@ def test_results_are_strings_or_parts_and_may_lack_the_call_id() -> None:
 
 @pytest.mark.parametrize("kind", ["input_image", "input_file", "input_audio"])
 @pytest.mark.parametrize("where", ["content", "output"])
-def test_what_is_no_text_is_refused_with_its_path(kind: str, where: str) -> None:
+def test_content_other_than_text_is_refused_with_its_path(kind: str, where: str) -> None:
     part = {"type": kind, "image_url": "data:"}
     item = {"role": "user", "content": [part]} if where == "content" else output("c", [part])
     with pytest.raises(UnsupportedParameter) as caught:
@@ -204,7 +204,7 @@ def _allowed(mode: str, *names: str) -> dict[str, Any]:
         (5, InvalidRequest),
     ],
 )
-def test_a_tool_choice_that_cannot_be_met_is_an_error(value: Any, error: type[ProxyError]) -> None:
+def test_a_tool_choice_that_no_tool_satisfies_is_an_error(value: Any, error: type[ProxyError]) -> None:
     with pytest.raises(error) as caught:
         request(tools=[WEATHER, {"type": "web_search"}], tool_choice=value)
     assert (caught.value.param or "").startswith("tool_choice")
@@ -273,7 +273,7 @@ def test_only_after_a_previous_response_may_the_input_be_empty() -> None:
         ({"model": "m", "input": "x", "text": {"format": {"type": "yaml"}}}, "text.format.type"),
     ],
 )
-def test_a_field_at_fault_is_named(body: Any, param: str) -> None:
+def test_an_invalid_field_is_named(body: Any, param: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
         PROTOCOL.parse(body)
     assert caught.value.param == param
@@ -287,12 +287,12 @@ def test_a_very_long_run_of_calls_takes_linear_time() -> None:
 
 
 @given(st.text())
-def test_encrypted_content_gives_back_what_was_put_in(text: str) -> None:
+def test_encrypted_content_decodes_to_what_was_encoded(text: str) -> None:
     assert read_encrypted(encrypt(ORIGIN, text)) == (ORIGIN, text)
 
 
 @given(st.text())
-def test_no_text_breaks_the_reading_of_ids(text: str) -> None:
+def test_any_text_is_safe_as_an_item_id(text: str) -> None:
     assert origin_of(text) is None
     read_encrypted(text)
 
@@ -317,7 +317,7 @@ FIELDS = st.sampled_from(sorted(HONOURED | IGNORED | REFUSED))
     st.fixed_dictionaries({"model": st.just("m") | JSON, "input": ITEMS | VALUES}),
     st.dictionaries(FIELDS, VALUES | ITEMS | TOOLS, max_size=5),
 )
-def test_any_body_is_a_request_or_an_error_that_says_so(body: dict[str, Any], more: dict[str, Any]) -> None:
+def test_any_body_parses_or_gives_an_error_naming_a_field(body: dict[str, Any], more: dict[str, Any]) -> None:
     try:
         parsed = PROTOCOL.parse({**more, **body})
     except InvalidRequest as error:

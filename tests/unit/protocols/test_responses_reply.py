@@ -106,18 +106,18 @@ def test_a_cut_reply_is_incomplete_and_so_is_its_last_item(finish: FinishReason,
 
 
 @pytest.mark.parametrize("finish", [FinishReason.STOP, FinishReason.STOP_STRING, FinishReason.TOOL_CALLS])
-def test_every_other_end_is_completed(finish: FinishReason) -> None:
+def test_any_other_finish_reason_gives_the_status_completed(finish: FinishReason) -> None:
     assert (reply(FULL, finish)["status"], reply(FULL, finish)["incomplete_details"]) == ("completed", None)
 
 
-def test_there_is_a_message_where_there_is_text_or_nothing_else() -> None:
+def test_there_is_a_message_item_if_there_is_text_or_no_other_item() -> None:
     assert kinds(reply(assistant())) == ["message"]
     assert kinds(reply(assistant(reasoning="hm"))) == ["reasoning"]
     assert kinds(reply(assistant("", CALL))) == ["function_call"]
     assert kinds(reply(FULL)) == ["reasoning", "message", "function_call", "function_call"]
 
 
-def test_encrypted_content_is_there_only_when_asked_for() -> None:
+def test_encrypted_content_is_sent_only_if_requested() -> None:
     assert "encrypted_content" not in reply(FULL)["output"][0]
     assert reply(FULL, **ENCRYPTED)["output"][0]["encrypted_content"]
 
@@ -159,7 +159,7 @@ def strip(items: list[dict[str, Any]], without: str) -> list[dict[str, Any]]:
 
 
 @given(WORDS, CALLS, WORDS, st.sampled_from(["nothing", "ids", "reasoning"]), st.booleans())
-def test_a_reply_that_is_echoed_comes_back_as_the_one_message_that_it_was(
+def test_a_replayed_reply_parses_to_its_original_message(
     text: str, calls: list[tuple[str, str, str]], reasoning: str, without: str, stream: bool
 ) -> None:
     answer = committed(assistant(text, *calls, reasoning=reasoning or None))
@@ -173,7 +173,7 @@ def test_a_reply_that_is_echoed_comes_back_as_the_one_message_that_it_was(
 
 
 @given(WORDS, CALLS, WORDS, st.integers(1, 5), st.sampled_from([FinishReason.STOP, FinishReason.LENGTH]))
-def test_however_the_deltas_are_cut_the_stream_ends_in_the_unary_reply(
+def test_the_stream_ends_in_the_unary_reply_under_every_chunking(
     text: str, calls: list[tuple[str, str, str]], reasoning: str, size: int, finish: FinishReason
 ) -> None:
     answer = committed(assistant(text, *calls, reasoning=reasoning or None), finish=finish)

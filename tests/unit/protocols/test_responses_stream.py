@@ -132,7 +132,7 @@ def test_logprobs_go_with_the_text_and_are_whole_at_the_end() -> None:
     assert check_events(stream) == PROTOCOL.reply(turn, [answer])
 
 
-def test_a_text_before_a_call_ends_with_the_logprobs_that_went_with_it() -> None:
+def test_a_text_before_a_call_keeps_the_logprobs_streamed_with_it() -> None:
     wait, rest = TokenLogprob("wait", b"wait", -0.5), TokenLogprob("{}", b"{}", -0.5)
     output = assistant("wait", ("call_1", "weather", "{}"))
     answer = committed(output, logprobs=(wait, rest))
@@ -151,7 +151,7 @@ def test_a_text_before_a_call_ends_with_the_logprobs_that_went_with_it() -> None
         (LimitReached("no turns are left"), "invalid_prompt"),
     ],
 )
-def test_a_failure_is_an_event_with_what_was_done_so_far(error: ProxyError, code: str) -> None:
+def test_a_failure_is_an_event_with_the_output_so_far(error: ProxyError, code: str) -> None:
     encoder = PROTOCOL.stream(request(), ID, 1, 1)
     sent = encoder.start() + encoder.delta(ReasoningDelta("hm")) + encoder.delta(TextDelta("wa"))
     final = check_events(sent + encoder.error(error))
@@ -159,7 +159,7 @@ def test_a_failure_is_an_event_with_what_was_done_so_far(error: ProxyError, code
     assert [item["type"] for item in final["output"]] == ["reasoning"]
 
 
-def test_a_full_queue_says_when_to_come_back_in_words_that_codex_reads() -> None:
+def test_a_full_queue_gives_the_retry_time_in_words_that_codex_parses() -> None:
     encoder = PROTOCOL.stream(request(), ID, 1, 1)
     final = check_events(encoder.start() + encoder.error(TooManyRequests("full", retry_after_s=2.0)))
     assert final["error"]["message"] == "full. Please try again in 2s."

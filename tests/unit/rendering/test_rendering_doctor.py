@@ -55,7 +55,7 @@ def test_template_retention_forks_at_a_user_turn_and_says_so(tiny_folder: Path) 
     assert not found.broken
 
 
-def test_a_wrong_parser_breaks(published: Callable[[str], Path]) -> None:
+def test_a_wrong_tool_parser_is_reported_as_broken(published: Callable[[str], Path]) -> None:
     found = examine(load_renderer(Settings(tool_parser="hermes"), published("glm4moe")))
     broken = {check.name for check in found.checks if check.verdict is Verdict.BREAKS}
     assert "tool loop: calls read back" in broken

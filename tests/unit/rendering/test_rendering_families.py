@@ -148,7 +148,7 @@ def test_mistral_gets_ids_of_nine_characters_and_its_tools_are_not_repeated(tiny
         renderer.render([Message(Role.SYSTEM, "x"), USER], (), {})
 
 
-def test_a_result_refers_to_the_id_that_the_model_sampled(tiny_folder: Path, tmp_path: Path) -> None:
+def test_a_result_refers_to_the_sampled_call_id(tiny_folder: Path, tmp_path: Path) -> None:
     mistral = renderer_of(tmp_path, tiny_folder, MISTRAL, MISTRAL_MARKERS, "</s>", "mistral")
     output = mistral.encode('[TOOL_CALLS][{"name": "read", "arguments": {"path": "a"}, "id": "Xy12AbCd9"}]</s>')
     suffix = mistral.bridge(mistral.render([USER], TOOLS, {}), output, CALLED, [RESULT], TOOLS, {})
@@ -186,7 +186,7 @@ def test_the_end_of_turn_is_found_where_the_configuration_names_another(tiny_fol
         assert renderer.decode(suffix) == "\n<|user|>\nHi<|end|>\n<|assistant|>\n"
 
 
-def test_a_named_family_still_writes_what_the_folder_says(published: Callable[[str], Path]) -> None:
+def test_a_named_family_still_uses_the_folders_template(published: Callable[[str], Path]) -> None:
     """The library renderer writes parallel calls of GLM-4.5 differently from this template."""
     folder = published("glm4moe")
     named, found = load_renderer(Settings(family="glm-4.5"), folder), load_renderer(Settings(), folder)

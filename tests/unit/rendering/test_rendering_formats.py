@@ -124,7 +124,7 @@ def facts(reading: Reading) -> tuple[object, ...]:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_call_cut_off_is_text_or_a_call_that_a_client_has_seen(name: str, marked: Vocabulary) -> None:
+def test_a_cut_call_is_text_or_a_call_already_streamed(name: str, marked: Vocabulary) -> None:
     """Wherever the output is cut: no call lacks a start, no text before a start is lost, broken calls are counted."""
     sample = SAMPLES[name]
     for end in range(1, len(sample)):
@@ -138,7 +138,7 @@ def test_a_call_cut_off_is_text_or_a_call_that_a_client_has_seen(name: str, mark
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_call_drafted_in_reasoning_is_no_call(name: str, vocabulary: Vocabulary) -> None:
+def test_a_call_inside_closed_reasoning_is_reasoning(name: str, vocabulary: Vocabulary) -> None:
     if name == "gpt-oss":
         pytest.skip("channels say what is reasoning")
     reading = vocabulary.read(name, f"<think>maybe {SAMPLES[name]} no</think>Done.", "think")
@@ -146,7 +146,7 @@ def test_a_call_drafted_in_reasoning_is_no_call(name: str, vocabulary: Vocabular
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_call_closes_reasoning_that_nothing_else_closes(name: str, vocabulary: Vocabulary) -> None:
+def test_a_call_closes_unclosed_reasoning(name: str, vocabulary: Vocabulary) -> None:
     if name == "gpt-oss":
         pytest.skip("channels say what is reasoning")
     reading = vocabulary.read(name, f"maybe {SAMPLES[name]}", "think", opened=True)
@@ -155,7 +155,7 @@ def test_a_call_closes_reasoning_that_nothing_else_closes(name: str, vocabulary:
 
 
 @pytest.mark.parametrize("name", sorted(set(NAMES) - {"pythonic", "lfm2", "gemma4", "functiongemma"}))
-def test_a_call_goes_out_before_it_is_closed(name: str, marked: Vocabulary) -> None:
+def test_a_call_is_streamed_before_it_is_closed(name: str, marked: Vocabulary) -> None:
     ids = marked.tokenizer.encode(SAMPLES[name])
     parser = parser_for(marked.tokenizer, name)
     kinds: list[type] = []
@@ -169,7 +169,7 @@ def test_a_call_goes_out_before_it_is_closed(name: str, marked: Vocabulary) -> N
 
 
 @pytest.mark.parametrize("name", ["llama3", "pythonic"])
-def test_a_call_without_a_marker_must_name_a_tool_that_is_there(name: str, vocabulary: Vocabulary) -> None:
+def test_a_call_without_a_marker_must_name_a_known_tool(name: str, vocabulary: Vocabulary) -> None:
     sample = SAMPLES[name].removeprefix(tool_format(name).opener).removesuffix(tool_format(name).closer)
     assert parsed(vocabulary.read(name, sample).calls) == EXPECTED
     other = (Tool("other"),)
@@ -222,7 +222,7 @@ CODER = "<tool_call>\n<function=read>\n<parameter={key}>\n{value}\n</parameter>\
         ("unknown", "text", "text"),
     ],
 )
-def test_the_schema_says_what_a_text_is(key: str, value: str, wanted: object, vocabulary: Vocabulary) -> None:
+def test_the_schema_gives_the_type_of_an_argument(key: str, value: str, wanted: object, vocabulary: Vocabulary) -> None:
     reading = vocabulary.read("qwen3_coder", CODER.format(key=key, value=value))
     assert parsed(reading.calls) == [("read", {key: wanted})]
 
@@ -282,7 +282,7 @@ def test_a_malformed_call_stays_visible_and_is_counted(name: str, text: str, voc
         ("mistral", '[TOOL_CALLS][{"name": "read", "arguments": {"a": nope', '{"a": n'),
     ],
 )
-def test_a_call_that_breaks_after_its_start_stays_a_call(
+def test_a_call_malformed_after_its_start_stays_a_call(
     name: str, text: str, arguments: str, vocabulary: Vocabulary
 ) -> None:
     reading = vocabulary.read(name, f"Look: {text}")
@@ -310,7 +310,7 @@ def test_gpt_oss_without_any_header_is_text(marked: Vocabulary) -> None:
     assert marked.read("gpt-oss", "to be sure", "gpt-oss").parser.message.content == "to be sure"
 
 
-def test_gpt_oss_calls_that_nobody_asked_for_stay_text(marked: Vocabulary) -> None:
+def test_gpt_oss_unrequested_calls_stay_text(marked: Vocabulary) -> None:
     reading = marked.read(None, SAMPLES["gpt-oss"], "gpt-oss")
     assert reading.parser.message.content == '{"path": "a é.txt", "n": 2}{}'
 

@@ -27,7 +27,7 @@ NOISE = st.lists(
 
 @quick
 @given(value=VALUES, ascii=st.booleans(), indent=st.sampled_from([None, 1]))
-def test_every_json_text_is_taken_to_its_end(value: object, ascii: bool, indent: int | None) -> None:
+def test_every_json_text_is_accepted_to_its_end(value: object, ascii: bool, indent: int | None) -> None:
     text = json.dumps(value, ensure_ascii=ascii, indent=indent)
     reader = JsonText()
     # A top-level number ends with the character after it.
@@ -37,7 +37,7 @@ def test_every_json_text_is_taken_to_its_end(value: object, ascii: bool, indent:
 
 @quick
 @given(text=NOISE, cuts=st.lists(st.integers(0, 20), max_size=4))
-def test_noise_is_taken_exactly_where_python_takes_it(text: str, cuts: list[int]) -> None:
+def test_noise_is_accepted_exactly_where_python_accepts_it(text: str, cuts: list[int]) -> None:
     whole = JsonText()
     taken = whole.push(text + " ")
     valid = loads(text) is not None or text.strip(" \n") == "null"
@@ -65,7 +65,7 @@ def test_every_start_of_an_object_can_still_become_one(value: object, size: int)
 
 
 @pytest.mark.parametrize("text", ["{'", "{a", "{,", "[]", "{ ]"])
-def test_an_object_that_begins_wrong_never_has_a_valid_start(text: str) -> None:
+def test_an_object_that_begins_malformed_never_has_a_valid_start(text: str) -> None:
     reader = JsonText()
     reader.push(text[:1])
     assert text[0] == "[" or not reader.valid_start

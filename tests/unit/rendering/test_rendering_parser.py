@@ -107,7 +107,7 @@ def test_deltas_joined_are_the_message_under_every_chunking(
 
 @quick
 @given(parts=st.lists(FRAGMENTS, max_size=8), end=st.sampled_from(["", "<|im_end|>"]), opened=st.booleans())
-def test_the_message_is_what_renderers_reads(
+def test_the_renderers_package_reads_the_same_message(
     tiny: Renderer, oracle: LibraryTemplate, parts: list[str], end: str, opened: bool
 ) -> None:
     prompt = OPEN if opened else PROMPT
@@ -244,14 +244,14 @@ def test_an_unknown_tool_name_is_still_a_call(tiny: Renderer) -> None:
 
 
 @pytest.mark.parametrize("prompt", [PROMPT, OPEN])
-def test_a_call_inside_reasoning_is_no_call(tiny: Renderer, prompt: str) -> None:
+def test_a_call_inside_reasoning_is_reasoning(tiny: Renderer, prompt: str) -> None:
     opener = "" if prompt == OPEN else "<think>"
     parser = parse(tiny, f"{opener}maybe {CALL} no</think>Done.<|im_end|>", prompt)
     assert parser.message == Message(Role.ASSISTANT, "Done.", reasoning=f"maybe {CALL} no")
     assert parser.malformed_calls == 0
 
 
-def test_a_call_closes_reasoning_that_nothing_else_closes(tiny: Renderer) -> None:
+def test_a_call_closes_unclosed_reasoning(tiny: Renderer) -> None:
     message = parse(tiny, f"<think>hm {CALL}<|im_end|>").message
     assert (message.reasoning, len(message.tool_calls)) == ("hm", 1)
 
@@ -274,7 +274,7 @@ def test_a_family_that_always_reasons_needs_no_opener(tiny_folder: Path) -> None
     assert (closed.reasoning, closed.content) == (None, "Yes.")
 
 
-def test_a_call_goes_out_as_it_is_sampled(tiny: Renderer) -> None:
+def test_a_call_is_streamed_as_it_is_sampled(tiny: Renderer) -> None:
     parser = parser_of(tiny)
     assert parser.feed(tiny.encode('<tool_call>\n{"name": "read", "arguments": {')) == []
     assert parser.feed(tiny.encode('"path": "a')) == [
@@ -294,7 +294,7 @@ def test_reasoning_tokens_count_the_markers(tiny: Renderer) -> None:
 @pytest.mark.parametrize(
     ("tools", "choice"), [(TOOLS, ToolChoice(ToolChoiceMode.NONE)), ((), ToolChoice())], ids=["none", "no tools"]
 )
-def test_calls_that_nobody_asked_for_stay_text(tiny: Renderer, tools: tuple[Tool, ...], choice: ToolChoice) -> None:
+def test_unrequested_calls_stay_text(tiny: Renderer, tools: tuple[Tool, ...], choice: ToolChoice) -> None:
     parser = parse(tiny, f"x {CALL}", tools=tools, tool_choice=choice)
     assert parser.message == Message(Role.ASSISTANT, f"x {CALL}")
     assert parser.malformed_calls == 0

@@ -75,7 +75,7 @@ def test_qwen3_is_found_by_parity_where_the_configuration_is_silent(tiny_folder:
     assert load_renderer(Settings(), tmp_path).family == "qwen3"
 
 
-def test_another_template_of_the_same_model_type_is_not_taken_for_it(published: Callable[[str], Path]) -> None:
+def test_another_template_of_the_same_model_type_is_another_family(published: Callable[[str], Path]) -> None:
     renderer = load_renderer(Settings(), published("qwen3_instruct_2507"))
     assert renderer.family == "qwen3-instruct"
     assert "no renderer writes the same ids" in renderer.why
@@ -125,7 +125,7 @@ def test_options_that_would_replace_the_template_are_refused(published: Callable
         ),
     ],
 )
-def test_what_a_template_cannot_express_is_refused_by_name(
+def test_parts_that_a_template_cannot_express_are_refused_by_name(
     published: Callable[[str], Path], name: str, messages: list[Message], tools: tuple[Tool, ...], match: str
 ) -> None:
     with pytest.raises(InvalidRequest, match=match):
@@ -146,13 +146,13 @@ def test_the_form_of_arguments_is_found(published: Callable[[str], Path], name: 
 @pytest.mark.parametrize(
     "messages", [[], [Message(Role.USER, "x", images=("digest",))]], ids=["no messages", "an image"]
 )
-def test_what_no_text_model_takes_is_refused(tiny: Renderer, messages: list[Message]) -> None:
+def test_empty_messages_and_images_are_refused(tiny: Renderer, messages: list[Message]) -> None:
     with pytest.raises(InvalidRequest) as caught:
         tiny.render(messages, (), {})
     assert caught.value.param == "messages"
 
 
-def test_a_folder_without_a_chat_template_is_one_line(tiny_folder: Path, tmp_path: Path) -> None:
+def test_a_folder_without_a_chat_template_gives_a_one_line_error(tiny_folder: Path, tmp_path: Path) -> None:
     shutil.copy(tiny_folder / "tokenizer.json", tmp_path / "tokenizer.json")
     config = json.loads((tiny_folder / "tokenizer_config.json").read_text(encoding="utf-8"))
     del config["chat_template"]

@@ -66,7 +66,7 @@ def test_threads_encode_alike_and_an_idle_encoder_is_used_again(tiny: Renderer) 
 
 
 @pytest.mark.parametrize("content", [None, "{broken"])
-def test_a_folder_without_a_tokenizer_is_one_line(tmp_path: Path, content: str | None) -> None:
+def test_a_folder_without_a_tokenizer_gives_a_one_line_error(tmp_path: Path, content: str | None) -> None:
     if content is not None:
         (tmp_path / "tokenizer.json").write_text(content, encoding="utf-8")
     with pytest.raises(ConfigurationError) as caught:
@@ -75,6 +75,6 @@ def test_a_folder_without_a_tokenizer_is_one_line(tmp_path: Path, content: str |
     assert str(tmp_path) in str(caught.value)
 
 
-def test_a_folder_that_is_not_there_is_said(tmp_path: Path) -> None:
+def test_a_missing_folder_is_reported(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="is not a folder"):
         Tokenizer.load(tmp_path / "nowhere")
