@@ -26,7 +26,7 @@ _REMOTE_ARGUMENTS = ("kind", "logprobs_mode", "start_timeout_s", "api_key", "adm
 BUILTIN_NAME = "tokengrove-tiny"
 
 _HOW_TO_GET_A_MODEL = (
-    "give a local Hugging Face model folder (to get one: huggingface-cli download ORG/NAME --local-dir DIR), "
+    "give a local Hugging Face model folder (to get one: hf download ORG/NAME --local-dir DIR), "
     "or leave out --model for the built-in model"
 )
 

@@ -111,7 +111,7 @@ class FileLock:
             raise ConfigurationError(f"the database lock {path} cannot be written: {error.strerror}") from None
         if not _try_lock(self._descriptor):
             os.close(self._descriptor)
-            raise ConfigurationError(f"the database {database} is in use by another server")
+            raise ConfigurationError(f"the database {database} is in use by another server; stop that one first")
         _held.add(self._descriptor)
 
     def release(self) -> None:

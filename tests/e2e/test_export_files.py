@@ -296,6 +296,13 @@ def test_two_exports_never_mix_in_one_folder(url: str, tmp_path: Path) -> None:
         export_files(url, KEY, tmp_path / "out", {}, "jsonl")
 
 
+def test_a_file_in_place_of_the_folder_is_refused_and_stays(url: str, tmp_path: Path) -> None:
+    (tmp_path / "out").write_text("kept")
+    with pytest.raises(ConfigurationError, match="out is a file; give a folder"):
+        export_files(url, KEY, tmp_path / "out", {}, "jsonl")
+    assert (tmp_path / "out").read_text() == "kept"
+
+
 @pytest.mark.parametrize(
     ("flags", "words"),
     [

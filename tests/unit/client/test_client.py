@@ -109,6 +109,11 @@ def test_a_dead_address_is_server_unreachable_and_names_it() -> None:
             client.health()
 
 
+def test_an_address_without_a_scheme_says_what_it_lacks() -> None:
+    with Client("localhost:8080") as client, pytest.raises(ServerUnreachable, match="'localhost:8080'.*http://"):
+        client.health()
+
+
 def test_both_clients_have_the_same_methods_and_signatures() -> None:
     assert _signatures(Client) == _signatures(AsyncClient)
     assert _signatures(Session) == _signatures(AsyncSession)
