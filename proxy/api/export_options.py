@@ -47,7 +47,7 @@ OPTION_FIELDS = (
 _MAX_LENGTH = 1 << 20
 _MAX_TURN = 2**31 - 1
 
-Choice = TypeVar("Choice", bound=StrEnum)
+_EnumT = TypeVar("_EnumT", bound=StrEnum)
 
 
 def parse_format(body: Mapping[str, Any]) -> ExportFormat:
@@ -104,7 +104,7 @@ def check_together(name: ExportFormat, options: LayoutOptions) -> None:
         )
 
 
-def parse_choice(body: Mapping[str, Any], name: str, choices: type[Choice], at: str = "") -> Choice | None:
+def parse_choice(body: Mapping[str, Any], name: str, choices: type[_EnumT], at: str = "") -> _EnumT | None:
     """A field whose value is one of `choices`, or None if it is absent or null."""
     value = body.get(name)
     if value is None:

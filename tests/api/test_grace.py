@@ -28,7 +28,7 @@ async def test_a_deserted_reply_is_ended_after_two_seconds_and_not_before(
             left = loop.time()
             for passed, running in ((0.0, 1), (GRACE_S - 0.001, 1), (GRACE_S + 0.001, 0)):
                 frozen.setattr(loop, "time", lambda passed=passed: left + passed)
-                asking.cancel()  # over ASGI this is how a client goes away
+                asking.cancel()  # over ASGI, cancelling is a disconnect
                 for _ in range(20):
                     await asyncio.sleep(0)
                 assert len(server.engine.running) == running
