@@ -90,10 +90,13 @@ def settings_of(command: str) -> Settings:
 
 
 class PageSession(AbstractContextManager["PageSession"]):
-    """Runs the blocks of one document in order, in `folder`. With `long`, also those that are marked so."""
+    """Runs the blocks of one document in order. With `long`, also those that are marked so.
 
-    def __init__(self, folder: Path, *, long: bool = False) -> None:
-        self._folder, self._long = folder, long
+    Servers and files live in `folder`; commands run there too, unless the page is about a checkout (`inside`).
+    """
+
+    def __init__(self, folder: Path, *, long: bool = False, inside: Path | None = None) -> None:
+        self._folder, self._long, self._inside = folder, long, inside or folder
         self._environment = _environment(folder)
         self._stack = ExitStack()
         self._url: str | None = None
@@ -157,7 +160,7 @@ class PageSession(AbstractContextManager["PageSession"]):
         with tempfile.TemporaryFile("w+") as printed, tempfile.TemporaryFile("w+") as said:
             run = subprocess.run(
                 command,
-                cwd=self._folder,
+                cwd=self._inside,
                 env=self._environment,
                 stdin=subprocess.DEVNULL,
                 stdout=printed,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.docs.pages import Block, Unmarked, blocks_of, check_marked, check_syntax, pages
+from tests.docs.pages import ROOT, Block, Unmarked, blocks_of, check_marked, check_syntax, pages
 from tests.docs.session import PageSession, check_shape
 
 PAGES = {str(path.name): path for path in pages() if path.is_file()}
@@ -23,7 +23,8 @@ def test_every_block_is_run_or_marked_as_output(page: str) -> None:
 
 @pytest.mark.parametrize("page", PAGES)
 def test_the_blocks_of_a_page_work_one_after_the_other(page: str, tmp_path: Path) -> None:
-    with PageSession(tmp_path) as session:
+    inside = ROOT if page == "CONTRIBUTING.md" else None
+    with PageSession(tmp_path, inside=inside) as session:
         session.follow(blocks_of(PAGES[page]))
 
 
