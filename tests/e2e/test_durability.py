@@ -164,10 +164,8 @@ def test_a_second_server_on_the_same_file_is_refused_in_one_line_and_the_first_g
     with server_process(tmp_path, *FLAGS) as process:
         second = run("serve", *FLAGS, "--port", "0", "--database-url", sqlite_url(tmp_path), cwd=ROOT)
         assert second.returncode == 1
-        assert (
-            second.stderr
-            == f"tokengrove: the database {tmp_path / 'served.db'} is in use by another server; stop that one first\n"
-        )
+        held = f"tokengrove: the database {tmp_path / 'served.db'} is in use by another server"
+        assert second.stderr == f"{held}; stop that one first\n"
         assert asyncio.run(one_turn(process.url))
     check_database(sqlite_url(tmp_path))
 

@@ -110,7 +110,7 @@ def test_a_dead_address_is_server_unreachable_and_names_it() -> None:
 
 
 def test_an_address_without_a_scheme_says_what_it_lacks() -> None:
-    with Client("localhost:8080") as client, pytest.raises(ServerUnreachable, match="'localhost:8080'.*http://"):
+    with Client("localhost:8080") as client, pytest.raises(ServerUnreachable, match=r"'localhost:8080'.*http://"):
         client.health()
 
 
