@@ -214,6 +214,7 @@ def _renews(body: Mapping[str, Any]) -> bool:
 
 def _parse_export(export: Mapping[str, Any], filters: Mapping[str, Any]) -> ParsedExport:
     refuse(export, _CLAIM_ONLY, "belongs to the claim: give it beside 'export', not inside")
+    check_export_fields(export, OPTION_FIELDS, "export.")
     return replace(parse_export({**export, "filter": filters}), ended_only=True)
 
 

@@ -76,10 +76,10 @@ def parse_export(body: Mapping[str, Any]) -> ParsedExport:
     )
 
 
-def check_export_fields(body: Mapping[str, Any], known: Sequence[str]) -> None:
+def check_export_fields(body: Mapping[str, Any], known: Sequence[str], at: str = "") -> None:
     """Raise InvalidRequest for a filter outside of `filter`, or a field that is not in `known`. Nulls are allowed."""
     refuse(body, _FILTERS, "is a filter: give it inside 'filter'")
-    check_known({name: value for name, value in body.items() if value is not None}, known)
+    check_known({name: value for name, value in body.items() if value is not None}, known, at)
 
 
 def _parse_session_ids(body: Mapping[str, Any]) -> tuple[str, ...] | None:

@@ -265,7 +265,7 @@ async def test_sessions_are_acknowledged_without_a_claim_unless_one_holds_them(
         ("claim", {"layout": "concat"}, 400, "layout"),
         ("claim", {"train": {"turns": "last"}}, 400, "train"),
         ("claim", {"leases": 5}, 400, "leases"),
-        ("claim", {"export": {"discont": 0.9}}, 400, "discont"),
+        ("claim", {"export": {"discont": 0.9}}, 400, "export.discont"),
         ("claim", {"filter": {"status": "active"}, "wait_s": 600}, 400, "filter.status"),
         ("claim", {"group_id": "g"}, 400, "group_id"),
         ("claim", {"session_ids": ["live"]}, 400, "session_ids"),

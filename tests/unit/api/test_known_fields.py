@@ -45,6 +45,13 @@ def test_unknown_filters_are_unsupported_parameters_in_exports_and_claims() -> N
             parse({"filter": {"grup_id": "g"}})
 
 
+def test_an_unknown_field_of_the_export_of_a_claim_has_its_path() -> None:
+    with pytest.raises(
+        InvalidRequest, match=r"^'export.layot' is unknown; did you mean 'export.layout'\? 'export' accepts"
+    ):
+        parse_claim({"export": {"layot": "tree"}})
+
+
 @pytest.mark.parametrize("body", [{"limits": {"max_turn": 1}}, {"sampling": {"topp": 0.5}}])
 def test_an_unknown_limit_or_sampling_field_of_a_session_is_named_with_the_nearest_known_one(
     body: dict[str, Any],
