@@ -80,6 +80,7 @@ def request_for(prompt_ids: Ids, max_tokens: int, temperature: float = 1.0, seed
 
 
 async def check_info_is_sane(engine: Engine, prompt_ids: Ids) -> None:
+    """`info()` has names, and limits that the prompt keeps."""
     info = engine.info()
     assert isinstance(info, EngineInfo), "info() must return an EngineInfo"
     assert info.name and info.model, "info() must name the engine and its model"
@@ -89,12 +90,14 @@ async def check_info_is_sane(engine: Engine, prompt_ids: Ids) -> None:
 
 
 async def check_chunks_keep_the_invariants(engine: Engine, prompt_ids: Ids) -> None:
+    """Chunks keep the invariants of `CollectedReply.add`, and sampled ids are in the vocabulary."""
     reply = await complete(engine, request_for(prompt_ids, 8))
     assert reply.ids, "a request must sample tokens"
     assert all(0 <= token < engine.info().vocab_size for token in reply.ids), "sampled ids must be in the vocabulary"
 
 
 async def check_max_tokens_is_exact(engine: Engine, prompt_ids: Ids) -> None:
+    """Without a stop token, the output has exactly `max_tokens` tokens and finishes with length."""
     for max_tokens in (1, 2, 17):
         reply = await complete(engine, request_for(prompt_ids, max_tokens))
         assert len(reply.ids) == max_tokens, f"max_tokens {max_tokens} gave {len(reply.ids)} tokens"
@@ -104,6 +107,7 @@ async def check_max_tokens_is_exact(engine: Engine, prompt_ids: Ids) -> None:
 
 
 async def check_a_stop_token_ends_and_is_included(engine: Engine, prompt_ids: Ids) -> None:
+    """The first stop token ends the output, is its last token, and finishes it with stop."""
     free = await complete(engine, request_for(prompt_ids, 16, temperature=0.0))
     stop = free.ids[len(free.ids) // 2]
     expected = free.ids[: free.ids.index(stop) + 1]
@@ -116,6 +120,7 @@ async def check_a_stop_token_ends_and_is_included(engine: Engine, prompt_ids: Id
 
 
 async def check_ignore_eos_passes_stop_tokens(engine: Engine, prompt_ids: Ids) -> None:
+    """With `ignore_eos`, stop tokens do not end the output."""
     request = request_for(prompt_ids, 12, temperature=0.0)
     first = (await complete(engine, request)).ids[0]
     sampling = replace(request.sampling, ignore_eos=True)
@@ -125,12 +130,14 @@ async def check_ignore_eos_passes_stop_tokens(engine: Engine, prompt_ids: Ids) -
 
 
 async def check_temperature_zero_is_deterministic(engine: Engine, prompt_ids: Ids) -> None:
+    """At temperature 0, two requests sample the same tokens."""
     first = await complete(engine, request_for(prompt_ids, 12, temperature=0.0))
     second = await complete(engine, request_for(prompt_ids, 12, temperature=0.0))
     assert first.ids == second.ids, "temperature 0 must sample the same tokens twice"
 
 
 async def check_a_seed_is_deterministic(engine: Engine, prompt_ids: Ids) -> None:
+    """Equal seeds sample the same tokens, different seeds different ones."""
     if Capability.SEED not in engine.info().capabilities:
         return
     replies = [await complete(engine, request_for(prompt_ids, 12, seed=seed)) for seed in (7, 7, 8)]
@@ -139,6 +146,7 @@ async def check_a_seed_is_deterministic(engine: Engine, prompt_ids: Ids) -> None
 
 
 async def check_logprobs_are_finite_and_not_positive(engine: Engine, prompt_ids: Ids) -> None:
+    """Logprobs are finite and at most 0, at any temperature."""
     for temperature in (0.0, 0.7, 1.0):
         reply = await complete(engine, request_for(prompt_ids, 12, temperature=temperature))
         assert all(math.isfinite(value) and value <= 0.0 for value in reply.logprobs), (
@@ -147,6 +155,7 @@ async def check_logprobs_are_finite_and_not_positive(engine: Engine, prompt_ids:
 
 
 async def check_top_logprobs_hold_the_best(engine: Engine, prompt_ids: Ids) -> None:
+    """`top_logprobs` are ordered, and have the sampled token at temperature 0."""
     if Capability.TOP_LOGPROBS not in engine.info().capabilities:
         return
     request = replace(request_for(prompt_ids, 6, temperature=0.0), top_logprobs=3)
@@ -164,6 +173,7 @@ async def check_top_logprobs_hold_the_best(engine: Engine, prompt_ids: Ids) -> N
 
 
 async def check_tokens_stream(engine: Engine, prompt_ids: Ids) -> None:
+    """A longer output comes in several chunks."""
     if Capability.STREAMING not in engine.info().capabilities:
         return
     reply = await complete(engine, request_for(prompt_ids, 32))
@@ -171,11 +181,13 @@ async def check_tokens_stream(engine: Engine, prompt_ids: Ids) -> None:
 
 
 async def check_versions_are_present(engine: Engine, prompt_ids: Ids) -> None:
+    """Tokens carry the weight version of `info()`."""
     reply = await complete(engine, request_for(prompt_ids, 4))
     assert set(reply.versions) == {engine.info().weight_version}, "tokens must carry the version of info()"
 
 
 async def check_abort_finishes_and_frees(engine: Engine, prompt_ids: Ids) -> None:
+    """`abort` ends a request with FinishReason.ABORT, ignores unknown ids, and leaves the engine usable."""
     request = request_for(prompt_ids, _long_budget(engine, prompt_ids))
     reply = CollectedReply()
     async with asyncio.timeout(TIMEOUT_S):
@@ -194,6 +206,7 @@ async def check_abort_finishes_and_frees(engine: Engine, prompt_ids: Ids) -> Non
 
 
 async def check_closing_the_iterator_frees(engine: Engine, prompt_ids: Ids) -> None:
+    """Closing the iterator ends the request and leaves the engine usable."""
     for _ in range(4):
         async with asyncio.timeout(TIMEOUT_S), aclosing(_generator(engine, prompt_ids)) as chunks:
             await anext(chunks)  # an engine that does not stream is closed after its only chunk
@@ -201,6 +214,7 @@ async def check_closing_the_iterator_frees(engine: Engine, prompt_ids: Ids) -> N
 
 
 async def check_cancelling_the_reader_frees(engine: Engine, prompt_ids: Ids) -> None:
+    """Cancelling the reading task ends the request and leaves the engine usable."""
     request = request_for(prompt_ids, _long_budget(engine, prompt_ids))
     reader = asyncio.create_task(complete(engine, request))
     await asyncio.sleep(0.02)
@@ -213,6 +227,7 @@ async def check_cancelling_the_reader_frees(engine: Engine, prompt_ids: Ids) -> 
 
 
 async def check_concurrent_requests_are_independent(engine: Engine, prompt_ids: Ids) -> None:
+    """32 concurrent requests each get their own number of tokens."""
     prompts = [ids_of([*prompt_ids, *prompt_ids[: index % len(prompt_ids)]]) for index in range(32)]
     requests = [request_for(prompt, 1 + index, float(index % 2)) for index, prompt in enumerate(prompts)]
     replies = await asyncio.gather(*(complete(engine, request) for request in requests))
@@ -222,6 +237,7 @@ async def check_concurrent_requests_are_independent(engine: Engine, prompt_ids: 
 
 
 async def check_out_of_vocabulary_is_refused(engine: Engine, prompt_ids: Ids) -> None:
+    """An input id outside of the vocabulary raises InvalidRequest and leaves the engine usable."""
     for token in (engine.info().vocab_size, -1):
         try:
             await complete(engine, request_for(ids_of([*prompt_ids, token]), 4))

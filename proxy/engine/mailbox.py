@@ -162,12 +162,15 @@ class Mailbox:
         return self._version
 
     async def transfer_weights(self, step: WeightTransfer, fields: Mapping[str, Any]) -> int:
+        """Raises EngineIncapable: there are no weights."""
         raise EngineIncapable(f"the mailbox has no weights for {step.value}")
 
     async def release_memory(self, tags: Sequence[str] = ()) -> None:
+        """Raises EngineIncapable: there is no memory to release."""
         raise EngineIncapable("the mailbox has no memory to release")
 
     async def resume_memory(self, tags: Sequence[str] = ()) -> None:
+        """Raises EngineIncapable: there is no memory to resume."""
         raise EngineIncapable("the mailbox has no memory to release")
 
     async def flush_cache(self) -> None:

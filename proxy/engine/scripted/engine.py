@@ -51,6 +51,7 @@ class ScriptedEngine:
         """Nothing: there is no model to load."""
 
     async def generate(self, request: GenerateRequest) -> AsyncIterator[TokenChunk]:
+        """Play the reply that the script gives. Raises InvalidRequest, and what the reply's `fault` says."""
         self._check(request)
         if self.keep_requests:
             self.requests.append(request)
@@ -62,17 +63,20 @@ class ScriptedEngine:
             del self._running[request.request_id]
 
     async def abort(self, request_id: str) -> None:
+        """End a request with `FinishReason.ABORT`; unknown ids are ignored."""
         self.aborted.append(request_id)
         if (stopped := self._running.get(request_id)) is not None:
             stopped.set()
 
     async def pause(self, mode: PauseMode) -> None:
+        """Hold replies before their next chunk; with mode ABORT, end them."""
         self._resumed.clear()
         if mode is PauseMode.ABORT:
             for stopped in self._running.values():
                 stopped.set()
 
     async def resume(self) -> None:
+        """Continue the replies that `pause` holds."""
         self._resumed.set()
 
     async def update_weights(self, path: str, version: int | None = None) -> int:
@@ -81,18 +85,22 @@ class ScriptedEngine:
         return self._version
 
     async def transfer_weights(self, step: WeightTransfer, fields: Mapping[str, Any]) -> int:
+        """Raises EngineIncapable: there are no weights."""
         raise EngineIncapable(f"the scripted engine has no weights for {step.value}")
 
     async def release_memory(self, tags: Sequence[str] = ()) -> None:
+        """Raises EngineIncapable: there is no memory to release."""
         raise EngineIncapable("the scripted engine has no memory to release")
 
     async def resume_memory(self, tags: Sequence[str] = ()) -> None:
+        """Raises EngineIncapable: there is no memory to resume."""
         raise EngineIncapable("the scripted engine has no memory to release")
 
     async def flush_cache(self) -> None:
         """Nothing: there is no cache."""
 
     def info(self) -> EngineInfo:
+        """Facts about the engine; valid at once."""
         vocab_size, context_length, model = self._info
         return EngineInfo(
             name="scripted",
@@ -104,6 +112,7 @@ class ScriptedEngine:
         )
 
     async def close(self) -> None:
+        """End all replies with `FinishReason.ABORT`."""
         for stopped in self._running.values():
             stopped.set()
 

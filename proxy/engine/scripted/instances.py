@@ -44,6 +44,7 @@ class Mentions:
 
     @classmethod
     def of(cls, text: str) -> Mentions:
+        """Find the words and numbers of `text`."""
         return cls(text, mentioned_words(text), [_number(found) for found in _NUMBER.findall(text)])
 
     def word(self, name: str) -> str:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import importlib.util
+import socket
 from importlib.machinery import ModuleSpec
+from pathlib import Path
 
 import pytest
 import torch
 
-from proxy.engine.create import create_engine
+from proxy.engine.create import create_engine, model_folder
 from proxy.engine.sglang.engine import SglangEngine
 from proxy.engine.transformers.engine import TransformersEngine
 from proxy.errors import ConfigurationError
@@ -58,3 +60,32 @@ def test_a_missing_sglang_is_refused_with_the_command_to_install_it(monkeypatch:
 def test_an_argument_of_the_mailbox_is_refused_by_name() -> None:
     with pytest.raises(ConfigurationError, match="no_such"):
         create_engine(Settings(engine="mailbox", engine_arg=("no_such=1",)), VOCABULARY)
+
+
+@pytest.mark.parametrize("name", ["missing", "empty"])
+def test_a_model_that_is_no_folder_or_has_no_config_is_refused_with_the_ways_to_get_one(
+    tmp_path: Path, name: str
+) -> None:
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ConfigurationError, match="huggingface-cli download ORG/NAME --local-dir DIR") as refused:
+        model_folder(Settings(model=str(tmp_path / name)))
+    assert f"--model {tmp_path / name} is" in refused.value.message and "built-in model" in refused.value.message
+
+
+def test_an_unknown_argument_is_refused_with_the_options_of_the_engine() -> None:
+    with pytest.raises(ConfigurationError) as refused:
+        create_engine(Settings(engine="scripted", engine_arg=("foo=1",)), VOCABULARY)
+    assert refused.value.message == (
+        "--engine-arg foo: the scripted engine with play=babble has no option 'foo'; "
+        "its options are chunk, delay_s, play, tokens"
+    )
+
+
+async def test_servers_that_do_not_answer_are_named_once_each_with_the_way_out() -> None:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))  # bound and not listening: connections are refused
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        engine = create_engine(Settings(engine=url, engine_arg=("start_timeout_s=0",)), VOCABULARY)
+        with pytest.raises(ConfigurationError, match="start_timeout_s=SECONDS") as refused:
+            await engine.start()
+    assert refused.value.message.count(url) == 1 and f"{url} does not answer" in refused.value.message
