@@ -59,7 +59,7 @@ class SessionEndpoints:
         return JsonResponse({"capacity": await self._starts.grant_capacity(number)})
 
     async def start(self, request: Request) -> JsonResponse:
-        """Start a session, or find the one of the same `session_id`; the reply has its addresses and new keys."""
+        """Start a session; the reply has its addresses and new keys. An existing `session_id` is refused."""
         self._access.check_admin(key_of(request))
         started = await self._starter.start(parse_start(await self._body(request)))
         return JsonResponse(started_json(started, self._addresses.root_url(request)))

@@ -53,6 +53,7 @@ class Session:
 
     @property
     def id(self) -> str:
+        """The session id."""
         return self.record.session_id
 
     def check_open(self) -> None:

@@ -61,6 +61,7 @@ def label(url: URL) -> str:
 
 
 def is_sqlite(url: URL) -> bool:
+    """Return True for SQLite, False for PostgreSQL."""
     return url.get_backend_name() == "sqlite"
 
 

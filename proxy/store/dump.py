@@ -41,11 +41,13 @@ class Totals:
     digest: Any = field(default_factory=hashlib.sha256)
 
     def add(self, line: bytes, entry: Mapping[str, Any]) -> None:
+        """Count a line, and its entry."""
         self.digest.update(line)
         self.sessions += "session" in entry
         self.interactions += len(entry.get("interactions", ()))
 
     def to_json(self) -> dict[str, Any]:
+        """The trailer of the dump."""
         return {"sessions": self.sessions, "interactions": self.interactions, "sha256": self.digest.hexdigest()}
 
 

@@ -88,6 +88,7 @@ class Writer:
 
     @property
     def running(self) -> bool:
+        """True until the writer is stopped or its thread has ended."""
         return not (self._closing or self._stopped)
 
     def submit(self, write: BatchWrite, payload: Any, phase: Phase = Phase.ORDERED) -> asyncio.Future[Any]:

@@ -34,6 +34,7 @@ def encode_ids(ids: Ids) -> bytes:
 
 
 def decode_ids(data: bytes) -> Ids:
+    """Decode what `encode_ids` returned."""
     return _array(data, "i")
 
 
@@ -43,6 +44,7 @@ def encode_floats(values: Logprobs) -> bytes:
 
 
 def decode_floats(data: bytes) -> Logprobs:
+    """Decode what `encode_floats` returned."""
     return _array(data, "f")
 
 

@@ -40,6 +40,7 @@ class StepRow:
 
 
 def ping(connection: Connection) -> None:
+    """Read one row, to see that the database answers."""
     connection.execute(select(sessions.c.number).limit(1)).all()
 
 
@@ -49,6 +50,7 @@ def session_ids(connection: Connection, limit: int) -> list[str]:
 
 
 def load_session(connection: Connection, session_id: str) -> SessionRecord | None:
+    """The record of a session; None if there is no such session."""
     row = connection.execute(select(sessions).where(sessions.c.session_id == session_id)).mappings().first()
     return None if row is None else rows.session_of(row)
 
@@ -164,6 +166,7 @@ def find_idle(connection: Connection, before: float, limit: int) -> list[str]:
 
 
 def count_sessions(connection: Connection, task_id: str) -> int:
+    """The number of sessions of a task."""
     query = select(func.count()).select_from(sessions).where(sessions.c.task_id == task_id)
     return connection.execute(query).scalar_one()
 

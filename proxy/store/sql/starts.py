@@ -76,6 +76,7 @@ def grant(connection: Connection, grants: Sequence[int]) -> Sequence[int]:
 
 
 def count_live(connection: Connection) -> int:
+    """The number of sessions that have not ended."""
     query = select(func.count()).select_from(sessions).where(sessions.c.status == SessionStatus.ACTIVE.value)
     return connection.execute(query).scalar_one()
 

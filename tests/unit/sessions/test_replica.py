@@ -84,7 +84,7 @@ async def test_news_in_any_order_and_twice_end_in_what_the_database_says(tmp_pat
     others, session, underway = Others(store, chance), empty(), []
     for _ in range(60):
         await others.change()
-        if chance.random() < 0.5:  # a request looks at the database, and goes on with it later
+        if chance.random() < 0.5:  # a request reads the database now, and merges the news later
             underway.append(await store.news.load_news("s", session.seen))
         while underway and chance.random() < 0.4:
             news = underway[chance.randrange(len(underway))]

@@ -145,7 +145,7 @@ async def test_replicas_that_change_the_same_sessions_in_any_order_come_to_no_de
             )
         )
     for store in pair:
-        await store.close()  # it is then that Postgres counts
+        await store.close()  # PostgreSQL counts deadlocks when a connection closes
     (row,) = execute(postgres_url, "SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()")
     assert row == (0,)
 

@@ -117,7 +117,7 @@ async def test_when_the_writer_ends_by_a_fault_nobody_waits_for_ever(
     def die(_connection: Connection, _payloads: Sequence[Any]) -> Sequence[Any]:
         raise MemoryError
 
-    # The thread's own report of its end.
+    # Python's report of the exception that ended the thread.
     monkeypatch.setattr(threading, "excepthook", lambda _args: None)
     futures = [held.writer.submit(die, None), *queue(held, node, "a")]
     await held.go()
@@ -127,7 +127,7 @@ async def test_when_the_writer_ends_by_a_fault_nobody_waits_for_ever(
     with pytest.raises(StoreUnavailable):
         await queue(held, node, "b")[0]
     assert not held.writer.running
-    held.writer.join()  # its report comes after its end, and must find the hook of this test
+    held.writer.join()  # the thread reports its exception while this test's hook is installed
 
 
 async def test_many_changes_at_once_with_bad_ones_among_them(store: Store, session: SessionRecord, node: Any) -> None:
