@@ -46,10 +46,9 @@ def test_unknown_filters_are_unsupported_parameters_in_exports_and_claims() -> N
 
 
 def test_an_unknown_field_of_the_export_of_a_claim_has_its_path() -> None:
-    with pytest.raises(
-        InvalidRequest, match=r"^'export.layot' is unknown; did you mean 'export.layout'\? 'export' accepts"
-    ):
+    with pytest.raises(InvalidRequest) as caught:
         parse_claim({"export": {"layot": "tree"}})
+    assert caught.value.message.startswith("'export.layot' is unknown; did you mean 'export.layout'? 'export' accepts ")
 
 
 @pytest.mark.parametrize("body", [{"limits": {"max_turn": 1}}, {"sampling": {"topp": 0.5}}])
