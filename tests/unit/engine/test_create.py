@@ -67,15 +67,15 @@ def test_a_model_that_is_no_folder_or_has_no_config_is_refused_with_the_ways_to_
     tmp_path: Path, name: str
 ) -> None:
     (tmp_path / "empty").mkdir()
-    with pytest.raises(ConfigurationError, match="huggingface-cli download ORG/NAME --local-dir DIR") as refused:
+    with pytest.raises(ConfigurationError, match="hf download ORG/NAME --local-dir DIR") as refused:
         model_folder(Settings(model=str(tmp_path / name)))
-    assert f"--model {tmp_path / name} is" in refused.value.message and "built-in model" in refused.value.message
+    assert f"--model {tmp_path / name} is" in str(refused.value) and "built-in model" in str(refused.value)
 
 
 def test_an_unknown_argument_is_refused_with_the_options_of_the_engine() -> None:
     with pytest.raises(ConfigurationError) as refused:
         create_engine(Settings(engine="scripted", engine_arg=("foo=1",)), VOCABULARY)
-    assert refused.value.message == (
+    assert str(refused.value) == (
         "--engine-arg foo: the scripted engine with play=babble has no option 'foo'; "
         "its options are chunk, delay_s, play, tokens"
     )
@@ -88,4 +88,4 @@ async def test_servers_that_do_not_answer_are_named_once_each_with_the_way_out()
         engine = create_engine(Settings(engine=url, engine_arg=("start_timeout_s=0",)), VOCABULARY)
         with pytest.raises(ConfigurationError, match="start_timeout_s=SECONDS") as refused:
             await engine.start()
-    assert refused.value.message.count(url) == 1 and f"{url} does not answer" in refused.value.message
+    assert str(refused.value).count(url) == 1 and f"{url} does not answer" in str(refused.value)
