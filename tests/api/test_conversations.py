@@ -337,27 +337,6 @@ async def test_forks_share_their_tokens_in_the_sample_of_the_first_leaf(tmp_path
         assert len(first["interaction_ids"]) == len(second["interaction_ids"]) == 3
 
 
-async def test_interleaved_leaves_train_each_token_once(tmp_path: Path) -> None:
-    async with serving(tmp_path, says("B", "D", "E", "G")) as server:
-        b = await server.answer([user("A")])
-        d = await server.answer([user("A"), b, user("C")])
-        await server.answer([user("A")])
-        await server.answer([user("A"), b, user("C"), d, user("F")])
-        tree = await server.tree()
-        ids = [node["id"] for node in tree]
-        assert [node["parent_id"] for node in tree] == [None, ids[0], None, ids[1]]
-        assert len(await server.export(layout="individual")) == 4
-        assert [sample["interaction_id"] for sample in await server.export()] == [ids[2], ids[3]]
-
-
-async def test_an_answer_echoed_without_its_prefix_has_no_parent(tmp_path: Path) -> None:
-    async with serving(tmp_path, says("think: 123, response: B", "ok")) as server:
-        await server.answer([user("q")])
-        await server.answer([user("q"), assistant("B"), user("next")])
-        assert [node["parent_id"] for node in await server.tree()] == [None, None]
-        assert len(await server.export()) == 2
-
-
 def count(ids: list[int], piece: list[int]) -> int:
     return sum(ids[at : at + len(piece)] == piece for at in range(len(ids) - len(piece) + 1))
 

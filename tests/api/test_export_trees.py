@@ -1,33 +1,31 @@
-"""Exports of whole conversations, worked out by hand: forks, rewrites and shared tokens."""
+"""Golden conversations through the server: the parents of their turns, and the samples of each layout."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from tests import golden
 from tests.support import assistant, says, serving, user
 
 
-async def test_four_turns_of_two_leaves_are_four_samples_or_two(tmp_path: Path) -> None:
-    """i1 [A]->B; i2 [A,B,C]->D; i3 [A]->E; i4 [A,B,C,D,F]->G."""
-    async with serving(tmp_path, says("B", "D", "E", "G")) as server:
-        asked = [user("A")], [user("A"), assistant("B"), user("C")], [user("A")]
-        asked += ([*asked[1], assistant("D"), user("F")],)
-        ids = [(await server.chat(messages))["id"] for messages in asked]
+@pytest.mark.parametrize("case", golden.load("conversations"))
+async def test_parents_and_samples_are_the_golden_ones(tmp_path: Path, case: dict[str, Any]) -> None:
+    async with serving(tmp_path, says(*(turn["says"] for turn in case["turns"]))) as server:
+        ids = []
+        for turn in case["turns"]:
+            speakers = [(user, assistant)[number % 2] for number in range(len(turn["messages"]))]
+            messages = [speaker(text) for speaker, text in zip(speakers, turn["messages"], strict=True)]
+            ids.append((await server.chat(messages))["id"])
+        number = {name: at for at, name in enumerate(ids)}
         parents = {node["id"]: node["parent_id"] for node in await server.tree()}
-        assert [parents[name] for name in ids] == [None, ids[0], None, ids[1]]
-        assert [s["interaction_id"] for s in await server.export(layout="individual")] == ids
-        joined = await server.export(layout="concat")
-        assert [s["interaction_ids"] for s in joined] == [[ids[2]], [ids[0], ids[1], ids[3]]]
-
-
-async def test_an_answer_echoed_in_part_is_a_rewrite(tmp_path: Path) -> None:
-    async with serving(tmp_path, says("think: 123, response: B", "D")) as server:
-        await server.chat([user("A")])
-        await server.chat([user("A"), assistant("B"), user("C")])
-        first, second = await server.tree()
-        assert (first["parent_id"], second["parent_id"]) == (None, None)
-        assert [len(s["interaction_ids"]) for s in await server.export(layout="concat")] == [1, 1]
+        assert [number.get(parents[name]) for name in ids] == case["parents"]
+        for layout in ("individual", "concat"):
+            samples = await server.export(layout=layout)
+            found = [sample.get("interaction_ids") or [sample["interaction_id"]] for sample in samples]
+            assert [[number[name] for name in names] for names in found] == case[layout]
 
 
 async def test_shared_tokens_are_trained_with_the_selected_leaf_of_lowest_seq(tmp_path: Path) -> None:

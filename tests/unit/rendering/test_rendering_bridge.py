@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -21,6 +21,7 @@ from proxy.rendering.templates.message_dicts import to_dicts
 from proxy.rendering.tokenizer import Tokenizer
 from proxy.settings import Settings
 from proxy.types import Ids, Message, Role, Tool, ToolCall, ids_of
+from tests import golden
 
 TOOLS = (Tool("read", "Read a file.", {"type": "object", "properties": {"path": {"type": "string"}}}),)
 
@@ -144,10 +145,14 @@ def test_a_cut_turn_is_closed_and_open_reasoning_before_it(
     assert suffix.endswith("<|im_end|>\n<|im_start|>assistant\n")
 
 
-def test_qwen_boundary_ids(qwen3: Renderer) -> None:
-    suffix = qwen3.bridge(qwen3.render([user("Hi")], (), {}), ids_of([1, 151645]), assistant("x"), [user("y")], (), {})
+@pytest.mark.parametrize("case", golden.load("boundaries"))
+def test_a_bridge_begins_with_the_ids_that_the_family_writes_after_an_end_of_turn(
+    qwen3: Renderer, case: dict[str, Any]
+) -> None:
+    sampled = ids_of(case["sampled"])
+    suffix = qwen3.bridge(qwen3.render([user("Hi")], (), {}), sampled, assistant("x"), [user("y")], (), {})
     assert suffix is not None
-    assert suffix[:3].tolist() == [198, 151644, 872]
+    assert suffix[:3].tolist() == [*case["appended"], 151644, 872]
 
 
 def test_disabled_thinking_prefills_every_generation_prompt(tiny: Renderer) -> None:

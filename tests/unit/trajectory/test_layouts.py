@@ -15,6 +15,7 @@ from proxy.trajectory.layouts import lay_out
 from proxy.trajectory.options import Keep, Layout, LayoutOptions, Padding, TooLong
 from proxy.trajectory.paths import Drift
 from proxy.types import Interaction, SessionRecord
+from tests import golden
 from tests.interactions import interaction
 
 RECORD = SessionRecord("s", discount=1.0, group_id="g")
@@ -111,17 +112,15 @@ def test_a_tree_keeps_the_ancestors_of_a_selected_node_as_context() -> None:
     assert lay_out(RECORD, [], LayoutOptions(Layout.TREE)).rows == []
 
 
-def test_padded_rows_have_the_columns_of_verl_batches() -> None:
-    (columns,) = padded([interaction("a", suffix=[10, 11], output=[20, 21], reward=0.25)], 2, 2)
-    assert columns["input_ids"].tolist() == [10, 11, 20, 21]
-    assert columns["position_ids"].tolist() == [0, 1, 2, 3]
-    assert columns["rm_scores"].tolist() == [0, 0.25]
-    assert columns["__num_turns__"].tolist() == [2]
+@pytest.mark.parametrize("case", golden.load("padded"))
+def test_padded_columns_are_the_golden_ones(case: dict[str, Any]) -> None:
+    prompt, output, reward = case["interaction"]
+    (columns,) = padded([interaction("a", suffix=prompt, output=output, reward=reward)], *case["lengths"])
+    assert {name: columns[name].tolist() for name in case["columns"]} == case["columns"]
+
+
+def test_padded_rows_have_the_types_of_verl_batches() -> None:
     (columns,) = padded([interaction("a", suffix=[1, 2, 3, 4], output=[5])], 8, 3)
-    assert columns["prompts"].tolist() == [0, 0, 0, 0, 1, 2, 3, 4]
-    assert columns["responses"].tolist() == [5, 0, 0]
-    assert columns["attention_mask"].tolist() == [0, 0, 0, 0, 1, 1, 1, 1, 1, 0, 0]
-    assert columns["position_ids"].tolist() == [0, 0, 0, 0, 0, 1, 2, 3, 4, 4, 4]
     assert [columns[name].item() for name in ("prompt_lengths", "response_lengths")] == [4, 1]
     for name in ("prompts", "responses", "response_mask", "input_ids", "attention_mask", "position_ids"):
         assert columns[name].dtype == np.int64, name

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from proxy.trajectory.certificate import certificate
 from proxy.trajectory.layouts import Layout, LayoutOptions, PathSample, export_session
 from proxy.trajectory.sample_row import recomputable
 from proxy.types import Credit, Interaction, SamplingParams, SessionRecord, Status
+from tests import golden
 from tests.interactions import interaction
 
 RECORD = SessionRecord("s", discount=1.0)
@@ -26,24 +29,32 @@ def pair(**child: float) -> list[Interaction]:
     ]
 
 
-def test_concat_joins_tokens_masks_versions_and_turns() -> None:
-    (sample,) = export(pair(), Layout.CONCAT)
-    arrays = sample.arrays
-    assert arrays.input_ids.tolist() == [1, 2, 3, 4, 5, 6, 7, 8, 9]
-    assert arrays.loss_mask.tolist() == [0, 0, 0, 1, 1, 0, 0, 1, 1]
-    assert arrays.versions.tolist() == [-1, -1, -1, 0, 0, -1, -1, 1, 1]
-    assert arrays.turn_ids.tolist() == [-1, -1, -1, 0, 0, -1, -1, 1, 1]
-    assert arrays.logprobs.tolist() == [0, 0, 0, -0.5, -0.5, 0, 0, -0.5, -0.5]
-    assert [placed.span for placed in sample.placements] == [(3, 5), (7, 9)]
+def built(row: list[Any]) -> Interaction:
+    name, parent, prefix, suffix, output, version, reward = row
+    return interaction(name, parent=parent, prefix=prefix, suffix=suffix, output=output, version=version, reward=reward)
 
 
-def test_concat_rewards_are_the_score_and_individual_rewards_the_returns() -> None:
-    nodes = pair(first=0.5)
-    (sample,) = export(nodes, Layout.CONCAT)
-    assert (sample.rewards.tolist(), sample.raw_rewards.tolist(), sample.returns) == ([1.5], [1.0], (1.5, 1.0))
+@pytest.mark.parametrize("case", golden.load("concat"))
+def test_concat_and_individual_samples_are_the_golden_ones(case: dict[str, Any]) -> None:
+    nodes = [built(row) for row in case["interactions"]]
+    for seq, node in enumerate(nodes):
+        node.seq = seq
+    samples = export(nodes, Layout.CONCAT)
+    assert len(samples) == len(case["concat"])
+    for sample, expected in zip(samples, case["concat"], strict=True):
+        for name in ("input_ids", "loss_mask", "versions", "turn_ids"):
+            assert getattr(sample.arrays, name).tolist() == expected[name], name
+        assert (sample.rewards.tolist(), sample.raw_rewards.tolist()) == (expected["rewards"], expected["raw_rewards"])
+        assert list(sample.returns) == expected["returns"]
     singles = export(nodes, Layout.INDIVIDUAL)
-    assert [single.rewards.tolist() for single in singles] == [[1.5], [1.0]]
-    assert [single.raw_rewards.tolist() for single in singles] == [[0.5], [1.0]]
+    assert [single.rewards.item() for single in singles] == case["individual"]["rewards"]
+    assert [single.raw_rewards.item() for single in singles] == case["individual"]["raw_rewards"]
+
+
+def test_logprobs_and_spans_of_a_joined_sample_are_those_of_its_turns() -> None:
+    (sample,) = export(pair(), Layout.CONCAT)
+    assert sample.arrays.logprobs.tolist() == [0, 0, 0, -0.5, -0.5, 0, 0, -0.5, -0.5]
+    assert [placed.span for placed in sample.placements] == [(3, 5), (7, 9)]
 
 
 def test_one_reward_at_the_leaf_is_discounted_in_individual_only() -> None:
