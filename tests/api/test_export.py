@@ -65,7 +65,7 @@ async def test_each_layout_and_alias(tmp_path: Path, layout: str | None, samples
         ({"session_ids": ["s"], "session_id": "s"}, "session_ids", "not both"),
         ({"discont": 0.9}, "discont", "discount"),
         ({"group_id": "g"}, "group_id", "inside 'filter'"),
-        ({"lease_s": 5}, "lease_s", "not known"),
+        ({"lease_s": 5}, "lease_s", "is unknown; this endpoint accepts"),
         ({"filter": []}, "filter", "object"),
         ({"filter": 0}, "filter", "object"),
         ({"filter": {"weights": 3}}, "filter.weights", "min_version"),
