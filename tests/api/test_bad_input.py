@@ -7,12 +7,15 @@ import json
 import select
 import socket
 import sys
+import zlib
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
 import pytest
+import pytest_asyncio
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -74,22 +77,48 @@ def same(value: Any, other: Any) -> bool:
     return type(value) is type(other) and value == other
 
 
-async def still_works(server: Server) -> None:
-    assert (await server.post(CHAT, GOOD)).status_code == 200
+def chat_path(session: str) -> str:
+    return f"/{session}/v1/chat/completions"
+
+
+async def still_works(server: Server, session: str) -> None:
+    assert (await server.post(chat_path(session), GOOD)).status_code == 200
+
+
+on_the_shared_app = pytest.mark.asyncio(loop_scope="module")
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def shared_app(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Server]:
+    async with serving(tmp_path_factory.mktemp("shared"), always()) as server:
+        yield server
+
+
+@pytest.fixture
+def server(shared_app: Server) -> Server:
+    """The app of this module, which has forgotten the engine requests of other tests."""
+    shared_app.engine.requests.clear()
+    return shared_app
+
+
+@pytest.fixture
+def session(request: pytest.FixtureRequest) -> str:
+    """A session of the test's own."""
+    return f"s{zlib.crc32(request.node.nodeid.encode())}"
 
 
 @pytest.mark.parametrize("field", TAKES)
-async def test_each_field_accepts_its_values_and_is_named_for_others(tmp_path: Path, field: str) -> None:
+@on_the_shared_app
+async def test_each_field_accepts_its_values_and_is_named_for_others(server: Server, session: str, field: str) -> None:
     takes = TAKES[field]
-    async with serving(tmp_path, always()) as server:
-        for value in VALUES:
-            response = await server.post(CHAT, {**GOOD, field: value})
-            good = takes is None or any(same(value, taken) for taken in takes)
-            assert response.status_code == (200 if good else 400), (value, response.text)
-            if not good:
-                assert str(response.json()["error"]["param"]).startswith(field), (value, response.text)
-        assert (await server.post(CHAT, {**GOOD, field: None})).status_code == (400 if field in GOOD else 200)
-        await still_works(server)
+    for value in VALUES:
+        response = await server.post(chat_path(session), {**GOOD, field: value})
+        good = takes is None or any(same(value, taken) for taken in takes)
+        assert response.status_code == (200 if good else 400), (value, response.text)
+        if not good:
+            assert str(response.json()["error"]["param"]).startswith(field), (value, response.text)
+    assert (await server.post(chat_path(session), {**GOOD, field: None})).status_code == (400 if field in GOOD else 200)
+    await still_works(server, session)
 
 
 MESSAGES: list[tuple[Any, str]] = [
@@ -127,12 +156,12 @@ MESSAGES: list[tuple[Any, str]] = [
 
 
 @pytest.mark.parametrize(("messages", "param"), MESSAGES)
-async def test_a_bad_message_is_named_by_its_path(tmp_path: Path, messages: Any, param: str) -> None:
-    async with serving(tmp_path, always()) as server:
-        response = await server.post(CHAT, {"model": "m", "messages": messages})
-        assert response.status_code == 400, response.text
-        assert response.json()["error"]["param"] == param
-        await still_works(server)
+@on_the_shared_app
+async def test_a_bad_message_is_named_by_its_path(server: Server, session: str, messages: Any, param: str) -> None:
+    response = await server.post(chat_path(session), {"model": "m", "messages": messages})
+    assert response.status_code == 400, response.text
+    assert response.json()["error"]["param"] == param
+    await still_works(server, session)
 
 
 TOOL = function_tool("f")
@@ -178,13 +207,15 @@ FIELDS: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("fields", "param"), FIELDS)
-async def test_unsupported_requests_are_refused_by_name(tmp_path: Path, fields: dict[str, Any], param: str) -> None:
-    async with serving(tmp_path, always()) as server:
-        response = await server.post(CHAT, {**GOOD, **fields})
-        assert response.status_code == 400, response.text
-        assert response.json()["error"]["param"] == param
-        assert server.engine.requests == []
-        await still_works(server)
+@on_the_shared_app
+async def test_unsupported_requests_are_refused_by_name(
+    server: Server, session: str, fields: dict[str, Any], param: str
+) -> None:
+    response = await server.post(chat_path(session), {**GOOD, **fields})
+    assert response.status_code == 400, response.text
+    assert response.json()["error"]["param"] == param
+    assert server.engine.requests == []
+    await still_works(server, session)
 
 
 @pytest.mark.parametrize(
@@ -232,19 +263,20 @@ async def test_template_options_cannot_replace_the_conversation(tmp_path: Path, 
     ],
     ids=lambda body: repr(body[:24]),
 )
-async def test_a_body_that_is_no_json_object_is_400(tmp_path: Path, body: bytes) -> None:
-    async with serving(tmp_path, always()) as server:
-        for path in (CHAT, "/rl/start_session", "/export_trajectories"):
-            if path != CHAT and not body:
-                continue  # these endpoints read an empty body as an empty object
-            response = await server.http.post(path, content=body)
-            assert response.status_code == 400, response.text
-            assert response.json()["error"]["param"] == "body"
-        await still_works(server)
+@on_the_shared_app
+async def test_a_body_that_is_no_json_object_is_400(server: Server, session: str, body: bytes) -> None:
+    for path in (chat_path(session), "/rl/start_session", "/export_trajectories"):
+        if path != chat_path(session) and not body:
+            continue  # these endpoints read an empty body as an empty object
+        response = await server.http.post(path, content=body)
+        assert response.status_code == 400, response.text
+        assert response.json()["error"]["param"] == "body"
+    await still_works(server, session)
 
 
 @pytest.mark.parametrize("depth", [100, 240, 300, 500, 900, 1000])
-async def test_deep_nesting_never_breaks_the_server(tmp_path: Path, depth: int) -> None:
+@on_the_shared_app
+async def test_deep_nesting_never_breaks_the_server(server: Server, session: str, depth: int) -> None:
     nested: Any = 1
     for _ in range(depth):
         nested = {"a": nested}
@@ -256,11 +288,10 @@ async def test_deep_nesting_never_breaks_the_server(tmp_path: Path, depth: int) 
         {**GOOD, "tools": [{"function": {"name": "f", "parameters": nested}}]},
         {**GOOD, "messages": [user("x"), {"role": "assistant", "tool_calls": [called]}, user("y")]},
     ]
-    async with serving(tmp_path, always()) as server:
-        for body in bodies:
-            response = await server.http.post(CHAT, content=deep_json(body))
-            assert response.status_code in (200, 400), (depth, list(body), response.text)
-        await still_works(server)
+    for body in bodies:
+        response = await server.http.post(chat_path(session), content=deep_json(body))
+        assert response.status_code in (200, 400), (depth, list(body), response.text)
+    await still_works(server, session)
 
 
 def deep_json(body: Any) -> str:
@@ -276,20 +307,20 @@ def deep_json(body: Any) -> str:
 @pytest.mark.parametrize(
     "text", ["\0", "a\0b", "\uffff", "😀" * 100, "\u202e", "\r\n", "<|im_end|>", "{{ x }}{% y %}", ""]
 )
-async def test_any_text_may_be_content(tmp_path: Path, text: str) -> None:
-    async with serving(tmp_path, always()) as server:
-        for content in (text, [{"type": "text", "text": text}]):
-            await server.chat([{"role": "system", "content": content}, {"role": "user", "content": content}])
-        tree = await server.tree()
-        assert all(node["status"] == "complete" for node in tree)
+@on_the_shared_app
+async def test_any_text_may_be_content(server: Server, session: str, text: str) -> None:
+    for content in (text, [{"type": "text", "text": text}]):
+        await server.chat([{"role": "system", "content": content}, {"role": "user", "content": content}], session)
+    tree = await server.tree(session)
+    assert all(node["status"] == "complete" for node in tree)
 
 
-async def test_dropped_tools_and_unknown_fields_are_recorded(tmp_path: Path) -> None:
-    async with serving(tmp_path, always()) as server:
-        tools = [TOOL, {"type": "web_search"}]
-        await server.chat([user("hi")], tools=tools, store=True, unheard_of={"a": 1})
-        (node,) = await server.tree()
-        assert node["notes"]["dropped"] == ["store", "unheard_of", "tools[1] of type web_search"]
+@on_the_shared_app
+async def test_dropped_tools_and_unknown_fields_are_recorded(server: Server, session: str) -> None:
+    tools = [TOOL, {"type": "web_search"}]
+    await server.chat([user("hi")], session, tools=tools, store=True, unheard_of={"a": 1})
+    (node,) = await server.tree(session)
+    assert node["notes"]["dropped"] == ["store", "unheard_of", "tools[1] of type web_search"]
 
 
 JSON = st.recursive(
@@ -324,21 +355,21 @@ BODY = st.fixed_dictionaries(
 )
 
 
-async def test_no_body_at_all_gives_a_5xx(tmp_path: Path) -> None:
-    async with serving(tmp_path, always()) as server:
-        loop = asyncio.get_running_loop()
+@on_the_shared_app
+async def test_no_body_at_all_gives_a_5xx(server: Server, session: str) -> None:
+    loop = asyncio.get_running_loop()
 
-        @settings(max_examples=150, deadline=None, database=None, suppress_health_check=list(HealthCheck))
-        @given(body=BODY)
-        def search(body: Any) -> None:
-            sent = json.dumps(body)
-            response = asyncio.run_coroutine_threadsafe(server.http.post(CHAT, content=sent), loop).result(30)
-            assert response.status_code in (200, 400), (sent, response.text)
-            if response.status_code == 400:
-                assert response.json()["error"]["param"], (sent, response.text)
+    @settings(max_examples=150, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+    @given(body=BODY)
+    def search(body: Any) -> None:
+        sent = json.dumps(body)
+        response = asyncio.run_coroutine_threadsafe(server.http.post(chat_path(session), content=sent), loop).result(30)
+        assert response.status_code in (200, 400), (sent, response.text)
+        if response.status_code == 400:
+            assert response.json()["error"]["param"], (sent, response.text)
 
-        await asyncio.to_thread(search)
-        await still_works(server)
+    await asyncio.to_thread(search)
+    await still_works(server, session)
 
 
 async def test_a_body_beyond_the_limit_is_413_and_one_within_it_is_accepted(tmp_path: Path) -> None:
