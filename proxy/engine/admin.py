@@ -16,7 +16,7 @@ from proxy.errors import EngineIncapable, EngineUnavailable, ProxyError
 
 
 class EngineAdmin:
-    """What a trainer does to the engine behind `gate`; requests go through the gate itself."""
+    """A trainer's operations on the engine behind `gate`. Requests go through the gate itself."""
 
     def __init__(self, engine: Engine, gate: Gate) -> None:
         self._engine, self._gate = engine, gate
@@ -30,7 +30,7 @@ class EngineAdmin:
         return self._released
 
     async def pause(self, mode: PauseMode) -> None:
-        """Stop sampling and let no request in; no effect if paused already. Raises what the engine raises."""
+        """Stop sampling and admit no request; no effect if paused already. Raises what the engine raises."""
         async with self._lock:
             await self._gate.shut(mode)
 

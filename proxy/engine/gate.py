@@ -58,7 +58,7 @@ class _Flight:
 
 
 class Gate:
-    """The way of every request to the engine. `EngineAdmin` shuts and reopens it.
+    """The only path of requests to the engine. `EngineAdmin` shuts and reopens it.
 
     `waiting`: the number of requests that wait to be admitted.
     """
@@ -164,7 +164,7 @@ class Gate:
             await self._tell()
 
     async def shut(self, mode: PauseMode) -> None:
-        """Let no request in and pause the engine by `mode`; no effect if it is paused already.
+        """Admit no request and pause the engine by `mode`; no effect if it is paused already.
 
         Not serialised: call it through `EngineAdmin`. Raises what the engine raises; the gate is then open again.
         """
@@ -189,14 +189,14 @@ class Gate:
             raise
 
     async def reopen(self) -> None:
-        """Resume the engine and let requests in; no effect unless it is paused. Not serialised, like `shut`."""
+        """Resume the engine and admit requests; no effect unless it is paused. Not serialised, like `shut`."""
         if self._mode is None:
             return
         await self._engine.resume()
         self._let_in()
 
     async def until_idle(self) -> None:
-        """Wait until the engine runs no request. Only for a gate that is shut: else nothing reports the end."""
+        """Wait until the engine runs no request. The gate must be shut: an open gate reports no ends."""
         await self._until(lambda: not self.running)
 
     async def _wait_open(self) -> None:

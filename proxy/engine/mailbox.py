@@ -124,9 +124,11 @@ class Mailbox:
         of_session = (letter.request for letter in self._letters.values() if letter.request.session_id == session_id)
         found = [request.request_id for request in of_session if request.turn_number == turn]
         if not found:
-            raise NotFound(f"no request of session {session_id!r} waits as turn {turn}", param="turn")
+            raise NotFound(f"no request of session {session_id!r} is waiting as turn {turn}", param="turn")
         if len(found) > 1:  # the number of a failed turn is used again
-            raise InvalidRequest(f"{len(found)} requests wait as turn {turn}; name the 'request_id'", param="turn")
+            raise InvalidRequest(
+                f"{len(found)} requests are waiting as turn {turn}; give 'request_id' instead", param="turn"
+            )
         return found[0]
 
     def deliver(self, request_id: str, delivery: Delivery | ProxyError) -> None:
@@ -135,7 +137,7 @@ class Mailbox:
         if letter is None or letter.answer.done():
             if letter is not None or request_id in self._answered:
                 raise InvalidRequest(f"request {request_id!r} is answered already", param="request_id")
-            raise NotFound(f"no request {request_id!r} waits; its agent may have left", param="request_id")
+            raise NotFound(f"no request {request_id!r} is waiting; its agent may have disconnected", param="request_id")
         if isinstance(delivery, ProxyError):
             letter.answer.set_exception(delivery)
         else:
@@ -177,7 +179,7 @@ class Mailbox:
         """Nothing: there is no cache."""
 
     def info(self) -> EngineInfo:
-        """What can be asked for: who answers gets the whole request, tools and sampling included, and may honour it."""
+        """Facts about the engine. Workers receive all sampling parameters, so most capabilities are claimed."""
         return EngineInfo(
             name="mailbox",
             model="mailbox",
@@ -185,7 +187,7 @@ class Mailbox:
             context_length=self._context_length,
             weight_version=self._version,
             capabilities=frozenset(Capability) - _MISSING,
-            detail=f"POST /mailbox/next and /mailbox/deliver: {self.waiting} requests wait, {self.polls} polls",
+            detail=f"POST /mailbox/next and /mailbox/deliver: {self.waiting} requests waiting, {self.polls} polls",
         )
 
     async def close(self) -> None:

@@ -67,7 +67,7 @@ def check_request(request: GenerateRequest, vocab_size: int, context_length: int
 
 
 def rest_of(request: GenerateRequest, output: Ids) -> GenerateRequest:
-    """The request that samples what is left after `output`: `output` joins the prompt and counts off `max_tokens`."""
+    """Return the rest of an interrupted request: `output` joins the prompt, its length comes off `max_tokens`."""
     if not output:
         return request
     most = request.sampling.max_tokens

@@ -51,7 +51,7 @@ class ServerConnection:
         self._normal, self._control = _bearer(keys.api), _bearer(keys.admin or keys.api)
         self._client = httpx.AsyncClient(
             base_url=self.url,
-            timeout=httpx.Timeout(None, connect=_CONNECT_S),  # the gate limits the wait for a token
+            timeout=httpx.Timeout(None, connect=_CONNECT_S),  # the reader's own timeout limits the wait for a token
             limits=httpx.Limits(max_connections=None, max_keepalive_connections=256, keepalive_expiry=_IDLE_S),
             trust_env=False,
         )

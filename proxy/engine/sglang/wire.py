@@ -174,9 +174,9 @@ class SglangReply:
 
 
 def _meta(out: Any) -> Mapping[str, Any]:
-    """Raises InvalidRequest for an answer that is a refusal, EngineFailed for one that is none at all."""
+    """Return `meta_info` of a reply. Raises InvalidRequest if it is a refusal, EngineFailed if it is malformed."""
     if not isinstance(out, Mapping):
-        raise EngineFailed(f"the engine answered with a {type(out).__name__} in place of an object")
+        raise EngineFailed(f"the engine answered with a {type(out).__name__} instead of an object")
     if (error := out.get("error")) is not None:
         raise InvalidRequest(f"the engine refused the request: {_message(error)}")
     meta = out.get("meta_info")

@@ -204,7 +204,9 @@ class TransformersEngine:
 
     def _compile(self, request: GenerateRequest) -> GrammarState:
         if self._grammars is None or request.grammar is None:
-            raise UnsupportedParameter("constrained output needs the package llguidance", param="tools")
+            raise UnsupportedParameter(
+                "constrained output needs the package llguidance: pip install 'tokengrove[cpu]'", param="tools"
+            )
         return self._grammars.compile(request.grammar, request.stop_token_ids or end_token_ids(self._model))
 
     @property
