@@ -258,4 +258,4 @@ def _environment(folder: Path) -> dict[str, str]:
         script.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)}{arguments} "$@"\n', encoding="utf-8")
         script.chmod(0o755)
     kept = {name: value for name, value in os.environ.items() if not name.startswith("TOKENGROVE_")}
-    return {**kept, "PATH": f"{tools}:{kept['PATH']}", "PYTHONPATH": str(ROOT), "EXAMPLES": str(ROOT / "examples")}
+    return {**kept, "PATH": f"{tools}:{kept['PATH']}", "PYTHONPATH": str(ROOT)}
