@@ -29,7 +29,7 @@ def doctor(
     console = Console()
     for name, value in found.facts:
         console.print(f"{name:12}{value}", markup=False, highlight=False, soft_wrap=True)
-    table = Table("conversation", "", "what was found")
+    table = Table("conversation", "verdict", "finding")
     for check in found.checks:
         style = {"breaks": "red", "forks": "yellow", "refused": "dim"}.get(check.verdict, "green")
         table.add_row(Text(check.name), Text(check.verdict, style), Text(check.detail))

@@ -28,7 +28,7 @@ def takes_export_flags(command: Command) -> Command:
 
 
 def _with_flags(command: Command, flags: Sequence[inspect.Parameter]) -> Command:
-    """Replace the `**flags` of the command by these parameters, in what typer reads of it."""
+    """Replace `**flags` by these parameters in the signature and annotations, which typer reads."""
     own = inspect.signature(command, eval_str=True).parameters.values()
     parameters = [*(each for each in own if each.kind is not each.VAR_KEYWORD), *flags]
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
