@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from proxy.engine.arguments import check_known
 from proxy.engine.scripted.acting import Speech, act
 from proxy.engine.scripted.engine import ScriptedEngine
@@ -22,24 +24,36 @@ def from_arguments(
     if own is None:
         raise ConfigurationError(f"--engine-arg play={playing}: play must be babble or agent")
     check_known(arguments, {"play", "chunk", "delay_s", *own}, f"the scripted engine with play={playing}")
-    try:
-        script = _script(playing, arguments, vocab_size, speech)
-    except ValueError as error:
-        raise ConfigurationError(f"--engine-arg: {error}") from None
+    script = _script(playing, arguments, vocab_size, speech)
     engine = ScriptedEngine(script, vocab_size=vocab_size, context_length=context_length)
     engine.keep_requests = False
     return engine
 
 
 def _script(playing: str, arguments: dict[str, str], vocab_size: int, speech: Speech | None) -> Script:
-    """Raises ValueError for a value that is no number or out of range."""
-    tokens = int(arguments.get("tokens", "128"))
-    chunk = int(arguments.get("chunk", str(tokens) if playing == "babble" else "1"))
-    delay_s = float(arguments.get("delay_s", "0"))
-    if tokens < 1 or chunk < 1 or delay_s < 0:
-        raise ValueError("tokens and chunk must be at least 1, delay_s at least 0")
+    delay_s = _seconds(arguments, "delay_s")
     if playing == "babble":
-        return babble(tokens, vocab_size, chunk, delay_s)
+        tokens = _integer(arguments, "tokens", default=128, least=1)
+        return babble(tokens, vocab_size, _integer(arguments, "chunk", default=tokens, least=1), delay_s)
     if speech is None:
         raise ConfigurationError("--engine-arg play=agent needs a renderer")
-    return act(speech, think=bool(int(arguments.get("think", "0"))), chunk=chunk, delay_s=delay_s)
+    think = bool(_integer(arguments, "think", default=0, least=0))
+    return act(speech, think=think, chunk=_integer(arguments, "chunk", default=1, least=1), delay_s=delay_s)
+
+
+def _integer(arguments: dict[str, str], key: str, *, default: int, least: int) -> int:
+    text = arguments.get(key, str(default))
+    if not text.isdecimal() or int(text) < least:
+        raise ConfigurationError(f"--engine-arg {key}={text}: the value must be an integer of at least {least}")
+    return int(text)
+
+
+def _seconds(arguments: dict[str, str], key: str) -> float:
+    text = arguments.get(key, "0")
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not 0 <= seconds < math.inf:
+        raise ConfigurationError(f"--engine-arg {key}={text}: the value must be a number of seconds, at least 0")
+    return seconds

@@ -150,7 +150,17 @@ def test_quoted_words_win_over_names() -> None:
     assert mentioned_words("What is it like in New York and Rome?") == ["New York", "Rome"]
 
 
-@pytest.mark.parametrize("arguments", [{"play": "dead"}, {"play": "agent", "tokens": "3"}, {"chunk": "0"}])
-def test_invalid_engine_arguments_are_refused(arguments: dict[str, str]) -> None:
-    with pytest.raises(ConfigurationError):
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        ({"play": "dead"}, "play=dead"),
+        ({"play": "agent", "tokens": "3"}, "tokens"),
+        ({"chunk": "0"}, "chunk=0"),
+        ({"tokens": "many"}, "tokens=many"),
+        ({"delay_s": "-1"}, "delay_s=-1"),
+        ({"play": "agent", "think": "yes"}, "think=yes"),
+    ],
+)
+def test_an_invalid_engine_argument_is_refused_by_name(arguments: dict[str, str], named: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"--engine-arg {named}:"):
         from_arguments(arguments, 300, 1000, tiny_renderer())
