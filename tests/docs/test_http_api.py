@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from proxy import errors
 from proxy.app import build_app
+from proxy.protocols.chat import protocol as chat
+from proxy.protocols.messages import protocol as messages
+from proxy.protocols.responses import protocol as responses
 from proxy.settings import Settings
 from tests.docs.pages import ROOT
 
@@ -58,3 +62,12 @@ def test_every_error_code_stands_there_with_its_status() -> None:
         classes += kind.__subclasses__()
     shown = {code: int(status) for code, status in re.findall(r"^\| `(\w+)` \| (\d+) \|", PAGE, re.M)}
     assert shown == {kind.code: kind.status for kind in classes if kind.__module__ == errors.__name__}
+
+
+@pytest.mark.parametrize(
+    ("api", "protocol"), [("chat completions", chat), ("responses", responses), ("messages", messages)]
+)
+@pytest.mark.parametrize("treatment", ["honoured", "ignored", "refused"])
+def test_the_fields_of_each_api_stand_there_with_what_becomes_of_them(api: str, protocol: Any, treatment: str) -> None:
+    [row] = re.findall(rf"^\| {api} \| {treatment} \| (.*) \|$", PAGE, re.M)
+    assert set(re.findall(r"`([\w.]+)`", row)) == getattr(protocol, treatment.upper())
