@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from pathlib import Path
 
@@ -38,3 +39,8 @@ def test_each_layer_imports_from_lower_layers_only() -> None:
         if top in height:
             below = {other.partition(".")[0] for other in imported} - ASIDE - {top}
             assert {other for other in below if height[other] >= height[top]} == set(), part
+
+
+def test_every_package_says_what_it_is() -> None:
+    for folder in {path.parent for path in (ROOT / "proxy").rglob("*.py")}:
+        assert ast.get_docstring(ast.parse((folder / "__init__.py").read_text())), folder
