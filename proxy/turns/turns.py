@@ -1,8 +1,8 @@
 """The life of a turn, the same for all APIs.
 
-1 parse the request (protocols)        2 resolve its session (sessions)          3 attach or replay a retry (retries)
-4 find the parent                      5 render or bridge the prompt (prompts)   6 apply the budgets (budgets)
-7 sample and parse tokens (turn)       8 prove alignment and commit (commits)    9 only now send the end to the client
+1 parse the request (protocols)        2 find its session (sessions)            3 resolve named history (history)
+4 attach or replay a retry (retries)   5 find parent, build prompt (prompts)    6 apply the budgets (budgets)
+7 sample and parse tokens (turn)       8 prove alignment and commit (commits)   9 only now send the end to the client
 
 A generation that fails, is cancelled or loses its client never becomes half an interaction: what was sampled is stored
 with its status. Cancellation at any point closes the engine's iterator, which frees the request in the engine.
@@ -41,8 +41,9 @@ from proxy.turns.budgets import apply_budgets
 from proxy.turns.choice import Choice
 from proxy.turns.commits import Commits
 from proxy.turns.defaults import check_capabilities, with_defaults
+from proxy.turns.history import with_history
 from proxy.turns.plan import ReplyPlan, make_turns
-from proxy.turns.prompts import Prompt, Prompts, with_history
+from proxy.turns.prompts import Prompt, Prompts
 from proxy.turns.replay import replay
 from proxy.turns.retries import Anew, Attach, Replay, decide
 from proxy.turns.turn import Turn

@@ -44,7 +44,7 @@ from proxy.protocols.responses.stream import ResponseStream
 from proxy.protocols.responses.tools import parse_tool_choice, parse_tools
 from proxy.protocols.sampling_params import parse_sampling
 from proxy.protocols.wire_protocol import Answer, new_hex
-from proxy.types import Api, Message, ResponseFormat, Role, SamplingParams, TurnRequest
+from proxy.types import INSTRUCTIONS, Api, Message, ResponseFormat, Role, SamplingParams, TurnRequest
 
 HONOURED = frozenset(
     {
@@ -138,7 +138,7 @@ def _parse_messages(body: Mapping[str, Any]) -> tuple[tuple[Message, ...], list[
     if not messages and body.get("previous_response_id") is None:
         raise InvalidRequest("'input' must hold at least one message", param="input")
     if instructions := optional_str(body, "instructions"):
-        messages.insert(0, Message(Role.SYSTEM, instructions, name="instructions"))
+        messages.insert(0, Message(Role.SYSTEM, instructions, name=INSTRUCTIONS))
     return tuple(messages), dropped
 
 

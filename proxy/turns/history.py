@@ -1,0 +1,49 @@
+"""The history that a request of the Responses API only names: `previous_response_id` and item references.
+
+Both name interactions of the request's own session. Afterwards the request is like one that sent all its messages.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from proxy.errors import PreviousResponseNotFound
+from proxy.sessions.session import Session
+from proxy.trajectory.cache import Node
+from proxy.trajectory.conversation import conversation
+from proxy.types import INSTRUCTIONS, ITEM_REFERENCE, Message, Role, TurnRequest
+
+
+def with_history(session: Session, request: TurnRequest) -> TurnRequest:
+    """Return the request with its whole conversation: `previous_response_id` and item references are resolved.
+
+    As in the Responses API, `instructions` are not carried over to the next response; messages are. Raises
+    PreviousResponseNotFound.
+    """
+    messages = tuple(_dereferenced(session, message) for message in request.messages)
+    if request.previous_id is not None:
+        node = _find(session, request.previous_id, "previous_response_id")
+        lead = 1 if messages and _is_instructions(messages[0]) else 0
+        history = (message for message in conversation(node) if not _is_instructions(message))
+        messages = (*messages[:lead], *history, *messages[lead:])
+    return request if messages == request.messages else replace(request, messages=messages)
+
+
+def _dereferenced(session: Session, message: Message) -> Message:
+    """The answer that an item reference names; any other message unchanged."""
+    if message.name != ITEM_REFERENCE or message.origin is None:
+        return message
+    return replace(_find(session, message.origin, "input").interaction.output, origin=message.origin)
+
+
+def _find(session: Session, interaction_id: str, param: str) -> Node:
+    node = session.cache.nodes.get(interaction_id)
+    if node is None or node.interaction.seq < 0:
+        raise PreviousResponseNotFound(
+            f"there is no response {interaction_id!r} in session {session.id!r}", param=param
+        )
+    return node
+
+
+def _is_instructions(message: Message) -> bool:
+    return message.role is Role.SYSTEM and message.name == INSTRUCTIONS
