@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
@@ -28,7 +29,9 @@ from proxy.engine.scripted.scripts import Fault, Reply
 from proxy.server import serving as real_server
 from proxy.settings import Settings
 from proxy.store.sql import reads
+from proxy.store.sql.writes import append_interactions
 from proxy.store.store import Store
+from proxy.store.writer import Change, Writer
 from proxy.trajectory.cache import InteractionCache
 from proxy.trajectory.returns import compute_returns
 from proxy.trajectory.tree import token_ids
@@ -293,18 +296,29 @@ def check_isolation(name: str, interactions: list[Interaction], seen: set[str]) 
     assert all(order[i.parent_id] < i.seq for i in interactions if i.parent_id is not None)
 
 
-def test_invariant_4_no_stream_ends_before_its_commit(tmp_path: Path) -> None:
+def test_invariant_4_no_stream_ends_before_its_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """While another connection holds the write lock, text streams and the end waits for the commit."""
     database = tmp_path / "held.db"
     settings = Settings(port=0, database_url=f"sqlite:///{database}", engine="scripted", log_level="warning")
     body = {"model": "m", "messages": [user("hi")], "stream": True, "max_tokens": 5}
+    committing = threading.Event()
+    put = Writer._put
+
+    def noticed(writer: Writer, change: Change) -> None:
+        put(writer, change)
+        if change.write is append_interactions:
+            committing.set()
+
+    monkeypatch.setattr(Writer, "_put", noticed)
     with real_server(settings) as url, closing(sqlite3.connect(database, isolation_level=None)) as other:
         other.execute("BEGIN IMMEDIATE")
         lines: list[str] = []
         client = threading.Thread(target=read_stream, args=(f"{url}/s/v1/chat/completions", body, lines))
         client.start()
         wait_until(lambda: any('"content":"' in line and '"content":""' not in line for line in lines))
-        time.sleep(0.5)
+        assert committing.wait(30)
+        for _ in range(5):  # each answer comes behind what the server had to send before
+            assert httpx.get(f"{url}/health").status_code == 200
         assert not any('"finish_reason":"' in line for line in lines)
         other.execute("ROLLBACK")
         client.join()

@@ -63,7 +63,7 @@ async def test_in_flight_without_its_client_a_retry_attaches(tmp_path: Path, mar
     async with serving(tmp_path, slow("one two three four five six seven")) as server:
         first = await in_flight(server)
         first.cancel()  # over ASGI, cancelling is a disconnect
-        await asyncio.sleep(0.02)
+        await asyncio.gather(first, return_exceptions=True)
         reply = await ask(server, **mark)
         assert reply["choices"][0]["message"]["content"] == "one two three four five six seven"
         assert len(server.engine.requests) == 1

@@ -51,10 +51,10 @@ async def loaded(url: str, chance: random.Random, sessions: int = SESSIONS) -> A
 
 
 async def killed_under_load(process: Process, chance: random.Random) -> dict[str, str]:
-    """What clients had received whole when kill -9 came, at a random moment."""
+    """Return what clients had received whole when kill -9 came, after a random number of replies."""
+    replies = chance.randint(1, 150)
     async with loaded(process.url, chance) as load:
-        await load.until(lambda: load.seen)
-        await asyncio.sleep(chance.uniform(0.0, 1.0))
+        await load.until(lambda: len(load.seen) >= replies)
         await asyncio.to_thread(process.kill)
         await load.until(lambda: load.gone)
     return load.seen

@@ -62,10 +62,12 @@ def proxy_of(folder: Path, wires: list[Wire]) -> Iterator[Process]:
         yield served
 
 
-async def agent(http: httpx.AsyncClient, name: str, stream: bool) -> None:
-    """A few turns with a stock request each; any answer but 200 is a failure."""
+async def agent(http: httpx.AsyncClient, name: str, stream: bool, over: asyncio.Event | None = None) -> int:
+    """Take a few turns, and go on until `over` if given; return how many. Any status but 200 is a failure."""
     messages: list[Any] = [{"role": "user", "content": f"I am {name}."}]
-    for turn in range(TURNS):
+    turn = 0
+    while turn < TURNS or (over is not None and not over.is_set()):
+        turn += 1
         body = {"model": "m", "messages": messages, "max_tokens": TOKENS, "stream": stream}
         response = await http.post(f"/{name}/v1/chat/completions", json=body)
         assert response.status_code == 200, response.text
@@ -75,6 +77,7 @@ async def agent(http: httpx.AsyncClient, name: str, stream: bool) -> None:
         else:
             reply = response.json()["choices"][0]["message"]
             messages = [*messages, reply, {"role": "user", "content": f"Go on {turn}."}]
+    return turn
 
 
 async def check_exact(http: httpx.AsyncClient) -> int:
@@ -100,20 +103,32 @@ async def state_of(http: httpx.AsyncClient, url: str, state: str) -> None:
     raise AssertionError(f"{url} never became {state}: {await servers_of(http)}")
 
 
+async def served_more(http: httpx.AsyncClient, count: int) -> None:
+    """Wait until the servers have answered `count` more requests."""
+    before = sum(shown["served"] for shown in (await servers_of(http)).values())
+    for _ in range(1200):
+        if sum(shown["served"] for shown in (await servers_of(http)).values()) >= before + count:
+            return
+        await asyncio.sleep(0.02)
+    raise AssertionError("no request was answered")
+
+
 async def test_servers_that_die_and_return_cost_agents_nothing(tmp_path: Path, wires: list[Wire]) -> None:
     rng = random.Random(3)
     with proxy_of(tmp_path, wires) as served:
         async with httpx.AsyncClient(base_url=served.url, timeout=120, trust_env=False) as http:
-            agents = [asyncio.create_task(agent(http, f"a{n}", stream=n % 2 == 1)) for n in range(AGENTS)]
+            over = asyncio.Event()
+            agents = [asyncio.create_task(agent(http, f"a{n}", stream=n % 2 == 1, over=over)) for n in range(AGENTS)]
             for _ in range(3):
-                await asyncio.sleep(0.2)
+                await served_more(http, 2)
                 victim = rng.choice(wires)
                 await asyncio.to_thread(victim.kill)
-                await asyncio.sleep(0.1)
+                await state_of(http, victim.url, "ejected")
                 wires[wires.index(victim)] = await asyncio.to_thread(Wire, victim.port)
                 await state_of(http, victim.url, "alive")
-            await asyncio.gather(*agents)
-            assert await check_exact(http) == AGENTS * TURNS
+            over.set()
+            turns = await asyncio.gather(*agents)
+            assert await check_exact(http) == sum(turns)
 
 
 async def test_servers_join_and_leave_while_agents_talk(tmp_path: Path, wires: list[Wire]) -> None:
@@ -126,7 +141,7 @@ async def test_servers_join_and_leave_while_agents_talk(tmp_path: Path, wires: l
             nobody = await http.post("/engine/servers", json={"url": f"http://127.0.0.1:{_free_port()}"})
             assert nobody.status_code == 400 and "cannot join" in nobody.text
             later = [asyncio.create_task(agent(http, f"b{n}", stream=False)) for n in range(AGENTS)]
-            await asyncio.sleep(0.1)
+            await served_more(http, 2)
             gone = await http.request("DELETE", "/engine/servers", json={"url": wires[0].url})
             assert gone.status_code == 200
             await asyncio.gather(*agents, *later)
