@@ -138,7 +138,7 @@ class InteractionCache:
             root, start = parent.root, extend(parent.end, interaction.new_messages)[-1]
         return Node(interaction, parent, root, start, extend(start, [interaction.output])[-1])
 
-    def claim(self, node: Node) -> None:
+    def reserve(self, node: Node) -> None:
         """Reserve a node's place before its commit, so that a sibling that ends in the meantime counts it."""
         self.nodes[node.interaction.id] = node
         self._by_start.setdefault(node.start.key, []).append(node)
@@ -146,20 +146,20 @@ class InteractionCache:
             node.parent.children.append(node)
 
     def release(self, node: Node) -> None:
-        """Undo `claim` after a failed commit."""
+        """Undo `reserve` after a failed commit."""
         del self.nodes[node.interaction.id]
         _discard(self._by_start, node.start.key, node)
         if node.parent is not None:
             node.parent.children.remove(node)
 
     def publish(self, node: Node) -> None:
-        """Let requests continue a claimed node. Call after its commit."""
+        """Let requests continue a reserved node. Call after its commit."""
         self._by_end.setdefault(node.end.key, []).append(node)
         self._by_body.setdefault(node.end.body_key, []).append(node)
 
     def add(self, node: Node) -> None:
-        """Claim and publish a committed node."""
-        self.claim(node)
+        """Reserve the place of a committed node and publish it."""
+        self.reserve(node)
         self.publish(node)
 
     def _is_rewrite(self, messages: Sequence[Message], identity: Identity, match: Match) -> bool:

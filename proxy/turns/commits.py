@@ -72,7 +72,7 @@ class Commits:
         interaction, session, prompt = turn.interaction, turn.session, turn.prompt
         interaction.reason = self._reason(turn)
         node = session.cache.node_for(interaction, prompt.identity, prompt.match)
-        session.cache.claim(node)
+        session.cache.reserve(node)
         try:
             seq = await self._log.append(interaction, self._registry.seen(session))
         except ProxyError:

@@ -126,13 +126,13 @@ def test_of_equal_nodes_the_newest_comes_last() -> None:
     assert tree.turn("c", request(ASK, answer(), MORE)).interaction.parent_id == "b"
 
 
-def test_a_claimed_node_counts_as_a_sibling_but_cannot_be_continued() -> None:
+def test_a_reserved_node_counts_as_a_sibling_but_cannot_be_continued() -> None:
     tree = Tree()
     asked = request(ASK)
     identity = identify(asked.messages, (), {})
     match = tree.cache.find_parent(asked, identity)
     waiting = tree.cache.node_for(interaction("w"), identity, match)
-    tree.cache.claim(waiting)
+    tree.cache.reserve(waiting)
     assert tree.cache.reason_for(asked, identity, match) is Reason.RESAMPLED
     tree.cache.release(waiting)
     assert tree.cache.reason_for(asked, identity, match) is Reason.FIRST
