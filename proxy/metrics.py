@@ -1,4 +1,7 @@
-"""Metrics of this process for Prometheus, at `/metrics`. Labels have few values: never ids or model names."""
+"""Metrics of this process for Prometheus, at `/metrics`. Labels have few values: never ids or model names.
+
+`turns.commits` counts turns and tokens as they end; rates such as tokens per second are the reader's to compute.
+"""
 
 from __future__ import annotations
 

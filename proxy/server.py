@@ -1,4 +1,8 @@
-"""One server process: bind the port, start, and shut down gracefully on SIGTERM or SIGINT with everything flushed.
+"""One server process: bind the port, start, and shut down gracefully on SIGTERM or SIGINT.
+
+Shutdown answers long polls at once, lets running turns finish within `--shutdown-timeout-s`, and cancels the others.
+Then the lifespan of `app` closes the engine, and the store last, with every write flushed. A second signal cancels all
+running turns at once.
 
 Every reason not to start is a ConfigurationError with a one-line message, raised before the first request is served.
 """

@@ -1,4 +1,7 @@
-"""Values of the claim queue: a trainer's request, its lease, and its acknowledgement."""
+"""Values of the claim queue: a trainer's request, its lease, and its acknowledgement.
+
+`sql.claims` compares `lease_until` with the clock at the next claim: nothing else ends a lease.
+"""
 
 from __future__ import annotations
 

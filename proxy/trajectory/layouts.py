@@ -125,8 +125,8 @@ class _SessionLayout:
     def concat(self) -> Laid:
         """One sample per leaf, in order of `seq`. A node is trained in the first sample that contains its output.
 
-        Samples that are stale or longer than the padded lengths are left out and counted. They claim no node: a later
-        sample may train it.
+        Samples that are stale or longer than the padded lengths are left out and counted; a later sample may
+        train their nodes.
         """
         nodes = list(self.nodes.values())
         selected = {node.interaction.id for node in nodes if self._selected(node)}

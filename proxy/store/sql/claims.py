@@ -1,8 +1,9 @@
 """The queue of ended sessions for all trainers: a claim leases the oldest free ones, an acknowledgement removes them.
 
-Delivery is at least once, in the order of ends. An expired lease puts its sessions back in their old places; a claim
-cannot acknowledge a session that another claim holds by then. Claims of several replicas skip the rows that others are
-taking (SKIP LOCKED), so none waits for another and no session is leased twice.
+Delivery is at least once, in the order of ends. A lease expires by time alone: nothing runs at its end, and the next
+claim finds its sessions free, in their old places (`_free`). A claim cannot acknowledge a session that another claim
+holds by then. Claims of several replicas skip the rows that others are taking (SKIP LOCKED), so none waits for another
+and no session is leased twice.
 """
 
 from __future__ import annotations
