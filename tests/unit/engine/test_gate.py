@@ -194,6 +194,17 @@ async def test_the_token_timeout_runs_again_after_a_pause() -> None:
         await running
 
 
+async def test_the_token_timeout_runs_for_a_request_that_arrived_during_a_pause() -> None:
+    gate = gate_of(WatchfulEngine(tick_s=3600.0), engine_timeout_s=0.05, pause_timeout_s=10_000.0)
+    await gate.admin.pause(PauseMode.IN_PLACE)
+    waiting = asyncio.create_task(sample(gate, asking("a", 3), 0.05))
+    await until(lambda: gate.waiting == 1)
+    await gate.admin.resume()
+    async with asyncio.timeout(30):
+        with pytest.raises(EngineTimeout):
+            await waiting
+
+
 async def test_an_abort_waits_for_constrained_outputs_and_interrupts_the_others() -> None:
     engine = WatchfulEngine()
     gate = gate_of(engine)
@@ -367,6 +378,16 @@ async def test_requests_paused_in_the_engine_are_aborted_before_memory_is_releas
     await gate.admin.resume()
     await task
     assert reply.ids == uninterrupted(request)
+
+
+async def test_a_pause_outlasts_a_release_of_memory_even_after_an_earlier_release() -> None:
+    gate = gate_of(HoldingEngine())
+    await gate.admin.release_memory((), PauseMode.ABORT)
+    await gate.admin.resume_memory(())
+    await gate.admin.pause(PauseMode.DRAIN)
+    await gate.admin.release_memory((), PauseMode.ABORT)
+    await gate.admin.resume_memory(())
+    assert gate.paused is PauseMode.DRAIN
 
 
 async def test_a_release_that_the_engine_cannot_do_disturbs_no_request() -> None:
