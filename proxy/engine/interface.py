@@ -81,7 +81,10 @@ class Engine(Protocol):
         """Become ready to generate. Raises ConfigurationError if the engine cannot run here."""
 
     def generate(self, request: GenerateRequest) -> AsyncIterator[TokenChunk]:
-        """Sample a continuation. Raises EngineFailed, EngineUnavailable or EngineTimeout."""
+        """Sample a continuation. Raises EngineFailed, EngineUnavailable or EngineTimeout.
+
+        EngineLost, a kind of EngineUnavailable, makes the gate submit the rest of the request again.
+        """
 
     async def abort(self, request_id: str) -> None:
         """End a request soon: its last chunk has `FinishReason.ABORT`. Unknown ids are ignored."""
