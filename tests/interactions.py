@@ -1,4 +1,4 @@
-"""Interactions made by hand, for tests of what is done with stored ones."""
+"""Interactions made by hand, for tests of code that reads stored interactions."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def interaction(
     reward: float | None = None,
     seq: int = 0,
 ) -> Interaction:
-    """A complete interaction; aligned when `prefix` (tokens of the parent's prompt and output) is given."""
+    """Make a complete interaction; it is aligned if `prefix` (tokens of the parent's prompt and output) is given."""
     return Interaction(
         id=name,
         session_id="s",

@@ -1,4 +1,4 @@
-"""A server without an engine, agents that wait at it, and whoever answers them."""
+"""A server on the mailbox engine, agents that wait for its replies, and a worker that delivers them."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from proxy.settings import Settings
 from tests.support import Server, default_url, tiny_renderer, user
 
 PATIENCE_S = 60.0
-"""Longest wait of a poll whose request is sure to come."""
+"""Timeout of a poll whose request is certain to arrive."""
 
 
 @dataclass
 class MailServer(Server):
-    """A running app on `--engine mailbox`."""
+    """A running app on the mailbox engine."""
 
     @property
     def mailbox(self) -> Mailbox:
@@ -33,7 +33,7 @@ class MailServer(Server):
         return await self.ok("/mailbox/next", body)
 
     async def letter(self, **body: Any) -> Any:
-        """The next request, waited for."""
+        """Wait for the next request and return it."""
         letter = await self.poll(**{"wait_s": PATIENCE_S, **body})
         assert letter["status"] == "request", letter
         return letter
@@ -42,25 +42,25 @@ class MailServer(Server):
         return await self.ok("/mailbox/deliver", {"request_id": letter["request_id"], **answer})
 
     async def refused(self, letter: Any, status: int = 400, **answer: Any) -> str | None:
-        """The parameter that a refused delivery names."""
+        """Send a delivery that is refused; return the field that the error names."""
         response = await self.post("/mailbox/deliver", {"request_id": letter["request_id"], **answer})
         assert response.status_code == status, response.text
         param: str | None = response.json()["error"]["param"]
         return param
 
     def ask(self, text: str = "hi", session: str = "s", **more: Any) -> asyncio.Task[Any]:
-        """An agent that waits for its turn; the reply's body."""
+        """Send an agent's turn, wait for the delivered reply, and return its body."""
         return asyncio.create_task(self.chat([user(text)], session, **more))
 
     async def entry(self, session: str = "s") -> Any:
-        """The only interaction of a session."""
+        """Return the only interaction of a session."""
         (node,) = await self.tree(session)
         return node
 
 
 @contextlib.asynccontextmanager
 async def posting(folder: Path, **settings: Any) -> AsyncIterator[MailServer]:
-    """An app on `--engine mailbox` and a database in `folder`. Agents that still wait at its end are turned away."""
+    """Run an app on the mailbox engine with a database in `folder`; at its end, waiting agents get an error."""
     given = {"database_url": default_url(folder), "migrate": True, "shutdown_timeout_s": 0.0, **settings}
     app = build_app(Settings(engine="mailbox", **given), renderer=tiny_renderer())
     transport = httpx.ASGITransport(app=app, raise_app_exceptions=False)

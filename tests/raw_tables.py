@@ -1,6 +1,7 @@
-"""What an export must say, recomputed from the raw tables by sqlite3 and numpy alone: nothing of `proxy` is used.
+"""Exports recomputed from the raw tables with sqlite3 and numpy only; no code of `proxy` is used.
 
-It goes token by token: each token of a sample knows whose output it is, and is trained in the first sample that has it.
+It works token by token: each token of a sample records whose output it is, and is trained in the first sample that
+contains it.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class Node:
-    """A row of `interactions`, its bytes decoded."""
+    """A row of `interactions` with its binary columns decoded."""
 
     id: str
     seq: int
@@ -46,7 +47,7 @@ class Node:
 
 @dataclass(frozen=True)
 class Stored:
-    """A row of `sessions` with its interactions; `nodes` are the complete ones by id, in order of seq."""
+    """A row of `sessions` with its interactions. `nodes`: the complete interactions by id, in order of seq."""
 
     session_id: str
     group: Any
@@ -69,7 +70,7 @@ class Stored:
 
 
 def read_sessions(path: Path) -> list[Stored]:
-    """All sessions of a SQLite file, oldest first."""
+    """Read all sessions of a SQLite file, oldest first."""
     connection = sqlite3.connect(path)
     connection.row_factory = sqlite3.Row
     try:
@@ -130,7 +131,7 @@ def _json(data: bytes | None) -> Any:
 
 
 def main_reward(node: Node, body: Body) -> float | None:
-    """The reward that an export looks at."""
+    """Return the reward that an export uses."""
     granularity = body.get("reward_granularity")
     name = body.get("reward_name") if granularity is None else "pass_rate"
     value = node.rewards.get(name or "", node.reward)
@@ -140,7 +141,7 @@ def main_reward(node: Node, body: Body) -> float | None:
 
 
 def returns(stored: Stored, body: Body) -> dict[str, float]:
-    """By the definition: a reward and the discounted mean of what its children return, or a sum along the order."""
+    """Compute returns by definition: reward plus discounted mean of the children's, or a sum in order of seq."""
     discount = stored.discount if body.get("discount") is None else body["discount"]
     credit, nodes = body.get("credit") or stored.credit, list(stored.nodes.values())
     rewards = [main_reward(node, body) or 0.0 for node in nodes]
@@ -159,7 +160,7 @@ def returns(stored: Stored, body: Body) -> dict[str, float]:
 
 @dataclass(frozen=True)
 class Tokens:
-    """`ids` [L]; `owner` [L] is the seq of whose output a token is (-1 context), `at` [L] its index in it."""
+    """`ids` [L]; `owner` [L]: the seq of the node that sampled each token (-1: context); `at` [L]: its output index."""
 
     ids: np.ndarray
     owner: np.ndarray
@@ -167,7 +168,7 @@ class Tokens:
 
 
 def tokens(stored: Stored, node: Node) -> Tokens:
-    """Prompt and output of a node."""
+    """Return the prompt and output of a node."""
     pieces: list[Tokens] = []
     if node.aligned:
         assert node.parent is not None
@@ -182,13 +183,13 @@ def tokens(stored: Stored, node: Node) -> Tokens:
 
 
 def chain(stored: Stored, node: Node) -> list[Node]:
-    """The nodes whose tokens stand in a node's, oldest first."""
+    """Return the nodes whose tokens a node's sequence contains, oldest first."""
     above = chain(stored, stored.nodes[node.parent]) if node.aligned and node.parent else []
     return [*above, node]
 
 
 def selected(stored: Stored, body: Body) -> list[Node]:
-    """What the filter keeps."""
+    """Return the nodes that the filter keeps."""
     wanted = body.get("filter", {})
     agents, purposes = _names(wanted.get("agent")), _names(wanted.get("purpose"))
     return [
@@ -203,7 +204,7 @@ def _names(value: Any) -> list[str] | None:
 
 
 def may_train(stored: Stored, node: Node, body: Body) -> np.ndarray:
-    """bool [output]: which tokens of an output marks and `train` leave to be trained."""
+    """Return bool [output]: the tokens of an output that marks and `train` allow to be trained."""
     train, turns = body.get("train", {}), body.get("train", {}).get("turns", "all")
     chosen = (
         node.trainable
@@ -220,7 +221,7 @@ def may_train(stored: Stored, node: Node, body: Body) -> np.ndarray:
 
 
 def samples(stored: Stored, body: Body, groups: Groups | None = None) -> list[Row]:
-    """The samples of a session, in the order in which they are exported."""
+    """Compute the samples of a session in the order of the export."""
     layout = body.get("layout", "individual")
     if layout == "tree":
         rows = [_tree(stored, body)] if selected(stored, body) else []
@@ -237,7 +238,7 @@ def samples(stored: Stored, body: Body, groups: Groups | None = None) -> list[Ro
 
 
 def _joined(stored: Stored, body: Body) -> list[Row]:
-    """One a leaf: a node that no selected one goes on from."""
+    """Return one sample per leaf, which is a node that no selected node continues."""
     kept = selected(stored, body)
     leaves = [node for node in kept if not any(other.parent == node.id and other.aligned for other in kept)]
     done: set[tuple[int, int]] = set()
@@ -264,7 +265,7 @@ def _sample(stored: Stored, node: Node, body: Body, kept: list[Node], done: set[
 def _columns(
     stored: Stored, standing: Tokens, path: list[Node], body: Body, kept: set[int], done: set[tuple[int, int]]
 ) -> Row:
-    """Token by token. `done` are the tokens that stood as outputs in samples before; this one's are added."""
+    """Compute the columns token by token. `done`: the output tokens of earlier samples; those of this one are added."""
     length, values = len(standing.ids), returns(stored, body)
     row = {
         "input_ids": standing.ids,
@@ -341,7 +342,7 @@ def _fits(stored: Stored, leaf: Node, body: Body) -> bool:
 
 
 def _padded(row: Row, body: Body) -> Row:
-    """Prompt on the left, response on the right; where they are cut, the prompt's end and what `keep` says stay."""
+    """Pad the prompt on the left and the response on the right; cut the prompt to its end, the response by `keep`."""
     spans = [turn["span"] for turn in row["turns"]]
     first, length = min(span[0] for span in spans if span), len(row["input_ids"])
     left, right = body["prompt_length"], body["response_length"]
@@ -379,7 +380,7 @@ _FILLS = {"loss_mask": 0, "logprobs": 0.0, "versions": -1, "turn_ids": -1}
 
 
 class Groups:
-    """Advantages over `sessions`, all that an export's filter matches, by the formulas of the papers."""
+    """Advantages over `sessions`, which are all matches of an export's filter, by the formulas of the papers."""
 
     def __init__(self, sessions: list[Stored], body: Body) -> None:
         self._body = body
@@ -391,7 +392,7 @@ class Groups:
         ]
 
     def of(self, stored: Stored, row: Row) -> Row:
-        """The columns `advantages` and `step_advantages` of a sample, where they are asked for."""
+        """Return the columns `advantages` and `step_advantages` of a sample, if they are requested."""
         out: Row = {}
         if kind := self._body.get("advantages"):
             out["advantages"] = [_advantage(self._scores, stored.group, self._score(stored), kind)]
@@ -416,7 +417,7 @@ def _advantage(values: list[tuple[Any, float]], key: Any, own: float, kind: str)
 
 
 def entry(stored: Stored) -> Row:
-    """What a session's entry says of its interactions."""
+    """Return the fields of a session's entry that describe its interactions."""
     complete, statuses = stored.nodes.values(), [node.status for node in stored.every]
     reasons = [node.reason for node in complete]
     return {

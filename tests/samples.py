@@ -1,4 +1,4 @@
-"""Samples as an export would give them, for readers and adapters: logprobs and versions follow from the tokens."""
+"""Samples as an export returns them, for tests of readers and adapters. Logprobs and versions follow from tokens."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def chain(
     trained: bool = True,
     **more: Any,
 ) -> Sample:
-    """Turns of (new context, output), joined as layout concat joins them; turn k is of version first_version + k."""
+    """Join turns of (new context, output) as layout concat does; turn k has weight version first_version + k."""
     ids: list[int] = []
     mask: list[int] = []
     versions: list[int] = []

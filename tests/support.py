@@ -1,4 +1,4 @@
-"""What tests share: an app on the scripted engine, a conversation that an agent would have, and its replies."""
+"""Helpers that tests share: an app on the scripted engine, messages of a conversation, and scripted replies."""
 
 from __future__ import annotations
 
@@ -30,23 +30,23 @@ if TYPE_CHECKING:
 
 @cache
 def tiny_renderer(thinking_retention: str = "all") -> Renderer:
-    """The renderer of the built-in model."""
+    """Return the renderer of the built-in model."""
     return load_renderer(Settings(thinking_retention=thinking_retention), model_folder(Settings()))
 
 
 def sampled(text: str, *, end: bool = True) -> Ids:
-    """The ids of `text` as the built-in model would sample them, with its end token."""
+    """Return the token ids of `text` as the built-in model would sample them, with its end token."""
     renderer = tiny_renderer()
     return renderer.encode(text) + (ids_of([renderer.stop_token_ids[0]]) if end else ids_of())
 
 
 def says(*texts: str) -> Script:
-    """A script of whole answers, in order."""
+    """Make a script of whole answers, in order."""
     return play([Reply(sampled(text)) for text in texts])
 
 
 def call_text(name: str, arguments: str) -> str:
-    """A call as the built-in model samples it."""
+    """Return a tool call as the built-in model samples it."""
     return f'<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>'
 
 
@@ -56,11 +56,11 @@ async def until(condition: Callable[[], bool]) -> None:
         if condition():
             return
         await asyncio.sleep(0.01)
-    raise AssertionError("what was waited for never came")
+    raise AssertionError("the condition was not met within a minute")
 
 
 async def let_pass(seconds: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Move the event loop's clock on, and let everything happen that is due by then."""
+    """Advance the event loop's clock and run everything that is due by then."""
     loop = asyncio.get_running_loop()
     clock = loop.time
     monkeypatch.setattr(loop, "time", lambda: clock() + seconds)
@@ -106,12 +106,12 @@ class Server:
         return response.json()
 
     async def chat(self, messages: Sequence[Any], session: str = "s", **more: Any) -> Any:
-        """One unary turn; the reply's body."""
+        """Run one unary turn; return the reply's body."""
         body = {"model": "m", "messages": list(messages), **more}
         return await self.ok(f"/{session}/v1/chat/completions", body)
 
     async def answer(self, messages: Sequence[Any], session: str = "s", **more: Any) -> Any:
-        """One unary turn; the assistant message, ready to be echoed."""
+        """Run one unary turn; return the assistant message, to be echoed in the next."""
         return (await self.chat(messages, session, **more))["choices"][0]["message"]
 
     async def export(self, session: str = "s", layout: str = "concat", **more: Any) -> list[Any]:
@@ -123,13 +123,13 @@ class Server:
         return response.json()["interactions"]
 
     def prompts(self) -> list[list[int]]:
-        """The ids that the engine was given, in order of request."""
+        """The prompts of the engine as token ids, in order of request."""
         return [list(request.input_ids) for request in self.engine.requests]
 
 
 @cache
 def migrated() -> bytes:
-    """A SQLite database at the newest revision, as migrations make it: running them takes half of an app's start."""
+    """A migrated SQLite database to copy, because the migrations take half of an app's start-up time."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "migrated.db"
         schema.upgrade(f"sqlite:///{path}")
@@ -137,7 +137,7 @@ def migrated() -> bytes:
 
 
 def default_url(folder: Path) -> str:
-    """The database of tests that name none: a migrated file in `folder`, or the one `databases.urls` has for it."""
+    """Return the database URL of a test that names none: its entry in `databases.urls`, or a migrated file."""
     if url := databases.urls.get(folder):
         return url
     path = folder / "test.db"
@@ -148,7 +148,7 @@ def default_url(folder: Path) -> str:
 
 @contextlib.asynccontextmanager
 async def serving(folder: Path, script: Script, **settings: Any) -> AsyncIterator[Server]:
-    """An app on the scripted engine and a database in `folder`, with an HTTP client in front."""
+    """Run an app on the scripted engine with a database in `folder`, and an HTTP client for it."""
     configured = Settings(**{"database_url": default_url(folder), "migrate": True, **settings})
     renderer = tiny_renderer(configured.thinking_retention)
     engine = ScriptedEngine(script, vocab_size=renderer.vocab_size)

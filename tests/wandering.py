@@ -1,4 +1,4 @@
-"""Agents that do what agents do, drawn by a seed: fork, compact, retry, rewrite, use tools, fail and are rewarded."""
+"""Random agents, drawn by a seed, that fork, compact, retry, rewrite, use tools, fail and are rewarded."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ AGENTS, PURPOSES, STATES = ("red", "blue"), ("main", "summary", "aux"), ("here",
 
 @dataclass(frozen=True)
 class Said:
-    """What an engine was given and what it gave, token for token."""
+    """One request of an engine: its prompt, and its output with logprobs and weight versions."""
 
     prompt: list[int]
     output: list[int] = field(default_factory=list)
@@ -32,7 +32,7 @@ class Said:
 
 
 class VariedEngine(ScriptedEngine):
-    """Every token has a logprob of its own, and with `restless` weights change in the middle of replies."""
+    """Gives every token a different logprob; with `restless`, weights change in the middle of replies."""
 
     def __init__(self, script: Script, *, vocab_size: int, restless: Random | None = None) -> None:
         super().__init__(script, vocab_size=vocab_size)
@@ -58,7 +58,7 @@ def words(random: Random) -> str:
 
 
 def varied(random: Random, *, thinks: bool) -> Script:
-    """Answers, calls, answers cut by length, and failures."""
+    """A script of answers, tool calls, answers truncated by length, and failures."""
 
     def script(request: GenerateRequest) -> Reply:
         chance, chunk = random.random(), random.randint(1, 5)
@@ -77,7 +77,7 @@ def varied(random: Random, *, thinks: bool) -> Script:
 
 @dataclass
 class Agent:
-    """One session's agent; `histories` are the conversations that it may go on from, each ending with an answer."""
+    """The agent of one session. `histories`: the conversations that it may continue, each ending with an answer."""
 
     server: Server
     random: Random
@@ -91,7 +91,7 @@ class Agent:
             await self.random.choice(ways)(self)
 
     async def begin(self) -> None:
-        """A conversation of its own: a sub-agent's, or what is left of a compacted one."""
+        """Begin a separate conversation: a sub-agent's, or the rest of a compacted one."""
         head = [system(f"you are {words(self.random)}")] if self.random.random() < 0.5 else []
         await self.say([*head, user(words(self.random))])
 
@@ -100,7 +100,7 @@ class Agent:
         await self.say([*history, *self.next_words(history)])
 
     async def fork(self) -> None:
-        """From an answer somewhere above."""
+        """Continue from an earlier answer."""
         history = self.random.choice(self.histories)
         ends = [at + 1 for at, message in enumerate(history) if message["role"] == "assistant"]
         above = history[: self.random.choice(ends)]
@@ -110,7 +110,7 @@ class Agent:
         await self.say(self.random.choice(self.histories)[:-1])
 
     async def rewrite(self) -> None:
-        """Another answer stands where one of ours was."""
+        """Replace an answer of the engine by another text."""
         history = list(self.random.choice(self.histories))
         places = [at for at, message in enumerate(history) if message["role"] == "assistant"]
         at = self.random.choice(places)
@@ -129,7 +129,7 @@ class Agent:
         return results or [user(words(self.random))]
 
     async def say(self, messages: list[Any]) -> None:
-        """A turn; the same request again, marked as a retry, gives the same reply, or after a failure a new one."""
+        """Run a turn. Its marked retry gets the same reply, or a new one after a failure."""
         body: dict[str, Any] = {"model": "m", "messages": messages}
         if self.tools:
             body["tools"] = TOOLS
@@ -154,7 +154,7 @@ class Agent:
             assert response.status_code == 502, response.text
 
     async def reward(self, times: int) -> None:
-        """Rewards and marks of every kind, on turns drawn from all that are complete."""
+        """Set rewards and marks of every kind on random complete turns."""
         for _ in range(times):
             turns = [node for node in await self.server.tree(self.session) if node["status"] == "complete"]
             if turns:
@@ -182,7 +182,7 @@ class Agent:
         )
 
     async def end(self) -> None:
-        """Some sessions go on running."""
+        """End the session, or leave it running."""
         if self.random.random() < 0.8:
             outcome = {"finished": self.random.choice([True, False, None]), "outcome": "Finished"}
             await self.server.ok(f"/{self.session}/rl/end_session", {**outcome, "metrics": {"m": 1}})
@@ -200,7 +200,7 @@ _WAYS = [
 
 
 async def wander(server: Server, random: Random, sessions: int) -> None:
-    """Sessions in groups, with discounts and credit rules of their own; the last has no turn at all."""
+    """Run sessions in groups, with different discounts and credit rules; the last session has no turn."""
     for number in range(sessions):
         name = f"s{number}"
         start = {

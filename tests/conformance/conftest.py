@@ -1,4 +1,4 @@
-"""One server for all clients, and no way out: what does not go to this machine is refused."""
+"""One server for all clients. Connections to other machines are refused."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from tests.conformance.served import MODEL, Served
 from tests.e2e.processes import server_process
 
-# Read when the packages are imported: no reporting, no price lists, no proxies.
+# The packages read these variables on import: no telemetry, no price lists, no proxies.
 QUIET = {
     "NO_PROXY": "127.0.0.1,localhost",
     "no_proxy": "127.0.0.1,localhost",
@@ -32,7 +32,7 @@ _LOCAL = ("127.", "::1", "localhost", "0.0.0.0")
 
 @pytest.fixture(scope="session", params=["0", "1"], ids=["plain", "thinking"])
 def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """A server whose model calls tools, writes JSON and answers; once without and once with reasoning before it."""
+    """A server whose model calls tools, writes JSON and answers; once without and once with reasoning."""
     folder = tmp_path_factory.mktemp("served")
     flags = ["--engine", "scripted", "--engine-arg", "play=agent", "--engine-arg", f"think={request.param}"]
     flags += ["--served-model-name", MODEL]
@@ -42,7 +42,7 @@ def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 @pytest.fixture(autouse=True)
 def only_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Connections to elsewhere fail at once, and so do look-ups of names."""
+    """Make connections to other machines and look-ups of their names fail at once."""
     connect, look_up = socket.socket.connect, socket.getaddrinfo
 
     def guarded_connect(self: socket.socket, address: Any) -> None:

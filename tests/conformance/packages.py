@@ -1,4 +1,4 @@
-"""Client packages, where they are installed: the requirements files beside this one say which are tested."""
+"""Client packages that may be installed; the requirements files in this folder list the tested versions."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ import pytest
 
 
 def package(name: str) -> Any:
-    """The module `name`; skips the test, saying why, where its package is not installed. Its warnings are not ours."""
-    parts = name.split(".")[: 2 if name.startswith("google.") else 1]  # `google` itself is anybody's
+    """Import the module `name` without its warnings; skip the test with the reason if its package is not installed."""
+    parts = name.split(".")[
+        : 2 if name.startswith("google.") else 1
+    ]  # `google` is a namespace package that many distributions share
     installed = ".".join(parts)
     try:
         found = importlib.util.find_spec(installed)

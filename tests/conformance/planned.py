@@ -1,4 +1,4 @@
-"""A model that does what the prompt tells it, step by step: after the word PLAN: a JSON list of what to sample.
+"""A model that follows a plan in its prompt: a JSON list of steps after `PLAN:`.
 
 A step is `{"think"?: text, "say"?: text, "calls"?: [{"name", "arguments"}]}`; the step for a request is the number of
 answers since the plan. `{results}` in a text stands for the tool results so far. Without a plan, or without tools (as
@@ -38,7 +38,7 @@ class PlannedEngine(ScriptedEngine):
 
 
 def step_text(turn: TurnRequest) -> str:
-    """What the model says in this turn."""
+    """Return the output of the model in this turn."""
     begun = [index for index, message in enumerate(turn.messages) if _plan(message)]
     if not begun or not turn.tools:
         return "A short text"

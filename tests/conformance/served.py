@@ -1,5 +1,6 @@
-"""A server under test, seen from a client's side: addresses of sessions, and what became of them. Standard library
-only: clients live in an environment of their own, without the server's packages."""
+"""A server under test from a client's side: the addresses of sessions and their results.
+
+This module uses only the standard library, because clients run in an environment without the server's packages."""
 
 from __future__ import annotations
 
@@ -18,20 +19,20 @@ class Served:
     url: str
 
     def openai(self, session: str) -> str:
-        """The base URL for the OpenAI SDK and all that is built on it."""
+        """Return the base URL for the OpenAI SDK and packages built on it."""
         return f"{self.url}/{session}/v1"
 
     def anthropic(self, session: str) -> str:
-        """The base URL for the Anthropic SDK and all that is built on it."""
+        """Return the base URL for the Anthropic SDK and packages built on it."""
         return f"{self.url}/{session}"
 
     def tree(self, session: str) -> list[Any]:
-        """The interactions of a session, in order of completion."""
+        """Return the interactions of a session in order of completion."""
         found: list[Any] = self._json(f"/rl/sessions/{session}")["interactions"]
         return found
 
     def samples(self, session: str) -> list[Any]:
-        """The session's chains, as a trainer gets them."""
+        """Return the samples of a session in layout concat."""
         found: list[Any] = self._json("/export_trajectories", {"session_id": session, "layout": "concat"})["samples"]
         return found
 
@@ -43,7 +44,7 @@ class Served:
 
 
 def assert_one_chain(served: Served, session: str, turns: int) -> None:
-    """The session is one sample of `turns` turns in which every sampled token is trained once."""
+    """Assert that the session is one sample of `turns` turns in which every sampled token is trained once."""
     tree = served.tree(session)
     assert [node["status"] for node in tree] == ["complete"] * turns, tree
     samples = served.samples(session)

@@ -1,6 +1,6 @@
-"""Coding agents from the npm registry, unmodified, in a folder of their own: their loop of four turns is one sample.
+"""Unmodified coding agents from the npm registry, each in a separate folder: their loop of four turns is one sample.
 
-`TOKENGROVE_CLIS` names a folder whose `node_modules` has them already; else each is installed into a temporary folder.
+`TOKENGROVE_CLIS`: a folder whose `node_modules` has the agents; otherwise each is installed into a temporary folder.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ SECRET = "plum"
 
 @dataclass(frozen=True)
 class Cli:
-    """A client: what to install, how to run it, and what points it at `{root}`, the address of a session.
+    """A client: its package, its command, and the configuration that points it at `{root}`, the address of a session.
 
-    `environment` and `files` (below its home, or below its repository after `repo/`) have `{root}` filled in. `sides`
-    are the purposes of requests beside its own work. `shell`: the name of its shell tool, the parameter for a command,
-    and what else that tool wants.
+    `{root}` is filled into `environment` and `files` (paths below its home, or below its repository after `repo/`).
+    `sides`: the purposes of its side requests, such as titles. `shell`: the name of its shell tool, the parameter for a
+    command, and the other arguments of that tool.
     """
 
     package: str
@@ -103,7 +103,7 @@ CLIS = {
             "ANTHROPIC_AUTH_TOKEN": "k",
             "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
             "DISABLE_AUTOUPDATER": "1",
-            "IS_SANDBOX": "1",  # else it refuses to skip permissions for root
+            "IS_SANDBOX": "1",  # without it, root may not skip permission prompts
         },
     ),
     "opencode": Cli(
@@ -112,7 +112,7 @@ CLIS = {
         ("bash", "command", {"description": "d"}),
         {"OPENCODE_DISABLE_AUTOUPDATE": "1", "OPENCODE_DISABLE_MODELS_FETCH": "1"},
         {"repo/opencode.json": json.dumps(OPENCODE_CONFIG)},
-        asks_stdin=True,  # it puts an argument with spaces between quotes
+        asks_stdin=True,  # it quotes arguments with spaces
         sides=frozenset({"title"}),
     ),
     "pi": Cli(
@@ -137,7 +137,7 @@ Install = Callable[[str], Path]
 
 @pytest.fixture(scope="session")
 def install(tmp_path_factory: pytest.TempPathFactory) -> Install:
-    """Gives the executable of a client; skips, with the reason, where it cannot be had."""
+    """Return the executable of a client; skip the test with the reason if it cannot be installed."""
 
     def executable(name: str) -> Path:
         cli = CLIS[name]
@@ -185,7 +185,7 @@ def test_the_tool_loop_of_a_coding_agent_is_one_sample(name: str, install: Insta
 
 
 def check(cli: Cli, interactions: list[dict[str, Any]], export: dict[str, Any]) -> None:
-    """Everything there, everything aligned, one sample of the agent's own work, every sampled token trained once."""
+    """Check that no turn is missing or unaligned, and that the agent's work is one sample, each token trained once."""
     session = export["sessions"][SESSION]
     assert session["complete"]
     assert session["unaligned"] == session["aborted"] == session["failed"] == session["superseded"] == 0
@@ -197,7 +197,7 @@ def check(cli: Cli, interactions: list[dict[str, Any]], export: dict[str, Any]) 
 
 
 def plan(cli: Cli) -> str:
-    """A prompt whose plan has what loops are made of: reasoning, text before a call, calls at once, a failing one."""
+    """Return a prompt whose plan has reasoning, text before a call, parallel calls and a failing call."""
     name, parameter, more = cli.shell
 
     def call(command: str) -> dict[str, Any]:
@@ -213,7 +213,7 @@ def plan(cli: Cli) -> str:
 
 
 def run(cli: Cli, binary: Path, root: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    """The client at work in a repository that has a secret in a file, with a home of its own."""
+    """Run the client in a repository with a secret in a file, with a temporary home folder."""
     home, repository = folder / "home", folder / "repo"
     for place in (home, repository):
         place.mkdir()
@@ -235,7 +235,7 @@ def run(cli: Cli, binary: Path, root: str, folder: Path) -> subprocess.Completed
 
 
 def environment(cli: Cli, root: str, home: Path) -> dict[str, str]:
-    """Nothing of whoever runs the tests but where programs are: no keys, no settings, no proxies."""
+    """Return an environment that keeps only the program paths of the caller: no keys, no settings, no proxies."""
     folders = {f"XDG_{kind}_HOME": str(home / kind.lower()) for kind in ("CONFIG", "DATA", "CACHE", "STATE")}
     own = {name: value.replace("{root}", root) for name, value in cli.environment.items()}
     return {"PATH": os.environ["PATH"], "HOME": str(home), "TERM": "dumb", "LANG": "C.UTF-8", **folders, **own}

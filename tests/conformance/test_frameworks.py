@@ -1,7 +1,7 @@
-"""Agent frameworks, unmodified: each completes a tool loop through the server, and the session exports as one chain.
+"""Unmodified agent frameworks complete a tool loop through the server, and each session exports as one chain.
 
-Each test is the few lines that point the framework here. All ask for the weather in Paris; the tool says 21 degrees,
-and the last answer must say so too.
+Each test has the few lines that point a framework at the server. All ask for the weather in Paris; the tool returns 21
+degrees, and the last answer must contain them.
 """
 
 from __future__ import annotations
@@ -120,15 +120,15 @@ def litellm_responses(litellm: Any, base: str) -> None:
     options = {"model": f"openai/{MODEL}", "api_base": base, "api_key": "any", "tools": [tool]}
     items: list[Any] = [{"role": "user", "content": QUESTION}]
     output = litellm.responses(input=items, **options).output
-    call = output[-1]  # reasoning may come before it
+    call = output[-1]  # reasoning may precede it
     items += [item.model_dump(exclude_none=True) for item in output]
     items.append({"type": "function_call_output", "call_id": call.call_id, "output": RESULT})
     final = litellm.responses(input=items, **options)
     assert RESULT in final.output[-1].content[0].text
 
 
-def test_smolagents_flattens_its_calls_so_its_turns_are_not_one_chain(served: Served) -> None:
-    """It writes a call into the history as text ("Calling tools: ..."), which is not what the model said."""
+def test_smolagents_rewrites_its_calls_as_text_so_its_turns_are_not_one_chain(served: Served) -> None:
+    """smolagents writes a call into the history as text ("Calling tools: ..."), which the model did not sample."""
     smolagents = package("smolagents")
     base = served.openai("smolagents")
     model = smolagents.OpenAIModel(model_id=MODEL, api_base=base, api_key="any")
@@ -199,7 +199,7 @@ def test_camel(served: Served) -> None:
     types = package("camel.types")
 
     class Words(package("camel.utils").BaseTokenCounter):  # type: ignore[misc]
-        """Its own counter would fetch a vocabulary."""
+        """Replaces the framework's token counter, which would download a vocabulary."""
 
         def count_tokens_from_messages(self, messages: Any) -> int:
             return len(str(messages).split())
@@ -247,7 +247,7 @@ async def test_google_adk(served: Served, api: str, monkeypatch: pytest.MonkeyPa
 
 
 def test_mini_swe_agent(served: Served, tmp_path: Any) -> None:
-    """Its last turn is a call too: the command that it was told by the result of the first."""
+    """Its last turn is also a call: it runs the command that the result of the first call contains."""
     agents = package("minisweagent.agents.default")
     models, environments = package("minisweagent.models.litellm_model"), package("minisweagent.environments.local")
     base = {"api_base": served.openai("mini-swe-agent"), "api_key": "any", "tool_choice": "required"}

@@ -1,4 +1,4 @@
-"""LangChain's own suite for chat models, through each of the three APIs. Images, audio and PDF are off: text model."""
+"""LangChain's standard tests for chat models on each of the three APIs, without images, audio and PDF."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.clients, pytest.mark.filterwarnings("ignore")]
 
 
 class Suite(suites.ChatModelIntegrationTests):  # type: ignore[misc, name-defined]
-    """What the three have in common; `base_url` is set once the server runs."""
+    """Settings of all three APIs; `base_url` is set once the server runs."""
 
     base_url: str
 

@@ -1,4 +1,4 @@
-"""llmprobe, a public conformance suite of 125 tests: every MUST holds, but for the exceptions below."""
+"""llmprobe, a public conformance suite of 125 tests: every MUST holds, with the exceptions below."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ pytestmark = pytest.mark.clients
 
 PACKAGE = "llmprobe@0.6.12"
 FEWEST_MUSTS = {"default": 190, "full": 260}
-"""A run with fewer has not reached all three APIs."""
+"""A run with fewer tests has not reached all three APIs."""
 
 NO_PREFIX_CACHE = "the scripted engine has no prefix cache to report on"
 EXCEPTIONS = {
-    "messages-prefill-status": "an answer that the client began is refused: half of it would not be the model's own, "
-    "and no single message could be recorded for it",
+    "messages-prefill-status": "an answer begun by the client is refused: part of it would not be sampled, "
+    "and it could not be recorded as one message",
 }
 EXCEPTIONS_IN_FULL = {
     "chat-cache-hit": NO_PREFIX_CACHE,
@@ -37,7 +37,7 @@ EXCEPTIONS_IN_FULL = {
 
 @pytest.fixture(scope="session")
 def probe(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The suite's one file, from the npm registry; skips where there is no Node or no way to the registry."""
+    """Return the suite's only file, from the npm registry; skip the test without Node or a connection to it."""
     folder = tmp_path_factory.mktemp("llmprobe")
     if shutil.which("node") is None or shutil.which("npm") is None:
         pytest.skip("llmprobe needs node and npm")
@@ -68,7 +68,7 @@ def test_every_must_of_llmprobe_holds(probe: Path, depth: str, think: str, tmp_p
 
 
 def conformance(probe: Path, url: str, depth: str, folder: Path) -> Any:
-    """What llmprobe says of conformance. It is told to upload nothing, and has nothing to save at home."""
+    """Return llmprobe's report on conformance. It is told to upload nothing and gets a temporary home folder."""
     command = ["node", str(probe), f"{url}/v1", "-k", "any", "-m", MODEL, "--no-bench", "--no-save", "--json"]
     command += ["--save", "report.json", *(["--full"] if depth == "full" else [])]
     environment = {**os.environ, "HOME": str(folder)}

@@ -39,7 +39,7 @@ def person() -> Any:
 
 
 def calls(items: list[Any]) -> list[Any]:
-    """Those of the output items or content blocks that are calls; reasoning may come before them."""
+    """Return the output items or content blocks that are calls; reasoning may precede them."""
     return [item for item in items if item.type in ("function_call", "tool_use")]
 
 
@@ -74,7 +74,7 @@ def test_chat_parse_gives_an_instance_of_the_model(served: Served) -> None:
         assert stream.until_done().get_final_completion().choices[0].message.parsed == model(name="Ada", age=36)
 
 
-def test_chat_logprobs_and_choices_come_as_asked(served: Served) -> None:
+def test_chat_returns_the_requested_logprobs_and_choices(served: Served) -> None:
     client = openai_client(served, "sdk-chat-choices")
     completion = client.chat.completions.create(
         model=MODEL,
@@ -158,7 +158,7 @@ def test_messages_parse_gives_an_instance_of_the_model(served: Served) -> None:
     assert message.parsed_output == model(name="Ada", age=36)
 
 
-def test_count_tokens_is_what_the_message_costs(served: Served) -> None:
+def test_count_tokens_equals_the_input_tokens_of_the_message(served: Served) -> None:
     client = anthropic_client(served, "sdk-count")
     messages = [{"role": "user", "content": QUESTION}]
     counted = client.messages.count_tokens(model=MODEL, messages=messages, tools=[MESSAGES_TOOL])
@@ -166,7 +166,7 @@ def test_count_tokens_is_what_the_message_costs(served: Served) -> None:
     assert counted.input_tokens == message.usage.input_tokens
 
 
-def test_a_conversation_that_changes_its_api_stays_one_chain(served: Served) -> None:
+def test_a_conversation_over_several_apis_is_one_chain(served: Served) -> None:
     chat, messages = openai_client(served, "sdk-mixed"), anthropic_client(served, "sdk-mixed")
     question = {"role": "user", "content": "Say exactly: one"}
     first = chat.chat.completions.create(model=MODEL, messages=[question])
@@ -183,7 +183,7 @@ def test_both_sdks_list_the_model(served: Served) -> None:
 
 
 @pytest.mark.parametrize("api", ["chat", "responses"])
-def test_a_context_that_is_too_long_is_named(served: Served, api: str) -> None:
+def test_a_prompt_beyond_the_context_names_the_error(served: Served, api: str) -> None:
     client = openai_client(served, f"sdk-long-{api}")
     long = "word " * 400_000
     with pytest.raises(package("openai").BadRequestError) as error:

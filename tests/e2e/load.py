@@ -1,4 +1,4 @@
-"""Agents that talk to a server turn after turn, and remember what they received whole and what was refused."""
+"""Agents that send turn after turn to a server. They keep every reply that arrived whole, and every refusal."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Refused(Exception):
 
 @dataclass
 class Load:
-    """`seen`: text by id of each reply whose end came. `refusals`: the headers of each 503. `gone`: connections cut."""
+    """`seen`: the text of each whole reply by id. `refusals`: the headers of each 503. `gone`: a connection was cut."""
 
     chance: random.Random
     seen: dict[str, str] = field(default_factory=dict)
@@ -30,7 +30,7 @@ class Load:
     stopped: bool = False
 
     async def talk(self, http: httpx.AsyncClient, session: str, *, stream: bool) -> None:
-        """Turn after turn, until the server is gone or `stop` is called. After a refusal it asks again."""
+        """Send turn after turn until a connection is cut or `stopped` is set. A refused turn is sent again."""
         messages: list[Any] = [user(f"hello from {session}")]
         while not self.stopped:
             body = {"model": "m", "messages": messages, "max_tokens": self.chance.randint(1, 40), "stream": stream}
@@ -52,13 +52,13 @@ class Load:
             if condition():
                 return
             await asyncio.sleep(0.05)
-        raise AssertionError("the load never came to what was waited for")
+        raise AssertionError("the load did not meet the condition within two minutes")
 
 
 async def unary(
     http: httpx.AsyncClient, path: str, body: Any, refusals: list[httpx.Headers] | None = None
 ) -> tuple[str, str]:
-    """Id and text. Raises Refused for a 503."""
+    """Send one turn; return the id and the text of its reply. Raises Refused for a 503."""
     response = await http.post(path, json=body)
     _check(response, refusals)
     reply = response.json()
@@ -68,7 +68,10 @@ async def unary(
 async def streamed(
     http: httpx.AsyncClient, path: str, body: Any, refusals: list[httpx.Headers] | None = None
 ) -> tuple[str, str]:
-    """Id and text. Raises Refused for a 503 or an error event, httpx.ReadError unless the stream came to `[DONE]`."""
+    """Stream one turn; return its id and text.
+
+    Raises Refused for a 503 or an error event, and httpx.ReadError unless the stream ended with `[DONE]`.
+    """
     text, reply_id, done = "", "", False
     async with http.stream("POST", path, json=body) as response:
         if response.status_code != 200:
@@ -97,7 +100,7 @@ def _check(response: httpx.Response, refusals: list[httpx.Headers] | None) -> No
 
 
 def check_database(url: str) -> str:
-    """What `tokengrove db check` prints. Raises AssertionError if it found anything."""
+    """Return the output of `tokengrove db check`. Raises AssertionError if the check found anything."""
     done = run("db", "check", "--database-url", url, cwd=ROOT)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout

@@ -1,4 +1,4 @@
-"""`--engine tests.e2e.modelled:ModelEngine`: each token follows from all before it, so every id can be checked."""
+"""`--engine tests.e2e.modelled:ModelEngine`: each token follows from those before it, so tests can check every id."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ TOKEN_S = 0.002
 
 
 class ModelEngine(ScriptedEngine):
-    """Refuses weights whose path says that they are broken, and takes a while to load the others."""
+    """Refuses weights with "broken" in their path, and takes a while to load any others."""
 
     def __init__(self, settings: Settings) -> None:
         super().__init__(model_like(TOKEN_S), vocab_size=VOCABULARY)

@@ -1,7 +1,7 @@
-"""Imports the packages that `tokengrove serve` uses, once: processes of the tests are forked from one that has them.
+"""Imports the packages of `tokengrove serve` once, in the fork server from which the tests fork their processes.
 
-It only imports, so that no thread runs in the process that is forked; and nothing of the project, whose modules thus
-begin anew in every process.
+This module only imports, so no thread runs in the fork server. It imports no module of the project, so every forked
+process initialises those itself.
 """
 
 import gc

@@ -1,8 +1,8 @@
-"""Real servers and commands in processes of their own, to be killed.
+"""Real servers and commands in separate processes, which tests can kill.
 
-Each is forked from a process that has imported what they import, which takes three seconds of CPU. In all else it is
-a process like any other, with its own id, signals, output, environment and exit code. `execute` starts a new
-interpreter instead.
+Each is forked from a process that has already imported their packages, because those imports take three seconds of
+CPU. Otherwise it is an ordinary process with its own id, signals, output, environment and exit code. `execute` starts
+a new interpreter instead.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ _forks.set_forkserver_preload(["tests.e2e.preloaded"])
 
 
 class Process:
-    """`tokengrove serve` on a free port; `url` once it listens, `output` what it printed so far."""
+    """`tokengrove serve` on a free port. `url`: its address, once it listens. `output`: everything printed so far."""
 
     def __init__(self, folder: Path, *flags: str, database_url: str | None = None, python: str | None = None) -> None:
         arguments = ["serve", "--port", "0", *flags]
         arguments += ["--database-url", database_url or f"sqlite:///{folder / 'served.db'}"]
-        # Clients under test may live in an environment of their own, without the server.
+        # The tests of clients may run in an environment without the server's packages.
         python = os.environ.get("TOKENGROVE_SERVER_PYTHON", python)
         self._process: _Running = _Executed(python, arguments, folder) if python else _Forked(arguments, folder)
         self.output = ""
@@ -90,7 +90,7 @@ class Process:
 def server_process(
     folder: Path, *flags: str, database_url: str | None = None, python: str | None = None
 ) -> Iterator[Process]:
-    """A server while the block lasts; in a new interpreter where `python` names one."""
+    """Run a server during the block; `python`: the interpreter to start, instead of a fork."""
     process = Process(folder, *flags, database_url=database_url, python=python)
     try:
         yield process
@@ -100,7 +100,7 @@ def server_process(
 
 
 def run(*arguments: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    """`tokengrove ARGUMENTS` in a forked process, once it has ended."""
+    """Run `tokengrove ARGUMENTS` in a forked process until it ends."""
     with ThreadPoolExecutor(1) as reader:
         forked = _Forked(arguments, cwd, separately=True, **environment)
         assert forked.errors is not None
@@ -110,14 +110,14 @@ def run(*arguments: str, cwd: Path, **environment: str) -> subprocess.CompletedP
 
 
 def execute(*arguments: str, cwd: Path, timeout_s: float = START_TIMEOUT_S) -> subprocess.CompletedProcess[str]:
-    """`tokengrove ARGUMENTS` in a new interpreter, once it has ended."""
+    """Run `tokengrove ARGUMENTS` in a new interpreter until it ends."""
     command = [sys.executable, "-m", "proxy.commands", *arguments]
     environment = _environment({})
     return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=timeout_s)
 
 
 def fork(target: Callable[..., object], *arguments: Any) -> multiprocessing.process.BaseProcess:
-    """A started process that calls `target`."""
+    """Start a process that calls `target`."""
     process = _forks.Process(target=target, args=arguments, daemon=True)
     process.start()
     return process
@@ -151,7 +151,7 @@ class _Executed:
 
 
 class _Forked:
-    """`output`, and `errors` where they are to be read separately, are text files until the process ends."""
+    """A forked process. `output`, and `errors` if `separately`, are text files that end with the process."""
 
     def __init__(
         self, arguments: list[str] | tuple[str, ...], folder: Path, *, separately: bool = False, **environment: str
@@ -178,7 +178,7 @@ class _Forked:
 
 
 def _command(arguments: list[str], folder: str, environment: Mapping[str, str], writers: list[Connection]) -> None:
-    """In the forked process: become `tokengrove ARGUMENTS`."""
+    """Run `tokengrove ARGUMENTS` in the forked process."""
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(environment)

@@ -1,4 +1,4 @@
-"""`docker/build_binary` makes one file that serves, records and exports, without the project or its environment."""
+"""`docker/build_binary` makes one file that serves, records and exports without the project or its environment."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ pytestmark = pytest.mark.engines  # it downloads the server's packages
 
 @pytest.fixture(scope="module")
 def binary(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Built once, and unpacked below its own folder."""
+    """Build the file once; it unpacks itself below its own folder."""
     output = tmp_path_factory.mktemp("binary") / "tokengrove"
     subprocess.run([ROOT / "docker" / "build_binary", output], check=True, env={**os.environ, "PYTHON": sys.executable})
     return output
 
 
 def environment(binary: Path) -> dict[str, str]:
-    """Nothing of this project is on the path; `python3` is the one that built the file."""
+    """An environment without this project on its path; `python3` is the interpreter that built the file."""
     base = Path(sys.base_prefix) / "bin"
     return {"PATH": f"{base}:/usr/bin:/bin", "HOME": str(binary.parent), "SHIV_ROOT": str(binary.parent / "unpacked")}
 
@@ -36,19 +36,19 @@ def run(binary: Path, folder: Path, *arguments: str) -> subprocess.CompletedProc
     return subprocess.run([binary, *arguments], cwd=folder, env=environment(binary), capture_output=True, text=True)
 
 
-def test_the_file_has_its_commands_and_its_migrations(binary: Path, tmp_path: Path) -> None:
+def test_the_file_contains_the_commands_and_the_migrations(binary: Path, tmp_path: Path) -> None:
     assert "serve" in run(binary, tmp_path, "--help").stdout
     assert run(binary, tmp_path, "db", "upgrade").returncode == 0
     assert "0 findings" in run(binary, tmp_path, "db", "check").stdout
 
 
-def test_without_torch_it_says_what_the_built_in_model_needs(binary: Path, tmp_path: Path) -> None:
+def test_without_torch_the_error_names_the_package_that_the_built_in_model_needs(binary: Path, tmp_path: Path) -> None:
     ran = run(binary, tmp_path, "serve", "--port", "0")
     assert ran.returncode == 1
     assert len(ran.stderr.splitlines()) == 1 and "needs the package torch" in ran.stderr
 
 
-def test_the_file_serves_records_and_exports_and_ends_on_sigterm(binary: Path, tmp_path: Path) -> None:
+def test_the_file_serves_records_exports_and_exits_on_sigterm(binary: Path, tmp_path: Path) -> None:
     command = [binary, "serve", "--port", "0", "--engine", "scripted", "--model", model_folder(Settings())]
     with subprocess.Popen(
         command, cwd=tmp_path, env=environment(binary), stdout=subprocess.PIPE, text=True, bufsize=1

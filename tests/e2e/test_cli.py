@@ -1,4 +1,4 @@
-"""The command: it starts, says what it serves, and whatever keeps it from starting is one line and a non-zero exit."""
+"""The command line: `serve` prints what it serves; any failure is one line of error and a non-zero exit code."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def assert_one_line(done: subprocess.CompletedProcess[str], *words: str) -> None
     assert all(word in line for word in words), line
 
 
-def test_without_arguments_it_serves_the_built_in_model_and_says_so(tmp_path: Path) -> None:
+def test_without_arguments_the_built_in_model_is_served_and_named(tmp_path: Path) -> None:
     with server_process(tmp_path, python=sys.executable) as process:
         body = {"model": "any", "max_tokens": 4, "messages": [user("hello")]}
         reply = httpx.post(f"{process.url}/try-1/v1/chat/completions", json=body, timeout=60).json()
@@ -35,7 +35,7 @@ def test_without_arguments_it_serves_the_built_in_model_and_says_so(tmp_path: Pa
     assert (tmp_path / "served.db").exists()
 
 
-def test_a_port_in_use_is_one_line(tmp_path: Path) -> None:
+def test_a_port_in_use_is_one_line_of_error(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
         done = execute("serve", "--engine", "scripted", "--port", port, cwd=tmp_path)
@@ -43,11 +43,11 @@ def test_a_port_in_use_is_one_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("folder", ["nowhere", "."])
-def test_a_folder_without_a_model_is_one_line(tmp_path: Path, folder: str) -> None:
+def test_a_folder_without_a_model_is_one_line_of_error(tmp_path: Path, folder: str) -> None:
     assert_one_line(run("serve", "--port", "0", "--model", folder, cwd=tmp_path), "--model", folder)
 
 
-def test_a_database_newer_than_the_code_is_one_line(tmp_path: Path) -> None:
+def test_a_database_newer_than_the_code_is_one_line_of_error(tmp_path: Path) -> None:
     with sqlite3.connect(tmp_path / "new.db") as connection:
         connection.execute("CREATE TABLE alembic_version (version_num VARCHAR(32) NOT NULL)")
         connection.execute("INSERT INTO alembic_version VALUES ('9999')")
@@ -57,12 +57,12 @@ def test_a_database_newer_than_the_code_is_one_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("url", ["sqlite:///missing/folder/x.db", "sqlite:///.", "mysql://x/y", "nonsense"])
-def test_a_database_that_cannot_be_is_one_line(tmp_path: Path, url: str) -> None:
+def test_a_database_that_cannot_be_opened_is_one_line_of_error(tmp_path: Path, url: str) -> None:
     flags = ("--engine", "scripted", "--port", "0", "--database-url", url)
     assert_one_line(run("serve", *flags, cwd=tmp_path))
 
 
-def test_a_second_server_on_one_database_is_one_line(tmp_path: Path) -> None:
+def test_a_second_server_on_one_database_is_one_line_of_error(tmp_path: Path) -> None:
     with server_process(tmp_path, "--engine", "scripted"):
         flags = ("--engine", "scripted", "--port", "0", "--database-url", "sqlite:///served.db")
         assert_one_line(run("serve", *flags, cwd=tmp_path), "served.db")
@@ -78,7 +78,7 @@ def test_a_second_server_on_one_database_is_one_line(tmp_path: Path) -> None:
         (("--engine", "scripted", "--family", "none-such"), "qwen3"),
     ],
 )
-def test_a_setting_that_cannot_be_is_one_line(tmp_path: Path, flags: tuple[str, ...], word: str) -> None:
+def test_an_invalid_setting_is_one_line_of_error(tmp_path: Path, flags: tuple[str, ...], word: str) -> None:
     assert_one_line(run("serve", "--port", "0", *flags, cwd=tmp_path), word)
 
 
@@ -92,14 +92,14 @@ def test_a_setting_that_cannot_be_is_one_line(tmp_path: Path, flags: tuple[str, 
         (("--url", "http://127.0.0.1:1", "--database-url", "sqlite:///x.db"), ("--database-url", "--all")),
     ],
 )
-def test_a_flag_of_the_other_kind_of_export_is_one_line_and_writes_nothing(
+def test_a_flag_of_the_other_kind_of_export_is_one_line_of_error_and_writes_nothing(
     tmp_path: Path, flags: tuple[str, ...], words: tuple[str, ...]
 ) -> None:
     assert_one_line(run("export", "-o", "out", *flags, cwd=tmp_path), *words)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_with_an_admin_key_the_command_to_try_starts_a_session(tmp_path: Path) -> None:
+def test_with_an_admin_key_the_suggested_command_starts_a_session(tmp_path: Path) -> None:
     with server_process(tmp_path, "--engine", "scripted", "--admin-key", "kept-to-itself") as process:
         process.terminate()
         assert process.wait() == 0
@@ -108,7 +108,7 @@ def test_with_an_admin_key_the_command_to_try_starts_a_session(tmp_path: Path) -
     assert "kept-to-itself" not in process.output
 
 
-def test_an_engine_of_somebody_else_is_loaded_by_name(tmp_path: Path) -> None:
+def test_a_third_party_engine_is_loaded_by_name(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(
         "from proxy.engine.scripted.engine import ScriptedEngine\n"
         "from proxy.engine.scripted.scripts import babble\n"

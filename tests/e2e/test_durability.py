@@ -1,6 +1,6 @@
-"""Invariant 4, durable before done: whatever happens to server, database or disk, no reply that came whole is lost.
+"""Durable before done: no fault of the server, the database or the disk loses a reply that a client received whole.
 
-Each fault ends with the audit of the database that is left. TOKENGROVE_SEED repeats a run.
+After each fault, `tokengrove db check` audits the database. TOKENGROVE_SEED repeats a run.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def chance() -> random.Random:
 
 @asynccontextmanager
 async def loaded(url: str, chance: random.Random, sessions: int = SESSIONS) -> AsyncIterator[Load]:
-    """Agents that talk for as long as the block lasts, and then come to their end."""
+    """Run agents that send turns during the block, and finish their last turns after it."""
     load = Load(chance)
     limits = httpx.Limits(max_connections=sessions)
     async with httpx.AsyncClient(base_url=url, timeout=60, limits=limits) as http:
@@ -51,7 +51,7 @@ async def loaded(url: str, chance: random.Random, sessions: int = SESSIONS) -> A
 
 
 async def killed_under_load(process: Process, chance: random.Random) -> dict[str, str]:
-    """Return what clients had received whole when kill -9 came, after a random number of replies."""
+    """Kill the server with kill -9 after a random number of replies; return those that clients had received whole."""
     replies = chance.randint(1, 150)
     async with loaded(process.url, chance) as load:
         await load.until(lambda: len(load.seen) >= replies)
@@ -65,13 +65,13 @@ def test_kill_9_under_load_loses_no_reply_that_was_received_whole(
     tmp_path: Path, chance: random.Random, rounds: int
 ) -> None:
     seen: dict[str, str] = {}
-    for _ in range(rounds):  # on one database: each server starts with what the last one left
+    for _ in range(rounds):  # every server starts on the database that the killed one left
         with server_process(tmp_path, *FLAGS) as process:
             seen |= asyncio.run(killed_under_load(process, chance))
         check_database(sqlite_url(tmp_path))
     stored = asyncio.run(stored_outputs(tmp_path))
     assert {key: stored.get(key) for key in seen} == seen
-    with server_process(tmp_path, *FLAGS) as process:  # and it starts again, with everything
+    with server_process(tmp_path, *FLAGS) as process:  # the server starts once more and exports the whole database
         body = {"filter": {"task_id": "s0"}, "layout": "individual"}
         exported = httpx.post(f"{process.url}/export_trajectories", json=body).json()
         assert {sample["interaction_id"] for sample in exported["samples"]} <= set(stored)
@@ -121,7 +121,7 @@ def test_when_the_disk_is_full_turns_get_503_and_go_on_once_there_is_room(
 
 
 async def through_a_full_disk(process: Process, folder: Path, chance: random.Random) -> dict[str, str]:
-    """No file of the server may grow beyond what the log of the database has now."""
+    """Fill the disk for a while: no file of the server may grow beyond the current size of the write-ahead log."""
     hard = resource.prlimit(process.pid, resource.RLIMIT_FSIZE)[1]
     async with loaded(process.url, chance, sessions=8) as load:
         await load.until(lambda: len(load.seen) > 20)
@@ -137,7 +137,7 @@ async def through_a_full_disk(process: Process, folder: Path, chance: random.Ran
 
 
 @pytest.mark.parametrize("garbage", [0, 5000])
-def test_after_a_torn_log_the_server_starts_with_what_was_before_the_tear(
+def test_after_a_torn_write_ahead_log_the_server_starts_and_serves(
     tmp_path: Path, chance: random.Random, garbage: int
 ) -> None:
     with server_process(tmp_path, *FLAGS) as process:
@@ -170,7 +170,7 @@ def test_a_second_server_on_the_same_file_is_refused_in_one_line_and_the_first_g
     check_database(sqlite_url(tmp_path))
 
 
-def test_a_call_that_a_crash_cut_shows_as_begun_and_not_ended(tmp_path: Path) -> None:
+def test_a_call_interrupted_by_a_crash_is_counted_as_begun_and_not_ended(tmp_path: Path) -> None:
     slow = ("--engine", "scripted", "--engine-arg", "tokens=9000", "--engine-arg", "chunk=1")
     with server_process(tmp_path, *slow, "--engine-arg", "delay_s=0.05") as process:
         asyncio.run(killed_with_a_call_on_the_disk(process, tmp_path))
@@ -185,7 +185,7 @@ def test_a_call_that_a_crash_cut_shows_as_begun_and_not_ended(tmp_path: Path) ->
 
 
 async def killed_with_a_call_on_the_disk(process: Process, folder: Path) -> None:
-    """kill -9 in the middle of a generation that nobody has heard of but the note that it began."""
+    """Send kill -9 in the middle of a generation, when the database has only the note that the call began."""
     async with httpx.AsyncClient(base_url=process.url, timeout=60) as http:
         body = {"model": "m", "messages": [user("hi")]}
         turn = asyncio.ensure_future(http.post("/s/v1/chat/completions", json=body))
@@ -238,7 +238,7 @@ def test_sigterm_lets_running_turns_end_and_exits_0(tmp_path: Path) -> None:
 
 
 async def terminate_in_the_middle(process: Process) -> str:
-    """The text of a streamed turn that ran when the signal came."""
+    """Send SIGTERM during a streamed turn; return the text of that turn."""
     body = {"model": "m", "messages": [user("hi")], "stream": True}
     async with httpx.AsyncClient(base_url=process.url, timeout=60) as http:
         turn = asyncio.ensure_future(streamed(http, "/s/v1/chat/completions", body))
@@ -262,11 +262,11 @@ async def cut_by_the_signal(process: Process) -> httpx.Response:
         return await turn
 
 
-def test_sigterm_waits_no_longer_than_it_is_told_and_records_what_it_cut(tmp_path: Path) -> None:
+def test_sigterm_waits_at_most_the_shutdown_timeout_and_records_interrupted_turns(tmp_path: Path) -> None:
     flags = ("--engine", "scripted", "--engine-arg", "tokens=9000", "--engine-arg", "chunk=1")
     flags += ("--engine-arg", "delay_s=0.05", "--shutdown-timeout-s", "1")
     with server_process(tmp_path, *flags) as process:
-        response = asyncio.run(cut_by_the_signal(process))  # uncut, the reply would take minutes
+        response = asyncio.run(cut_by_the_signal(process))  # without the interruption, the reply would take minutes
         assert (response.status_code, response.json()["error"]["code"]) == (503, "engine_unavailable")
         assert process.wait() == 0
         assert "Traceback" not in process.output

@@ -1,4 +1,4 @@
-"""Invariant 1 on the real path: 20 turns with tools through the stock openai client, every logprob recomputed."""
+"""Exact logprobs on the real path: 20 turns with tools through the stock openai client, every logprob recomputed."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_every_exported_logprob_is_the_models_own(url: str, stream: bool) -> None:
+def test_every_exported_logprob_equals_the_models(url: str, stream: bool) -> None:
     client = Client(url)
     with (
         client.session("exact", sampling={"seed": 7}) as session,
@@ -42,7 +42,7 @@ def test_every_exported_logprob_is_the_models_own(url: str, stream: bool) -> Non
     expected = recomputed_logprobs(sample.input_ids)
     for index, (start, end) in enumerate(spans):
         if index % 3 == 2:
-            continue  # sampled under a grammar: its logprobs are of the masked distribution
+            continue  # sampled under a grammar, so its logprobs are those of the masked distribution
         assert np.abs(expected[start:end] - sample.logprobs[start:end]).max() < 1e-3
     assert all(turn["recomputable"] == (index % 3 != 2) for index, turn in enumerate(sample.turns))
     tree = client.session_tree(session.session_id)
@@ -88,7 +88,7 @@ def one_turn(agent: OpenAI, messages: list[Any], choice: Any, stream: bool) -> d
 
 
 def recomputed_logprobs(input_ids: Any) -> Any:
-    """log p(token | tokens before it) at temperature 1 from one plain forward pass; 0 for the first token."""
+    """Return log p(token | tokens before it) at temperature 1 by one plain forward pass; 0 for the first token."""
     import torch
     from transformers import AutoModelForCausalLM
 

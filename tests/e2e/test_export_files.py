@@ -1,4 +1,4 @@
-"""`tokengrove export --url`: every page of an export as a file, a summary, and an exit code that tells of gaps."""
+"""`tokengrove export --url`: a file for every page, a summary, and an exit code that reports incomplete sessions."""
 
 from __future__ import annotations
 
@@ -38,7 +38,10 @@ def database(tmp_path: Path) -> str:
 
 @pytest.fixture
 def url(database: str) -> Iterator[str]:
-    """Five sessions: two turns each in group g, the first of them with two answers to its first question; one in h."""
+    """A server with five sessions of two turns each.
+
+    Four are in group g, the first of them with two answers to its first question; one is in group h.
+    """
     settings = Settings(
         port=0, engine="scripted", engine_arg=("tokens=8",), database_url=database, log_level="warning", admin_key=KEY
     )
@@ -64,19 +67,19 @@ def export(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
 
 
 def export_onto_a_small_disk(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    """No file may grow beyond 256 KiB."""
+    """Run an export whose files may not grow beyond 256 KiB."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "200"}
     limited = ["bash", "-c", 'ulimit -f 256; exec "$@"', "bash", sys.executable, "-m", "proxy.commands", "export"]
     return subprocess.run([*limited, *arguments], cwd=cwd, env=environment, capture_output=True, text=True, timeout=120)
 
 
 def shown(stderr: str) -> dict[str, str]:
-    """The rows of the summary table."""
+    """Return the rows of the summary table."""
     rows = [[cell.strip() for cell in re.split("[│|]", line)[1:-1]] for line in stderr.splitlines() if "│" in line]
     return {row[0]: row[1] for row in rows}
 
 
-def test_every_session_is_in_one_file_and_the_summary_counts_what_is_there(url: str, tmp_path: Path) -> None:
+def test_every_session_is_in_one_file_and_the_summary_counts_the_samples(url: str, tmp_path: Path) -> None:
     flags = ("--url", url, "--admin-key", KEY, "--group", "g", "--page-size", "2", "-o", "out")
     done = export(*flags, "--layout", "concat", "--format", "jsonl", "--require-complete", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
@@ -100,7 +103,7 @@ def test_every_session_is_in_one_file_and_the_summary_counts_what_is_there(url: 
     }
 
 
-def test_a_page_in_json_is_the_servers_answer_as_it_is(url: str, tmp_path: Path) -> None:
+def test_a_json_page_is_the_unchanged_answer_of_the_server(url: str, tmp_path: Path) -> None:
     tally = export_files(url, KEY, tmp_path / "out", {"session_ids": ["s1"], "layout": "individual"}, "json")
     [file] = (tmp_path / "out").iterdir()
     answer = httpx.post(
@@ -133,7 +136,7 @@ def test_a_session_that_lacks_a_call_is_counted_and_with_require_complete_the_ex
         ("padded", {"prompt_length": 8, "response_length": 40, "on_too_long": "truncate"}),
     ],
 )
-def test_the_summary_is_of_what_the_files_hold_in_any_layout_and_format(
+def test_the_summary_describes_the_files_in_every_layout_and_format(
     url: str, tmp_path: Path, layout: str, more: dict[str, Any]
 ) -> None:
     request = {"filter": {"group_id": "g"}, "layout": layout, "limit": 2, **more}
@@ -156,7 +159,7 @@ def test_the_summary_is_of_what_the_files_hold_in_any_layout_and_format(
         assert whole.sessions == ({} if name == "jsonl" else answer["sessions"])
 
 
-def test_what_was_dropped_since_it_did_not_fit_is_in_the_summary(url: str, tmp_path: Path) -> None:
+def test_the_summary_counts_samples_dropped_for_their_length(url: str, tmp_path: Path) -> None:
     flags = ("--url", url, "--admin-key", KEY, "--group", "g", "--format", "parquet", "-o", "out", "--layout", "padded")
     lengths = ("--prompt-length", "64", "--response-length", "8", "--on-too-long", "drop")
     done = export(*flags, *lengths, cwd=tmp_path)
@@ -167,7 +170,7 @@ def test_what_was_dropped_since_it_did_not_fit_is_in_the_summary(url: str, tmp_p
 
 
 class Pages(BaseHTTPRequestHandler):
-    """A server of two pages, the cursor between them not ASCII; or of one, and then it breaks."""
+    """A server of two pages with a non-ASCII cursor between them, or of one page and then a broken connection."""
 
     contents: ClassVar[tuple[bytes, bytes]] = (b"\x00first\xff", b"second")
     breaks: ClassVar[bool] = False
@@ -200,7 +203,7 @@ def pages(contents: tuple[bytes, bytes], *, breaks: bool = False) -> Iterator[st
             server.shutdown()
 
 
-def test_a_format_of_the_servers_own_is_written_as_it_comes_and_headers_say_what_it_holds(tmp_path: Path) -> None:
+def test_an_unknown_format_of_the_server_is_written_unchanged_and_counted_by_its_headers(tmp_path: Path) -> None:
     with pages((b"\x00first\xff", b"second")) as address:
         tally = export_files(address, None, tmp_path / "out", {}, "clay-tablets")
     contents = {file.name: file.read_bytes() for file in (tmp_path / "out").iterdir()}
@@ -214,9 +217,7 @@ def test_a_format_of_the_servers_own_is_written_as_it_comes_and_headers_say_what
 
 
 @pytest.mark.parametrize("name", ["npz", "jsonl"])
-def test_an_export_that_breaks_off_keeps_its_whole_pages_and_says_what_they_hold(
-    url: str, tmp_path: Path, name: str
-) -> None:
+def test_an_interrupted_export_keeps_its_whole_pages_and_counts_them(url: str, tmp_path: Path, name: str) -> None:
     body = {"session_ids": ["s0", "s1", "s2"], "layout": "concat", "format": name}
     answer = httpx.post(url + "/export_trajectories", json=body, headers={"authorization": f"Bearer {KEY}"})
     with pages((answer.content, b"never whole"), breaks=True) as address:
@@ -229,7 +230,7 @@ def test_an_export_that_breaks_off_keeps_its_whole_pages_and_says_what_they_hold
     assert done.stderr.splitlines()[-1].startswith(f"tokengrove: no answer from {address}")
 
 
-def test_an_export_onto_a_full_disk_breaks_off_like_any_other(url: str, tmp_path: Path) -> None:
+def test_a_full_disk_interrupts_an_export_like_any_other_failure(url: str, tmp_path: Path) -> None:
     answer = httpx.post(url + "/export_trajectories", json={}, headers={"authorization": f"Bearer {KEY}"})
     with pages((answer.content, bytes(1 << 20))) as address:
         flags = ("--url", address, "-o", "out", "--format", "json", "--layout", "individual")
@@ -243,13 +244,13 @@ def test_an_export_onto_a_full_disk_breaks_off_like_any_other(url: str, tmp_path
 @pytest.mark.parametrize(
     ("name", "content"), [("parquet", b"PAR1 or so"), ("jsonl", b'{"input_ids": [1]}\n'), ("npz", b"")]
 )
-def test_a_page_that_no_reader_could_take_is_no_file(tmp_path: Path, name: str, content: bytes) -> None:
+def test_an_unreadable_page_is_not_written(tmp_path: Path, name: str, content: bytes) -> None:
     with pages((content, b"second")) as address, pytest.raises(InvalidRequest, match="page-00000"):
         export_files(address, None, tmp_path / "out", {}, name)
     assert not list((tmp_path / "out").iterdir())
 
 
-def test_lines_that_end_before_the_last_one_are_no_file_though_each_is_whole(url: str, tmp_path: Path) -> None:
+def test_a_page_of_whole_lines_without_the_last_one_is_not_written(url: str, tmp_path: Path) -> None:
     body = {"session_ids": ["s0"], "layout": "concat", "format": "jsonl"}
     answer = httpx.post(url + "/export_trajectories", json=body, headers={"authorization": f"Bearer {KEY}"})
     samples = answer.content.splitlines(keepends=True)[:-1]
@@ -258,7 +259,7 @@ def test_lines_that_end_before_the_last_one_are_no_file_though_each_is_whole(url
     assert samples and not list((tmp_path / "out").iterdir())
 
 
-def test_without_pyarrow_parquet_is_written_and_the_summary_says_what_is_missing(url: str, tmp_path: Path) -> None:
+def test_without_pyarrow_parquet_is_written_and_the_summary_names_the_missing_package(url: str, tmp_path: Path) -> None:
     code = (
         "import sys; sys.modules['pyarrow'] = None\n"
         "from proxy.client.export_files import export_files\n"
@@ -277,7 +278,7 @@ def test_without_pyarrow_parquet_is_written_and_the_summary_says_what_is_missing
     assert len(read(tmp_path / "out", "parquet").samples) == 6
 
 
-def test_what_the_server_refuses_is_its_own_error_and_leaves_no_file(url: str, tmp_path: Path) -> None:
+def test_a_refusal_of_the_server_raises_its_error_and_leaves_no_file(url: str, tmp_path: Path) -> None:
     for key, request, kind in (
         (None, {}, Unauthorized),
         (KEY, {"layout": "round"}, InvalidRequest),
@@ -313,7 +314,7 @@ def test_a_file_in_place_of_the_folder_is_refused_and_stays(url: str, tmp_path: 
         (("--url", "http://127.0.0.1:9", "-o", "file/below"), ("file/below",)),
     ],
 )
-def test_what_cannot_be_is_one_line(tmp_path: Path, flags: tuple[str, ...], words: tuple[str, ...]) -> None:
+def test_an_invalid_option_is_one_line_of_error(tmp_path: Path, flags: tuple[str, ...], words: tuple[str, ...]) -> None:
     (tmp_path / "file").touch()
     done = export(*flags, cwd=tmp_path)
     assert done.returncode == 1

@@ -1,4 +1,4 @@
-"""A paused server, real connections: who leaves leaves nothing behind, and a stop keeps nobody waiting."""
+"""A paused server over real connections: a client that disconnects leaves no turn, and a stop answers every client."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ FOREVER_S = "10000"
 
 @contextlib.asynccontextmanager
 async def paused(folder: Path, *flags: str) -> AsyncIterator[tuple[Process, httpx.AsyncClient]]:
-    """A server that waits for whoever continues it."""
+    """Run a paused server that stays paused until a test continues it."""
     with server_process(folder, *FLAGS, "--pause-timeout-s", FOREVER_S, *flags) as server:
         async with httpx.AsyncClient(base_url=server.url, timeout=60) as http:
             assert (await http.post("/engine/pause_generation")).status_code == 200
@@ -32,7 +32,7 @@ async def paused(folder: Path, *flags: str) -> AsyncIterator[tuple[Process, http
 
 
 async def until_state(http: httpx.AsyncClient, holds: Callable[[Any], bool]) -> None:
-    """Wait until `/engine` says so."""
+    """Wait until `holds` is true of the state at `/engine`."""
     for _ in range(1000):
         state = (await http.get("/engine")).json()
         if holds(state):
@@ -41,7 +41,7 @@ async def until_state(http: httpx.AsyncClient, holds: Callable[[Any], bool]) -> 
     raise AssertionError(state)
 
 
-async def test_clients_that_leave_a_paused_server_leave_nothing_behind(tmp_path: Path) -> None:
+async def test_clients_that_disconnect_from_a_paused_server_leave_no_turn(tmp_path: Path) -> None:
     async with paused(tmp_path) as (_, http):
         for count in (1, 2):
             async with httpx.AsyncClient(base_url=http.base_url, timeout=60) as leaving:
@@ -57,7 +57,7 @@ async def test_clients_that_leave_a_paused_server_leave_nothing_behind(tmp_path:
         assert [(node["status"], node["reason"]) for node in nodes] == [("complete", "first")]
 
 
-async def test_a_stop_during_a_pause_sends_away_who_waits_and_says_why(tmp_path: Path) -> None:
+async def test_a_stop_during_a_pause_answers_waiting_clients_with_the_reason(tmp_path: Path) -> None:
     async with paused(tmp_path, "--shutdown-timeout-s", FOREVER_S) as (server, http):
         asked = [asyncio.create_task(http.post(path, json=body)) for path, body in ASKED]
         await until_state(http, lambda state: state["waiting"] == 3)
@@ -69,7 +69,7 @@ async def test_a_stop_during_a_pause_sends_away_who_waits_and_says_why(tmp_path:
     check_database(sqlite_url(tmp_path))
 
 
-async def test_a_stop_cuts_what_runs_without_a_session_as_it_cuts_turns(tmp_path: Path) -> None:
+async def test_a_stop_interrupts_requests_without_a_session_like_turns(tmp_path: Path) -> None:
     with server_process(tmp_path, *FLAGS, *SLOW, "--shutdown-timeout-s", "0.1") as server:
         async with httpx.AsyncClient(base_url=server.url, timeout=60) as http:
             asked = [asyncio.create_task(http.post(path, json=body)) for path, body in ASKED]

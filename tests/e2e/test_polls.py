@@ -1,4 +1,4 @@
-"""Polls over real connections: only there does a client leave without its request being called off for it."""
+"""Polls over real connections: a client that disconnects does not cancel its request, so the server must notice."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ WAIT = {"wait_s": 60}
 
 
 async def polling(http: httpx.AsyncClient, number: int) -> None:
-    """Until the mailbox says that so many polls wait."""
+    """Wait until the mailbox reports `number` waiting polls."""
     for _ in range(3000):
         state = (await http.get("/engine")).json()
         if f" {number} polls" in str(state):
@@ -25,7 +25,7 @@ async def polling(http: httpx.AsyncClient, number: int) -> None:
     raise AssertionError(state)
 
 
-async def test_a_poll_that_was_hung_up_takes_no_request_from_one_that_waits(tmp_path: Path) -> None:
+async def test_a_disconnected_poll_takes_no_request_from_a_waiting_one(tmp_path: Path) -> None:
     with server_process(tmp_path, "--engine", "mailbox") as server:
         async with httpx.AsyncClient(base_url=server.url, timeout=120) as http:
             async with httpx.AsyncClient(base_url=server.url, timeout=120) as leaving:

@@ -1,4 +1,4 @@
-"""Exports are what the raw tables say, and these say what the engine sampled: recomputed by independent code."""
+"""Exports follow from the raw tables, and the raw tables hold what the engine sampled. Independent code checks both."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ EXPORTS: list[dict[str, Any]] = [
 
 @contextlib.asynccontextmanager
 async def on_file(folder: Path, script: Script, restless: Random | None = None, **settings: Any) -> AsyncIterator[Any]:
-    """A server on a SQLite file and an engine that keeps what it said."""
+    """Run a server on a SQLite file, with an engine that keeps its prompts and outputs."""
     configured = Settings(database_url=f"sqlite:///{folder / 'raw.db'}", **settings)
     renderer = tiny_renderer(configured.thinking_retention)
     engine = VariedEngine(script, vocab_size=renderer.vocab_size, restless=restless)
@@ -95,10 +95,10 @@ def check_turns(found: list[Any], wanted: list[Any]) -> None:
 
 
 def check_column(name: str, found: Any, wanted: Any) -> None:
-    """Whole numbers, masks and logprobs to the bit; sums of floats within what float32 rounds."""
+    """Compare integers, masks and logprobs bit for bit, and sums of floats within the rounding of float32."""
     wanted = np.asarray(wanted)
     if name in ("advantages", "step_advantages"):
-        # Deviations of one part in 1e16 stand over the formula's 1e-6.
+        # Where all rewards are equal, rounding errors of about 1e-16 are divided by the formula's 1e-6.
         np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-5, err_msg=name)
     elif wanted.dtype.kind == "f" and name not in ("logprobs", "rollout_log_probs", "token_rewards"):
         np.testing.assert_allclose(found, wanted, rtol=1e-6, atol=1e-6, err_msg=name)
@@ -107,7 +107,7 @@ def check_column(name: str, found: Any, wanted: Any) -> None:
 
 
 def check_sums(sessions: list[Stored], body: dict[str, Any], found: list[Any]) -> None:
-    """Every token that may be trained is, once, in layouts that join, and all versions are the raw ones."""
+    """Check that layouts which join turns train each trainable token once, with its stored weight version."""
     if body.get("layout") not in ("concat", "tree"):
         return
     wanted, versions = 0, 0
@@ -135,7 +135,7 @@ def check_areal(body: Any, wanted: list[raw_tables.Row]) -> None:
 
 
 def check_engine(sessions: list[Stored], engine: VariedEngine) -> None:
-    """Every complete row is something that the engine was given and gave."""
+    """Check that every complete row equals one request and reply of the engine."""
     said = Counter((tuple(s.prompt), tuple(s.output), tuple(s.logprobs), tuple(s.versions)) for s in engine.said)
     for stored in sessions:
         for node in stored.nodes.values():
@@ -146,7 +146,7 @@ def check_engine(sessions: list[Stored], engine: VariedEngine) -> None:
 
 
 def check_persisted(stored: Stored) -> None:
-    """Returns of a session that has ended, by its own discount and credit; none of one that runs."""
+    """Check the stored returns: by the session's discount and credit once it has ended, and none before."""
     values = raw_tables.returns(stored, {}) if stored.status == "ended" else {}
     assert stored.returns == {
         (name, stored.discount, stored.credit): pytest.approx(value, rel=1e-12, abs=1e-12)
@@ -155,7 +155,7 @@ def check_persisted(stored: Stored) -> None:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-async def test_exports_are_what_the_raw_tables_say(tmp_path: Path, seed: int) -> None:
+async def test_exports_equal_the_recomputation_from_the_raw_tables(tmp_path: Path, seed: int) -> None:
     random = Random(seed)
     retention, script = "template" if seed % 4 == 2 else "all", varied(random, thinks=True)
     async with on_file(tmp_path, script, random, thinking_retention=retention) as (server, engine):
@@ -180,7 +180,7 @@ async def test_exports_are_what_the_raw_tables_say(tmp_path: Path, seed: int) ->
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-async def test_drift_mask_trains_only_what_stands_as_sampled_once_and_counts_the_rest(
+async def test_drift_mask_trains_each_output_that_stands_as_sampled_once_and_counts_the_rest(
     tmp_path: Path, seed: int
 ) -> None:
     random = Random(seed)
@@ -200,7 +200,7 @@ async def test_drift_mask_trains_only_what_stands_as_sampled_once_and_counts_the
 
 
 def check_mask(stored: Stored, row: Any) -> tuple[list[str], list[str]]:
-    """Ids of the turns that stand in a sample as sampled, and of those that it trains."""
+    """Check a sample. Return the ids of its turns that stand as sampled, and of the turns that it trains."""
     ids, mask = row["input_ids"], np.array(row["loss_mask"], bool)
     assert ids == raw_tables.tokens(stored, stored.nodes[row["interaction_id"]]).ids.tolist()
     standing, trained, sampled_here = [], [], np.zeros(len(ids), bool)
@@ -224,11 +224,11 @@ def check_mask(stored: Stored, row: Any) -> tuple[list[str], list[str]]:
 
 
 @pytest.mark.parametrize("mode", ["in_place", "retract", "abort"])
-async def test_an_update_in_mid_reply_is_in_the_row_and_in_the_export_at_its_token(tmp_path: Path, mode: str) -> None:
-    """Worked out by hand: the reply has 30 tokens, and those after the update carry version 7."""
+async def test_a_weight_update_in_mid_reply_is_stored_and_exported_at_its_token(tmp_path: Path, mode: str) -> None:
+    """Computed by hand: the reply has 30 tokens, and the tokens after the update have version 7."""
     whole = sampled("alpha " * 29)
     pieces = [Reply(whole, delay_s=0.02)]
-    if mode == "abort":  # what is left is asked for anew
+    if mode == "abort":  # the remainder is a second request
         pieces.append(Reply(sampled("omega"), delay_s=0.02))
     async with on_file(tmp_path, play([*pieces, Reply(sampled("later"))])) as (server, engine):
         asking = asyncio.create_task(server.chat([user("q")]))

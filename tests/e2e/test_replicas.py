@@ -1,4 +1,4 @@
-"""Three `tokengrove serve` on one Postgres behind a plain round-robin are one server, also while one is killed."""
+"""Three servers on one Postgres behind a plain round-robin act as one server, even while one is killed."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ TURNS = 6
 
 @contextlib.contextmanager
 def three_replicas(folder: Path, url: str, *flags: str) -> Iterator[list[Process]]:
-    """All started at once, on a database without tables."""
+    """Start all servers at once on a database without tables."""
     with contextlib.ExitStack() as stack, ThreadPoolExecutor(3) as starts:
         servers = [server_process(folder, *FLAGS, *flags, database_url=url) for _ in range(3)]
         yield list(starts.map(stack.enter_context, servers))
 
 
 class RoundRobin:
-    """Each request goes to the next server; where one is gone, to the one after it, as a retry."""
+    """Sends each request to the next server. If that server is gone, the one after it gets the request as a retry."""
 
     def __init__(self, http: httpx.AsyncClient, urls: list[str]) -> None:
         self._http, self._urls = http, itertools.cycle(urls)
@@ -62,7 +62,7 @@ async def balanced(urls: list[str]) -> AsyncIterator[RoundRobin]:
 
 
 async def rollout(urls: list[str]) -> Any:
-    """A session with tools, a sub-agent, branches, rewards and its end; what a trainer gets of it, ids aside."""
+    """Run a session with tools, a sub-agent, branches, rewards and an end; return its export without ids."""
     async with balanced(urls) as servers:
         await servers.post("/rl/start_session", {"session_id": "s", "task_id": "t", "discount": 0.9})
         main, sub = [system("plan"), user('look up {"city": "Paris"}')], [system("title"), user("a title")]
@@ -103,7 +103,7 @@ def test_three_replicas_show_the_tree_of_one_server(tmp_path: Path, postgres_url
 
 
 async def meet(urls: list[str]) -> None:
-    """The same prompt, and others, at once on all replicas: exactly one continues, the others are its siblings."""
+    """Send equal and different prompts to all replicas at once: exactly one continues, the others are its siblings."""
     async with balanced(urls) as servers:
         for name in ("a", "b", "c"):
             start = [user("hi")]

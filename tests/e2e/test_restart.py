@@ -1,4 +1,4 @@
-"""A restart in the middle of a session changes nothing: same tree, same tokens, same keys."""
+"""A restart in the middle of a session changes neither its tree, its tokens nor its keys."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def shape(tree: list[Any]) -> list[Any]:
     return [(order.get(node["parent_id"]), *(node[key] for key in keys)) for node in tree]
 
 
-async def test_a_session_goes_on_after_a_restart_as_without_it(tmp_path: Path) -> None:
+async def test_a_session_continues_after_a_restart_as_without_one(tmp_path: Path) -> None:
     (tmp_path / "whole").mkdir()
     (tmp_path / "halves").mkdir()
     async with serving(tmp_path / "whole", says(*SCRIPT)) as server:

@@ -1,4 +1,4 @@
-"""Agents run unedited on a keyed server, and no key of theirs stands in its output, its answers or its database."""
+"""Unmodified agents run on a keyed server, and no key appears in its output, its answers or its database."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def start(url: str, **body: Any) -> Any:
 
 
 async def areal_math_agent(base_url: str) -> str:
-    """As AReaL documents one: the client takes any key, the session is in the URL."""
+    """An agent as in AReaL's documentation: the client takes any key, and the session is in the URL."""
     client = openai.AsyncOpenAI(base_url=base_url, api_key="DUMMY")
     async with client:
         completion = await client.chat.completions.create(
@@ -34,7 +34,7 @@ async def areal_math_agent(base_url: str) -> str:
 
 
 def agent_of_the_environment() -> str:
-    """An agent that knows only the variables of its SDK."""
+    """An agent that is configured only by the environment variables of its SDK."""
     with openai.OpenAI() as client:
         return client.responses.create(model="default", input="What is 2 + 2?").output_text
 
@@ -45,7 +45,7 @@ def claude_agent() -> int:
     return reply.usage.output_tokens
 
 
-def test_agents_run_unedited_on_a_keyed_server_and_leave_no_secret(
+def test_unmodified_agents_run_on_a_keyed_server_and_leave_no_secret(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with server_process(tmp_path, *FLAGS) as process:
@@ -71,7 +71,7 @@ def test_agents_run_unedited_on_a_keyed_server_and_leave_no_secret(
     path_secret = session["root_url"].rpartition("~")[2]
     secrets = [ADMIN, session["api_key"], session["control_key"], path_secret, slot["control_key"], "a-chosen-key-17"]
     stored = b"".join(file.read_bytes() for file in tmp_path.glob("served.db*"))
-    assert b"What is 2 + 2?" in stored  # what is looked through is the database
+    assert b"What is 2 + 2?" in stored  # the search below does see stored text
     for secret in secrets:
         assert secret not in process.output
         assert not [answer for answer in answers if secret in answer]
@@ -79,7 +79,7 @@ def test_agents_run_unedited_on_a_keyed_server_and_leave_no_secret(
 
 
 def everything_that_goes_wrong(url: str, session: Any) -> list[str]:
-    """The bodies of refusals, for every kind of key in every place."""
+    """Return the bodies of refusals for every kind of key in every place."""
     root = session["root_url"]
     keys = [ADMIN, session["api_key"], session["control_key"]]
     asked = [(f"{root}{path}", {}) for path in ("/v1/nothing", "/v1/chat/completions", "/rl/rotate_keys", "/nowhere")]

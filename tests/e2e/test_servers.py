@@ -1,4 +1,4 @@
-"""Agents talk to a proxy in front of three engine servers, processes that are killed and come back under load."""
+"""A proxy in front of three engine servers, whose processes are killed and restarted while agents run."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TURNS, AGENTS, TOKENS = 4, 8, 60
 
 
 class Wire:
-    """A server of SGLang's wire in a process of its own; it takes 5 ms a token."""
+    """A simulated SGLang server in a separate process; it takes 5 ms per token."""
 
     def __init__(self, port: int | None = None) -> None:
         self.port = port or _free_port()
@@ -63,7 +63,7 @@ def proxy_of(folder: Path, wires: list[Wire]) -> Iterator[Process]:
 
 
 async def agent(http: httpx.AsyncClient, name: str, stream: bool, over: asyncio.Event | None = None) -> int:
-    """Take a few turns, and go on until `over` if given; return how many. Any status but 200 is a failure."""
+    """Run a few turns, and more until `over` if given; return their number. Any status but 200 is a failure."""
     messages: list[Any] = [{"role": "user", "content": f"I am {name}."}]
     turn = 0
     while turn < TURNS or (over is not None and not over.is_set()):
@@ -81,7 +81,7 @@ async def agent(http: httpx.AsyncClient, name: str, stream: bool, over: asyncio.
 
 
 async def check_exact(http: httpx.AsyncClient) -> int:
-    """Every sampled token is the one that no death would have changed; returns how many turns there are."""
+    """Check that every sampled token is the same as without a killed server; return the number of turns."""
     answer = (await http.post("/export_trajectories", json={})).json()
     for sample in answer["samples"]:
         (start, end), ids = sample["turns"][0]["span"], sample["input_ids"]
@@ -113,7 +113,7 @@ async def served_more(http: httpx.AsyncClient, count: int) -> None:
     raise AssertionError("no request was answered")
 
 
-async def test_servers_that_die_and_return_cost_agents_nothing(tmp_path: Path, wires: list[Wire]) -> None:
+async def test_agents_do_not_notice_servers_that_die_and_return(tmp_path: Path, wires: list[Wire]) -> None:
     rng = random.Random(3)
     with proxy_of(tmp_path, wires) as served:
         async with httpx.AsyncClient(base_url=served.url, timeout=120, trust_env=False) as http:
@@ -131,7 +131,7 @@ async def test_servers_that_die_and_return_cost_agents_nothing(tmp_path: Path, w
             assert await check_exact(http) == sum(turns)
 
 
-async def test_servers_join_and_leave_while_agents_talk(tmp_path: Path, wires: list[Wire]) -> None:
+async def test_servers_join_and_leave_while_agents_run(tmp_path: Path, wires: list[Wire]) -> None:
     with proxy_of(tmp_path, wires[:1]) as served:
         async with httpx.AsyncClient(base_url=served.url, timeout=120, trust_env=False) as http:
             agents = [asyncio.create_task(agent(http, f"a{n}", stream=False)) for n in range(AGENTS)]
@@ -168,7 +168,7 @@ async def test_a_server_that_returns_gets_the_weights_of_the_others(tmp_path: Pa
             assert (await http.get("/engine")).json()["paused"] is None
 
 
-async def test_with_no_server_alive_it_is_not_ready_until_one_returns(tmp_path: Path, wires: list[Wire]) -> None:
+async def test_the_proxy_is_not_ready_while_no_server_is_alive(tmp_path: Path, wires: list[Wire]) -> None:
     with proxy_of(tmp_path, wires[:1]) as served:
         async with httpx.AsyncClient(base_url=served.url, timeout=120, trust_env=False) as http:
             assert (await http.get("/ready")).json()["status"] == "ready"
@@ -182,7 +182,7 @@ async def test_with_no_server_alive_it_is_not_ready_until_one_returns(tmp_path: 
             assert (await http.get("/ready")).status_code == 200
 
 
-async def test_sessions_stay_with_their_server(tmp_path: Path, wires: list[Wire]) -> None:
+async def test_a_session_stays_on_its_server(tmp_path: Path, wires: list[Wire]) -> None:
     with proxy_of(tmp_path, wires) as served:
         async with httpx.AsyncClient(base_url=served.url, timeout=120, trust_env=False) as http:
             for name in ("x", "y", "z"):
@@ -192,7 +192,9 @@ async def test_sessions_stay_with_their_server(tmp_path: Path, wires: list[Wire]
             assert [server["sessions"] for server in shown] == [1, 1, 1]
 
 
-async def test_without_any_server_agents_get_503_and_later_answers(tmp_path: Path, wires: list[Wire]) -> None:
+async def test_agents_get_503_while_no_server_is_alive_and_answers_afterwards(
+    tmp_path: Path, wires: list[Wire]
+) -> None:
     with proxy_of(tmp_path, wires[:1]) as served:
         async with httpx.AsyncClient(base_url=served.url, timeout=120, trust_env=False) as http:
             wires[0].kill()

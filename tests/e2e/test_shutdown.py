@@ -1,4 +1,4 @@
-"""The end of a server waits for turns, and for nothing that only waits itself."""
+"""A shutdown waits for running turns; it answers long polls at once."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from proxy.api.long_polls import LongPolls
 from tests.e2e.processes import server_process
 
 LONG_S = 600
-"""Far more than `Process.wait` waits."""
+"""Far longer than the timeout of `Process.wait`."""
 
 
 def ask(url: str, path: str, body: dict[str, Any]) -> http.client.HTTPConnection:
-    """A request that is sent; its answer is still to be read."""
+    """Send a request; its answer is read later by `answer`."""
     address = urlsplit(url)
     connection = http.client.HTTPConnection(address.hostname or "", address.port, timeout=60)
     connection.request("POST", path, json.dumps(body), {"content-type": "application/json"})
@@ -36,7 +36,7 @@ def answer(connection: http.client.HTTPConnection) -> Any:
         connection.close()
 
 
-def test_whoever_waits_for_an_end_or_a_request_is_answered_when_the_server_ends(tmp_path: Path) -> None:
+def test_long_polls_are_answered_when_the_server_stops(tmp_path: Path) -> None:
     with server_process(tmp_path, "--engine", "mailbox", "--shutdown-timeout-s", str(LONG_S)) as server:
         answer(ask(server.url, "/rl/start_session", {"task_id": "t", "session_id": "s"}))
         waiting = [
@@ -46,7 +46,7 @@ def test_whoever_waits_for_an_end_or_a_request_is_answered_when_the_server_ends(
             ask(server.url, "/mailbox/next", {"wait_s": LONG_S}),
             ask(server.url, "/mailbox/next", {"session_id": "s", "wait_s": LONG_S}),
         ]
-        with urlopen(f"{server.url}/health") as health:  # read behind all that was sent before
+        with urlopen(f"{server.url}/health") as health:  # the server reads it after the requests above
             assert health.status == 200
         server.terminate()
         claimed, exported, page, *letters = map(answer, waiting)
@@ -57,7 +57,7 @@ def test_whoever_waits_for_an_end_or_a_request_is_answered_when_the_server_ends(
         assert server.wait() == 0
 
 
-async def test_a_wait_gives_its_result_its_error_or_nothing_at_the_end() -> None:
+async def test_a_long_poll_returns_its_result_raises_its_error_or_returns_none_at_the_end() -> None:
     async def gives(value: int) -> int:
         await asyncio.sleep(0)
         if value < 0:

@@ -1,4 +1,4 @@
-"""Many agents, a trainer that pauses and updates, clients that leave: nothing is lost, doubled, mixed up or hung."""
+"""Under many agents, a trainer that pauses and updates, and clients that disconnect, no turn is lost or doubled."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MODES = ["abort", "retract", "in_place", "drain"]
 
 @dataclass
 class Storm:
-    """`seen`: what clients received whole, by id: the session, and text or ids."""
+    """`seen`: the session of each whole reply, and its text or token ids, by reply id."""
 
     http: httpx.AsyncClient
     chance: random.Random
@@ -33,7 +33,7 @@ class Storm:
     over: bool = False
 
     async def agent(self, name: str) -> None:
-        """A conversation in one session, by chat or by ids; some requests are given up in their middle."""
+        """Hold a conversation in one session, by chat or by token ids; some requests are abandoned halfway."""
         messages: list[Any] = [user(f"hello from {name}")]
         ids = [self.chance.randrange(256) for _ in range(9)]
         for _ in range(TURNS):
@@ -44,7 +44,7 @@ class Storm:
                 ids = [*await self._patiently(self._generate, name, ids), 65]
 
     async def passer_by(self) -> None:
-        """Requests without a session."""
+        """Send requests without a session."""
         while not self.over:
             ids, most = [self.chance.randrange(256) for _ in range(5)], self.chance.randint(1, 30)
             body = {"input_ids": ids, "request_id": "p", "sampling_params": {"max_new_tokens": most}}
@@ -52,7 +52,7 @@ class Storm:
             assert found == following(ids, most)
 
     async def trainer(self) -> None:
-        """Pauses and updates, some of which fail, without rest."""
+        """Pause and update the engine repeatedly; some updates fail."""
         while not self.over:
             mode = self.chance.choice(MODES)
             match self.chance.randrange(4):
@@ -69,7 +69,7 @@ class Storm:
             await asyncio.sleep(self.chance.random() * 0.05)
 
     async def _patiently(self, turn: Any, *arguments: Any) -> Any:
-        """A turn, asked again as often as its client left."""
+        """Send a turn again after each time that its client gave up; return the reply."""
         while True:
             patience = self.chance.choice([None, None, None, 0.02, 0.2])
             with contextlib.suppress(TimeoutError):
@@ -101,7 +101,7 @@ class Storm:
 
 
 async def check_session(storm: Storm, name: str) -> None:
-    """Everything that clients saw is there once, each id is what the model says, and each is trained once."""
+    """Check that every reply is stored once, each token is the model's, and each token is trained once."""
     nodes = (await storm.http.get(f"/rl/sessions/{name}")).json()["interactions"]
     complete = {node["id"]: node for node in nodes if node["status"] == "complete"}
     assert {node["status"] for node in nodes} <= {"complete", "aborted", "superseded"}, nodes
@@ -123,7 +123,7 @@ async def check_session(storm: Storm, name: str) -> None:
 
 
 async def quiet(http: httpx.AsyncClient) -> Any:
-    """The state of the engine once no request runs or waits: abandoned ones run for the grace period."""
+    """Wait until no request runs or waits, and return the engine's state. Abandoned turns run for the grace period."""
     for _ in range(600):
         state = (await http.get("/engine")).json()
         if not (state["in_flight"] or state["waiting"]):
@@ -132,7 +132,7 @@ async def quiet(http: httpx.AsyncClient) -> Any:
     raise AssertionError(state)
 
 
-async def test_a_storm_loses_and_doubles_nothing(tmp_path: Path) -> None:
+async def test_a_storm_of_requests_loses_and_doubles_no_turn(tmp_path: Path) -> None:
     with server_process(tmp_path, "--engine", ENGINE) as server:
         limits = httpx.Limits(max_connections=None)
         async with httpx.AsyncClient(base_url=server.url, timeout=120, limits=limits) as http:

@@ -1,4 +1,4 @@
-"""The closed loop: the built-in model learns from exported samples, whose tokens and logprobs are exact."""
+"""The closed training loop: the built-in model learns from exported samples, whose tokens and logprobs are exact."""
 
 from __future__ import annotations
 
@@ -46,9 +46,7 @@ def url(tmp_path: Path, model: Path) -> Iterator[str]:
         yield url
 
 
-async def test_the_model_learns_from_what_it_sampled_and_each_batch_is_of_the_newest_weights(
-    url: str, model: Path
-) -> None:
+async def test_the_model_learns_from_its_samples_and_each_batch_has_the_newest_weights(url: str, model: Path) -> None:
     rounds: list[Round] = [done async for done in training(url, model, SEED, updates=UPDATES, openings="t")]
     assert max(done.update.ratio_error for done in rounds) < 1e-3
     rewards = [done.update.reward for done in rounds]
@@ -78,7 +76,7 @@ async def batch_at(url: str, temperature: float) -> Export:
     return claim.export
 
 
-async def test_ratios_are_1_at_any_temperature_and_anything_else_stops_the_training(url: str, model: Path) -> None:
+async def test_ratios_are_1_at_any_temperature_and_any_other_ratio_stops_the_training(url: str, model: Path) -> None:
     batch = await batch_at(url, 0.6)
     assert Trainer(model).learn(batch).ratio_error < RATIO_TOLERANCE
     first = batch.samples[0]
@@ -90,9 +88,7 @@ async def test_ratios_are_1_at_any_temperature_and_anything_else_stops_the_train
         Trainer(model).learn(replace(batch, samples=[replace(first, turns=turns)]))
 
 
-async def test_weights_that_were_saved_and_pushed_are_those_that_sample_next(
-    url: str, model: Path, tmp_path: Path
-) -> None:
+async def test_saved_and_pushed_weights_sample_the_next_turn(url: str, model: Path, tmp_path: Path) -> None:
     trainer = Trainer(model)
     trainer.learn(await batch_at(url, 1.0))
     trainer.save(tmp_path / "next")
@@ -109,7 +105,7 @@ async def test_weights_that_were_saved_and_pushed_are_those_that_sample_next(
         Trainer(model).learn(claim.export)
 
 
-def test_learned_means_several_batches_above_the_target() -> None:
+def test_the_model_has_learned_after_several_batches_above_the_target() -> None:
     assert not learned([0.0, 0.95, 0.97])
     assert not learned([0.99, 0.99])
     assert learned([0.1, 0.91, 0.95, 0.97])
@@ -124,7 +120,7 @@ def test_learned_means_several_batches_above_the_target() -> None:
         (("--train", "--plot", "nowhere/x.svg"), "nowhere"),
     ],
 )
-def test_options_that_could_do_nothing_are_refused(tmp_path: Path, flags: tuple[str, ...], word: str) -> None:
+def test_options_that_cannot_work_are_refused(tmp_path: Path, flags: tuple[str, ...], word: str) -> None:
     done = run("demo", *flags, cwd=tmp_path)
     assert done.returncode == 1
     (line,) = done.stderr.strip().splitlines()
@@ -133,7 +129,7 @@ def test_options_that_could_do_nothing_are_refused(tmp_path: Path, flags: tuple[
 
 @pytest.mark.engines
 @pytest.mark.timeout(900)
-def test_the_demo_learns_with_a_seed_of_its_own_and_draws_it(tmp_path: Path) -> None:
+def test_the_demo_learns_and_draws_its_curve(tmp_path: Path) -> None:
     done = execute("demo", "--train", "--seed", "5", "--plot", "curve.svg", cwd=tmp_path, timeout_s=900)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "tokens and logprobs are exact" in done.stdout and "1.0 ┤" in done.stdout

@@ -15,7 +15,7 @@ from tests.e2e.processes import ROOT
 
 pytestmark = pytest.mark.engines  # pip downloads the build backend
 
-# Prints where the package comes from. The schema is the one module that reads files beside the code.
+# Prints the location of the package. The schema is the only module that reads files beside the code.
 _IMPORTS = """
 import proxy, tokengrove
 from tokengrove import Client
