@@ -1,8 +1,7 @@
-"""A process of agents that speak chat completions over HTTP, each on a connection of its own, all at once.
+"""A process of agents that send chat completions over HTTP, all at once, each on its own connection.
 
-It takes an arm as a line of JSON on standard input, answers with a line of replies, and ends with its input. While
-replies come it only collects their bytes, so that its own work delays none of them.
-"""
+It reads each arm of a bench as a line of JSON from standard input, writes a line of replies, and ends with its input.
+While replies arrive it only collects their bytes, so that its own work delays none of them."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""The same rollouts without a proxy: token ids straight into the engine, on the event loop that it lives on.
+"""The same rollouts without a proxy: token ids go straight into the engine, on the engine's own event loop.
 
-Everything that is not the engine's is done before the clock starts: texts are tokens already, and what a template puts
-between two turns is known. So these figures are the most that anything in front of this engine can reach.
-"""
+All work outside the engine is done before the clock starts: texts are tokenized, and the tokens that a template puts
+between two turns are known. These figures are an upper bound for any server in front of this engine."""
 
 from __future__ import annotations
 

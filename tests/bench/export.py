@@ -1,8 +1,8 @@
-"""Exports of many long sessions: tokens a second by format, memory beyond idle, and what turns meanwhile pay for it.
+"""Exports of many long sessions: tokens per second by format, memory above idle, and what they cost running turns.
 
-The server has one core, reader and load the other where there are two; latencies with and without an export are of the
-same run. Nothing here fails by time. Run as `python -m tests.bench.export [--sessions N] [--tokens N] [--formats ...]`.
-"""
+The server runs on one core; reader and load run on another where there are two. Latencies with and without an export
+come from the same run. No figure fails the bench. Run `python -m tests.bench.export [--sessions N] [--tokens N]
+[--formats ...]`."""
 
 from __future__ import annotations
 

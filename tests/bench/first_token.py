@@ -1,8 +1,7 @@
-"""Time to the first token: through the proxy's three APIs, beside the same engine asked directly, in one run.
+"""Time to first token through the proxy's three APIs and from the same engine directly, in one run.
 
-Run as `python -m tests.bench.first_token`. The engine is the transformers one with the built-in model; nothing fails by
-time.
-"""
+Run `python -m tests.bench.first_token`. The engine is `transformers` with the built-in model; no figure fails the
+bench."""
 
 from __future__ import annotations
 

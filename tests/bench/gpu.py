@@ -1,10 +1,9 @@
-"""What the proxy costs on a real engine: many sessions at once through it and straight into that engine, in one run.
+"""The overhead of the proxy on a real engine: many concurrent sessions through it and directly, in one run.
 
-The server runs as users run it: `proxy.server`, with the engine in its process, a SQLite file, and agents in processes
-of their own. The direct arms run in that very process, between the others, with the cache emptied before each arm.
-Weights are random and nothing is downloaded. Nothing here fails by time. Run as `python -m tests.bench.gpu` from the
-root of the repository where CUDA and sglang are; `--device cpu` shows on any machine that it works, not how fast.
-"""
+The server runs as in production: `proxy.server` with the engine in its process, a SQLite file, and agents in processes
+of their own. The direct arms run in the same process, between the others; the prefix cache is flushed before each arm.
+Weights are random, and nothing is downloaded. No figure fails the bench. Run `python -m tests.bench.gpu` from the root
+of the repository on a machine with CUDA and sglang; `--device cpu` shows on any machine that the bench works."""
 
 from __future__ import annotations
 

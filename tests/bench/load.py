@@ -1,4 +1,4 @@
-"""What is asked and how it is sent: seeded text, growing conversations, and a client that costs as little as can be."""
+"""The load of a bench: seeded texts, growing conversations, and an HTTP client that costs little CPU."""
 
 from __future__ import annotations
 

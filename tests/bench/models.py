@@ -1,8 +1,7 @@
-"""Model folders of real sizes, written on the spot: the architecture and vocabulary of Qwen3, words that mean nothing.
+"""Model folders of real sizes with random weights: the architecture and vocabulary size of Qwen3.
 
-Every id below the vocabulary's size decodes, so that what random weights sample is text, four letters a token. Weights
-are written only where the engine reads them: SGLang makes its own (`load_format=dummy`).
-"""
+Every id of the vocabulary decodes to text of about four letters, so random weights sample readable tokens. Weights are
+written only for engines that read them; SGLang makes its own (`load_format=dummy`)."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""What the proxy costs: its requests per second and latencies beside a bare handler of the same JSON, in one run.
+"""The overhead of the proxy: requests per second and latencies beside a bare handler of the same JSON, in one run.
 
-The engine is scripted, so all time is the proxy's. Server and load run on one core each where there are two. Nothing
-here fails by time. Run as `python -m tests.bench.overhead [--quick]`, from the root of the repository.
-"""
+The engine is scripted, so all time is the proxy's. Server and load each run on one core where there are two. No figure
+fails the bench. Run `python -m tests.bench.overhead [--quick]` from the root of the repository."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
-"""What every arm of the GPU bench runs, and what it notes: the same texts by the same seed, however they are sent.
+"""The rollouts that every arm of the GPU bench runs, and their measurements; the same seed gives the same texts.
 
-Times are of the monotonic clock, which all processes of a machine share.
-"""
+Times come from the monotonic clock, which all processes of a machine share."""
 
 from __future__ import annotations
 

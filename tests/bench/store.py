@@ -1,8 +1,7 @@
-"""Committed turns a second at 1, 32 and 256 concurrent sessions, and bytes a stored token, on both databases.
+"""Committed turns per second at 1, 32 and 256 concurrent sessions, and bytes per stored token, on both databases.
 
-Each rate stands beside that of the disk itself (a write and fsync at a time, in the same run and folder): its ratio is
-what counts. Run as `python -m tests.bench.store [--seconds N]`. Nothing here fails by time.
-"""
+Each rate is reported with the rate of the disk itself (one write and fsync at a time, in the same run and folder);
+compare their ratio. Run `python -m tests.bench.store [--seconds N]`. No figure fails the bench."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""What one more turn costs inside the proxy: matching, bridging, parsing, proving; and what a session holds in memory.
+"""The cost of one more turn inside the proxy: matching, bridging, parsing, proving; and the memory of a session.
 
-A session grows by turns of about 400 new context tokens and 400 sampled ones. Run as `python -m tests.bench.turn
-[--tokenizer FOLDER]`. Nothing here fails by time.
-"""
+A session grows by turns of about 400 new context tokens and 400 sampled ones. Run `python -m tests.bench.turn
+[--tokenizer FOLDER]`. No figure fails the bench."""
 
 from __future__ import annotations
 

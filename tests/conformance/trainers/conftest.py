@@ -1,4 +1,4 @@
-"""A server of its own for each module, so that its queue holds what the module played."""
+"""One server per module, so that its queue holds only the sessions that the module played."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sessions on a real server with rewards, for trainers to read: two tasks as groups of four tries each."""
+"""Sessions with rewards on a real server, for trainers to read: two tasks, each a group of four attempts."""
 
 from __future__ import annotations
 

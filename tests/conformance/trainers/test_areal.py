@@ -1,5 +1,6 @@
-"""AReaL's own workflow runs its agents here, with nothing but the address of this server for that of its proxy: its
-client starts, rewards, ends and exports sessions, and its deserialiser gives the tokens that were sampled."""
+"""AReaL's own workflow runs its agents against this server, given its address in place of AReaL's proxy.
+
+AReaL's client starts, rewards, ends and exports sessions, and its deserialiser returns the sampled tokens."""
 
 from __future__ import annotations
 

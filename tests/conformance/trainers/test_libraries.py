@@ -1,4 +1,4 @@
-"""tensordict, verl and datasets take what the readers give, and what they hold is what was sampled."""
+"""tensordict, verl and datasets accept what the readers return, and hold the sampled tokens."""
 
 from __future__ import annotations
 

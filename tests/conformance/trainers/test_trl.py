@@ -1,4 +1,4 @@
-"""TRL: its own dataset drains our worker's buffer, and finds in it what was sampled, group by group."""
+"""TRL's own dataset drains the buffer of our worker, and finds the sampled tokens in it, group by group."""
 
 from __future__ import annotations
 
