@@ -1,7 +1,9 @@
 """The end of a turn: prove its alignment and commit it, or record its failure.
 
 A turn becomes visible only after its commit is durable. A failed turn is stored with its status and its sampled tokens;
-it never becomes a parent, and is exported only on request.
+it never becomes a parent, and exports only count it.
+
+Optimistic locking: if another replica changed the session first, the turn is placed and committed again.
 """
 
 from __future__ import annotations
