@@ -39,6 +39,8 @@ def ids_of(values: Any = ()) -> Ids:
 
 
 class Role(StrEnum):
+    """Who wrote a message."""
+
     SYSTEM = "system"
     USER = "user"
     ASSISTANT = "assistant"
@@ -46,6 +48,8 @@ class Role(StrEnum):
 
 
 class Api(StrEnum):
+    """The API that a request came through."""
+
     CHAT = "chat"
     RESPONSES = "responses"
     MESSAGES = "messages"
@@ -187,6 +191,8 @@ class Tool:
 
 
 class ToolChoiceMode(StrEnum):
+    """Whether the model may, may not or must call tools, or must call the one that `ToolChoice` names."""
+
     AUTO = "auto"
     NONE = "none"
     REQUIRED = "required"

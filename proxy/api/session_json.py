@@ -30,6 +30,7 @@ def started_json(started: IssuedKeys, server_url: str) -> dict[str, Any]:
 
 
 def record_json(record: SessionRecord) -> dict[str, Any]:
+    """The fields of a session without its interactions. Times are Unix seconds."""
     return {
         "session_id": record.session_id,
         "status": record.status.value,
@@ -49,6 +50,7 @@ def record_json(record: SessionRecord) -> dict[str, Any]:
 
 
 def interaction_json(interaction: Interaction, value: float | None, purpose: str | None) -> dict[str, Any]:
+    """The fields of an interaction without its tokens. `value` is its return; `purpose` None: the stored one."""
     return {
         "id": interaction.id,
         "parent_id": interaction.parent_id,

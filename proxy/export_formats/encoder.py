@@ -15,6 +15,8 @@ from proxy.trajectory.sample_row import SampleRow
 
 
 class ExportFormat(StrEnum):
+    """The formats of an export, as its field `format` names them."""
+
     JSON = "json"
     JSONL = "jsonl"
     AREAL = "areal"

@@ -1,4 +1,4 @@
-"""The open store of an event loop. Each part serves one kind of caller, which is given that part alone.
+"""The open store: sessions, turns, rewards, keys and claims. Each kind of caller is given one part alone.
 
 Every method of a part returns to the event loop at once, is done when the database is, and raises StoreUnavailable when
 the database refuses or the store is closed.
