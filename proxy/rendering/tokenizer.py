@@ -108,7 +108,7 @@ class Tokenizer:
 
     @cached_property
     def _byte_level(self) -> bool:
-        """Whether every token stands for bytes. Checked on the sample texts: a decoder may do more than join bytes."""
+        """True if every token stands for bytes. Checked on the sample texts: a decoder may do more than join bytes."""
         if '"ByteLevel"' not in json.dumps(json.loads(self._json).get("decoder")):
             return False
         sample = self.encode("".join(sample_texts()))

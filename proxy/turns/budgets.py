@@ -63,7 +63,7 @@ def _check_session(session: Session, choices: int) -> None:
 
 
 def _left_in_session(session: Session, choices: int) -> int | None:
-    """The tokens that each choice may sample, so that all of them together stay within `max_total_tokens`."""
+    """Return the tokens that each choice may sample, so that all together stay within `max_total_tokens`, or None."""
     most = session.record.limits.get("max_total_tokens")
     if most is None:
         return None

@@ -30,7 +30,7 @@ def with_history(session: Session, request: TurnRequest) -> TurnRequest:
 
 
 def _dereferenced(session: Session, message: Message) -> Message:
-    """The answer that an item reference names; any other message unchanged."""
+    """Return the answer that an item reference names; return any other message unchanged."""
     if message.name != ITEM_REFERENCE or message.origin is None:
         return message
     return replace(_find(session, message.origin, "input").interaction.output, origin=message.origin)

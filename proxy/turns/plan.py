@@ -74,7 +74,7 @@ def _stop_tokens(request: TurnRequest, renderer: Renderer) -> tuple[int, ...]:
 
 
 def _begin(plan: ReplyPlan, interaction_id: str, sampling: SamplingParams) -> Interaction:
-    """The interaction as it is before sampling; its place in the tree and its tokens are filled in at the end."""
+    """Make the interaction of a turn before sampling; its tokens and its place in the tree are filled in at the end."""
     request, match = plan.request, plan.prompt.match
     parent, new_messages = match.parent, match.new_messages(request.messages)
     return Interaction(
@@ -109,10 +109,10 @@ def _begin(plan: ReplyPlan, interaction_id: str, sampling: SamplingParams) -> In
 
 
 def new_tool_use_id() -> str:
-    """An id for a tool call in Anthropic's style."""
+    """Return a new id for a tool call in Anthropic's style."""
     return "toolu_" + new_hex()[:24]
 
 
 def new_call_id() -> str:
-    """An id for a tool call in OpenAI's style."""
+    """Return a new id for a tool call in OpenAI's style."""
     return "call_" + new_hex()[:24]

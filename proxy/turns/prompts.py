@@ -85,7 +85,7 @@ class Prompts:
         return Prompt(ids, Match(parent, len(before)), identity, bridged=True), (*before, new)
 
     async def _bridge(self, session: Session, request: TurnRequest, match: Match) -> Ids | None:
-        """The parent's exact tokens and those of the new messages after them; None if they cannot be bridged."""
+        """Return the parent's exact tokens followed by those of the new messages; None if they cannot be bridged."""
         assert match.parent is not None
         before = token_ids(match.parent)
         answer = match.parent.interaction
@@ -112,7 +112,7 @@ class Prompts:
             )
 
     def grammar(self, request: TurnRequest) -> Grammar | None:
-        """The grammar of the output: a forced tool call, JSON, or either if tools may be called; else None."""
+        """Return the grammar of the output: a forced tool call, JSON, or either if tools may be called; else None."""
         forced = self._renderer.tool_grammar(request.tools, request.tool_choice, request.parallel_tool_calls)
         if forced is not None or request.response_format is None:
             return forced

@@ -1,4 +1,4 @@
-"""A committed reply given again from its stored tokens. Nothing is sampled or recorded: the reply stays the same."""
+"""A replay: a committed reply is sent again from its stored tokens. Nothing is sampled or recorded."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from proxy.types import Interaction, TurnRequest, ids_of
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ReplayedTurn:
-    """A `Choice` that was committed before it was asked for; `deltas` are its whole output."""
+    """A `Choice` that is already committed; `deltas`: its whole output."""
 
     interaction: Interaction
     attempt: Attempt

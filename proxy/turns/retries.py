@@ -32,31 +32,31 @@ class Attach:
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """Give the committed interactions of this attempt again."""
+    """Replay the committed interactions of this attempt."""
 
     attempt: Attempt
 
 
 @dataclass(frozen=True, slots=True)
-class Anew:
+class NewSample:
     """Sample a new attempt, which replaces the failed or ending attempts in `superseded`."""
 
     superseded: Sequence[Attempt]
 
 
-def decide(attempts: Sequence[Attempt], request: TurnRequest) -> Attach | Replay | Anew:
+def decide(attempts: Sequence[Attempt], request: TurnRequest) -> Attach | Replay | NewSample:
     """Apply the rules above. `attempts`: those of the session with the request's hash, oldest first."""
     marked = [a for a in attempts if _is_marked(request, a)]
     gone = [a for a in attempts if a.readers == 0 and not (a.written or a.unsettled)]
     failed = [a for a in attempts if a.stage in (Stage.FAILED, Stage.ENDING) and not a.superseded]
     if failed and (failed[-1] in marked or not marked):
-        return Anew(failed)
+        return NewSample(failed)
     for attempt in (*reversed(marked), *reversed(gone)):
         if attempt.stage is Stage.RUNNING:
             return Attach(attempt)
         if attempt.stage is Stage.COMPLETE and len(attempt.interactions) == request.n:
             return Replay(attempt)
-    return Anew(failed)
+    return NewSample(failed)
 
 
 def _is_marked(request: TurnRequest, attempt: Attempt) -> bool:

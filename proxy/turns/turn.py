@@ -107,7 +107,7 @@ class Turn:
         return FinishReason.STOP if ended else chunk.finish
 
     def _encoded(self, chunk: TokenChunk, text: str) -> TokenChunk:
-        """Turn a text chunk into token ids within the budget, with an end token if the text ended by itself."""
+        """Convert a text chunk to token ids within the budget, with an end token if the text ended by itself."""
         most, stops = self.generate.sampling.max_tokens, self.generate.stop_token_ids
         ids = self.encode(text)
         if chunk.finish is FinishReason.STOP and stops and not (ids and ids[-1] in stops):
@@ -118,7 +118,7 @@ class Turn:
 
     @property
     def _takes_whole_chunks(self) -> bool:
-        """False where each token counts: for its logprob, or because the first tool call ends the output."""
+        """False if tokens must be parsed one by one: for logprobs, or because the first tool call ends the output."""
         return not self.request.logprobs and (self.request.parallel_tool_calls or not self.request.tools)
 
     def _feed(self, ids: Ids, chunk: TokenChunk, at: int) -> FinishReason | None:
@@ -170,9 +170,9 @@ class Turn:
         self._changed.set()
 
     def _hold(self, delta: Delta) -> None:
-        """Hold a delta. A held fragment of arguments is let go when the next fragment shows that it was not the last.
+        """Hold a delta. A held fragment of arguments is released when the next fragment shows that it was not the last.
 
-        Once a call is closed, two or more deltas are held, and nothing is let go any more.
+        Once a call is closed, two or more deltas are held, and none is released before the commit.
         """
         if (
             isinstance(delta, ToolCallArguments)
@@ -183,13 +183,13 @@ class Turn:
         self._held.append(delta)
 
     def release(self) -> None:
-        """Show the held deltas: the turn is committed."""
+        """Show the held deltas to readers, after the commit."""
         self.deltas += self._held
         self._held.clear()
         self._changed.set()
 
     def wake(self) -> None:
-        """Let readers look again: the task has ended."""
+        """Wake the readers, after the end of the task."""
         self._changed.set()
 
 

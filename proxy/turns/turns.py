@@ -4,8 +4,8 @@
 4 attach or replay a retry (retries)   5 find parent, build prompt (prompts)    6 apply the budgets (budgets)
 7 sample and parse tokens (turn)       8 prove alignment and commit (commits)   9 only now send the end to the client
 
-A generation that fails, is cancelled or loses its client never becomes half an interaction: what was sampled is stored
-with its status. Cancellation at any point closes the engine's iterator, which frees the request in the engine.
+A generation that fails or is cancelled is stored with that status and the tokens that it sampled; it is never partly
+complete. Cancellation at any point closes the engine's iterator, which frees the request in the engine.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ from proxy.turns.history import with_history
 from proxy.turns.plan import ReplyPlan, make_turns
 from proxy.turns.prompts import Prompt, Prompts
 from proxy.turns.replay import replay
-from proxy.turns.retries import Anew, Attach, Replay, decide
+from proxy.turns.retries import NewSample, Attach, Replay, decide
 from proxy.turns.turn import Turn
 from proxy.types import FinishReason, Interaction, Status, TurnRequest
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
-# A client that disconnects may be about to retry: its generation goes on for this long, so that the retry can attach.
+# A client that disconnects may retry soon: its generation continues for this long, so that the retry can attach.
 GRACE_S = 2.0
 _GRACE = "grace"
 
@@ -169,7 +169,7 @@ class Turns:
             self._arriving -= 1
 
     def _earlier(self, session: Session, request: TurnRequest, key: str) -> Sequence[Choice] | None:
-        """The choices of an earlier attempt that answers this request too, or None: the request is sampled."""
+        """Return the choices of an earlier attempt that also answers this request, or None if it must be sampled."""
         match decide(session.attempts.get(key, ()), request):
             case Attach(attempt):
                 return self._choices[attempt]
@@ -233,7 +233,7 @@ class Turns:
         self._named.ensure_stored(session)
         attempts = session.attempts.setdefault(attempt.key, [])
         decision = decide(attempts, plan.request)
-        if isinstance(decision, Anew):
+        if isinstance(decision, NewSample):
             for failed in decision.superseded:
                 self._supersede(session, failed)
         attempts.append(attempt)
@@ -276,7 +276,8 @@ class Turns:
         self._metrics.in_flight.dec()
         turn.wake()
         if turn.task is not None and not turn.task.cancelled():
-            turn.task.exception()  # marks it as retrieved: asyncio would warn where a failed turn has no reader
+            # Retrieve the exception: otherwise asyncio warns about a failed turn without a reader.
+            turn.task.exception()
 
     async def _run(self, turn: Turn) -> Interaction:
         try:

@@ -23,7 +23,7 @@ _LAST_CHUNK = b"\r\n0\r\n\r\n"
 
 
 class Agent(Connection):
-    """A connection that also takes chunked replies, and notes when their first text came."""
+    """A connection that also reads chunked replies and records when their first text arrived."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -42,7 +42,7 @@ class Agent(Connection):
 
 
 def stream_events(body: bytes) -> Iterator[dict[str, Any]]:
-    """The events of a chunked event stream. Raises RuntimeError for an error event."""
+    """Yield the events of a chunked event stream. Raises RuntimeError for an error event."""
     for line in b"".join(_unchunked(body)).split(b"\n"):
         if line.startswith(b"data: {"):
             event = orjson.loads(line[6:])
@@ -59,7 +59,7 @@ def _unchunked(body: bytes) -> Iterator[bytes]:
 
 
 def streamed_answer(body: bytes) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The message that the deltas add up to, and the usage."""
+    """Return the message that the deltas add up to, and the usage."""
     texts: dict[str, list[str]] = {"content": [], "reasoning_content": []}
     usage: dict[str, Any] = {}
     for event in stream_events(body):
@@ -72,7 +72,7 @@ def streamed_answer(body: bytes) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 async def converse(port: int, workload: Workload, arm: Arm, session: int) -> list[Reply]:
-    """All turns of one session, each with everything before it, as agents send it."""
+    """Run all turns of one session; each request repeats the whole conversation, as agents send it."""
     _, agent = await asyncio.get_running_loop().create_connection(Agent, "127.0.0.1", port)
     head: dict[str, Any] = {"model": "bench", "max_tokens": workload.reply_tokens, "stream": arm.stream}
     if arm.stream:
@@ -109,7 +109,7 @@ async def run_sessions(port: int, workload: Workload, arm: Arm, sessions: Sequen
 
 
 class Clients:
-    """Processes of agents that share the sessions of an arm. They start once, so that no arm pays for it."""
+    """Processes of agents that share the sessions of an arm. They start once, so no arm includes their start-up."""
 
     def __init__(self, port: int, count: int) -> None:
         self._port = port
@@ -120,12 +120,12 @@ class Clients:
         pipe = asyncio.subprocess.PIPE
         for _ in range(self._count):
             command = (sys.executable, "-m", "tests.bench.clients", str(self._port))
-            limit = 256 * 2**20  # of one line: the replies of all sessions
+            limit = 256 * 2**20  # one line holds the replies of all sessions
             process = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe, limit=limit)
             self._processes.append(process)
 
     async def run(self, workload: Workload, arm: Arm) -> list[Reply]:
-        """All sessions at once. Raises RuntimeError when a process of agents ends."""
+        """Run all sessions at once. Raises RuntimeError if a process of agents ends."""
         shares = [range(workload.sessions)[index :: self._count] for index in range(self._count)]
         lists = await asyncio.gather(*map(self._ask, self._processes, [(workload, arm, list(s)) for s in shares]))
         return list(chain.from_iterable(lists))

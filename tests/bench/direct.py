@@ -33,7 +33,7 @@ class Session:
 
 
 def prepare(renderer: Renderer, workload: Workload, arm: Arm) -> list[Session]:
-    """All sessions of an arm as tokens."""
+    """Return all sessions of an arm as tokens."""
     return [_prepared(renderer, number, workload.texts(arm.seed, number)) for number in range(workload.sessions)]
 
 
@@ -43,7 +43,7 @@ def _prepared(renderer: Renderer, number: int, texts: list[str]) -> Session:
 
 
 def _followers(renderer: Renderer, prompt: Ids, text: str) -> Mapping[FinishReason, Ids]:
-    """What comes after an answer that was cut, or that ended itself: the words of the answer make no difference."""
+    """Return the tokens after an answer, by its finish reason: they do not depend on the words of the answer."""
     said, answer, new = renderer.encode(_ANSWER), Message(Role.ASSISTANT, _ANSWER), (Message(Role.USER, text),)
     ended = said + ids_of(renderer.stop_token_ids[:1])
     outputs = {FinishReason.LENGTH: said, FinishReason.STOP: ended}
@@ -53,8 +53,8 @@ def _followers(renderer: Renderer, prompt: Ids, text: str) -> Mapping[FinishReas
 async def run_direct(
     engine: Engine, sessions: list[Session], workload: Workload, arm: Arm, stops: tuple[int, ...]
 ) -> list[Reply]:
-    """All sessions at once."""
-    turn = TurnRequest(Api.CHAT, "bench", (), stream=arm.stream)  # says how many tokens are wanted at once
+    """Run all sessions at once."""
+    turn = TurnRequest(Api.CHAT, "bench", (), stream=arm.stream)  # `stream` decides how many tokens a chunk has
     lists = await asyncio.gather(*(_session(engine, session, workload, turn, stops) for session in sessions))
     return list(itertools.chain.from_iterable(lists))
 

@@ -40,7 +40,7 @@ QUIET_S = 5.0
 
 
 async def fill(url: str, sessions: int, tokens: int) -> None:
-    """Chains of `TURNS` turns, half of each turn's new tokens sampled, with as much text as such tokens have."""
+    """Store chains of `TURNS` turns. Half of each turn's tokens are sampled; text has about 4 characters per token."""
     store = Store.open(url, migrate=True)
     chance, words = random.Random(0), Words(0)
     half = tokens // TURNS // 2
@@ -75,13 +75,13 @@ async def fill(url: str, sessions: int, tokens: int) -> None:
 
 
 def resident_bytes(server: Server) -> int:
-    """What the server holds in memory; 0 where the system does not tell."""
+    """Return the server's resident memory in bytes; 0 if the system does not report it."""
     statm = Path(f"/proc/{server.pid}/statm")
     return int(statm.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") if statm.exists() else 0
 
 
 def read_export(server: Server, name: str, sessions: int) -> int:
-    """Ask for pages until all are read; how many bytes came."""
+    """Read all pages; return the number of bytes received."""
     received, cursor = 0, None
     for _ in range(-(-sessions // PAGE)):
         body = {"layout": "concat", "format": name, "filter": {"task_id": ""}, "limit": PAGE, "cursor": cursor}
@@ -91,7 +91,7 @@ def read_export(server: Server, name: str, sessions: int) -> int:
 
 
 def _read_page(server: Server, body: bytes) -> tuple[int, str | None]:
-    """Bytes of the answer, and the cursor of its headers. Raises RuntimeError unless the answer is whole."""
+    """Return the size of the answer in bytes and its cursor. Raises RuntimeError unless the answer is whole."""
     head = b"POST /export_trajectories HTTP/1.1\r\nhost: h\r\nconnection: close\r\ncontent-length: %d\r\n\r\n"
     buffer, received, tail, start = bytearray(1 << 20), 0, b"", b""
     with socket.create_connection(("127.0.0.1", server.port)) as connection:
@@ -108,7 +108,7 @@ def _read_page(server: Server, body: bytes) -> tuple[int, str | None]:
 
 @dataclass(slots=True)
 class Watch:
-    """The most memory that the server had while this was running."""
+    """Records the server's peak memory in bytes while `run` runs."""
 
     server: Server
     peak: int = 0
@@ -140,7 +140,7 @@ def measure(server: Server, name: str, sessions: int) -> Result:
 
 
 async def turns_while(server: Server, reader: multiprocessing.process.BaseProcess | None) -> Series:
-    """First turns of fresh sessions, one after the other, for `QUIET_S` or as long as `reader` is alive."""
+    """Run first turns of new sessions, one at a time, for `QUIET_S` or as long as `reader` is alive."""
     series, words = Series(), Words(1)
     end = time.perf_counter() + QUIET_S
     while reader.is_alive() if reader is not None else time.perf_counter() < end:
@@ -151,7 +151,7 @@ async def turns_while(server: Server, reader: multiprocessing.process.BaseProces
 
 
 def turns_during(server: Server, name: str, sessions: int) -> Series:
-    """Turns while another process reads an export: in this one it would hold up the load itself."""
+    """Run turns while another process reads an export; a reader in this process would delay the load."""
     reader = multiprocessing.get_context("fork").Process(target=read_export, args=(server, name, sessions))
     reader.start()
     series = uvloop.run(turns_while(server, reader))
@@ -189,7 +189,7 @@ def main() -> None:
         folder = Path(name)
         asyncio.run(fill(f"sqlite:///{folder / 'bench.db'}", options.sessions, options.tokens))
         table = Table("format", "tokens/s", "MB", "MB beyond idle", "turn p50 ms", "p99 ms", "p99 / before")
-        for chosen in options.formats:  # a server each, so that its memory tells of this format alone
+        for chosen in options.formats:  # each format has a new server, so that its memory is due to this format only
             with proxy_server(folder, None) as server, on_core(1):
                 table.add_row(*row(server, chosen, options.sessions, options.tokens))
         console.print(table)

@@ -30,7 +30,7 @@ BODIES: dict[str, dict[str, Any]] = {
     "responses": {"input": "hello"},
     "messages": {"messages": [{"role": "user", "content": "hello"}]},
 }
-# What the first piece of the answer looks like in each API.
+# A pattern of the first piece of the answer in each API.
 FIRST = {"chat/completions": '"content":"', "responses": "output_text.delta", "messages": "text_delta"}
 LIMITS = {"chat/completions": "max_tokens", "responses": "max_output_tokens", "messages": "max_tokens"}
 
@@ -56,7 +56,7 @@ async def direct_ms() -> float:
 
 
 async def proxied_ms(url: str, path: str) -> float:
-    """From the request's first byte to the first piece of text, over one kept connection."""
+    """Return the time from sending a request to the first piece of text, over one kept-alive connection."""
     body = {"model": "m", "stream": True, LIMITS[path]: MAX_TOKENS, **BODIES[path]}
     figures = []
     async with httpx.AsyncClient(base_url=url, timeout=60) as http:
@@ -67,7 +67,7 @@ async def proxied_ms(url: str, path: str) -> float:
                 async for line in response.aiter_lines():
                     if not seen and FIRST[path] in line and '"content":""' not in line:
                         seen = time.perf_counter() - start
-            if seen:  # a first token that is half a character has nothing to show yet
+            if seen:  # a first token that is part of a character gives no text yet
                 figures.append(seen)
     return statistics.median(figures[1:]) * 1e3
 

@@ -35,7 +35,7 @@ from tests.bench.rollouts import Arm, Reply, Workload, first_token_ms, hit_rates
 from tests.engines.devices import CPU_DEVICE
 
 _WARM_UP = 16
-"""Sessions of two turns through either way that are not counted: first requests load and compile."""
+"""Sessions of two turns per way that warm up the engine and are not counted: first requests load and compile."""
 
 _MODES = {"streamed": True, "whole replies": False}
 _WAYS = ("direct", "proxy")
@@ -43,7 +43,7 @@ _WAYS = ("direct", "proxy")
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is run. `clients`: processes of agents."""
+    """The workload and its repetitions. `clients`: the number of processes of agents."""
 
     workload: Workload
     rounds: int
@@ -60,11 +60,11 @@ class Results:
     rounds: dict[tuple[str, str], list[list[Reply]]] = field(default_factory=dict)
 
     def rate(self, mode: str, way: str) -> float:
-        """Tokens per second, the median of the rounds."""
+        """Return tokens per second, the median of the rounds."""
         return statistics.median(tokens_a_second(replies) for replies in self.rounds[mode, way])
 
     def pooled(self, mode: str, way: str) -> list[Reply]:
-        """The replies of all rounds; sessions of different rounds get different numbers."""
+        """Return the replies of all rounds; sessions of different rounds get different numbers."""
         rounds = enumerate(self.rounds[mode, way])
         return [_renumbered(reply, number) for number, replies in rounds for reply in replies]
 
@@ -75,7 +75,7 @@ def _renumbered(reply: Reply, number: int) -> Reply:
 
 
 class Bench:
-    """One server with its engine, and the arms that are run on it."""
+    """Runs the arms on one server with its engine."""
 
     def __init__(self, plan: Plan, engine: Engine, renderer: Renderer, clients: Clients) -> None:
         self._plan = plan
@@ -84,7 +84,7 @@ class Bench:
         self._clients = clients
 
     async def measure(self) -> Results:
-        """Rounds of all arms; which way goes first changes from round to round."""
+        """Run all rounds of all arms; the order of the two ways alternates from round to round."""
         results, workload = Results(engine=self._engine.info().detail), self._plan.workload
         warming = Workload(min(_WARM_UP, workload.sessions), 2, workload.reply_tokens, 400, 100)
         for way in _WAYS:
@@ -98,7 +98,7 @@ class Bench:
         return results
 
     async def _run(self, way: str, workload: Workload, arm: Arm) -> list[Reply]:
-        """One arm, from an empty prefix cache."""
+        """Run one arm, starting with an empty prefix cache."""
         if way == "proxy":
             await self._engine.flush_cache()
             return await self._clients.run(workload, arm)
@@ -108,7 +108,7 @@ class Bench:
 
 
 def serve_and_measure(settings: Settings, plan: Plan) -> Results:
-    """Start the server, measure on it, end it. Raises what went wrong in any of them."""
+    """Start the server, measure, and stop it. Raises the first error of any of these."""
     running: list[asyncio.Task[Results]] = []
 
     def on_ready(app: Starlette, url: str) -> None:
@@ -130,7 +130,7 @@ async def _measure(app: Starlette, port: int, plan: Plan) -> Results:
 
 
 def final_tokens(results: Results) -> int:
-    """Tokens of all sessions of an arm at their end."""
+    """Return the number of tokens of all sessions of an arm at their end."""
     replies = results.rounds[next(iter(_MODES)), "proxy"][0]
     last = max(reply.turn for reply in replies)
     return sum(reply.prompt_tokens + reply.reply_tokens for reply in replies if reply.turn == last)
@@ -172,7 +172,7 @@ def check_possible(engine: str, device: str) -> None:
     """Raise SystemExit with the reason when the bench cannot run here."""
     for package in ("torch", engine):
         if importlib.util.find_spec(package) is None:
-            raise SystemExit(f"this bench needs the package {package}; --engine transformers does without sglang")
+            raise SystemExit(f"this bench needs the package {package}; --engine transformers works without sglang")
     if device == "cuda":
         import torch
 
@@ -184,7 +184,7 @@ def machine(device: str) -> str:
     """The GPU by name, or the CPU."""
     if device == "cpu":
         model = next(iter(_lines_of("/proc/cpuinfo", "model name")), "unknown CPU")
-        return f"{model}, {os.cpu_count()} cores, no GPU: these figures say nothing about one"
+        return f"{model}, {os.cpu_count()} cores, no GPU: these figures do not apply to a GPU"
     import torch
 
     return f"{torch.cuda.get_device_name(0)}, {os.cpu_count()} CPU cores"
@@ -196,7 +196,7 @@ def _lines_of(path: str, name: str) -> list[str]:
 
 
 def engine_arguments(engine: str, device: str, given: Sequence[str], load: Workload) -> tuple[str, ...]:
-    """`--engine-arg` of the server; what was given wins. On a GPU all sizes are the engine's own."""
+    """Return the engine arguments of the server; given ones win. On a GPU the engine chooses all sizes itself."""
     if engine == "transformers":
         return (f"device={device}", *given)
     cpu = (*CPU_DEVICE, f"max_total_tokens={load.most_tokens}", f"max_running_requests={load.sessions}")
@@ -244,7 +244,7 @@ def main() -> None:
         except ConfigurationError as error:
             raise SystemExit(f"the server does not start: {error}") from None
         except asyncio.CancelledError:
-            raise SystemExit("ended by a signal before all was measured") from None
+            raise SystemExit("a signal ended the benchmark before its last arm") from None
     results.machine = f"{machine(options.device)}; random {options.model_size} model"
     results.cache_gib = (
         SIZES[options.model_size].cache_bytes(final_tokens(results), 4 if dtype == "float32" else 2) / 2**30

@@ -21,7 +21,7 @@ USER_CHARACTERS = 1500
 
 
 class Connection(asyncio.Protocol):
-    """HTTP/1.1 over one kept connection, one request at a time, replies with a content-length only."""
+    """HTTP/1.1 over one kept-alive connection: one request at a time, and only replies with a content-length."""
 
     def __init__(self) -> None:
         self._received = bytearray()
@@ -51,7 +51,7 @@ class Connection(asyncio.Protocol):
             self._reply.set_exception(error or ConnectionResetError("the server closed the connection"))
 
     async def post(self, path: str, body: bytes) -> bytes:
-        """The body of the answer. Raises RuntimeError for any status but 200."""
+        """Return the body of the answer. Raises RuntimeError for any status but 200."""
         self._received, self._end = bytearray(), 0
         self._reply = asyncio.get_running_loop().create_future()
         head = f"POST {path} HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\ncontent-length: "
@@ -85,7 +85,7 @@ SYLLABLES = [
 
 
 class Words:
-    """Seeded text: two words of three are common ones, as in prose; the third is new."""
+    """Seeded text: two of three words are common, as in prose; the third is a random string."""
 
     def __init__(self, seed: int) -> None:
         self._random = random.Random(seed)
@@ -108,12 +108,12 @@ _numbers = count()
 
 
 def new_path() -> str:
-    """An address in a session that does not exist yet; an open server creates it."""
+    """Return a path in a session that does not exist yet; an open server creates it."""
     return f"/bench-{os.getpid()}-{next(_numbers)}/v1/chat/completions"
 
 
 class Conversation:
-    """A growing chat. A body is the last one, the reply and one user message; only these two are encoded anew."""
+    """A growing chat. Each body extends the last by the reply and a user message, and only these two are encoded."""
 
     def __init__(self, words: Words, user_characters: int = USER_CHARACTERS, turns: int = 1) -> None:
         self.path = new_path()
@@ -150,7 +150,7 @@ class Series:
 
 @dataclass(frozen=True, slots=True)
 class Lane:
-    """One connection of a load; stops asking when the phase is over."""
+    """One connection of a load; it sends no more requests once the phase is over."""
 
     connection: Connection
     latencies: list[int]
@@ -179,7 +179,7 @@ def sending(requests: Sent) -> Work:
 
 
 def conversing(conversation: Conversation, turns: int, sent: Sent) -> Work:
-    """Takes each reply into the next body; what was sent is kept, for the bare handler."""
+    """Add each reply to the next body, and keep the bodies for the bare handler."""
 
     async def work(lane: Lane) -> None:
         for _ in range(turns):
@@ -193,7 +193,7 @@ def conversing(conversation: Conversation, turns: int, sent: Sent) -> Work:
 
 
 async def under_load(server: Server, works: list[Work], series: Series, phase_s: float) -> None:
-    """Every work on its own connection, all at once."""
+    """Run all `works` concurrently, each on a separate connection."""
     connections = [await connect(server) for _ in works]
     latencies: list[int] = []
     begun = time.perf_counter_ns()

@@ -35,7 +35,7 @@ class Shape:
         return {name: getattr(self, name) for name in self.__slots__}
 
     def cache_bytes(self, tokens: int, itemsize: int) -> int:
-        """Bytes of the keys and values of so many tokens."""
+        """Return the size in bytes of the keys and values of `tokens` tokens."""
         return tokens * 2 * itemsize * self.num_hidden_layers * self.num_key_value_heads * self.head_dim
 
 
@@ -47,7 +47,7 @@ SIZES = {
 
 
 def write_model(folder: Path, shape: Shape, dtype: str, *, weights: bool, seed: int = 0, spread: float = 0.02) -> None:
-    """A Hugging Face folder of this shape. `weights`: random ones beside the config, which deviate by `spread`."""
+    """Write a Hugging Face folder of this shape. `weights`: with random weights of standard deviation `spread`."""
     build_tiny_model(folder)
     (folder / "model.safetensors").unlink()
     ids = _grow_tokenizer(folder / "tokenizer.json", shape.vocab_size)
@@ -60,7 +60,7 @@ def write_model(folder: Path, shape: Shape, dtype: str, *, weights: bool, seed: 
 
 
 def _grow_tokenizer(path: Path, size: int) -> dict[str, int]:
-    """Give the tokenizer `size` tokens: bytes, pairs of letters, words of four; returns the ids of the added ones."""
+    """Extend the tokenizer to `size` tokens: bytes, pairs of letters, words of four; return ids of added tokens."""
     tokenizer = json.loads(path.read_text(encoding="utf-8"))
     model, added = tokenizer["model"], tokenizer["added_tokens"]
     symbols = [token for token, _ in sorted(model["vocab"].items(), key=lambda item: item[1]) if len(token) == 1]

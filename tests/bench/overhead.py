@@ -73,7 +73,7 @@ class Turns:
 
 
 async def by_turn(server: Server, conversation: Conversation, turns: Turns, bare: Server, bare_turns: Turns) -> None:
-    """One conversation, alone; each body goes to the bare handler too, right after."""
+    """Run one conversation alone; each body is also sent to the bare handler, right afterwards."""
     connection, bare_connection = await connect(server), await connect(bare)
     for turn in range(1, LAST_TURN + 1):
         body = conversation.next_body()
@@ -102,7 +102,7 @@ class Results:
 
 
 async def measure(proxy: Server, bare: Server, plan: Plan, seed: int) -> Results:
-    """Rounds of all phases, proxy and bare handler in turn, so that a slow moment of the machine hits both."""
+    """Run rounds of all phases, alternating proxy and bare handler, so that a slow moment affects both."""
     results = Results()
     words = Words(seed)
     user_characters = await _calibrate(proxy, words)
@@ -120,7 +120,7 @@ def _share(total: int, rounds: int, index: int) -> int:
 
 
 async def _calibrate(proxy: Server, words: Words) -> int:
-    """How many characters a user message needs for a turn of `TURN_TOKENS`, the reply included. Warms up, too."""
+    """Return the characters that a user message needs for a turn of `TURN_TOKENS` with its reply. Also warms up."""
     connection = await connect(proxy)
     for _ in range(20):
         conversation = Conversation(words)
@@ -200,7 +200,7 @@ def _costs(results: Results) -> Table:
 
 
 def _p50(values: dict[int, list[int]], turn: int) -> float:
-    """The median over all sessions of this turn and its neighbours, which differ by one message."""
+    """Return the median of this turn and its neighbours, which differ by one message, over all sessions."""
     return statistics.median(value for near in (turn - 1, turn, turn + 1) for value in values.get(near, []))
 
 
@@ -232,7 +232,7 @@ async def _one_reply(proxy: Server) -> bytes:
 
 
 def assets_tokenizer() -> Path | None:
-    """The real tokenizer of the test assets, where they are there; else the server's built-in one."""
+    """Return the folder of a real tokenizer if the test assets are present, else None for the built-in one."""
     folder = Path(os.environ.get("TOKENGROVE_TEST_ASSETS", "../shared")) / "tokenizers" / "qwen3"
     return folder if folder.is_dir() else None
 

@@ -12,7 +12,7 @@ from tests.bench.load import Words
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Sessions at once, each of so many turns. Characters are of the first user message and of each later one."""
+    """Concurrent sessions of `turns` turns. Characters: of the first user message, and of each later one."""
 
     sessions: int
     turns: int
@@ -27,7 +27,7 @@ class Workload:
         return self.sessions * (self.first_characters + self.turns * later)
 
     def texts(self, seed: int, session: int) -> list[str]:
-        """The user messages of one session."""
+        """Return the user messages of one session."""
         words = Words(seed * 1_000_003 + session)
         return [words.text(self.later_characters if turn else self.first_characters) for turn in range(self.turns)]
 
@@ -59,19 +59,19 @@ class Reply:
 
 
 def tokens_a_second(replies: Sequence[Reply]) -> float:
-    """Sampled tokens over the time from the first request to the last token of all."""
+    """Return the sampled tokens divided by the time from the first request to the last token of all sessions."""
     duration_ns = max(reply.ended_ns for reply in replies) - min(reply.begun_ns for reply in replies)
     return sum(reply.reply_tokens for reply in replies) / duration_ns * 1e9
 
 
 def first_token_ms(replies: Sequence[Reply], share: float) -> float | None:
-    """A quantile of the time to the first token, turns after the first; None where replies come whole."""
+    """Return a quantile of the time to the first token over turns after the first; None for whole replies."""
     waits = sorted(reply.first_ns - reply.begun_ns for reply in replies if reply.first_ns and reply.turn)
     return waits[min(len(waits) - 1, int(share * len(waits)))] / 1e6 if waits else None
 
 
 def hit_rates(replies: Sequence[Reply]) -> tuple[float, float]:
-    """Prompt tokens from the prefix cache, turns after the first: of all, and of what the turn before left there."""
+    """Return cached prompt tokens of turns after the first, as shares of all and of those that could be cached."""
     before = {(reply.session, reply.turn): reply for reply in replies}
     later = [reply for reply in replies if reply.turn]
     left = [before[reply.session, reply.turn - 1] for reply in later]

@@ -1,4 +1,4 @@
-"""The two servers of a bench, each a process on the first core: the proxy, and a bare handler of the same JSON."""
+"""The two servers of a benchmark, each a process on the first core: the proxy, and a bare handler of the same JSON."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ START_TIMEOUT_S = 60.0
 
 
 def bare_app() -> Starlette:
-    """Reads the body as JSON and writes a reply of the proxy's as JSON; run by uvicorn as a factory."""
+    """Build the bare handler: it reads the body as JSON and writes the proxy's reply as JSON. A factory for uvicorn."""
     reply = orjson.loads(Path(os.environ[REPLY_VARIABLE]).read_bytes())
 
     async def answer(request: Request) -> Response:
@@ -40,14 +40,14 @@ class Server:
     pid: int
 
     def cpu_ns(self) -> int:
-        """CPU time of all threads so far, in ns; 0 where the system does not tell."""
+        """Return the CPU time of all threads so far, in ns; 0 if the system does not report it."""
         tasks = Path(f"/proc/{self.pid}/task").glob("*/schedstat")
         return sum(int(task.read_text().split()[0]) for task in tasks)
 
 
 @contextmanager
 def server_process(arguments: list[str], port: int, folder: Path, **environment: str) -> Iterator[Server]:
-    """A server that answers; its output goes to a file that is shown when it does not come up."""
+    """Run a server until the block ends. Its output goes to a file, which is shown if it does not start."""
     log = folder / f"{port}.log"
     with log.open("wb") as output, on_core(0):
         process = subprocess.Popen(
@@ -62,7 +62,7 @@ def server_process(arguments: list[str], port: int, folder: Path, **environment:
 
 
 def wait_until_answering(process: subprocess.Popen[bytes], port: int, log: Path) -> None:
-    """Returns with the first answer, of whatever status. Raises SystemExit with the log when none comes."""
+    """Wait for the first answer of any status. Raises SystemExit with the log if there is none."""
     deadline = time.monotonic() + START_TIMEOUT_S
     while process.poll() is None and time.monotonic() < deadline:
         if _answers(port):
@@ -72,7 +72,7 @@ def wait_until_answering(process: subprocess.Popen[bytes], port: int, log: Path)
 
 
 def _answers(port: int) -> bool:
-    """A connection alone says little: it is taken as soon as the socket listens, long before anything is served."""
+    """Return whether the server answers. A connection alone is no proof: a listening socket accepts it before that."""
     try:
         with socket.create_connection(("127.0.0.1", port), timeout=1.0) as probe:
             probe.sendall(b"GET /health HTTP/1.1\r\nhost: 127.0.0.1\r\nconnection: close\r\n\r\n")
@@ -83,7 +83,7 @@ def _answers(port: int) -> bool:
 
 @contextmanager
 def on_core(index: int) -> Iterator[None]:
-    """Run (and start processes) on one core, where there are two; a new process keeps the core."""
+    """Run on one core, if there are two; processes started in the block keep that core."""
     cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_setaffinity") else []
     if len(cores) < 2:
         yield

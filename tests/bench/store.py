@@ -36,7 +36,7 @@ MAX_TOKEN_ID = 150_000
 
 
 def fsyncs_per_second(folder: Path, seconds: float) -> float:
-    """One write of a page and one fsync after the other."""
+    """Return the rate of a page write followed by an fsync, one at a time."""
     page, done, end = os.urandom(4096), 0, time.perf_counter() + seconds
     with (folder / "fsync").open("wb") as file:
         while time.perf_counter() < end:
@@ -48,7 +48,7 @@ def fsyncs_per_second(folder: Path, seconds: float) -> float:
 
 
 class Load:
-    """Sessions that append turn after turn, each waiting for its commit."""
+    """Sessions that append turn after turn; each waits for its commit."""
 
     def __init__(self, store: Store) -> None:
         self.store = store
@@ -93,7 +93,7 @@ async def turns_per_second(url: str, sessions: int, seconds: float, label: str) 
 
 
 async def store_long_session(url: str) -> tuple[int, int]:
-    """Tokens of an 80-turn session, and the bytes of its message text as stored."""
+    """Store a session of 80 turns; return its tokens, and the bytes of its message text as stored."""
     store = Store.open(url, migrate=True)
     per_turn = SESSION_TOKENS // TURNS // 2
     text = tokens = prefix = 0
@@ -121,7 +121,7 @@ async def store_long_session(url: str) -> tuple[int, int]:
 
 
 def stored_bytes(url: str, folder: Path) -> int:
-    """What all tables take on the disk."""
+    """Return the size of all tables on disk in bytes."""
     if url.startswith("sqlite"):
         path = folder / "long.db"
         with closing(connect(path, isolation_level=None)) as connection:

@@ -34,7 +34,7 @@ REPEATS = 21
 
 
 class Growing:
-    """A session that grows turn by turn, as the server's would."""
+    """A session that grows turn by turn, as on the server."""
 
     def __init__(self, renderer: Renderer) -> None:
         self.renderer = renderer
@@ -44,7 +44,7 @@ class Growing:
         self.node: Node | None = None
 
     def text(self) -> str:
-        """About NEW_TOKENS tokens of fresh text."""
+        """Return fresh text of about NEW_TOKENS tokens."""
         text = self.words.text(NEW_TOKENS * 8)
         return self.renderer.decode(self.renderer.encode(text)[:NEW_TOKENS])
 
@@ -55,7 +55,7 @@ class Growing:
         return self.renderer.encode(self.text()) + array("i", self.renderer.stop_token_ids[:1])
 
     def turn(self) -> None:
-        """One turn, its answer echoed and a new user message behind it."""
+        """Run one turn; the next request echoes its answer and adds a user message."""
         request = self.request()
         identity = identify(request.messages, (), {})
         match = self.cache.find_parent(request, identity)
@@ -83,7 +83,7 @@ class Growing:
         return before + suffix
 
     def parse(self, output: Ids, prompt: Ids) -> Message:
-        """Token by token, as a stream."""
+        """Parse the output token by token, as in a stream."""
         parser = self.renderer.parser((), ToolChoice(), prompt)
         for at in range(len(output)):
             parser.feed(output[at : at + 1])
@@ -121,7 +121,7 @@ def measure(session: Growing) -> list[str]:
 
 
 def memory_per_token(renderer: Renderer) -> float:
-    """Bytes a token that a session of 50,000 tokens holds beyond its message text."""
+    """Return the memory in bytes per token of a session of 50,000 tokens, without its message text."""
     tracemalloc.start()
     session = Growing(renderer)
     before = tracemalloc.get_traced_memory()[0]

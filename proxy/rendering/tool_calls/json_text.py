@@ -46,7 +46,7 @@ class JsonText:
 
     @property
     def valid_start(self) -> bool:
-        """Whether the value goes on validly after its first bracket; `{'a'`, for example, does not."""
+        """True if the value continues validly after its first bracket; `{'a'`, for example, does not."""
         if len(self._open) > 1 or self.complete:
             return True
         return bool(self._open) and self._expect not in (_FIRST_KEY, _FIRST_VALUE)

@@ -14,7 +14,7 @@ from tests.e2e.processes import server_process
 if TYPE_CHECKING:
     from proxy.client import Export
 
-# Environments of other clients lack what our own client needs; the trainers have an environment of their own.
+# The trainers have a separate environment; those of other clients lack the packages of the project's own client.
 collect_ignore_glob = [] if all(map(find_spec, ("httpx", "numpy", "orjson"))) else ["test_*.py"]
 os.environ.update({"TRL_EXPERIMENTAL_SILENCE": "1", "HF_HUB_OFFLINE": "1", "RAY_USAGE_STATS_ENABLED": "0"})
 
@@ -28,7 +28,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def export(url: str) -> Export:
-    """Two groups of four, exported as chains."""
+    """Run two groups of four sessions, and export them as chains."""
     from proxy.client import Client
     from tests.conformance.trainers.played import GROUPS, TRIES, play
 

@@ -21,8 +21,8 @@ TURNS = 3
 
 
 class Agent:
-    """An AReaL agent: it asks TURNS times over the API it was made for, and rewards the first reply with 2 and the last
-    with 1, or the last alone."""
+    """An AReaL agent that runs TURNS turns over one API. It rewards the first reply with 2 and the last with 1, or,
+    without `by_id`, only the last with 1."""
 
     def __init__(self, api: str = "chat", *, by_id: bool = True) -> None:
         self._turn = getattr(self, "_" + api)
@@ -58,12 +58,12 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("api", ["chat", "responses"])
-async def test_areals_workflow_plays_rewards_and_exports_a_session(url: str, api: str) -> None:
+async def test_areals_workflow_runs_rewards_and_exports_a_session(url: str, api: str) -> None:
     agent = Agent(api)
     interactions = await _episode(url, agent, discount=0.5)
     assert list(interactions) == agent.ids
     _equal(interactions, _samples(url, "individual"))
-    # What an interaction was given, and half of what came after it.
+    # Each reward, plus half the return of the next turn.
     assert [interaction.reward for interaction in interactions.values()] == [2.25, 0.5, 1.0]
 
 
@@ -90,7 +90,7 @@ async def test_areals_trainer_pads_the_interactions_into_one_batch(url: str) -> 
     assert batch["rewards"].tolist() == [3.0, 1.0, 1.0]
 
 
-async def test_our_reader_fills_areals_own_class_with_what_its_client_gets(url: str) -> None:
+async def test_our_adapter_fills_areals_class_like_areals_client(url: str) -> None:
     types: Any = package("areal.experimental.openai.types")
     interactions = await _episode(url, Agent(), discount=0.5)
     samples = _samples(url, "individual")
@@ -106,7 +106,7 @@ async def test_our_reader_fills_areals_own_class_with_what_its_client_gets(url: 
 
 
 async def _episode(url: str, agent: Agent, **options: Any) -> dict[str, Any]:
-    """What AReaL's trainer gets from an episode of `agent`."""
+    """Run an episode of `agent`; return what AReaL's trainer receives."""
     workflow: Any = package("areal.experimental.openai.proxy.workflow")
     runner = workflow.OpenAIProxyWorkflow("inline", agent, proxy_addr=url, admin_api_key=KEY, **options)
     interactions: dict[str, Any] = await runner.arun_episode(None, {"question": "question"})
@@ -114,7 +114,7 @@ async def _episode(url: str, agent: Agent, **options: Any) -> dict[str, Any]:
 
 
 def _samples(url: str, layout: str) -> dict[str, Any]:
-    """All that was played, by our own reader in another format, by interaction."""
+    """Return all samples by interaction id, read with the project's own client in another format."""
     with Client(url, admin_key=KEY) as client:
         export = client.export(status="ended", layout=layout, discount=0.5)
     return {sample.interaction_id: sample for sample in export.samples}

@@ -30,7 +30,7 @@ def worker(url: str) -> Iterator[ClaimingWorker]:
     worker.stop()
 
 
-def test_rollout_samples_are_trls_own_with_group_relative_advantages(export: Export) -> None:
+def test_rollout_samples_are_trls_class_with_group_relative_advantages(export: Export) -> None:
     trainer = trainer_module()
     rows = rollout_samples(export.samples)
     assert len(rows) == len(export.samples) == len(GROUPS) * TRIES
@@ -47,7 +47,7 @@ def test_rollout_samples_are_trls_own_with_group_relative_advantages(export: Exp
         assert sorted(row.advantage for row in members) == pytest.approx(expected)
 
 
-def test_a_row_shows_the_conversation_where_the_export_has_it(url: str, export: Export) -> None:
+def test_a_row_has_the_conversation_if_the_export_includes_it(url: str, export: Export) -> None:
     trainer_module()
     assert rollout_samples(export.samples)[0].prompt == []
     with Client(url) as client:
@@ -57,14 +57,14 @@ def test_a_row_shows_the_conversation_where_the_export_has_it(url: str, export: 
         assert [message["role"] for message in row.completion] == ["assistant"]
 
 
-def test_the_worker_has_everything_that_trls_protocol_names(worker: ClaimingWorker) -> None:
+def test_the_worker_has_every_member_of_trls_protocol(worker: ClaimingWorker) -> None:
     protocol = trainer_module().RolloutWorkerProtocol
     named = {*protocol.__annotations__, *(name for name in vars(protocol) if not name.startswith("_"))}
     assert {"rollout_buffer", "metrics_queue", "start", "stop", "update_model_version", "check_health"} <= named
     assert all(hasattr(worker, name) for name in named)
 
 
-def test_trls_own_dataset_is_fed_whole_groups_and_what_it_was_fed_is_acknowledged(
+def test_trls_dataset_receives_whole_groups_which_are_then_acknowledged(
     url: str, export: Export, worker: ClaimingWorker
 ) -> None:
     trainer = trainer_module()
@@ -94,7 +94,7 @@ def test_trls_own_dataset_is_fed_whole_groups_and_what_it_was_fed_is_acknowledge
         assert client.claim(limit=1000).sessions == ()
 
 
-def test_half_a_group_waits_and_goes_back_to_the_queue_with_its_worker(url: str, export: Export) -> None:
+def test_an_incomplete_group_waits_and_returns_to_the_queue_when_its_worker_stops(url: str, export: Export) -> None:
     trainer_module()
     with Client(url) as client:
         started = play(url, "half", 0)
@@ -109,7 +109,7 @@ def test_half_a_group_waits_and_goes_back_to_the_queue_with_its_worker(url: str,
         assert client.claim(limit=2, group_id="half").sessions == (started,)
 
 
-def test_a_worker_that_cannot_claim_says_so_to_the_trainer() -> None:
+def test_a_worker_that_cannot_claim_reports_it_to_the_trainer() -> None:
     trainer_module()
     worker = ClaimingWorker("http://127.0.0.1:9", group_size=2)
     worker.start()
