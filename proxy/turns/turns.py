@@ -45,7 +45,7 @@ from proxy.turns.history import with_history
 from proxy.turns.plan import ReplyPlan, make_turns
 from proxy.turns.prompts import Prompt, Prompts
 from proxy.turns.replay import replay
-from proxy.turns.retries import NewSample, Attach, Replay, decide
+from proxy.turns.retries import Attach, NewSample, Replay, decide
 from proxy.turns.turn import Turn
 from proxy.types import FinishReason, Interaction, Status, TurnRequest
 
