@@ -12,6 +12,8 @@ import pytest
 import proxy.turns.turns
 from proxy.engine.scripted.scripts import Fault, Reply, Script, play
 from proxy.store.sql import reads
+from proxy.store.turn_log import TurnLog
+from proxy.types import Interaction, Status
 from tests.support import Server, call_text, function_tool, sampled, says, serving, tiny_renderer, until, user
 
 BODY = {"model": "m", "messages": [user("hi")]}
@@ -343,3 +345,25 @@ async def test_a_turn_that_completes_while_its_session_ends_has_its_return(tmp_p
                 break
             await asyncio.sleep(0.02)
         assert stored == wanted
+
+
+async def test_a_retry_that_comes_while_a_failure_is_recorded_is_sampled_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recording, go = asyncio.Event(), asyncio.Event()
+    append = TurnLog.append
+
+    async def held(log: TurnLog, interaction: Interaction, *more: Any) -> int | None:
+        if interaction.status is Status.FAILED:
+            recording.set()
+            await go.wait()
+        return await append(log, interaction, *more)
+
+    monkeypatch.setattr(TurnLog, "append", held)
+    script = play([Reply(sampled("one"), fault=Fault.ERROR, fault_after=1), Reply(sampled("two"))])
+    async with serving(tmp_path, script) as server:
+        first = asyncio.create_task(ask(server))
+        await recording.wait()
+        assert await text_of(server, **{"x-stainless-retry-count": "1"}) == "two"
+        go.set()
+        assert (await first)["error"]["code"] == "engine_failed"
