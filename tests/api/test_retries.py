@@ -11,6 +11,7 @@ import pytest
 
 import proxy.turns.turns
 from proxy.engine.scripted.scripts import Fault, Reply, Script, play
+from proxy.errors import StoreUnavailable
 from proxy.store.sql import reads
 from proxy.store.turn_log import TurnLog
 from proxy.types import Interaction, Status
@@ -367,3 +368,24 @@ async def test_a_retry_that_comes_while_a_failure_is_recorded_is_sampled_anew(
         assert await text_of(server, **{"x-stainless-retry-count": "1"}) == "two"
         go.set()
         assert (await first)["error"]["code"] == "engine_failed"
+
+
+async def test_a_turn_that_could_not_be_committed_takes_no_place_in_the_tree(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    append = TurnLog.append
+    refusals = [StoreUnavailable("the disk is full")]
+
+    async def refused(log: TurnLog, interaction: Interaction, *more: Any) -> int | None:
+        if interaction.parent_id is not None and interaction.status is Status.COMPLETE and refusals:
+            raise refusals.pop()
+        return await append(log, interaction, *more)
+
+    monkeypatch.setattr(TurnLog, "append", refused)
+    async with serving(tmp_path, says("one", "two", "three")) as server:
+        messages = [user("hi"), await server.answer([user("hi")]), user("more")]
+        body = {"model": "m", "messages": messages}
+        assert (await server.post(CHAT, body)).status_code == 503
+        await server.chat(messages)
+        reasons = [node["reason"] for node in await server.tree() if node["status"] == "complete"]
+        assert reasons == ["first", "continued"]
