@@ -337,6 +337,16 @@ async def test_forks_share_their_tokens_in_the_sample_of_the_first_leaf(tmp_path
         assert len(first["interaction_ids"]) == len(second["interaction_ids"]) == 3
 
 
+async def test_a_reply_that_the_limit_cuts_after_a_whole_call_ends_by_length(tmp_path: Path) -> None:
+    call = call_text("add", "{}")
+    async with serving(tmp_path, says(call + " and more")) as server:
+        most = len(sampled(call, end=False))
+        reply = await server.chat([user("q")], tools=[function_tool("add")], max_tokens=most)
+        (choice,) = reply["choices"]
+        assert [made["function"]["name"] for made in choice["message"]["tool_calls"]] == ["add"]
+        assert choice["finish_reason"] == "length"
+
+
 def count(ids: list[int], piece: list[int]) -> int:
     return sum(ids[at : at + len(piece)] == piece for at in range(len(ids) - len(piece) + 1))
 
