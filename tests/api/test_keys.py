@@ -233,3 +233,14 @@ async def test_a_malformed_authorization_header_is_no_key(tmp_path: Path, header
     async with serving(tmp_path, always(), admin_key="admin") as server:
         response = await server.http.get("/rl/sessions", headers={"authorization": header})
         assert response.status_code == 401
+
+
+@pytest.mark.parametrize(("require_key", "status"), [(False, 200), (True, 401)])
+async def test_require_key_takes_rewards_from_the_path_secret(tmp_path: Path, require_key: bool, status: int) -> None:
+    settings = {"admin_key": "admin", "rewards_by": "session", "require_key": require_key}
+    async with serving(tmp_path, always(), **settings) as server:
+        started = await server.ok("/rl/start_session", {"task_id": "t"}, headers=ADMIN)
+        root, own = started["root_url"].removeprefix("http://t"), bearer(started["api_key"])
+        await server.ok(f"{root}/v1/chat/completions", {"model": "m", "messages": [user("hi")]}, headers=own)
+        assert (await server.post(f"{root}/rl/set_reward", {"reward": 1.0})).status_code == status
+        assert (await server.post(f"{root}/rl/set_reward", {"reward": 1.0}, headers=own)).status_code == 200
