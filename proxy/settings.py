@@ -26,9 +26,11 @@ def _setting(default: Any, help_text: str) -> Any:
 class Settings:
     """How one server runs. Build it with keyword arguments, or with `from_environment`. Raises ConfigurationError."""
 
-    host: str = _setting("127.0.0.1", "Address to listen on. Other addresses than loopback require --admin-key.")
+    host: str = _setting("127.0.0.1", "Address to listen on. Addresses beyond loopback require --admin-key.")
     port: int = _setting(8080, "Port to listen on; 0 picks a free port.")
-    public_url: str | None = _setting(None, "URL of this server for agents, used in base_url; none: the request's own.")
+    public_url: str | None = _setting(
+        None, "URL of this server for agents, used in base_url; none: the URL of the request."
+    )
     model: str | None = _setting(None, "Local folder of a Hugging Face causal model; none: a tiny random one.")
     tokenizer: str | None = _setting(None, "Local folder of the tokenizer; none: the model's folder.")
     served_model_name: str | None = _setting(None, "Model name in /v1/models; none: the name of the model's folder.")
@@ -41,15 +43,15 @@ class Settings:
         (), "Engine option as key=value, repeatable (variable: separated by ;). SGLang takes its ServerArgs fields."
     )
     family: str | None = _setting(None, "Model family for rendering and parsing; none: from the model's config.json.")
-    tool_parser: str | None = _setting(None, "Tool-call format; none: that of the family.")
-    reasoning_parser: str | None = _setting(None, "Reasoning format; none: that of the family.")
+    tool_parser: str | None = _setting(None, "Tool-call format; none: the family's.")
+    reasoning_parser: str | None = _setting(None, "Reasoning format; none: the family's.")
     thinking_retention: str = _setting(
         "all", "Reasoning of earlier turns in the prompt: all (kept as sampled) or template (as the template does)."
     )
     database_url: str = _setting("sqlite:///tokengrove.db", "SQLAlchemy URL of the database.")
     migrate: bool | None = _setting(None, "Upgrade an older database schema at startup; none: for SQLite files only.")
     admin_key: str | None = _setting(
-        None, "Administrator's key, or several with commas to rotate them. Prefer the variable: flags show in ps."
+        None, "Administrator's key, or several separated by commas. Prefer the variable: flags are visible in ps."
     )
     rewards_by: str | None = _setting(
         None, "Key that sets rewards: control or session; none: session without --admin-key, else control."
@@ -58,7 +60,7 @@ class Settings:
     allow_chosen_keys: bool = _setting(False, "Let callers choose session keys even beyond loopback.")
     key_lifetime_s: float | None = _setting(None, "Seconds until a session's keys expire; none: never.")
     forwarded_allow_ips: str | None = _setting(
-        None, "Proxies whose X-Forwarded-* headers are trusted: addresses and networks with commas, or *."
+        None, "Proxies whose X-Forwarded-* headers are trusted: addresses and networks separated by commas, or *."
     )
     capacity_control: bool = _setting(False, "Admit only starts granted by /grant_capacity; further ones get 429.")
     max_live_sessions: int | None = _setting(None, "Limit of live sessions; further starts get 429.")

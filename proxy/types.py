@@ -191,7 +191,7 @@ class Tool:
 
 
 class ToolChoiceMode(StrEnum):
-    """Whether the model may, may not or must call tools, or must call the one that `ToolChoice` names."""
+    """Whether the model may, may not or must call tools, or must call the tool that `ToolChoice` names."""
 
     AUTO = "auto"
     NONE = "none"

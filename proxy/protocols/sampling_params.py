@@ -1,6 +1,6 @@
 """Parses sampling fields of a request into fields of `SamplingParams`; a field that was not given is left out.
 
-Ranges are those of the OpenAI API, or for other fields those that every engine accepts.
+Fields of the OpenAI API have its ranges; other fields have ranges that every engine accepts.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def parse_sampling(body: Mapping[str, Any], at: str = "") -> dict[str, Any]:
 
 
 def parse_sampling_numbers(body: Mapping[str, Any], at: str = "") -> dict[str, Any]:
-    """Return the numeric fields alone: those that a session may set as defaults of its turns."""
+    """Return only the numeric fields, which a session may set as defaults of its turns."""
     return _given(
         temperature=optional_float(body, "temperature", least=0.0, most=100.0, at=at),
         top_p=optional_float(body, "top_p", least=0.0, most=1.0, at=at),

@@ -110,7 +110,7 @@ class Bridge:
     ) -> list[int] | None:
         """Return the library renderer's own bridge, or None.
 
-        It drops whatever follows an end token and refuses unclosed reasoning, so it is given neither.
+        It drops everything after an end token and refuses unclosed reasoning, so it gets neither.
         """
         if not new_messages or any(message.role is Role.ASSISTANT for message in new_messages):
             return None
@@ -202,7 +202,7 @@ class Bridge:
     def _closer_in_history(self) -> int | None:
         """The marker that the template writes after an earlier answer, if it writes an end token after the last one.
 
-        It must be the same whatever follows the answer, and must not be a marker that opens a turn.
+        It must not depend on what follows the answer, and must not be a marker that opens a turn.
         """
         history = _Frame().history(Message(Role.ASSISTANT, _ANSWER))
         second = [*history, Message(Role.USER, _SECOND)]

@@ -47,7 +47,7 @@ async def sample(
 ) -> Generation:
     """Sample to the end, within the engine's context length and `context_tokens` (prompt plus output).
 
-    Raises ContextLengthExceeded, EngineTimeout or what the engine raises.
+    Raises ContextLengthExceeded, EngineTimeout and the errors of the engine.
     """
     most = min(gate.info().context_length, context_tokens or sys.maxsize)
     room = most - len(request.input_ids)

@@ -1,6 +1,6 @@
 """The history that a request of the Responses API only names: `previous_response_id` and item references.
 
-Both name interactions of the request's own session. Afterwards the request is like one that sent all its messages.
+Both name interactions of the request's own session. The resolved request equals a request with all its messages.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The turns of one reply before they start: what its choices share, and how choice `k` differs from the others."""
+"""The turns of one reply before they start: the data that its choices share, and the differences of choice `k`."""
 
 from __future__ import annotations
 

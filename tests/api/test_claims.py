@@ -291,7 +291,7 @@ async def test_a_wrong_field_is_named(tmp_path: Path, path: str, body: Any, stat
 
 
 async def test_a_claim_never_scans_acknowledged_sessions(tmp_path: Path, database_url: str) -> None:
-    """Both databases use the index of waiting sessions, so the cost does not grow with what was consumed."""
+    """Both databases use the index of waiting sessions, so the cost does not grow with the acknowledged ones."""
     async with served(tmp_path, database_url) as server:
         engine = server.app.state.store.database._writer_engine
         statements: list[tuple[str, Any]] = []

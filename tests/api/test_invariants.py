@@ -317,7 +317,7 @@ def test_invariant_4_no_stream_ends_before_its_commit(tmp_path: Path, monkeypatc
         client.start()
         wait_until(lambda: any('"content":"' in line and '"content":""' not in line for line in lines))
         assert committing.wait(30)
-        for _ in range(5):  # each answer comes behind what the server had to send before
+        for _ in range(5):  # each answer arrives after everything that the server sent before it
             assert httpx.get(f"{url}/health").status_code == 200
         assert not any('"finish_reason":"' in line for line in lines)
         other.execute("ROLLBACK")

@@ -1,4 +1,4 @@
-"""The mailbox engine: agents get what is delivered, and only token ids with logprobs are trained."""
+"""The mailbox engine: agents get the delivered answers, and only token ids with logprobs are trained."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Text on its way to the client: stripped of surrounding white space and ended by the first stop string.
+"""Visible text for the client: stripped of surrounding white space, and ended by the first stop string.
 
 Text that went out is never taken back, so trailing white space waits until other text follows, and text that may begin
 a stop string waits until it turns out otherwise.

@@ -1,6 +1,6 @@
 """Converts arguments written as plain text to JSON, typed by the tool's JSON schema.
 
-A parameter that may only be a string is the text itself, whatever it looks like.
+A parameter that may only be a string is the unchanged text, even if it looks like another type.
 """
 
 from __future__ import annotations
