@@ -49,3 +49,14 @@ def test_the_number_of_remembered_sessions_is_bounded() -> None:
     assert placement.sessions() == {"http://server-0": 10}
     placement.forget(members[0])
     assert not placement.sessions()
+
+
+def test_the_session_that_was_used_least_recently_is_forgotten_first() -> None:
+    members = [Member(Bare(number), alive=True) for number in range(2)]  # type: ignore[arg-type]
+    placement = SessionPlacement(members, remembered=2)
+    home = placement.choose("a")
+    placement.choose("b")
+    assert placement.choose("a") is home
+    placement.choose("c")  # "b" is forgotten
+    home.in_flight = 9
+    assert placement.choose("a") is home
