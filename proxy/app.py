@@ -40,7 +40,7 @@ from proxy.metrics import Metrics
 from proxy.protocols.chat.protocol import ChatProtocol
 from proxy.protocols.messages.protocol import MessagesProtocol
 from proxy.protocols.responses.protocol import ResponsesProtocol
-from proxy.rendering.doctor import Examination, examine
+from proxy.rendering.examination import Examination, examine
 from proxy.rendering.renderer import Renderer, load_renderer
 from proxy.sessions.access import Access
 from proxy.sessions.end_waiter import EndWaiter

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from proxy.store.inspection import Broken, Inspection, Stored
+from proxy.trajectory.layout_options import Layout, LayoutOptions
 from proxy.trajectory.layouts import export_session
-from proxy.trajectory.options import Layout, LayoutOptions
 from proxy.trajectory.returns import compute_returns
 from proxy.trajectory.selection import trained_tokens
 from proxy.types import Interaction, Reason, SessionRecord, SessionStatus, Status

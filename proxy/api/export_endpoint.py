@@ -25,8 +25,8 @@ from proxy.store.recordings import Recordings
 from proxy.store.session_query import SessionQuery
 from proxy.trajectory.advantages import Groups, Step, group_of
 from proxy.trajectory.certificate import certificate
+from proxy.trajectory.layout_options import Include, LayoutOptions, TooLong
 from proxy.trajectory.layouts import Decode, Laid, lay_out
-from proxy.trajectory.options import Include, LayoutOptions, TooLong
 from proxy.types import SessionRecord, SessionStatus
 
 CURSOR_HEADER = "x-tokengrove-cursor"

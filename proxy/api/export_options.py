@@ -21,8 +21,8 @@ from proxy.protocols.fields import (
 )
 from proxy.trajectory.advantages import Baseline
 from proxy.trajectory.freshness import Freshness
+from proxy.trajectory.layout_options import Include, Keep, Layout, LayoutOptions, Padding, TooLong
 from proxy.trajectory.main_reward import RAW, Granularity, MainReward
-from proxy.trajectory.options import Include, Keep, Layout, LayoutOptions, Padding, TooLong
 from proxy.trajectory.paths import Drift
 from proxy.trajectory.purpose import Purpose
 from proxy.trajectory.selection import TrainSelection, TurnSelection

@@ -26,7 +26,7 @@ from proxy.protocols.fields import (
     optional_object,
     optional_text,
 )
-from proxy.trajectory.options import LayoutOptions
+from proxy.trajectory.layout_options import LayoutOptions
 from proxy.types import Outcome, SessionStatus
 
 SAMPLE_FILTERS = ("purpose", "agent", "min_version", "max_version_span")

@@ -18,7 +18,7 @@ from proxy.protocols.sse import CONTENT_TYPE
 from proxy.protocols.wire_protocol import StreamEncoder, WireProtocol
 from proxy.rendering.deltas import Delta
 from proxy.sessions.attempts import Attempt
-from proxy.sessions.session import Session
+from proxy.sessions.live_session import LiveSession
 from proxy.turns.choice import Choice
 from proxy.turns.turns import Turns
 from proxy.types import Api, TurnRequest
@@ -195,7 +195,7 @@ def _body(data: bytes, more: bool = True) -> Message:
 
 
 async def begin_turns(
-    request: Request, turns: Turns, session: Session, asked: TurnRequest, protocol: WireProtocol
+    request: Request, turns: Turns, session: LiveSession, asked: TurnRequest, protocol: WireProtocol
 ) -> Sequence[Choice]:
     """Begin the turns of a request. If the client leaves while the engine is paused, nothing is recorded.
 

@@ -11,9 +11,9 @@ from proxy.api.http import JsonResponse, caller_of, read_object
 from proxy.api.reward_request import parse_mark, parse_reward
 from proxy.errors import InvalidRequest
 from proxy.sessions.access import Access
+from proxy.sessions.live_session import LiveSession
 from proxy.sessions.rewards import Changes, mark_turn
 from proxy.sessions.scores import Scores
-from proxy.sessions.session import Session
 from proxy.settings import Settings
 
 
@@ -47,7 +47,7 @@ class RewardEndpoints:
         return await read_object(request, self._settings.max_body_bytes)
 
 
-async def store_rewards(scores: Scores, session: Session, body: Mapping[str, Any]) -> Changes:
+async def store_rewards(scores: Scores, session: LiveSession, body: Mapping[str, Any]) -> Changes:
     """Store the rewards in a body, if any. Call with the lock held: named rewards are merged into the stored ones.
 
     Optimistic locking: on a conflict with another replica, `set_rewards` re-reads the session and the rewards are

@@ -16,6 +16,7 @@ from proxy.protocols.fields import (
     optional_str,
     optional_text,
 )
+from proxy.sessions.live_session import LiveSession
 from proxy.sessions.rewards import (
     Changes,
     Target,
@@ -24,14 +25,13 @@ from proxy.sessions.rewards import (
     reward_turn,
     reward_turns,
 )
-from proxy.sessions.session import Session
 
 _REWARDS = ("reward", "rewards", "step_scores", "token_rewards")
 # Exports are float32: the sum of many rewards must stay finite there.
 _MAX_REWARD = 1e30
 
 
-def parse_reward(session: Session, body: Mapping[str, Any]) -> Changes:
+def parse_reward(session: LiveSession, body: Mapping[str, Any]) -> Changes:
     """The rewards in a body as changes by interaction id. Raises InvalidRequest or NotFound that names the field."""
     kind = _kind_of_reward(body)
     name = optional_str(body, "name")

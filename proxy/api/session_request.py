@@ -19,7 +19,7 @@ from proxy.protocols.fields import (
 )
 from proxy.protocols.sampling_params import parse_sampling_numbers
 from proxy.sessions.issued_keys import KeyKind
-from proxy.sessions.session import LIMIT_COUNTS, LIMITS
+from proxy.sessions.live_session import LIMIT_COUNTS, LIMITS
 from proxy.types import Credit, Outcome, SamplingParams
 
 _SAMPLING_FIELDS = frozenset(SamplingParams.__dataclass_fields__) - {"logit_bias", "stop", "ignore_eos"}

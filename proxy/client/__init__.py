@@ -8,8 +8,8 @@ samples = Client(url).export(session_id=session.session_id).samples
 
 from proxy.client.clients import AsyncClient, AsyncSession, Client, Session
 from proxy.client.readers.read import read
+from proxy.client.transport import ServerUnreachable
 from proxy.client.values import Acknowledged, Claim, Export, Sample, SessionTree, TreeNode
-from proxy.client.wire import ServerUnreachable
 
 __all__ = [
     "Acknowledged",

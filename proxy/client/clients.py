@@ -12,8 +12,8 @@ import httpx
 from proxy.client import operations
 from proxy.client.operations import StartedSession, Steps
 from proxy.client.options import ClaimRequest, EndOptions, ExportRequest, RewardOptions, SessionOptions
+from proxy.client.transport import TIMEOUT_S, Connection, decode
 from proxy.client.values import Acknowledged, Claim, Export, Json, Number, SessionTree
-from proxy.client.wire import TIMEOUT_S, Connection, decode
 from proxy.errors import ProxyError
 
 T = TypeVar("T")

@@ -21,8 +21,8 @@ import httpx
 from proxy.client.operations import Call
 from proxy.client.readers.read import READERS, check_readable, read_page, suffix
 from proxy.client.tally import Tally
+from proxy.client.transport import TIMEOUT_S, Connection, decode
 from proxy.client.values import Json
-from proxy.client.wire import TIMEOUT_S, Connection, decode
 from proxy.errors import ConfigurationError, InvalidRequest, ProxyError
 
 if TYPE_CHECKING:

@@ -34,7 +34,7 @@ def demo(
     from rich.console import Console
 
     from proxy import server
-    from proxy.rollout.demo import run_demo
+    from proxy.rollout.agents_demo import run_demo
 
     with tempfile.TemporaryDirectory(prefix="tokengrove-demo-") as folder:
         database = Path(folder) / "demo.db"

@@ -9,7 +9,7 @@ from proxy.export_formats.npz import NpzEncoder
 from proxy.export_formats.safetensors import SafetensorsEncoder
 from proxy.export_formats.text import JsonEncoder, JsonlEncoder
 from proxy.trajectory.columns import columns_of, text_labels
-from proxy.trajectory.options import LayoutOptions
+from proxy.trajectory.layout_options import LayoutOptions
 
 
 def encoder(name: ExportFormat, options: LayoutOptions) -> Encoder:

@@ -15,7 +15,7 @@ from proxy.rendering.reasoning_formats import REASONING_FORMATS, ReasoningFormat
 from proxy.rendering.templates.chat_template import ChatTemplate
 from proxy.rendering.templates.library_template import LibraryTemplate
 from proxy.rendering.tokenizer import Tokenizer
-from proxy.rendering.tool_calls.registry import TOOL_FORMATS, tool_format
+from proxy.rendering.tool_calls.known_formats import TOOL_FORMATS, tool_format
 from proxy.rendering.tool_calls.tool_format import ToolFormat, read_calls
 from proxy.types import Message, Role, Tool, ToolCall
 

@@ -32,9 +32,9 @@ from dataclasses import dataclass
 from proxy.errors import Forbidden, Unauthorized
 from proxy.sessions.ids import check_session_id
 from proxy.sessions.keys import Grant, Keyring
+from proxy.sessions.live_session import LiveSession
 from proxy.sessions.named_sessions import NamedSessions
 from proxy.sessions.registry import Registry
-from proxy.sessions.session import Session
 from proxy.settings import Settings
 
 DEFAULT_SESSION = "default"
@@ -60,7 +60,7 @@ class Access:
         """True if the server has no admin key: every caller on this machine has access."""
         return self._settings.admin_key is None
 
-    async def resolve(self, caller: Caller) -> Session:
+    async def resolve(self, caller: Caller) -> LiveSession:
         """Return the open session that a turn belongs to. Raises Unauthorized, SessionNotFound or SessionClosed."""
         session, by_key = await (self._by_path(caller) if caller.path else self._by_key_or_hint(caller))
         if by_key:
@@ -69,7 +69,7 @@ class Access:
         session.check_open()
         return session
 
-    async def resolve_if_named(self, caller: Caller) -> Session | None:
+    async def resolve_if_named(self, caller: Caller) -> LiveSession | None:
         """Return the open session that path or key name; None if the caller may generate without a session.
 
         Raises as `resolve`.
@@ -88,7 +88,7 @@ class Access:
         if not self.open_server:
             await self.resolve(caller)
 
-    async def for_control(self, caller: Caller) -> Session:
+    async def for_control(self, caller: Caller) -> LiveSession:
         """Return the session to reward, mark or end; it may have ended.
 
         Raises Unauthorized, Forbidden or SessionNotFound.
@@ -116,7 +116,7 @@ class Access:
         """Raise Unauthorized or Forbidden unless the server is open or `key` is the admin key."""
         self._keys.check_admin(key)
 
-    async def for_keys(self, caller: Caller) -> Session:
+    async def for_keys(self, caller: Caller) -> LiveSession:
         """Return the session whose keys are to be replaced. Raises Unauthorized, Forbidden or SessionNotFound."""
         session = await self.for_control(caller)
         grant = await self._grant(caller)
@@ -124,7 +124,7 @@ class Access:
             raise Forbidden("an agent's key cannot rotate keys; use the control_key or the admin key")
         return session
 
-    async def _by_path(self, caller: Caller) -> tuple[Session, bool]:
+    async def _by_path(self, caller: Caller) -> tuple[LiveSession, bool]:
         """Return the session, and True if one of its own keys opened it."""
         assert caller.path is not None
         session_id, path_key = await self._split(caller.path)
@@ -137,7 +137,7 @@ class Access:
             return await self._registry.get(session_id), not grant.admin
         raise Unauthorized("this session needs its own key or the admin key; use its api_key or its base_url")
 
-    async def _by_key_or_hint(self, caller: Caller) -> tuple[Session, bool]:
+    async def _by_key_or_hint(self, caller: Caller) -> tuple[LiveSession, bool]:
         """Return the session, and True if one of its own keys opened it."""
         grant = await self._grant(caller)
         if grant.session_id is not None:
@@ -156,7 +156,7 @@ class Access:
     async def _grant(self, caller: Caller) -> Grant:
         return await self._keys.grant(caller.key)
 
-    def _check_control(self, session: Session, grant: Grant) -> None:
+    def _check_control(self, session: LiveSession, grant: Grant) -> None:
         if grant.admin or (grant.control and grant.session_id == session.id):
             return
         if self._settings.agents_may_reward and (self.open_server or grant.session_id == session.id):
@@ -166,7 +166,7 @@ class Access:
         raise Unauthorized(f"this needs the control_key of session {session.id!r}")
 
 
-def _check_fresh(session: Session) -> None:
+def _check_fresh(session: LiveSession) -> None:
     """Raise Unauthorized if the keys of a session have expired."""
     expiry = session.record.keys_expire_at
     if expiry is not None and time.time() >= expiry:

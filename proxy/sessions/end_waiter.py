@@ -7,8 +7,8 @@ import logging
 from collections.abc import Sequence
 
 from proxy.errors import SessionNotFound, StoreUnavailable
+from proxy.sessions.live_session import LiveSession
 from proxy.sessions.registry import Registry
-from proxy.sessions.session import Session
 from proxy.store.replica_news import ReplicaNews
 
 logger = logging.getLogger(__name__)
@@ -41,7 +41,7 @@ class EndWaiter:
             if watch is not None:
                 watch.cancel()
 
-    async def _watch(self, sessions: Sequence[Session]) -> None:
+    async def _watch(self, sessions: Sequence[LiveSession]) -> None:
         """Refresh sessions that ended on other replicas, until cancelled."""
         while left := [session for session in sessions if not session.ended.is_set()][:_WATCHED]:
             try:

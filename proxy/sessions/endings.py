@@ -9,9 +9,9 @@ from typing import Any
 
 from proxy.errors import ProxyError
 from proxy.sessions.keys import Keyring
+from proxy.sessions.live_session import LiveSession
 from proxy.sessions.named_sessions import NamedSessions
 from proxy.sessions.registry import Registry
-from proxy.sessions.session import Session
 from proxy.store.session_changes import SessionChanges
 from proxy.types import Outcome, SessionRecord, SessionStatus
 
@@ -24,7 +24,7 @@ class Endings:
 
     async def end(
         self,
-        session: Session,
+        session: LiveSession,
         *,
         status: SessionStatus = SessionStatus.ENDED,
         outcome: Outcome | None = None,
@@ -56,7 +56,7 @@ class Endings:
                     break
         return len(session.complete())
 
-    async def _seal(self, session: Session, sealed: SessionRecord) -> bool:
+    async def _seal(self, session: LiveSession, sealed: SessionRecord) -> bool:
         """Store the sealed record; no turn begins meanwhile. Return False if another replica changed the session."""
         record, session.record = session.record, sealed
         try:

@@ -8,8 +8,8 @@ from dataclasses import replace
 
 from proxy.sessions.issued_keys import IssuedKeys, KeyKind, expiry, new_api_key, new_control_key, new_path_key
 from proxy.sessions.keys import Keyring, hash_key
+from proxy.sessions.live_session import LiveSession
 from proxy.sessions.registry import Registry
-from proxy.sessions.session import Session
 from proxy.store.session_changes import SessionChanges
 from proxy.types import SessionRecord
 
@@ -23,7 +23,7 @@ class KeyRotation:
         self._registry, self._changes, self._keys = registry, changes, keys
         self._default_lifetime_s = default_lifetime_s
 
-    async def rotate(self, session: Session, kinds: Collection[KeyKind], lifetime_s: float | None) -> IssuedKeys:
+    async def rotate(self, session: LiveSession, kinds: Collection[KeyKind], lifetime_s: float | None) -> IssuedKeys:
         """Replace the keys of these kinds. The lifetime holds for all keys of the session, kept ones too."""
         api_key = new_api_key() if KeyKind.AGENT in kinds else None
         control_key = new_control_key() if KeyKind.CONTROL in kinds else None
@@ -44,7 +44,7 @@ class KeyRotation:
         await self._adopt(session, old, record)
         return IssuedKeys(record, api_key, control_key, path_key)
 
-    async def _adopt(self, session: Session, old: SessionRecord, record: SessionRecord) -> None:
+    async def _adopt(self, session: LiveSession, old: SessionRecord, record: SessionRecord) -> None:
         """Make the new record and its keys the ones in memory."""
         self._keys.release(old)
         self._keys.add(record)

@@ -6,10 +6,10 @@ import asyncio
 
 from proxy.errors import InvalidRequest, SessionNotFound
 from proxy.sessions.ids import check_session_id
+from proxy.sessions.live_session import LiveSession
 from proxy.sessions.new_records import NewRecords
 from proxy.sessions.registry import Registry
 from proxy.sessions.replica import NOTHING_SEEN
-from proxy.sessions.session import Session
 from proxy.sessions.start_limits import StartLimits
 from proxy.store.news import Seen
 from proxy.store.refusals import too_many_live, too_stale
@@ -23,17 +23,17 @@ class NamedSessions:
     def __init__(self, registry: Registry, starts: SessionStarts, limits: StartLimits, records: NewRecords) -> None:
         self._registry, self._starts, self._limits, self._records = registry, starts, limits, records
 
-    async def get_or_create(self, session_id: str) -> Session:
+    async def get_or_create(self, session_id: str) -> LiveSession:
         """The session, created in memory if nobody named it before. Raises InvalidRequest, TooManyRequests."""
         try:
             return await self._registry.get(session_id)
         except SessionNotFound:
             record = self._records.build(check_session_id(session_id), session_id, {})
         await self._check_room()
-        new = Session(record, InteractionCache(), stored=False, confirmed=False, seen=NOTHING_SEEN)
+        new = LiveSession(record, InteractionCache(), stored=False, confirmed=False, seen=NOTHING_SEEN)
         return self._registry.add(new)
 
-    def ensure_stored(self, session: Session) -> None:
+    def ensure_stored(self, session: LiveSession) -> None:
         """Queue the row of a session that has none yet. Its turns follow in the same queue, so nobody waits for it."""
         if not session.stored:
             creation = self._starts.create_session(session.record)
@@ -49,7 +49,7 @@ class NamedSessions:
         if (live := self._limits.max_live) is not None and await self._starts.count_live() + unconfirmed() >= live:
             raise too_many_live(live)
 
-    def _created(self, session: Session, creation: asyncio.Future[None]) -> None:
+    def _created(self, session: LiveSession, creation: asyncio.Future[None]) -> None:
         error = None if creation.cancelled() else creation.exception()
         if error is None:
             session.confirmed = True

@@ -14,8 +14,8 @@ from proxy.errors import SessionNotFound
 from proxy.metrics import Metrics
 from proxy.sessions.ids import is_session_id
 from proxy.sessions.keys import Keyring
+from proxy.sessions.live_session import LiveSession
 from proxy.sessions.replica import NOTHING_SEEN, absorb
-from proxy.sessions.session import Session
 from proxy.store.news import Seen
 from proxy.store.replica_news import ReplicaNews
 from proxy.trajectory.cache import InteractionCache
@@ -27,10 +27,10 @@ class Registry:
     def __init__(self, news: ReplicaNews, keys: Keyring, metrics: Metrics) -> None:
         self.shared = news.shared
         self._news, self._keys, self._metrics = news, keys, metrics
-        self._live: dict[str, Session] = {}
-        self._loading: dict[str, asyncio.Task[Session]] = {}
+        self._live: dict[str, LiveSession] = {}
+        self._loading: dict[str, asyncio.Task[LiveSession]] = {}
 
-    async def get(self, session_id: str) -> Session:
+    async def get(self, session_id: str) -> LiveSession:
         """The session in its newest state, from memory or from the store. Raises SessionNotFound."""
         session = self._live.get(session_id)
         if session is not None:
@@ -42,23 +42,23 @@ class Registry:
             task.add_done_callback(lambda _: self._loading.pop(session_id, None))
         return await asyncio.shield(task)
 
-    def find(self, session_id: str) -> Session | None:
+    def find(self, session_id: str) -> LiveSession | None:
         """The session if it is in memory."""
         return self._live.get(session_id)
 
-    def add(self, session: Session) -> Session:
+    def add(self, session: LiveSession) -> LiveSession:
         """Keep a session in memory; return the one that was there before, if any."""
         session = self._live.setdefault(session.id, session)
         self._metrics.sessions.set(len(self._live))
         return session
 
-    def discard(self, session: Session) -> None:
+    def discard(self, session: LiveSession) -> None:
         """Drop a session from memory; the next request looks for it in the store again."""
         if self._live.get(session.id) is session:
             del self._live[session.id]
             self._metrics.sessions.set(len(self._live))
 
-    async def refresh(self, session: Session) -> None:
+    async def refresh(self, session: LiveSession) -> None:
         """Read what other replicas changed; without replicas this costs nothing. Raises SessionNotFound."""
         if not self.shared:
             return
@@ -72,7 +72,7 @@ class Registry:
             session.ended.set()  # nobody waits for the end of a deleted session
             raise SessionNotFound(f"there is no session {session.id!r} any more; start it with POST /rl/start_session")
 
-    def seen(self, session: Session) -> Seen | None:
+    def seen(self, session: LiveSession) -> Seen | None:
         """The state that a change is decided on, for optimistic locking; None without other replicas."""
         return session.seen if self.shared else None
 
@@ -93,11 +93,11 @@ class Registry:
                 self.discard(session)
                 self._keys.release(session.record)
 
-    async def _load(self, session_id: str) -> Session:
+    async def _load(self, session_id: str) -> LiveSession:
         # A text that cannot be an id is not looked up: some databases fail on a NUL character.
         news = await self._news.load_news(session_id, NOTHING_SEEN) if is_session_id(session_id) else None
         if news is None or news.record is None:
             raise SessionNotFound(f"there is no session {session_id!r}; start it with POST /rl/start_session")
-        session = Session(news.record, InteractionCache(), seen=NOTHING_SEEN)
+        session = LiveSession(news.record, InteractionCache(), seen=NOTHING_SEEN)
         absorb(session, news, elsewhere=self.shared)
         return self.add(session)

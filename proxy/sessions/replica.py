@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from proxy.sessions.attempts import Attempt, Stage, recall, reply_id
-from proxy.sessions.session import Session
+from proxy.sessions.live_session import LiveSession
 from proxy.store.news import MutableFields, News, Seen
 from proxy.types import Interaction, SessionStatus, Status
 
@@ -16,7 +16,7 @@ from proxy.types import Interaction, SessionStatus, Status
 NOTHING_SEEN = Seen(0, -1)
 
 
-def absorb(session: Session, news: News, *, elsewhere: bool) -> None:
+def absorb(session: LiveSession, news: News, *, elsewhere: bool) -> None:
     """Merge news into the session. Turns that this replica commits itself are left out: they merge on their own.
 
     `elsewhere`: True if other replicas may still be sending the replies of the new interactions.
@@ -37,13 +37,13 @@ def absorb(session: Session, news: News, *, elsewhere: bool) -> None:
         session.ended.set()
 
 
-def note_commit(session: Session, seq: int) -> None:
+def note_commit(session: LiveSession, seq: int) -> None:
     """Record that a turn of this replica was committed as `seq`. `seen` only grows if no unseen turn precedes it."""
     if seq == session.seen.next_seq:
         session.seen = Seen(seq + 1, session.seen.revision)
 
 
-def note_doubt(session: Session, interaction_id: str) -> None:
+def note_doubt(session: LiveSession, interaction_id: str) -> None:
     """Record that a commit failed but may have reached the database; the next refresh reads everything again."""
     session.begun_here.discard(interaction_id)
     session.seen = NOTHING_SEEN
@@ -54,7 +54,7 @@ def _fields_of(interaction: Interaction) -> MutableFields:
     return MutableFields(i.id, i.status, i.reward, dict(i.rewards), i.token_rewards, i.trainable, i.spans)
 
 
-def _set_changed(session: Session, changed: Sequence[MutableFields]) -> None:
+def _set_changed(session: LiveSession, changed: Sequence[MutableFields]) -> None:
     superseded = set()
     for fields in changed:
         node = session.cache.nodes.get(fields.interaction_id)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from proxy.errors import InvalidRequest, NotFound
-from proxy.sessions.session import Session
+from proxy.sessions.live_session import LiveSession
 from proxy.types import Interaction
 
 Changes = dict[str, dict[str, Any]]
@@ -23,7 +23,7 @@ class Target:
     turn: int | None = None
 
 
-def reward_turn(session: Session, target: Target, value: float, name: str | None) -> Changes:
+def reward_turn(session: LiveSession, target: Target, value: float, name: str | None) -> Changes:
     """Set the main reward of an interaction, or with `name` a named one beside it. Raises NotFound, InvalidRequest."""
     interaction = _find(session, target)
     if name is None:
@@ -31,12 +31,12 @@ def reward_turn(session: Session, target: Target, value: float, name: str | None
     return {interaction.id: {"rewards": {**interaction.rewards, name: value}}}
 
 
-def reward_turns(session: Session, rewards: Mapping[str, float]) -> Changes:
+def reward_turns(session: LiveSession, rewards: Mapping[str, float]) -> Changes:
     """Set the main reward of each interaction id. Raises NotFound."""
     return {_find(session, Target(key)).id: {"reward": value} for key, value in rewards.items()}
 
 
-def reward_step_scores(session: Session, scores: Sequence[float]) -> Changes:
+def reward_step_scores(session: LiveSession, scores: Sequence[float]) -> Changes:
     """Set one reward per complete turn, in order of completion. Raises InvalidRequest if the counts differ."""
     complete = session.complete()
     if len(scores) != len(complete):
@@ -47,7 +47,7 @@ def reward_step_scores(session: Session, scores: Sequence[float]) -> Changes:
     return {interaction.id: {"reward": score} for interaction, score in zip(complete, scores, strict=True)}
 
 
-def reward_tokens(session: Session, target: Target, values: Sequence[float]) -> Changes:
+def reward_tokens(session: LiveSession, target: Target, values: Sequence[float]) -> Changes:
     """Set one reward per output token. Raises InvalidRequest if the lengths differ."""
     interaction = _find(session, target)
     if len(values) != len(interaction.output_ids):
@@ -60,7 +60,7 @@ def reward_tokens(session: Session, target: Target, values: Sequence[float]) -> 
 
 
 def mark_turn(
-    session: Session, interaction_id: str, trainable: bool, spans: Sequence[tuple[int, int]] | None
+    session: LiveSession, interaction_id: str, trainable: bool, spans: Sequence[tuple[int, int]] | None
 ) -> Changes:
     """Set whether an interaction is trained, and which ranges [start, end) of its output tokens (None: all).
 
@@ -82,7 +82,7 @@ def mark_turn(
     return {interaction.id: {"trainable": trainable, "spans": tuple(spans or ())}}
 
 
-def _find(session: Session, target: Target) -> Interaction:
+def _find(session: LiveSession, target: Target) -> Interaction:
     interaction_id = target.interaction_id
     if interaction_id is None:
         return _find_turn(session, target.turn)
@@ -92,7 +92,7 @@ def _find(session: Session, target: Target) -> Interaction:
     return node.interaction
 
 
-def _find_turn(session: Session, turn: int | None) -> Interaction:
+def _find_turn(session: LiveSession, turn: int | None) -> Interaction:
     complete = session.complete()
     if not complete:
         field = "interaction_id" if turn is None else "turn"

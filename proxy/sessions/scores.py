@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from proxy.sessions.live_session import LiveSession
 from proxy.sessions.registry import Registry
 from proxy.sessions.rewards import Changes
-from proxy.sessions.session import Session
 from proxy.store.session_changes import SessionChanges
 from proxy.types import SessionStatus
 
@@ -18,7 +18,7 @@ class Scores:
     def __init__(self, registry: Registry, changes: SessionChanges) -> None:
         self._registry, self._changes = registry, changes
 
-    async def set_rewards(self, session: Session, changes: Changes) -> bool:
+    async def set_rewards(self, session: LiveSession, changes: Changes) -> bool:
         """Set raw rewards and marks. Return False, with nothing set, if another replica changed the session meanwhile.
 
         The session is then refreshed, and the caller decides again what changes.
@@ -32,7 +32,7 @@ class Scores:
             await self.refresh_returns(session)
         return done
 
-    async def refresh_returns(self, session: Session) -> None:
+    async def refresh_returns(self, session: LiveSession) -> None:
         """Compute and store the returns of an ended session again, after a reward or a late interaction."""
         while (record := session.record).status is not SessionStatus.ACTIVE:
             returns, seen = session.returns(), self._registry.seen(session)
@@ -41,7 +41,7 @@ class Scores:
             await self._registry.refresh(session)
 
 
-def _set_in_memory(session: Session, changes: Mapping[str, Mapping[str, Any]]) -> None:
+def _set_in_memory(session: LiveSession, changes: Mapping[str, Mapping[str, Any]]) -> None:
     for interaction_id, change in changes.items():
         for name, value in change.items():
             setattr(session.cache.nodes[interaction_id].interaction, name, value)

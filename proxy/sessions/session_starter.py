@@ -9,9 +9,9 @@ from proxy.errors import InvalidRequest
 from proxy.sessions.ids import check_session_id
 from proxy.sessions.issued_keys import IssuedKeys, expiry, new_api_key, new_control_key, new_path_key
 from proxy.sessions.keys import Keyring, hash_key
+from proxy.sessions.live_session import LiveSession
 from proxy.sessions.new_records import NewRecords
 from proxy.sessions.registry import Registry
-from proxy.sessions.session import Session
 from proxy.sessions.start_limits import StartLimits
 from proxy.settings import Settings
 from proxy.store.session_starts import SessionStarts
@@ -66,7 +66,7 @@ class SessionStarter:
     async def _create(self, record: SessionRecord, chosen_key: bool) -> None:
         max_live, max_taken = self._limits.max_live, self._limits.max_taken
         await self._starts.create_session(record, chosen_key=chosen_key, max_live=max_live, max_taken=max_taken)
-        self._registry.add(Session(record, InteractionCache()))
+        self._registry.add(LiveSession(record, InteractionCache()))
         self._keys.add(record)
 
     def _check_chosen(self, api_key: Any) -> None:

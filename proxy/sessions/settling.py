@@ -11,7 +11,7 @@ import time
 from collections.abc import Collection, Sequence
 
 from proxy.sessions.attempts import Attempt
-from proxy.sessions.session import Session
+from proxy.sessions.live_session import LiveSession
 from proxy.store.replica_news import ReplicaNews
 
 # How long after its commit a live replica may still be sending a reply. A reply that was not noted as written within
@@ -21,7 +21,7 @@ WRITING_S = 2.0
 _SETTLE_S = 0.02
 
 
-async def settle(news: ReplicaNews, session: Session, request_hash: str) -> None:
+async def settle(news: ReplicaNews, session: LiveSession, request_hash: str) -> None:
     """Wait until it is known whether the replies to equal earlier requests went out: for about `WRITING_S` at most."""
     while unsettled := [a for a in session.attempts.get(request_hash, ()) if a.unsettled]:
         if not note_written(unsettled, await news.load_unreplied(session.id)):

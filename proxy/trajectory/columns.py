@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from proxy.trajectory.options import Include, Layout, LayoutOptions, Padding
+from proxy.trajectory.layout_options import Include, Layout, LayoutOptions, Padding
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from proxy.trajectory.tensors import TokenArrays
+from proxy.trajectory.token_arrays import TokenArrays
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from proxy.trajectory.advantages import Group, Groups, group_of, score
 from proxy.trajectory.conversation import conversation_above, message_dict
-from proxy.trajectory.options import Include, Layout, LayoutOptions
+from proxy.trajectory.layout_options import Include, Layout, LayoutOptions
 from proxy.trajectory.padded_sample import PaddedSample, fits, pad
 from proxy.trajectory.path_sample import PathSample
 from proxy.trajectory.paths import leaves, path_to
@@ -24,7 +24,7 @@ from proxy.trajectory.purpose import derive_purposes
 from proxy.trajectory.returns import compute_returns
 from proxy.trajectory.sample_row import Labels, SampleRow, Weighting, scalar
 from proxy.trajectory.selection import trained
-from proxy.trajectory.tensors import Placement, TokenArrays, fill
+from proxy.trajectory.token_arrays import Placement, TokenArrays, fill
 from proxy.trajectory.tree import Branch, build_tree, token_ids
 from proxy.trajectory.tree_sample import TreeSample
 from proxy.types import Ids, Interaction, SessionRecord, ids_of

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from proxy.trajectory.options import Keep, Padding, TooLong
+from proxy.trajectory.layout_options import Keep, Padding, TooLong
 from proxy.trajectory.path_sample import PathSample
 from proxy.trajectory.paths import Path
 from proxy.trajectory.sample_row import Columns, Labels, Weighting

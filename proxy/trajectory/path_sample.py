@@ -15,7 +15,7 @@ from proxy.trajectory.sample_row import (
     row_labels,
     turn_labels,
 )
-from proxy.trajectory.tensors import FloatArray, Placement, TokenArrays
+from proxy.trajectory.token_arrays import FloatArray, Placement, TokenArrays
 from proxy.types import Interaction, SessionRecord
 
 

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from proxy.trajectory.tensors import FloatArray, Placement
+from proxy.trajectory.token_arrays import FloatArray, Placement
 from proxy.types import Interaction, SessionRecord
 
 Columns = dict[str, NDArray[Any]]

@@ -16,7 +16,7 @@ from proxy.trajectory.sample_row import (
     scalar,
     turn_labels,
 )
-from proxy.trajectory.tensors import Placement, TokenArrays
+from proxy.trajectory.token_arrays import Placement, TokenArrays
 from proxy.types import SessionRecord
 
 

@@ -6,7 +6,7 @@ import time
 from dataclasses import replace
 
 from proxy.errors import ContextLengthExceeded, LimitReached
-from proxy.sessions.session import Session
+from proxy.sessions.live_session import LiveSession
 from proxy.settings import Settings
 from proxy.types import SamplingParams
 
@@ -14,7 +14,7 @@ from proxy.types import SamplingParams
 def apply_budgets(
     sampling: SamplingParams,
     choices: int,
-    session: Session,
+    session: LiveSession,
     prompt_tokens: int,
     settings: Settings,
     context_length: int,
@@ -46,7 +46,7 @@ def _least(first: int, *others: int | None) -> int:
     return min([first, *(other for other in others if other is not None)])
 
 
-def _check_session(session: Session, choices: int) -> None:
+def _check_session(session: LiveSession, choices: int) -> None:
     limits, record = session.record.limits, session.record
     max_turns = limits.get("max_turns")
     if max_turns is not None and session.turns_taken + choices > max_turns:
@@ -62,7 +62,7 @@ def _check_session(session: Session, choices: int) -> None:
         )
 
 
-def _left_in_session(session: Session, choices: int) -> int | None:
+def _left_in_session(session: LiveSession, choices: int) -> int | None:
     """Return the tokens that each choice may sample, so that all together stay within `max_total_tokens`, or None."""
     most = session.record.limits.get("max_total_tokens")
     if most is None:

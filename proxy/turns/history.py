@@ -8,13 +8,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 from proxy.errors import PreviousResponseNotFound
-from proxy.sessions.session import Session
+from proxy.sessions.live_session import LiveSession
 from proxy.trajectory.cache import Node
 from proxy.trajectory.conversation import conversation
 from proxy.types import INSTRUCTIONS, ITEM_REFERENCE, Message, Role, TurnRequest
 
 
-def with_history(session: Session, request: TurnRequest) -> TurnRequest:
+def with_history(session: LiveSession, request: TurnRequest) -> TurnRequest:
     """Return the request with its whole conversation: `previous_response_id` and item references are resolved.
 
     As in the Responses API, `instructions` are not carried over to the next response; messages are. Raises
@@ -29,14 +29,14 @@ def with_history(session: Session, request: TurnRequest) -> TurnRequest:
     return request if messages == request.messages else replace(request, messages=messages)
 
 
-def _dereferenced(session: Session, message: Message) -> Message:
+def _dereferenced(session: LiveSession, message: Message) -> Message:
     """Return the answer that an item reference names; return any other message unchanged."""
     if message.name != ITEM_REFERENCE or message.origin is None:
         return message
     return replace(_find(session, message.origin, "input").interaction.output, origin=message.origin)
 
 
-def _find(session: Session, interaction_id: str, param: str) -> Node:
+def _find(session: LiveSession, interaction_id: str, param: str) -> Node:
     node = session.cache.nodes.get(interaction_id)
     if node is None or node.interaction.seq < 0:
         raise PreviousResponseNotFound(

@@ -11,7 +11,7 @@ from proxy.engine.requests import GenerateRequest
 from proxy.protocols.wire_protocol import new_hex
 from proxy.rendering.renderer import Renderer
 from proxy.sessions.attempts import Attempt
-from proxy.sessions.session import Session
+from proxy.sessions.live_session import LiveSession
 from proxy.trajectory.matching import messages_hash
 from proxy.trajectory.purpose import purpose_of_prompt
 from proxy.turns.defaults import sampling_of_choice
@@ -25,7 +25,7 @@ from proxy.types import Api, Interaction, Message, Reason, Role, SamplingParams,
 class ReplyPlan:
     """Everything that the `n` choices of one reply share. `sampling` has the session's defaults and the budgets."""
 
-    session: Session
+    session: LiveSession
     request: TurnRequest
     prompt: Prompt
     sampling: SamplingParams

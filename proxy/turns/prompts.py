@@ -16,7 +16,7 @@ from xxhash import xxh3_64_intdigest
 from proxy.engine.grammar import Grammar, GrammarPart
 from proxy.errors import InvalidRequest
 from proxy.rendering.renderer import Renderer
-from proxy.sessions.session import Session
+from proxy.sessions.live_session import LiveSession
 from proxy.trajectory.cache import Match
 from proxy.trajectory.conversation import conversation
 from proxy.trajectory.matching import Identity, extend, identify
@@ -52,7 +52,7 @@ class Prompts:
     def __init__(self, renderer: Renderer) -> None:
         self._renderer = renderer
 
-    async def build(self, session: Session, request: TurnRequest, identity: Identity) -> Prompt:
+    async def build(self, session: LiveSession, request: TurnRequest, identity: Identity) -> Prompt:
         """Bridge from the parent if there is one and the template allows it, else render all messages."""
         match = session.cache.find_parent(request, identity)
         if match.parent is not None:
@@ -65,7 +65,7 @@ class Prompts:
         )
         return Prompt(ids, match, identity, bridged=False)
 
-    async def given(self, session: Session, ids: Ids) -> tuple[Prompt, tuple[Message, ...]]:
+    async def given(self, session: LiveSession, ids: Ids) -> tuple[Prompt, tuple[Message, ...]]:
         """Return the prompt of a request that sends token ids, and the conversation that the ids stand for.
 
         The parent is the deepest node whose tokens are a prefix of `ids`. The conversation is that of the parent, plus
@@ -84,7 +84,7 @@ class Prompts:
         identity = Identity(parent.root, len(before), states)
         return Prompt(ids, Match(parent, len(before)), identity, bridged=True), (*before, new)
 
-    async def _bridge(self, session: Session, request: TurnRequest, match: Match) -> Ids | None:
+    async def _bridge(self, session: LiveSession, request: TurnRequest, match: Match) -> Ids | None:
         """Return the parent's exact tokens followed by those of the new messages; None if they cannot be bridged."""
         assert match.parent is not None
         before = token_ids(match.parent)

@@ -11,7 +11,7 @@ from proxy.rendering import OutputParser
 from proxy.rendering.deltas import Delta
 from proxy.rendering.renderer import Renderer
 from proxy.sessions.attempts import Attempt
-from proxy.sessions.session import Session
+from proxy.sessions.live_session import LiveSession
 from proxy.trajectory.tree import token_ids
 from proxy.turns.logprob_report import LogprobReport
 from proxy.types import Interaction, TurnRequest, ids_of
@@ -40,7 +40,7 @@ class ReplayedTurn:
 
 
 def replay(
-    renderer: Renderer, session: Session, request: TurnRequest, attempt: Attempt, interaction: Interaction
+    renderer: Renderer, session: LiveSession, request: TurnRequest, attempt: Attempt, interaction: Interaction
 ) -> ReplayedTurn:
     """Parse the tokens of a committed interaction again, to answer a request that repeats its own.
 
@@ -63,7 +63,7 @@ def replay(
     return ReplayedTurn(interaction=interaction, attempt=attempt, deltas=deltas, result=result, ended=ended)
 
 
-def _parser(renderer: Renderer, session: Session, request: TurnRequest, interaction: Interaction) -> OutputParser:
+def _parser(renderer: Renderer, session: LiveSession, request: TurnRequest, interaction: Interaction) -> OutputParser:
     """A parser that gives tool calls their recorded ids."""
     prompt = token_ids(session.cache.nodes[interaction.id])[: interaction.prompt_tokens]
     call_ids = iter([call.id for call in interaction.output.tool_calls])

@@ -18,7 +18,7 @@ from proxy.protocols.wire_protocol import Answer
 from proxy.rendering import OutputParser
 from proxy.rendering.deltas import Delta, ToolCallArguments, ToolCallEnd
 from proxy.sessions.attempts import Attempt
-from proxy.sessions.session import Session
+from proxy.sessions.live_session import LiveSession
 from proxy.turns.logprob_report import LogprobReport
 from proxy.turns.prompts import Prompt
 from proxy.types import FinishReason, Ids, Interaction, TurnRequest, ids_of
@@ -34,7 +34,7 @@ class Turn:
 
     interaction: Interaction
     request: TurnRequest
-    session: Session
+    session: LiveSession
     attempt: Attempt
     prompt: Prompt
     generate: GenerateRequest

@@ -28,10 +28,10 @@ from proxy.errors import (
 from proxy.metrics import Metrics
 from proxy.rendering.renderer import Renderer
 from proxy.sessions.attempts import Attempt, Stage
+from proxy.sessions.live_session import LiveSession
 from proxy.sessions.named_sessions import NamedSessions
 from proxy.sessions.registry import Registry
 from proxy.sessions.scores import Scores
-from proxy.sessions.session import Session
 from proxy.sessions.settling import settle
 from proxy.settings import Settings
 from proxy.store.replica_news import ReplicaNews
@@ -105,7 +105,7 @@ class Turns:
         """True while the engine is paused, so that a new turn would have to wait before it starts."""
         return self._gate.closed
 
-    async def begin(self, session: Session, request: TurnRequest, *, new_id: Callable[[], str]) -> Sequence[Choice]:
+    async def begin(self, session: LiveSession, request: TurnRequest, *, new_id: Callable[[], str]) -> Sequence[Choice]:
         """Return the `n` choices of a reply: newly started turns, or those of an earlier attempt for a retry.
 
         New turns have their parent, prompt and budgets settled, and are sampling. Raises InvalidRequest and its
@@ -147,7 +147,9 @@ class Turns:
         self._start(plan, choices)
         return choices
 
-    async def _prompt(self, session: Session, request: TurnRequest, identity: Identity) -> tuple[Prompt, TurnRequest]:
+    async def _prompt(
+        self, session: LiveSession, request: TurnRequest, identity: Identity
+    ) -> tuple[Prompt, TurnRequest]:
         """Build the prompt. A request that sends token ids gets the conversation that they stand for."""
         if request.input_ids is None:
             return await self._prompts.build(session, request, identity), request
@@ -168,7 +170,7 @@ class Turns:
         finally:
             self._arriving -= 1
 
-    def _earlier(self, session: Session, request: TurnRequest, key: str) -> Sequence[Choice] | None:
+    def _earlier(self, session: LiveSession, request: TurnRequest, key: str) -> Sequence[Choice] | None:
         """Return the choices of an earlier attempt that also answers this request, or None if it must be sampled."""
         match decide(session.attempts.get(key, ()), request):
             case Attach(attempt):
@@ -177,7 +179,7 @@ class Turns:
                 return [replay(self._renderer, session, request, attempt, i) for i in attempt.interactions]
         return None
 
-    async def count(self, session: Session, request: TurnRequest) -> int:
+    async def count(self, session: LiveSession, request: TurnRequest) -> int:
         """Return the prompt tokens that a turn would have. Raises InvalidRequest."""
         request = with_history(session, request)
         identity = identify(request.messages, request.tools, request.template_options)
@@ -255,14 +257,14 @@ class Turns:
             turn.task = asyncio.create_task(self._run(turn))
             turn.task.add_done_callback(lambda _, turn=turn: ended(turn))  # type: ignore[misc]
 
-    def _attempt_ended(self, session: Session, attempt: Attempt) -> None:
+    def _attempt_ended(self, session: LiveSession, attempt: Attempt) -> None:
         """End an attempt: all its choices have ended and are recorded."""
         attempt.end([turn.interaction for turn in self._choices.pop(attempt)])
         if attempt.superseded:
             attempt.superseded = False
             self._supersede(session, attempt)
 
-    def _supersede(self, session: Session, attempt: Attempt) -> None:
+    def _supersede(self, session: LiveSession, attempt: Attempt) -> None:
         """Replace a failed attempt by a newer one. An attempt that is still ending is replaced once it has failed."""
         attempt.superseded = True
         if attempt.stage is Stage.FAILED:

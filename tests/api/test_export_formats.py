@@ -158,7 +158,7 @@ def test_a_server_without_pyarrow_names_the_extra_to_install() -> None:
         "import sys; sys.modules['pyarrow'] = None\n"
         "from proxy.errors import UnsupportedParameter\n"
         "from proxy.export_formats.create_encoder import ExportFormat, encoder\n"
-        "from proxy.trajectory.options import LayoutOptions\n"
+        "from proxy.trajectory.layout_options import LayoutOptions\n"
         "encoder(ExportFormat.NPZ, LayoutOptions()).close()\n"
         "for name in (ExportFormat.ARROW, ExportFormat.PARQUET):\n"
         "    try: encoder(name, LayoutOptions())\n"

@@ -14,7 +14,7 @@ import pytest
 from proxy.api import pace
 from proxy.api.pace import Pace
 from proxy.export_formats.create_encoder import ExportFormat, encoder
-from proxy.trajectory.options import LayoutOptions
+from proxy.trajectory.layout_options import LayoutOptions
 from tests.api.test_export import always, chain
 from tests.support import Server, serving, until, user
 

@@ -10,7 +10,7 @@ import pytest
 
 from proxy.trajectory.advantages import Baseline
 from proxy.trajectory.columns import columns_of
-from proxy.trajectory.options import Layout, LayoutOptions, Padding
+from proxy.trajectory.layout_options import Layout, LayoutOptions, Padding
 from tests.docs.pages import ROOT
 from tests.support import Server, says, serving, user
 

@@ -13,7 +13,7 @@ import pytest
 
 from proxy.client import AsyncClient, AsyncSession, Client, Sample, ServerUnreachable, Session, operations
 from proxy.client.options import Format
-from proxy.client.wire import decode
+from proxy.client.transport import decode
 from proxy.errors import (
     EngineUnavailable,
     InvalidRequest,

@@ -14,8 +14,8 @@ from proxy.errors import ConfigurationError
 from proxy.export_formats.encoder import ExportFormat
 from proxy.trajectory.advantages import Baseline
 from proxy.trajectory.freshness import Freshness
+from proxy.trajectory.layout_options import Include, Keep, Layout, LayoutOptions, Padding, TooLong
 from proxy.trajectory.main_reward import MainReward
-from proxy.trajectory.options import Include, Keep, Layout, LayoutOptions, Padding, TooLong
 from proxy.trajectory.paths import Drift
 from proxy.trajectory.selection import TrainSelection, TurnSelection
 from proxy.types import Credit, Outcome, SessionStatus

@@ -14,7 +14,7 @@ from proxy.rendering.reasoning_formats import reasoning_format
 from proxy.rendering.templates.library_template import LibraryTemplate
 from proxy.rendering.templates.message_dicts import tool_dicts
 from proxy.rendering.tokenizer import Tokenizer
-from proxy.rendering.tool_calls.registry import tool_format
+from proxy.rendering.tool_calls.known_formats import tool_format
 from proxy.types import Message, Tool
 
 SCHEMA = {

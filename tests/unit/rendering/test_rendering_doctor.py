@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from proxy import commands
 from proxy.rendering import Renderer, load_renderer
-from proxy.rendering.doctor import SHAPES, Verdict, examine
+from proxy.rendering.examination import SHAPES, Verdict, examine
 from proxy.settings import Settings
 
 # What a chat template refuses or moves; everything else holds.

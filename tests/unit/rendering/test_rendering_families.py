@@ -12,7 +12,7 @@ from proxy.errors import InvalidRequest
 from proxy.rendering import Renderer, load_renderer
 from proxy.rendering.families import FAMILIES, candidates
 from proxy.rendering.reasoning_formats import REASONING_FORMATS
-from proxy.rendering.tool_calls.registry import TOOL_FORMATS
+from proxy.rendering.tool_calls.known_formats import TOOL_FORMATS
 from proxy.settings import Settings
 from proxy.types import Message, Role, Tool, ToolCall, ids_of
 

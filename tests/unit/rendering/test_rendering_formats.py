@@ -19,7 +19,7 @@ from proxy.rendering.deltas import ToolCallArguments, ToolCallEnd, ToolCallStart
 from proxy.rendering.reasoning_formats import REASONING_FORMATS, reasoning_format
 from proxy.rendering.tokenizer import Tokenizer
 from proxy.rendering.tool_calls.harmony_calls import HARMONY_MARKS
-from proxy.rendering.tool_calls.registry import TOOL_FORMATS, tool_format
+from proxy.rendering.tool_calls.known_formats import TOOL_FORMATS, tool_format
 from proxy.rendering.tool_calls.tool_format import read_calls, split_marks
 from proxy.types import Message, Role, Tool
 

@@ -30,7 +30,7 @@ from rendering_folders import write_folder
 from proxy.rendering.templates.library_template import LibraryTemplate
 from proxy.rendering.tokenizer import Tokenizer
 from proxy.rendering.tool_calls.harmony_calls import HARMONY_MARKS
-from proxy.rendering.tool_calls.registry import TOOL_FORMATS, tool_format
+from proxy.rendering.tool_calls.known_formats import TOOL_FORMATS, tool_format
 from proxy.rendering.tool_calls.tool_format import split_marks
 from proxy.types import Message
 

@@ -11,7 +11,7 @@ import pytest
 
 from proxy.app import SessionParts
 from proxy.metrics import Metrics
-from proxy.sessions.session import Session
+from proxy.sessions.live_session import LiveSession
 from proxy.settings import Settings
 from proxy.store.store import Store
 from proxy.types import SessionStatus
@@ -32,7 +32,7 @@ def parts(store: Store) -> SessionParts:
     return SessionParts(store, Settings(), Metrics(), lambda: 0)
 
 
-async def unused_for_long(parts: SessionParts, store: Store) -> Session:
+async def unused_for_long(parts: SessionParts, store: Store) -> LiveSession:
     """Session `s`, last used an hour ago by every clock."""
     await parts.starter.start({"session_id": "s"})
     execute(f"sqlite:///{store.label}", "UPDATE sessions SET updated_at = updated_at - 3600")

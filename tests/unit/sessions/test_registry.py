@@ -9,8 +9,8 @@ import pytest
 from proxy.errors import SessionNotFound
 from proxy.metrics import Metrics
 from proxy.sessions.keys import Keyring
+from proxy.sessions.live_session import LiveSession
 from proxy.sessions.registry import Registry
-from proxy.sessions.session import Session
 from proxy.trajectory.cache import InteractionCache
 from proxy.types import SessionRecord
 
@@ -21,16 +21,16 @@ class EmptyNews:
     shared = True
 
     def __init__(self) -> None:
-        self.meanwhile: Session | None = None
+        self.meanwhile: LiveSession | None = None
 
     async def load_news(self, session_id: str, seen: Any) -> None:
         if self.meanwhile is not None:
             self.meanwhile.confirmed = True
 
 
-def live(news: Any, *, confirmed: bool) -> tuple[Registry, Session]:
+def live(news: Any, *, confirmed: bool) -> tuple[Registry, LiveSession]:
     registry = Registry(news, Keyring(news, None), Metrics())
-    session = registry.add(Session(SessionRecord("s"), InteractionCache(), confirmed=confirmed))
+    session = registry.add(LiveSession(SessionRecord("s"), InteractionCache(), confirmed=confirmed))
     return registry, session
 
 

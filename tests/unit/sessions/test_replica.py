@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from proxy.sessions.live_session import LiveSession
 from proxy.sessions.replica import NOTHING_SEEN, absorb, note_commit
-from proxy.sessions.session import Session
 from proxy.sessions.settling import note_written
 from proxy.store.news import Seen
 from proxy.store.store import Store
@@ -19,11 +19,11 @@ from proxy.types import Interaction, SessionRecord, SessionStatus, Status
 from tests.interactions import interaction
 
 
-def empty() -> Session:
-    return Session(SessionRecord("s"), InteractionCache(), seen=NOTHING_SEEN)
+def empty() -> LiveSession:
+    return LiveSession(SessionRecord("s"), InteractionCache(), seen=NOTHING_SEEN)
 
 
-def state(session: Session) -> Any:
+def state(session: LiveSession) -> Any:
     """Everything in a session that another replica may have changed."""
     attempts = {
         key: sorted((attempt.stage, sorted(i.id for i in attempt.interactions)) for attempt in same)

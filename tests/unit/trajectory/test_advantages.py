@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.trajectory.advantages import Baseline, Groups, RunningStatistics, group_of
+from proxy.trajectory.layout_options import Layout, LayoutOptions
 from proxy.trajectory.layouts import lay_out
 from proxy.trajectory.main_reward import RAW, MainReward
-from proxy.trajectory.options import Layout, LayoutOptions
 from proxy.types import Credit, Interaction, SessionRecord
 from tests.interactions import interaction
 

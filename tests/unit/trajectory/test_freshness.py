@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from proxy.trajectory.freshness import Freshness
+from proxy.trajectory.layout_options import Layout, LayoutOptions
 from proxy.trajectory.layouts import Laid, lay_out
-from proxy.trajectory.options import Layout, LayoutOptions
 from proxy.trajectory.selection import TrainSelection
 from proxy.types import Interaction, SessionRecord
 from tests.interactions import interaction

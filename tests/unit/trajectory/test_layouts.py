@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from proxy.trajectory.advantages import Baseline
 from proxy.trajectory.columns import columns_of
+from proxy.trajectory.layout_options import Keep, Layout, LayoutOptions, Padding, TooLong
 from proxy.trajectory.layouts import lay_out
-from proxy.trajectory.options import Keep, Layout, LayoutOptions, Padding, TooLong
 from proxy.trajectory.paths import Drift
 from proxy.types import Interaction, SessionRecord
 from tests import golden

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
+from proxy.trajectory.layout_options import Layout, LayoutOptions
 from proxy.trajectory.layouts import export_session, lay_out
 from proxy.trajectory.main_reward import Granularity, MainReward
-from proxy.trajectory.options import Layout, LayoutOptions
 from proxy.trajectory.selection import TrainSelection, TurnSelection
 from proxy.types import Interaction, SessionRecord
 from tests.interactions import interaction

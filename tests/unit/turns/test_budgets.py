@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from proxy.errors import ContextLengthExceeded, LimitReached
-from proxy.sessions.session import Session
+from proxy.sessions.live_session import LiveSession
 from proxy.settings import Settings
 from proxy.trajectory.cache import InteractionCache
 from proxy.turns.budgets import apply_budgets
@@ -16,15 +16,15 @@ from proxy.types import SamplingParams, SessionRecord
 from tests.interactions import interaction
 
 
-def session(sampled: int = 0, turns: int = 0, **limits: Any) -> Session:
+def session(sampled: int = 0, turns: int = 0, **limits: Any) -> LiveSession:
     nodes = [interaction(str(number), seq=number) for number in range(turns)]
-    return Session(
+    return LiveSession(
         SessionRecord("s", limits=limits, created_at=time.time()), InteractionCache(nodes), sampled, turns_taken=turns
     )
 
 
 def budget(
-    held: Session, *, asked: int | None = None, choices: int = 1, prompt: int = 10, **settings: Any
+    held: LiveSession, *, asked: int | None = None, choices: int = 1, prompt: int = 10, **settings: Any
 ) -> int | None:
     sampling = SamplingParams(max_tokens=asked)
     return apply_budgets(sampling, choices, held, prompt, Settings(**settings), 100).max_tokens
@@ -58,7 +58,7 @@ def test_choices_share_what_the_session_may_still_sample() -> None:
         (session(deadline_s=-1.0), "limits.deadline_s"),
     ],
 )
-def test_a_limit_that_is_reached_is_refused_by_its_name(held: Session, limit: str) -> None:
+def test_a_limit_that_is_reached_is_refused_by_its_name(held: LiveSession, limit: str) -> None:
     with pytest.raises(LimitReached) as caught:
         budget(held)
     assert caught.value.param == limit

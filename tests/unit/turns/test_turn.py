@@ -6,7 +6,7 @@ import pytest
 
 from proxy.rendering.deltas import Delta, TextDelta, ToolCallArguments, ToolCallEnd, ToolCallStart
 from proxy.sessions.attempts import Attempt
-from proxy.sessions.session import Session
+from proxy.sessions.live_session import LiveSession
 from proxy.trajectory.cache import InteractionCache, Match
 from proxy.trajectory.matching import identify
 from proxy.turns.plan import ReplyPlan, make_turns
@@ -34,7 +34,7 @@ def new_turn() -> Turn:
     request = TurnRequest(Api.CHAT, "m", (Message(Role.USER, "hi"),))
     identity = identify(request.messages, request.tools, request.template_options)
     plan = ReplyPlan(
-        session=Session(SessionRecord("s"), InteractionCache()),
+        session=LiveSession(SessionRecord("s"), InteractionCache()),
         request=request,
         prompt=Prompt(ids_of([1, 2]), Match(None, 0), identity, bridged=False),
         sampling=SamplingParams(max_tokens=9),

@@ -18,7 +18,7 @@ LIMITS = LIMIT_COUNTS | {"deadline_s", "on_context_overflow"}
 
 
 @dataclass(slots=True, eq=False)
-class Session:
+class LiveSession:
     """A session in memory.
 
     `sampled_tokens`: output tokens of its complete turns.
