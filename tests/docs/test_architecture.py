@@ -27,7 +27,7 @@ def test_every_module_that_the_map_names_exists(name: str) -> None:
     assert f"proxy.{name}" in modules()
 
 
-def test_every_part_stands_in_one_layer_or_beside_them() -> None:
+def test_every_part_is_drawn_in_one_layer_or_listed_aside() -> None:
     drawn = [part for layer in layers() for part in layer]
     assert sorted(drawn) == sorted({part.partition(".")[0] for part in PARTS} - ASIDE)
 
@@ -41,6 +41,6 @@ def test_each_layer_imports_from_lower_layers_only() -> None:
             assert {other for other in below if height[other] >= height[top]} == set(), part
 
 
-def test_every_package_says_what_it_is() -> None:
+def test_every_package_has_a_docstring() -> None:
     for folder in {path.parent for path in (ROOT / "proxy").rglob("*.py")}:
         assert ast.get_docstring(ast.parse((folder / "__init__.py").read_text())), folder

@@ -56,7 +56,7 @@ def _requests(section: str, endpoint: str) -> bool:
     return re.search(path.replace(r"\{model\}", "[^/ ]+") + r"(?=[ \n])", section.split("```bash", 1)[1]) is not None
 
 
-def test_every_error_code_stands_there_with_its_status() -> None:
+def test_every_error_code_is_documented_with_its_status() -> None:
     classes = [errors.ProxyError]
     for kind in classes:
         classes += kind.__subclasses__()
@@ -68,6 +68,8 @@ def test_every_error_code_stands_there_with_its_status() -> None:
     ("api", "protocol"), [("chat completions", chat), ("responses", responses), ("messages", messages)]
 )
 @pytest.mark.parametrize("treatment", ["honoured", "ignored", "refused"])
-def test_the_fields_of_each_api_stand_there_with_what_becomes_of_them(api: str, protocol: Any, treatment: str) -> None:
+def test_the_fields_of_each_api_are_documented_as_honoured_ignored_or_refused(
+    api: str, protocol: Any, treatment: str
+) -> None:
     [row] = re.findall(rf"^\| {api} \| {treatment} \| (.*) \|$", PAGE, re.M)
     assert set(re.findall(r"`([\w.]+)`", row)) == getattr(protocol, treatment.upper())

@@ -96,7 +96,7 @@ def test_a_dockerfile_copies_what_exists_and_runs_a_server_that_is_no_root(path:
 
 
 @pytest.mark.parametrize("path", DOCKERFILES, ids=lambda path: path.name)
-def test_what_a_dockerfile_copies_is_not_ignored(path: Path) -> None:
+def test_files_that_a_dockerfile_copies_are_not_ignored(path: Path) -> None:
     kept = {line[1:] for line in Path(f"{path}.dockerignore").read_text().splitlines() if line.startswith("!")}
     sources = [source for rest in values(path, "COPY") if "--from" not in rest for source in rest.split()[:-1]]
     assert set(sources) == kept
@@ -110,7 +110,7 @@ def test_the_extras_that_images_install_are_declared(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", COMPOSE, ids=lambda path: path.name)
-def test_a_compose_file_starts_servers_with_what_they_know(path: Path) -> None:
+def test_a_compose_file_has_only_known_flags_variables_and_files(path: Path) -> None:
     found = services(path)
     server = found["tokengrove"]
     assert [*faults_of_command(server["command"])] == []
@@ -184,7 +184,7 @@ def test_the_sidecar_is_on_the_loopback_of_its_agent() -> None:
         (["serve", "--port"], None),
     ],
 )
-def test_the_checks_object_to_what_is_wrong(arguments: list[str], fault: str | None) -> None:
+def test_the_checks_find_each_fault(arguments: list[str], fault: str | None) -> None:
     if fault is None:
         with pytest.raises(TypeError):
             list(faults_of_command(arguments))

@@ -232,13 +232,13 @@ def outside() -> dict[str, set[str]]:
     return dict(holders)
 
 
-def test_each_part_imports_exactly_what_the_table_says() -> None:
+def test_each_part_imports_exactly_the_parts_in_the_table() -> None:
     found = between(part_of)
     assert found.keys() == PARTS.keys()
     assert {part: found[part] for part in PARTS if found[part] != PARTS[part]} == {}
 
 
-def test_each_package_from_outside_is_imported_by_exactly_the_parts_that_the_table_says() -> None:
+def test_each_external_package_is_imported_by_exactly_the_parts_in_the_table() -> None:
     assert outside() == OUTSIDE
 
 
@@ -251,7 +251,7 @@ def packages() -> list[str]:
 
 
 @pytest.mark.parametrize("package", packages())
-def test_what_lies_in_a_package_imports_each_other_in_no_circle(package: str) -> None:
+def test_the_modules_of_a_package_have_no_circular_imports(package: str) -> None:
     """The packages and modules right inside of `package`, each with all that it holds."""
 
     def child(module: str) -> str:

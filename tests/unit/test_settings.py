@@ -80,7 +80,7 @@ def test_a_flag_wins_over_its_variable_and_a_variable_over_the_default() -> None
         ("CREDIT", "debit", "tree or linear"),
     ],
 )
-def test_a_bad_variable_is_named_with_what_it_takes(name: str, text: str, kind: str) -> None:
+def test_an_invalid_variable_is_named_with_its_valid_values(name: str, text: str, kind: str) -> None:
     with pytest.raises(ConfigurationError, match=f"^TOKENGROVE_{name}={text!r} is not {kind}"):
         from_environment({}, {f"TOKENGROVE_{name}": text})
 
@@ -96,6 +96,6 @@ def test_a_bad_variable_is_named_with_what_it_takes(name: str, text: str, kind: 
         ({"max_body_bytes": 0}, "--max-body-bytes"),
     ],
 )
-def test_a_setting_that_cannot_be_is_refused_by_its_flag(given: dict[str, object], word: str) -> None:
+def test_an_invalid_setting_is_refused_by_its_flag(given: dict[str, object], word: str) -> None:
     with pytest.raises(ConfigurationError, match=word):
         Settings(**given)  # type: ignore[arg-type]

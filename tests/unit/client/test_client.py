@@ -109,7 +109,7 @@ def test_a_dead_address_is_server_unreachable_and_names_it() -> None:
             client.health()
 
 
-def test_an_address_without_a_scheme_says_what_it_lacks() -> None:
+def test_the_error_for_an_address_without_a_scheme_names_http() -> None:
     with Client("localhost:8080") as client, pytest.raises(ServerUnreachable, match=r"'localhost:8080'.*http://"):
         client.health()
 
@@ -249,7 +249,7 @@ async def test_both_clients_export_in_any_format_over_pages(server: str, client:
                 assert sample.turn_ids.tolist() == [0 if on else -1 for on in sample.loss_mask]
 
 
-def test_a_format_that_nobody_reads_is_refused_before_it_is_asked_for() -> None:
+def test_an_unknown_format_is_refused_before_the_request() -> None:
     with Client("http://127.0.0.1:9") as nobody, pytest.raises(InvalidRequest, match="one of json, jsonl"):
         nobody.export(format="pickle")  # type: ignore[arg-type]
 

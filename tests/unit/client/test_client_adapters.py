@@ -45,14 +45,14 @@ def test_a_tool_result_is_in_verls_response_and_not_trained() -> None:
     assert result.non_tensor_batch["uid"].tolist() == ["s", "t"]
 
 
-def test_what_another_sample_trains_is_response_all_the_same() -> None:
+def test_tokens_that_another_sample_trains_still_belong_to_the_response() -> None:
     shared = chain([([1], [2]), ([3], [4])], rewards=[0.0, 1.0])
     shared.loss_mask[1] = 0
     batch = verl.padded([shared]).batch
     assert (batch["prompts"].tolist(), batch["response_mask"].tolist()) == ([[1]], [[0, 0, 1]])
 
 
-def test_what_is_too_long_for_verl_is_refused_dropped_or_cut_with_its_reward_kept() -> None:
+def test_a_sample_too_long_for_verl_is_refused_dropped_or_truncated_with_its_reward() -> None:
     long, short = sample([1, 2, 3], [4, 5, 6], reward=2.0, session="long"), sample([7], [8], session="short")
     with pytest.raises(InvalidRequest, match=r"long-0.*3 tokens of prompt and 3 of response"):
         verl.padded([long, short], prompt_length=2, response_length=2)

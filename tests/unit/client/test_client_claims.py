@@ -103,7 +103,7 @@ def iter_claim(wait_s: float) -> operations.Steps[None]:
     yield operations.Call("POST", "/trajectories/claim", {"wait_s": wait_s, "consumer": "gone"})
 
 
-def test_trls_worker_leaves_sessions_to_whoever_took_them_over_and_keeps_the_others(server: str) -> None:
+def test_trls_worker_drops_sessions_that_another_consumer_took_over_and_keeps_the_others(server: str) -> None:
     for name in ("a", "b"):
         play(server, name)
     worker = ClaimingWorker(server, group_size=3, consumer="slow", lease_s=60.0)

@@ -52,7 +52,7 @@ def test_an_empty_export_is_an_empty_batch_of_the_same_dtypes() -> None:
     }
 
 
-def test_torch_has_the_same_values_and_dtypes_and_memory_of_its_own() -> None:
+def test_torch_tensors_have_the_same_values_and_dtypes_and_separate_memory() -> None:
     torch = pytest.importorskip("torch")
     one = sample([1, 2], [3], reward=2.0)
     tensors = one.to_torch()

@@ -25,7 +25,7 @@ def test_without_flags_the_server_decides_all_but_layout_format_and_page() -> No
     assert ExportFlags().body() == {"layout": "concat", "format": "jsonl", "limit": 100}
 
 
-def test_what_is_0_is_said() -> None:
+def test_flags_of_value_0_are_sent() -> None:
     body = ExportFlags(since=0.0, min_version=0, max_version_span=0, discount=0.0, pad_token_id=0, wait_s=0.0).body()
     assert body["filter"] == {"since": 0.0, "min_version": 0, "max_version_span": 0}
     assert {body[name] for name in ("discount", "pad_token_id", "wait_s")} == {0}

@@ -115,7 +115,7 @@ def test_simple_instructions_are_followed(question: str, answer: str) -> None:
     assert played(asking(question)).content == answer
 
 
-def test_thinking_comes_first_unless_the_request_turns_it_off() -> None:
+def test_thinking_precedes_the_answer_unless_the_request_disables_it() -> None:
     turn = asking("Say exactly: yes")
     assert played(turn, think=True).reasoning
     off = replace(turn, template_options={"enable_thinking": False})

@@ -234,7 +234,7 @@ def test_an_answer_without_a_call_may_be_echoed_as_a_string() -> None:
     assert echoed("So:").content == "So:"
 
 
-def test_text_after_a_call_and_thinking_after_text_get_blocks_of_their_own() -> None:
+def test_text_after_a_call_and_thinking_after_text_get_separate_blocks() -> None:
     stream = MessagesProtocol().stream(REQUEST, "msg_1", 0, 5)
     mixed: list[Delta] = [
         TextDelta("a"),

@@ -126,7 +126,7 @@ def test_a_summary_replaces_missing_reasoning_text() -> None:
     assert parse(item, said("a")) == (assistant("a", reasoning="in short"),)
 
 
-def test_references_come_out_as_the_answer_that_is_stored() -> None:
+def test_item_references_become_one_reference_to_the_stored_answer() -> None:
     items = [{"type": "item_reference", "id": f"rs_{HEX}"}, {"id": f"msg_{HEX}"}, call("c", f"fc_{HEX}_0"), output("c")]
     first, second = parse(*items)
     assert first == Message(Role.ASSISTANT, name=ITEM_REFERENCE, origin=ORIGIN)

@@ -66,7 +66,7 @@ def test_a_reply_is_valid_for_the_sdk_and_has_every_key(fields: dict[str, Any]) 
     assert [tool["name"] for tool in body["tools"]] == ["weather"] * ("tools" in fields)
 
 
-def test_ids_tell_the_interaction_and_are_of_their_kind() -> None:
+def test_item_ids_contain_the_interaction_id_and_the_kind_of_item() -> None:
     body = reply(FULL)
     hex_id = body["id"].removeprefix("resp_")
     assert [item["id"] for item in body["output"]] == [

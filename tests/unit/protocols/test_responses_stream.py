@@ -95,7 +95,7 @@ def test_nothing_of_the_last_item_is_done_before_the_end() -> None:
     assert b"event: response.function_call_arguments.done" not in sent
 
 
-def test_text_after_a_call_is_an_item_of_its_own_and_comes_back_as_the_same_answer() -> None:
+def test_text_after_a_call_is_a_separate_item_and_is_parsed_as_the_same_answer() -> None:
     deltas: list[Delta] = [
         *(TextDelta("a"), ToolCallStart(0, "call_1", "weather"), ToolCallArguments(0, "{}"), ToolCallEnd(0)),
         *(TextDelta("b"), ReasoningDelta("r"), ReasoningDelta("s"), TextDelta("c")),

@@ -323,7 +323,7 @@ def test_no_more_than_the_tail_of_the_history_is_read(published: Callable[[str],
     assert suffix == renderer.bridge(prompt, output, assistant("Yo"), [user("x")], (), {})
 
 
-def test_template_retention_renders_anew_at_a_user_message_only(tiny_folder: Path) -> None:
+def test_template_retention_renders_in_full_only_at_a_user_message(tiny_folder: Path) -> None:
     renderer = load_renderer(Settings(thinking_retention="template"), tiny_folder)
     prompt, output = renderer.render([user("Hi")], TOOLS, {}), renderer.encode("Yo<|im_end|>")
     answer = assistant("", *CALLS)

@@ -290,7 +290,7 @@ def test_a_call_malformed_after_its_start_stays_a_call(
     assert (reading.parser.message.content, reading.parser.malformed_calls) == ("Look:", 1)
 
 
-def test_gpt_oss_channels_are_told_apart(marked: Vocabulary) -> None:
+def test_gpt_oss_channels_are_distinguished(marked: Vocabulary) -> None:
     text = (
         "<|channel|>analysis<|message|>Hm <tool_call>.<|end|><|start|>assistant<|channel|>commentary<|message|>"
         "I look.<|end|><|start|>assistant to=functions.read<|channel|>commentary json<|message|>"
@@ -335,7 +335,7 @@ def test_gpt_oss_malformed_calls_stay_visible(marked: Vocabulary) -> None:
         ("gpt-oss", "<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>final<|message|>Yes.", "hm"),
     ],
 )
-def test_reasoning_is_told_from_the_answer(name: str, text: str, reasoning: str, marked: Vocabulary) -> None:
+def test_reasoning_is_distinguished_from_the_answer(name: str, text: str, reasoning: str, marked: Vocabulary) -> None:
     for cuts in ((), range(100)):
         reading = marked.read(None, text, name, cuts)
         assert reading.parser.message == Message(Role.ASSISTANT, "Yes.", reasoning=reasoning) == joined(reading.deltas)

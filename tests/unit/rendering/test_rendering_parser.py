@@ -171,7 +171,7 @@ def test_a_stop_string_ends_the_text_and_keeps_the_token_that_completes_it(
     assert parser.kept == completes
 
 
-def test_reasoning_text_and_calls_are_told_apart(tiny: Renderer) -> None:
+def test_reasoning_text_and_calls_are_distinguished(tiny: Renderer) -> None:
     parser = parse(tiny, f"<think>\nhm\n</think>\n\nSure.\n{CALL}\n{CALL}<|im_end|>")
     assert parser.message.reasoning == "hm"
     assert parser.message.content == "Sure."

@@ -41,7 +41,7 @@ def test_equal_returns_teach_nothing() -> None:
     assert advantages(batch) == [[0.0]] * 4
 
 
-def test_a_turns_value_stands_on_the_tokens_that_it_sampled() -> None:
+def test_the_value_of_a_turn_applies_to_its_sampled_tokens() -> None:
     batch = [sample("a", (2.0, 1.0, [1, 3]), (3.0, 1.0, [4, 5])), sample("a", (4.0, 1.0, [0, 1]), length=2)]
     laid = per_token(batch, [[2.0, 3.0], [4.0]])
     assert laid.tolist() == [[1, 2, 2, 1, 3, 1], [4, 1, 1, 1, 1, 1]]

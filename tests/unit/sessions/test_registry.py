@@ -34,7 +34,7 @@ def live(news: Any, *, confirmed: bool) -> tuple[Registry, LiveSession]:
     return registry, session
 
 
-async def test_a_row_that_comes_while_it_is_looked_for_leaves_the_session_as_it_is() -> None:
+async def test_a_row_inserted_during_the_lookup_leaves_the_session_unchanged() -> None:
     news = EmptyNews()
     registry, session = live(news, confirmed=False)
     news.meanwhile = session

@@ -77,7 +77,7 @@ class Others:
 
 
 @pytest.mark.parametrize("seed", range(12))
-async def test_news_in_any_order_and_twice_end_in_what_the_database_says(tmp_path: Path, seed: int) -> None:
+async def test_news_merged_in_any_order_and_twice_give_the_state_of_the_database(tmp_path: Path, seed: int) -> None:
     chance = random.Random(seed)
     store = Store.open(f"sqlite:///{tmp_path / 'r.db'}")
     await store.starts.create_session(SessionRecord("s"))

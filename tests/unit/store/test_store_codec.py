@@ -121,12 +121,12 @@ session_records = st.builds(
 
 
 @given(json_values)
-def test_json_comes_back_as_it_was(value: Any) -> None:
+def test_json_is_decoded_unchanged(value: Any) -> None:
     assert codec.decode_json(codec.encode_json(value), empty=value) == value
 
 
 @given(json_values.map(lambda value: [value, "x" * 600]))
-def test_long_json_comes_back_as_it_was_and_is_compressed(value: Any) -> None:
+def test_long_json_is_compressed_and_decoded_unchanged(value: Any) -> None:
     data = codec.encode_json(value)
     assert data is not None and data[:1] in b"zZ"
     assert codec.decode_json(data) == value
@@ -149,19 +149,19 @@ def test_a_false_value_that_is_not_empty_is_kept(value: Any) -> None:
 
 
 @pytest.mark.parametrize("value", [object(), [{1, 2}], {"a": b"bytes"}])
-def test_what_is_no_json_is_refused(value: Any) -> None:
+def test_values_that_json_cannot_store_are_refused(value: Any) -> None:
     with pytest.raises(InvalidRequest, match="cannot be stored as JSON"):
         codec.encode_json(value)
 
 
 @given(token_ids)
-def test_ids_come_back_as_they_were_in_four_bytes_each(ids: array[int]) -> None:
+def test_ids_are_stored_in_four_bytes_each_and_decoded_unchanged(ids: array[int]) -> None:
     assert codec.decode_ids(codec.encode_ids(ids)) == ids
     assert len(codec.encode_ids(ids)) == 4 * len(ids)
 
 
 @given(st.lists(st.floats(width=32), max_size=40))
-def test_logprobs_come_back_bit_by_bit(values: list[float]) -> None:
+def test_logprobs_are_decoded_bit_for_bit(values: list[float]) -> None:
     floats = array("f", values)
     assert codec.decode_floats(codec.encode_floats(floats)).tobytes() == floats.tobytes()
 

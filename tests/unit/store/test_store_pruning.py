@@ -48,7 +48,7 @@ async def test_only_old_sessions_that_were_exported_or_expired_go(tmp_path: Path
     assert prune(database_url, DAY_S, dry_run=False) == Pruned(0, 0, 0, 1)
 
 
-async def test_what_was_acknowledged_goes_too(tmp_path: Path, database_url: str) -> None:
+async def test_acknowledged_sessions_are_pruned_too(tmp_path: Path, database_url: str) -> None:
     await grow(tmp_path, database_url)
     execute(database_url, "UPDATE sessions SET acknowledged_at = 2.0 WHERE session_id = 'unseen'")
     assert prune(database_url, DAY_S, dry_run=False).kept == 0
@@ -105,7 +105,7 @@ async def test_a_sqlite_file_gives_its_space_back(tmp_path: Path) -> None:
     assert (tmp_path / "test.db").stat().st_size < before - 900_000
 
 
-async def test_the_command_says_what_it_did_and_what_it_kept(tmp_path: Path) -> None:
+async def test_the_command_prints_the_numbers_of_pruned_and_kept_sessions(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path / 'test.db'}"
     await grow(tmp_path, url)
     ran = CliRunner().invoke(commands.app, ["db", "prune", "--older-than", "30d", "--database-url", url])
@@ -115,7 +115,7 @@ async def test_the_command_says_what_it_did_and_what_it_kept(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("text", ["30", "d", "-1d", "1.5h", "30 days", ""])
-def test_what_is_no_duration_is_refused_by_name(text: str) -> None:
+def test_an_invalid_duration_is_refused_by_name(text: str) -> None:
     ran = CliRunner().invoke(commands.app, ["db", "prune", "--older-than", text])
     assert isinstance(ran.exception, ConfigurationError) or ran.exit_code == 2
     assert "--older-than" in str(ran.exception) + ran.output

@@ -99,7 +99,7 @@ async def test_every_change_but_turns_grows_the_revision_and_is_news(store: Stor
 
 
 @pytest.mark.usefixtures("session")
-async def test_news_are_what_was_not_seen(store: Store, node: Build) -> None:
+async def test_news_contain_only_unseen_changes(store: Store, node: Build) -> None:
     for name in ("one", "two", "three"):
         await store.turns.append(node(name))
     store.turns.note_replied("two")

@@ -144,7 +144,7 @@ def test_a_file_that_is_no_database_is_refused(url: str, tmp_path: Path) -> None
     assert "file is not a database" in refusal(url)
 
 
-def test_a_database_of_somebody_else_is_refused_and_left_alone(url: str, tmp_path: Path) -> None:
+def test_a_foreign_database_is_refused_and_left_unchanged(url: str, tmp_path: Path) -> None:
     with closing(sqlite3.connect(tmp_path / "grove.db")) as connection, connection:
         connection.execute("CREATE TABLE sessions (mine INTEGER)")
     assert "is not tokengrove's" in refusal(url)
@@ -167,7 +167,7 @@ def test_a_folder_that_cannot_be_written_is_refused(url: str, tmp_path: Path) ->
 
 
 @pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs a folder that nobody can write")
-def test_a_place_where_nobody_can_write_is_refused() -> None:
+def test_an_unwritable_path_is_refused() -> None:
     assert "cannot be written" in refusal("sqlite:////proc/self/grove.db")
 
 
@@ -177,7 +177,7 @@ def test_memory_is_refused(url: str) -> None:
 
 
 @pytest.mark.parametrize("url", ["", "grove.db", "http//x", "sqlite:/grove.db", "postgresql://host:port/x"])
-def test_what_is_no_url_is_refused(url: str) -> None:
+def test_an_invalid_database_url_is_refused(url: str) -> None:
     assert "--database-url" in refusal(url)
 
 
@@ -187,7 +187,7 @@ def test_another_kind_of_database_is_refused_without_its_password() -> None:
 
 
 @pytest.mark.skipif(importlib.util.find_spec("psycopg") is not None, reason="psycopg is installed")
-def test_postgres_without_its_driver_says_what_to_install() -> None:
+def test_postgres_without_its_driver_names_the_package_to_install() -> None:
     assert "tokengrove[postgres]" in refusal("postgresql://me:secret@host/db")
 
 

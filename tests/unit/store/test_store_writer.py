@@ -111,7 +111,7 @@ async def test_stopping_writes_what_is_queued_and_takes_no_more(held: Held, node
     assert await asyncio.gather(created, appended) == [None, 0]
 
 
-async def test_when_the_writer_ends_by_a_fault_nobody_waits_for_ever(
+async def test_a_fatal_error_of_the_writer_fails_every_waiting_write(
     held: Held, node: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def die(_connection: Connection, _payloads: Sequence[Any]) -> Sequence[Any]:
@@ -139,7 +139,7 @@ async def test_many_changes_at_once_with_bad_ones_among_them(store: Store, sessi
     assert len(await store.recordings.load_interactions("task-0")) == 121
 
 
-async def test_after_a_refusal_of_the_database_the_writer_goes_on(
+async def test_the_writer_continues_after_the_database_refuses_a_write(
     store: Store, session: SessionRecord, node: Any, database_url: str
 ) -> None:
     execute(database_url, "ALTER TABLE interactions RENAME TO elsewhere")
@@ -151,7 +151,7 @@ async def test_after_a_refusal_of_the_database_the_writer_goes_on(
     assert await store.turns.append(node("one")) == 0
 
 
-async def test_a_note_that_fails_is_logged_and_harms_nobody(
+async def test_a_failed_note_is_logged_and_fails_no_other(
     store: Store, session: SessionRecord, node: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     store.turns.note_begun(None, "task-0")  # type: ignore[arg-type]

@@ -36,7 +36,7 @@ def test_of_several_unread_attempts_the_newest_counts(request_: TurnRequest) -> 
     assert decide([old, running], request_) == Attach(running)
 
 
-def test_an_unmarked_repetition_takes_only_what_nobody_reads_or_received() -> None:
+def test_an_unmarked_repetition_is_a_new_sample_once_a_reply_is_read_or_written() -> None:
     for more in ({"readers": 1}, {"written": True}, {"unsettled": True}):
         assert decide([attempt(**more)], REQUEST) == NewSample([])
         assert isinstance(decide([attempt(**more)], RETRY), Replay)
