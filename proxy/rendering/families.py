@@ -18,8 +18,8 @@ class Family:
     """One model family.
 
     `holds` and `lacks`: texts that its chat template contains and does not contain. `library`: names of renderers in
-    the `renderers` package, in the order to try them. `tool_format`: a name in tool_calls.known_formats. `reasoning`: a name
-    in reasoning_formats.
+    the `renderers` package, in the order to try them. `tool_format`: a name in tool_calls.known_formats. `reasoning`: a
+    name in reasoning_formats.
     """
 
     name: str
