@@ -79,7 +79,7 @@ class EngineEndpoints:
         return self._state()
 
     async def resume_memory(self, request: Request) -> JsonResponse:
-        """Bring released memory back. Generation goes on when nothing is released any more."""
+        """Bring released memory back. Generation continues once no memory is released any more."""
         await self._admin.resume_memory(_tags(await self._body(request)))
         return self._state()
 

@@ -34,7 +34,7 @@ class Capability(StrEnum):
 class PauseMode(StrEnum):
     """What a pause does to requests in flight.
 
-    IN_PLACE: they keep their state. RETRACT: they lose their cached keys and values, which are computed anew on resume.
+    IN_PLACE: they keep their state. RETRACT: they lose their cached keys and values, which are recomputed on resume.
     ABORT: they end in the engine, and the gate submits them again on resume. DRAIN: the pause waits for them to end.
     Engines never see DRAIN: the gate waits until the engine is idle, then pauses it IN_PLACE.
     """
@@ -75,7 +75,7 @@ class EngineInfo:
 
 @runtime_checkable
 class Engine(Protocol):
-    """The interface between the proxy and whatever samples tokens."""
+    """The interface between the proxy and an inference engine."""
 
     async def start(self) -> None:
         """Become ready to generate. Raises ConfigurationError if the engine cannot run here."""

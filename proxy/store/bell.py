@@ -13,7 +13,7 @@ class Bell:
         self._next: asyncio.Event = asyncio.Event()
 
     def ring(self) -> None:
-        """Wake everybody who listens; later listeners wait for the next ring."""
+        """Wake all listeners; later listeners wait for the next ring."""
         rung, self._next = self._next, asyncio.Event()
         rung.set()
 

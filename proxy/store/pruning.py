@@ -24,7 +24,7 @@ _BATCH = 200
 class Pruned:
     """Counts of the deleted rows and tokens (dry run: to be deleted).
 
-    `kept`: sessions that are old enough but stay, because nobody exported or acknowledged them.
+    `kept`: sessions that are old enough but stay, because they were never exported or acknowledged.
     """
 
     sessions: int

@@ -8,7 +8,7 @@ Changes are applied in the order of the queue, except that new sessions and begu
 last. That is safe, since none of them depends on an earlier change of the group; and it leaves long runs of equal
 changes, which the database takes in one statement.
 
-Nobody waits for a note, so it causes no commit of its own: it waits a moment for a change that somebody waits for.
+No caller waits for a note, so a note causes no commit by itself: it waits briefly to join the commit of a change.
 """
 
 from __future__ import annotations
@@ -185,7 +185,7 @@ class Writer:
             elif isinstance(outcome, ProxyError):
                 logger.warning("a note could not be stored: %s", outcome.message)
         for loop, settled in loops.items():
-            # Nobody waits on a closed loop any more.
+            # No caller can still wait on a closed loop.
             with contextlib.suppress(RuntimeError):
                 loop.call_soon_threadsafe(_resolve, settled)
 

@@ -125,7 +125,7 @@ class PageSession(AbstractContextManager["PageSession"]):
                 waits = after is not None and after.directive == "continues"
                 printed = self._python(block, run=not waits)
             elif printed is None:
-                continue  # what was not run shows nothing to compare with
+                continue  # a block that did not run has no output to compare
             elif block.directive == "prints":
                 assert _lines(printed) == _lines(block.text), f"{block.place}: this is printed instead:\n{printed}"
             elif block.language == "json":
@@ -156,7 +156,7 @@ class PageSession(AbstractContextManager["PageSession"]):
         return self._run(block, [sys.executable, str(file)])
 
     def _run(self, block: Block, command: list[str]) -> str:
-        # Into files: what a block leaves running in the background would keep a pipe open.
+        # Output goes to files: a background process of a block would keep a pipe open.
         with tempfile.TemporaryFile("w+") as printed, tempfile.TemporaryFile("w+") as said:
             run = subprocess.run(
                 command,

@@ -1,4 +1,4 @@
-"""The examples work as their first lines say: an agent that solves its task, and a step on what it did."""
+"""The examples work as their first lines say: an agent solves its task, and a training step uses its samples."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ def test_kill_9_under_load_loses_no_reply_that_was_received_whole(
         assert {sample["interaction_id"] for sample in exported["samples"]} <= set(stored)
 
 
-def test_when_postgres_crashes_turns_get_503_and_go_on_once_it_is_back(tmp_path: Path, chance: random.Random) -> None:
+def test_turns_get_503_while_postgres_is_down_and_continue_afterwards(tmp_path: Path, chance: random.Random) -> None:
     postgres = Postgres()
     url = postgres.create_database()
     try:
@@ -110,9 +110,7 @@ async def through_a_crash(process: Process, postgres: Postgres, chance: random.R
 
 
 @pytest.mark.skipif(not hasattr(resource, "prlimit"), reason="needs prlimit")
-def test_when_the_disk_is_full_turns_get_503_and_go_on_once_there_is_room(
-    tmp_path: Path, chance: random.Random
-) -> None:
+def test_turns_get_503_while_the_disk_is_full_and_continue_afterwards(tmp_path: Path, chance: random.Random) -> None:
     with server_process(tmp_path, *FLAGS) as process:
         seen = asyncio.run(through_a_full_disk(process, tmp_path, chance))
     check_database(sqlite_url(tmp_path))
@@ -160,7 +158,7 @@ async def one_turn(url: str) -> str:
         return (await streamed(http, "/after/v1/chat/completions", body))[1]
 
 
-def test_a_second_server_on_the_same_file_is_refused_in_one_line_and_the_first_goes_on(tmp_path: Path) -> None:
+def test_a_second_server_on_the_same_file_is_refused_and_the_first_continues(tmp_path: Path) -> None:
     with server_process(tmp_path, *FLAGS) as process:
         second = run("serve", *FLAGS, "--port", "0", "--database-url", sqlite_url(tmp_path), cwd=ROOT)
         assert second.returncode == 1

@@ -115,7 +115,7 @@ async def meet(urls: list[str]) -> None:
             assert counts == {"first": 1, "continued": 1, "resampled": 5, "branched": 6}
 
 
-def test_a_replica_is_killed_in_the_middle_and_the_others_go_on(tmp_path: Path, postgres_url: str) -> None:
+def test_the_other_replicas_continue_after_one_is_killed(tmp_path: Path, postgres_url: str) -> None:
     with three_replicas(tmp_path, postgres_url, "--engine-arg", "delay_s=0.01") as servers:
         asyncio.run(through_a_kill(servers))
     check_database(postgres_url)

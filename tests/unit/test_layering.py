@@ -169,7 +169,7 @@ LAZY = {
 }
 """Heavy or optional packages: imported inside functions only, so that the command line and the app start without."""
 TORCH_MODULES = {f"proxy.engine.transformers.{name}" for name in ("batching", "sampler", "steering")}
-"""Modules about torch: who imports one of them does so inside a function."""
+"""Modules that import torch: their importers do so inside a function."""
 WIRE_APIS = {"chat", "responses", "messages", "generate"}
 
 
@@ -183,7 +183,7 @@ def modules() -> dict[str, Path]:
 
 @cache
 def imported(module: str) -> frozenset[str]:
-    """What a module imports: modules of the project, and names of packages from outside; the standard library not."""
+    """The imports of a module: modules of the project and names of external packages, without the standard library."""
     found = set()
     for node in ast.walk(ast.parse(modules()[module].read_text())):
         found.update(names_of(node))
@@ -206,7 +206,7 @@ def names_of(node: ast.AST) -> Iterator[str]:
 
 
 def part_of(module: str) -> str:
-    """The package that a module lies in, without `proxy`; a flat module is a part of its own."""
+    """The package of a module, without `proxy`; a module outside the packages is a separate part."""
     if not module.startswith("proxy."):
         return module
     inner = module.removeprefix("proxy.")
@@ -215,7 +215,7 @@ def part_of(module: str) -> str:
 
 
 def between(part: Callable[[str], str]) -> dict[str, set[str]]:
-    """For each part what it imports of the project's other parts; modules of no part ("") are left out."""
+    """For each part, the other parts that it imports; modules of no part ("") are left out."""
     edges: dict[str, set[str]] = {part(module): set() for module in modules() if part(module)}
     for module in modules():
         if part(module):

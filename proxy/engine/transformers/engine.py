@@ -117,7 +117,7 @@ class TransformersEngine:
         return await self._on_control(lambda: self._replace_weights(Path(path), version))
 
     async def flush_cache(self) -> None:
-        """Empty the prefix cache. Requests in flight compute their keys and values anew, then continue."""
+        """Empty the prefix cache. Requests in flight recompute their keys and values, then continue."""
         self._running()
         await self._on_control(lambda: self._while_paused(self._resubmit_all))
 

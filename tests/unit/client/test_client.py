@@ -277,7 +277,7 @@ def test_all_sessions_are_listed(client: Client) -> None:
         assert [entry["session_id"] for entry in client.sessions()] == [first.session_id, second.session_id]
 
 
-def test_granting_capacity_asks_for_n_and_tells_what_is_left() -> None:
+def test_granting_capacity_sends_n_and_returns_the_remaining_capacity() -> None:
     steps = operations.grant_capacity(2)
     assert next(steps) == operations.Call("POST", "/grant_capacity", {"n": 2})
     with pytest.raises(StopIteration) as returned:

@@ -77,7 +77,7 @@ def test_nothing_to_claim_is_an_empty_claim_and_nothing_to_acknowledge(server: s
         assert client.acknowledge(nothing) == Acknowledged((), {})
 
 
-def test_a_lost_lease_is_told_and_an_unknown_claim_refused(server: str) -> None:
+def test_a_lost_lease_is_reported_and_an_unknown_claim_is_refused(server: str) -> None:
     play(server, "a")
     with Client(server) as client:
         late = client.claim(lease_s=0.0)

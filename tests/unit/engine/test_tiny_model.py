@@ -47,7 +47,7 @@ def test_the_folder_is_built_once_even_by_concurrent_builders(tmp_path):
     assert builtin_model_folder(tmp_path / "cache") == folder and folder.stat().st_mtime_ns == before
 
 
-def test_the_default_folder_lies_in_the_users_cache(tmp_path, monkeypatch):
+def test_the_default_folder_is_in_the_users_cache(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert builtin_model_folder().parent == tmp_path / "tokengrove"
 

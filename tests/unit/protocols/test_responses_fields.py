@@ -42,13 +42,13 @@ def test_the_table_at_the_top_of_the_module_names_every_field(module: Any) -> No
 
 
 @pytest.mark.parametrize("field", sorted(responses.IGNORED))
-def test_an_ignored_field_of_the_responses_api_is_recorded_whatever_it_holds(field: str) -> None:
+def test_an_ignored_field_of_the_responses_api_is_recorded_with_any_value(field: str) -> None:
     for value in ("x", 5, {"a": [None]}, ["b"], True):
         assert PROTOCOL.parse({"model": "m", "input": "hi", field: value}).dropped == (field,)
 
 
 @pytest.mark.parametrize("field", sorted(chat.IGNORED))
-def test_an_ignored_field_of_the_chat_api_is_recorded_whatever_it_holds(field: str) -> None:
+def test_an_ignored_field_of_the_chat_api_is_recorded_with_any_value(field: str) -> None:
     body = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
     assert ChatProtocol().parse({**body, field: {"a": 1}}).dropped == (field,)
 

@@ -71,7 +71,7 @@ async def test_a_round_trip_through_either_database_gives_equal_dumps(
     assert not names(tmp_path, ".part")
 
 
-async def test_an_imported_session_goes_on_where_it_was_with_its_keys(tmp_path: Path, database_url: str) -> None:
+async def test_an_imported_session_continues_with_its_keys(tmp_path: Path, database_url: str) -> None:
     keys = await grow(tmp_path, database_url)
     dump = tmp_path / "dump.jsonl.zst"
     export_all(database_url, str(dump), quiet)

@@ -176,7 +176,7 @@ async def test_an_append_moves_the_last_activity_of_its_session(
     assert loaded is not None and loaded.updated_at > session.updated_at
 
 
-async def test_an_append_whose_caller_went_away_is_committed_all_the_same(
+async def test_an_append_is_committed_even_if_its_caller_is_cancelled(
     store: Store, session: SessionRecord, node: Any
 ) -> None:
     task = asyncio.ensure_future(store.turns.append(node("one")))

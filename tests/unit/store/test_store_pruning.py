@@ -63,7 +63,7 @@ async def test_an_export_that_was_cut_does_not_count(tmp_path: Path, database_ur
     assert execute(database_url, "SELECT exported_at FROM sessions") == [(None,)]
 
 
-async def test_a_session_that_goes_on_and_ends_while_it_is_exported_does_not_count(
+async def test_a_session_that_changes_during_its_export_does_not_count_as_exported(
     tmp_path: Path, database_url: str
 ) -> None:
     async with serving(tmp_path, says("a", "b"), database_url=database_url) as server:

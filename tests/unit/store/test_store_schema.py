@@ -166,7 +166,7 @@ def test_a_folder_that_cannot_be_written_is_refused(url: str, tmp_path: Path) ->
     assert "permission denied" in refusal(url)
 
 
-@pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs a folder that nobody can write")
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs an unwritable folder")
 def test_an_unwritable_path_is_refused() -> None:
     assert "cannot be written" in refusal("sqlite:////proc/self/grove.db")
 
