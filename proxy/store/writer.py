@@ -8,7 +8,7 @@ Changes are applied in the order of the queue, except that new sessions and begu
 last. That is safe, since none of them depends on an earlier change of the group; and it leaves long runs of equal
 changes, which the database takes in one statement.
 
-No caller waits for a note, so a note causes no commit by itself: it waits briefly to join the commit of a change.
+No caller waits for a note, so a group of notes waits briefly to share the commit of a change.
 """
 
 from __future__ import annotations
