@@ -51,15 +51,16 @@ def main() -> None:
     parser.add_argument("--url", default="http://127.0.0.1:8080")
     parser.add_argument("--model", required=True, help="folder of the weights that the server runs")
     parser.add_argument("--out", required=True, help="folder for the new weights; the server must be able to read it")
+    parser.add_argument("--group", default="calculator-0", help="claim sessions of this group only")
     parser.add_argument("--sessions", type=int, default=64, help="most sessions to claim")
     asked = parser.parse_args()
     model = AutoModelForCausalLM.from_pretrained(asked.model, dtype="float32", local_files_only=True)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
     with Client(asked.url) as client:
         how = {"layout": "concat", "advantages": "grpo"}
-        claim = client.claim(limit=asked.sessions, wait_s=60, consumer="grpo-step", export=how)
+        claim = client.claim(group_id=asked.group, limit=asked.sessions, wait_s=60, consumer="grpo-step", export=how)
         if claim.export is None or not claim.export.samples:
-            parser.exit(1, "no session has ended within 60 s\n")
+            parser.exit(1, f"no session of group {asked.group} has ended within 60 s\n")
         loss, off = grpo_loss(model, claim.export)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
