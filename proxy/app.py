@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -61,6 +63,22 @@ from proxy.turns.turns import Turns
 logger = logging.getLogger(__name__)
 
 
+async def _on_http_exception(request: Request, error: Exception) -> Response:
+    """Answer errors that Starlette raises itself, other than 404 and 405."""
+    assert isinstance(error, HTTPException)
+    return http.error_response(request, InvalidRequest(error.detail))
+
+
+_ERROR_HANDLERS: dict[Any, Callable[[Request, Exception], Awaitable[Response]]] = {
+    ProxyError: http.on_proxy_error,
+    ClientDisconnect: http.on_disconnect,
+    HTTPException: _on_http_exception,
+    404: http.on_not_found,
+    405: http.on_method_not_allowed,
+    Exception: http.on_crash,
+}
+
+
 def examine_model(settings: Settings) -> Examination:
     """Check what works with the tokenizer and chat template of `settings`. Raises ConfigurationError."""
     return examine(load_renderer(settings, _tokenizer_folder(settings)))
@@ -107,19 +125,6 @@ def build_app(
         settings=settings,
         metrics=metrics,
     )
-    polls = LongPolls()
-
-    @asynccontextmanager
-    async def lifespan(app: Starlette) -> AsyncIterator[None]:
-        async with AsyncExitStack() as stack:
-            stack.push_async_callback(store.close)
-            await engine.start()
-            stack.push_async_callback(engine.close)
-            stack.push_async_callback(turns.drain, settings.shutdown_timeout_s)
-            sweeper = asyncio.create_task(sessions.idle_sweep.run())
-            stack.push_async_callback(_cancel, sweeper)
-            yield
-
     parts = _Parts(
         settings=settings,
         sessions=sessions,
@@ -129,24 +134,27 @@ def build_app(
         gate=gate,
         metrics=metrics,
         renderer=renderer,
-        polls=polls,
+        polls=LongPolls(),
         addresses=Addresses(settings),
     )
-    app = Starlette(routes=_routes(parts), lifespan=lifespan)
-    app.state.turns, app.state.polls, app.state.registry = turns, polls, sessions.registry
-    app.state.engine, app.state.renderer, app.state.store, app.state.model = (
-        engine,
-        renderer,
-        store,
-        model_name(settings),
-    )
-    app.add_exception_handler(ProxyError, http.on_proxy_error)
-    app.add_exception_handler(ClientDisconnect, http.on_disconnect)
-    app.add_exception_handler(HTTPException, _on_http_exception)
-    app.add_exception_handler(404, http.on_not_found)
-    app.add_exception_handler(405, http.on_method_not_allowed)
-    app.add_exception_handler(Exception, http.on_crash)
+    app = Starlette(routes=_routes(parts), exception_handlers=_ERROR_HANDLERS, lifespan=partial(_lifespan, parts))
+    app.state.turns, app.state.polls, app.state.registry = turns, parts.polls, sessions.registry
+    app.state.engine, app.state.renderer, app.state.store = engine, renderer, store
+    app.state.model = model_name(settings)
     return app
+
+
+@asynccontextmanager
+async def _lifespan(parts: _Parts, app: Starlette) -> AsyncIterator[None]:
+    """Start the engine; at the end drain the turns, then close the engine and the store."""
+    async with AsyncExitStack() as stack:
+        stack.push_async_callback(parts.store.close)
+        await parts.engine.start()
+        stack.push_async_callback(parts.engine.close)
+        stack.push_async_callback(parts.turns.drain, parts.settings.shutdown_timeout_s)
+        sweeper = asyncio.create_task(parts.sessions.idle_sweep.run())
+        stack.push_async_callback(_cancel, sweeper)
+        yield
 
 
 class SessionParts:
@@ -320,12 +328,6 @@ def _aliases(path: str, endpoint: object, methods: list[str]) -> list[Route]:
     """
     prefixes = ("/v1", "/{session:path}/v1", "/{session:path}", "")
     return [Route(prefix + path, endpoint, methods=methods) for prefix in prefixes]  # type: ignore[arg-type]
-
-
-async def _on_http_exception(request: Request, error: Exception) -> Response:
-    """Answer errors that Starlette raises itself, other than 404 and 405."""
-    assert isinstance(error, HTTPException)
-    return http.error_response(request, InvalidRequest(error.detail))
 
 
 async def _cancel(task: asyncio.Task[None]) -> None:
