@@ -29,6 +29,9 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+SHUTTING_DOWN = "the server is shutting down; send the request to another replica, or again after the restart"
+"""The message of every EngineUnavailable that a shutdown causes."""
+
 
 class ProxyError(Exception):
     """A failure with an HTTP status and a stable code. `retryable`: sending the request again may succeed.

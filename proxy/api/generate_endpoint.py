@@ -16,7 +16,7 @@ from proxy.api.replies import UnaryReply, begin_turns
 from proxy.api.turn_endpoints import with_headers
 from proxy.engine.gate import Gate
 from proxy.engine.requests import GenerateRequest
-from proxy.errors import EngineUnavailable, InvalidRequest, UnsupportedParameter
+from proxy.errors import SHUTTING_DOWN, EngineUnavailable, InvalidRequest, UnsupportedParameter
 from proxy.protocols.generate import GenerateProtocol, generation_reply, parse_request_id, prompt_field
 from proxy.sessions.access import Access
 from proxy.settings import Settings
@@ -82,7 +82,7 @@ class GenerateEndpoint:
         except asyncio.CancelledError:
             if not sampling.cancelled():
                 raise
-            raise EngineUnavailable("the server is stopping; try again") from None
+            raise EngineUnavailable(SHUTTING_DOWN) from None
         prompt, logprobs = len(wanted.input_ids), done.logprobs if done.sampled else None
         reply = generation_reply(done.ids, logprobs, done.versions, done.finish, prompt, done.cached_tokens)
         return JsonResponse({"id": wanted.request_id, **reply})

@@ -17,7 +17,7 @@ from typing import Any, cast
 from proxy.engine.chunks import TokenChunk
 from proxy.engine.interface import Engine, EngineInfo, PauseMode
 from proxy.engine.requests import GenerateRequest, rest_of
-from proxy.errors import EngineLost, EngineUnavailable, ProxyError
+from proxy.errors import SHUTTING_DOWN, EngineLost, EngineUnavailable, ProxyError
 from proxy.settings import Settings
 from proxy.types import FinishReason, Ids, Logprobs, ids_of
 
@@ -119,9 +119,9 @@ class Gate:
                 self._arrivals.add(timer)
                 await self._wait_open()
         except TimeoutError:
-            paused = f"generation has been paused for more than {limit_s:g} s (--pause-timeout-s)"
-            why = "the server is stopping" if self._stopping else paused
-            raise EngineUnavailable(f"{why}; try again", retry_after_s=_RETRY_AFTER_S) from None
+            paused = f"generation has been paused for more than {limit_s:g} s (--pause-timeout-s); try again"
+            why = SHUTTING_DOWN if self._stopping else paused
+            raise EngineUnavailable(why, retry_after_s=_RETRY_AFTER_S) from None
         finally:
             self._arrivals.discard(timer)
             self.waiting -= 1

@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 
 from proxy.engine.gate import Gate
 from proxy.errors import (
+    SHUTTING_DOWN,
     EngineFailed,
     EngineTimeout,
     EngineUnavailable,
@@ -58,7 +59,6 @@ _GRACE = "grace"
 
 # A cancelled turn: the error in its record, and the error that its readers get.
 _SHUT_DOWN = "cancelled: the server shut down"
-_RETRY_ELSEWHERE = "the server is shutting down; send the request to another replica, or again after the restart"
 _DISCONNECTED = "cancelled: the client disconnected"
 _RETRY = "this reply was cancelled because its client disconnected; send the request again"
 
@@ -291,7 +291,7 @@ class Turns:
         except asyncio.CancelledError:
             stopped = self._draining
             await self._commits.record_failure(turn, Status.ABORTED, _SHUT_DOWN if stopped else _DISCONNECTED)
-            raise EngineUnavailable(_RETRY_ELSEWHERE if stopped else _RETRY) from None
+            raise EngineUnavailable(SHUTTING_DOWN if stopped else _RETRY) from None
         except Exception as error:
             logger.exception("turn %s failed", turn.interaction.id)
             await self._commits.record_failure(turn, Status.FAILED, f"{type(error).__name__}: {error}")

@@ -64,7 +64,7 @@ async def test_a_stop_during_a_pause_answers_waiting_clients_with_the_reason(tmp
         server.terminate()
         for response in await asyncio.gather(*asked):
             assert response.status_code == 503 and int(response.headers["retry-after"]) > 0, response.text
-            assert "stopping" in response.json()["error"]["message"]
+            assert "shutting down" in response.json()["error"]["message"]
         assert await asyncio.to_thread(server.wait) == 0 and "Traceback" not in server.output, server.output
     check_database(sqlite_url(tmp_path))
 

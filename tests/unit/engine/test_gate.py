@@ -433,10 +433,10 @@ async def test_on_shutdown_waiting_requests_are_refused_and_admitted_ones_contin
     waiting = asyncio.create_task(complete(gate, asking("b", 3)))
     await until(lambda: gate.waiting == 1)
     gate.send_away()
-    with pytest.raises(EngineUnavailable, match="stopping"):
+    with pytest.raises(EngineUnavailable, match="shutting down"):
         await waiting
     async with asyncio.timeout(60):
-        with pytest.raises(EngineUnavailable, match="stopping"):
+        with pytest.raises(EngineUnavailable, match="shutting down"):
             await gate.enter()
     assert gate.waiting == 0 and not task.done()
     await gate.admin.resume()
