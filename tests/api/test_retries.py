@@ -310,6 +310,12 @@ async def test_all_choices_together_stay_within_the_token_limit_of_the_session(t
         assert (refused["code"], refused["param"]) == ("session_limit_reached", "limits.max_total_tokens")
 
 
+async def test_each_choice_has_a_seed_of_its_own_so_that_they_differ(tmp_path: Path) -> None:
+    async with serving(tmp_path, says("one", "two", "three")) as server:
+        await server.ok(CHAT, {**BODY, "n": 3, "seed": 7})
+        assert [request.sampling.seed for request in server.engine.requests] == [7, 8, 9]
+
+
 async def test_concurrent_named_rewards_are_all_kept(tmp_path: Path) -> None:
     async with serving(tmp_path, says("x")) as server:
         await ask(server)

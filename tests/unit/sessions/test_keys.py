@@ -154,3 +154,15 @@ async def test_keys_leave_memory_when_a_session_ends_is_forgotten_or_gets_new_on
         assert await house.keyring.grant(keys.api_key) == await house.keyring.grant(keys.control_key) == Grant()
         assert not await house.keyring.opens_path("s", keys.path_key or "")
     await store.close()
+
+
+async def test_a_chosen_key_that_was_tried_before_its_session_started_is_still_known_after_the_end(
+    tmp_path: Path,
+) -> None:
+    store = Store.open(f"sqlite:///{tmp_path / 'k.db'}")
+    house = House(store)
+    assert await house.keyring.grant("chosen") == Grant()
+    await house.starter.start({"session_id": "s", "api_key": "chosen"})
+    await house.endings.end(await house.registry.get("s"))
+    assert await house.keyring.grant("chosen") == Grant(session_id="s")
+    await store.close()

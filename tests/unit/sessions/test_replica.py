@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from proxy.sessions.attempts import Stage
 from proxy.sessions.live_session import LiveSession
 from proxy.sessions.replica import NOTHING_SEEN, absorb, note_commit
 from proxy.sessions.settling import note_written
-from proxy.store.news import Seen
+from proxy.store.news import News, Seen
 from proxy.store.store import Store
 from proxy.trajectory.cache import InteractionCache
 from proxy.types import Interaction, SessionRecord, SessionStatus, Status
@@ -135,3 +137,23 @@ async def test_a_reply_is_settled_once_it_was_written_or_it_is_too_late_for_that
         assert [attempt.unsettled for attempt in attempts] == [True]
         outcomes[name] = (note_written(attempts, {"early", "now"}), attempts[0].written)
     assert outcomes == {"early": (True, False), "now": (False, False), "written": (True, True)}
+
+
+@pytest.mark.parametrize("failed", [None, "r", "r.10"])
+@pytest.mark.parametrize("unreplied", [None, "r", "r.10"])
+def test_the_choices_of_a_reply_make_the_same_attempt_in_two_pieces_as_in_one(
+    failed: str | None, unreplied: str | None
+) -> None:
+    choices = [interaction(f"r.{k}" if k else "r", seq=k) for k in range(11)]
+    choices = [replace(choice, status=Status.FAILED) if choice.id == failed else choice for choice in choices]
+
+    def merged(*pieces: Sequence[Interaction]) -> Any:
+        session = empty()
+        for piece in pieces:
+            late = {choice.id for choice in piece} & {unreplied}
+            absorb(session, News(Seen(piece[-1].seq + 1, 0), None, piece, late, ()), elsewhere=True)
+        ((attempt,),) = session.attempts.values()
+        return attempt.stage, attempt.written, attempt.unsettled, [choice.id for choice in attempt.interactions]
+
+    wanted = Stage.FAILED if failed else Stage.COMPLETE, unreplied is None, unreplied is not None
+    assert merged(choices[:4], choices[4:]) == merged(choices) == (*wanted, [choice.id for choice in choices])
