@@ -78,6 +78,7 @@ async def test_generate_replies_with_the_corrected_versions(tmp_path: Path, path
         (((50, 0),), "corrected the versions of 50 tokens"),
         (((1, LARGEST_VERSION + 1),), "weight version 2147483648"),
         (((2, 0), (-1, 1)), "with fewer than one token"),
+        (((2, 0), (0, 1)), "with fewer than one token"),
     ],
 )
 @pytest.mark.parametrize("path", ["/s/v1/generate", "/v1/generate"])

@@ -69,6 +69,10 @@ def test_a_flag_wins_over_its_variable_and_a_variable_over_the_default() -> None
     )
 
 
+def test_empty_entries_of_a_list_variable_are_left_out() -> None:
+    assert from_environment({}, {"TOKENGROVE_ENGINE_ARG": "a=1;;b=2;"}).engine_arg == ("a=1", "b=2")
+
+
 @pytest.mark.parametrize(
     ("name", "text", "kind"),
     [
@@ -94,6 +98,9 @@ def test_an_invalid_variable_is_named_with_its_valid_values(name: str, text: str
         ({"rewards_by": "anyone"}, "--rewards-by"),
         ({"tokenizer": "/nowhere"}, "--tokenizer"),
         ({"max_body_bytes": 0}, "--max-body-bytes"),
+        ({"shutdown_timeout_s": -1.0}, "--shutdown-timeout-s"),
+        ({"pause_timeout_s": -1.0}, "--pause-timeout-s"),
+        ({"max_staleness": -1, "batch_size": 4}, "--max-staleness"),
     ],
 )
 def test_an_invalid_setting_is_refused_by_its_flag(given: dict[str, object], word: str) -> None:

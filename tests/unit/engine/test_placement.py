@@ -60,3 +60,8 @@ def test_the_session_that_was_used_least_recently_is_forgotten_first() -> None:
     placement.choose("c")  # "b" is forgotten
     home.in_flight = 9
     assert placement.choose("a") is home
+
+
+def test_of_idle_servers_the_one_that_served_least_gets_a_new_session() -> None:
+    members = [Member(Bare(number), alive=True, served=served) for number, served in enumerate((2, 1, 3))]  # type: ignore[arg-type]
+    assert SessionPlacement(members).choose("s") is members[1]

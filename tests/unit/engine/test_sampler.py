@@ -47,7 +47,15 @@ def test_temperature_scales_the_distribution_and_the_logprob():
 
 @pytest.mark.parametrize(
     ("cut", "kept"),
-    [({"top_k": 2}, 2), ({"top_p": 0.7}, 2), ({"min_p": 0.2}, 3), ({"top_k": 3, "top_p": 0.7}, 2), ({"top_k": 1}, 1)],
+    [
+        ({"top_k": 2}, 2),
+        ({"top_p": 0.7}, 2),
+        ({"min_p": 0.2}, 3),
+        ({"top_k": 3, "top_p": 0.7}, 2),
+        ({"min_p": 0.2, "top_p": 0.7}, 2),
+        ({"top_k": 1}, 1),
+        ({"top_p": 0.0}, 1),
+    ],
 )
 def test_truncation_limits_the_tokens_but_not_the_logprob(cut, kept):
     cut_row = row(**cut)

@@ -88,6 +88,12 @@ def test_a_list_that_grows_while_it_is_read_repeats_no_token() -> None:
     assert [list(c.ids) for c in chunks(first, part(shared, 3, {"type": "stop", "matched": 7}))] == [[5, 6], [7]]
 
 
+def test_only_the_first_part_counts_the_cached_tokens_of_the_prompt() -> None:
+    """After a retraction SGLang counts the reply's own tokens as cached too."""
+    told = chunks(part([1], 1, cached_tokens=4), part([1, 2], 2, {"type": "length"}, cached_tokens=9))
+    assert [chunk.cached_tokens for chunk in told] == [4, None]
+
+
 @pytest.mark.parametrize(
     ("reason", "finish"),
     [

@@ -270,6 +270,11 @@ def test_an_input_that_only_looks_like_raw_arguments_is_left_alone() -> None:
         assert json.loads(arguments_of(tool_input, "x")) == tool_input
 
 
+def test_no_more_tokens_are_reported_as_cached_than_the_prompt_has() -> None:
+    usage = whole(answered("x", cached_tokens=7))["usage"]
+    assert (usage["input_tokens"], usage["cache_read_input_tokens"]) == (0, 5)
+
+
 @pytest.mark.parametrize(
     ("interaction", "reason", "sequence"),
     [

@@ -145,6 +145,16 @@ def test_a_cut_turn_is_closed_and_open_reasoning_before_it(
     assert suffix.endswith("<|im_end|>\n<|im_start|>assistant\n")
 
 
+def test_reasoning_that_a_call_closed_is_not_closed_again(tiny: Renderer) -> None:
+    prompt = tiny.render([user("Hi")], TOOLS, {})
+    output = tiny.encode('<think>hm<tool_call>\n{"name": "read", "arguments": {"path": "a"}}\n</tool_call>')
+    answer, new = assistant("", CALLS[0], reasoning="hm"), (result("1", "call_0"),)
+    ours = only_ours(tiny).suffix(prompt, output, answer, new, TOOLS, {})
+    assert ours is not None
+    for text in (tiny.decode(ours), text_of(tiny, prompt, output, answer, new)):
+        assert text.startswith("<|im_end|>\n")
+
+
 @pytest.mark.parametrize("case", golden.load("boundaries"))
 def test_a_bridge_begins_with_the_ids_that_the_family_writes_after_an_end_of_turn(
     qwen3: Renderer, case: dict[str, Any]

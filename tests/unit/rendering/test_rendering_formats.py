@@ -290,6 +290,17 @@ def test_a_call_malformed_after_its_start_stays_a_call(
     assert (reading.parser.message.content, reading.parser.malformed_calls) == ("Look:", 1)
 
 
+def test_a_call_without_a_marker_that_breaks_after_its_start_is_counted(vocabulary: Vocabulary) -> None:
+    reading = vocabulary.read("llama3", '{"name": "read", "parameters": {"a": NaN}}')
+    assert (reading.calls, reading.parser.malformed_calls) == ([("read", '{"a": ')], 1)
+
+
+def test_a_call_after_a_malformed_one_of_a_format_without_closing_marker_is_read(vocabulary: Vocabulary) -> None:
+    text = '[TOOL_CALLS] I would rather not. [TOOL_CALLS][{"name": "read", "arguments": {}}]'
+    reading = vocabulary.read("mistral", text)
+    assert (reading.calls, reading.parser.malformed_calls) == ([("read", "{}")], 1)
+
+
 def test_gpt_oss_channels_are_distinguished(marked: Vocabulary) -> None:
     text = (
         "<|channel|>analysis<|message|>Hm <tool_call>.<|end|><|start|>assistant<|channel|>commentary<|message|>"
