@@ -270,6 +270,36 @@ async def test_updates_made_on_the_servers_directly_are_followed() -> None:
         await until(lambda: "serves weight version 0, the others serve 4" in (pool.servers()[1]["failure"] or ""))
 
 
+async def test_a_server_that_an_update_from_outside_has_not_reached_yet_stays_in_the_pool() -> None:
+    async with wires(2) as live, pool_of(*(wire.url for wire in live), check_s=SELDOM_S) as pool:
+        await pool.update_weights("/weights/1", 1)
+        live[0].wire.version = "2"
+        for member in pool._members:
+            await pool._look_at(member)
+        assert pool.info().weight_version == 2 and set(states(pool).values()) == {"alive"}
+
+
+async def test_a_server_that_lost_a_request_gets_new_sessions_again_after_a_health_check() -> None:
+    async with wires(2) as live, pool_of(*(wire.url for wire in live), check_s=SELDOM_S) as pool:
+        pool._members[0].doubtful = True
+        await complete(pool, of_session("a"))
+        await pool._look_at(pool._members[0])
+        await complete(pool, of_session("b"))
+        assert [shown["served"] for shown in pool.servers()] == [1, 1]
+
+
+async def test_a_server_ejected_between_two_resumes_of_memory_resumes_the_rest_when_it_returns() -> None:
+    async with wires(2) as live, pool_of(*(wire.url for wire in live), check_s=SELDOM_S) as pool:
+        await pool.release_memory()
+        await pool.resume_memory(["weights"])
+        pool._eject(pool._members[0], "it hangs")
+        await pool.resume_memory()
+        await pool._look_at(pool._members[0])
+        assert states(pool)[live[0].url] == "alive"
+        resumed = [body for path, body in live[0].wire.calls if path == "/resume_memory_occupation"]
+        assert resumed == [{"tags": ["weights"]}, {"tags": None}]
+
+
 async def test_servers_with_newer_weights_all_join_at_the_start() -> None:
     async with wires(3) as live:
         for wire in live[:2]:

@@ -1,0 +1,24 @@
+"""The commands of `tokengrove db`: their output and exit codes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from proxy import commands
+from proxy.store import schema
+
+
+def test_the_revision_check_fails_for_a_database_that_this_version_cannot_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url, newest = f"sqlite:///{tmp_path / 'test.db'}", schema.head()
+    check = ["db", "current", "--database-url", url]
+    schema.upgrade(url)
+    ran = CliRunner().invoke(commands.app, check)
+    assert (ran.exit_code, ran.output) == (0, f"revision {newest}, this tokengrove needs {newest}\n")
+    monkeypatch.setattr(schema, "head", lambda: "9999")
+    ran = CliRunner().invoke(commands.app, check)
+    assert (ran.exit_code, ran.output) == (1, f"revision {newest}, this tokengrove needs 9999\n")
