@@ -101,6 +101,25 @@ async def test_begun_calls_go_first_and_reply_notes_last(held: Held) -> None:
     assert order == ["begun", "one", "two", "replied"]
 
 
+async def test_a_group_with_a_bad_change_keeps_the_order_of_its_phases(held: Held) -> None:
+    order: list[str] = []
+
+    def write(_connection: Connection, payloads: Sequence[str]) -> Sequence[str]:
+        if "bad" in payloads:
+            raise InvalidRequest("bad")
+        order.extend(payloads)
+        return payloads
+
+    held.writer.note(write, "replied", Phase.LAST)
+    bad = held.writer.submit(write, "bad")
+    good = held.writer.submit(write, "good")
+    held.writer.note(write, "begun", Phase.FIRST)
+    await held.go()
+    await asyncio.gather(bad, good, return_exceptions=True)
+    assert order == ["begun", "good", "replied"]
+    assert isinstance(bad.exception(), InvalidRequest)
+
+
 async def test_stopping_writes_what_is_queued_and_takes_no_more(held: Held, node: Any) -> None:
     created = held.writer.submit(writes.create_freely, Start(rows.session_row(SessionRecord("task-0"))))
     [appended] = queue(held, node, "a")

@@ -95,3 +95,8 @@ def test_groups_compare_the_main_reward() -> None:
     groups = Groups()
     groups.add("g", nodes, MainReward("style"), 1.0, Credit.TREE)
     assert groups.scores["g"].mean == 5.0
+
+
+def test_grpo_adds_one_millionth_to_the_standard_deviation() -> None:
+    deviation = 1e-6 / np.sqrt(2)
+    assert spread_of([0.0, 1e-6]).advantage(1e-6, Baseline.GRPO) == pytest.approx(5e-7 / (deviation + 1e-6))

@@ -192,3 +192,24 @@ def test_with_drift_mask_the_padded_sample_is_the_last_prompt_and_output() -> No
     (row,) = lay_out(RECORD, nodes, options).rows
     assert row.columns()["prompts"].tolist() == [9, 1, 2, 3]
     assert row.columns()["response_mask"].tolist() == [1, 1, 0, 1]
+
+
+def test_the_raw_reward_of_a_tree_is_that_of_its_last_turn() -> None:
+    nodes = fork()
+    nodes[-1].reward = 0.25
+    (row,) = lay_out(RECORD, nodes, LayoutOptions(Layout.TREE)).rows
+    assert row.columns()["raw_rewards"].tolist() == [0.25]
+
+
+def test_a_sample_whose_trained_tokens_are_cut_off_has_weight_0() -> None:
+    nodes = fork()[:3]
+    nodes[0].trainable = False
+    nodes[1].spans = ((1, 2),)
+    rows = padded(nodes, 2, 4, on_too_long=TooLong.TRUNCATE)
+    assert [row["response_mask"].tolist() for row in rows] == [[0, 0, 0, 0], [0, 0, 0, 1]]
+    assert [row["weight"].tolist() for row in rows] == [[0.0], [1.0]]
+
+
+def test_the_middle_of_a_response_with_an_odd_surplus_begins_after_the_smaller_half() -> None:
+    (row,) = padded([interaction("a", output=[2, 3, 4, 5, 6])], 1, 2, on_too_long=TooLong.TRUNCATE, keep=Keep.MIDDLE)
+    assert row["responses"].tolist() == [3, 4]

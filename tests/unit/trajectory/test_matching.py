@@ -85,3 +85,14 @@ def test_the_retry_key_depends_on_sampling_but_not_on_streaming() -> None:
 
 def test_text_with_lone_surrogates_has_an_identity() -> None:
     assert end(Message(Role.USER, "\ud800")) != end(Message(Role.USER, "\ud801"))
+
+
+def test_every_result_is_identified_by_its_call() -> None:
+    assert end(ASK, CALLS, *results("1", "2")) != end(ASK, CALLS, *results("1", "1"))
+
+
+def test_the_retry_key_depends_on_the_stop_tokens() -> None:
+    request = TurnRequest(Api.CHAT, "m", (ASK,))
+    identity = identify(request.messages, (), {})
+    stopped = replace(request, stop_token_ids=(7,))
+    assert request_hash(request, identity) != request_hash(stopped, identity)

@@ -95,3 +95,19 @@ def test_ids_are_found_only_at_token_boundaries(
     ids: list[int], wanted: list[int], start: int, found: int | None
 ) -> None:
     assert next(find_all(ids_of(ids), ids_of(wanted), start), None) == found
+
+
+def test_mask_prefers_the_occurrence_with_the_longest_common_text_before_it() -> None:
+    nodes = [
+        interaction("p", suffix=[7, 1, 2, 3], output=[4, 5], seq=0),
+        interaction("c", parent="p", suffix=[9, 1, 2, 3, 4, 5, 7, 1, 2, 3, 4, 5, 6], output=[8], seq=1),
+    ]
+    (sample,) = export(nodes, Drift.MASK)
+    assert [turn["span"] for turn in sample.to_json()["turns"]] == [[10, 12], [13, 14]]
+
+
+def test_an_output_that_one_prompt_lacks_is_trained_in_a_later_sample_that_contains_it() -> None:
+    nodes = [*drifted(kept=False), interaction("d", parent="p", prefix=5, suffix=[6], output=[7], seq=2)]
+    first, second = export(nodes, Drift.MASK)
+    assert first.arrays.loss_mask.tolist() == [0] * 7 + [1]
+    assert second.arrays.loss_mask.tolist() == [0, 0, 0, 1, 1, 0, 1]

@@ -87,3 +87,12 @@ def test_exports_filter_on_agents() -> None:
     nodes = [replace(interaction("a", seq=0), agent="x"), replace(interaction("b", seq=1), agent="y")]
     options = LayoutOptions(Layout.CONCAT, agents=frozenset({"y"}))
     assert [sample.last.id for sample in export_session(SessionRecord("s"), nodes, options)] == ["b"]
+
+
+def test_a_stated_root_with_tools_is_no_standard_for_the_others() -> None:
+    nodes = [
+        replace(root("t", 0, "name this", tooled=True, system="T"), purpose="title"),
+        root("a", 1, "q", tooled=True),
+        root("b", 2, "look up", tooled=True),
+    ]
+    assert derive_purposes(nodes) == {"t": "title", "a": "main", "b": "main"}
