@@ -110,6 +110,19 @@ async def test_acknowledged_sessions_never_come_back_and_repeats_are_harmless(
         assert (await claim(server, limit=2))["sessions"] == []
 
 
+async def test_an_acknowledged_session_is_acknowledged_again_without_its_claim_and_keeps_its_time(
+    tmp_path: Path,
+) -> None:
+    url = f"sqlite:///{tmp_path / 'test.db'}"
+    async with served(tmp_path, url) as server:
+        await finish(server, "a")
+        held = await claim(server, lease_s=600)
+        await acknowledge(server, claim_id=held["claim_id"])
+        execute(url, "UPDATE sessions SET acknowledged_at = 7.0")
+        assert await acknowledge(server, session_ids=["a"]) == {"acknowledged": ["a"], "lost": {}}
+        assert execute(url, "SELECT acknowledged_at FROM sessions") == [(7.0,)]
+
+
 async def test_an_expired_lease_puts_its_sessions_back_in_their_old_places(tmp_path: Path, database_url: str) -> None:
     async with served(tmp_path, database_url) as server:
         await finish(server, "a", "b", "c")

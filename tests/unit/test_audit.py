@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from array import array
 from pathlib import Path
 
 import pytest
 
-from proxy.audit import Audit, audit
+from proxy.audit import Audit, audit, check_session
 from proxy.errors import ConfigurationError
-from proxy.store.inspection import inspecting
+from proxy.store.inspection import Stored, inspecting
+from proxy.types import Interaction, Reason, SessionRecord, SessionStatus
 from tests.databases import execute
+from tests.interactions import interaction
 from tests.support import assistant, says, serving, user
 
 
@@ -107,3 +110,44 @@ async def test_an_unknown_session_and_a_missing_database_are_named(tmp_path: Pat
     await grow(tmp_path, database_url)
     with pytest.raises(ConfigurationError, match="no session 'nobody'"):
         checked(database_url, "nobody")
+
+
+def faults(*nodes: Interaction, ended_order: int | None = None, record: SessionRecord | None = None) -> list[str]:
+    """The findings in a live session of these interactions, or in one with another `record`."""
+    session = record or SessionRecord("s")
+    empty: frozenset[str] = frozenset()
+    return [
+        found.what for found in check_session(Stored("s", session, len(nodes), ended_order, [*nodes], {}, empty, empty))
+    ]
+
+
+def test_a_logprob_above_0_is_found_and_rounding_is_not() -> None:
+    node = interaction("a")
+    node.logprobs = array("f", [5e-5])
+    assert faults(node) == []
+    node.logprobs = array("f", [0.5])
+    assert faults(node) == ["a logprob is not finite or above 0"]
+
+
+def test_a_first_turn_with_a_parent_is_found() -> None:
+    nodes = [interaction("a", seq=0), interaction("b", parent="a", prefix=2, seq=1)]
+    assert faults(*nodes) == []
+    nodes[0].reason, nodes[1].reason = Reason.NEW_ROOT, Reason.FIRST
+    assert faults(*nodes) == ["1 interactions have the reason 'first'; it must be one root"]
+
+
+def test_a_continued_turn_without_a_parent_is_found() -> None:
+    nodes = [interaction("a", seq=0), interaction("b", seq=1)]
+    nodes[1].reason = Reason.CONTINUED
+    assert faults(*nodes) == ["1 interactions have the reason 'continued' under this parent; it may be one"]
+
+
+def test_an_ended_session_needs_a_place_in_the_order_of_ends() -> None:
+    record = SessionRecord("s", status=SessionStatus.ENDED, ended_at=1.0)
+    assert faults(record=record, ended_order=1) == []
+    assert faults(record=record) == ["it is ended, with ended_at 1.0 and ended_order None"]
+
+
+def test_a_parent_that_comes_after_its_child_is_found() -> None:
+    nodes = [interaction("b", parent="a", seq=0), interaction("a", seq=1)]
+    assert "its parent a is not an earlier complete interaction of the session" in faults(*nodes)

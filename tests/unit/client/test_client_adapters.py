@@ -137,3 +137,10 @@ def test_advantages_are_relative_to_the_group_with_the_populations_deviation() -
     assert trl.advantages(rewards) == pytest.approx({"a": 1.0, "b": -1.0, "c": -1.0, "d": 1.0})
     assert trl.advantages({"a": 3.0, "b": 3.0}) == {"a": 0.0, "b": 0.0}
     assert trl.advantages({"a": 4.0, "b": 1.0, "c": 1.0})["a"] == pytest.approx(2 / np.std([4.0, 1.0, 1.0]))
+
+
+def test_samples_of_one_task_are_a_group_if_their_sessions_have_none() -> None:
+    samples = [sample([1], [2], session=name, task_id="task") for name in ("a", "b")]
+    assert verl.padded(samples).non_tensor_batch["uid"].tolist() == ["task", "task"]
+    named = sample([1], [2], group="g", task_id="task")
+    assert verl.padded([named]).non_tensor_batch["uid"].tolist() == ["g"]

@@ -14,7 +14,7 @@ from proxy import commands
 from proxy.errors import ConfigurationError
 from proxy.store.pruning import Pruned, prune
 from tests.databases import execute
-from tests.support import says, serving, user
+from tests.support import assistant, says, serving, user
 
 DAY_S = 86_400.0
 
@@ -46,6 +46,26 @@ async def test_only_old_sessions_that_were_exported_or_expired_go(tmp_path: Path
     assert left(database_url) == left(database_url, "interactions") == {"seen-recent", "unseen", "live"}
     assert execute(database_url, "SELECT count(*) FROM returns") == [(2,)]
     assert prune(database_url, DAY_S, dry_run=False) == Pruned(0, 0, 0, 1)
+
+
+async def test_pruned_tokens_are_those_that_the_turns_add(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'test.db'}"
+    async with serving(tmp_path, says("a", "b"), database_url=url) as server:
+        answer = await server.answer([user("hello")])
+        await server.chat([user("hello"), assistant(answer["content"]), user("more")])
+        await server.ok("/s/rl/end_session", {})
+    execute(url, "UPDATE sessions SET ended_at = 1.0, acknowledged_at = 2.0")
+    assert execute(url, "SELECT count(*) FROM interactions WHERE prefix_length > 0") == [(1,)]
+    [(stored_bytes,)] = execute(url, "SELECT sum(length(prompt_suffix) + length(output_ids)) FROM interactions")
+    assert prune(url, DAY_S, dry_run=True).tokens == stored_bytes // 4
+
+
+async def test_the_begun_calls_of_a_pruned_session_go_with_it(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'test.db'}"
+    await grow(tmp_path, url)
+    execute(url, "INSERT INTO intents VALUES ('i', 'seen', 1.0), ('j', 'live', 1.0)")
+    prune(url, DAY_S, dry_run=False)
+    assert left(url, "intents") == {"live"}
 
 
 async def test_acknowledged_sessions_are_pruned_too(tmp_path: Path, database_url: str) -> None:

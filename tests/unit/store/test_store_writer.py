@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from sqlalchemy import Connection, event
+from sqlalchemy.exc import OperationalError
 
 from proxy.errors import InvalidRequest, SessionNotFound, StoreUnavailable
 from proxy.store import database, schema
@@ -118,6 +119,21 @@ async def test_a_group_with_a_bad_change_keeps_the_order_of_its_phases(held: Hel
     await asyncio.gather(bad, good, return_exceptions=True)
     assert order == ["begun", "good", "replied"]
     assert isinstance(bad.exception(), InvalidRequest)
+
+
+async def test_a_database_that_refuses_one_of_single_changes_fails_the_whole_group(held: Held) -> None:
+    def write(_connection: Connection, payloads: Sequence[str]) -> Sequence[str]:
+        if "bad" in payloads:
+            raise InvalidRequest("bad")
+        if "full" in payloads:
+            raise OperationalError("INSERT", None, Exception("disk full"))
+        return payloads
+
+    futures = [held.writer.submit(write, payload) for payload in ("good", "full", "bad")]
+    await held.go()
+    for future in futures:
+        with pytest.raises(StoreUnavailable, match="refused the commit: disk full"):
+            await future
 
 
 async def test_stopping_writes_what_is_queued_and_takes_no_more(held: Held, node: Any) -> None:
