@@ -85,6 +85,14 @@ async def test_the_limit_of_live_sessions_holds(tmp_path: Path, database_url: st
         assert_full(await start(server), "--max-live-sessions")
 
 
+async def test_a_named_session_without_a_turn_counts_as_live(tmp_path: Path) -> None:
+    async with serving(tmp_path, says("a"), max_live_sessions=1) as server:
+        body = {"model": "m", "messages": [user("a")]}
+        await server.ok("/one/v1/messages/count_tokens", body)
+        assert_full(await server.post("/two/v1/chat/completions", body), "--max-live-sessions")
+        await server.ok("/one/v1/chat/completions", body)
+
+
 PATHS = ("chat/completions", "responses", "messages")
 
 

@@ -252,6 +252,20 @@ async def test_if_one_choice_failed_all_are_sampled_again(tmp_path: Path) -> Non
         assert sorted(node["status"] for node in await server.tree()) == ["complete"] * 3 + ["superseded"]
 
 
+async def test_a_stream_of_choices_that_fail_before_any_output_has_the_status_of_the_error(tmp_path: Path) -> None:
+    async with serving(tmp_path, lambda request: Reply(sampled("x"), fault=Fault.ERROR)) as server:
+        response = await server.post(CHAT, {**BODY, "n": 2, "stream": True})
+        assert (response.status_code, response.json()["error"]["code"]) == (502, "engine_failed")
+
+
+async def test_a_reply_of_several_choices_that_was_written_is_not_replayed_after_a_restart(tmp_path: Path) -> None:
+    body = {**BODY, "n": 2}
+    async with serving(tmp_path, says("one", "two")) as server:
+        first = await server.ok(CHAT, body)
+    async with serving(tmp_path, says("three", "four")) as server:
+        assert (await server.ok(CHAT, body))["id"] != first["id"]
+
+
 async def test_each_of_many_identical_unmarked_requests_is_a_sample(tmp_path: Path) -> None:
     async with serving(tmp_path, lambda request: Reply(sampled("x"), chunk=9)) as server:
         replies = await asyncio.gather(*(ask(server) for _ in range(100)))
