@@ -413,6 +413,15 @@ async def test_a_release_that_fails_ends_its_pause() -> None:
     assert reply.ids == uninterrupted(request)
 
 
+async def test_a_release_that_fails_leaves_an_earlier_pause_in_force() -> None:
+    engine = HoldingEngine()
+    gate, engine.broken = gate_of(engine), True
+    await gate.admin.pause(PauseMode.DRAIN)
+    with pytest.raises(EngineUnavailable):
+        await gate.admin.release_memory((), PauseMode.ABORT)
+    assert gate.paused is PauseMode.DRAIN
+
+
 async def test_closing_ends_requests_that_a_pause_interrupted_before() -> None:
     engine = WatchfulEngine()
     gate = gate_of(engine)

@@ -1,0 +1,19 @@
+"""Limits of a request to an engine."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from proxy.engine.requests import GenerateRequest, check_request
+from proxy.errors import InvalidRequest
+from proxy.types import SamplingParams, ids_of
+
+
+@pytest.mark.parametrize("field", ["temperature", "repetition_penalty"])
+def test_a_parameter_that_is_not_a_number_is_refused_by_name(field: str) -> None:
+    sampling = SamplingParams(max_tokens=1, **{field: math.nan})  # type: ignore[arg-type]
+    with pytest.raises(InvalidRequest) as raised:
+        check_request(GenerateRequest("a", ids_of([1]), sampling), vocab_size=8, context_length=8)
+    assert raised.value.param == field
