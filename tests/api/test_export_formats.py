@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from proxy.export_formats import arrow
 from tests.api.test_export import always, chain, export
 from tests.exports import areal_tensor, as_float32, read
 from tests.support import Server, sampled, says, serving, user
@@ -173,3 +175,17 @@ async def test_a_truncated_answer_is_not_readable_as_a_whole(tmp_path: Path) -> 
         await chain(server)
         lines = (await answer(server, format="jsonl")).content.splitlines()
         assert [set(json.loads(line)) for line in lines[-1:]] == [{"sessions", "cursor"}]
+
+
+async def test_a_parquet_file_of_many_row_groups_has_each_row_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet")
+    monkeypatch.setattr(arrow, "_GROUP_BYTES", 1)
+    async with serving(tmp_path, always()) as server:
+        await forest(server)
+        plain = read("json", (await answer(server)).content)
+        body = (await answer(server, format="parquet")).content
+    names = [sample["interaction_id"] for sample in plain["samples"]]
+    assert [sample["interaction_id"] for sample in read("parquet", body)["samples"]] == names
+    assert parquet.ParquetFile(io.BytesIO(body)).num_row_groups == 2  # the session without turns has none
