@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from proxy.rendering.deltas import Delta, TextDelta, TokenLogprob
 
@@ -29,7 +29,7 @@ class LogprobReport:
         """Return the delta; a text delta carries all logprobs that no delta carried before."""
         if not isinstance(delta, TextDelta) or not self._unreported:
             return delta
-        delta = replace(delta, logprobs=tuple(self._unreported))
+        delta = TextDelta(delta.text, tuple(self._unreported))
         self._unreported.clear()
         return delta
 
