@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.errors import InvalidRequest, UnsupportedParameter
+from proxy.protocols.messages.blocks import signature_of
 from proxy.protocols.messages.protocol import MessagesProtocol, count_reply
 from proxy.trajectory.matching import identify
 from proxy.types import Api, Message, ResponseFormat, Role, Tool, ToolCall, ToolChoice, ToolChoiceMode, TurnRequest
@@ -133,6 +134,13 @@ def test_an_assistant_turn_is_one_message() -> None:
     calls = (ToolCall("toolu_1", "Read", '{"path":"p"}'), ToolCall("call_2", "Read", "{}"))
     assert request.messages[0] == Message(Role.ASSISTANT, "bc", calls, reasoning="a")
     assert request.dropped == ("messages[0].content[1]",)
+
+
+def test_neighbouring_assistant_messages_are_one_answer_with_the_origin_of_either() -> None:
+    signed = {"type": "thinking", "thinking": "a", "signature": signature_of("msg_1")}
+    for blocks in ([[signed], [text("b")]], [[text("b")], [signed]]):
+        request = parse(body(says("user", "hi"), *(says("assistant", block) for block in blocks), says("user", "x")))
+        assert request.messages[1] == Message(Role.ASSISTANT, "b", reasoning="a", origin="msg_1")
 
 
 def test_numbers_beyond_64_bits_stay_in_the_input_of_a_call() -> None:

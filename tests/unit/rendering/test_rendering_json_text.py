@@ -75,3 +75,9 @@ def test_depth_is_bounded() -> None:
     reader = JsonText()
     assert reader.push("[" * 5000) == MAX_DEPTH
     assert reader.broken
+
+
+@pytest.mark.parametrize("space", [" ", "\t", "\n", "\r"])
+def test_any_white_space_may_follow_a_number(space: str) -> None:
+    text, scanner = f'{{"a": 1{space}}}', JsonText()
+    assert (scanner.push(text), scanner.complete) == (len(text), True)
