@@ -296,8 +296,9 @@ def attempts(server: Server) -> Any:
     return [turn.attempt for turn in server.app.state.turns._running]
 
 
-async def test_replayed_logprobs_are_those_of_the_reply(tmp_path: Path) -> None:
-    async with serving(tmp_path, says("hello there")) as server:
+@pytest.mark.parametrize("text", ["hello there", "<think>\nhm\n</think>\n\nhello there"])
+async def test_replayed_logprobs_are_those_of_the_reply(tmp_path: Path, text: str) -> None:
+    async with serving(tmp_path, says(text)) as server:
         body = {**BODY, "logprobs": True}
         first = (await server.post(CHAT, body)).json()
         second = (await server.post(CHAT, body, headers={"x-stainless-retry-count": "1"})).json()
