@@ -28,3 +28,10 @@ def test_nothing_is_excluded_once_there_are_too_many_ids(monkeypatch: pytest.Mon
     known.add("c")
     assert not known.exclude("d")
     assert not KnownSessions({"a", "b", "c"}).exclude("d")
+
+
+def test_an_id_that_fills_the_memory_to_its_limit_is_still_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(known_sessions, "MAX_KNOWN", 2)
+    known = KnownSessions({"a"})
+    known.add("b")
+    assert known.exclude("c")

@@ -185,3 +185,7 @@ async def test_an_append_is_committed_even_if_its_caller_is_cancelled(
     await asyncio.gather(task, return_exceptions=True)
     await store.changes.set_rewards("task-0", {"one": {"trainable": True}})
     assert len(await store.recordings.load_interactions("task-0")) == 1
+
+
+def test_a_single_malformed_call_is_noted(node: Any) -> None:
+    assert notes_of(node("a", malformed_calls=1)) == {"malformed_calls": 1}
