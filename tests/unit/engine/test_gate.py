@@ -100,8 +100,8 @@ async def test_a_drain_waits_for_running_requests_and_admits_none() -> None:
 async def test_an_update_changes_no_token_and_versions_ascend(mode: PauseMode) -> None:
     engine = WatchfulEngine()
     gate = gate_of(engine)
-    requests = [asking(f"r{n}", 40, start=20 * n + 1) for n in range(4)]
-    running = [await begun(gate, request) for request in requests]
+    requests = [asking(f"r{n}", 80, start=20 * n + 1) for n in range(4)]
+    running = await asyncio.gather(*(begun(gate, request) for request in requests))
     assert await gate.admin.update_weights("/weights", None, mode) == 1
     await asyncio.gather(*(task for _, task in running))
     for request, (reply, _) in zip(requests, running, strict=True):
