@@ -344,10 +344,12 @@ async def test_concurrent_named_rewards_are_all_kept(tmp_path: Path) -> None:
 async def test_the_certificate_counts_a_running_turn(tmp_path: Path) -> None:
     async with serving(tmp_path, slow("one two three")) as server:
         turn = await in_flight(server)
+        await server.ok("/engine/pause_generation", {"mode": "in_place"})
         while await server.app.state.store.keys.load_session("s") is None:
             pass  # its row is being written
         entry = (await server.ok("/export_trajectories", {"session_id": "s"}))["sessions"]["s"]
         assert (entry["complete"], entry["begun_not_ended"]) == (False, 1)
+        await server.ok("/engine/continue_generation", {})
         await turn
         entry = (await server.ok("/export_trajectories", {"session_id": "s"}))["sessions"]["s"]
         assert entry["complete"]
