@@ -9,6 +9,7 @@ import socket
 import sys
 import zlib
 from collections.abc import AsyncIterator
+from http.client import HTTPResponse
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -402,9 +403,9 @@ def test_a_hundred_megabytes_are_refused_without_being_read(tmp_path: Path) -> N
                 sent = 0
                 if "chunked" in framing:
                     sent = send_until_refused(connection)
-                answer = connection.recv(65536)
-                assert answer.startswith(b"HTTP/1.1 413"), answer
-                assert b"body_too_large" in answer
+                with HTTPResponse(connection) as answer:  # head and body may arrive apart
+                    answer.begin()
+                    assert (answer.status, b"body_too_large" in answer.read()) == (413, True)
                 assert sent < 80 * 1024 * 1024
         assert httpx.post(url + CHAT, json=GOOD).status_code == 200
 
