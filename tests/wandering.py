@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any
@@ -39,7 +39,7 @@ class VariedEngine(ScriptedEngine):
         self.said: list[Said] = []
         self._restless = restless
 
-    async def generate(self, request: GenerateRequest) -> AsyncIterator[TokenChunk]:
+    async def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenChunk, None]:
         said = Said(list(request.input_ids))
         self.said.append(said)
         async for chunk in super().generate(request):

@@ -75,8 +75,8 @@ class GenerateEndpoint:
 
     async def _unrecorded(self, request: Request, asked: TurnRequest, wanted: GenerateRequest) -> JsonResponse:
         """Sample outside of any session. If the client leaves, the engine stops and ClientDisconnect is raised."""
-        limit_s, context = self._settings.engine_timeout_s, self._settings.max_context_tokens
-        sampling = self._turns.run_unrecorded(asked, sample(self._gate, wanted, limit_s, context))
+        work = sample(self._gate, wanted, self._settings.max_context_tokens)
+        sampling = self._turns.run_unrecorded(asked, work)
         try:
             done = await while_connected(request, sampling)
         except asyncio.CancelledError:

@@ -13,7 +13,6 @@ import math
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
-from typing import cast
 
 from proxy.engine.chunks import TokenChunk
 from proxy.engine.grammar import Grammar, GrammarPart
@@ -293,4 +292,4 @@ def _long_budget(engine: Engine, prompt_ids: Ids) -> int:
 def _generator(engine: Engine, prompt_ids: Ids) -> AsyncGenerator[TokenChunk, None]:
     chunks = engine.generate(request_for(prompt_ids, _long_budget(engine, prompt_ids)))
     assert hasattr(chunks, "aclose"), "the iterator of generate must have aclose()"
-    return cast("AsyncGenerator[TokenChunk, None]", chunks)
+    return chunks

@@ -2,22 +2,22 @@
 
 A request that a pause or a dead server interrupts is submitted again with its prompt, the tokens sampled so far and the
 rest of its token budget. Readers see one uninterrupted stream: no token is lost or repeated, and each token keeps the
-weight version that sampled it. An output under a grammar cannot be continued from its middle, so a pause of mode ABORT
-waits until such outputs end.
+weight version that sampled it. The timeout for the next token measures a silent engine, so it does not run while the
+engine is paused. An output under a grammar cannot be continued from its middle, so a pause of mode ABORT waits until
+such outputs end.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import Callable
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field, replace
-from typing import Any, cast
 
 from proxy.engine.chunks import TokenChunk
 from proxy.engine.interface import Engine, EngineInfo, PauseMode
 from proxy.engine.requests import GenerateRequest, rest_of
-from proxy.errors import SHUTTING_DOWN, EngineLost, EngineUnavailable, ProxyError
+from proxy.errors import SHUTTING_DOWN, EngineFailed, EngineLost, EngineTimeout, EngineUnavailable, ProxyError
 from proxy.settings import Settings
 from proxy.types import FinishReason, Ids, Logprobs, ids_of
 
@@ -28,18 +28,21 @@ _MOST_LOSSES = 5
 
 @dataclass(slots=True, eq=False)
 class _Flight:
-    """An admitted request and its output so far.
+    """An admitted request, its output so far, and the patience of its reader.
 
-    `timer`: the reader's timeout for the next token, rescheduled around pauses. `limit_s`: that timeout in seconds.
-    `running`: submitted to the engine. `cut`: a pause aborted it in the engine; it is submitted again afterwards.
+    `scope`: what the reader waits in. It expires once no token came for `limit_s` seconds, except in a pause. `heard`:
+    the time of the event loop when the latest token came. `running`: submitted to the engine. `cut`: a pause aborted it
+    in the engine; it is submitted again afterwards.
     """
 
     request: GenerateRequest
-    timer: asyncio.Timeout | None
     limit_s: float
+    scope: asyncio.Timeout
     output: Ids = field(default_factory=ids_of)
     running: bool = False
     cut: bool = False
+    heard: float = 0.0
+    _alarm: asyncio.TimerHandle | None = None
 
     @property
     def continuable(self) -> bool:
@@ -51,10 +54,27 @@ class _Flight:
         """Tokens of the budget (`max_tokens`) that are not sampled yet."""
         return (self.request.sampling.max_tokens or 0) - len(self.output)
 
-    def suspend(self, deadline: float | None) -> None:
-        """Set the time at which the reader's timeout expires; None: never."""
-        if self.timer is not None and not self.timer.expired():
-            self.timer.reschedule(deadline)
+    def wait(self) -> None:
+        """Begin to wait for a token, for `limit_s` seconds from now."""
+        self.suspend()
+        loop = asyncio.get_running_loop()
+        self.heard = loop.time()
+        self._alarm = loop.call_at(self.heard + self.limit_s, self._look)
+
+    def suspend(self) -> None:
+        """Wait without a limit, until `wait` is called again."""
+        if self._alarm is not None:
+            self._alarm.cancel()
+            self._alarm = None
+
+    def _look(self) -> None:
+        """Expire, unless a token came since the alarm was set: a token costs less than setting the alarm anew."""
+        loop = asyncio.get_running_loop()
+        deadline, now = self.heard + self.limit_s, loop.time()
+        if deadline > now:
+            self._alarm = loop.call_at(deadline, self._look)
+        elif not self.scope.expired():
+            self.scope.reschedule(now)
 
 
 class Gate:
@@ -70,7 +90,7 @@ class Gate:
         self._flights: set[_Flight] = set()
         self._open = asyncio.Event()
         self._open.set()
-        self._ended = asyncio.Condition()
+        self._ended = asyncio.Event()
         self._arrivals: set[asyncio.Timeout] = set()
         self._stopping = False
         self._mode: PauseMode | None = None
@@ -88,13 +108,6 @@ class Gate:
     def running(self) -> int:
         """The number of requests in the engine."""
         return sum(flight.running for flight in self._flights)
-
-    def deadline(self, limit_s: float) -> float | None:
-        """Time (of the event loop) until which a request may wait for its next token; None during a pause.
-
-        The token timeout measures a silent engine, so it does not run while the engine is paused.
-        """
-        return None if self._mode is not None else asyncio.get_running_loop().time() + limit_s
 
     @property
     def closed(self) -> bool:
@@ -126,42 +139,31 @@ class Gate:
             self._arrivals.discard(timer)
             self.waiting -= 1
 
-    async def generate(
-        self, request: GenerateRequest, timer: asyncio.Timeout | None = None
-    ) -> AsyncGenerator[TokenChunk, None]:
-        """Sample a continuation, across pauses and lost servers. `timer` does not run during a pause.
+    async def sample(self, request: GenerateRequest, take: Callable[[TokenChunk], FinishReason | None]) -> FinishReason:
+        """Sample a continuation, across pauses and lost servers; return why it ended.
 
-        Raises what the engine raises; EngineLost only after more than five lost servers, or if a server is lost in the
-        middle of an output under a grammar.
+        `take` is called for each chunk. A reason that it returns ends sampling and is the result; what it raises is
+        raised here. The engine is free of the request when this returns, raises or is cancelled.
+
+        Raises EngineTimeout if no token comes for `--engine-timeout-s`, EngineFailed, and what else the engine raises;
+        EngineLost only after more than five lost servers, or if a server is lost in the middle of an output under a
+        grammar.
         """
-        flight = _Flight(request, timer, self._settings.engine_timeout_s)
         if not self._open.is_set():
-            flight.suspend(None)
             await self.enter()
-            flight.suspend(self.deadline(flight.limit_s))
-        self._flights.add(flight)
-        losses = 0
+        limit_s = self._settings.engine_timeout_s
         try:
-            while True:
+            async with asyncio.timeout(None) as scope:
+                flight = _Flight(request, limit_s, scope)
+                self._flights.add(flight)
+                flight.wait()
                 try:
-                    async with aclosing(self._run(flight)) as chunks:
-                        async for chunk in chunks:
-                            yield chunk
-                            if chunk.finish is not None:
-                                return
-                    if not flight.cut:
-                        return
-                except EngineLost:
-                    losses += 1
-                    if losses > _MOST_LOSSES or (flight.output and not flight.continuable):
-                        raise
-                if flight.left <= 0:
-                    yield TokenChunk(ids_of(), Logprobs("f"), self.info().weight_version, FinishReason.LENGTH)
-                    return
-                await self._stand_by(flight)
-        finally:
-            self._flights.discard(flight)
-            await self._tell()
+                    return await self._fly(flight, take)
+                finally:
+                    flight.suspend()
+                    self._flights.discard(flight)
+        except TimeoutError:
+            raise EngineTimeout(f"the engine gave no token for {limit_s:g} s (--engine-timeout-s)") from None
 
     async def shut(self, mode: PauseMode) -> None:
         """Admit no request and pause the engine by `mode`; no effect if it is paused already.
@@ -179,7 +181,7 @@ class Gate:
             self._mode = mode
             for flight in self._flights:
                 flight.cut = flight.cut or (mode is PauseMode.ABORT and flight.running)
-                flight.suspend(None)
+                flight.suspend()
             await self._engine.pause(PauseMode.IN_PLACE if mode is PauseMode.DRAIN else mode)
         except BaseException as error:
             if self._mode is not None and isinstance(error, ProxyError):
@@ -196,7 +198,7 @@ class Gate:
         self._let_in()
 
     async def until_idle(self) -> None:
-        """Wait until the engine runs no request. The gate must be shut: an open gate reports no ends."""
+        """Wait until the engine runs no request. The gate must be shut, or new ones keep coming."""
         await self._until(lambda: not self.running)
 
     async def _wait_open(self) -> None:
@@ -204,45 +206,57 @@ class Gate:
         while not self._open.is_set():
             await self._open.wait()
 
-    async def _stand_by(self, flight: _Flight) -> None:
-        """Wait until the request can be submitted again; its timer does not run meanwhile."""
-        if not self._open.is_set():
-            flight.suspend(None)
-            await self._wait_open()
-            flight.suspend(self.deadline(flight.limit_s))
+    async def _fly(self, flight: _Flight, take: Callable[[TokenChunk], FinishReason | None]) -> FinishReason:
+        """Submit the request to the engine until its output has ended."""
+        losses = 0
+        while True:
+            try:
+                finish = await self._submit(flight, take)
+                if finish is not None:
+                    return finish
+                if not flight.cut:
+                    raise EngineFailed("the engine ended its output without a finish reason")
+            except EngineLost:
+                losses += 1
+                if losses > _MOST_LOSSES or (flight.output and not flight.continuable):
+                    raise
+            if flight.left <= 0:
+                last = TokenChunk(ids_of(), Logprobs("f"), self.info().weight_version, FinishReason.LENGTH)
+                return take(last) or FinishReason.LENGTH
+            if not self._open.is_set():
+                flight.suspend()
+                await self._wait_open()
+                flight.wait()
 
-    async def _run(self, flight: _Flight) -> AsyncGenerator[TokenChunk, None]:
-        """Chunks of one submission to the engine. Ends without a `finish` if a pause interrupted it."""
+    async def _submit(self, flight: _Flight, take: Callable[[TokenChunk], FinishReason | None]) -> FinishReason | None:
+        """Read one submission to the engine; return why it ended, or None if a pause interrupted it."""
+        clock = asyncio.get_running_loop().time
         flight.running, flight.cut = True, False
         again = bool(flight.output)
-        chunks = cast("Any", self._engine.generate(rest_of(flight.request, flight.output)))
         try:
-            async with aclosing(chunks):
+            async with aclosing(self._engine.generate(rest_of(flight.request, flight.output))) as chunks:
                 async for chunk in chunks:
+                    flight.heard = clock()
                     flight.output += chunk.ids
                     if again and chunk.cached_tokens is not None:  # only the first submission counts the prompt alone
                         chunk = replace(chunk, cached_tokens=None)
                     if chunk.finish is FinishReason.ABORT and flight.cut:
-                        if chunk.ids or chunk.corrected:
-                            yield replace(chunk, finish=None)
-                        return
-                    yield chunk
+                        return take(replace(chunk, finish=None)) if chunk.ids or chunk.corrected else None
+                    finish = take(chunk) or chunk.finish
+                    if finish is not None:
+                        return finish
+            return None
         finally:
             flight.running = False
-            await self._tell()
+            self._ended.set()
 
     def _let_in(self) -> None:
         self._mode = None
-        now = asyncio.get_running_loop().time()
         for flight in self._flights:
-            flight.suspend(now + flight.limit_s)
+            flight.wait()
         self._open.set()
 
     async def _until(self, condition: Callable[[], bool]) -> None:
-        async with self._ended:
-            await self._ended.wait_for(condition)
-
-    async def _tell(self) -> None:
-        if not self._open.is_set():
-            async with self._ended:
-                self._ended.notify_all()
+        while not condition():
+            self._ended.clear()
+            await self._ended.wait()

@@ -6,7 +6,7 @@ Every chunk has one logprob per id; the last chunk, and only the last, has `fini
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Protocol, runtime_checkable
@@ -80,7 +80,7 @@ class Engine(Protocol):
     async def start(self) -> None:
         """Become ready to generate. Raises ConfigurationError if the engine cannot run here."""
 
-    def generate(self, request: GenerateRequest) -> AsyncIterator[TokenChunk]:
+    def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenChunk, None]:
         """Sample a continuation. Raises EngineFailed, EngineUnavailable or EngineTimeout.
 
         EngineLost, a kind of EngineUnavailable, makes the gate submit the rest of the request again.

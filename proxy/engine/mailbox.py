@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from array import array
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -72,7 +72,7 @@ class Mailbox:
     async def start(self) -> None:
         """Nothing: there is no model to load."""
 
-    async def generate(self, request: GenerateRequest) -> AsyncIterator[TokenChunk]:
+    async def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenChunk, None]:
         """Yield the delivered answer as one chunk. Raises the error if the worker delivered one."""
         check_request(request, self._vocab_size, self._context_length)
         if self._closed:

@@ -5,16 +5,14 @@ Every sampled token has a logprob and a weight version, or the call fails.
 
 from __future__ import annotations
 
-import asyncio
 import sys
-from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 
 from proxy.engine.chunks import TokenChunk, check_chunk
 from proxy.engine.gate import Gate
 from proxy.engine.requests import GenerateRequest
 from proxy.engine.versions import corrected, with_run
-from proxy.errors import ContextLengthExceeded, EngineFailed, EngineTimeout
+from proxy.errors import ContextLengthExceeded, EngineFailed
 from proxy.types import FinishReason, Ids, Logprobs, VersionRuns, ids_of
 
 
@@ -36,18 +34,16 @@ class Generation:
         check_chunk(chunk)
         self.ids += chunk.ids
         self.logprobs += chunk.logprobs
-        self.finish, self.sampled = chunk.finish, self.sampled and chunk.sampled
+        self.sampled = self.sampled and chunk.sampled
         if chunk.cached_tokens is not None:
             self.cached_tokens = chunk.cached_tokens
         self.versions = with_run(corrected(self.versions, chunk.corrected), len(chunk.ids), chunk.version)
 
 
-async def sample(
-    gate: Gate, request: GenerateRequest, timeout_s: float, context_tokens: int | None = None
-) -> Generation:
+async def sample(gate: Gate, request: GenerateRequest, context_tokens: int | None = None) -> Generation:
     """Sample to the end, within the engine's context length and `context_tokens` (prompt plus output).
 
-    Raises ContextLengthExceeded, EngineTimeout and the errors of the engine.
+    Raises ContextLengthExceeded and the errors of `Gate.sample`.
     """
     most = min(gate.info().context_length, context_tokens or sys.maxsize)
     room = most - len(request.input_ids)
@@ -56,14 +52,5 @@ async def sample(
     asked = request.sampling.max_tokens
     sampling = replace(request.sampling, max_tokens=room if asked is None else min(asked, room))
     generation = Generation()
-    try:
-        async with asyncio.timeout(timeout_s) as timer:
-            async with aclosing(gate.generate(replace(request, sampling=sampling), timer)) as chunks:
-                async for chunk in chunks:
-                    timer.reschedule(gate.deadline(timeout_s))
-                    generation.take(chunk)
-    except TimeoutError:
-        raise EngineTimeout(f"the engine gave no token for {timeout_s:g} s (--engine-timeout-s)") from None
-    if generation.finish is None:
-        raise EngineFailed("the engine ended its output without a finish reason")
+    generation.finish = await gate.sample(replace(request, sampling=sampling), generation.take)
     return generation

@@ -5,7 +5,7 @@
 7 sample and parse tokens (turn)       8 prove alignment and commit (commits)   9 only now send the end to the client
 
 A generation that fails or is cancelled is stored with that status and the tokens that it sampled; it is never partly
-complete. Cancellation at any point closes the engine's iterator, which frees the request in the engine.
+complete. Cancellation at any point frees the request in the engine.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Sequence
-from contextlib import aclosing
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -21,7 +20,6 @@ from proxy.engine.gate import Gate
 from proxy.errors import (
     SHUTTING_DOWN,
     EngineFailed,
-    EngineTimeout,
     EngineUnavailable,
     ProxyError,
     TooManyRequests,
@@ -283,7 +281,9 @@ class Turns:
 
     async def _run(self, turn: Turn) -> Interaction:
         try:
-            finish = await self._sample(turn) if turn.generate.sampling.max_tokens else FinishReason.LENGTH
+            finish = FinishReason.LENGTH
+            if turn.generate.sampling.max_tokens:
+                finish = await self._gate.sample(turn.generate, turn.take)
             return await self._commits.complete(turn, finish)
         except ProxyError as error:
             await self._commits.record_failure(turn, Status.FAILED, error.message)
@@ -296,21 +296,6 @@ class Turns:
             logger.exception("turn %s failed", turn.interaction.id)
             await self._commits.record_failure(turn, Status.FAILED, f"{type(error).__name__}: {error}")
             raise EngineFailed("the engine or the server failed in this turn; see the server's log") from error
-
-    async def _sample(self, turn: Turn) -> FinishReason:
-        """Read chunks until the engine ends, a stop string is complete or an end token comes."""
-        limit_s = self._settings.engine_timeout_s
-        try:
-            async with asyncio.timeout(limit_s) as timer:
-                async with aclosing(self._gate.generate(turn.generate, timer)) as chunks:
-                    async for chunk in chunks:
-                        timer.reschedule(self._gate.deadline(limit_s))
-                        finish = turn.take(chunk)
-                        if finish is not None:
-                            return finish
-        except TimeoutError:
-            raise EngineTimeout(f"the engine gave no token for {limit_s:g} s (--engine-timeout-s)") from None
-        raise EngineFailed("the engine ended its output without a finish reason")
 
     async def _end_deserted(self, attempt: Attempt) -> None:
         """Cancel the turns of an attempt without readers after the grace period, except those being committed."""

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import replace
 from pathlib import Path
-from typing import cast
 
 import pytest
 
@@ -28,9 +27,9 @@ class HastyEngine(ScriptedEngine):
         self.truth: dict[str, VersionRuns] = {}
         self.wrong = wrong
 
-    async def generate(self, request: GenerateRequest) -> AsyncIterator[TokenChunk]:
+    async def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenChunk, None]:
         before: VersionRuns = ()
-        async with aclosing(cast("AsyncGenerator[TokenChunk, None]", super().generate(request))) as chunks:
+        async with aclosing(super().generate(request)) as chunks:
             async for chunk in chunks:
                 told = self.truth.get(request.request_id, ())
                 self.truth[request.request_id] = with_run(told, len(chunk.ids), chunk.version)

@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from proxy.engine.admin import EngineAdmin
+from proxy.engine.contract import CollectedReply
 from proxy.engine.gate import Gate
 from proxy.engine.interface import Engine
+from proxy.engine.requests import GenerateRequest
 from proxy.settings import Settings
 
 
@@ -16,3 +18,9 @@ class AdminGate(Gate):
     def __init__(self, engine: Engine, **settings: Any) -> None:
         super().__init__(engine, Settings(**settings))
         self.engine, self.admin = engine, EngineAdmin(engine, self)
+
+    async def read(self, request: GenerateRequest) -> CollectedReply:
+        """Sample the whole reply. Raises AssertionError if a chunk breaks an invariant."""
+        reply = CollectedReply()
+        assert await self.sample(request, reply.add) is reply.finish
+        return reply

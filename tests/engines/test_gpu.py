@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
+from proxy.engine.chunks import TokenChunk
 from proxy.engine.contract import CHECKS, CollectedReply, ContractCheck, check_grammar_gives_json, complete, request_for
 from proxy.engine.interface import Capability, Engine, PauseMode
 from proxy.engine.requests import GenerateRequest
@@ -100,10 +101,13 @@ def gate(engine: Engine) -> AdminGate:
 async def read(gate: AdminGate, request: GenerateRequest, begun: asyncio.Event | None = None) -> CollectedReply:
     """Read the whole reply; set `begun` after 20 tokens."""
     reply = CollectedReply()
-    async for chunk in gate.generate(request):
+
+    def take(chunk: TokenChunk) -> None:
         reply.add(chunk)
         if begun is not None and len(reply.ids) >= 20:
             begun.set()
+
+    await gate.sample(request, take)
     return reply
 
 

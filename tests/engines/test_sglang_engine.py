@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from proxy.engine.chunks import TokenChunk
 from proxy.engine.contract import CHECKS, CollectedReply, ContractCheck, check_grammar_gives_json, complete, request_for
 from proxy.engine.interface import Capability, Engine, PauseMode
 from proxy.engine.requests import GenerateRequest
@@ -36,9 +37,12 @@ def gate(sglang_engine: SglangEngine) -> AdminGate:
 
 async def read(gate: AdminGate, request: GenerateRequest) -> CollectedReply:
     reply = CollectedReply()
-    async for chunk in gate.generate(request):
+
+    def take(chunk: TokenChunk) -> None:
         assert not chunk.corrected, "the embedded SGLang names versions rightly at once"
         reply.add(chunk)
+
+    await gate.sample(request, take)
     return reply
 
 

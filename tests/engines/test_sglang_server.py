@@ -16,9 +16,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from proxy.engine.contract import CHECKS, CollectedReply, ContractCheck, check_grammar_gives_json, request_for
+from proxy.engine.contract import CHECKS, ContractCheck, check_grammar_gives_json, request_for
 from proxy.engine.interface import Capability, PauseMode
-from proxy.engine.requests import GenerateRequest
 from proxy.engine.servers.kinds import connect
 from proxy.engine.servers.pool import Pool
 from proxy.types import ids_of
@@ -112,13 +111,6 @@ async def pool_of(*urls: str):
         await pool.close()
 
 
-async def read(gate: AdminGate, request: GenerateRequest) -> CollectedReply:
-    reply = CollectedReply()
-    async for chunk in gate.generate(request):
-        reply.add(chunk)
-    return reply
-
-
 async def more_tokens(gate: AdminGate, count: int) -> None:
     """Wait until the requests in flight have sampled `count` more tokens in all."""
     enough = count + sum(len(flight.output) for flight in gate._flights)
@@ -145,7 +137,7 @@ async def test_contract_of_grammars_and_reported_capabilities(server: Server, we
 async def test_tokens_around_an_update_have_the_logprobs_of_their_versions(server, weights, mode) -> None:
     async with pool_of(server.url) as pool:
         gate = AdminGate(pool)
-        crowd = await under_way(gate, read, weights[0], 8, 300)
+        crowd = await under_way(gate, AdminGate.read, weights[0], 8, 300)
         await gate.admin.update_weights(str(weights[1]), 1, mode)
         for prompt, reply in [(prompt, await coming) for prompt, coming in crowd]:
             assert len(reply.ids) == 300
@@ -156,7 +148,7 @@ async def test_tokens_around_an_update_have_the_logprobs_of_their_versions(serve
 async def test_versions_of_tokens_delivered_after_an_update_are_corrected_at_the_end(server, weights) -> None:
     async with pool_of(server.url) as pool:
         gate = AdminGate(pool)
-        crowd = await under_way(gate, read, weights[0], 6, 200)
+        crowd = await under_way(gate, AdminGate.read, weights[0], 6, 200)
         await update_while_tokens_are_held_up(gate, server.pid, weights[1], 1, PauseMode.RETRACT)
         for prompt, reply in [(prompt, await coming) for prompt, coming in crowd]:
             assert set(reply.versions) == {0, 1}
@@ -176,7 +168,7 @@ async def test_killing_two_of_three_servers_loses_no_token(weights, tmp_path: Pa
             )  # a busy server may join later
             gate = AdminGate(pool)
             prompts = [ids_of(range(n, n + 40)) for n in range(18)]
-            running = [asyncio.create_task(read(gate, request_for(prompt, 400, 0.0))) for prompt in prompts]
+            running = [asyncio.create_task(gate.read(request_for(prompt, 400, 0.0))) for prompt in prompts]
             for victim in servers[:2]:
                 await more_tokens(gate, 10 * len(prompts))
                 victim.kill()

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import math
 from array import array
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -50,7 +50,7 @@ class ScriptedEngine:
     async def start(self) -> None:
         """Nothing: there is no model to load."""
 
-    async def generate(self, request: GenerateRequest) -> AsyncIterator[TokenChunk]:
+    async def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenChunk, None]:
         """Play the reply that the script gives. Raises InvalidRequest, and what the reply's `fault` says."""
         self._check(request)
         if self.keep_requests:
@@ -123,7 +123,9 @@ class ScriptedEngine:
                 f"input_ids has an id outside of the vocabulary (0 to {self._info[0] - 1})", param="input_ids"
             )
 
-    async def _play(self, reply: Reply, request: GenerateRequest, stopped: asyncio.Event) -> AsyncIterator[TokenChunk]:
+    async def _play(
+        self, reply: Reply, request: GenerateRequest, stopped: asyncio.Event
+    ) -> AsyncGenerator[TokenChunk, None]:
         limit = request.sampling.max_tokens
         ids = reply.ids if limit is None else reply.ids[:limit]
         for start in range(0, max(len(ids), 1), reply.chunk):

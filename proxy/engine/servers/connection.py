@@ -7,7 +7,7 @@ another class. Keys are sent, and never part of a message.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -95,7 +95,7 @@ class ServerConnection:
         self._check(response.status_code, response.content, path)
         return _json(response.content, None)
 
-    async def events(self, path: str, body: Mapping[str, Any], headers: Mapping[str, str]) -> AsyncIterator[Any]:
+    async def events(self, path: str, body: Mapping[str, Any], headers: Mapping[str, str]) -> AsyncGenerator[Any, None]:
         """POST; yield the JSON of each server-sent event. Raises as `call` does; EngineLost if `[DONE]` is missing."""
         client = self._alive()
         asked = client.build_request("POST", path, content=_encoded(body), headers=self._with(headers))

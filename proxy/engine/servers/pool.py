@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager, suppress
 from dataclasses import replace
 from functools import reduce
@@ -79,13 +79,13 @@ class Pool:
             await asyncio.sleep(self._check_s)
         self._watcher = asyncio.create_task(self._watch())
 
-    async def generate(self, request: GenerateRequest) -> AsyncIterator[TokenChunk]:
+    async def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenChunk, None]:
         """Sample a continuation. Raises EngineLost if the server dies, EngineUnavailable if none is alive."""
         member, state = self._placement.choose(request.session_id), self._state
         member.in_flight += 1
         member.served += 1
         try:
-            async with aclosing(cast("Any", member.engine.generate(request))) as chunks:
+            async with aclosing(member.engine.generate(request)) as chunks:
                 async for chunk in chunks:
                     self._check_version(member, chunk, state)
                     member.doubtful = False

@@ -10,9 +10,9 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import random
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
-from typing import Any, cast
+from typing import Any
 
 from proxy.engine.chunks import TokenChunk
 from proxy.engine.interface import Capability, EngineInfo, PauseMode, WeightTransfer
@@ -74,14 +74,14 @@ class SglangServer:
         facts = await self._connection.probe("/get_server_info") or {}
         return {"incremental_streaming_output": facts.get("stream_output"), **facts} if facts else {}
 
-    async def generate(self, request: GenerateRequest) -> AsyncIterator[TokenChunk]:
+    async def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenChunk, None]:
         """Sample a continuation. Raises EngineLost, InvalidRequest, ContextLengthExceeded or EngineFailed."""
         check_request(request, self._vocab_size, self._context_length)
         session, rid = _names(request)
         self._rids[request.request_id] = rid
         finished = False
         try:
-            async with aclosing(cast("Any", self._parts(request, rid, session))) as parts:
+            async with aclosing(self._parts(request, rid, session)) as parts:
                 async for chunk in parts:
                     if chunk.ids and chunk.finish is not FinishReason.ABORT:
                         self._version = chunk.version
@@ -101,7 +101,7 @@ class SglangServer:
             if not finished:
                 self._abort_soon(rid)
 
-    async def _parts(self, request: GenerateRequest, rid: str, session: str) -> AsyncIterator[TokenChunk]:
+    async def _parts(self, request: GenerateRequest, rid: str, session: str) -> AsyncGenerator[TokenChunk, None]:
         body, headers = self._body(request, rid), {"x-smg-routing-key": session} if session else {}
         answer = SglangReply(self._numbers, incremental=bool(self._facts.get("incremental_streaming_output")))
         if not body["stream"]:
@@ -109,16 +109,16 @@ class SglangServer:
             for chunk in answer.chunks(await self._connection.generate("/generate", body, headers)):
                 yield chunk
             return
-        async with aclosing(cast("Any", self._events(body, headers))) as events:
+        async with aclosing(self._events(body, headers)) as events:
             async for part in events:
                 for chunk in answer.chunks(part):
                     yield chunk
 
-    async def _events(self, body: dict[str, Any], headers: Mapping[str, str]) -> AsyncIterator[Any]:
+    async def _events(self, body: dict[str, Any], headers: Mapping[str, str]) -> AsyncGenerator[Any, None]:
         """Parts of a streamed answer. If the server rejects `stream_interval`, ask again without it, now and later."""
         for _ in range(2):
             try:
-                async with aclosing(cast("Any", self._connection.events("/generate", body, headers))) as events:
+                async with aclosing(self._connection.events("/generate", body, headers)) as events:
                     async for part in events:
                         yield part
                 return

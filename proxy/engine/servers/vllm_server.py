@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import asyncio
 from array import array
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
-from typing import Any, cast
+from typing import Any
 
 from proxy.engine.chunks import TokenChunk
 from proxy.engine.interface import Capability, EngineInfo, PauseMode, WeightTransfer
@@ -63,7 +63,7 @@ class VllmServer:
             raise EngineUnavailable(f"{self.url} is not a vLLM server: it has no /version")
         return 0
 
-    async def generate(self, request: GenerateRequest) -> AsyncIterator[TokenChunk]:
+    async def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenChunk, None]:
         """Sample a continuation. Raises EngineLost, InvalidRequest, UnsupportedParameter or EngineFailed."""
         check_request(request, self._vocab_size, self._context_length)
         self._check_logprobs(request.sampling)
@@ -85,8 +85,8 @@ class VllmServer:
     async def _read(self, request: GenerateRequest, queue: asyncio.Queue[_Item]) -> None:
         """Put every chunk into the queue, and the error if one ends the reply."""
         try:
-            async with aclosing(cast("Any", self._connection.events("/v1/completions", self._body(request), {}))) as es:
-                async for event in es:
+            async with aclosing(self._connection.events("/v1/completions", self._body(request), {})) as events:
+                async for event in events:
                     for chunk in _chunks(event, request.top_logprobs):
                         queue.put_nowait(chunk)
         except ProxyError as error:

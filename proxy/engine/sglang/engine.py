@@ -11,7 +11,7 @@ import base64
 import json
 import uuid
 from collections import Counter, OrderedDict
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from pathlib import Path
 from typing import Any
@@ -63,7 +63,7 @@ class SglangEngine:
         self._ranks = Ranks(int(self._manager.server_args.dp_size))
         self._info = self._describe()
 
-    async def generate(self, request: GenerateRequest) -> AsyncIterator[TokenChunk]:
+    async def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenChunk, None]:
         """Sample a continuation. Raises InvalidRequest, ContextLengthExceeded or EngineFailed."""
         info = self.info()
         check_request(request, info.vocab_size, info.context_length)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import threading
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from pathlib import Path
@@ -79,7 +79,7 @@ class TransformersEngine:
         self._down = ""
         threading.Thread(target=self._watch, name="tokengrove-watch", daemon=True).start()
 
-    async def generate(self, request: GenerateRequest) -> AsyncIterator[TokenChunk]:
+    async def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenChunk, None]:
         """Sample a continuation. Raises InvalidRequest, ContextLengthExceeded or EngineFailed."""
         self._running()
         check_request(request, self._vocab_size, self._context_length)

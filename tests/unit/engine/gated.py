@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 from proxy.engine.chunks import TokenChunk
 from proxy.engine.grammar import Grammar, GrammarPart
@@ -37,14 +37,14 @@ class WatchfulEngine(ScriptedEngine):
     def paused(self) -> bool:
         return not self._resumed.is_set()
 
-    async def generate(self, request: GenerateRequest) -> AsyncIterator[TokenChunk]:
+    async def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenChunk, None]:
         if self.paused:
             self.trespassers.append(request.request_id)
         left = self.deaths.pop(0) if self.deaths else -1
         given = 0
         if left == 0:
             raise EngineLost("the server is gone")
-        async with aclosing(cast("AsyncGenerator[TokenChunk, None]", super().generate(request))) as chunks:
+        async with aclosing(super().generate(request)) as chunks:
             async for chunk in chunks:
                 given += len(chunk.ids)
                 if given == len(chunk.ids):

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
-from typing import cast
 
 import pytest
 
 from proxy.engine.chunks import TokenChunk
-from proxy.engine.contract import CollectedReply, complete
+from proxy.engine.contract import CollectedReply
 from proxy.engine.interface import PauseMode
 from proxy.engine.requests import GenerateRequest
-from proxy.errors import EngineLost, EngineTimeout, EngineUnavailable, InvalidRequest
+from proxy.errors import EngineFailed, EngineLost, EngineTimeout, EngineUnavailable, InvalidRequest
 from proxy.turns.generation import sample
 from proxy.types import FinishReason
 from tests.engines.gates import AdminGate
@@ -28,22 +27,31 @@ from tests.unit.engine.gated import (
     uninterrupted,
 )
 
+
+class DyingInAPause(WatchfulEngine):
+    """Waits for `pausing` whenever its server dies."""
+
+    pausing: Callable[[], Awaitable[None]]
+
+    async def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenChunk, None]:
+        try:
+            async with aclosing(super().generate(request)) as chunks:
+                async for chunk in chunks:
+                    yield chunk
+        except EngineLost:
+            await self.pausing()
+            raise
+
+
 CUTTING = [PauseMode.IN_PLACE, PauseMode.RETRACT, PauseMode.ABORT]
-
-
-async def some_tokens(gate: AdminGate, reply: CollectedReply, request: GenerateRequest) -> None:
-    """Read all chunks of a request into `reply`."""
-    async with aclosing(cast("AsyncGenerator[TokenChunk, None]", gate.generate(request))) as chunks:
-        async for chunk in chunks:
-            reply.add(chunk)
 
 
 async def begun(
     gate: AdminGate, request: GenerateRequest, tokens: int = 3
-) -> tuple[CollectedReply, asyncio.Task[None]]:
+) -> tuple[CollectedReply, asyncio.Task[FinishReason]]:
     """Start a request and wait for its first `tokens` tokens."""
     reply = CollectedReply()
-    task = asyncio.create_task(some_tokens(gate, reply, request))
+    task = asyncio.create_task(gate.sample(request, reply.add))
     await until(lambda: len(reply.ids) >= tokens or task.done())
     return reply, task
 
@@ -87,7 +95,7 @@ async def test_a_drain_waits_for_running_requests_and_admits_none() -> None:
     reply, task = await begun(gate, asking("a", 40))
     pausing = asyncio.create_task(gate.admin.pause(PauseMode.DRAIN))
     await until(lambda: not gate._open.is_set())
-    late = asyncio.create_task(complete(gate, asking("b", 5)))
+    late = asyncio.create_task(gate.read(asking("b", 5)))
     await pausing
     assert reply.finish is FinishReason.LENGTH and len(reply.ids) == 40 and gate.waiting == 1
     assert [request.request_id for request in engine.requests] == ["a"]
@@ -108,7 +116,7 @@ async def test_an_update_changes_no_token_and_versions_ascend(mode: PauseMode) -
         assert reply.ids == uninterrupted(request)
         assert reply.versions == sorted(reply.versions)
         assert set(reply.versions) == ({0} if mode is PauseMode.DRAIN else {0, 1})
-    assert (await complete(gate, asking("after", 3))).versions == [1, 1, 1]
+    assert (await gate.read(asking("after", 3))).versions == [1, 1, 1]
     assert gate.paused is None
 
 
@@ -119,14 +127,14 @@ async def test_an_update_during_a_pause_leaves_it_paused() -> None:
     assert await gate.admin.update_weights("/weights", 7, PauseMode.ABORT) == 7
     assert gate.paused is PauseMode.IN_PLACE and engine.paused
     await gate.admin.resume()
-    assert (await complete(gate, asking("a", 2))).versions == [7, 7]
+    assert (await gate.read(asking("a", 2))).versions == [7, 7]
 
 
 async def test_no_request_is_admitted_between_updates_in_quick_succession() -> None:
     engine = WatchfulEngine()
     gate = gate_of(engine)
     await gate.admin.pause(PauseMode.DRAIN)
-    waiting = [asyncio.create_task(complete(gate, asking(f"w{n}", 4))) for n in range(3)]
+    waiting = [asyncio.create_task(gate.read(asking(f"w{n}", 4))) for n in range(3)]
     await until(lambda: gate.waiting == 3)
     await gate.admin.resume()
     for _ in range(3):  # each shuts the gate again before the woken requests run
@@ -155,7 +163,7 @@ async def test_a_request_that_waits_longer_than_the_pause_timeout_is_refused() -
     gate = gate_of(WatchfulEngine(), pause_timeout_s=0.05)
     await gate.admin.pause(PauseMode.IN_PLACE)
     with pytest.raises(EngineUnavailable, match="--pause-timeout-s") as refused:
-        await complete(gate, asking("a", 3))
+        await gate.read(asking("a", 3))
     assert refused.value.retry_after_s and refused.value.status == 503
     assert gate.waiting == 0
 
@@ -163,7 +171,7 @@ async def test_a_request_that_waits_longer_than_the_pause_timeout_is_refused() -
 async def test_a_request_that_arrives_during_a_pause_runs_after_it() -> None:
     gate = gate_of(WatchfulEngine(), pause_timeout_s=10_000.0)
     await gate.admin.pause(PauseMode.IN_PLACE)
-    waiting = asyncio.create_task(complete(gate, asking("b", 3)))
+    waiting = asyncio.create_task(gate.read(asking("b", 3)))
     await until(lambda: gate.waiting == 1)
     await gate.admin.resume()
     assert (await waiting).ids == uninterrupted(asking("b", 3))
@@ -173,10 +181,10 @@ async def test_a_request_that_arrives_during_a_pause_runs_after_it() -> None:
 async def test_the_token_timeout_does_not_run_during_a_pause(mode: PauseMode, monkeypatch: pytest.MonkeyPatch) -> None:
     gate = gate_of(WatchfulEngine(), engine_timeout_s=60.0, pause_timeout_s=10_000.0)
     request = asking("a", 30)
-    running = asyncio.create_task(sample(gate, request, 60.0))
+    running = asyncio.create_task(sample(gate, request))
     await until(lambda: gate.running == 1)
     await gate.admin.pause(mode)
-    late = asyncio.create_task(sample(gate, asking("b", 3), 60.0))
+    late = asyncio.create_task(sample(gate, asking("b", 3)))
     await until(lambda: gate.waiting == 1)
     await let_pass(3600.0, monkeypatch)
     await gate.admin.resume()
@@ -186,7 +194,7 @@ async def test_the_token_timeout_does_not_run_during_a_pause(mode: PauseMode, mo
 
 async def test_the_token_timeout_runs_again_after_a_pause() -> None:
     gate = gate_of(WatchfulEngine(tick_s=60.0), engine_timeout_s=0.05)
-    running = asyncio.create_task(sample(gate, asking("a", 3), 0.05))
+    running = asyncio.create_task(sample(gate, asking("a", 3)))
     await until(lambda: gate.running == 1)
     await gate.admin.pause(PauseMode.IN_PLACE)
     await gate.admin.resume()
@@ -197,7 +205,7 @@ async def test_the_token_timeout_runs_again_after_a_pause() -> None:
 async def test_the_token_timeout_runs_for_a_request_that_arrived_during_a_pause() -> None:
     gate = gate_of(WatchfulEngine(tick_s=3600.0), engine_timeout_s=0.05, pause_timeout_s=10_000.0)
     await gate.admin.pause(PauseMode.IN_PLACE)
-    waiting = asyncio.create_task(sample(gate, asking("a", 3), 0.05))
+    waiting = asyncio.create_task(sample(gate, asking("a", 3)))
     await until(lambda: gate.waiting == 1)
     await gate.admin.resume()
     async with asyncio.timeout(30):
@@ -223,7 +231,7 @@ async def test_an_abort_waits_for_constrained_outputs_and_interrupts_the_others(
 async def test_lost_servers_lose_and_repeat_no_token(deaths: list[int]) -> None:
     engine = WatchfulEngine(deaths=deaths)
     gate, request = gate_of(engine), asking("a", 30)
-    reply = await complete(gate, request)
+    reply = await gate.read(request)
     assert reply.ids == uninterrupted(request) and reply.finish is FinishReason.LENGTH
     assert gate.running == 0
     # No request is sent once all tokens are there, even if the finish reason was lost.
@@ -232,34 +240,29 @@ async def test_lost_servers_lose_and_repeat_no_token(deaths: list[int]) -> None:
 
 async def test_a_request_fails_after_too_many_lost_servers() -> None:
     with pytest.raises(EngineLost):
-        await complete(gate_of(WatchfulEngine(deaths=[1] * 20)), asking("a", 30))
+        await gate_of(WatchfulEngine(deaths=[1] * 20)).read(asking("a", 30))
 
 
 async def test_a_constrained_output_is_resubmitted_only_before_its_first_token() -> None:
-    whole = await complete(gate_of(WatchfulEngine(deaths=[0, 0])), asking("a", 9, constrained=True))
+    whole = await gate_of(WatchfulEngine(deaths=[0, 0])).read(asking("a", 9, constrained=True))
     assert whole.ids == uninterrupted(asking("a", 9))
     with pytest.raises(EngineLost):
-        await complete(gate_of(WatchfulEngine(deaths=[2])), asking("a", 9, constrained=True))
+        await gate_of(WatchfulEngine(deaths=[2])).read(asking("a", 9, constrained=True))
 
 
 async def test_a_request_whose_server_dies_during_a_pause_continues_after_it() -> None:
-    engine = WatchfulEngine(deaths=[5])
+    engine = DyingInAPause(deaths=[5])
     gate, request = gate_of(engine), asking("a", 30)
-    pausing: list[asyncio.Task[None]] = []
-    reply = CollectedReply()
-    async with aclosing(cast("AsyncGenerator[TokenChunk, None]", gate.generate(request))) as chunks:
-        async for chunk in chunks:
-            reply.add(chunk)
-            if len(reply.ids) == 5:  # the server dies next
-                await gate.admin.pause(PauseMode.IN_PLACE)
-                pausing.append(asyncio.create_task(gate.admin.resume()))
-    await asyncio.gather(*pausing)
-    assert reply.ids == uninterrupted(request) and engine.trespassers == []
+    engine.pausing = lambda: gate.admin.pause(PauseMode.IN_PLACE)
+    reading = asyncio.create_task(gate.read(request))
+    await until(lambda: gate.paused is not None and gate.running == 0)
+    await gate.admin.resume()
+    assert (await reading).ids == uninterrupted(request) and engine.trespassers == []
 
 
 async def test_cached_tokens_count_the_prompt_alone() -> None:
     gate, request = gate_of(WatchfulEngine(deaths=[10])), asking("a", 30)
-    assert (await sample(gate, request, 5.0)).cached_tokens == len(request.input_ids)
+    assert (await sample(gate, request)).cached_tokens == len(request.input_ids)
 
 
 async def test_all_requests_continue_after_a_pause_that_fails() -> None:
@@ -272,7 +275,7 @@ async def test_all_requests_continue_after_a_pause_that_fails() -> None:
         assert gate.paused is None and not engine.paused
     await task
     assert reply.ids == uninterrupted(request)
-    assert (await complete(gate, asking("b", 3))).ids == uninterrupted(asking("b", 3))
+    assert (await gate.read(asking("b", 3))).ids == uninterrupted(asking("b", 3))
 
 
 @pytest.mark.parametrize("mode", list(PauseMode))
@@ -295,16 +298,46 @@ async def test_a_pause_during_a_pause_and_a_resume_without_one_change_nothing() 
     await gate.admin.pause(PauseMode.ABORT)
     assert gate.paused is PauseMode.RETRACT
     await gate.admin.resume()
-    assert (await complete(gate, asking("a", 3))).ids == uninterrupted(asking("a", 3))
+    assert (await gate.read(asking("a", 3))).ids == uninterrupted(asking("a", 3))
 
 
-async def test_closing_the_iterator_frees_the_engine_before_it_returns() -> None:
+async def test_cancelled_sampling_frees_the_engine_before_it_returns() -> None:
     engine = WatchfulEngine()
     gate = gate_of(engine)
-    async with aclosing(cast("AsyncGenerator[TokenChunk, None]", gate.generate(asking("a", 500)))) as chunks:
-        await anext(chunks)
-        assert engine.running == ["a"] and gate.running == 1
+    _, task = await begun(gate, asking("a", 500))
+    assert engine.running == ["a"] and gate.running == 1
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
     assert engine.running == [] and gate.running == 0
+
+
+async def test_a_reason_of_the_taker_ends_sampling_and_frees_the_engine_before_it_returns() -> None:
+    engine = WatchfulEngine()
+    gate, reply = gate_of(engine), CollectedReply()
+
+    def take(chunk: TokenChunk) -> FinishReason | None:
+        reply.add(chunk)
+        return FinishReason.STOP_STRING if len(reply.ids) == 3 else None
+
+    assert await gate.sample(asking("a", 500), take) is FinishReason.STOP_STRING
+    assert reply.ids == uninterrupted(asking("a", 3)) and engine.running == [] and gate.running == 0
+
+
+async def test_an_error_of_the_taker_is_raised_and_frees_the_engine() -> None:
+    engine = WatchfulEngine()
+    gate = gate_of(engine)
+
+    def take(chunk: TokenChunk) -> FinishReason | None:
+        raise EngineFailed("this chunk is inconsistent")
+
+    with pytest.raises(EngineFailed, match="inconsistent"):
+        await gate.sample(asking("a", 500), take)
+    assert engine.running == [] and gate.running == 0
+
+
+async def test_each_token_renews_the_patience_for_the_next() -> None:
+    gate, request = gate_of(WatchfulEngine(tick_s=0.02), engine_timeout_s=0.5), asking("a", 50)
+    assert (await gate.read(request)).ids == uninterrupted(request)  # takes twice the timeout
 
 
 @pytest.mark.parametrize("mode", CUTTING)
@@ -313,7 +346,7 @@ async def test_a_request_cancelled_during_a_pause_is_not_resubmitted(mode: Pause
     gate = gate_of(engine)
     _, running = await begun(gate, asking("a", 500))
     await gate.admin.pause(mode)
-    late = asyncio.create_task(complete(gate, asking("b", 500)))
+    late = asyncio.create_task(gate.read(asking("b", 500)))
     await until(lambda: gate.waiting == 1)
     for task in (running, late):
         task.cancel()
@@ -321,7 +354,7 @@ async def test_a_request_cancelled_during_a_pause_is_not_resubmitted(mode: Pause
     assert (gate.waiting, gate.running, engine.running) == (0, 0, [])
     await gate.admin.resume()
     assert [request.request_id for request in engine.requests] == ["a"]
-    assert (await complete(gate, asking("c", 3))).ids == uninterrupted(asking("c", 3))
+    assert (await gate.read(asking("c", 3))).ids == uninterrupted(asking("c", 3))
 
 
 async def test_a_cancelled_drain_admits_requests_again() -> None:
@@ -331,7 +364,7 @@ async def test_a_cancelled_drain_admits_requests_again() -> None:
     await until(lambda: not gate._open.is_set())
     draining.cancel()
     await asyncio.gather(draining, return_exceptions=True)
-    assert (await complete(gate, asking("b", 3))).ids == uninterrupted(asking("b", 3))
+    assert (await gate.read(asking("b", 3))).ids == uninterrupted(asking("b", 3))
     await task
     assert reply.ids == uninterrupted(asking("a", 60)) and gate.paused is None
 
@@ -439,7 +472,7 @@ async def test_on_shutdown_waiting_requests_are_refused_and_admitted_ones_contin
     gate, request = gate_of(engine, pause_timeout_s=10_000.0), asking("a", 60)
     reply, task = await begun(gate, request)
     await gate.admin.pause(PauseMode.ABORT)
-    waiting = asyncio.create_task(complete(gate, asking("b", 3)))
+    waiting = asyncio.create_task(gate.read(asking("b", 3)))
     await until(lambda: gate.waiting == 1)
     gate.send_away()
     with pytest.raises(EngineUnavailable, match="shutting down"):

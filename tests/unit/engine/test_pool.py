@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from proxy.engine.contract import CollectedReply, complete, request_for
+from proxy.engine.contract import complete, request_for
 from proxy.engine.interface import PauseMode, WeightTransfer
 from proxy.engine.requests import GenerateRequest
 from proxy.engine.servers.connection import NO_KEYS, Keys, server_url
@@ -60,13 +60,6 @@ def of_session(session_id: str, prompt=PROMPT, tokens: int = 40, *, stream: bool
     return replace(request_for(prompt, tokens), session_id=session_id, turn=turn)
 
 
-async def read(gate: AdminGate, request: GenerateRequest) -> CollectedReply:
-    reply = CollectedReply()
-    async for chunk in gate.generate(request):
-        reply.add(chunk)
-    return reply
-
-
 def states(pool: Pool) -> dict[str, str]:
     return {shown["url"]: shown["state"] for shown in pool.servers()}
 
@@ -78,7 +71,7 @@ async def test_random_kills_and_restarts_change_no_token(seed: int) -> None:
         gate = AdminGate(pool)
         prompts = [ids_of(rng.choices(range(600), k=rng.randint(1, 40))) for _ in range(24)]
         requests = [of_session(f"s{n % 7}", prompt, 60, stream=n % 2 == 0) for n, prompt in enumerate(prompts)]
-        running = [asyncio.create_task(read(gate, request)) for request in requests]
+        running = [asyncio.create_task(gate.read(request)) for request in requests]
         for _ in range(5):
             victim = rng.choice(live)
             await victim.kill()
@@ -107,7 +100,7 @@ async def test_cutting_the_replies_of_a_hung_server_raises_engine_lost(stream: b
 
 async def test_requests_of_a_hung_server_continue_elsewhere() -> None:
     async with wires(2, delay_s=0.01) as live, pool_of(*(wire.url for wire in live)) as pool:
-        reading = asyncio.create_task(read(AdminGate(pool), of_session("s", stream=False)))
+        reading = asyncio.create_task(AdminGate(pool).read(of_session("s", stream=False)))
         await until(lambda: any(shown["in_flight"] for shown in pool.servers()))
         victim = next(w for w, shown in zip(live, pool.servers(), strict=True) if shown["in_flight"])
         victim.hung = True
@@ -122,11 +115,11 @@ async def test_requests_that_a_server_refuses_run_elsewhere() -> None:
         live[0].refuse_generate = True
         gate = AdminGate(pool)
         for number in range(8):
-            assert (await read(gate, of_session(f"s{number}"))).ids == following(PROMPT, 40)
+            assert (await gate.read(of_session(f"s{number}"))).ids == following(PROMPT, 40)
         assert {shown["state"] for shown in pool.servers()} == {"alive"}
         live[0].refuse_generate = False
         live[1].refuse_generate = True
-        assert (await read(gate, of_session("s1"))).ids == following(PROMPT, 40)
+        assert (await gate.read(of_session("s1"))).ids == following(PROMPT, 40)
 
 
 async def test_no_token_of_a_restarted_server_has_its_initial_weights() -> None:
@@ -134,10 +127,10 @@ async def test_no_token_of_a_restarted_server_has_its_initial_weights() -> None:
         gate = AdminGate(pool)
         await gate.admin.update_weights("/weights/5", 5, PauseMode.DRAIN)
         for wire in live:
-            await read(gate, of_session("s", tokens=2))
+            await gate.read(of_session("s", tokens=2))
             await wire.kill()
             await wire.start()
-            reply = await read(gate, of_session("s", tokens=30))
+            reply = await gate.read(of_session("s", tokens=30))
             assert set(reply.versions) == {5} and len(reply.ids) == 30
             for member in pool._members:
                 if not member.alive:
@@ -176,7 +169,7 @@ async def test_a_server_that_joins_while_a_pause_ends_is_not_left_paused() -> No
 async def test_a_server_that_leaves_during_a_pause_finishes_its_requests() -> None:
     async with wires(2, delay_s=0.005) as live, pool_of(*(wire.url for wire in live)) as pool:
         gate = AdminGate(pool)
-        reading = [asyncio.create_task(read(gate, of_session(f"s{n}"))) for n in range(2)]
+        reading = [asyncio.create_task(gate.read(of_session(f"s{n}"))) for n in range(2)]
         await until(lambda: all(shown["in_flight"] for shown in pool.servers()))
         await gate.admin.pause(PauseMode.RETRACT)
         await pool.remove(live[0].url)
@@ -199,7 +192,7 @@ async def test_a_leaving_server_can_be_added_back() -> None:
 async def test_a_server_that_cannot_load_the_weights_is_ejected_and_its_requests_continue() -> None:
     async with wires(2, delay_s=0.005) as live, pool_of(*(wire.url for wire in live)) as pool:
         gate = AdminGate(pool)
-        reading = [asyncio.create_task(read(gate, of_session(f"s{n}", tokens=80))) for n in range(4)]
+        reading = [asyncio.create_task(gate.read(of_session(f"s{n}", tokens=80))) for n in range(4)]
         await until(lambda: all(shown["in_flight"] for shown in pool.servers()))
         live[0].forget("/update_weights_from_disk")
         assert await gate.admin.update_weights("/weights/3", 3, PauseMode.RETRACT) == 3
@@ -230,7 +223,7 @@ async def test_resume_works_while_a_server_is_gone() -> None:
         await gate.admin.resume()
         await wire.start()
         await until(lambda: states(pool)[wire.url] == "alive")
-        assert (await read(gate, of_session("s"))).ids == following(PROMPT, 40)
+        assert (await gate.read(of_session("s"))).ids == following(PROMPT, 40)
 
 
 async def test_a_server_that_cannot_be_resumed_is_ejected_until_it_can() -> None:
@@ -242,7 +235,7 @@ async def test_a_server_that_cannot_be_resumed_is_ejected_until_it_can() -> None
         assert states(pool) == {live[0].url: "ejected", live[1].url: "alive"}
         live[0].remember()
         await until(lambda: states(pool)[live[0].url] == "alive")
-        replies = await asyncio.gather(*(read(gate, of_session(f"s{n}")) for n in range(4)))
+        replies = await asyncio.gather(*(gate.read(of_session(f"s{n}")) for n in range(4)))
         assert all(reply.ids == following(PROMPT, 40) for reply in replies)
         assert all(shown["served"] == 2 for shown in pool.servers())
 

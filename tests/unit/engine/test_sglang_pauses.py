@@ -40,7 +40,7 @@ async def behind_gate() -> AsyncIterator[tuple[LiveWire, AdminGate]]:
 async def on_its_way(live: LiveWire, gate: AdminGate) -> asyncio.Task[CollectedReply]:
     """Start a request that the gate has admitted and that has not reached the server."""
     live.arriving.clear()
-    task = asyncio.create_task(complete(gate, request_for(PROMPT, 40)))
+    task = asyncio.create_task(gate.read(request_for(PROMPT, 40)))
     await until(lambda: gate.running == 1)
     return task
 
@@ -74,7 +74,7 @@ async def test_a_refused_flush_leaves_the_server_running() -> None:
             await gate.admin.flush_cache()
         assert gate.paused is None
         async with asyncio.timeout(30):
-            assert (await complete(gate, request_for(PROMPT, 40))).ids == following(PROMPT, 40)
+            assert (await gate.read(request_for(PROMPT, 40))).ids == following(PROMPT, 40)
 
 
 async def test_a_server_removed_during_a_pause_is_resumed_and_can_return() -> None:
@@ -90,7 +90,7 @@ async def test_a_server_removed_during_a_pause_is_resumed_and_can_return() -> No
             await gate.engine.add(live.url)
             await gate.engine.remove(other.url)
             async with asyncio.timeout(30):
-                assert (await complete(gate, request_for(PROMPT, 40))).ids == following(PROMPT, 40)
+                assert (await gate.read(request_for(PROMPT, 40))).ids == following(PROMPT, 40)
         finally:
             await other.kill()
 
