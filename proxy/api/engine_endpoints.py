@@ -33,19 +33,19 @@ class EngineEndpoints:
     async def show(self, request: Request) -> JsonResponse:
         """Return the state: engine, model, weight version, pause, and requests in flight and waiting."""
         await self._body(request)
-        return self._state()
+        return await self._state()
 
     async def pause(self, request: Request) -> JsonResponse:
         """Pause generation. `mode`: `abort` (default: interrupt, then resume each request), or another PauseMode."""
         mode = _mode(await self._body(request), tuple(PauseMode))
         await self._admin.pause(mode)
-        return self._state()
+        return await self._state()
 
     async def resume(self, request: Request) -> JsonResponse:
         """End a pause; interrupted requests go on."""
         await self._body(request)
         await self._admin.resume()
-        return self._state()
+        return await self._state()
 
     async def update_weights(self, request: Request) -> JsonResponse:
         """Load the weights in the folder `path`, which the engine must be able to read.
@@ -57,7 +57,7 @@ class EngineEndpoints:
         if path is None:
             raise InvalidRequest("'path' is missing: it names the folder of the new weights", param="path")
         version = optional_int(body, "version", least=0, most=LARGEST_VERSION)
-        return self._state(weight_version=await self._admin.update_weights(path, version, mode))
+        return await self._state(weight_version=await self._admin.update_weights(path, version, mode))
 
     async def transfer_weights(self, request: Request) -> JsonResponse:
         """Run a step of SGLang's weight transfer, with its own fields; `version` is sent as its `weight_version`."""
@@ -67,7 +67,7 @@ class EngineEndpoints:
         if version is not None:
             fields["weight_version"] = str(version)
         step = WeightTransfer(request.url.path.rsplit("/", 1)[-1])
-        return self._state(weight_version=await self._admin.transfer_weights(step, fields))
+        return await self._state(weight_version=await self._admin.transfer_weights(step, fields))
 
     async def release_memory(self, request: Request) -> JsonResponse:
         """Release GPU memory until it is resumed.
@@ -76,18 +76,18 @@ class EngineEndpoints:
         """
         body = await self._body(request)
         await self._admin.release_memory(_tags(body), _mode(body, _IDLE_MODES))
-        return self._state()
+        return await self._state()
 
     async def resume_memory(self, request: Request) -> JsonResponse:
         """Bring released memory back. Generation continues once no memory is released any more."""
         await self._admin.resume_memory(_tags(await self._body(request)))
-        return self._state()
+        return await self._state()
 
     async def flush_cache(self, request: Request) -> JsonResponse:
         """Empty the engine's prefix cache."""
         await self._body(request)
         await self._admin.flush_cache()
-        return self._state()
+        return await self._state()
 
     async def list_servers(self, request: Request) -> JsonResponse:
         """List the servers of the pool."""
@@ -115,15 +115,15 @@ class EngineEndpoints:
             raise EngineIncapable("this engine is not a pool of servers; start Tokengrove with --engine URL[,URL...]")
         return self._servers
 
-    def _state(self, **more: Any) -> JsonResponse:
-        info, paused = self._gate.info(), self._gate.paused
+    async def _state(self, **more: Any) -> JsonResponse:
+        info, paused, load = self._gate.info(), self._gate.paused, await self._admin.load()
         state = {
             "engine": info.name,
             "model": info.model,
             "weight_version": info.weight_version,
             "paused": None if paused is None else paused.value,
-            "in_flight": self._gate.running,
-            "waiting": self._gate.waiting,
+            "in_flight": load.in_flight,
+            "waiting": load.waiting,
             "released": sorted(self._admin.released),
             "capabilities": sorted(info.capabilities),
             "context_length": info.context_length,

@@ -1,24 +1,45 @@
 """Administration of an engine: pauses, weights, memory and the prefix cache.
 
-Operations run one at a time, under one lock. An operation that needs a pause shuts the gate for it, and reopens the
-gate only if no earlier pause was in force.
+Operations run one at a time, under one lock. A pause holds the gate first, then pauses the engine; its end resumes the
+engine first, then lets requests in. An operation that needs a pause ends it only if no earlier pause was in force.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from typing import Any
+from contextlib import suppress
+from typing import Any, Protocol
 
-from proxy.engine.gate import Gate
-from proxy.engine.interface import MEMORY_TAGS, Capability, Engine, PauseMode, WeightTransfer
+from proxy.engine.gate import Load
+from proxy.engine.interface import MEMORY_TAGS, Capability, EngineControl, PauseMode, WeightTransfer
 from proxy.errors import EngineIncapable, EngineUnavailable, ProxyError
+
+
+class GateControl(Protocol):
+    """What a pause does to a `Gate`, or to those of all processes that use the engine."""
+
+    @property
+    def paused(self) -> PauseMode | None:
+        """The mode of the pause in force; None while the engine runs."""
+
+    async def hold(self, mode: PauseMode) -> None:
+        """Admit no request, and wait until the engine can be paused by `mode`."""
+
+    async def let_in(self) -> None:
+        """Admit requests again."""
+
+    async def until_idle(self) -> None:
+        """Wait until the engine runs no request."""
+
+    async def load(self) -> Load:
+        """How many requests are in the engine and wait to be admitted."""
 
 
 class EngineAdmin:
     """A trainer's operations on the engine behind `gate`. Requests go through the gate itself."""
 
-    def __init__(self, engine: Engine, gate: Gate) -> None:
+    def __init__(self, engine: EngineControl, gate: GateControl) -> None:
         self._engine, self._gate = engine, gate
         self._lock = asyncio.Lock()
         self._released: frozenset[str] = frozenset()
@@ -29,10 +50,14 @@ class EngineAdmin:
         """The kinds of memory (of MEMORY_TAGS) that are released now."""
         return self._released
 
+    async def load(self) -> Load:
+        """How many requests are in the engine and wait to be admitted."""
+        return await self._gate.load()
+
     async def pause(self, mode: PauseMode) -> None:
         """Stop sampling and admit no request; no effect if paused already. Raises what the engine raises."""
         async with self._lock:
-            await self._gate.shut(mode)
+            await self._shut(mode)
 
     async def resume(self) -> None:
         """End the pause. Raises EngineUnavailable while memory is released."""
@@ -48,7 +73,7 @@ class EngineAdmin:
         """
         async with self._lock:
             was_paused = self._gate.paused is not None
-            await self._gate.shut(mode)
+            await self._shut(mode)
             try:
                 return await self._engine.update_weights(path, version)
             finally:
@@ -96,15 +121,32 @@ class EngineAdmin:
             if self._paused_for_memory and not self._released:
                 await self._reopen()
 
+    async def _shut(self, mode: PauseMode) -> None:
+        """Pause by `mode`, unless paused already. Raises what the engine raises; requests are then let in again."""
+        if self._gate.paused is not None:
+            return
+        await self._gate.hold(mode)
+        try:
+            await self._engine.pause(PauseMode.IN_PLACE if mode is PauseMode.DRAIN else mode)
+        except BaseException as error:
+            if isinstance(error, ProxyError):
+                with suppress(ProxyError):  # the engine may have paused before it failed
+                    await self._engine.resume()
+            await self._gate.let_in()
+            raise
+
     async def _reopen(self) -> None:
-        await self._gate.reopen()
+        """End the pause, if one is in force."""
+        if self._gate.paused is not None:
+            await self._engine.resume()
+            await self._gate.let_in()
         self._paused_for_memory = False
 
     async def _empty(self, mode: PauseMode) -> None:
         """Pause so that the engine holds no request; requests that an earlier pause left in it run on first."""
-        if self._gate.paused is not None and self._gate.running:
+        if self._gate.paused is not None and (await self._gate.load()).in_flight:
             await self._reopen()
-        await self._gate.shut(mode)
+        await self._shut(mode)
         await self._gate.until_idle()
 
     def _check_can_release(self) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from proxy.engine.arguments import check_known, parse_arguments
-from proxy.engine.interface import Engine
+from proxy.engine.interface import Engine, EngineControl
 from proxy.errors import ConfigurationError, InvalidRequest
 from proxy.settings import Settings
 
@@ -156,7 +156,7 @@ def _third_party(name: str, settings: Settings) -> Engine:
         engine = kind(settings)
     except TypeError as error:
         raise ConfigurationError(f"--engine {name} cannot be created as CLASS(settings): {error}") from error
-    members = [member for member in vars(Engine) if not member.startswith("_")]
+    members = [member for member in (*vars(Engine), *vars(EngineControl)) if not member.startswith("_")]
     if missing := [member for member in members if not callable(getattr(engine, member, None))]:
         raise ConfigurationError(
             f"--engine {name} does not implement proxy.engine.interface.Engine: it lacks {', '.join(missing)}"

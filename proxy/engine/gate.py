@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from proxy.engine.chunks import TokenChunk
 from proxy.engine.interface import Engine, EngineInfo, PauseMode
 from proxy.engine.requests import GenerateRequest, rest_of
-from proxy.errors import SHUTTING_DOWN, EngineFailed, EngineLost, EngineTimeout, EngineUnavailable, ProxyError
+from proxy.errors import SHUTTING_DOWN, EngineFailed, EngineLost, EngineTimeout, EngineUnavailable
 from proxy.settings import Settings
 from proxy.types import FinishReason, Ids, Logprobs, ids_of
 
@@ -77,8 +78,15 @@ class _Flight:
             self.scope.reschedule(now)
 
 
+class Load(NamedTuple):
+    """Numbers of requests: `in_flight` in the engine, `waiting` to be admitted."""
+
+    in_flight: int
+    waiting: int
+
+
 class Gate:
-    """The only path of requests to the engine. `EngineAdmin` shuts and reopens it.
+    """The only path of requests to the engine. `EngineAdmin` holds it while it pauses the engine, and lets in again.
 
     `waiting`: the number of requests that wait to be admitted.
     """
@@ -165,40 +173,38 @@ class Gate:
         except TimeoutError:
             raise EngineTimeout(f"the engine gave no token for {limit_s:g} s (--engine-timeout-s)") from None
 
-    async def shut(self, mode: PauseMode) -> None:
-        """Admit no request and pause the engine by `mode`; no effect if it is paused already.
+    async def hold(self, mode: PauseMode) -> None:
+        """Admit no request, and wait until the engine can be paused by `mode`; from then on no timeout runs.
 
-        Not serialised: call it through `EngineAdmin`. Raises what the engine raises; the gate is then open again.
+        Not serialised: call it through `EngineAdmin`, which then pauses the engine. A hold that is cancelled is undone.
         """
-        if self._mode is not None:
-            return
         self._open.clear()
         try:
             if mode is PauseMode.DRAIN:
                 await self.until_idle()
             elif mode is PauseMode.ABORT:
                 await self._until(lambda: not any(f.running and not f.continuable for f in self._flights))
-            self._mode = mode
-            for flight in self._flights:
-                flight.cut = flight.cut or (mode is PauseMode.ABORT and flight.running)
-                flight.suspend()
-            await self._engine.pause(PauseMode.IN_PLACE if mode is PauseMode.DRAIN else mode)
-        except BaseException as error:
-            if self._mode is not None and isinstance(error, ProxyError):
-                with suppress(ProxyError):  # the engine may have paused before it failed
-                    await self._engine.resume()
-            self._let_in()
+        except BaseException:
+            await self.let_in()
             raise
+        self._mode = mode
+        for flight in self._flights:
+            flight.cut = flight.cut or (mode is PauseMode.ABORT and flight.running)
+            flight.suspend()
 
-    async def reopen(self) -> None:
-        """Resume the engine and admit requests; no effect unless it is paused. Not serialised, like `shut`."""
-        if self._mode is None:
-            return
-        await self._engine.resume()
-        self._let_in()
+    async def let_in(self) -> None:
+        """Admit requests again, once the engine has resumed. Not serialised, like `hold`."""
+        self._mode = None
+        for flight in self._flights:
+            flight.wait()
+        self._open.set()
+
+    async def load(self) -> Load:
+        """How many requests are here now."""
+        return Load(self.running, self.waiting)
 
     async def until_idle(self) -> None:
-        """Wait until the engine runs no request. The gate must be shut, or new ones keep coming."""
+        """Wait until the engine runs no request. The gate must be held, or new ones keep coming."""
         await self._until(lambda: not self.running)
 
     async def _wait_open(self) -> None:
@@ -249,12 +255,6 @@ class Gate:
         finally:
             flight.running = False
             self._ended.set()
-
-    def _let_in(self) -> None:
-        self._mode = None
-        for flight in self._flights:
-            flight.wait()
-        self._open.set()
 
     async def _until(self, condition: Callable[[], bool]) -> None:
         while not condition():

@@ -73,21 +73,8 @@ class EngineInfo:
     detail: str = ""
 
 
-@runtime_checkable
-class Engine(Protocol):
-    """The interface between the proxy and an inference engine."""
-
-    async def start(self) -> None:
-        """Become ready to generate. Raises ConfigurationError if the engine cannot run here."""
-
-    def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenChunk, None]:
-        """Sample a continuation. Raises EngineFailed, EngineUnavailable or EngineTimeout.
-
-        EngineLost, a kind of EngineUnavailable, makes the gate submit the rest of the request again.
-        """
-
-    async def abort(self, request_id: str) -> None:
-        """End a request soon: its last chunk has `FinishReason.ABORT`. Unknown ids are ignored."""
+class EngineControl(Protocol):
+    """What a trainer does to an engine: pauses, weights, memory and the prefix cache."""
 
     async def pause(self, mode: PauseMode) -> None:
         """Stop sampling until `resume`. Raises EngineIncapable if this engine cannot."""
@@ -115,6 +102,23 @@ class Engine(Protocol):
 
     def info(self) -> EngineInfo:
         """Facts about the engine; valid after `start`."""
+
+
+@runtime_checkable
+class Engine(EngineControl, Protocol):
+    """The interface between the proxy and an inference engine."""
+
+    async def start(self) -> None:
+        """Become ready to generate. Raises ConfigurationError if the engine cannot run here."""
+
+    def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenChunk, None]:
+        """Sample a continuation. Raises EngineFailed, EngineUnavailable or EngineTimeout.
+
+        EngineLost, a kind of EngineUnavailable, makes the gate submit the rest of the request again.
+        """
+
+    async def abort(self, request_id: str) -> None:
+        """End a request soon: its last chunk has `FinishReason.ABORT`. Unknown ids are ignored."""
 
     async def close(self) -> None:
         """Free all resources. Requests in flight end with `FinishReason.ABORT`."""
