@@ -6,16 +6,16 @@ import asyncio
 from collections.abc import Awaitable
 from typing import TypeVar
 
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import ClientDisconnect
 from starlette.types import Receive
 
 _T = TypeVar("_T")
 
 
-async def while_connected(request: Request, work: Awaitable[_T]) -> _T:
+async def while_connected(receive: Receive, work: Awaitable[_T]) -> _T:
     """Return the result of `work`. If the client leaves first, cancel `work` and raise ClientDisconnect."""
     working = asyncio.ensure_future(work)
-    gone = asyncio.ensure_future(disconnected(request.receive))
+    gone = asyncio.ensure_future(disconnected(receive))
     try:
         await asyncio.wait((working, gone), return_when=asyncio.FIRST_COMPLETED)
         if not working.done():

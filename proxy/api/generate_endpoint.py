@@ -48,8 +48,8 @@ class GenerateEndpoint:
         with _errors_named(body):
             if session is None:
                 return await self._unrecorded(request, asked, self._generate_request(asked, affinity))
-            turns = await begin_turns(request, self._turns, session, asked, self._protocol)
-        return UnaryReply(request, self._turns, asked, turns, self._protocol)
+            turns = await begin_turns(request.receive, self._turns, session, asked, self._protocol)
+        return UnaryReply(self._turns, asked, turns, self._protocol)
 
     def _generate_request(self, asked: TurnRequest, affinity: str | None) -> GenerateRequest:
         assert asked.input_ids is not None
@@ -78,7 +78,7 @@ class GenerateEndpoint:
         work = sample(self._gate, wanted, self._settings.max_context_tokens)
         sampling = self._turns.run_unrecorded(asked, work)
         try:
-            done = await while_connected(request, sampling)
+            done = await while_connected(request.receive, sampling)
         except asyncio.CancelledError:
             if not sampling.cancelled():
                 raise

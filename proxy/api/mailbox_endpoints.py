@@ -49,7 +49,7 @@ class MailboxEndpoints:
         ended = session.ended if session is not None else None
         waiting = self._polls.wait(self._mailbox().fetch(session_id, wait_s, ended))
         # A poll whose client has left must not take a request away from another poll.
-        letter = await while_connected(request, waiting)
+        letter = await while_connected(request.receive, waiting)
         if letter is not None:
             return JsonResponse({"status": "request", **_letter_json(letter)})
         over = session_id is not None and await self._has_ended(session_id)

@@ -1,22 +1,24 @@
-"""HTTP replies of turns, unary or streamed. The end is written only after the commit; a disconnect ends the reply."""
+"""HTTP replies of turns, unary or streamed. The end is written only after the commit; a disconnect ends the reply.
+
+Both replies are ASGI applications. They raise the ProxyError of a turn that failed before anything was written.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from typing import Any
 
-from starlette.requests import ClientDisconnect, Request
-from starlette.responses import Response
-from starlette.types import Message, Receive, Scope, Send
+from starlette.requests import ClientDisconnect
+from starlette.types import Receive, Scope, Send
 
 from proxy.api.connections import disconnected, while_connected
-from proxy.api.http import JsonResponse, error_response
+from proxy.api.http import encode_json
 from proxy.errors import ProxyError
 from proxy.protocols.sse import CONTENT_TYPE
-from proxy.protocols.wire_protocol import StreamEncoder, WireProtocol
-from proxy.rendering.deltas import Delta
+from proxy.protocols.wire_protocol import WireProtocol
 from proxy.sessions.attempts import Attempt
 from proxy.sessions.live_session import LiveSession
 from proxy.turns.choice import Choice
@@ -25,31 +27,22 @@ from proxy.types import Api, TurnRequest
 
 # Codex abandons a silent stream after 300 s, reverse proxies often after 30 to 60 s.
 KEEPALIVE_S = 5.0
-Batch = list[tuple[int, Delta]]
-"""Deltas, each with the index of its choice."""
-Batches = AsyncIterator[Batch]
 
 
 class UnaryReply:
     """Waits until all choices are committed, then answers in one body."""
 
-    def __init__(
-        self, request: Request, turns: Turns, asked: TurnRequest, choices: Sequence[Choice], protocol: WireProtocol
-    ) -> None:
-        self._request, self._turns, self._choices = request, turns, choices
-        self._reply = functools.partial(protocol.reply, asked)
-        self._attempt = choices[0].attempt
-        self._headers = request_id_header(protocol.api, choices[0].interaction.id)
+    def __init__(self, turns: Turns, asked: TurnRequest, choices: Sequence[Choice], protocol: WireProtocol) -> None:
+        self._turns, self._asked, self._choices, self._protocol = turns, asked, choices, protocol
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        with _joined(self._turns, self._attempt):
+        attempt = self._choices[0].attempt
+        with _joined(self._turns, attempt):
             gone = asyncio.ensure_future(disconnected(receive))
             try:
                 if await self._all_done(gone):
-                    answer = self._answer()
-                    await answer(scope, receive, send)
-                    if answer.status_code == 200:
-                        self._turns.replied(self._attempt)
+                    await self._answer(send)
+                    self._turns.replied(attempt)
             finally:
                 gone.cancel()
 
@@ -61,91 +54,128 @@ class UnaryReply:
                 return False
         return True
 
-    def _answer(self) -> Response:
-        try:
-            answers = [choice.answer() for choice in self._choices]
-        except ProxyError as error:
-            return error_response(self._request, error)
-        return JsonResponse(self._reply(answers), headers=self._headers)
+    async def _answer(self, send: Send) -> None:
+        body = encode_json(self._protocol.reply(self._asked, [choice.answer() for choice in self._choices]))
+        headers = [
+            (b"content-length", b"%d" % len(body)),
+            (b"content-type", b"application/json"),
+            request_id_header(self._protocol.api, self._choices[0].interaction.id),
+        ]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": body})
 
 
 class StreamReply:
-    """Streams events as tokens arrive. `open` waits for the first, so that an early failure has its HTTP status."""
+    """Streams events as tokens come. It begins with the first, so that an early failure has its HTTP status.
 
-    def __init__(
-        self, turns: Turns, choices: Sequence[Choice], encoder: StreamEncoder, batches: Batches, first: Batch
-    ) -> None:
-        self._turns, self._choices, self._encoder = turns, choices, encoder
-        self._batches, self._first = batches, first
-        self._attempt = choices[0].attempt
-        self._headers = request_id_header(choices[0].interaction.api, choices[0].interaction.id)
+    One task writes what has come since its last write, of all choices; a change of a choice wakes it.
+    """
 
-    @classmethod
-    async def open(
-        cls, request: Request, turns: Turns, asked: TurnRequest, choices: Sequence[Choice], protocol: WireProtocol
-    ) -> StreamReply:
-        """Wait for the first deltas, or the first keep-alive, and return the reply.
-
-        Raises the ProxyError of a turn that failed before, or ClientDisconnect.
-        """
-        with _joined(turns, choices[0].attempt):
-            batches = _one(choices[0]) if len(choices) == 1 else _merged(choices)
-            first = await _first_batch(batches, request)
-            choices[0].attempt.join()  # for the time from here to __call__, which leaves it
-        first_choice = choices[0]
-        created = int(first_choice.interaction.created_at)
-        encoder = protocol.stream(asked, first_choice.interaction.id, created, first_choice.prompt_tokens)
-        return cls(turns, choices, encoder, batches, first)
+    def __init__(self, turns: Turns, asked: TurnRequest, choices: Sequence[Choice], protocol: WireProtocol) -> None:
+        first = choices[0]
+        created = int(first.interaction.created_at)
+        self._turns, self._choices = turns, choices
+        self._encoder = protocol.stream(asked, first.interaction.id, created, first.prompt_tokens)
+        self._head = self._encoder.start()
+        self._loop = asyncio.get_running_loop()
+        self._changed: asyncio.Future[None] = self._loop.create_future()
+        self._seen = [0] * len(choices)
+        self._written_at = self._loop.time()
+        self._started = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        gone = asyncio.ensure_future(disconnected(receive))
-        pump = asyncio.ensure_future(self._pump(send))
-        try:
-            await asyncio.wait((pump, gone), return_when=asyncio.FIRST_COMPLETED)
-            if pump.done():
-                pump.result()
-        finally:
-            gone.cancel()
-            pump.cancel()
-            self._turns.leave(self._attempt)
+        attempt = self._choices[0].attempt
+        with _joined(self._turns, attempt), self._watching(), suppress(ClientDisconnect):
+            await while_connected(receive, self._write(send))
 
-    async def _pump(self, send: Send) -> None:
+    async def _write(self, send: Send) -> None:
+        over = asyncio.gather(*(choice.ended for choice in self._choices))
+        over.add_done_callback(self._on_end)
+        while True:
+            changed = self._changed = self._loop.create_future()
+            events = self._new_events()
+            if not events and self._loop.time() - self._written_at >= KEEPALIVE_S:
+                events = self._encoder.keepalive()
+            if events:
+                if not self._started:
+                    await self._start(send)
+                    events = self._head + events
+                self._written_at = self._loop.time()
+                await send({"type": "http.response.body", "body": events, "more_body": True})
+            if not changed.done():  # nothing has come since `_new_events`
+                if over.done():
+                    break
+                await changed
+        await self._end(send, over)
+
+    def _new_events(self) -> bytes:
+        """The events of all deltas since the last call."""
+        events = b""
+        for index, choice in enumerate(self._choices):
+            new = choice.deltas[self._seen[index] :]
+            self._seen[index] += len(new)
+            events += b"".join(self._encoder.delta(delta, index) for delta in new)
+        return events
+
+    async def _start(self, send: Send) -> None:
+        self._started = True
+        interaction = self._choices[0].interaction
         headers = [
             (b"content-type", CONTENT_TYPE.encode()),
             (b"cache-control", b"no-cache"),
             (b"x-accel-buffering", b"no"),
-            *((name.encode(), value.encode()) for name, value in self._headers.items()),
+            request_id_header(interaction.api, interaction.id),
         ]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
-        await send(_body(self._encoder.start() + self._encode(self._first)))
+
+    async def _end(self, send: Send, over: asyncio.Future[Any]) -> None:
         try:
-            async for batch in self._batches:
-                await send(_body(self._encode(batch)))
-            end = self._encoder.finish([choice.answer() for choice in self._choices])
+            over.result()
+            events = self._encoder.finish([choice.answer() for choice in self._choices])
         except ProxyError as error:
-            await send(_body(self._encoder.error(error), more=False))
+            if not self._started:
+                raise
+            await send({"type": "http.response.body", "body": self._encoder.error(error)})
             return
-        await send(_body(end, more=False))
-        self._turns.replied(self._attempt)
+        if not self._started:
+            await self._start(send)
+            events = self._head + events
+        await send({"type": "http.response.body", "body": events})
+        self._turns.replied(self._choices[0].attempt)
 
-    def _encode(self, batch: Batch) -> bytes:
-        if not batch:
-            return self._encoder.keepalive()
-        return b"".join(self._encoder.delta(delta, choice) for choice, delta in batch)
+    @contextmanager
+    def _watching(self) -> Iterator[None]:
+        """Wake the writer at each change of a choice, and when it has been silent for too long."""
+        for choice in self._choices:
+            choice.watchers.append(self._wake)
+        self._timer = self._loop.call_later(KEEPALIVE_S, self._look)
+        try:
+            yield
+        finally:
+            self._timer.cancel()
+            for choice in self._choices:
+                choice.watchers.remove(self._wake)
+
+    def _wake(self) -> None:
+        if not self._changed.done():
+            self._changed.set_result(None)
+
+    def _on_end(self, over: asyncio.Future[Any]) -> None:
+        over.exception()  # retrieved here, because nobody else does if the client has left
+        self._wake()
+
+    def _look(self) -> None:
+        """Wake the writer if nothing was written for `KEEPALIVE_S` seconds. One timer a stream, not one a wait."""
+        left = self._written_at + KEEPALIVE_S - self._loop.time()
+        if left <= 0:
+            self._wake()
+        self._timer = self._loop.call_later(left if left > 0 else KEEPALIVE_S, self._look)
 
 
-async def _first_batch(batches: Batches, request: Request) -> Batch:
-    return await while_connected(request, asyncio.ensure_future(_next(batches)))
-
-
-async def _next(batches: Batches) -> Batch:
-    return await anext(batches, [])
-
-
-def request_id_header(api: Api, interaction_id: str) -> dict[str, str]:
+def request_id_header(api: Api, interaction_id: str) -> tuple[bytes, bytes]:
     """The request id header, made of the interaction's id, so that a client can report a reply by it."""
-    name = "request-id" if api is Api.MESSAGES else "x-request-id"
-    return {name: f"req_{interaction_id.partition('_')[2] or interaction_id}"}
+    name = b"request-id" if api is Api.MESSAGES else b"x-request-id"
+    return name, f"req_{interaction_id.partition('_')[2] or interaction_id}".encode()
 
 
 @contextmanager
@@ -157,45 +187,8 @@ def _joined(turns: Turns, attempt: Attempt) -> Iterator[None]:
         turns.leave(attempt)
 
 
-async def _one(choice: Choice) -> Batches:
-    async for deltas in choice.stream(KEEPALIVE_S):
-        yield [(0, delta) for delta in deltas]
-
-
-async def _merged(choices: Sequence[Choice]) -> Batches:
-    """The deltas of several choices in order of arrival; each batch is of one choice."""
-    queue: asyncio.Queue[Batch | BaseException | None] = asyncio.Queue()
-
-    async def read(index: int, choice: Choice) -> None:
-        try:
-            async for deltas in choice.stream(KEEPALIVE_S):
-                queue.put_nowait([(index, delta) for delta in deltas])
-        except ProxyError as error:
-            queue.put_nowait(error)
-        queue.put_nowait(None)
-
-    readers = [asyncio.create_task(read(index, choice)) for index, choice in enumerate(choices)]
-    try:
-        running = len(readers)
-        while running:
-            item = await queue.get()
-            if isinstance(item, BaseException):
-                raise item
-            if item is None:
-                running -= 1
-            else:
-                yield item
-    finally:
-        for reader in readers:
-            reader.cancel()
-
-
-def _body(data: bytes, more: bool = True) -> Message:
-    return {"type": "http.response.body", "body": data, "more_body": more}
-
-
 async def begin_turns(
-    request: Request, turns: Turns, session: LiveSession, asked: TurnRequest, protocol: WireProtocol
+    receive: Receive, turns: Turns, session: LiveSession, asked: TurnRequest, protocol: WireProtocol
 ) -> Sequence[Choice]:
     """Begin the turns of a request. If the client leaves while the engine is paused, nothing is recorded.
 
@@ -203,7 +196,7 @@ async def begin_turns(
     """
     if not turns.held_up:
         return await turns.begin(session, asked, new_id=protocol.new_id)
-    gone = asyncio.ensure_future(disconnected(request.receive))
+    gone = asyncio.ensure_future(disconnected(receive))
     try:
         # Not in a separate task: nothing may run between the begin of a turn and the moment its reader is attached.
         async with asyncio.timeout(None) as waiting:

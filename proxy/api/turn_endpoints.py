@@ -32,12 +32,11 @@ def turn_endpoint(protocol: WireProtocol, access: Access, turns: Turns, max_body
         _check_echo(turn_request)
         session = await access.resolve(caller_of(request, body))
         try:
-            choices = await begin_turns(request, turns, session, turn_request, protocol)
+            choices = await begin_turns(request.receive, turns, session, turn_request, protocol)
         except RecursionError:  # Python code and templates recurse into schemas and options
             raise InvalidRequest("the body is nested too deeply", param="body") from None
-        if turn_request.stream:
-            return await StreamReply.open(request, turns, turn_request, choices, protocol)
-        return UnaryReply(request, turns, turn_request, choices, protocol)
+        reply = StreamReply if turn_request.stream else UnaryReply
+        return reply(turns, turn_request, choices, protocol)
 
     return endpoint
 

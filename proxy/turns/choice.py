@@ -6,7 +6,7 @@ A reader sees the end of a choice only after its commit.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from proxy.protocols.wire_protocol import Answer
@@ -31,14 +31,16 @@ class Choice(Protocol):
         """The length of the whole prompt in tokens."""
 
     @property
+    def deltas(self) -> Sequence[Delta]:
+        """The deltas that readers may see so far; all of them once the choice has ended well."""
+
+    @property
+    def watchers(self) -> list[Callable[[], None]]:
+        """Called whenever `deltas` has grown; readers add and remove theirs."""
+
+    @property
     def ended(self) -> asyncio.Future[Interaction]:
         """Done after the commit, or with the ProxyError that ended the choice."""
 
     def answer(self) -> Answer:
         """Return the committed choice; call it after the end. Raises the ProxyError that ended it."""
-
-    def stream(self, patience_s: float) -> AsyncIterator[list[Delta]]:
-        """Yield deltas in batches as they come, and an empty batch after `patience_s` seconds of silence.
-
-        Ends after the commit; raises the ProxyError that ended the choice.
-        """

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 
 from proxy.protocols.wire_protocol import Answer
 from proxy.rendering import OutputParser
@@ -26,6 +26,7 @@ class ReplayedTurn:
     deltas: list[Delta]
     result: Answer
     ended: asyncio.Future[Interaction]
+    watchers: list[Callable[[], None]] = field(default_factory=list)
 
     @property
     def prompt_tokens(self) -> int:
@@ -33,10 +34,6 @@ class ReplayedTurn:
 
     def answer(self) -> Answer:
         return self.result
-
-    async def stream(self, patience_s: float) -> AsyncIterator[list[Delta]]:
-        if self.deltas:
-            yield self.deltas
 
 
 def replay(

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import time
 from array import array
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from proxy.engine.chunks import TokenChunk, check_chunk
@@ -44,8 +44,8 @@ class Turn:
     deltas: list[Delta] = field(default_factory=list)
     committing: bool = False
     task: asyncio.Task[Interaction] | None = None
+    watchers: list[Callable[[], None]] = field(default_factory=list)
     _held: list[Delta] = field(default_factory=list)
-    _changed: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
     def prompt_tokens(self) -> int:
@@ -60,27 +60,6 @@ class Turn:
         interaction = self.ended.result()
         shown = self.request.logprobs and interaction.has_logprobs
         return Answer(interaction, tuple(self.report.entries) if shown else None)
-
-    async def stream(self, patience_s: float) -> AsyncIterator[list[Delta]]:
-        seen = 0
-        while True:
-            if seen < len(self.deltas):
-                batch = self.deltas[seen:]
-                seen += len(batch)
-                yield batch
-            elif self.ended.done():
-                self.ended.result()
-                return
-            elif not await self._wait(patience_s):
-                yield []
-
-    async def _wait(self, patience_s: float) -> bool:
-        self._changed.clear()
-        try:
-            async with asyncio.timeout(patience_s):
-                return await self._changed.wait()
-        except TimeoutError:
-            return False
 
     def take(self, chunk: TokenChunk) -> FinishReason | None:
         """Add a chunk, cut off after an end token or a complete stop string.
@@ -167,7 +146,7 @@ class Turn:
                 self._hold(delta)
             else:
                 self.deltas.append(delta)
-        self._changed.set()
+        self._tell()
 
     def _hold(self, delta: Delta) -> None:
         """Hold a delta. A held fragment of arguments is released when the next fragment shows that it was not the last.
@@ -186,11 +165,11 @@ class Turn:
         """Show the held deltas to readers, after the commit."""
         self.deltas += self._held
         self._held.clear()
-        self._changed.set()
+        self._tell()
 
-    def wake(self) -> None:
-        """Wake the readers, after the end of the task."""
-        self._changed.set()
+    def _tell(self) -> None:
+        for wake in self.watchers:
+            wake()
 
 
 def _until_end(ids: Ids, stop_token_ids: tuple[int, ...]) -> tuple[Ids, bool]:

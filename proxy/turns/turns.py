@@ -274,7 +274,6 @@ class Turns:
         turn.session.end_turn(complete=turn.interaction.status is Status.COMPLETE)
         self._running.discard(turn)
         self._metrics.in_flight.dec()
-        turn.wake()
         if turn.task is not None and not turn.task.cancelled():
             # Retrieve the exception: otherwise asyncio warns about a failed turn without a reader.
             turn.task.exception()

@@ -26,7 +26,6 @@ PARTS: dict[str, set[str]] = {
         "metrics",
         "protocols",
         "protocols.messages",
-        "rendering",
         "sessions",
         "settings",
         "store",
