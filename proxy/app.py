@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -31,7 +31,8 @@ from proxy.api.model_endpoints import ModelEndpoints
 from proxy.api.pace import Pace
 from proxy.api.reward_endpoints import RewardEndpoints
 from proxy.api.session_endpoints import SessionEndpoints
-from proxy.api.turn_endpoints import count_endpoint, turn_endpoint
+from proxy.api.turn_endpoints import TurnEndpoint, count_endpoint
+from proxy.api.turn_routes import App, TurnRoutes
 from proxy.engine.admin import EngineAdmin
 from proxy.engine.create import create_engine, model_folder, model_name
 from proxy.engine.gate import Gate
@@ -42,6 +43,7 @@ from proxy.metrics import Metrics
 from proxy.protocols.chat.protocol import ChatProtocol
 from proxy.protocols.messages.protocol import MessagesProtocol
 from proxy.protocols.responses.protocol import ResponsesProtocol
+from proxy.protocols.wire_protocol import WireProtocol
 from proxy.rendering.examination import Examination, examine
 from proxy.rendering.renderer import Renderer, load_renderer
 from proxy.sessions.access import Access
@@ -66,7 +68,7 @@ logger = logging.getLogger(__name__)
 async def _on_http_exception(request: Request, error: Exception) -> Response:
     """Answer errors that Starlette raises itself, other than 404 and 405."""
     assert isinstance(error, HTTPException)
-    return http.error_response(request, InvalidRequest(error.detail))
+    return http.error_response(request.url.path, InvalidRequest(error.detail))
 
 
 _ERROR_HANDLERS: dict[Any, Callable[[Request, Exception], Awaitable[Response]]] = {
@@ -101,7 +103,7 @@ def build_app(
     engine: Engine | None = None,
     renderer: Renderer | None = None,
     store: Store | None = None,
-) -> Starlette:
+) -> App:
     """Build the server as an ASGI application. Parts that are not given are built from `settings`.
 
     The lifespan starts the engine; at the end it lets running turns finish, then closes the engine and the store.
@@ -136,8 +138,10 @@ def build_app(
         renderer=renderer,
         polls=LongPolls(),
         addresses=Addresses(settings),
+        turn_endpoints=_turn_endpoints(sessions.access, turns, settings),
     )
-    app = Starlette(routes=_routes(parts), exception_handlers=_ERROR_HANDLERS, lifespan=partial(_lifespan, parts))
+    app = App(routes=_routes(parts), exception_handlers=_ERROR_HANDLERS, lifespan=partial(_lifespan, parts))
+    app.turn_routes = TurnRoutes(parts.turn_endpoints)
     app.state.turns, app.state.polls, app.state.registry = turns, parts.polls, sessions.registry
     app.state.engine, app.state.renderer, app.state.store = engine, renderer, store
     app.state.model = model_name(settings)
@@ -188,6 +192,7 @@ class _Parts:
     renderer: Renderer
     polls: LongPolls
     addresses: Addresses
+    turn_endpoints: Mapping[str, TurnEndpoint]
 
     @property
     def server_pool(self) -> ServerPool | None:
@@ -227,16 +232,25 @@ def _session_endpoints(parts: _Parts) -> SessionEndpoints:
     )
 
 
+def _turn_endpoints(access: Access, turns: Turns, settings: Settings) -> dict[str, TurnEndpoint]:
+    """The endpoints of turns by their paths."""
+    protocols: dict[str, WireProtocol] = {
+        "/chat/completions": ChatProtocol(),
+        "/responses": ResponsesProtocol(),
+        "/messages": MessagesProtocol(),
+    }
+    limit = settings.max_body_bytes
+    return {path: TurnEndpoint(protocol, access, turns, limit) for path, protocol in protocols.items()}
+
+
 def _agent_routes(parts: _Parts) -> list[Route]:
     """The routes that agents call."""
     access, turns, limit = parts.sessions.access, parts.turns, parts.settings.max_body_bytes
-    messages, models = MessagesProtocol(), ModelEndpoints(model_name(parts.settings))
+    models = ModelEndpoints(model_name(parts.settings))
     generate = GenerateEndpoint(access, turns, parts.gate, parts.settings, parts.renderer.stop_token_ids)
     return [
-        *_aliases("/chat/completions", turn_endpoint(ChatProtocol(), access, turns, limit), ["POST"]),
-        *_aliases("/responses", turn_endpoint(ResponsesProtocol(), access, turns, limit), ["POST"]),
-        *_aliases("/messages", turn_endpoint(messages, access, turns, limit), ["POST"]),
-        *_aliases("/messages/count_tokens", count_endpoint(messages, access, turns, limit), ["POST"]),
+        *(route for path, endpoint in parts.turn_endpoints.items() for route in _aliases(path, endpoint, ["POST"])),
+        *_aliases("/messages/count_tokens", count_endpoint(MessagesProtocol(), access, turns, limit), ["POST"]),
         *_aliases("/generate", generate.generate, ["POST"]),
         *_aliases("/models", models.index, ["GET"]),
         *_aliases("/models/{model:path}", models.show, ["GET"]),

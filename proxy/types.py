@@ -258,7 +258,7 @@ class ResponseFormat:
     schema: Mapping[str, Json] | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class TurnRequest:
     """A parsed request of any API: the conversation to continue, how to sample, and how to reply.
 
@@ -266,7 +266,8 @@ class TurnRequest:
     root's identity. `given`: sampling fields that the client set. `dropped`: request fields that were ignored.
     `previous_id`: `previous_response_id`; `messages` are then only the new ones. `echo`: fields that the reply repeats
     unchanged. `retry`: the client marked the request as a retry. `input_ids`: the prompt as token ids, instead of
-    `messages`; its output ends at `stop_token_ids`, if given, instead of the model's end tokens.
+    `messages`; its output ends at `stop_token_ids`, if given, instead of the model's end tokens. Headers set some of
+    the fields (`api.client_hints`); then the request stays as it is.
     """
 
     api: Api

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import httpx
-from starlette.applications import Starlette
 
+from proxy.api.turn_routes import App
 from proxy.app import build_app
 from proxy.engine.create import model_folder
 from proxy.engine.scripted.engine import ScriptedEngine
@@ -93,7 +93,7 @@ def function_tool(name: str, properties: dict[str, Any] | None = None) -> dict[s
 class Server:
     """A running app, its HTTP client and its engine."""
 
-    app: Starlette
+    app: App
     http: httpx.AsyncClient
     engine: ScriptedEngine
 

@@ -10,10 +10,11 @@ from typing import Any
 
 from starlette.requests import Request
 
+from proxy.api.client_hints import add_headers
 from proxy.api.connections import while_connected
+from proxy.api.headers import headers_of
 from proxy.api.http import JsonResponse, caller_of, read_object
 from proxy.api.replies import UnaryReply, begin_turns
-from proxy.api.turn_endpoints import with_headers
 from proxy.engine.gate import Gate
 from proxy.engine.requests import GenerateRequest
 from proxy.errors import SHUTTING_DOWN, EngineUnavailable, InvalidRequest, UnsupportedParameter
@@ -44,7 +45,8 @@ class GenerateEndpoint:
         """Sample from token ids: as a turn of the session if one is named."""
         session = await self._access.resolve_if_named(caller_of(request))
         body = await read_object(request, self._settings.max_body_bytes)
-        asked, affinity = with_headers(self._protocol.parse(body), request), parse_request_id(body)
+        asked, affinity = self._protocol.parse(body), parse_request_id(body)
+        add_headers(asked, headers_of(request.scope))
         with _errors_named(body):
             if session is None:
                 return await self._unrecorded(request, asked, self._generate_request(asked, affinity))

@@ -1,6 +1,7 @@
 """HTTP replies of turns, unary or streamed. The end is written only after the commit; a disconnect ends the reply.
 
-Both replies are ASGI applications. They raise the ProxyError of a turn that failed before anything was written.
+Both replies are ASGI applications. They raise the ProxyError of a turn that failed before anything was written, so
+while `started` is False.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ class UnaryReply:
 
     def __init__(self, turns: Turns, asked: TurnRequest, choices: Sequence[Choice], protocol: WireProtocol) -> None:
         self._turns, self._asked, self._choices, self._protocol = turns, asked, choices, protocol
+        self.started = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         attempt = self._choices[0].attempt
@@ -61,6 +63,7 @@ class UnaryReply:
             (b"content-type", b"application/json"),
             request_id_header(self._protocol.api, self._choices[0].interaction.id),
         ]
+        self.started = True
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body", "body": body})
 
@@ -81,7 +84,7 @@ class StreamReply:
         self._changed: asyncio.Future[None] = self._loop.create_future()
         self._seen = [0] * len(choices)
         self._written_at = self._loop.time()
-        self._started = False
+        self.started = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         attempt = self._choices[0].attempt
@@ -97,7 +100,7 @@ class StreamReply:
             if not events and self._loop.time() - self._written_at >= KEEPALIVE_S:
                 events = self._encoder.keepalive()
             if events:
-                if not self._started:
+                if not self.started:
                     await self._start(send)
                     events = self._head + events
                 self._written_at = self._loop.time()
@@ -118,7 +121,7 @@ class StreamReply:
         return events
 
     async def _start(self, send: Send) -> None:
-        self._started = True
+        self.started = True
         interaction = self._choices[0].interaction
         headers = [
             (b"content-type", CONTENT_TYPE.encode()),
@@ -133,11 +136,11 @@ class StreamReply:
             over.result()
             events = self._encoder.finish([choice.answer() for choice in self._choices])
         except ProxyError as error:
-            if not self._started:
+            if not self.started:
                 raise
             await send({"type": "http.response.body", "body": self._encoder.error(error)})
             return
-        if not self._started:
+        if not self.started:
             await self._start(send)
             events = self._head + events
         await send({"type": "http.response.body", "body": events})

@@ -1,90 +1,94 @@
-"""The endpoints that agents call: a turn in any API, and Anthropic's count_tokens."""
+"""The endpoints that agents call: a turn in any API, and Anthropic's count_tokens.
+
+A turn is answered without Starlette's requests and middleware, which would cost it more than its own parsing does.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
-from typing import Any
 
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 
-from proxy.api.client_hints import stated_purpose
-from proxy.api.http import JsonResponse, caller_of, encode_json, read_json
+from proxy.api.client_hints import add_headers
+from proxy.api.headers import headers_of, hint_in, key_in
+from proxy.api.http import CRASH, JsonResponse, decode_json, encode_json, error_response, read_body
 from proxy.api.replies import StreamReply, UnaryReply, begin_turns
-from proxy.errors import InvalidRequest
+from proxy.errors import InvalidRequest, ProxyError
 from proxy.protocols.messages.protocol import MessagesProtocol, count_reply
 from proxy.protocols.wire_protocol import WireProtocol
-from proxy.sessions.access import Access
-from proxy.trajectory.purpose import Purpose
+from proxy.sessions.access import Access, Caller
 from proxy.turns.turns import Turns
 from proxy.types import TurnRequest
 
-Endpoint = Callable[[Request], Awaitable[Any]]
+Endpoint = Callable[[Request], Awaitable[JsonResponse]]
+_TOO_DEEP = "the body is nested too deeply"
 
 
-def turn_endpoint(protocol: WireProtocol, access: Access, turns: Turns, max_body_bytes: int) -> Endpoint:
-    """The endpoint of one API: parse the body, resolve the session, begin the turn, reply."""
+class TurnEndpoint:
+    """The ASGI endpoint of one API: read the body, parse it, find the session, begin the turn, reply."""
 
-    async def endpoint(request: Request) -> UnaryReply | StreamReply:
-        await access.admit(caller_of(request))
-        body = await read_json(request, max_body_bytes)
-        turn_request = with_headers(protocol.parse(body), request)
-        _check_echo(turn_request)
-        session = await access.resolve(caller_of(request, body))
+    def __init__(self, protocol: WireProtocol, access: Access, turns: Turns, max_body_bytes: int) -> None:
+        self._protocol, self._access, self._turns, self._limit = protocol, access, turns, max_body_bytes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        reply: UnaryReply | StreamReply | None = None
         try:
-            choices = await begin_turns(request.receive, turns, session, turn_request, protocol)
+            reply = await self._begin(scope, receive)
+            await reply(scope, receive, send)
+        except ProxyError as error:
+            await error_response(scope["path"], error)(scope, receive, send)
+        except ClientDisconnect:
+            await Response(status_code=499)(scope, receive, send)  # nobody reads it
+        except Exception:
+            if reply is None or not reply.started:
+                await error_response(scope["path"], CRASH)(scope, receive, send)
+            raise  # the server logs the traceback
+
+    async def _begin(self, scope: Scope, receive: Receive) -> UnaryReply | StreamReply:
+        """Begin the turn and return its reply. Raises ProxyError or ClientDisconnect."""
+        headers, path = headers_of(scope), scope["path_params"].get("session")
+        key = key_in(headers)
+        if not self._access.open_server:  # then no access depends on the body, so a stranger's is not read
+            await self._access.resolve(Caller(path, key))
+        body = decode_json(await read_body(headers, receive, self._limit))
+        asked = self._protocol.parse(body)
+        add_headers(asked, headers)
+        _check_echo(asked)
+        session = await self._access.resolve(Caller(path, key, None if path else hint_in(headers, body)))
+        try:
+            choices = await begin_turns(receive, self._turns, session, asked, self._protocol)
         except RecursionError:  # Python code and templates recurse into schemas and options
-            raise InvalidRequest("the body is nested too deeply", param="body") from None
-        reply = StreamReply if turn_request.stream else UnaryReply
-        return reply(turns, turn_request, choices, protocol)
-
-    return endpoint
+            raise InvalidRequest(_TOO_DEEP, param="body") from None
+        reply = StreamReply if asked.stream else UnaryReply
+        return reply(self._turns, asked, choices, self._protocol)
 
 
-def with_headers(turn_request: TurnRequest, request: Request) -> TurnRequest:
-    """Add what headers say about a turn: `x-tokengrove-*`, `idempotency-key`, SDK retry counts and client hints."""
-    return replace(
-        turn_request,
-        retry=_is_retry(request.headers.get("x-stainless-retry-count")),
-        idempotency_key=request.headers.get("idempotency-key"),
-        state_hash=request.headers.get("x-tokengrove-state-hash"),
-        purpose=_purpose(request.headers.get("x-tokengrove-purpose")) or stated_purpose(request.headers, turn_request),
-        agent=request.headers.get("x-tokengrove-agent"),
-    )
-
-
-def _check_echo(turn_request: TurnRequest) -> None:
+def _check_echo(asked: TurnRequest) -> None:
     """Raise InvalidRequest if the reply cannot repeat these fields: orjson decodes deeper than it encodes."""
-    if not turn_request.echo:
+    if not asked.echo:
         return
     try:
-        encode_json([[[[turn_request.echo, [tool.parameters for tool in turn_request.tools]]]]])
+        encode_json([[[[asked.echo, [tool.parameters for tool in asked.tools]]]]])
     except (TypeError, RecursionError):
-        raise InvalidRequest("the body is nested too deeply", param="body") from None
-
-
-def _is_retry(count: str | None) -> bool:
-    """Whether `x-stainless-retry-count` marks a retry: the OpenAI and Anthropic SDKs send 0 with the first attempt."""
-    return count is not None and count.isdecimal() and int(count) > 0
-
-
-def _purpose(name: str | None) -> str | None:
-    if name is not None and name not in list(Purpose):
-        raise InvalidRequest(f"x-tokengrove-purpose must be one of {', '.join(Purpose)}", param="x-tokengrove-purpose")
-    return name
+        raise InvalidRequest(_TOO_DEEP, param="body") from None
 
 
 def count_endpoint(protocol: MessagesProtocol, access: Access, turns: Turns, max_body_bytes: int) -> Endpoint:
     """Anthropic's count_tokens: the number of prompt tokens that the same body would have as a turn."""
 
     async def endpoint(request: Request) -> JsonResponse:
-        await access.admit(caller_of(request))
-        body = await read_json(request, max_body_bytes)
-        turn_request = protocol.parse_count(body)
-        session = await access.resolve(caller_of(request, body))
+        headers, path = headers_of(request.scope), request.path_params.get("session")
+        key = key_in(headers)
+        if not access.open_server:
+            await access.resolve(Caller(path, key))
+        body = decode_json(await read_body(headers, request.receive, max_body_bytes))
+        asked = protocol.parse_count(body)
+        session = await access.resolve(Caller(path, key, None if path else hint_in(headers, body)))
         try:
-            return JsonResponse(count_reply(await turns.count(session, turn_request)))
+            return JsonResponse(count_reply(await turns.count(session, asked)))
         except RecursionError:
-            raise InvalidRequest("the body is nested too deeply", param="body") from None
+            raise InvalidRequest(_TOO_DEEP, param="body") from None
 
     return endpoint

@@ -80,14 +80,6 @@ class Access:
                 return None
         return await self.resolve(caller)
 
-    async def admit(self, caller: Caller) -> None:
-        """Check access before the body of a turn is read; with an admin key, no access depends on the body.
-
-        Raises as `resolve`.
-        """
-        if not self.open_server:
-            await self.resolve(caller)
-
     async def for_control(self, caller: Caller) -> LiveSession:
         """Return the session to reward, mark or end; it may have ended.
 

@@ -39,6 +39,7 @@ PARTS: dict[str, set[str]] = {
         "engine.tiny",
         "errors",
         "metrics",
+        "protocols",
         "protocols.chat",
         "protocols.messages",
         "protocols.responses",

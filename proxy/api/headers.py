@@ -1,0 +1,62 @@
+"""Request headers as ASGI gives them, and what they say about the caller: its key and the session that it hints at."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import orjson
+from starlette.types import Scope
+
+from proxy.errors import InvalidRequest
+from proxy.sessions.ids import check_session_id
+
+Headers = Mapping[bytes, bytes]
+"""Headers by their names in lower case. Of a repeated header the first one counts."""
+
+# In order of preference. An opencode sub-agent has a session of its own and belongs to its parent's.
+_HINTS = (b"x-claude-code-session-id", b"session-id", b"x-parent-session-id", b"x-session-id")
+
+
+def headers_of(scope: Scope) -> Headers:
+    """The headers of a request."""
+    return dict(reversed(scope["headers"]))
+
+
+def header(headers: Headers, name: bytes) -> str | None:
+    """The value of a header, None if it is absent."""
+    value = headers.get(name)
+    return None if value is None else value.decode("latin-1")
+
+
+def key_in(headers: Headers) -> str | None:
+    """The key of a request, from `Authorization: Bearer`, else `x-api-key`."""
+    scheme, _, token = headers.get(b"authorization", b"").decode("latin-1").partition(" ")
+    if scheme.lower() == "bearer" and (key := token.strip()):
+        return key
+    return header(headers, b"x-api-key") or None
+
+
+def hint_in(headers: Headers, body: Any) -> str | None:
+    """The session id of the client itself, from a header or the body; None if it sends none that can be an id."""
+    values: list[Any] = [header(headers, name) for name in _HINTS if name in headers]
+    if isinstance(body, dict):
+        values += [_metadata_session(body.get("metadata")), body.get("prompt_cache_key")]
+    return next((value for value in values if _can_be_id(value)), None)
+
+
+def _metadata_session(metadata: Any) -> Any:
+    """The session id of Claude Code, which it puts into `metadata.user_id`, a JSON string."""
+    user = metadata.get("user_id") if isinstance(metadata, dict) else None
+    try:
+        decoded = orjson.loads(user) if isinstance(user, str) else None
+    except orjson.JSONDecodeError:
+        return None
+    return decoded.get("session_id") if isinstance(decoded, dict) else None
+
+
+def _can_be_id(value: Any) -> bool:
+    try:
+        return value is not None and bool(check_session_id(value))
+    except InvalidRequest:
+        return False
