@@ -218,7 +218,8 @@ class OutputParser:
             self._state = State.CONTENT if over else State.CUT
         else:
             self._state = State.CONTENT if over else State.BROKEN
-            self._show(held)
+            if not (self._bare and self._built.called):  # else it is text after a call
+                self._show(held)
 
     def _in_rest(self, lexeme: Lexeme) -> None:
         """Handle what follows malformed calls. A region without a closing marker lasts until the next opening one."""

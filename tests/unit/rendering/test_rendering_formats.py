@@ -117,6 +117,13 @@ def test_deltas_joined_are_the_message_under_every_chunking(
         assert facts(reading) == facts(whole)
 
 
+def test_text_after_calls_without_an_opening_marker_is_dropped_under_every_chunking(vocabulary: Vocabulary) -> None:
+    call = '{"name": "list", "parameters": {}}'
+    for cuts in ([], range(400)):
+        message = vocabulary.read("llama3", call + "{" + call, "none", cuts).parser.message
+        assert (message.content, [called.name for called in message.tool_calls]) == ("", ["list"])
+
+
 def facts(reading: Reading) -> tuple[object, ...]:
     parser = reading.parser
     kept = parser.kept if parser.stop_string is None else None  # exact in every chunking, seen by another test
