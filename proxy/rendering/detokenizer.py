@@ -6,7 +6,7 @@ Both kinds take time linear in the number of new ids, whatever the length of the
 from __future__ import annotations
 
 import codecs
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 
@@ -21,21 +21,23 @@ class Detokenizer(Protocol):
 
 
 class ByteDetokenizer:
-    """For byte-level vocabularies, where every token stands for bytes of UTF-8 text."""
+    """For byte-level vocabularies, where every token stands for bytes of UTF-8 text. `pieces`: the bytes of each id."""
 
-    __slots__ = ("_decoder", "_piece")
+    __slots__ = ("_piece", "_rest")
 
-    def __init__(self, piece: Callable[[int], bytes]) -> None:
-        self._piece = piece
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    def __init__(self, pieces: Mapping[int, bytes]) -> None:
+        self._piece = pieces.__getitem__
+        self._rest = b""
 
     def push(self, ids: Sequence[int]) -> str:
-        return self._decoder.decode(b"".join(map(self._piece, ids)))
+        data = self._rest + b"".join(map(self._piece, ids))
+        text, used = codecs.utf_8_decode(data, "replace", False)
+        self._rest = data[used:]
+        return text
 
     def flush(self) -> str:
-        text = self._decoder.decode(b"", final=True)
-        self._decoder.reset()
-        return text
+        data, self._rest = self._rest, b""
+        return data.decode("utf-8", "replace")
 
 
 class WindowDetokenizer:

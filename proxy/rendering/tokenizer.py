@@ -33,7 +33,7 @@ class Tokenizer:
         self._backend = hugging_face.backend_tokenizer
         self._json: str = self._backend.to_str()
         self._added = {int(key): str(token) for key, token in hugging_face.added_tokens_decoder.items()}
-        self._pieces: dict[int, bytes] = {}
+        self._pieces = _Pieces(self._spell)
         self._idle: deque[Encode] = deque()
         # Loading the fast encoder takes a second; Hugging Face's encodes until it is ready.
         with_it = ThreadPoolExecutor(1, "encoder")
@@ -97,14 +97,11 @@ class Tokenizer:
 
     def piece(self, token: int) -> bytes:
         """Return the UTF-8 bytes of one token; empty for ids outside the vocabulary."""
-        known = self._pieces.get(token)
-        if known is None:
-            known = self._pieces[token] = self._spell(token)
-        return known
+        return self._pieces[token]
 
     def detokenizer(self) -> Detokenizer:
         """Return a new incremental detokenizer for this vocabulary."""
-        return ByteDetokenizer(self.piece) if self._byte_level else WindowDetokenizer(self.decode)
+        return ByteDetokenizer(self._pieces) if self._byte_level else WindowDetokenizer(self.decode)
 
     @cached_property
     def _byte_level(self) -> bool:
@@ -154,6 +151,18 @@ class Tokenizer:
 
         encode = ReferenceTokenizer.from_str(self._json).encode
         return lambda text: list(encode(text, add_special_tokens=False).ids)
+
+
+class _Pieces(dict[int, bytes]):
+    """The bytes of tokens, each spelled when it is first asked for."""
+
+    def __init__(self, spell: Callable[[int], bytes]) -> None:
+        super().__init__()
+        self._spell = spell
+
+    def __missing__(self, token: int) -> bytes:
+        piece = self[token] = self._spell(token)
+        return piece
 
 
 def sample_texts() -> list[str]:

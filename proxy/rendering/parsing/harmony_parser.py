@@ -37,6 +37,9 @@ class HarmonyParser(OutputParser):
         self._first = not reasoning_open
         lexer.inside = True
 
+    def _run(self, text: str, tokens: int) -> None:
+        self._step(Lexeme(text, None, self._lexer.position, tokens))
+
     def _look_inside(self) -> None:
         self._lexer.inside = True
 

@@ -65,6 +65,7 @@ class Lexer:
         self._outside = _Spellings(outer)
         self._within = _Spellings({text: Mark.INNER for text, token in inner_ids.items() if token is None} | outer)
         self._single = single or bool(outer)
+        self._special = frozenset(self._marks) | self._inner
         self._tokenizer = tokenizer
         self._detokenizer = tokenizer.detokenizer()
         self._held = ""
@@ -72,12 +73,22 @@ class Lexer:
         self.position = 0
         self.inside = False
 
+    def run(self, ids: Sequence[int]) -> str | None:
+        """Return the text of `ids` if they hold no mark, nor a part of one. Else return None: `feed` must read them.
+
+        Most of an output is read so, and nothing here depends on the number of ids but calls of C functions.
+        """
+        searched = self._within if self.inside else self._outside
+        if self._held_tokens or self._held or searched.marks or not self._special.isdisjoint(ids):
+            return None
+        if self._single and len(ids) > 1:
+            return None
+        self.position += len(ids)
+        return self._detokenizer.push(ids)
+
     def feed(self, ids: Sequence[int]) -> Iterator[Lexeme]:
         """Yield the lexemes that `ids` complete."""
         marks, start = self._marks, 0
-        if len(ids) == 1 and ids[0] not in marks and not (self.inside and ids[0] in self._inner):
-            yield from self._text(ids)  # the fast path: a stream feeds single text tokens most of the time
-            return
         for index, token in enumerate(ids):
             mark = marks.get(token)
             if mark is None and self.inside and token in self._inner:

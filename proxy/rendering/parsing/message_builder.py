@@ -11,7 +11,7 @@ from proxy.types import Message, Role, ToolCall
 
 
 class MessageBuilder:
-    """Builds one message. `sink`: where the call reader of the current region writes."""
+    """Builds one message. `sink`: where the call reader of the current region writes. `called`: a call has begun."""
 
     def __init__(self, stop: Sequence[str], call_id: Callable[[], str]) -> None:
         self._content = VisibleText(stop)
@@ -21,17 +21,8 @@ class MessageBuilder:
         self._out: list[Delta] = []
         self._label = ""
         self._maybe_label = ""
+        self.called = False
         self.sink = RegionSink(self, None)
-
-    @property
-    def called(self) -> bool:
-        """True once a tool call has begun."""
-        return bool(self._calls) or self.sink.open
-
-    @property
-    def stop_string(self) -> str | None:
-        """The stop string that ended the visible text, if one did."""
-        return self._content.stop_string
 
     @property
     def message(self) -> Message:
@@ -49,14 +40,19 @@ class MessageBuilder:
         self.sink = RegionSink(self, names)
         return self.sink
 
-    def text(self, text: str) -> None:
-        """Append to the visible text."""
-        self._add_text(self._content.push(text))
+    def text(self, text: str) -> str | None:
+        """Append to the visible text. Return the stop string that has ended it, if one has."""
+        shown = self._content.push(text)
+        if shown:
+            self._out.append(TextDelta(shown))
+        return self._content.stop_string
 
     def flush(self) -> None:
         """Release what was held back: the end of the output."""
         self.end_label()
-        self._add_text(self._content.flush())
+        shown = self._content.flush()
+        if shown:
+            self._out.append(TextDelta(shown))
 
     def begin_label(self, label: str) -> None:
         """Drop `label` if the reasoning that follows begins with it."""
@@ -65,19 +61,16 @@ class MessageBuilder:
     def end_label(self) -> None:
         """Stop expecting a label: text held back as its possible start is reasoning."""
         self._label, text, self._maybe_label = "", self._maybe_label, ""
-        self._add_reasoning(text)
+        self.reasoning(text)
 
     def reasoning(self, text: str) -> None:
         """Append to the reasoning."""
         if self._label:
-            self._maybe_label += text
-            if self._maybe_label.startswith(self._label):
-                self._maybe_label = self._maybe_label[len(self._label) :]
-            elif self._label.startswith(self._maybe_label):
-                return
-            self.end_label()
-        else:
-            self._add_reasoning(text)
+            self._compare_label(text)
+            return
+        shown = self._reasoning.push(text)
+        if shown:
+            self._out.append(ReasoningDelta(shown))
 
     def take_deltas(self) -> list[Delta]:
         """Return the deltas since the last call."""
@@ -88,6 +81,7 @@ class MessageBuilder:
         self._out.append(delta)
 
     def begin_call(self, name: str) -> ToolCall:
+        self.called = True
         call = ToolCall(self._call_id(), name, "")
         self.add(ToolCallStart(len(self._calls), call.id, name))
         return call
@@ -99,14 +93,13 @@ class MessageBuilder:
         self.add(ToolCallEnd(len(self._calls)))
         self._calls.append(call)
 
-    def _add_text(self, text: str) -> None:
-        if text:
-            self.add(TextDelta(text))
-
-    def _add_reasoning(self, text: str) -> None:
-        shown = self._reasoning.push(text)
-        if shown:
-            self.add(ReasoningDelta(shown))
+    def _compare_label(self, text: str) -> None:
+        self._maybe_label += text
+        if self._maybe_label.startswith(self._label):
+            self._maybe_label = self._maybe_label[len(self._label) :]
+        elif self._label.startswith(self._maybe_label):
+            return
+        self.end_label()
 
 
 class RegionSink:

@@ -39,7 +39,8 @@ class OutputParser:
 
     `reasoning_open`: the prompt opened the reasoning. `tool_format` None: tool calls stay text. `label`: text after the
     reasoning's opening marker that is not reasoning. `tools`: their schemas give the types of arguments.
-    `reasoning_tokens`: the number of tokens in the reasoning, its markers included.
+    `reasoning_tokens`: the number of tokens in the reasoning, its markers included. `stop_string`: the one that ended
+    the output, if one did.
     """
 
     def __init__(
@@ -67,16 +68,12 @@ class OutputParser:
         self._ended_at: int | None = None
         self.malformed_calls = 0
         self.reasoning_tokens = 0
+        self.stop_string: str | None = None
 
     @property
     def message(self) -> Message:
         """The message parsed so far."""
         return self._built.message
-
-    @property
-    def stop_string(self) -> str | None:
-        """The stop string that ended the output, if one did."""
-        return self._built.stop_string
 
     @property
     def kept(self) -> int:
@@ -86,7 +83,11 @@ class OutputParser:
     def feed(self, ids: Sequence[int]) -> list[Delta]:
         """Return the deltas that these tokens add. Tokens after an end token or a complete stop string are ignored."""
         if self._state is not State.DONE:
-            self._take(self._lexer.feed(ids))
+            text = self._lexer.run(ids)
+            if text is not None:
+                self._run(text, len(ids))
+            else:
+                self._take(self._lexer.feed(ids))
         return self._built.take_deltas()
 
     def finish(self) -> list[Delta]:
@@ -98,6 +99,18 @@ class OutputParser:
             self._resolve_held()
             self._built.flush()
         return self._built.take_deltas()
+
+    def _run(self, text: str, tokens: int) -> None:
+        """Take a run of text, as `_take` does but faster in the two states that most of an output is read in."""
+        if self._state is State.REASONING:
+            self.reasoning_tokens += tokens
+            self._built.reasoning(text)
+        elif self._state is State.CONTENT and not self._fresh and not self._built.called:
+            self.stop_string = self._built.text(text)
+            if self.stop_string is not None:
+                self._end(self._lexer.position)
+        else:
+            self._take((Lexeme(text, None, self._lexer.position, tokens),))
 
     def _take(self, lexemes: Iterable[Lexeme]) -> None:
         for lexeme in lexemes:
@@ -112,10 +125,7 @@ class OutputParser:
         self._lexer.inside = state is State.CALL or state is State.DRAFT
 
     def _step(self, lexeme: Lexeme) -> None:
-        if lexeme.mark is None and not self._fresh and self._state is State.CONTENT:
-            if not self._built.called:
-                self._push_content(lexeme)
-        elif lexeme.mark is Mark.END:
+        if lexeme.mark is Mark.END:
             self._resolve_held()
             self._end(lexeme.position)
         elif self._state is State.CALL:
@@ -254,8 +264,8 @@ class OutputParser:
                 self._push_content(part)
 
     def _push_content(self, lexeme: Lexeme) -> None:
-        self._built.text(lexeme.text)
-        if self._built.stop_string is not None:
+        self.stop_string = self._built.text(lexeme.text)
+        if self.stop_string is not None:
             self._end(lexeme.position)
 
     def _end(self, position: int) -> None:

@@ -36,12 +36,19 @@ class VisibleText:
             self._started = bool(text)
         if self._stop:
             text = self._before_stop(self._candidate + text)
-        return self._without_end_space(text)
+        if not text:
+            return ""
+        text = self._space + text
+        shown = text.rstrip()
+        self._space = text[len(shown) :]
+        if shown:
+            self._parts.append(shown)
+        return shown
 
     def flush(self) -> str:
         """End the text and return the rest: a possible start of a stop string is text after all."""
-        text, self._candidate = self._candidate, ""
-        return self._without_end_space(text)
+        text, self._candidate, self._stop = self._candidate, "", ()
+        return self.push(text)
 
     def _before_stop(self, text: str) -> str:
         # The stop string that ends first counts; of two that end together, the longer one.
@@ -53,13 +60,3 @@ class VisibleText:
         keep = longest_start(text, self._stop)
         self._candidate = text[len(text) - keep :]
         return text[: len(text) - keep]
-
-    def _without_end_space(self, text: str) -> str:
-        if not text:
-            return ""
-        text = self._space + text
-        shown = text.rstrip()
-        self._space = text[len(shown) :]
-        if shown:
-            self._parts.append(shown)
-        return shown
