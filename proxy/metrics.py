@@ -1,54 +1,87 @@
 """Metrics of this process for Prometheus, at `/metrics`. Labels have few values: never ids or model names.
 
-`turns.commits` counts turns and tokens as they end; rates such as tokens per second are the reader's to compute.
+`turns.commits` counts turns and tokens as they end; rates such as tokens per second are the reader's to compute. Counts
+are plain numbers, which become Prometheus' metrics only when they are read.
 """
 
 from __future__ import annotations
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Iterator, Mapping
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 
 
-class Metrics:
-    """The metrics of one server. Each has its own registry, so that several servers can share a process."""
+class Durations:
+    """A histogram of seconds."""
 
     def __init__(self) -> None:
-        self.registry = CollectorRegistry()
-        self.turns = Counter(
-            "tokengrove_turns", "Turns that ended, by API and status.", ["api", "status"], registry=self.registry
+        self._counts = [0] * (len(_SECONDS) + 1)
+        self._sum = 0.0
+
+    def observe(self, seconds: float) -> None:
+        """Count one duration."""
+        self._counts[bisect_left(_SECONDS, seconds)] += 1
+        self._sum += seconds
+
+    def family(self, name: str, text: str) -> HistogramMetricFamily:
+        """Return the histogram as Prometheus has it: each bucket counts all durations up to its bound."""
+        bounds, total, buckets = [*map(str, _SECONDS), "+Inf"], 0, []
+        for bound, count in zip(bounds, self._counts, strict=True):
+            total += count
+            buckets.append((bound, total))
+        return HistogramMetricFamily(name, text, buckets, self._sum)
+
+
+class Metrics:
+    """The metrics of one server. Each has its own registry, so that several servers can share a process.
+
+    `turns`: by API and status. `reasons`: complete interactions by reason. `tokens`: of complete turns by kind, prompt
+    or output. Use it on the event loop only.
+    """
+
+    def __init__(self) -> None:
+        self.turns: Counter[tuple[str, str]] = Counter()
+        self.reasons: Counter[str] = Counter()
+        self.tokens: Counter[str] = Counter()
+        self.unaligned = self.malformed = self.in_flight = self.sessions = 0
+        self.first_token, self.duration = Durations(), Durations()
+        self._registry = CollectorRegistry()
+        self._registry.register(self)
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield all metrics, as a collector of prometheus_client does."""
+        turns = CounterMetricFamily(
+            "tokengrove_turns", "Turns that ended, by API and status.", labels=["api", "status"]
         )
-        self.reasons = Counter(
-            "tokengrove_interactions", "Complete interactions, by reason.", ["reason"], registry=self.registry
+        for labels, count in self.turns.items():
+            turns.add_metric(labels, count)
+        yield turns
+        yield _by("tokengrove_interactions", "Complete interactions, by reason.", "reason", self.reasons)
+        yield CounterMetricFamily(
+            "tokengrove_unaligned", "Complete interactions not aligned with their parent.", self.unaligned
         )
-        self.unaligned = Counter(
-            "tokengrove_unaligned", "Complete interactions not aligned with their parent.", registry=self.registry
+        yield CounterMetricFamily("tokengrove_malformed_calls", "Malformed tool calls, left as text.", self.malformed)
+        yield _by("tokengrove_tokens", "Tokens of complete turns, by kind: prompt or output.", "kind", self.tokens)
+        yield GaugeMetricFamily("tokengrove_in_flight", "Turns that are running.", self.in_flight)
+        yield GaugeMetricFamily("tokengrove_sessions_in_memory", "Sessions held in memory.", self.sessions)
+        yield self.first_token.family(
+            "tokengrove_first_token_seconds", "Seconds from the start of a turn to its first token."
         )
-        self.malformed = Counter(
-            "tokengrove_malformed_calls", "Malformed tool calls, left as text.", registry=self.registry
-        )
-        self.tokens = Counter(
-            "tokengrove_tokens",
-            "Tokens of complete turns, by kind: prompt or output.",
-            ["kind"],
-            registry=self.registry,
-        )
-        self.in_flight = Gauge("tokengrove_in_flight", "Turns that are running.", registry=self.registry)
-        self.sessions = Gauge("tokengrove_sessions_in_memory", "Sessions held in memory.", registry=self.registry)
-        self.first_token = Histogram(
-            "tokengrove_first_token_seconds",
-            "Seconds from the start of a turn to its first token.",
-            buckets=_SECONDS,
-            registry=self.registry,
-        )
-        self.duration = Histogram(
-            "tokengrove_turn_seconds",
-            "Seconds from the start of a turn to its commit.",
-            buckets=_SECONDS,
-            registry=self.registry,
-        )
+        yield self.duration.family("tokengrove_turn_seconds", "Seconds from the start of a turn to its commit.")
 
     def text(self) -> bytes:
         """Return the current values in Prometheus text format."""
-        return generate_latest(self.registry)
+        return generate_latest(self._registry)
+
+
+def _by(name: str, text: str, label: str, counts: Mapping[str, int]) -> CounterMetricFamily:
+    family = CounterMetricFamily(name, text, labels=[label])
+    for value, count in counts.items():
+        family.add_metric([value], count)
+    return family

@@ -47,7 +47,7 @@ def _stated_purpose(headers: Headers, asked: TurnRequest) -> Purpose | None:
     """
     if _is_codex_compaction(header(headers, b"x-codex-turn-metadata")):
         return Purpose.SUMMARY
-    return purpose_of_prompt(asked) or _of_subagent(headers)
+    return purpose_of_prompt(asked.messages) or _of_subagent(headers)
 
 
 def _of_subagent(headers: Headers) -> Purpose | None:

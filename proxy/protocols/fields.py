@@ -14,7 +14,7 @@ from proxy.errors import InvalidRequest
 
 def expect_object(value: Any, name: str) -> Mapping[str, Any]:
     """Return `value` if it is a JSON object."""
-    if not isinstance(value, Mapping):
+    if not isinstance(value, dict):
         raise InvalidRequest(f"'{name}' must be an object, not {json_type(value)}", param=name)
     return value
 

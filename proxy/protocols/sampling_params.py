@@ -5,12 +5,24 @@ Fields of the OpenAI API have its ranges; other fields have ranges that every en
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from proxy.errors import InvalidRequest
 from proxy.protocols.fields import expect_list, expect_object, expect_str, optional_float, optional_int
 
+_NUMBERS: tuple[tuple[str, Callable[..., float | None], float, float], ...] = (
+    ("temperature", optional_float, 0.0, 100.0),
+    ("top_p", optional_float, 0.0, 1.0),
+    ("min_p", optional_float, 0.0, 1.0),
+    ("top_k", optional_int, -1, 2**31 - 1),
+    ("presence_penalty", optional_float, -2.0, 2.0),
+    ("frequency_penalty", optional_float, -2.0, 2.0),
+    ("repetition_penalty", optional_float, 0.01, 100.0),
+    ("seed", optional_int, -(2**63), 2**63 - 1),
+    ("max_completion_tokens", optional_int, 1, 2**31 - 1),
+    ("max_tokens", optional_int, 1, 2**31 - 1),
+)
 _MAX_STOP_STRINGS = 16
 # No vocabulary has longer ids, and Python's int() refuses numbers of more than 4300 digits.
 _MAX_TOKEN_DIGITS = 9
@@ -18,39 +30,26 @@ _MAX_TOKEN_DIGITS = 9
 
 def parse_sampling(body: Mapping[str, Any], at: str = "") -> dict[str, Any]:
     """Return the fields of SamplingParams that `body` sets. Raises InvalidRequest; `at` prefixes the field it names."""
-    return {
-        **parse_sampling_numbers(body, at),
-        **_given(logit_bias=_parse_logit_bias(body.get("logit_bias"), at), stop=_parse_stop(body.get("stop"), at)),
-    }
+    given = parse_sampling_numbers(body, at)
+    if (bias := body.get("logit_bias")) is not None:
+        given["logit_bias"] = _parse_logit_bias(bias, at)
+    if (stop := body.get("stop")) is not None:
+        given["stop"] = _parse_stop(stop, at)
+    return given
 
 
 def parse_sampling_numbers(body: Mapping[str, Any], at: str = "") -> dict[str, Any]:
     """Return only the numeric fields, which a session may set as defaults of its turns."""
-    return _given(
-        temperature=optional_float(body, "temperature", least=0.0, most=100.0, at=at),
-        top_p=optional_float(body, "top_p", least=0.0, most=1.0, at=at),
-        min_p=optional_float(body, "min_p", least=0.0, most=1.0, at=at),
-        top_k=optional_int(body, "top_k", least=-1, at=at),
-        presence_penalty=optional_float(body, "presence_penalty", least=-2.0, most=2.0, at=at),
-        frequency_penalty=optional_float(body, "frequency_penalty", least=-2.0, most=2.0, at=at),
-        repetition_penalty=optional_float(body, "repetition_penalty", least=0.01, most=100.0, at=at),
-        seed=optional_int(body, "seed", least=-(2**63), most=2**63 - 1, at=at),
-        max_tokens=_parse_max_tokens(body, at),
-    )
+    given: dict[str, Any] = {}
+    for name, parse, least, most in _NUMBERS:
+        if body.get(name) is not None:
+            given[name] = parse(body, name, least=least, most=most, at=at)
+    if (limit := given.pop("max_completion_tokens", None)) is not None:
+        given["max_tokens"] = min(limit, given.get("max_tokens", limit))
+    return given
 
 
-def _given(**values: Any) -> dict[str, Any]:
-    return {name: value for name, value in values.items() if value is not None}
-
-
-def _parse_max_tokens(body: Mapping[str, Any], at: str) -> int | None:
-    limits = [optional_int(body, name, least=1, at=at) for name in ("max_completion_tokens", "max_tokens")]
-    return min((limit for limit in limits if limit is not None), default=None)
-
-
-def _parse_stop(value: Any, at: str) -> tuple[str, ...] | None:
-    if value is None:
-        return None
+def _parse_stop(value: Any, at: str) -> tuple[str, ...]:
     name = f"{at}stop"
     strings = [value] if isinstance(value, str) else expect_list(value, name)
     if len(strings) > _MAX_STOP_STRINGS:
@@ -62,9 +61,7 @@ def _parse_stop(value: Any, at: str) -> tuple[str, ...] | None:
     return stop
 
 
-def _parse_logit_bias(value: Any, at: str) -> tuple[tuple[int, float], ...] | None:
-    if value is None:
-        return None
+def _parse_logit_bias(value: Any, at: str) -> tuple[tuple[int, float], ...]:
     name = f"{at}logit_bias"
     return tuple(sorted(_bias_entry(token, bias, name) for token, bias in expect_object(value, name).items()))
 

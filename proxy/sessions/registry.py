@@ -49,14 +49,14 @@ class Registry:
     def add(self, session: LiveSession) -> LiveSession:
         """Keep a session in memory; return the one that was there before, if any."""
         session = self._live.setdefault(session.id, session)
-        self._metrics.sessions.set(len(self._live))
+        self._metrics.sessions = len(self._live)
         return session
 
     def discard(self, session: LiveSession) -> None:
         """Drop a session from memory; the next request looks for it in the store again."""
         if self._live.get(session.id) is session:
             del self._live[session.id]
-            self._metrics.sessions.set(len(self._live))
+            self._metrics.sessions = len(self._live)
 
     async def refresh(self, session: LiveSession) -> None:
         """Read what other replicas changed; without replicas this costs nothing. Raises SessionNotFound."""

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from enum import StrEnum
 
 from proxy.trajectory.matching import identify
-from proxy.types import Interaction, Message, Role, Status, TurnRequest
+from proxy.types import Interaction, Message, Role, Status
 
 
 class Purpose(StrEnum):
@@ -44,21 +44,20 @@ _SUMMARY_PROMPTS = (
 )
 
 
-def purpose_of_prompt(request: TurnRequest) -> Purpose | None:
-    """The purpose that the prompt states by a phrase of a known client; None if it has no such phrase."""
-    system = "\n".join(message.content for message in request.messages if message.role is Role.SYSTEM).lower()
-    last = "\n" + _last_words(request).lower()
-    if any(prompt in system for prompt in _TITLE_PROMPTS):
-        return Purpose.TITLE
-    if any(f"\n{prompt}" in last or prompt in system for prompt in _SUMMARY_PROMPTS):
-        return Purpose.SUMMARY
+def purpose_of_prompt(messages: Sequence[Message]) -> Purpose | None:
+    """The purpose that a prompt states by a phrase of a known client; None if it has no such phrase.
+
+    Of the messages of users only the last counts, if nothing follows it: a tool result may quote any phrase.
+    """
+    system = "\n".join([message.content for message in messages if message.role is Role.SYSTEM]).lower()
+    for phrase in _TITLE_PROMPTS:
+        if phrase in system:
+            return Purpose.TITLE
+    last = "\n" + messages[-1].content.lower() if messages and messages[-1].role is Role.USER else ""
+    for phrase in _SUMMARY_PROMPTS:
+        if phrase in system or f"\n{phrase}" in last:
+            return Purpose.SUMMARY
     return None
-
-
-def _last_words(request: TurnRequest) -> str:
-    """The last message if it is the user's, else empty: a tool result may quote any phrase."""
-    last = request.messages[-1] if request.messages else None
-    return last.content if last is not None and last.role is Role.USER else ""
 
 
 def derive_purposes(interactions: Sequence[Interaction]) -> dict[str, str]:

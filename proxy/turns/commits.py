@@ -123,7 +123,7 @@ class Commits:
         turn.prove()
         turn.parser.finish()
         interaction.output = turn.parser.message
-        self._metrics.turns.labels(turn.request.api.value, status.value).inc()
+        self._metrics.turns[turn.request.api, status] += 1
         try:
             seq = await self._log.append(interaction)
         except ProxyError as problem:
@@ -135,13 +135,13 @@ class Commits:
 
     def _count(self, turn: Turn) -> None:
         interaction, metrics = turn.interaction, self._metrics
-        metrics.turns.labels(interaction.api.value, interaction.status.value).inc()
-        metrics.reasons.labels(interaction.reason.value).inc()
-        metrics.tokens.labels("prompt").inc(interaction.prompt_tokens)
-        metrics.tokens.labels("output").inc(len(interaction.output_ids))
-        metrics.malformed.inc(interaction.malformed_calls)
+        metrics.turns[interaction.api, interaction.status] += 1
+        metrics.reasons[interaction.reason] += 1
+        metrics.tokens["prompt"] += interaction.prompt_tokens
+        metrics.tokens["output"] += len(interaction.output_ids)
+        metrics.malformed += interaction.malformed_calls
         if interaction.parent_id is not None and not interaction.aligned:
-            metrics.unaligned.inc()
+            metrics.unaligned += 1
             logger.warning(
                 "interaction %s is not aligned with its parent, so its tokens start a new sample: %s",
                 interaction.id,

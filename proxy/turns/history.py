@@ -11,6 +11,7 @@ from proxy.errors import PreviousResponseNotFound
 from proxy.sessions.live_session import LiveSession
 from proxy.trajectory.cache import Node
 from proxy.trajectory.conversation import conversation
+from proxy.trajectory.purpose import purpose_of_prompt
 from proxy.types import INSTRUCTIONS, ITEM_REFERENCE, Message, Role, TurnRequest
 
 
@@ -20,13 +21,20 @@ def with_history(session: LiveSession, request: TurnRequest) -> TurnRequest:
     As in the Responses API, `instructions` are not carried over to the next response; messages are. Raises
     PreviousResponseNotFound.
     """
-    messages = tuple(_dereferenced(session, message) for message in request.messages)
+    if request.previous_id is None and ITEM_REFERENCE not in [message.name for message in request.messages]:
+        return request
+    messages = tuple([_dereferenced(session, message) for message in request.messages])
     if request.previous_id is not None:
         node = _find(session, request.previous_id, "previous_response_id")
         lead = 1 if messages and _is_instructions(messages[0]) else 0
         history = (message for message in conversation(node) if not _is_instructions(message))
         messages = (*messages[:lead], *history, *messages[lead:])
-    return request if messages == request.messages else replace(request, messages=messages)
+    return with_messages(request, messages)
+
+
+def with_messages(request: TurnRequest, messages: tuple[Message, ...]) -> TurnRequest:
+    """Return the request with other messages, and with the purpose that they state if it has none yet."""
+    return replace(request, messages=messages, purpose=request.purpose or purpose_of_prompt(messages))
 
 
 def _dereferenced(session: LiveSession, message: Message) -> Message:

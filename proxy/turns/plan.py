@@ -13,7 +13,6 @@ from proxy.rendering.renderer import Renderer
 from proxy.sessions.attempts import Attempt
 from proxy.sessions.live_session import LiveSession
 from proxy.trajectory.matching import messages_hash
-from proxy.trajectory.purpose import purpose_of_prompt
 from proxy.turns.defaults import sampling_of_choice
 from proxy.turns.logprob_report import LogprobReport
 from proxy.turns.prompts import Prompt
@@ -98,7 +97,7 @@ def _begin(plan: ReplyPlan, interaction_id: str, sampling: SamplingParams) -> In
         template_options=request.template_options if parent is None else {},
         model=request.model,
         state_hash=request.state_hash or messages_hash(new_messages),
-        purpose=request.purpose or purpose_of_prompt(request),
+        purpose=request.purpose,
         agent=request.agent,
         request_hash=plan.attempt.key,
         dropped=request.dropped,

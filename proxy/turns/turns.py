@@ -40,7 +40,7 @@ from proxy.turns.budgets import apply_budgets
 from proxy.turns.choice import Choice
 from proxy.turns.commits import Commits
 from proxy.turns.defaults import check_capabilities, with_defaults
-from proxy.turns.history import with_history
+from proxy.turns.history import with_history, with_messages
 from proxy.turns.plan import ReplyPlan, make_turns
 from proxy.turns.prompts import Prompt, Prompts
 from proxy.turns.replay import replay
@@ -152,7 +152,7 @@ class Turns:
         if request.input_ids is None:
             return await self._prompts.build(session, request, identity), request
         prompt, conversation = await self._prompts.given(session, request.input_ids)
-        return prompt, replace(request, messages=conversation)
+        return prompt, with_messages(request, conversation)
 
     def _check_room(self, request: TurnRequest) -> None:
         """Raise TooManyRequests if the turns of this request would exceed `--max-turns-in-flight`."""
@@ -251,7 +251,7 @@ class Turns:
             session.begin_turn(turn.interaction.id)
             self._log.note_begun(turn.interaction.id, session.id)
             self._running.add(turn)
-            self._metrics.in_flight.inc()
+            self._metrics.in_flight += 1
             turn.task = asyncio.create_task(self._run(turn))
             turn.task.add_done_callback(lambda _, turn=turn: ended(turn))  # type: ignore[misc]
 
@@ -273,7 +273,7 @@ class Turns:
     def _ended(self, turn: Turn) -> None:
         turn.session.end_turn(complete=turn.interaction.status is Status.COMPLETE)
         self._running.discard(turn)
-        self._metrics.in_flight.dec()
+        self._metrics.in_flight -= 1
         if turn.task is not None and not turn.task.cancelled():
             # Retrieve the exception: otherwise asyncio warns about a failed turn without a reader.
             turn.task.exception()

@@ -20,7 +20,7 @@ _ROLES = {
 
 def parse_message(value: Any, name: str) -> Message:
     """Parse a message of any role. Raises InvalidRequest with the path of the field."""
-    if not isinstance(value, Mapping):
+    if not isinstance(value, dict):
         raise InvalidRequest(f"'{name}' must be an object, not {json_type(value)}", param=name)
     role_name = value.get("role")
     role = _ROLES.get(role_name) if isinstance(role_name, str) else None
@@ -90,6 +90,6 @@ def _parse_reasoning(value: Mapping[str, Any]) -> str | None:
             return str(value[key])
     details = value.get("reasoning_details")
     if isinstance(details, list):
-        texts = [part.get("text") for part in details if isinstance(part, Mapping)]
+        texts = [part.get("text") for part in details if isinstance(part, dict)]
         return "".join(text for text in texts if isinstance(text, str)) or None
     return None

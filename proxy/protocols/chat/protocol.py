@@ -57,6 +57,7 @@ IGNORED = frozenset(
     }
 )
 REFUSED = frozenset({"audio", "functions", "function_call", "web_search_options"})
+_AUTO = ToolChoice()
 _MAX_CHOICES = 128
 _MAX_TOP_LOGPROBS = 20
 
@@ -91,7 +92,7 @@ class ChatProtocol:
             top_logprobs=top_logprobs,
             n=optional_int(body, "n", least=1, most=_MAX_CHOICES) or 1,
             response_format=parse_response_format(body.get("response_format"), "response_format"),
-            dropped=(*sorted(key for key in body if key not in HONOURED), *dropped_tools),
+            dropped=(*sorted(body.keys() - HONOURED), *dropped_tools),
         )
 
     def reply(self, request: TurnRequest, answers: Sequence[Answer]) -> dict[str, Any]:
@@ -102,8 +103,8 @@ class ChatProtocol:
 
 
 def _refuse_unsupported(body: Mapping[str, Any]) -> None:
-    for name in sorted(REFUSED):
-        if body.get(name):
+    for name in sorted(REFUSED & body.keys()):
+        if body[name]:
             raise UnsupportedParameter(f"'{name}' is not supported by this server; leave it out", param=name)
     modalities = body.get("modalities")
     if modalities is not None and "audio" in expect_list(modalities, "modalities"):
@@ -176,7 +177,7 @@ def _parse_tool(tool: Mapping[str, Any], name: str) -> Tool:
 
 def _parse_tool_choice(value: Any, tools: Sequence[Tool]) -> ToolChoice:
     if value is None:
-        return ToolChoice()
+        return _AUTO
     if isinstance(value, str):
         if value not in ("auto", "none", "required"):
             message = f"'tool_choice' must be auto, none, required or a function, not {value!r}"

@@ -114,10 +114,10 @@ def count_reply(input_tokens: int) -> dict[str, Any]:
 
 
 def _parse(body: Mapping[str, Any]) -> TurnRequest:
-    for name in sorted(REFUSED):
-        if body.get(name):
+    for name in sorted(REFUSED & body.keys()):
+        if body[name]:
             raise UnsupportedParameter(f"'{name}' is not supported by this server; leave it out", param=name)
-    dropped = sorted(key for key in body if key not in HONOURED)
+    dropped = sorted(body.keys() - HONOURED)
     sampling = _parse_sampling(body)
     tools = _parse_tools(body.get("tools"), dropped)
     choice = optional_object(body, "tool_choice")
@@ -166,7 +166,7 @@ def _merged(first: Message, second: Message) -> Message:
 
 def _parse_sampling(body: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of SamplingParams that `body` sets."""
-    sampling = parse_sampling_numbers({name: body.get(name) for name in _SAMPLING})
+    sampling = parse_sampling_numbers({name: body[name] for name in _SAMPLING if name in body})
     if (value := body.get("stop_sequences")) is not None:
         sampling["stop"] = _parse_stop(expect_list(value, "stop_sequences"))
     return sampling

@@ -129,7 +129,7 @@ def _refuse_unsupported(body: Mapping[str, Any]) -> None:
 
 
 def _unhonoured_fields(body: Mapping[str, Any]) -> list[str]:
-    return sorted(key for key in body if key not in HONOURED and key not in REFUSED)
+    return sorted(body.keys() - HONOURED - REFUSED)
 
 
 def _parse_messages(body: Mapping[str, Any]) -> tuple[tuple[Message, ...], list[str]]:

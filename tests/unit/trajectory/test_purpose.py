@@ -64,7 +64,7 @@ def test_a_stored_purpose_is_kept_and_a_summary_is_one_call() -> None:
     ],
 )
 def test_prompts_of_known_clients_state_their_purpose(request_: TurnRequest, purpose: Purpose | None) -> None:
-    assert purpose_of_prompt(request_) is purpose
+    assert purpose_of_prompt(request_.messages) is purpose
 
 
 def test_exports_filter_on_purpose_and_shared_tokens_move_to_another_leaf() -> None:
