@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 from proxy.errors import ConfigurationError, InvalidRequest
-from proxy.rendering.choose_template import TemplateChoice, read_json
+from proxy.rendering.choose_template import TemplateChoice
+from proxy.rendering.json_files import read_json
 from proxy.rendering.reasoning_formats import REASONING_FORMATS, ReasoningFormat, reasoning_format
 from proxy.rendering.templates.chat_template import ChatTemplate
 from proxy.rendering.templates.library_template import LibraryTemplate
@@ -74,7 +76,8 @@ def _written_call(chat: ChatTemplate) -> str | None:
 
 
 def stop_tokens(tokenizer: Tokenizer, choice: TemplateChoice, folder: Path) -> tuple[int, ...]:
-    """Return the ids that end a turn: the library renderer's, else those in the folder's configuration files.
+    """Return the ids that end a turn: the library renderer's, else those that the folder's configuration and the family
+    name.
 
     If the template writes none of the configured ones, its own end-of-turn marker is added: some fine-tunes keep the
     end token of their base model. Raises ConfigurationError if there are none.
@@ -84,6 +87,7 @@ def stop_tokens(tokenizer: Tokenizer, choice: TemplateChoice, folder: Path) -> t
     ids = _configured_ends(tokenizer, folder)
     if choice.chat is not None:
         ids += choice.chat.end_of_turn(ids)
+    ids += [token for text in choice.family.ends if (token := tokenizer.token_id(text)) is not None]
     if not ids:
         raise ConfigurationError(
             f"no end token in {folder}: set eos_token_id in generation_config.json; the chat template shows none either"
@@ -92,7 +96,7 @@ def stop_tokens(tokenizer: Tokenizer, choice: TemplateChoice, folder: Path) -> t
 
 
 def _configured_ends(tokenizer: Tokenizer, folder: Path) -> list[int]:
-    ids = [tokenizer.hugging_face.eos_token_id]
+    ids: list[Any] = [tokenizer.special_token_id("eos_token")]
     for name in ("generation_config.json", "config.json"):
         value = read_json(folder / name).get("eos_token_id")
         ids += value if isinstance(value, list) else [value]

@@ -1,8 +1,8 @@
 """The known model families: their `model_type` in `config.json`, their chat templates, how they call tools.
 
-A family only says what to try first. The folder's own chat template decides: a renderer of the `renderers` package is
-used only if it writes the same ids (choose_template), a call format only if it reads back a call that the template
-wrote (choose_formats).
+A family only says what to try first. The folder's own chat template decides: a call format is used only if it reads
+back a call that the template wrote (choose_formats). A renderer of the `renderers` package stands in for a chat
+template only if the folder has none (choose_template).
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ class Family:
     """One model family.
 
     `holds` and `lacks`: texts that its chat template contains and does not contain. `library`: names of renderers in
-    the `renderers` package, in the order to try them. `tool_format`: a name in tool_calls.known_formats. `reasoning`: a
+    the `renderers` package, in the order to try them. `ends`: tokens that end a turn, beside those that the folder
+    names. `tool_format`: a name in tool_calls.known_formats. `reasoning`: a
     name in reasoning_formats.
     """
 
@@ -29,6 +30,7 @@ class Family:
     library: tuple[str, ...] = ()
     tool_format: str | None = None
     reasoning: str | None = None
+    ends: tuple[str, ...] = ()
 
     def knows(self, source: str) -> bool:
         """Return whether the chat template `source` looks like this family's. False for a family without `holds`."""
@@ -38,6 +40,9 @@ class Family:
 
 _IM = "<|im_start|>"
 _DEEPSEEK = "<\uff5cAssistant\uff5c>"
+_IM_ENDS = ("<|im_end|>", "<|endoftext|>")
+_LLAMA_ENDS = ("<|eot_id|>", "<|end_of_text|>", "<|eom_id|>")
+_GLM_ENDS = ("<|endoftext|>", "<|user|>", "<|observation|>")
 _QWEN3 = ("qwen3", "qwen3_moe", "qwen3_next", "qwen3_vl", "qwen3_vl_moe")
 _QWEN3_5 = ("qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text", "qwen3_6", "qwen3_6_moe")
 _GLM_5 = ("glm4_moe_lite", "glm_moe_dsa", "glm5", "glm5_moe")
@@ -46,7 +51,7 @@ _DEEPSEEK_3 = ("deepseek_v3", "deepseek_v2", "deepseek_v32")
 # If two families fit, the first one counts. gpt-oss does not use the `renderers` package, whose renderer downloads a
 # vocabulary.
 FAMILIES = (
-    Family("qwen3", _QWEN3, (_IM, "</think>"), ("<function=",), ("qwen3",), "hermes", "qwen3"),
+    Family("qwen3", _QWEN3, (_IM, "</think>"), ("<function=",), ("qwen3",), "hermes", "qwen3", _IM_ENDS),
     Family("qwen3-coder", _QWEN3, (_IM, "<function="), ("</think>",), (), "qwen3_coder"),
     Family("qwen3-instruct", _QWEN3, (_IM, "<tool_call>"), ("</think>", "<function="), (), "hermes"),
     Family(
@@ -56,6 +61,7 @@ FAMILIES = (
         library=("qwen3.8",),
         tool_format="qwen3_coder",
         reasoning="qwen3",
+        ends=_IM_ENDS,
     ),
     Family(
         "nemotron-3",
@@ -64,10 +70,20 @@ FAMILIES = (
         library=("nemotron-3", "nemotron-3-ultra", "nemotron-3.5"),
         tool_format="qwen3_coder",
         reasoning="qwen3",
+        ends=_IM_ENDS,
     ),
-    Family("qwen3.5", _QWEN3_5, (_IM, "<function=", "</think>"), (), ("qwen3.5", "qwen3.6"), "qwen3_coder", "qwen3"),
+    Family(
+        "qwen3.5",
+        _QWEN3_5,
+        (_IM, "<function=", "</think>"),
+        (),
+        ("qwen3.5", "qwen3.6"),
+        "qwen3_coder",
+        "qwen3",
+        _IM_ENDS,
+    ),
     Family("qwen2.5", ("qwen2", "qwen2_moe", "qwen2_vl", "qwen2_5_vl"), (_IM, "<tool_call>"), (), (), "hermes"),
-    Family("llama-3", ("llama", "mllama"), ("<|start_header_id|>",), (), ("llama-3",), "llama3"),
+    Family("llama-3", ("llama", "mllama"), ("<|start_header_id|>",), (), ("llama-3",), "llama3", ends=_LLAMA_ENDS),
     Family("llama-4", ("llama4", "llama4_text"), ("<|header_start|>",), tool_format="pythonic"),
     Family(
         "mistral",
@@ -80,8 +96,17 @@ FAMILIES = (
     Family("phi-3", ("phi3", "phi", "phimoe", "phi4mm"), ("<|assistant|>", "<|end|>"), ("<|observation|>",)),
     Family("gemma-4", ("gemma4", "gemma4_text"), ("<|turn>",), (), ("gemma4",), "gemma4", "gemma4"),
     Family("gemma", ("gemma", "gemma2", "gemma3", "gemma3_text", "gemma3n", "gemma3n_text"), ("<start_of_turn>",)),
-    Family("glm-5", _GLM_5, ("<|observation|>", "<arg_key>"), (), ("glm-5", "glm-5.1", "glm-5.3"), "glm47", "glm45"),
-    Family("glm-4.5", ("glm4_moe", "glm4v_moe"), ("<|observation|>",), (), ("glm-4.5",), "glm45", "glm45"),
+    Family(
+        "glm-5",
+        _GLM_5,
+        ("<|observation|>", "<arg_key>"),
+        (),
+        ("glm-5", "glm-5.1", "glm-5.3"),
+        "glm47",
+        "glm45",
+        _GLM_ENDS,
+    ),
+    Family("glm-4.5", ("glm4_moe", "glm4v_moe"), ("<|observation|>",), (), ("glm-4.5",), "glm45", "glm45", _GLM_ENDS),
     Family(
         "deepseek-r1",
         _DEEPSEEK_3,

@@ -19,7 +19,6 @@ from proxy.rendering.choose_template import TemplateChoice, choose_template
 from proxy.rendering.parsing.build_parser import build_parser
 from proxy.rendering.parsing.output_parser import OutputParser
 from proxy.rendering.reasoning_formats import ReasoningFormat
-from proxy.rendering.templates.library_template import LibraryTemplate
 from proxy.rendering.tokenizer import Tokenizer
 from proxy.rendering.tool_calls.tool_format import ToolFormat, split_marks
 from proxy.settings import Settings
@@ -69,6 +68,7 @@ class Renderer:
         self._tokenizer = tokenizer
         self._template = choice.template
         self._keeps_reasoning = retention == "all"
+        self._keeps_in_loops = choice.chat is None or choice.chat.capabilities.keeps_reasoning
         self._bridge = Bridge(tokenizer, choice.template, stop_token_ids, reasoning, tool_format)
         self._warned = False
 
@@ -174,9 +174,9 @@ class Renderer:
         return tuple(piece for part in calls.forced(tool) for piece in _pieces(part, tokens))
 
     def _template_rewrites(self, new_messages: Sequence[Message]) -> bool:
-        """Return whether the template may drop earlier reasoning: library renderers do so at a new user message."""
-        known = isinstance(self._template, LibraryTemplate)
-        return not known or any(message.role is not Role.TOOL for message in new_messages) or not new_messages
+        """Return whether the template may drop earlier reasoning: at a user message, and some after each tool call."""
+        in_loop = bool(new_messages) and all(message.role is Role.TOOL for message in new_messages)
+        return not (in_loop and self._keeps_in_loops)
 
 
 def _pieces(part: GrammarPart, tokens: Mapping[str, int]) -> Iterator[GrammarPart]:

@@ -1,23 +1,25 @@
-"""The tokenizer. `encode` returns the same ids as Hugging Face's tokenizer, whichever encoder does the work.
+"""The tokenizer. `encode` and `decode` give what Hugging Face's tokenizer gives, whichever package does the work.
 
-The fast encoder (fastokens) is used only if it agrees with Hugging Face's on varied text at start-up. Encoders are not
-thread-safe, so each call takes one from a pool: no two threads use the same encoder at once.
+fastokens encodes four times faster than `tokenizers`. It is used only if both agree, in both directions, on varied text
+at start-up. Then the other one is dropped: each of them holds the whole vocabulary.
 """
 
 from __future__ import annotations
 
-import json
+import importlib.util
 import random
 from array import array
-from collections import deque
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from proxy.errors import ConfigurationError
 from proxy.rendering.detokenizer import ByteDetokenizer, Detokenizer, WindowDetokenizer
+from proxy.rendering.tokenizer_files import TokenizerFiles, UnknownTokenizer, read_tokenizer
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer as Backend
 
 Encode = Callable[[str], list[int]]
 
@@ -26,61 +28,42 @@ _LOAD_ERRORS = (OSError, ValueError, KeyError, TypeError, AttributeError, Import
 
 
 class Tokenizer:
-    """Encodes and decodes text with the vocabulary of one folder. Thread-safe."""
+    """Encodes and decodes text with the vocabulary of one folder. Thread-safe.
 
-    def __init__(self, hugging_face: Any) -> None:
-        self.hugging_face = hugging_face
-        self._backend = hugging_face.backend_tokenizer
-        self._json: str = self._backend.to_str()
-        self._added = {int(key): str(token) for key, token in hugging_face.added_tokens_decoder.items()}
+    `encoder`: the package in use, and why. `vocab_size`: one more than the highest id in the vocabulary.
+    `special_tokens`: the text of each named one (`eos_token` ...). `chat_templates`: Jinja sources by name.
+    """
+
+    def __init__(self, files: TokenizerFiles) -> None:
+        self.special_tokens: Mapping[str, str] = files.special_tokens
+        self.chat_templates: Mapping[str, str] = files.chat_templates
+        reference = files.backend
+        # Files may hold limits of a training run. A prompt is never cut or padded.
+        reference.no_truncation()
+        reference.no_padding()
+        self._added = {number: str(token.content) for number, token in reference.get_added_tokens_decoder().items()}
+        self.vocab_size = max(reference.get_vocab_size(), max(self._added, default=-1) + 1)
+        self._decodes_bytes = reference.decoder is not None and b"ByteLevel" in reference.decoder.__getstate__()
         self._pieces = _Pieces(self._spell)
-        self._idle: deque[Encode] = deque()
-        # Loading the fast encoder takes a second; Hugging Face's encodes until it is ready.
-        with_it = ThreadPoolExecutor(1, "encoder")
-        self._chosen: Future[tuple[Callable[[], Encode], str]] = with_it.submit(self._choose_encoder)
-        with_it.shutdown(wait=False)
+        self._backend, self._encode, self.encoder = _choose(files)
 
     @classmethod
     def load(cls, folder: Path) -> Tokenizer:
         """Load the tokenizer of `folder`. Raises ConfigurationError (one line) if it has no usable fast tokenizer."""
-        from transformers import AutoTokenizer
-
         if not folder.is_dir():
             raise ConfigurationError(f"no tokenizer: {folder} is not a folder; give one that holds tokenizer.json")
         try:
-            loaded = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
-        except _LOAD_ERRORS as error:
-            raise ConfigurationError(f"no tokenizer in {folder}: {str(error).strip().splitlines()[0]}") from error
-        if not getattr(loaded, "is_fast", False):
-            raise ConfigurationError(
-                f"the tokenizer in {folder} is a slow one; this server needs a fast one (tokenizer.json)"
-            )
-        return cls(loaded)
-
-    @property
-    def encoder(self) -> str:
-        """The encoder in use and why it was chosen. Waits for the choice, which start-up makes in the background."""
-        return self._chosen.result()[1]
-
-    @property
-    def vocab_size(self) -> int:
-        """One more than the highest id in the vocabulary."""
-        return max(len(self.hugging_face), max(self._added, default=-1) + 1)
+            return cls(read_tokenizer(folder))
+        except UnknownTokenizer as error:
+            return cls(_read_by_transformers(folder, str(error)))
+        except ConfigurationError:
+            raise
+        except Exception as error:  # `tokenizers` raises nothing more specific
+            raise _unreadable(folder, error) from error
 
     def encode(self, text: str) -> list[int]:
         """Return the ids of `text`. Special tokens spelled in it are encoded as such; none are added around it."""
-        if not text:
-            return []
-        if not self._chosen.done():
-            return self._encode_by_reference(text)
-        try:
-            encode = self._idle.pop()
-        except IndexError:
-            encode = self._chosen.result()[0]()
-        try:
-            return encode(text)
-        finally:
-            self._idle.append(encode)
+        return self._encode(text) if text else []
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of `ids`, special tokens included."""
@@ -90,6 +73,16 @@ class Tokenizer:
         """Return the id of the token spelled `text`, or None if there is none."""
         found = self._backend.token_to_id(text)
         return None if found is None else int(found)
+
+    def token(self, number: int) -> str | None:
+        """Return the token with the id `number` as the vocabulary spells it, or None if there is none."""
+        found = self._backend.id_to_token(number)
+        return None if found is None else str(found)
+
+    def special_token_id(self, name: str) -> int | None:
+        """Return the id of a named special token (`eos_token` ...), or None if the tokenizer has none."""
+        text = self.special_tokens.get(name)
+        return None if text is None else self.token_id(text)
 
     def is_marker(self, token: int) -> bool:
         """Return whether `token` is an added token (special or not): the tokenizer never merges text across it."""
@@ -106,7 +99,7 @@ class Tokenizer:
     @cached_property
     def _byte_level(self) -> bool:
         """True if every token stands for bytes. Checked on the sample texts: a decoder may do more than join bytes."""
-        if '"ByteLevel"' not in json.dumps(json.loads(self._json).get("decoder")):
+        if not self._decodes_bytes:
             return False
         sample = self.encode("".join(sample_texts()))
         joined = b"".join(self._spell(token, byte_level=True) for token in sample)
@@ -115,42 +108,85 @@ class Tokenizer:
     def _spell(self, token: int, byte_level: bool | None = None) -> bytes:
         if token in self._added:
             return self._added[token].encode()
-        text = self._backend.id_to_token(token)
+        text = self.token(token)
         if text is None:
             return b""
         if self._byte_level if byte_level is None else byte_level:
             if all(char in _BYTE_OF_CHAR for char in text):
                 return bytes(_BYTE_OF_CHAR[char] for char in text)
-            return str(text).encode()
+            return text.encode()
         if len(text) == 6 and text.startswith("<0x"):
             return bytes([int(text[3:5], 16)])
-        return str(text).replace("\u2581", " ").encode()
+        return text.replace("\u2581", " ").encode()
 
-    def _choose_encoder(self) -> tuple[Callable[[], Encode], str]:
-        """Return a factory of encoders and the reason for it. The first fast encoder goes into the pool."""
-        try:
-            fast = self._make_fast()
-        except (ImportError, ValueError, RuntimeError, NotImplementedError) as error:
-            return self._make_reference, f"tokenizers (fastokens: {str(error).strip().splitlines()[0]})"
-        if any(fast(text) != self._encode_by_reference(text) for text in sample_texts()):
-            return self._make_reference, "tokenizers (fastokens gave other ids in the self-check)"
-        self._idle.append(fast)
-        return self._make_fast, "fastokens (same ids as tokenizers in the self-check)"
 
-    def _encode_by_reference(self, text: str) -> list[int]:
-        return list(self._backend.encode(text, add_special_tokens=False).ids)
+def _read_by_transformers(folder: Path, reason: str) -> TokenizerFiles:
+    """Read a tokenizer that only transformers can build, for this `reason`. Raises ConfigurationError."""
+    if importlib.util.find_spec("transformers") is None:
+        raise ConfigurationError(
+            f"the tokenizer in {folder} needs the package transformers ({reason}): pip install 'tokengrove[cpu]'"
+        )
+    from transformers import AutoTokenizer
 
-    def _make_fast(self) -> Encode:
-        from fastokens import Tokenizer as FastTokenizer
+    try:
+        loaded = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
+    except _LOAD_ERRORS as error:
+        raise _unreadable(folder, error) from error
+    if not getattr(loaded, "is_fast", False):
+        raise ConfigurationError(
+            f"the tokenizer in {folder} is a slow one; this server needs a fast one (tokenizer.json)"
+        )
+    given = loaded.chat_template or {}
+    templates = {"default": given} if isinstance(given, str) else dict(given)
+    return TokenizerFiles(loaded.backend_tokenizer, None, dict(loaded.special_tokens_map), templates)
 
-        encode = FastTokenizer.from_json_str(self._json).encode
-        return lambda text: list(encode(text, False).ids)
 
-    def _make_reference(self) -> Encode:
-        from tokenizers import Tokenizer as ReferenceTokenizer
+def _unreadable(folder: Path, error: Exception) -> ConfigurationError:
+    return ConfigurationError(f"no tokenizer in {folder}: {str(error).strip().splitlines()[0]}")
 
-        encode = ReferenceTokenizer.from_str(self._json).encode
-        return lambda text: list(encode(text, add_special_tokens=False).ids)
+
+def _choose(files: TokenizerFiles) -> tuple[Any, Encode, str]:
+    """Return the tokenizer to use, its `encode` and the reason for it."""
+    reference = files.backend
+
+    def encode_by_reference(text: str) -> list[int]:
+        return reference.encode(text, add_special_tokens=False).ids
+
+    try:
+        fast = _load_fast(files)
+    except (ImportError, ValueError, RuntimeError, NotImplementedError) as error:
+        return reference, encode_by_reference, f"tokenizers (fastokens: {str(error).strip().splitlines()[0]})"
+
+    def encode(text: str) -> list[int]:
+        return list(fast.encode(text, False).ids)
+
+    for text in sample_texts():
+        ids = encode_by_reference(text)
+        if encode(text) != ids or not _decode_alike(reference, fast, ids):
+            return reference, encode_by_reference, "tokenizers (fastokens gave other ids or text in the self-check)"
+    return fast, encode, "fastokens (same ids and text as tokenizers in the self-check)"
+
+
+def _load_fast(files: TokenizerFiles) -> Any:
+    from fastokens import Tokenizer as FastTokenizer
+
+    if files.file is None:
+        fast = FastTokenizer.from_json_str(files.backend.to_str())
+    else:
+        fast = FastTokenizer.from_file(str(files.file))
+    fast.no_truncation()
+    fast.no_padding()
+    return fast
+
+
+def _decode_alike(reference: Backend, fast: Any, ids: list[int]) -> bool:
+    """Compare whole sequences, their halves (which may cut a character), and an id outside of the vocabulary."""
+    middle, beyond = len(ids) // 2, reference.get_vocab_size() + 1000
+    parts = (ids, ids[:middle], ids[middle:], [*ids[:3], beyond])
+    return all(
+        fast.decode(part, skip_special_tokens=False) == reference.decode(part, skip_special_tokens=False)
+        for part in parts
+    )
 
 
 class _Pieces(dict[int, bytes]):

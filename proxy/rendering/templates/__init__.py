@@ -1,1 +1,1 @@
-"""Conversations to token ids: by the folder's own chat template, or by an equivalent from the `renderers` package."""
+"""Conversations to token ids: by the folder's own chat template, or by a renderer of the `renderers` package."""

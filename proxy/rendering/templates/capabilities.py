@@ -32,8 +32,9 @@ class Capabilities:
     """What a chat template can express.
 
     `arguments`: the form it wants for the arguments of a call, None if it writes no calls. `call_ids`: the style of its
-    call ids. `reasoning_key`: the message key it reads reasoning from, None if it never writes reasoning. The others
-    say whether it writes several calls in one message, tools, tool results, a leading or later system message, and two
+    call ids. `reasoning_key`: the message key it reads reasoning from, None if it never writes reasoning.
+    `keeps_reasoning`: it goes on writing the reasoning of a call when results and further calls follow. The others say
+    whether it writes several calls in one message, tools, tool results, a leading or later system message, and two
     user messages in a row.
     """
 
@@ -41,6 +42,7 @@ class Capabilities:
     call_ids: CallIds
     parallel_calls: bool
     reasoning_key: str | None
+    keeps_reasoning: bool
     tools: bool
     tool_results: bool
     system: bool
@@ -86,11 +88,13 @@ def probe_capabilities(write: WriteText) -> Capabilities:
     arguments, ids = next(_call_forms(write), (None, CallIds.GIVEN))
     probes = _Probes(write, arguments or Arguments.OBJECT, ids)
     one, two = Message(Role.ASSISTANT, "", (_CALL,)), Message(Role.ASSISTANT, "", (_CALL, _OTHER))
+    reasoning_key = next((key for key in _REASONING_KEYS if probes.shows_reasoning(key)), None)
     return Capabilities(
         arguments=arguments,
         call_ids=ids,
         parallel_calls=probes.shows((_USER, two, *_RESULTS), "probe_value", "other_value", *_RESULT_TEXTS),
-        reasoning_key=next((key for key in _REASONING_KEYS if probes.shows_reasoning(key)), None),
+        reasoning_key=reasoning_key,
+        keeps_reasoning=reasoning_key is not None and probes.keeps_reasoning(reasoning_key),
         tools=probes.shows((_USER,), "Probe-user", "probe_tool", tools=(_TOOL,)),
         tool_results=probes.shows((_USER, one, _RESULTS[0]), "Probe-result"),
         system=probes.shows((_SYSTEM, _USER), "Probe-system", "Probe-user"),
@@ -124,6 +128,14 @@ class _Probes:
             if "Probe-thought" in self._written(dicts, ()):
                 return True
         return False
+
+    def keeps_reasoning(self, key: str) -> bool:
+        """Return whether the reasoning of a call stays when its result, another call and that one's result follow."""
+        first, then = Message(Role.ASSISTANT, "", (_CALL,)), Message(Role.ASSISTANT, "", (_OTHER,))
+        dicts = to_dicts((_USER, first, _RESULTS[0], then, _RESULTS[1]), self.arguments, self.ids)
+        dicts[1][key], dicts[3][key] = "Probe-thought", "Probe-afterthought"
+        text = self._written(dicts, ())
+        return "Probe-thought" in text and "Probe-afterthought" in text
 
     def _written(self, dicts: list[MessageDict], tools: Sequence[Tool]) -> str:
         try:

@@ -6,19 +6,31 @@ A `Template` is either a Hugging Face chat template in Jinja (here) or a rendere
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Any, Protocol
 
+from jinja2 import Template as JinjaTemplate
+from jinja2.exceptions import TemplateError
+
 from proxy.errors import InvalidRequest
 from proxy.rendering.templates.capabilities import Capabilities, probe_capabilities
+from proxy.rendering.templates.jinja2_template import compile_jinja2
 from proxy.rendering.templates.message_dicts import Arguments, MessageDict, to_dicts, tool_dicts
 from proxy.rendering.tokenizer import Tokenizer
 from proxy.types import Message, Role, Tool
 
 Options = Mapping[str, Any]
+
+# Variables that the server sets, and parameters of transformers' `apply_chat_template`, which are no template options.
+_RESERVED = frozenset(
+    (
+        *("messages", "conversation", "tools", "chat_template", "add_generation_prompt", "continue_final_message"),
+        *("tokenize", "padding", "truncation", "max_length", "return_tensors", "return_dict", "tokenizer_kwargs"),
+        *("return_assistant_tokens_mask", "sanitize_control_tokens", "kwargs"),
+    )
+)
 
 
 class Template(Protocol):
@@ -48,9 +60,7 @@ class ChatTemplate:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        self._apply = tokenizer.hugging_face.apply_chat_template
-        # Clients must not set these: they replace the template or change what the call returns.
-        self._reserved = frozenset(inspect.signature(self._apply).parameters) - {"documents"}
+        self._compiled = {name: compile_jinja2(source) for name, source in tokenizer.chat_templates.items()}
 
     @cached_property
     def capabilities(self) -> Capabilities:
@@ -92,8 +102,7 @@ class ChatTemplate:
     @property
     def source(self) -> str:
         """The Jinja source; several named templates are joined."""
-        template = self._tokenizer.hugging_face.chat_template
-        return template if isinstance(template, str) else "\n".join(template.values())
+        return "\n".join(self._tokenizer.chat_templates.values())
 
     def text(self, messages: Sequence[Message], *, prompt: bool = False) -> str:
         """Return the conversation as text. Raises InvalidRequest."""
@@ -119,14 +128,38 @@ class ChatTemplate:
         self, messages: list[MessageDict], tools: list[dict[str, Any]] | None, options: Options, *, prompt: bool
     ) -> str:
         """Return the text of the conversation. Raises InvalidRequest with the template's own error message."""
-        from jinja2.exceptions import TemplateError
-
-        if reserved := self._reserved.intersection(options):
+        if reserved := _RESERVED.intersection(options):
             message = f"'{sorted(reserved)[0]}' in 'chat_template_kwargs' is not a template option; leave it out"
             raise InvalidRequest(message, param="chat_template_kwargs")
+        if not isinstance(options.get("enable_thinking", True), bool):
+            message = "'enable_thinking' in 'chat_template_kwargs' must be true or false"
+            raise InvalidRequest(message, param="chat_template_kwargs")
+        variables = {
+            "documents": None,
+            **self._tokenizer.special_tokens,
+            **options,
+            "messages": [_shown(message) for message in messages],
+            "tools": tools,
+            "add_generation_prompt": prompt,
+        }
         try:
-            return str(self._apply(messages, tools=tools, tokenize=False, add_generation_prompt=prompt, **options))
+            return self._chosen(tools).render(variables)
         except (TemplateError, TypeError, ValueError, KeyError, AttributeError) as error:
             raise InvalidRequest(
                 f"the chat template of this model cannot express this conversation: {error}", param="messages"
             ) from error
+
+    def _chosen(self, tools: list[dict[str, Any]] | None) -> JinjaTemplate:
+        """Return the template for this request: some folders have one of their own for tools."""
+        if tools is not None and "tool_use" in self._compiled:
+            return self._compiled["tool_use"]
+        if "default" not in self._compiled:
+            raise ValueError(f"it has none named 'default', only {', '.join(sorted(self._compiled))}")
+        return self._compiled["default"]
+
+
+def _shown(message: MessageDict) -> MessageDict:
+    """Return a message as transformers shows it to a template: without None, its reasoning under both usual keys."""
+    shown = {key: value for key, value in message.items() if value is not None}
+    reasoning = next((shown[key] for key in ("reasoning_content", "thinking", "reasoning") if key in shown), None)
+    return shown if reasoning is None else {"thinking": reasoning, **shown, "reasoning_content": reasoning}

@@ -1,7 +1,6 @@
 """Adapts a renderer of the `renderers` package (a library renderer) to `Template`. It uses our tokenizer.
 
-A library renderer is used for a folder only if it writes the same ids as the folder's own chat template for the probe
-conversations, or if `--family` asks for it and the folder has no chat template.
+It renders for folders that have no chat template. The package is optional: pip install 'tokengrove[renderers]'.
 """
 
 from __future__ import annotations
@@ -11,10 +10,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from proxy.errors import ConfigurationError, InvalidRequest
-from proxy.rendering.templates.chat_template import ChatTemplate, Options, require_text
+from proxy.rendering.templates.chat_template import Options, require_text
 from proxy.rendering.templates.message_dicts import to_dicts, tool_dicts
 from proxy.rendering.tokenizer import Tokenizer
-from proxy.types import Message, Role, Tool, ToolCall
+from proxy.types import Message, Tool
 
 # Library renderers raise these for conversations that they cannot write.
 _RENDER_ERRORS = (ValueError, TypeError, KeyError, NotImplementedError)
@@ -24,15 +23,10 @@ _READY = 32
 
 
 class LibraryTemplate:
-    """A library renderer. `retention` "all" keeps earlier reasoning when bridging.
-
-    `twin`: the folder's chat template, once it is known to write the same ids. It does the full renderings, being three
-    times faster.
-    """
+    """A library renderer. `retention` "all" keeps earlier reasoning when bridging."""
 
     def __init__(self, name: str, tokenizer: Tokenizer, retention: str = "all") -> None:
         self.name = name
-        self.twin: ChatTemplate | None = None
         self._tokenizer = _LibraryTokenizer(tokenizer)
         self._retention = retention
         self._ready: dict[str, Any] = {}
@@ -45,8 +39,6 @@ class LibraryTemplate:
         self, messages: Sequence[Message], tools: Sequence[Tool], options: Options, *, prompt: bool = True
     ) -> list[int]:
         renderer = self._renderer(options)
-        if self.twin is not None:
-            return self.twin.render(messages, tools, options, prompt=prompt)
         require_text(messages)
         try:
             ids = renderer.render_ids(to_dicts(messages), tools=tool_dicts(tools), add_generation_prompt=prompt)
@@ -103,9 +95,8 @@ class _LibraryTokenizer:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        self.eos_token_id = tokenizer.hugging_face.eos_token_id
-        self.bos_token_id = tokenizer.hugging_face.bos_token_id
-        self.all_special_tokens = list(tokenizer.hugging_face.all_special_tokens)
+        self.eos_token_id = tokenizer.special_token_id("eos_token")
+        self.bos_token_id = tokenizer.special_token_id("bos_token")
 
     def encode(self, text: str, add_special_tokens: bool = False) -> list[int]:
         return self._tokenizer.encode(text)
@@ -119,59 +110,5 @@ class _LibraryTokenizer:
         return [self.convert_tokens_to_ids(token) for token in tokens]
 
     def get_vocab(self) -> dict[str, int]:
-        return dict(self._tokenizer.hugging_face.get_vocab())
-
-
-def agrees(library: LibraryTemplate, template: ChatTemplate) -> bool:
-    """Return whether both write the same ids for every probe conversation that the chat template can express.
-
-    At least three must be expressible.
-    """
-    compared = 0
-    for messages, tools, prompt in probe_conversations():
-        try:
-            wanted = template.render(messages, tools, {}, prompt=prompt)
-        except InvalidRequest:
-            continue
-        try:
-            if library.render(messages, tools, {}, prompt=prompt) != wanted:
-                return False
-        except InvalidRequest:
-            return False
-        compared += 1
-    return compared > 2
-
-
-def probe_conversations() -> list[tuple[tuple[Message, ...], tuple[Tool, ...], bool]]:
-    """Return conversations with all that agents use, each with its tools and whether a generation prompt follows.
-
-    They cover system messages, tools, calls, results, reasoning, several turns, and text that looks like markers.
-    """
-    system = Message(Role.SYSTEM, "Be brief.")
-    user = Message(Role.USER, "What is in <b>a.txt</b>?\n\n ")
-    second = Message(Role.USER, "  And in ünïcode.txt? ")
-    answer = Message(Role.ASSISTANT, "Nothing.")
-    thought = Message(Role.ASSISTANT, "Let me look.", reasoning="I should read it.")
-    one = Message(Role.ASSISTANT, "", (ToolCall("call_0", "read", '{"path": "a.txt", "lines": [1, 2.5, null]}'),))
-    two = Message(
-        Role.ASSISTANT,
-        "Both.",
-        (ToolCall("call_1", "read", '{"path": "é"}'), ToolCall("call_2", "list", "{}")),
-        reasoning="Two calls.",
-    )
-    results = (Message(Role.TOOL, "empty", (), "call_1"), Message(Role.TOOL, "[]", (), "call_2"))
-    parameters = {"type": "object", "properties": {"path": {"type": "string"}}, "required": ["path"]}
-    tools = (Tool("read", "Read a file.", parameters), Tool("list", "List files: <all> & 'more'."))
-    return [
-        ((user,), (), True),
-        ((system, user), (), True),
-        ((system, user, answer, second), (), True),
-        ((user, thought, second), (), True),
-        ((user, answer), (), False),
-        ((user, thought), (), False),
-        ((system, user), tools, True),
-        ((user,), tools, True),
-        ((user, one, Message(Role.TOOL, "empty", (), "call_0")), tools, True),
-        ((system, user, two, *results), tools, True),
-        ((system, user, two, *results, answer, second), tools, True),
-    ]
+        spelled = ((self._tokenizer.token(number), number) for number in range(self._tokenizer.vocab_size))
+        return {text: number for text, number in spelled if text is not None}

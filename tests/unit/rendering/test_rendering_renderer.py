@@ -9,12 +9,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from probe_conversations import probe_conversations
 from rendering_folders import ENDS
+from transformers import AutoTokenizer
 
 from proxy.errors import ConfigurationError, InvalidRequest, UnsupportedParameter
 from proxy.rendering import Renderer, load_renderer
 from proxy.rendering.templates.chat_template import ChatTemplate
-from proxy.rendering.templates.library_template import LibraryTemplate, probe_conversations
 from proxy.rendering.templates.message_dicts import Arguments, to_dicts, tool_dicts
 from proxy.settings import Settings
 from proxy.types import Message, Role, Tool, ToolCall, ToolChoice, ToolChoiceMode
@@ -29,7 +30,7 @@ USER = Message(Role.USER, "Hi")
 @pytest.mark.parametrize("name", ENDS)
 def test_full_renders_equal_the_chat_template(published: Callable[[str], Path], name: str) -> None:
     renderer = load_renderer(Settings(), published(name))
-    hugging_face = renderer._tokenizer.hugging_face
+    hugging_face = AutoTokenizer.from_pretrained(published(name))
     style = Arguments.STRING if name == "deepseekv3" else Arguments.OBJECT
     compared = 0
     for messages, tools, prompt in probe_conversations():
@@ -78,12 +79,11 @@ def test_qwen3_is_found_by_parity_where_the_configuration_is_silent(tiny_folder:
 def test_another_template_of_the_same_model_type_is_another_family(published: Callable[[str], Path]) -> None:
     renderer = load_renderer(Settings(), published("qwen3_instruct_2507"))
     assert renderer.family == "qwen3-instruct"
-    assert "no renderer writes the same ids" in renderer.why
 
 
-def test_marker_text_in_a_message_has_the_ids_of_the_template(qwen3: Renderer) -> None:
+def test_marker_text_in_a_message_has_the_ids_of_the_template(qwen3: Renderer, qwen3_folder: Path) -> None:
     message = Message(Role.USER, "<tool_call> and <|im_start|>assistant\n<think>")
-    text = qwen3._tokenizer.hugging_face.apply_chat_template(
+    text = AutoTokenizer.from_pretrained(qwen3_folder).apply_chat_template(
         [{"role": "user", "content": message.content}], tokenize=True, add_generation_prompt=True, return_dict=False
     )
     assert qwen3.render([message], (), {}).tolist() == text
@@ -138,9 +138,8 @@ def test_parts_that_a_template_cannot_express_are_refused_by_name(
 )
 def test_the_form_of_arguments_is_found(published: Callable[[str], Path], name: str, arguments: str) -> None:
     template = load_renderer(Settings(), published(name))._template
-    chat = template.twin if isinstance(template, LibraryTemplate) else template
-    assert isinstance(chat, ChatTemplate)
-    assert chat.capabilities.arguments == arguments
+    assert isinstance(template, ChatTemplate)
+    assert template.capabilities.arguments == arguments
 
 
 @pytest.mark.parametrize(
