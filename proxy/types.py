@@ -146,7 +146,7 @@ class Message:
 
     def to_json(self) -> dict[str, Json]:
         """Return the fields that are set, for `from_json`. `origin` is left out: it belongs to one request."""
-        out: dict[str, Json] = {"role": self.role.value, "content": self.content}
+        out: dict[str, Json] = {"role": str(self.role), "content": self.content}
         if self.tool_calls:
             out["tool_calls"] = [[call.id, call.name, call.arguments] for call in self.tool_calls]
         for key in ("tool_call_id", "reasoning", "name"):
@@ -231,10 +231,10 @@ class SamplingParams:
     def to_json(self) -> dict[str, Json]:
         """Return `temperature` and every field that differs from its default, as an export's `sampling` shows them."""
         out: dict[str, Json] = {"temperature": self.temperature}
-        for spec in fields(self):
-            value = getattr(self, spec.name)
-            if value != spec.default:
-                out[spec.name] = _listed(value) if isinstance(value, tuple) else value
+        for name, default in _SAMPLING_DEFAULTS:
+            value = getattr(self, name)
+            if value != default:
+                out[name] = _listed(value) if isinstance(value, tuple) else value
         return out
 
     @classmethod
@@ -245,6 +245,10 @@ class SamplingParams:
         if "stop" in values:
             values["stop"] = tuple(values["stop"])
         return cls(**values)
+
+
+# Looked up once: every commit writes the sampling parameters of its turns.
+_SAMPLING_DEFAULTS = tuple((spec.name, spec.default) for spec in fields(SamplingParams))
 
 
 def _listed(values: tuple[Json, ...]) -> list[Json]:

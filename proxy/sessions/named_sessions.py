@@ -36,7 +36,7 @@ class NamedSessions:
     def ensure_stored(self, session: LiveSession) -> None:
         """Queue the row of a session that has none yet. Its turns follow in the same queue, so nobody waits for it."""
         if not session.stored:
-            creation = self._starts.create_session(session.record)
+            creation = self._starts.create_session(session.record, urgent=False)
             session.stored = True
             session.seen = Seen()
             creation.add_done_callback(lambda done: self._created(session, done))

@@ -14,10 +14,11 @@ from sqlite3 import Connection as SqliteConnection
 from sqlite3 import connect
 from typing import Any
 
-from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url
+from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url, text
 from sqlalchemy.exc import ArgumentError, NoSuchModuleError
 
 from proxy.errors import ConfigurationError
+from proxy.store.sql.statement import Statement
 
 # How long a statement waits for another process that writes to the same SQLite file, such as a shell.
 BUSY_TIMEOUT_MS = 5_000
@@ -34,15 +35,16 @@ _POSTGRES_CONNECTION = {
     "options": "-c lock_timeout=20s -c idle_in_transaction_session_timeout=60s",
 }
 _READER_PRAGMAS = ("query_only=ON", f"busy_timeout={BUSY_TIMEOUT_MS}")
+_BEGIN_WRITING, _BEGIN_READING = Statement(text("BEGIN IMMEDIATE")), Statement(text("BEGIN"))
 
 
-def parse_url(text: str) -> URL:
+def parse_url(given: str) -> URL:
     """Return the URL with its driver and, for SQLite, an absolute path. Raises ConfigurationError if it is unusable."""
     try:
-        url = make_url(text)
+        url = make_url(given)
     except (ArgumentError, ValueError):
         raise ConfigurationError(
-            f"--database-url {text!r} is not a database URL; give one such as sqlite:///tokengrove.db"
+            f"--database-url {given!r} is not a database URL; give one such as sqlite:///tokengrove.db"
         ) from None
     if url.get_backend_name() == "sqlite":
         return _sqlite_url(url)
@@ -69,7 +71,7 @@ def writer_engine(url: URL) -> Engine:
     """An engine of one connection whose transactions begin with the write lock. Raises ConfigurationError."""
     engine = _engine(url, size=1, isolation="READ COMMITTED")
     if is_sqlite(url):
-        _prepare(engine, _WRITER_PRAGMAS, begin="BEGIN IMMEDIATE")
+        _prepare(engine, _WRITER_PRAGMAS, begin=_BEGIN_WRITING)
     return engine
 
 
@@ -77,7 +79,7 @@ def reader_engine(url: URL, size: int) -> Engine:
     """An engine of `size` read-only connections; each transaction reads one snapshot. Raises ConfigurationError."""
     engine = _engine(url, size=size, isolation="REPEATABLE READ")
     if is_sqlite(url):
-        _prepare(engine, _READER_PRAGMAS, begin="BEGIN")
+        _prepare(engine, _READER_PRAGMAS, begin=_BEGIN_READING)
         return engine
     return engine.execution_options(postgresql_readonly=True)
 
@@ -166,7 +168,9 @@ def _engine(url: URL, size: int, isolation: str) -> Engine:
         # The driver starts no transactions of its own; `on_begin` below starts them.
         options["connect_args"] = {"isolation_level": None}
     else:
-        options |= {"pool_pre_ping": True, "connect_args": _POSTGRES_CONNECTION, "isolation_level": isolation}
+        # Positional parameters, as in SQLite: `sql.statement` gives both drivers tuples.
+        options |= {"pool_pre_ping": True, "paramstyle": "format"}
+        options |= {"connect_args": _POSTGRES_CONNECTION, "isolation_level": isolation}
     try:
         return create_engine(url, **options)
     except (ModuleNotFoundError, NoSuchModuleError):
@@ -175,13 +179,13 @@ def _engine(url: URL, size: int, isolation: str) -> Engine:
         ) from None
 
 
-def _prepare(engine: Engine, pragmas: tuple[str, ...], begin: str) -> None:
+def _prepare(engine: Engine, pragmas: tuple[str, ...], begin: Statement) -> None:
     def on_connect(connection: SqliteConnection, _record: object) -> None:
         for pragma in pragmas:
             connection.execute(f"PRAGMA {pragma}").close()
 
     def on_begin(connection: Connection) -> None:
-        connection.exec_driver_sql(begin)
+        begin.run(connection, [{}])
 
     event.listen(engine, "connect", on_connect)
     event.listen(engine, "begin", on_begin)

@@ -9,12 +9,12 @@ from __future__ import annotations
 from array import array
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from proxy.types import Interaction, SessionRecord, Status
 
 
-@dataclass(frozen=True, slots=True)
-class Seen:
+class Seen(NamedTuple):
     """How far a session is known: all interactions below `next_seq`, and all other changes up to `revision`."""
 
     next_seq: int = 0

@@ -25,18 +25,19 @@ class SessionStarts:
         chosen_key: bool = False,
         max_live: int | None = None,
         max_taken: int | None = None,
+        urgent: bool = True,
     ) -> asyncio.Future[None]:
         """Queue the row of a new session at once; the future is resolved after its commit.
 
         The future raises InvalidRequest (param session_id) if the id exists, KeyInUse if a `chosen_key` belongs to a
         live session, TooManyRequests if `max_live` sessions are live, if `max_taken` are live or ended without failing,
-        or if no granted start is left for a session that takes capacity.
+        or if no granted start is left for a session that takes capacity. `urgent`: see Writer.submit.
         """
         self._known.add(record.session_id)
         start = Start(rows.session_row(record), chosen_key, max_live, max_taken)
         free = not (chosen_key or record.took_capacity) and max_live is None and max_taken is None
         create = writes.create_freely if free else writes.create_sessions
-        return self._database.write.submit(create, start, Phase.SESSIONS)
+        return self._database.write.submit(create, start, Phase.SESSIONS, urgent=urgent)
 
     async def grant_capacity(self, number: int) -> int:
         """Allow `number` more sessions to start; return how many may start now."""

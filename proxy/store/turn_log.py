@@ -29,10 +29,9 @@ class TurnLog:
         With `seen`, None is returned and nothing committed if another replica changed the session since (optimistic
         locking). Raises SessionNotFound, and InvalidRequest for a known id or for unequal lengths of a complete node.
         """
-        if seen is None:
-            seq: int | None = await self._write.submit(writes.append_interactions, interaction)
-        else:
-            seq = await self._write.submit(writes.append_seen, writes.Append(interaction, seen))
+        change = writes.Append(interaction, seen)
+        size = 4 * len(interaction.prompt_suffix) + 8 * len(interaction.output_ids)
+        seq: int | None = await self._write.submit(writes.append_interactions, change, size=size)
         if seq is not None:
             interaction.seq = seq
         return seq
@@ -48,5 +47,4 @@ class TurnLog:
 
     def note_replied(self, interaction_id: str) -> None:
         """Note that the reply was written out to its end."""
-        row = {"of_interaction": interaction_id, "replied_at": time.time()}
-        self._write.note(writes.set_replied, row, Phase.LAST)
+        self._write.note(writes.set_replied, interaction_id, Phase.LAST)

@@ -8,7 +8,9 @@ Changes are applied in the order of the queue, except that new sessions and begu
 last. That is safe, since none of them depends on an earlier change of the group; and it leaves long runs of equal
 changes, which the database takes in one statement.
 
-No caller waits for a note, so a group of notes waits briefly to share the commit of a change.
+The thread wakes once per group, not once per change: a change that nobody waits for leaves it asleep for a while, to
+share the commit of one that somebody waits for. The event loop wakes once per group too, and resolves a large group in
+several of its passes.
 """
 
 from __future__ import annotations
@@ -18,11 +20,13 @@ import contextlib
 import logging
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from itertools import groupby
-from queue import Empty, SimpleQueue
+from operator import attrgetter
+from queue import SimpleQueue
 from typing import Any
 
 from sqlalchemy import Connection, Engine
@@ -30,7 +34,7 @@ from sqlalchemy.exc import InterfaceError, InternalError, OperationalError, SQLA
 
 from proxy.errors import ProxyError, StoreUnavailable
 from proxy.store.sql.locks import is_deadlock, lock_all
-from proxy.store.sql.writes import BatchWrite, append_interactions, append_seen, insert_intents
+from proxy.store.sql.writes import BatchWrite, append_interactions, insert_intents
 
 logger = logging.getLogger(__name__)
 
@@ -41,11 +45,18 @@ _FAULTS = (SQLAlchemyError, ArithmeticError, AttributeError, LookupError, TypeEr
 
 
 # A transaction costs ten times as much as one more turn in it. If turns arrive together, a group waits this long for
-# more of them, or until it has this many.
+# more of them, unless it has this many changes.
 _GATHER_S = 0.002
 _GATHER_CHANGES = 32
-# How long a note may wait for a change that is waited for. A crash within this time may lose the note.
+# How long a change that is not urgent may wait for one that is. A crash within this time may lose it.
 _LINGER_S = 0.05
+# The largest group. After a stall of the disk, thousands of changes wait, and none shall wait for all of them.
+_GROUP_CHANGES = 256
+_GROUP_BYTES = 16 * 1024 * 1024
+# How many futures are resolved in one pass of the event loop: their callers all run before its next pass.
+_RESOLVED_AT_ONCE = 32
+# A connection that was idle for longer is checked before it is used: the database may have restarted meanwhile.
+_TRUSTED_S = 1.0
 
 
 class Phase(IntEnum):
@@ -59,12 +70,18 @@ class Phase(IntEnum):
 
 @dataclass(slots=True)
 class Change:
-    """A payload for one of the functions of `sql.writes`. `future`: resolved with the result; None for a note."""
+    """A payload for one of the functions of `sql.writes`.
+
+    `future`: resolved with the result; None for a note. `urgent`: a caller waits for the commit. `size`: about how many
+    bytes it writes, if they are many.
+    """
 
     write: BatchWrite
     payload: Any
     phase: Phase
     future: asyncio.Future[Any] | None
+    urgent: bool
+    size: int = 0
 
 
 ChangeResult = tuple[Change, Any]
@@ -78,7 +95,12 @@ class Writer:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._queue: SimpleQueue[Change | None] = SimpleQueue()
+        self._connection: Connection | None = None
+        self._used_at = 0.0
+        self._queue: deque[Change] = deque()
+        self._bell: SimpleQueue[None] = SimpleQueue()
+        self._rung = False
+        self._lingering = False
         self._group: list[Change] = []
         self._company = False
         self._closing = False
@@ -91,67 +113,89 @@ class Writer:
         """True until the writer is stopped or its thread has ended."""
         return not (self._closing or self._stopped)
 
-    def submit(self, write: BatchWrite, payload: Any, phase: Phase = Phase.ORDERED) -> asyncio.Future[Any]:
+    def submit(
+        self,
+        write: BatchWrite,
+        payload: Any,
+        phase: Phase = Phase.ORDERED,
+        *,
+        urgent: bool = True,
+        size: int = 0,
+    ) -> asyncio.Future[Any]:
         """Queue a change. The future has its result after the commit; cancelling it does not undo the change.
 
-        The future raises StoreUnavailable, or the ProxyError that `write` raised. Raises StoreUnavailable if closed.
+        A change that is not `urgent` may wait 50 ms for the commit of others. The future raises StoreUnavailable, or
+        the ProxyError that `write` raised. Raises StoreUnavailable if closed.
         """
-        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self._put(Change(write, payload, phase, future))
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Any] = loop.create_future()
+        self._put(Change(write, payload, phase, future, urgent, size), loop)
         return future
 
     def note(self, write: BatchWrite, payload: Any, phase: Phase = Phase.ORDERED) -> None:
         """Queue a change without waiting for it; a failure is logged. Raises StoreUnavailable if closed."""
-        self._put(Change(write, payload, phase, None))
+        self._put(Change(write, payload, phase, None, False), asyncio.get_running_loop())
 
     def stop(self) -> None:
         """Accept no more changes; the thread ends when the queue is written. Call on the event loop."""
-        if not self._closing:
-            self._closing = True
-            self._queue.put(None)
+        self._closing = True
+        self._ring()
 
     def join(self) -> None:
         """Wait until the thread has ended, after `stop`. Blocks."""
         self._thread.join()
 
-    def _put(self, change: Change) -> None:
+    def _put(self, change: Change, loop: asyncio.AbstractEventLoop) -> None:
         if self._closing:
             raise StoreUnavailable("the store is closed")
-        self._queue.put(change)
+        self._queue.append(change)
         if self._stopped:
             self._fail_rest()
+        elif change.urgent:
+            self._ring()
+        elif not (self._rung or self._lingering):
+            self._lingering = True
+            loop.call_later(_LINGER_S, self._end_linger)
+
+    def _end_linger(self) -> None:
+        self._lingering = False
+        if self._queue:
+            self._ring()
+
+    def _ring(self) -> None:
+        """Wake the thread, unless it is about to look at the queue anyway."""
+        if not self._rung:
+            self._rung = True
+            self._bell.put(None)
 
     def _run(self) -> None:
         try:
-            while self._take():
-                self._settle(self._commit(_without_ended_intents(self._group)))
+            while self._queue or not self._closing:
+                self._bell.get()
+                self._rung = False
+                if self._company and len(self._queue) < _GATHER_CHANGES and not self._closing:
+                    time.sleep(_GATHER_S)
+                self._take()
+                if self._group:
+                    self._settle(self._commit(_without_ended_intents(self._group)))
+                if self._queue or self._closing:
+                    self._ring()
         finally:
             self._stopped = True
+            self._disconnect()
             self._fail_rest()
 
-    def _take(self) -> bool:
-        """Collect the next group: wait for a change, then take what is queued. Return False at the end."""
-        self._group = []
-        change = self._queue.get()
-        begun = time.monotonic()
-        awaited = 0
-        with contextlib.suppress(Empty):
-            while change is not None:
-                self._group.append(change)
-                awaited += change.future is not None
-                left = begun + self._patience(awaited) - time.monotonic()
-                change = self._queue.get(left > 0, max(left, 0.0))
+    def _take(self) -> None:
+        """Collect the next group from the queue."""
+        group: list[Change] = []
+        self._group = group
+        awaited = size = 0
+        while self._queue and len(group) < _GROUP_CHANGES and size < _GROUP_BYTES:
+            change = self._queue.popleft()
+            group.append(change)
+            awaited += change.urgent
+            size += change.size
         self._company = awaited > 1
-        if change is None:
-            # Put the end marker back, for the next round.
-            self._queue.put(None)
-        return bool(self._group)
-
-    def _patience(self, awaited: int) -> float:
-        """Seconds that the group waits for more changes. A lone change after a lone one is committed at once."""
-        if not awaited:
-            return _LINGER_S
-        return _GATHER_S if self._company and awaited < _GATHER_CHANGES else 0.0
 
     def _commit(self, group: list[Change]) -> list[ChangeResult]:
         """Commit a group; return each change with its result or its exception."""
@@ -168,13 +212,31 @@ class Writer:
     def _transact(self, group: list[Change], apply: Apply) -> list[ChangeResult]:
         while True:
             try:
-                with self._engine.begin() as connection:
+                connection = self._connect()
+                with connection.begin():
                     lock_all(connection, [change.payload for change in group])
                     outcomes = apply(connection, group)
                 return outcomes
-            except OperationalError as error:
+            except SQLAlchemyError as error:
+                self._disconnect()
                 if not is_deadlock(error):  # a deadlock with another replica, which has gone on: try again
                     raise
+
+    def _connect(self) -> Connection:
+        """The connection of the last group, or a new one: taking one from the pool costs as much as a statement."""
+        now = time.monotonic()
+        if now - self._used_at > _TRUSTED_S:
+            self._disconnect()
+        self._used_at = now
+        if self._connection is None:
+            self._connection = self._engine.connect()
+        return self._connection
+
+    def _disconnect(self) -> None:
+        """Give the connection back to the pool, which resets it, and checks it before it is used again."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
 
     def _settle(self, outcomes: list[ChangeResult]) -> None:
         """Resolve the futures, with one wake-up per event loop. (Only tests have several loops.)"""
@@ -191,11 +253,8 @@ class Writer:
 
     def _fail_rest(self) -> None:
         rest, self._group = self._group, []
-        with contextlib.suppress(Empty):
-            while True:
-                change = self._queue.get_nowait()
-                if change is not None:
-                    rest.append(change)
+        while self._queue:
+            rest.append(self._queue.popleft())
         self._settle(
             [(change, StoreUnavailable("the database writer has stopped; restart the server")) for change in rest]
         )
@@ -203,10 +262,13 @@ class Writer:
 
 def _without_ended_intents(group: list[Change]) -> list[Change]:
     """Drop the begin notes of calls that end in the same group."""
-    ended = {change.payload.id for change in group if change.write in (append_interactions, append_seen)}
+    ended = {change.payload.node.id for change in group if change.write is append_interactions}
     if not ended:
         return group
     return [c for c in group if c.write is not insert_intents or c.payload["interaction_id"] not in ended]
+
+
+_phase, _write = attrgetter("phase"), attrgetter("write")
 
 
 def _apply_runs(connection: Connection, group: list[Change]) -> list[ChangeResult]:
@@ -245,19 +307,13 @@ def _reason(error: BaseException) -> str:
     return str(getattr(error, "orig", None) or error)
 
 
-def _phase(change: Change) -> Phase:
-    return change.phase
-
-
-def _write(change: Change) -> BatchWrite:
-    return change.write
-
-
 def _resolve(settled: list[Settled]) -> None:
-    for future, outcome in settled:
+    for future, outcome in settled[:_RESOLVED_AT_ONCE]:
         if future.done():
             continue
         if isinstance(outcome, BaseException):
             future.set_exception(outcome)
         else:
             future.set_result(outcome)
+    if rest := settled[_RESOLVED_AT_ONCE:]:
+        asyncio.get_running_loop().call_soon(_resolve, rest)

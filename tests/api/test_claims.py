@@ -306,12 +306,14 @@ async def test_a_wrong_field_is_named(tmp_path: Path, path: str, body: Any, stat
 async def test_a_claim_never_scans_acknowledged_sessions(tmp_path: Path, database_url: str) -> None:
     """Both databases use the index of waiting sessions, so the cost does not grow with the acknowledged ones."""
     async with served(tmp_path, database_url) as server:
-        engine = server.app.state.store.database._writer_engine
+        database = server.app.state.store.database
         statements: list[tuple[str, Any]] = []
-        event.listen(engine, "before_cursor_execute", lambda *seen: statements.append((seen[2], seen[3])))
+        event.listen(
+            database._writer_engine, "before_cursor_execute", lambda *seen: statements.append((seen[2], seen[3]))
+        )
         await claim(server, limit=5)
         [(query, values)] = [each for each in statements if "ended_order IS NOT NULL" in each[0]]
-        with engine.connect() as connection:
+        with database._reader_engine.connect() as connection:
             if connection.dialect.name == "sqlite":
                 explained = connection.exec_driver_sql("EXPLAIN QUERY PLAN " + query, values).all()
             else:

@@ -16,7 +16,7 @@ from proxy.engine.requests import GenerateRequest
 from proxy.engine.scripted.acting import act
 from proxy.engine.scripted.scripts import Fault, Reply, Script, play
 from proxy.store.sql import reads
-from proxy.types import Credit
+from proxy.types import Credit, SessionRecord
 from tests.support import Server, sampled, says, serving, tiny_renderer, user
 
 CHAT = "/s/v1/chat/completions"
@@ -386,17 +386,24 @@ async def test_replicas_number_the_sessions_of_a_task_without_conflict(tmp_path:
         assert len(set(names)) == 24
 
 
-async def test_a_replica_with_an_old_session_number_catches_up_at_once(tmp_path: Path, postgres_url: str) -> None:
+async def test_a_replica_with_an_old_session_number_catches_up_at_once(
+    tmp_path: Path, postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with replicas(tmp_path, postgres_url, agent(), agent()) as (one, two):
         await two.ok("/rl/start_session", {"task_id": "t"})
         for _ in range(30):
             await one.ok("/rl/start_session", {"task_id": "t"})
-        inserts: list[str] = []
-        engine = two.app.state.store.database._writer_engine
-        event.listen(engine, "before_cursor_execute", lambda *seen: inserts.append(seen[2][:20]))
+        tried: list[Any] = []
+        create = two.app.state.store.starts.create_session
+
+        def counted(record: SessionRecord, **conditions: Any) -> Any:
+            tried.append(record.session_id)
+            return create(record, **conditions)
+
+        monkeypatch.setattr(two.app.state.store.starts, "create_session", counted)
         started = await two.ok("/rl/start_session", {"task_id": "t"})
-        assert started["session_id"] == "t-31"
-        assert inserts.count("INSERT INTO sessions") < 5
+        assert started["session_id"] == "t-31" == tried[-1]
+        assert len(tried) < 5
 
 
 async def test_replicas_that_change_the_same_sessions_never_deadlock(tmp_path: Path, postgres_url: str) -> None:

@@ -50,9 +50,13 @@ def decode_floats(data: bytes) -> Logprobs:
 
 def encode_json(value: Json) -> bytes | None:
     """Encode a JSON value; None for an empty list, tuple or mapping and for None. Raises InvalidRequest."""
-    if not value and (value is None or isinstance(value, list | tuple | Mapping)):
+    if not value and value not in (0, ""):
         return None
-    letter, text = _dump(value)
+    letter, text = b"j", b""
+    try:
+        text = orjson.dumps(value, default=_plain)
+    except TypeError:
+        letter, text = b"J", _dump(value)
     if len(text) <= COMPRESS_ABOVE_BYTES:
         return letter + text
     return (b"z" if letter == b"j" else b"Z") + zlib.compress(text, COMPRESSION_LEVEL)
@@ -67,13 +71,15 @@ def decode_json(data: bytes | None, empty: Json = None) -> Json:
     return orjson.loads(text) if letter in b"jz" else json.loads(text)
 
 
-def check_text(name: str, text: str | None) -> str | None:
-    """Return the text if every database can store it. Raises InvalidRequest for NUL and lone surrogates."""
-    if text is not None and not text.isascii():
-        _check_unicode(name, text)
-    if text is not None and "\0" in text:
-        raise InvalidRequest(f"{name} holds a NUL character, which cannot be stored", param=name)
-    return text
+def check_texts(values: Mapping[str, Any], names: Iterable[str]) -> None:
+    """Raise InvalidRequest unless every database can store the texts: not with NUL, nor with lone surrogates."""
+    for name in names:
+        text = values[name]
+        if text is not None:
+            if not text.isascii():
+                _check_unicode(name, text)
+            if "\0" in text:
+                raise InvalidRequest(f"{name} holds a NUL character, which cannot be stored", param=name)
 
 
 def clean_text(text: str | None) -> str | None:
@@ -96,16 +102,17 @@ def _check_unicode(name: str, text: str) -> None:
         raise InvalidRequest(f"{name} holds half a surrogate pair, which cannot be stored", param=name) from None
 
 
-def _dump(value: Json) -> tuple[bytes, bytes]:
-    plain = dict(value) if isinstance(value, Mapping) else value
+def _dump(value: Json) -> bytes:
     try:
-        return b"j", orjson.dumps(plain)
-    except TypeError:
-        pass
-    try:
-        return b"J", json.dumps(plain, separators=(",", ":")).encode("ascii")
+        return json.dumps(value, separators=(",", ":"), default=_plain).encode("ascii")
     except (TypeError, ValueError, RecursionError) as error:
         raise InvalidRequest(f"a value cannot be stored as JSON: {error}") from None
+
+
+def _plain(value: Any) -> Json:
+    if isinstance(value, Mapping):
+        return dict(value)
+    raise TypeError(f"Object of type {type(value).__name__} is not JSON serializable")
 
 
 def _little_endian(values: array[Any], typecode: str) -> bytes:

@@ -10,25 +10,28 @@ from typing import Any
 from zlib import crc32
 
 from sqlalchemy import BigInteger, Connection, func, literal, or_, select
-from sqlalchemy.exc import DBAPIError
 
 from proxy.errors import SessionNotFound
 from proxy.store.news import Seen
+from proxy.store.sql.statement import Named, Statement, names_of
 from proxy.store.sql.tables import interactions, sessions
 
 # SQLSTATEs deadlock_detected and serialization_failure. Ordered locks leave few: two inserts of one new session id.
 _DEADLOCKS = ("40P01", "40001")
 
 
+_LOCK = Statement(
+    select(sessions.c.session_id, sessions.c.next_seq, sessions.c.revision)
+    .where(Named(sessions.c.session_id))
+    .order_by(sessions.c.session_id)
+    .with_for_update()
+)
+
+
 def lock_sessions(connection: Connection, names: Collection[str]) -> dict[str, Seen]:
     """Lock session rows until the commit, and return the state of each. Raises SessionNotFound."""
-    query = (
-        select(sessions.c.session_id, sessions.c.next_seq, sessions.c.revision)
-        .where(sessions.c.session_id.in_(names))
-        .order_by(sessions.c.session_id)
-        .with_for_update()
-    )
-    found = {name: Seen(next_seq, revision) for name, next_seq, revision in connection.execute(query)}
+    rows = _LOCK.fetch(connection, names_of(names))
+    found = {name: Seen(next_seq, revision) for name, next_seq, revision in rows}
     if len(found) < len(names):
         raise SessionNotFound(f"session {min(set(names) - found.keys())} does not exist")
     return found
@@ -58,9 +61,9 @@ def pass_alone(connection: Connection, place: str) -> None:
         connection.execute(select(func.pg_advisory_xact_lock(number))).all()
 
 
-def is_deadlock(error: DBAPIError) -> bool:
+def is_deadlock(error: Exception) -> bool:
     """Return True if the database aborted the transaction to resolve a deadlock."""
-    return getattr(error.orig, "sqlstate", None) in _DEADLOCKS
+    return getattr(getattr(error, "orig", None), "sqlstate", None) in _DEADLOCKS
 
 
 def _concerned(payloads: Iterable[Any]) -> tuple[set[str], set[str]]:

@@ -33,15 +33,17 @@ RowValues = dict[str, Any]
 """Column values of one row by column name."""
 NO_ANSWER = Message(Role.ASSISTANT)
 """The output of an interaction that was read without messages. A stored output is never NULL."""
+_SESSION_TEXTS = ("session_id", "task_id", "group_id", "exit_reason")
+_INTERACTION_TEXTS = ("id", "model", "purpose", "agent", "state_hash", "stop_string")
 
 
 def session_row(record: SessionRecord) -> RowValues:
     """The `sessions` columns of a record. Raises InvalidRequest for a value that cannot be stored."""
-    return {
-        "session_id": codec.check_text("session_id", record.session_id),
-        "task_id": codec.check_text("task_id", record.task_id),
-        "group_id": codec.check_text("group_id", record.group_id),
-        "status": record.status.value,
+    row = {
+        "session_id": record.session_id,
+        "task_id": record.task_id,
+        "group_id": record.group_id,
+        "status": str(record.status),
         "api_key_hash": record.api_key_hash,
         "control_key_hash": record.control_key_hash,
         "path_key_hash": record.path_key_hash,
@@ -49,9 +51,9 @@ def session_row(record: SessionRecord) -> RowValues:
         "limits": codec.encode_json(record.limits),
         "metadata": codec.encode_json(record.metadata),
         "discount": record.discount,
-        "credit": record.credit.value,
-        "outcome": record.outcome.value if record.outcome is not None else None,
-        "exit_reason": codec.check_text("exit_reason", record.exit_reason),
+        "credit": str(record.credit),
+        "outcome": None if record.outcome is None else str(record.outcome),
+        "exit_reason": record.exit_reason,
         "finished": record.finished,
         "metrics": codec.encode_json(record.metrics),
         "weight_version": record.weight_version,
@@ -61,6 +63,8 @@ def session_row(record: SessionRecord) -> RowValues:
         "keys_expire_at": record.keys_expire_at,
         "took_capacity": record.took_capacity,
     }
+    codec.check_texts(row, _SESSION_TEXTS)
+    return row
 
 
 def session_of(row: RowMapping) -> SessionRecord:
@@ -94,19 +98,19 @@ def session_of(row: RowMapping) -> SessionRecord:
 def interaction_row(node: Interaction, seq: int) -> RowValues:
     """The `interactions` columns of a node. Raises InvalidRequest for a value that cannot be stored."""
     check_lengths(node)
-    return {
-        "id": codec.check_text("id", node.id),
+    row = {
+        "id": node.id,
         "session_id": node.session_id,
         "seq": seq,
         "parent_id": node.parent_id,
         "aligned": node.aligned,
-        "reason": node.reason.value,
-        "api": node.api.value,
-        "status": node.status.value,
-        "model": codec.check_text("model", node.model),
-        "purpose": codec.check_text("purpose", node.purpose),
-        "agent": codec.check_text("agent", node.agent),
-        "state_hash": codec.check_text("state_hash", node.state_hash),
+        "reason": str(node.reason),
+        "api": str(node.api),
+        "status": str(node.status),
+        "model": node.model,
+        "purpose": node.purpose,
+        "agent": node.agent,
+        "state_hash": node.state_hash,
         "request_hash": node.request_hash,
         "new_messages": codec.encode_json([message.to_json() for message in node.new_messages]),
         "output": codec.encode_json(node.output.to_json()),
@@ -120,8 +124,8 @@ def interaction_row(node: Interaction, seq: int) -> RowValues:
         "output_ids": codec.encode_ids(node.output_ids),
         "logprobs": codec.encode_floats(node.logprobs),
         "versions": codec.encode_json(node.versions),
-        "finish_reason": node.finish_reason.value if node.finish_reason is not None else None,
-        "stop_string": codec.check_text("stop_string", node.stop_string),
+        "finish_reason": None if node.finish_reason is None else str(node.finish_reason),
+        "stop_string": node.stop_string,
         **reward_columns({"reward": node.reward, "rewards": node.rewards, "token_rewards": node.token_rewards}),
         "trainable": node.trainable,
         "spans": codec.encode_json(node.spans),
@@ -133,6 +137,8 @@ def interaction_row(node: Interaction, seq: int) -> RowValues:
         "first_token_at": node.first_token_at,
         "completed_at": node.completed_at,
     }
+    codec.check_texts(row, _INTERACTION_TEXTS)
+    return row
 
 
 def interaction_of(row: RowMapping) -> Interaction:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection, bindparam, delete, func, insert, select, update
+from sqlalchemy import BindParameter, Connection, bindparam, delete, func, insert, select, update
 from sqlalchemy.exc import IntegrityError
 
 from proxy.errors import InvalidRequest, NotFound
@@ -22,22 +22,19 @@ from proxy.store.news import Seen
 from proxy.store.sql import rows
 from proxy.store.sql.locks import lock_sessions, pass_alone
 from proxy.store.sql.starts import Start, check_start, give_back
+from proxy.store.sql.statement import Named, Statement, names_of
 from proxy.store.sql.tables import intents, interactions, returns, sessions
 from proxy.types import Credit, Interaction, Status
 
 BatchWrite = Callable[[Connection, Sequence[Any]], Sequence[Any]]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Append:
-    """A node whose place in the tree was decided on the `seen` state."""
+    """A node, and the state that its place in the tree was decided on (None: no other replica exists)."""
 
     node: Interaction
-    seen: Seen
-
-    @property
-    def id(self) -> str:
-        return self.node.id
+    seen: Seen | None = None
 
     @property
     def session_id(self) -> str:
@@ -89,26 +86,23 @@ class RecordUpdate:
         return session_id
 
 
-_INSERT_SESSION = insert(sessions)
-_INSERT_INTERACTION = insert(interactions)
+_NOW: BindParameter[float] = bindparam("now")
+_INSERT_SESSION = Statement(insert(sessions))
+_INSERT_INTERACTION = Statement(insert(interactions))
+_INSERT_INTENT = Statement(insert(intents))
 _INSERT_RETURN = insert(returns)
-_INSERT_INTENT = insert(intents)
-_SET_NEXT_SEQ = (
+_ADVANCE = Statement(
     update(sessions)
-    .where(sessions.c.session_id == bindparam("of_session"))
-    .values(next_seq=bindparam("next_seq"), updated_at=bindparam("updated_at"))
+    .where(Named(sessions.c.session_id))
+    .values(next_seq=sessions.c.next_seq + bindparam("by"), updated_at=_NOW)
 )
+_DELETE_INTENTS = Statement(delete(intents).where(Named(intents.c.interaction_id)))
+_SET_REPLIED = Statement(update(interactions).where(Named(interactions.c.id)).values(replied_at=_NOW))
 _GROW = {"revision": sessions.c.revision + 1}
-_DELETE_INTENT = delete(intents).where(intents.c.interaction_id == bindparam("of_interaction"))
 _DELETE_RETURN = delete(returns).where(
     returns.c.interaction_id == bindparam("of_interaction"),
     returns.c.discount == bindparam("of_discount"),
     returns.c.credit == bindparam("of_credit"),
-)
-_SET_REPLIED = (
-    update(interactions)
-    .where(interactions.c.id == bindparam("of_interaction"))
-    .values(replied_at=bindparam("replied_at"))
 )
 
 
@@ -128,54 +122,52 @@ def create_freely(connection: Connection, new: Sequence[Start]) -> Sequence[None
 
 def _insert_sessions(connection: Connection, new: Sequence[rows.RowValues]) -> None:
     try:
-        connection.execute(_INSERT_SESSION, [{**row, "next_seq": 0} for row in new])
+        _INSERT_SESSION.run(connection, [{**row, "next_seq": 0} for row in new])
     except IntegrityError:
         raise InvalidRequest(f"session {new[0]['session_id']} exists already", param="session_id") from None
 
 
-def append_interactions(connection: Connection, nodes: Sequence[Interaction]) -> Sequence[int | None]:
-    """Insert nodes; return the seq of each. Raises SessionNotFound, and InvalidRequest for a known id."""
-    return _append(connection, [(node, None) for node in nodes])
+def append_interactions(connection: Connection, batch: Sequence[Append]) -> Sequence[int | None]:
+    """Insert nodes; return the seq of each, or None for a node whose session changed since: it is not inserted.
 
-
-def append_seen(connection: Connection, batch: Sequence[Append]) -> Sequence[int | None]:
-    """As append_interactions, but with None for a node whose session changed since it was seen: it is not inserted."""
-    return _append(connection, [(each.node, each.seen) for each in batch])
-
-
-def _append(connection: Connection, batch: Sequence[tuple[Interaction, Seen | None]]) -> list[int | None]:
-    now_seen = lock_sessions(connection, {node.session_id for node, _ in batch})
+    Raises SessionNotFound, and InvalidRequest for a known id.
+    """
+    now_seen = lock_sessions(connection, {each.node.session_id for each in batch})
     new: list[rows.RowValues] = []
     seqs: list[int | None] = []
-    for node, seen in batch:
-        current = now_seen[node.session_id]
-        if seen not in (None, current):
+    counts: dict[str, int] = {}
+    for each in batch:
+        node, name = each.node, each.node.session_id
+        count = counts.get(name, 0)
+        next_seq, revision = now_seen[name]
+        if each.seen is not None and each.seen != (next_seq + count, revision):
             seqs.append(None)
             continue
-        now_seen[node.session_id] = Seen(current.next_seq + 1, current.revision)
-        seqs.append(current.next_seq)
-        new.append(rows.interaction_row(node, current.next_seq))
+        counts[name] = count + 1
+        seqs.append(next_seq + count)
+        new.append(rows.interaction_row(node, next_seq + count))
     if new:
-        _insert_interactions(connection, new, {row["session_id"]: now_seen[row["session_id"]].next_seq for row in new})
+        _insert_interactions(connection, new, counts)
     return seqs
 
 
-def _insert_interactions(connection: Connection, new: Sequence[rows.RowValues], next_seqs: Mapping[str, int]) -> None:
+def _insert_interactions(connection: Connection, new: Sequence[rows.RowValues], counts: Mapping[str, int]) -> None:
+    """Insert rows, `counts` of them per session."""
     try:
-        connection.execute(_INSERT_INTERACTION, new)
+        _INSERT_INTERACTION.run(connection, new)
     except IntegrityError:
         raise InvalidRequest(f"interaction {new[0]['id']} exists", param="interaction_id") from None
-    now = time.time()
-    connection.execute(
-        _SET_NEXT_SEQ, [{"of_session": name, "next_seq": seq, "updated_at": now} for name, seq in next_seqs.items()]
-    )
-    connection.execute(_DELETE_INTENT, [{"of_interaction": row["id"]} for row in new])
+    for count in set(counts.values()):
+        names = names_of([name for name, number in counts.items() if number == count])
+        _ADVANCE.run(connection, [{**names, "by": count, "now": time.time()}])
+    _DELETE_INTENTS.run(connection, [names_of([row["id"] for row in new])])
 
 
 def insert_intents(connection: Connection, new: Sequence[rows.RowValues]) -> Sequence[None]:
     """Insert the begin notes of calls, one per call."""
-    connection.execute(_DELETE_INTENT, [{"of_interaction": row["interaction_id"]} for row in new])
-    connection.execute(_INSERT_INTENT, list({row["interaction_id"]: row for row in new}.values()))
+    by_id = {row["interaction_id"]: row for row in new}
+    _DELETE_INTENTS.run(connection, [names_of(by_id)])
+    _INSERT_INTENT.run(connection, list(by_id.values()))
     return [None] * len(new)
 
 
@@ -187,9 +179,9 @@ def set_exported(connection: Connection, batch: Sequence[rows.RowValues]) -> Seq
     return [None] * len(batch)
 
 
-def set_replied(connection: Connection, replied: Sequence[rows.RowValues]) -> Sequence[None]:
-    """Set `replied_at` of the interactions `of_interaction`; unknown ones are ignored."""
-    connection.execute(_SET_REPLIED, list(replied))
+def set_replied(connection: Connection, replied: Sequence[str]) -> Sequence[None]:
+    """Note that the replies of interactions, given by id, were written out; unknown ones are ignored."""
+    _SET_REPLIED.run(connection, [{**names_of(replied), "now": time.time()}])
     return [None] * len(replied)
 
 

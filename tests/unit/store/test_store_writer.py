@@ -60,7 +60,7 @@ async def held(url: str) -> AsyncIterator[Held]:
 
 
 def queue(held: Held, node: Any, *names: str) -> list[asyncio.Future[Any]]:
-    return [held.writer.submit(writes.append_interactions, node(name)) for name in names]
+    return [held.writer.submit(writes.append_interactions, writes.Append(node(name))) for name in names]
 
 
 async def test_all_that_is_queued_shares_one_commit(held: Held, node: Any) -> None:
@@ -71,11 +71,58 @@ async def test_all_that_is_queued_shares_one_commit(held: Held, node: Any) -> No
     assert held.commits == 2
 
 
+async def test_a_large_queue_is_committed_in_bounded_groups(held: Held) -> None:
+    groups: list[int] = []
+
+    def write(_connection: Connection, payloads: Sequence[int]) -> Sequence[int]:
+        groups.append(len(payloads))
+        return payloads
+
+    many = [held.writer.submit(write, number) for number in range(1000)]
+    large = [held.writer.submit(write, number, size=5_000_000) for number in range(7)]
+    await held.go()
+    assert await asyncio.gather(*many, *large) == [*range(1000), *range(7)]
+    assert groups == [256, 256, 256, 232 + 4, 3]
+
+
+async def test_the_callers_of_a_large_group_do_not_all_run_in_one_pass_of_the_loop(held: Held) -> None:
+    passes: list[int] = []
+
+    async def call(number: int) -> None:
+        await held.writer.submit(lambda _connection, payloads: payloads, number)
+        passes[-1] += 1
+
+    calls = [asyncio.create_task(call(number)) for number in range(200)]
+    await asyncio.sleep(0)
+    await held.go()
+    while not all(task.done() for task in calls):
+        passes.append(0)
+        await asyncio.sleep(0)
+    assert sum(passes) == 200 and max(passes) <= 32
+
+
+async def test_the_row_of_a_named_session_shares_the_commit_of_its_first_turn(url: str, node: Any) -> None:
+    store = Store.open(url)
+    commits: list[Connection] = []
+    event.listen(store.database._writer_engine, "commit", commits.append)
+    created = store.starts.create_session(SessionRecord("task-0"), urgent=False)
+    store.turns.note_begun("one", "task-0")
+    await asyncio.sleep(0)
+    assert await store.turns.append(node("one")) == 0
+    assert created.done() and len(commits) == 1
+    await store.close()
+
+
+async def test_a_change_that_is_not_urgent_is_committed_soon_without_others(store: Store) -> None:
+    await store.starts.create_session(SessionRecord("task-0"), urgent=False)
+    assert await store.keys.load_session("task-0") is not None
+
+
 async def test_a_bad_change_fails_alone_in_its_group(held: Held, node: Any) -> None:
     created = held.writer.submit(writes.create_freely, Start(rows.session_row(SessionRecord("task-0"))))
     appended = queue(held, node, "a", "a", "b")
-    stranger = held.writer.submit(writes.append_interactions, node("c", session_id="nobody"))
-    broken = held.writer.submit(writes.append_interactions, node("d", output_ids=[1, 2]))
+    stranger = held.writer.submit(writes.append_interactions, writes.Append(node("c", session_id="nobody")))
+    broken = held.writer.submit(writes.append_interactions, writes.Append(node("d", output_ids=[1, 2])))
     last = queue(held, node, "e")
     await held.go()
     done = await asyncio.gather(created, *appended, stranger, broken, *last, return_exceptions=True)
@@ -211,12 +258,12 @@ async def test_the_row_of_a_session_is_queued_before_the_calls_that_began_in_it(
     queued: list[tuple[str, Phase]] = []
     put = Writer._put
 
-    def record(writer: Writer, change: Change) -> None:
+    def record(writer: Writer, change: Change, loop: asyncio.AbstractEventLoop) -> None:
         if change.phase is Phase.SESSIONS:
             queued.append((change.payload.row["session_id"], change.phase))
         elif change.phase is Phase.FIRST:
             queued.append((change.payload["session_id"], change.phase))
-        put(writer, change)
+        put(writer, change, loop)
 
     monkeypatch.setattr(Writer, "_put", record)
     async with serving(tmp_path, says(*"abc")) as server:
