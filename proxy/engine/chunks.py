@@ -44,8 +44,8 @@ def check_chunk(chunk: TokenChunk) -> None:
         raise EngineFailed(f"the engine gave {len(chunk.logprobs)} logprobs for {len(chunk.ids)} tokens")
     if not all(map(math.isfinite, chunk.logprobs)):
         raise EngineFailed("the engine gave a logprob that is not a finite number")
-    for version in (chunk.version, *(version for _, version in chunk.corrected)):
+    for count, version in ((1, chunk.version), *chunk.corrected):
         if not 0 <= version <= LARGEST_VERSION:
             raise EngineFailed(f"the engine gave weight version {version}, which is not in 0 .. {LARGEST_VERSION}")
-    if any(count < 1 for count, _ in chunk.corrected):
-        raise EngineFailed("the engine gave a run of corrected versions with fewer than one token")
+        if count < 1:
+            raise EngineFailed("the engine gave a run of corrected versions with fewer than one token")

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import time
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import dataclass, field
 
 from proxy.engine.chunks import TokenChunk, check_chunk
@@ -22,6 +22,8 @@ from proxy.sessions.live_session import LiveSession
 from proxy.turns.logprob_report import LogprobReport
 from proxy.turns.prompts import Prompt
 from proxy.types import FinishReason, Ids, Interaction, TurnRequest, ids_of
+
+_MAY_CLOSE_A_CALL = (ToolCallArguments, ToolCallEnd)
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -46,6 +48,14 @@ class Turn:
     task: asyncio.Task[Interaction] | None = None
     watchers: list[Callable[[], None]] = field(default_factory=list)
     _held: list[Delta] = field(default_factory=list)
+    _ends: frozenset[int] = field(init=False)
+    _takes_whole_chunks: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._ends = frozenset(self.generate.stop_token_ids)
+        # Tokens are parsed one by one for logprobs, or if the first tool call ends the output.
+        request = self.request
+        self._takes_whole_chunks = not request.logprobs and (request.parallel_tool_calls or not request.tools)
 
     @property
     def prompt_tokens(self) -> int:
@@ -69,21 +79,25 @@ class Turn:
         if chunk.text is not None:
             chunk = self._encoded(chunk, chunk.text)
         check_chunk(chunk)
-        interaction = self.interaction
+        interaction, ids = self.interaction, chunk.ids
         if not chunk.sampled:
             interaction.trainable = interaction.has_logprobs = False
         if chunk.cached_tokens is not None:
             interaction.cached_tokens = chunk.cached_tokens
-        interaction.versions = corrected(interaction.versions, chunk.corrected)
-        ids, ended = _until_end(chunk.ids, self.generate.stop_token_ids)
+        if chunk.corrected:
+            interaction.versions = corrected(interaction.versions, chunk.corrected)
+        finish = chunk.finish
+        if not self._ends.isdisjoint(ids):
+            ids, finish = _until_end(ids, self._ends), FinishReason.STOP
         if ids and not interaction.output_ids:
             interaction.first_token_at = time.time()
-        step = len(ids) if self._takes_whole_chunks else 1
-        for at in range(0, len(ids), step or 1):
-            finish = self._feed(ids[at : at + step], chunk, at)
-            if finish is not None:
-                return finish
-        return FinishReason.STOP if ended else chunk.finish
+        if self._takes_whole_chunks:
+            return self._feed(ids, chunk, 0) or finish
+        for at in range(len(ids)):
+            stopped = self._feed(ids[at : at + 1], chunk, at)
+            if stopped is not None:
+                return stopped
+        return finish
 
     def _encoded(self, chunk: TokenChunk, text: str) -> TokenChunk:
         """Convert a text chunk to token ids within the budget, with an end token if the text ended by itself."""
@@ -95,34 +109,27 @@ class Turn:
         ids = ids[:most]
         return TokenChunk(ids, array("f", bytes(4 * len(ids))), chunk.version, finish, sampled=False)
 
-    @property
-    def _takes_whole_chunks(self) -> bool:
-        """False if tokens must be parsed one by one: for logprobs, or because the first tool call ends the output."""
-        return not self.request.logprobs and (self.request.parallel_tool_calls or not self.request.tools)
-
     def _feed(self, ids: Ids, chunk: TokenChunk, at: int) -> FinishReason | None:
         """Parse `ids`, which begin at index `at` of their chunk. Returns why sampling ends with them, or None."""
-        parser, already = self.parser, len(self.interaction.output_ids)
+        parser, interaction, request = self.parser, self.interaction, self.request
         reasoning_tokens = parser.reasoning_tokens
         deltas = parser.feed(ids)
         stopped = parser.stop_string is not None
-        kept = ids[: parser.kept - already] if stopped else ids
-        self._append(kept, chunk, at)
-        if self.request.logprobs and chunk.sampled and kept and parser.reasoning_tokens == reasoning_tokens:
-            self.report.add(kept[0], chunk.logprobs[at], chunk.top_logprobs[at] if chunk.top_logprobs else ())
-        self.publish(deltas)
+        if stopped:
+            ids = ids[: parser.kept - len(interaction.output_ids)]
+        count = len(ids)
+        interaction.output_ids += ids
+        interaction.logprobs += chunk.logprobs[at : at + count]
+        interaction.versions = with_run(interaction.versions, count, chunk.version)
+        if request.logprobs and chunk.sampled and count and parser.reasoning_tokens == reasoning_tokens:
+            self.report.add(ids[0], chunk.logprobs[at], chunk.top_logprobs[at] if chunk.top_logprobs else ())
+        if deltas:
+            self.publish(deltas)
         if stopped:
             return FinishReason.STOP_STRING
-        one_call = not self.request.parallel_tool_calls and any(isinstance(delta, ToolCallEnd) for delta in deltas)
-        return FinishReason.STOP if one_call else None
-
-    def _append(self, ids: Ids, chunk: TokenChunk, at: int) -> None:
-        if not ids:
-            return
-        interaction = self.interaction
-        interaction.output_ids += ids
-        interaction.logprobs += chunk.logprobs[at : at + len(ids)]
-        interaction.versions = with_run(interaction.versions, len(ids), chunk.version)
+        if not request.parallel_tool_calls and any(isinstance(delta, ToolCallEnd) for delta in deltas):
+            return FinishReason.STOP
+        return None
 
     def prove(self) -> None:
         """Set `aligned` by comparing token ids, and split the prompt: an aligned parent's tokens are not stored again.
@@ -141,12 +148,13 @@ class Turn:
         A client may execute a call as soon as it is closed, so the commit must be durable first. In some APIs the last
         fragment of the arguments closes a call, so that fragment is held too.
         """
-        for delta in map(self.report.attach, deltas):
-            if self._held or isinstance(delta, ToolCallArguments | ToolCallEnd):
+        for delta in map(self.report.attach, deltas) if self.request.logprobs else deltas:
+            if self._held or isinstance(delta, _MAY_CLOSE_A_CALL):
                 self._hold(delta)
             else:
                 self.deltas.append(delta)
-        self._tell()
+        for wake in self.watchers:
+            wake()
 
     def _hold(self, delta: Delta) -> None:
         """Hold a delta. A held fragment of arguments is released when the next fragment shows that it was not the last.
@@ -165,16 +173,10 @@ class Turn:
         """Show the held deltas to readers, after the commit."""
         self.deltas += self._held
         self._held.clear()
-        self._tell()
-
-    def _tell(self) -> None:
         for wake in self.watchers:
             wake()
 
 
-def _until_end(ids: Ids, stop_token_ids: tuple[int, ...]) -> tuple[Ids, bool]:
-    """Return `ids` up to and including the first end token, and whether there was one."""
-    for index, token in enumerate(ids):
-        if token in stop_token_ids:
-            return ids[: index + 1], True
-    return ids, False
+def _until_end(ids: Ids, ends: Container[int]) -> Ids:
+    """Return `ids` up to and including the first end token, which they hold."""
+    return ids[: next(index for index, token in enumerate(ids) if token in ends) + 1]
