@@ -115,9 +115,9 @@ class StreamReply:
         """The events of all deltas since the last call."""
         events = b""
         for index, choice in enumerate(self._choices):
-            new = choice.deltas[self._seen[index] :]
-            self._seen[index] += len(new)
-            events += b"".join(self._encoder.delta(delta, index) for delta in new)
+            if new := choice.deltas[self._seen[index] :]:
+                self._seen[index] += len(new)
+                events += self._encoder.deltas(new, index)
         return events
 
     async def _start(self, send: Send) -> None:

@@ -55,14 +55,14 @@ class Answer:
 class StreamEncoder(Protocol):
     """Encodes one reply as stream bytes.
 
-    Calls come in this order: `start`, any number of `delta`, then `finish` or `error`; `keepalive` anywhere between.
+    Calls come in this order: `start`, any number of `deltas`, then `finish` or `error`; `keepalive` anywhere between.
     """
 
     def start(self) -> bytes:
         """Return the bytes that precede the first delta."""
 
-    def delta(self, delta: Delta, choice: int = 0) -> bytes:
-        """Encode one piece of the answer. `choice` counts from 0 and is above 0 only if the request has `n` above 1."""
+    def deltas(self, deltas: Sequence[Delta], choice: int = 0) -> bytes:
+        """Encode pieces of the answer. `choice` counts from 0 and is above 0 only if the request has `n` above 1."""
 
     def keepalive(self) -> bytes:
         """Return bytes that every client ignores."""

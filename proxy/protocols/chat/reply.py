@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import orjson
+
 from proxy.errors import ProxyError
 from proxy.protocols import sse
 from proxy.protocols.error_envelopes import openai_error
@@ -57,16 +59,33 @@ class ChatStream:
             "model": request.model,
             "system_fingerprint": None,
         }
+        self._text = [sse.cut(self._chunk({"content": None}, choice), "content") for choice in range(request.n)]
+        self._reasoning = [
+            sse.cut(self._chunk({"reasoning_content": None}, choice), "reasoning_content")
+            for choice in range(request.n)
+        ]
 
     def start(self) -> bytes:
         return b"".join(self._chunk({"role": "assistant", "content": ""}, choice) for choice in range(self._choices))
 
-    def delta(self, delta: Delta, choice: int = 0) -> bytes:
+    def deltas(self, deltas: Sequence[Delta], choice: int = 0) -> bytes:
+        out: list[bytes] = []
+        for delta in deltas:
+            if isinstance(delta, TextDelta) and not delta.logprobs:
+                head, tail = self._text[choice]
+                out += (head, orjson.dumps(delta.text), tail)
+            elif isinstance(delta, ReasoningDelta):
+                head, tail = self._reasoning[choice]
+                out += (head, orjson.dumps(delta.text), tail)
+            else:
+                out.append(self._rare(delta, choice))
+        return b"".join(out)
+
+    def _rare(self, delta: Delta, choice: int) -> bytes:
+        """The event of a delta that does not come with most tokens."""
         match delta:
             case TextDelta(text, logprobs):
-                return self._chunk({"content": text}, choice, logprobs=_logprobs_json(logprobs) if logprobs else None)
-            case ReasoningDelta(text):
-                return self._chunk({"reasoning_content": text}, choice)
+                return self._chunk({"content": text}, choice, logprobs=_logprobs_json(logprobs))
             case ToolCallStart(index, call_id, name):
                 function = {"name": name, "arguments": ""}
                 return self._call({"index": index, "id": call_id, "type": "function", "function": function}, choice)

@@ -27,6 +27,8 @@ _STOP_REASONS = {
     FinishReason.CONTENT_FILTER: "refusal",
     FinishReason.ABORT: "end_turn",
 }
+_RUNS = (TextDelta, ReasoningDelta)
+_EMPTY = {"text": {"text": ""}, "thinking": {"thinking": "", "signature": ""}}
 
 
 def message_json(request: TurnRequest, interaction: Interaction) -> dict[str, Any]:
@@ -87,6 +89,7 @@ class MessageStream:
         self._prompt_tokens = prompt_tokens
         self._index = -1
         self._open: str | None = None
+        self._around = (b"", b"")
         self._arguments: str | None = None
 
     def start(self) -> bytes:
@@ -96,16 +99,24 @@ class MessageStream:
         message |= {"content": [], "stop_reason": None, "stop_sequence": None, "usage": usage}
         return _event("message_start", message=message) + self.keepalive()
 
-    def delta(self, delta: Delta, choice: int = 0) -> bytes:
+    def deltas(self, deltas: Sequence[Delta], choice: int = 0) -> bytes:
+        out: list[bytes] = []
+        for delta in deltas:
+            if isinstance(delta, _RUNS):
+                kind = "text" if isinstance(delta, TextDelta) else "thinking"
+                if kind != self._open:
+                    out.append(self._begin(kind, _EMPTY[kind]))
+                    self._around = sse.cut(self._piece(f"{kind}_delta", **{kind: None}), kind)
+                head, tail = self._around
+                out += (head, orjson.dumps(delta.text), tail)
+            else:
+                out.append(self._of_call(delta))
+        return b"".join(out)
+
+    def _of_call(self, delta: Delta) -> bytes:
         match delta:
-            case TextDelta(text):
-                head = self._in_block("text", {"text": ""})
-                return head + self._piece("text_delta", text=text)
-            case ReasoningDelta(text):
-                head = self._in_block("thinking", {"thinking": "", "signature": ""})
-                return head + self._piece("thinking_delta", thinking=text)
             case ToolCallStart(_, call_id, name):
-                head = self._close() + self._in_block("tool_use", {"id": call_id, "name": name, "input": {}})
+                head = self._begin("tool_use", {"id": call_id, "name": name, "input": {}})
                 self._arguments = ""
                 return head + self._piece("input_json_delta", partial_json="")
             case ToolCallArguments(_, fragment):
@@ -124,10 +135,8 @@ class MessageStream:
     def error(self, error: ProxyError) -> bytes:
         return sse.event("error", anthropic_error_event(error))
 
-    def _in_block(self, kind: str, empty: dict[str, Any]) -> bytes:
-        """Return the events that precede a piece of a block of `kind`: none if such a block is open."""
-        if self._open == kind:
-            return b""
+    def _begin(self, kind: str, empty: dict[str, Any]) -> bytes:
+        """Close the open block and begin one of `kind`. Return the events for that."""
         out = self._close()
         self._index += 1
         self._open = kind
@@ -159,7 +168,7 @@ class MessageStream:
             return b""
         return self._piece("input_json_delta", partial_json=orjson.dumps({RAW_ARGUMENTS: held}).decode())
 
-    def _piece(self, kind: str, **fields: str) -> bytes:
+    def _piece(self, kind: str, **fields: str | None) -> bytes:
         return _event("content_block_delta", index=self._index, delta={"type": kind, **fields})
 
 

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+import orjson
+
 from proxy.errors import ContextLengthExceeded, ProxyError, TooManyRequests
 from proxy.protocols import sse
 from proxy.protocols.responses.response_object import (
@@ -33,9 +35,20 @@ class _Kind(StrEnum):
     CALL = "function_call"
 
 
+_PIECES: dict[_Kind, tuple[str, dict[str, Any]]] = {
+    _Kind.REASONING: ("response.reasoning_summary_text.delta", {"summary_index": 0}),
+    _Kind.MESSAGE: ("response.output_text.delta", {"content_index": 0, "logprobs": []}),
+    _Kind.CALL: ("response.function_call_arguments.delta", {}),
+}
+"""The event of a piece of an item, and its fields beyond those that all of them have."""
+
+
 @dataclass(slots=True)
 class _OpenItem:
-    """The item being streamed: `index` counts all items from 0, `number` those of its kind."""
+    """The item being streamed: `index` counts all items from 0, `number` those of its kind.
+
+    `around`: the bytes of the event of a piece before its sequence number, before its text, and after it.
+    """
 
     kind: _Kind
     index: int
@@ -45,6 +58,7 @@ class _OpenItem:
     name: str = ""
     parts: list[str] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
+    around: tuple[bytes, bytes, bytes] = (b"", b"", b"")
 
     @property
     def text(self) -> str:
@@ -67,23 +81,33 @@ class ResponseStream:
         events = ("response.created", "response.in_progress")
         return b"".join(self._event(name, response=self._head) for name in events)
 
-    def delta(self, delta: Delta, choice: int = 0) -> bytes:
-        match delta:
-            case ReasoningDelta(text) if text:
-                out, item = self._enter(_Kind.REASONING)
-                return out + self._piece("response.reasoning_summary_text.delta", item, text, summary_index=0)
-            case TextDelta(text, logprobs) if text:
-                out, item = self._enter(_Kind.MESSAGE)
-                item.logprobs += logprobs
-                more = {"content_index": 0, "logprobs": logprobs_json(logprobs)}
-                return out + self._piece("response.output_text.delta", item, text, **more)
-            case ToolCallStart(index, call_id, name):
-                return self._close("completed") + self._begin(_Kind.CALL, index, call_id, name)
-            case ToolCallArguments(_, fragment) if fragment:
-                assert self._open is not None and self._open.kind is _Kind.CALL
-                return self._piece("response.function_call_arguments.delta", self._open, fragment)
-            case _:
-                return b""  # the next item or the end of the reply closes the item
+    def deltas(self, deltas: Sequence[Delta], choice: int = 0) -> bytes:
+        out: list[bytes] = []
+        for delta in deltas:
+            if isinstance(delta, TextDelta):
+                kind, text = _Kind.MESSAGE, delta.text
+            elif isinstance(delta, ReasoningDelta):
+                kind, text = _Kind.REASONING, delta.text
+            elif isinstance(delta, ToolCallArguments):
+                kind, text = _Kind.CALL, delta.fragment
+            else:
+                if isinstance(delta, ToolCallStart):
+                    out.append(self._begin(_Kind.CALL, delta.index, delta.id, delta.name))
+                continue  # the next item or the end of the reply closes a call
+            if not text:
+                continue
+            if self._open is None or self._open.kind is not kind:
+                out.append(self._begin(kind))
+            item = self._open
+            assert item is not None
+            item.parts.append(text)
+            head, middle, tail = item.around
+            if isinstance(delta, TextDelta) and delta.logprobs:
+                item.logprobs += delta.logprobs
+                tail = tail.replace(b"[]", orjson.dumps(logprobs_json(delta.logprobs)))
+            out.append(b"%b%d%b%b%b" % (head, self._sequence, middle, orjson.dumps(text), tail))
+            self._sequence += 1
+        return b"".join(out)
 
     def keepalive(self) -> bytes:
         return sse.KEEPALIVE
@@ -103,22 +127,17 @@ class ResponseStream:
         response = {**self._head, "status": "failed", "error": failure, "output": self._closed}
         return self._event("response.failed", response=response) + sse.DONE
 
-    def _enter(self, kind: _Kind) -> tuple[bytes, _OpenItem]:
-        """Return the open item if it is of this kind, else begin a new one; and the events for that."""
-        out = b""
-        if self._open is None or self._open.kind is not kind:
-            out = self._close("completed") + self._begin(kind)
-        assert self._open is not None
-        return out, self._open
-
     def _begin(self, kind: _Kind, number: int | None = None, call_id: str = "", name: str = "") -> bytes:
+        """Close the open item and begin one of `kind`. Return the events for that."""
+        out = self._close("completed")
         if number is None:
             number = sum(item["type"] == kind for item in self._closed)
         item = _OpenItem(kind, len(self._closed), number, "", call_id, name)
         announced = self._item_json(item, "in_progress")
         item.id = announced["id"]
+        item.around = self._around(item)
         self._open = item
-        out = self._event("response.output_item.added", output_index=item.index, item=announced)
+        out += self._event("response.output_item.added", output_index=item.index, item=announced)
         if kind is _Kind.MESSAGE:
             out += self._item_event("response.content_part.added", item, content_index=0, part=text_part(""))
         elif kind is _Kind.REASONING:
@@ -127,9 +146,11 @@ class ResponseStream:
             )
         return out
 
-    def _piece(self, name: str, item: _OpenItem, text: str, **more: Any) -> bytes:
-        item.parts.append(text)
-        return self._item_event(name, item, delta=text, **more)
+    def _around(self, item: _OpenItem) -> tuple[bytes, bytes, bytes]:
+        name, more = _PIECES[item.kind]
+        event = {"type": name, "sequence_number": None, "item_id": item.id, "output_index": item.index, "delta": None}
+        head, rest = sse.cut(sse.event(name, event | more), "sequence_number")
+        return head, *sse.cut(rest, "delta")
 
     def _close(self, status: str) -> bytes:
         """Close the open item, if there is one, and return its last events."""

@@ -107,7 +107,7 @@ def streamed(turn: TurnRequest, answer: Answer, deltas: Iterable[Delta] | None =
     encoder = PROTOCOL.stream(turn, interaction.id, int(interaction.created_at), interaction.prompt_tokens)
     out = encoder.start()
     for delta in deltas_of(interaction.output) if deltas is None else deltas:
-        out += encoder.delta(delta)
+        out += encoder.deltas([delta])
     return out + encoder.finish([answer])
 
 

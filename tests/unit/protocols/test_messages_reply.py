@@ -61,7 +61,7 @@ def streamed(interaction: Interaction, cut: Sequence[int] = (), keepalives: bool
     stream = MessagesProtocol().stream(REQUEST, interaction.id, 0, interaction.prompt_tokens)
     out = stream.start()
     for delta in deltas_of(interaction.output, cut):
-        out += stream.delta(delta) + (stream.keepalive() if keepalives else b"")
+        out += stream.deltas([delta]) + (stream.keepalive() if keepalives else b"")
     return out + stream.finish([Answer(interaction)])
 
 
@@ -196,7 +196,7 @@ def test_a_stream_has_the_events_of_the_api_in_order() -> None:
 def test_no_block_that_may_be_the_last_is_closed_before_the_end() -> None:
     stream = MessagesProtocol().stream(REQUEST, "msg_1", 0, 5)
     stream.start()
-    sent = b"".join(stream.delta(delta) for delta in deltas_of(answered("hi", CALL).output))
+    sent = b"".join(stream.deltas([delta]) for delta in deltas_of(answered("hi", CALL).output))
     assert [event["index"] for event in events(sent) if event["type"] == "content_block_stop"] == [0]
 
 
@@ -243,7 +243,7 @@ def test_text_after_a_call_and_thinking_after_text_get_separate_blocks() -> None
         ToolCallEnd(0),
         TextDelta("c"),
     ]
-    sent = stream.start() + b"".join(stream.delta(delta) for delta in mixed)
+    sent = stream.start() + b"".join(stream.deltas([delta]) for delta in mixed)
     content = as_dict(accumulated(sent + stream.finish([Answer(answered())])))["content"]
     assert [block["type"] for block in content] == ["text", "thinking", "tool_use", "text"]
     message = echoed(content)
@@ -320,7 +320,7 @@ def test_ids_are_those_of_the_api() -> None:
 )
 def test_a_failure_in_a_stream_is_an_error_event_that_the_sdk_raises(error: ProxyError, kind: str) -> None:
     stream = MessagesProtocol().stream(REQUEST, "msg_1", 0, 5)
-    sent = stream.start() + stream.delta(TextDelta("a")) + stream.error(error)
+    sent = stream.start() + stream.deltas([TextDelta("a")]) + stream.error(error)
     assert events(sent)[-1] == {"type": "error", "error": {"type": kind, "message": error.message}}
     with pytest.raises(anthropic.APIStatusError, match=error.message):
         accumulated(sent)

@@ -90,7 +90,7 @@ def test_a_cut_stream_ends_with_incomplete_and_so_does_its_last_item() -> None:
 
 def test_nothing_of_the_last_item_is_done_before_the_end() -> None:
     encoder = PROTOCOL.stream(request(), ID, 1, 1)
-    sent = encoder.start() + b"".join(encoder.delta(delta) for delta in deltas_of(assistant("a", CALL)))
+    sent = encoder.start() + b"".join(encoder.deltas([delta]) for delta in deltas_of(assistant("a", CALL)))
     assert sent.count(b"event: response.output_item.done") == 1
     assert b"event: response.function_call_arguments.done" not in sent
 
@@ -111,14 +111,14 @@ def test_text_after_a_call_is_a_separate_item_and_is_parsed_as_the_same_answer()
 def test_empty_deltas_are_no_events() -> None:
     encoder = PROTOCOL.stream(request(), ID, 1, 1)
     encoder.start()
-    assert encoder.delta(TextDelta("")) == encoder.delta(ReasoningDelta("")) == b""
+    assert encoder.deltas([TextDelta("")]) == encoder.deltas([ReasoningDelta("")]) == b""
 
 
 def test_a_keepalive_is_a_comment_and_takes_no_number() -> None:
     answer = committed(assistant("ab"), name=ID)
     encoder = PROTOCOL.stream(request(), ID, 1, 1)
-    start, first, comment = encoder.start(), encoder.delta(TextDelta("a")), encoder.keepalive()
-    check_events(start + first + encoder.delta(TextDelta("b")) + encoder.finish([answer]))
+    start, first, comment = encoder.start(), encoder.deltas([TextDelta("a")]), encoder.keepalive()
+    check_events(start + first + encoder.deltas([TextDelta("b")]) + encoder.finish([answer]))
     assert comment == KEEPALIVE
 
 
@@ -153,7 +153,7 @@ def test_a_text_before_a_call_keeps_the_logprobs_streamed_with_it() -> None:
 )
 def test_a_failure_is_an_event_with_the_output_so_far(error: ProxyError, code: str) -> None:
     encoder = PROTOCOL.stream(request(), ID, 1, 1)
-    sent = encoder.start() + encoder.delta(ReasoningDelta("hm")) + encoder.delta(TextDelta("wa"))
+    sent = encoder.start() + encoder.deltas([ReasoningDelta("hm")]) + encoder.deltas([TextDelta("wa")])
     final = check_events(sent + encoder.error(error))
     assert (final["status"], final["error"]) == ("failed", {"code": code, "message": error.message})
     assert [item["type"] for item in final["output"]] == ["reasoning"]
@@ -197,6 +197,6 @@ def test_each_event_is_valid_for_the_strict_types_of_the_sdk() -> None:
 
 def test_the_sdk_does_not_take_a_failed_stream_for_an_answer() -> None:
     encoder = PROTOCOL.stream(request(), ID, 1, 1)
-    sent = encoder.start() + encoder.delta(TextDelta("wa")) + encoder.error(EngineFailed("it died"))
+    sent = encoder.start() + encoder.deltas([TextDelta("wa")]) + encoder.error(EngineFailed("it died"))
     with pytest.raises(RuntimeError):
         sdk_reads(sent, lambda events: events.get_final_response())
