@@ -9,7 +9,7 @@ from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     Ids = array[int]
@@ -117,8 +117,7 @@ class Credit(StrEnum):
     LINEAR = "linear"
 
 
-@dataclass(frozen=True, slots=True)
-class ToolCall:
+class ToolCall(NamedTuple):
     """A tool call. `arguments` is JSON text, exactly as sampled or as the client sent it."""
 
     id: str
@@ -126,13 +125,13 @@ class ToolCall:
     arguments: str
 
 
-@dataclass(frozen=True, slots=True)
-class Message:
+class Message(NamedTuple):
     """One message of a conversation, the same for all APIs. `content` is the text of its parts, joined.
 
     `images`: digests. `tool_call_id`: for role `tool`. `name`: of the tool, or one of the names above. `origin`: the id
     of the interaction that produced an echoed answer, as its item id, signature or encrypted content says. Two messages
-    are equal in a conversation if role, content, calls and images are, and `tool_call_id` up to renaming.
+    are equal in a conversation if role, content, calls and images are, and `tool_call_id` up to renaming. A tuple,
+    because each request brings all messages of its conversation again: they are compared without Python code.
     """
 
     role: Role

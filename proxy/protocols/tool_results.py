@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from proxy.types import Message, Role
 
 
@@ -16,7 +14,7 @@ def link_tool_results(messages: list[Message]) -> list[Message]:
             open_calls = [call.id for call in message.tool_calls]
         elif message.role is Role.TOOL:
             if message.tool_call_id is None and open_calls:
-                message = replace(message, tool_call_id=open_calls[0])
+                message = message._replace(tool_call_id=open_calls[0])
             if message.tool_call_id in open_calls:
                 open_calls.remove(message.tool_call_id)
         out.append(message)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 from proxy.errors import InvalidRequest
@@ -283,11 +283,10 @@ def _referring(
     if not answer.tool_calls:
         return answer, new_messages
     sampled = sampled_call_ids(answer.tool_calls, text)
-    calls = tuple(replace(call, id=sampled.get(call.id, call.id)) for call in answer.tool_calls)
+    calls = tuple(call._replace(id=sampled.get(call.id, call.id)) for call in answer.tool_calls)
     names = {call.id: call.name for call in answer.tool_calls}
     renamed = [
-        replace(
-            message,
+        message._replace(
             tool_call_id=sampled.get(message.tool_call_id or "", message.tool_call_id),
             name=message.name or names.get(message.tool_call_id or ""),
         )
@@ -295,7 +294,7 @@ def _referring(
         else message
         for message in new_messages
     ]
-    return replace(answer, tool_calls=calls), renamed
+    return answer._replace(tool_calls=calls), renamed
 
 
 def _token_at(pieces: Sequence[bytes], end: int) -> int:

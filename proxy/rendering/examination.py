@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum
 
 from proxy.errors import InvalidRequest
@@ -142,7 +142,7 @@ def _cut(renderer: Renderer, answer: Message, output: Ids) -> Ids:
 
 def _opener(renderer: Renderer, shape: _Shape) -> int:
     """Return the end token of a family that ends turns by opening the next one."""
-    answered = [*shape.history, replace(shape.answer, reasoning=None)]
+    answered = [*shape.history, shape.answer._replace(reasoning=None)]
     written = renderer.render(answered, shape.tools, {}, prompt=False)
     whole = renderer.render([*answered, *shape.new], shape.tools, {}) if shape.new else written
     following = whole[len(written) : len(written) + 1]

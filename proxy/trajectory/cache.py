@@ -7,9 +7,10 @@ when the node is placed, so concurrent requests that continue the same parent be
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from proxy.trajectory.matching import ChainState, Identity, RootKeys, extend, identify
+from proxy.trajectory.recent import RecentConversations
 from proxy.trajectory.tree import token_ids
 from proxy.types import Ids, Interaction, Message, Reason, Role, Status, TurnRequest
 
@@ -52,14 +53,15 @@ class Match:
 
     def _answering(self, message: Message) -> Message:
         own = self.renamed.get(message.tool_call_id or "")
-        return message if message.role is not Role.TOOL or own is None else replace(message, tool_call_id=own)
+        return message if message.role is not Role.TOOL or own is None else message._replace(tool_call_id=own)
 
 
 class InteractionCache:
-    """The live tree of one session. Not thread-safe: use it on the event loop only."""
+    """The live tree of one session, and its recent conversations. Use it on the event loop only."""
 
     def __init__(self, interactions: Iterable[Interaction] = ()) -> None:
         self.nodes: dict[str, Node] = {}
+        self.recent = RecentConversations()
         self._by_end: dict[int, list[Node]] = {}
         self._by_start: dict[int, list[Node]] = {}
         self._by_body: dict[int, list[Node]] = {}

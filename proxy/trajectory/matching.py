@@ -11,19 +11,18 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import jiter
 import orjson
 from xxhash import xxh3_64_intdigest, xxh3_128_hexdigest
 
-from proxy.types import TOKENS, Message, Role, Tool, ToolCall, TurnRequest
+from proxy.types import TOKENS, Message, Role, SamplingParams, Tool, ToolCall, TurnRequest
 
 _ROLE_NUMBER = {role: number for number, role in enumerate(Role)}
 # Integers of up to 53 bits are exact as doubles; integers beyond 1024 bits exceed the largest double.
 _DOUBLE_BITS, _LARGEST_DOUBLE_BITS = 53, 1024
 _UNKNOWN_CALL = -1
-_ANSWER = Role.ASSISTANT
 _NO_CALL = -2
 
 
@@ -36,18 +35,21 @@ class RootKeys:
     options: int
 
     @property
-    def start(self) -> int:
-        """The first link of the chain."""
-        return hash((self.tools, self.system, self.options))
+    def start(self) -> ChainState:
+        """The chain before the first message after the head."""
+        return ChainState(key=hash((self.tools, self.system, self.options)), body_key=0)
 
 
-@dataclass(frozen=True, slots=True)
-class ChainState:
-    """The chain after some messages. `key` includes the head, `body_key` does not; `calls`: the latest call ids."""
+class ChainState(NamedTuple):
+    """The chain after some messages. `key` includes the head, `body_key` does not; `calls`: the latest call ids.
+
+    `echo` is a chain over what distinguishes retries only: the reasoning, origins and call ids of answers.
+    """
 
     key: int
     body_key: int
     calls: tuple[str, ...] = ()
+    echo: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,9 +72,13 @@ _EMPTY_BODY = ChainState(key=0, body_key=0)
 def identify(messages: Sequence[Message], tools: Sequence[Tool], options: Mapping[str, Any]) -> Identity:
     """Compute the identity of a conversation, in time linear in its text."""
     lead = count_leading_system(messages)
-    root = RootKeys(_tools_key(tools), extend(_EMPTY_BODY, messages[:lead])[-1].body_key, _json_key(options))
-    start = ChainState(key=root.start, body_key=0)
-    return Identity(root, lead, tuple(extend(start, messages[lead:])))
+    root = root_keys(messages[:lead], tools, options)
+    return Identity(root, lead, tuple(extend(root.start, messages[lead:])))
+
+
+def root_keys(system: Sequence[Message], tools: Sequence[Tool], options: Mapping[str, Any]) -> RootKeys:
+    """The hashes of a head; `system` are its leading system messages."""
+    return RootKeys(_tools_key(tools), extend(_EMPTY_BODY, system)[-1].body_key, _json_key(options))
 
 
 def count_leading_system(messages: Sequence[Message]) -> int:
@@ -94,8 +100,15 @@ def extend(state: ChainState, messages: Sequence[Message]) -> list[ChainState]:
 
 def _next_state(state: ChainState, message: Message) -> ChainState:
     link = message_key(message, state.calls)
-    calls = tuple(call.id for call in message.tool_calls) if message.tool_calls else state.calls
-    return ChainState(hash((state.key, link)), hash((state.body_key, link)), calls)
+    calls = tuple([call.id for call in message.tool_calls]) if message.tool_calls else state.calls
+    echo = hash((state.echo, _echo_key(message))) if message.role is Role.ASSISTANT else state.echo
+    return ChainState(hash((state.key, link)), hash((state.body_key, link)), calls, echo)
+
+
+def _echo_key(answer: Message) -> int:
+    if answer.reasoning is None and answer.origin is None and not answer.tool_calls:
+        return 0
+    return _text_key(repr((answer.reasoning, answer.origin, [call.id for call in answer.tool_calls])))
 
 
 def message_key(message: Message, calls: tuple[str, ...]) -> int:
@@ -219,25 +232,25 @@ def _json_key(value: Mapping[str, Any]) -> int:
     return xxh3_64_intdigest(canonical_json(value)) if value else 0
 
 
-def request_hash(request: TurnRequest, identity: Identity) -> str:
-    """The key that identifies a retry within its session, 32 hex digits, of conversation, sampling and answer format.
+def request_hash(request: TurnRequest, sampling: SamplingParams, identity: Identity) -> str:
+    """The key that identifies a retry within its session, 32 hex digits, of conversation, `sampling` and answer format.
 
     `stream` is not part of it: a client that falls back from streaming to a plain request retries the same request.
     """
     parts = (
-        request.api.value,
+        str(request.api),
         request.model,
         identity.end.key,
-        request.tool_choice,
+        str(request.tool_choice.mode),
+        request.tool_choice.name,
         request.parallel_tool_calls,
-        request.sampling,
+        sampling,
         request.n,
         request.response_format,
         request.top_logprobs if request.logprobs else None,
         request.stop_token_ids,
         None if request.input_ids is None else xxh3_64_intdigest(request.input_ids.tobytes()),
-        # An exact repetition also repeats these. They distinguish siblings with equal conversations.
-        [(m.reasoning, m.origin, [call.id for call in m.tool_calls]) for m in request.messages if m.role is _ANSWER],
+        identity.end.echo,  # an exact repetition repeats it; it distinguishes siblings with equal conversations
     )
     return xxh3_128_hexdigest(repr(parts).encode(errors="surrogatepass"))
 

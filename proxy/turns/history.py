@@ -41,7 +41,7 @@ def _dereferenced(session: LiveSession, message: Message) -> Message:
     """Return the answer that an item reference names; return any other message unchanged."""
     if message.name != ITEM_REFERENCE or message.origin is None:
         return message
-    return replace(_find(session, message.origin, "input").interaction.output, origin=message.origin)
+    return _find(session, message.origin, "input").interaction.output._replace(origin=message.origin)
 
 
 def _find(session: LiveSession, interaction_id: str, param: str) -> Node:

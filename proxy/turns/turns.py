@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import replace
 from typing import Any, TypeVar
 
 from proxy.engine.gate import Gate
@@ -35,7 +34,7 @@ from proxy.sessions.settling import settle
 from proxy.settings import Settings
 from proxy.store.replica_news import ReplicaNews
 from proxy.store.turn_log import TurnLog
-from proxy.trajectory.matching import Identity, identify, request_hash
+from proxy.trajectory.matching import Identity, request_hash
 from proxy.turns.budgets import apply_budgets
 from proxy.turns.choice import Choice
 from proxy.turns.commits import Commits
@@ -114,8 +113,8 @@ class Turns:
         wanted = with_defaults(request, session.record.sampling)
         check_capabilities(request, wanted, info)
         request = with_history(session, request)
-        identity = identify(request.messages, request.tools, request.template_options)
-        key = request_hash(replace(request, sampling=wanted), identity)
+        identity = _identify(session, request)
+        key = request_hash(request, wanted, identity)
         if not request.retry:
             await settle(self._news, session, key)
         if (earlier := self._earlier(session, request, key)) is not None:
@@ -180,7 +179,7 @@ class Turns:
     async def count(self, session: LiveSession, request: TurnRequest) -> int:
         """Return the prompt tokens that a turn would have. Raises InvalidRequest."""
         request = with_history(session, request)
-        identity = identify(request.messages, request.tools, request.template_options)
+        identity = _identify(session, request)
         return len((await self._prompts.build(session, request, identity)).ids)
 
     def leave(self, attempt: Attempt) -> None:
@@ -310,3 +309,11 @@ class Turns:
         self._background.add(task)
         task.add_done_callback(self._background.discard)
         return task
+
+
+def _identify(session: LiveSession, request: TurnRequest) -> Identity:
+    """Return the identity of a request; its messages become those of an earlier request where they are equal."""
+    request.messages, identity = session.cache.recent.identify(
+        request.messages, request.tools, request.template_options
+    )
+    return identity

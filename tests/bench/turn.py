@@ -12,7 +12,6 @@ import time
 import tracemalloc
 from array import array
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
@@ -69,7 +68,7 @@ class Growing:
         made.output = self.parse(output, prompt)
         self.node = self.cache.node_for(made, identity, match)
         self.cache.add(self.node)
-        self.messages = (*self.messages, replace(made.output), Message(Role.USER, self.text()))
+        self.messages = (*self.messages, made.output, Message(Role.USER, self.text()))
 
     def prompt(self, match: Match) -> Ids:
         parent = match.parent

@@ -17,7 +17,6 @@ refused   mcp_servers container compaction thread; server tools and tools withou
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from proxy.errors import InvalidRequest, UnsupportedParameter
@@ -155,8 +154,7 @@ def _parse_messages(body: Mapping[str, Any], dropped: list[str]) -> tuple[Messag
 
 def _merged(first: Message, second: Message) -> Message:
     """Merge neighbouring assistant messages: this API treats them as one answer."""
-    return replace(
-        first,
+    return first._replace(
         content=first.content + second.content,
         tool_calls=first.tool_calls + second.tool_calls,
         reasoning="".join(filter(None, (first.reasoning, second.reasoning))) or None,

@@ -7,7 +7,6 @@ A `Template` is either a Hugging Face chat template in Jinja (here) or a rendere
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from functools import cached_property
 from typing import Any, Protocol
 
@@ -80,7 +79,7 @@ class ChatTemplate:
         try:
             return self.write(self._dicts(messages), given, options, prompt=prompt)
         except InvalidRequest:
-            silent = [replace(message, reasoning=None) for message in messages]
+            silent = [message._replace(reasoning=None) for message in messages]
             if silent == list(messages):
                 raise
             return self.write(self._dicts(silent), given, options, prompt=prompt)

@@ -47,7 +47,7 @@ pairs = st.lists(st.tuples(st.integers(0, 2**40), st.integers(0, 2**40)), max_si
 tool_calls = st.lists(st.builds(ToolCall, any_text, any_text, any_text), max_size=2).map(tuple)
 messages = st.builds(
     Message, st.sampled_from(Role), any_text, tool_calls, st.none() | any_text, st.none() | any_text,
-    st.none() | any_text, st.lists(any_text, max_size=2).map(tuple),
+    st.none() | any_text, st.lists(any_text, max_size=2).map(tuple), st.none(),
 )  # fmt: skip
 tools = st.builds(Tool, any_text, any_text, objects, st.none() | st.booleans())
 samplings = st.builds(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from proxy.trajectory.cache import InteractionCache, Node
 from proxy.trajectory.matching import identify
 from proxy.trajectory.tree import token_ids
@@ -16,7 +14,7 @@ SYSTEM = Message(Role.SYSTEM, "be kind")
 
 
 def answer(text: str = "answer", **more: object) -> Message:
-    return replace(Message(Role.ASSISTANT, text), **more)
+    return Message(Role.ASSISTANT, text)._replace(**more)
 
 
 def request(

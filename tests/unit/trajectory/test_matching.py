@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -13,6 +14,8 @@ from proxy.types import Api, Message, Role, SamplingParams, Tool, ToolCall, Turn
 
 ASK = Message(Role.USER, "q")
 CALLS = Message(Role.ASSISTANT, tool_calls=(ToolCall("1", "f", '{"a": 1}'), ToolCall("2", "f", '{"a": 2}')))
+
+RENAMED = tuple(call._replace(id=f"x{call.id}") for call in CALLS.tool_calls)
 
 
 def end(*messages: Message, tools: tuple[Tool, ...] = (), **options: str) -> int:
@@ -25,11 +28,11 @@ def results(first: str, second: str) -> tuple[Message, Message]:
 
 def test_reasoning_and_names_do_not_count() -> None:
     answer = Message(Role.ASSISTANT, "a")
-    assert end(ASK, answer) == end(ASK, replace(answer, reasoning="because", name="me"))
+    assert end(ASK, answer) == end(ASK, answer._replace(reasoning="because", name="me"))
 
 
 def test_call_ids_count_up_to_consistent_renaming() -> None:
-    renamed = replace(CALLS, tool_calls=tuple(replace(call, id=f"x{call.id}") for call in CALLS.tool_calls))
+    renamed = CALLS._replace(tool_calls=RENAMED)
     assert end(ASK, CALLS, *results("1", "2")) == end(ASK, renamed, *results("x1", "x2"))
     assert end(ASK, CALLS, *results("1", "2")) != end(ASK, CALLS, *results("2", "1"))
 
@@ -75,12 +78,22 @@ def test_the_chain_of_a_prefix_is_a_prefix_of_the_chain(parts: list[tuple[Role, 
     assert whole.states[: len(part.states)] == part.states
 
 
+def retry_key(request: TurnRequest) -> str:
+    return request_hash(request, request.sampling, identify(request.messages, (), {}))
+
+
 def test_the_retry_key_depends_on_sampling_but_not_on_streaming() -> None:
     request = TurnRequest(Api.CHAT, "m", (ASK,))
-    identity = identify(request.messages, (), {})
-    assert request_hash(request, identity) == request_hash(replace(request, stream=True), identity)
-    hotter = replace(request, sampling=SamplingParams(temperature=0.5))
-    assert request_hash(request, identity) != request_hash(hotter, identity)
+    assert retry_key(request) == retry_key(replace(request, stream=True))
+    assert retry_key(request) != retry_key(replace(request, sampling=SamplingParams(temperature=0.5)))
+
+
+@pytest.mark.parametrize("changed", [{"reasoning": "because"}, {"origin": "chatcmpl-1"}, {"tool_calls": RENAMED}])
+def test_the_retry_key_depends_on_what_an_answer_echoes(changed: dict[str, Any]) -> None:
+    answers = CALLS, CALLS._replace(**changed)
+    first, second = (TurnRequest(Api.CHAT, "m", (ASK, answer, ASK)) for answer in answers)
+    assert identify(first.messages, (), {}).end.key == identify(second.messages, (), {}).end.key
+    assert retry_key(first) != retry_key(second)
 
 
 def test_text_with_lone_surrogates_has_an_identity() -> None:
@@ -93,6 +106,4 @@ def test_every_result_is_identified_by_its_call() -> None:
 
 def test_the_retry_key_depends_on_the_stop_tokens() -> None:
     request = TurnRequest(Api.CHAT, "m", (ASK,))
-    identity = identify(request.messages, (), {})
-    stopped = replace(request, stop_token_ids=(7,))
-    assert request_hash(request, identity) != request_hash(stopped, identity)
+    assert retry_key(request) != retry_key(replace(request, stop_token_ids=(7,)))

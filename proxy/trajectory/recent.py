@@ -1,0 +1,59 @@
+"""The latest conversations of a session: one that begins like an earlier one is hashed only from where it differs.
+
+An agent sends its whole history with every turn. What is kept is a function of the messages that are kept beside it, so
+it never goes stale.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from proxy.trajectory.matching import Identity, count_leading_system, extend, root_keys
+from proxy.types import Message, Tool
+
+# An agent and its sub-agents may take turns in one session.
+_KEPT = 4
+
+
+class Identified(NamedTuple):
+    """A conversation and its identity."""
+
+    messages: tuple[Message, ...]
+    identity: Identity
+
+
+class RecentConversations:
+    """The latest conversations of one session that go different ways. Use it on the event loop only."""
+
+    def __init__(self) -> None:
+        self.kept: list[Identified] = []
+
+    def identify(self, messages: tuple[Message, ...], tools: Sequence[Tool], options: Mapping[str, Any]) -> Identified:
+        """Identify a conversation, as `matching.identify` does. Messages that an earlier one has are shared with it."""
+        lead = count_leading_system(messages)
+        root = root_keys(messages[:lead], tools, options)
+        known: Identified | None = None
+        shared, states = lead, [root.start]
+        for other in self.kept:
+            if other.identity.root == root and (common := _common(other.messages, messages)) > shared:
+                known, shared, states = other, common, [*other.identity.states[: common - lead + 1]]
+        if known is not None:
+            messages = known.messages[:shared] + messages[shared:]
+        states += extend(states.pop(), messages[shared:])
+        found = Identified(messages, Identity(root, lead, tuple(states)))
+        self._keep(found, known if known is not None and shared == len(known.messages) else None)
+        return found
+
+    def _keep(self, found: Identified, extended: Identified | None) -> None:
+        """Keep a conversation in the place of the one that it extends, else of the oldest if there are too many."""
+        others = [other for other in self.kept if other is not extended]
+        self.kept = [*others[-_KEPT + 1 :], found]
+
+
+def _common(one: Sequence[Message], other: Sequence[Message]) -> int:
+    """The number of equal messages at the beginning of two conversations."""
+    for index, (mine, yours) in enumerate(zip(one, other, strict=False)):
+        if mine != yours:
+            return index
+    return min(len(one), len(other))
