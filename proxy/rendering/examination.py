@@ -99,6 +99,7 @@ def examine(renderer: Renderer) -> Examination:
         ("family", renderer.family),
         ("renderer", renderer.why),
         ("encoder", renderer.encoder),
+        ("template", renderer.template_engine),
         ("end of turn", " ".join(renderer.decode([token]) for token in renderer.stop_token_ids)),
         ("tool calls", "none known" if calls is None else f"{calls.name} ({calls.opener or 'bare'})"),
         ("reasoning", "none known" if reasoning is None else f"{reasoning.opener} ... {reasoning.closer}"),

@@ -44,7 +44,8 @@ def load_renderer(settings: Settings, folder: Path) -> Renderer:
 class Renderer:
     """Converts messages to ids and back for one model. Thread-safe.
 
-    `why`: how the family was found. `encoder`: the encoder in use, and why. `vocab_size`: one more than the highest id
+    `why`: how the family was found. `encoder`, `template_engine`: what encodes text and what writes the chat template's
+    text, and why. `vocab_size`: one more than the highest id
     in the vocabulary.
     """
 
@@ -61,6 +62,7 @@ class Renderer:
         self.family = choice.family.name
         self.why = choice.why
         self.encoder = tokenizer.encoder
+        self.template_engine = choice.template.engine if choice.chat is None else choice.chat.engine
         self.vocab_size = tokenizer.vocab_size
         self.stop_token_ids = stop_token_ids
         self.reasoning = reasoning

@@ -119,6 +119,7 @@ OUTSIDE: dict[str, set[str]] = {
     "jinja2": {"rendering.templates"},
     "jiter": {"trajectory"},
     "llguidance": {"engine.transformers"},
+    "minijinja": {"rendering.templates"},
     "numpy": {
         "client",
         "client.adapters",
@@ -143,6 +144,7 @@ OUTSIDE: dict[str, set[str]] = {
         "protocols.chat",
         "protocols.messages",
         "protocols.responses",
+        "rendering.templates",
         "store",
         "store.sql",
         "trajectory",

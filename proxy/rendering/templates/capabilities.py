@@ -16,7 +16,7 @@ from proxy.rendering.templates.message_dicts import Arguments, MessageDict, to_d
 from proxy.types import Message, Role, Tool, ToolCall
 
 # The keys under which templates look for the reasoning of an assistant message.
-_REASONING_KEYS = ("reasoning_content", "thinking", "reasoning")
+REASONING_KEYS = ("reasoning_content", "thinking", "reasoning")
 
 
 class WriteText(Protocol):
@@ -88,7 +88,7 @@ def probe_capabilities(write: WriteText) -> Capabilities:
     arguments, ids = next(_call_forms(write), (None, CallIds.GIVEN))
     probes = _Probes(write, arguments or Arguments.OBJECT, ids)
     one, two = Message(Role.ASSISTANT, "", (_CALL,)), Message(Role.ASSISTANT, "", (_CALL, _OTHER))
-    reasoning_key = next((key for key in _REASONING_KEYS if probes.shows_reasoning(key)), None)
+    reasoning_key = next((key for key in REASONING_KEYS if probes.shows_reasoning(key)), None)
     return Capabilities(
         arguments=arguments,
         call_ids=ids,

@@ -10,30 +10,30 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any, Protocol
 
-from jinja2 import Template as JinjaTemplate
-from jinja2.exceptions import TemplateError
-
-from proxy.errors import InvalidRequest
-from proxy.rendering.templates.capabilities import Capabilities, probe_capabilities
-from proxy.rendering.templates.jinja2_template import compile_jinja2
+from proxy.errors import ConfigurationError, InvalidRequest
+from proxy.rendering.templates.capabilities import REASONING_KEYS, Capabilities, probe_capabilities
 from proxy.rendering.templates.message_dicts import Arguments, MessageDict, to_dicts, tool_dicts
+from proxy.rendering.templates.template_text import REFUSALS, TemplateText
 from proxy.rendering.tokenizer import Tokenizer
 from proxy.types import Message, Role, Tool
 
 Options = Mapping[str, Any]
 
 # Variables that the server sets, and parameters of transformers' `apply_chat_template`, which are no template options.
-_RESERVED = frozenset(
+RESERVED_OPTIONS = frozenset(
     (
-        *("messages", "conversation", "tools", "chat_template", "add_generation_prompt", "continue_final_message"),
+        *("messages", "conversation", "conversations", "tools", "chat_template", "add_generation_prompt"),
+        *("continue_final_message", "return_assistant_tokens_mask", "sanitize_control_tokens", "kwargs"),
         *("tokenize", "padding", "truncation", "max_length", "return_tensors", "return_dict", "tokenizer_kwargs"),
-        *("return_assistant_tokens_mask", "sanitize_control_tokens", "kwargs"),
     )
 )
 
 
 class Template(Protocol):
-    """Renders whole conversations; `extend` may render only what follows an answer."""
+    """Renders whole conversations; `extend` may render only what follows an answer. `engine`: what writes the text."""
+
+    @property
+    def engine(self) -> str: ...
 
     def render(
         self, messages: Sequence[Message], tools: Sequence[Tool], options: Options, *, prompt: bool = True
@@ -55,11 +55,24 @@ def require_text(messages: Sequence[Message]) -> None:
 
 
 class ChatTemplate:
-    """A Hugging Face chat template."""
+    """A Hugging Face chat template: one Jinja source, or several of which one is for conversations with tools.
+
+    `source`: the Jinja source, joined if there are several. Raises ConfigurationError if one is missing or not valid.
+    """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        self._compiled = {name: compile_jinja2(source) for name, source in tokenizer.chat_templates.items()}
+        named, special = tokenizer.chat_templates, tokenizer.special_tokens
+        if "default" not in named:
+            raise ConfigurationError(f"no chat template is named 'default' among {', '.join(named)}")
+        self.source = "\n".join(named.values())
+        self._plain = TemplateText(named["default"], special)
+        self._with_tools = TemplateText(named["tool_use"], special) if "tool_use" in named else self._plain
+
+    @property
+    def engine(self) -> str:
+        """What writes the text, and why."""
+        return self._with_tools.engine
 
     @cached_property
     def capabilities(self) -> Capabilities:
@@ -98,11 +111,6 @@ class ChatTemplate:
     ) -> list[int] | None:
         return None
 
-    @property
-    def source(self) -> str:
-        """The Jinja source; several named templates are joined."""
-        return "\n".join(self._tokenizer.chat_templates.values())
-
     def text(self, messages: Sequence[Message], *, prompt: bool = False) -> str:
         """Return the conversation as text. Raises InvalidRequest."""
         return self._text(messages, (), {}, prompt=prompt)
@@ -127,38 +135,34 @@ class ChatTemplate:
         self, messages: list[MessageDict], tools: list[dict[str, Any]] | None, options: Options, *, prompt: bool
     ) -> str:
         """Return the text of the conversation. Raises InvalidRequest with the template's own error message."""
-        if reserved := _RESERVED.intersection(options):
-            message = f"'{sorted(reserved)[0]}' in 'chat_template_kwargs' is not a template option; leave it out"
+        if not RESERVED_OPTIONS.isdisjoint(options):
+            reserved = min(RESERVED_OPTIONS.intersection(options))
+            message = f"'{reserved}' in 'chat_template_kwargs' is not a template option; leave it out"
             raise InvalidRequest(message, param="chat_template_kwargs")
         if not isinstance(options.get("enable_thinking", True), bool):
             message = "'enable_thinking' in 'chat_template_kwargs' must be true or false"
             raise InvalidRequest(message, param="chat_template_kwargs")
-        variables = {
-            "documents": None,
-            **self._tokenizer.special_tokens,
-            **options,
-            "messages": [_shown(message) for message in messages],
-            "tools": tools,
-            "add_generation_prompt": prompt,
-        }
+        documents = options.get("documents") or []
+        if not isinstance(documents, list) or not all(isinstance(document, dict) for document in documents):
+            raise InvalidRequest(
+                "'documents' in 'chat_template_kwargs' must be a list of objects", param="chat_template_kwargs"
+            )
+        given = {"documents": None, **options, "messages": _with_reasoning(messages), "tools": tools}
         try:
-            return self._chosen(tools).render(variables)
-        except (TemplateError, TypeError, ValueError, KeyError, AttributeError) as error:
+            return (self._with_tools if tools else self._plain).write({**given, "add_generation_prompt": prompt})
+        except REFUSALS as error:
             raise InvalidRequest(
                 f"the chat template of this model cannot express this conversation: {error}", param="messages"
             ) from error
 
-    def _chosen(self, tools: list[dict[str, Any]] | None) -> JinjaTemplate:
-        """Return the template for this request: some folders have one of their own for tools."""
-        if tools is not None and "tool_use" in self._compiled:
-            return self._compiled["tool_use"]
-        if "default" not in self._compiled:
-            raise ValueError(f"it has none named 'default', only {', '.join(sorted(self._compiled))}")
-        return self._compiled["default"]
 
-
-def _shown(message: MessageDict) -> MessageDict:
-    """Return a message as transformers shows it to a template: without None, its reasoning under both usual keys."""
-    shown = {key: value for key, value in message.items() if value is not None}
-    reasoning = next((shown[key] for key in ("reasoning_content", "thinking", "reasoning") if key in shown), None)
-    return shown if reasoning is None else {"thinking": reasoning, **shown, "reasoning_content": reasoning}
+def _with_reasoning(messages: Sequence[MessageDict]) -> list[MessageDict]:
+    """Return the messages with their reasoning under every key that templates read, as transformers passes it."""
+    shown = []
+    for message in messages:
+        for key in REASONING_KEYS:
+            if key in message:
+                message = {"thinking": message[key], **message, "reasoning_content": message[key]}
+                break
+        shown.append(message)
+    return shown

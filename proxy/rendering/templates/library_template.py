@@ -30,6 +30,7 @@ class LibraryTemplate:
         self._tokenizer = _LibraryTokenizer(tokenizer)
         self._retention = retention
         self._ready: dict[str, Any] = {}
+        self.engine = f"renderer {name}"
         try:
             self.stop_token_ids = tuple(self._renderer({}).get_stop_token_ids())
         except (AssertionError, ImportError, *_RENDER_ERRORS) as error:

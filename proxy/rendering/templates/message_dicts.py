@@ -46,9 +46,12 @@ def _to_dict(
         out["tool_calls"] = [_call_dict(call, written, arguments) for call in message.tool_calls]
     if message.role is Role.TOOL:
         known = message.tool_call_id or ""
-        out["tool_call_id"] = written.get(known, message.tool_call_id)
-        out["name"] = message.name or names.get(known)
+        out |= _named(tool_call_id=written.get(known, message.tool_call_id), name=message.name or names.get(known))
     return out
+
+
+def _named(**fields: str | None) -> MessageDict:
+    return {key: value for key, value in fields.items() if value is not None}
 
 
 def _call_dict(call: ToolCall, written: Mapping[str, str], arguments: Arguments) -> dict[str, Any]:

@@ -43,6 +43,7 @@ def test_the_built_in_model_holds_in_every_shape(tiny: Renderer) -> None:
     found = examine(tiny)
     assert {check.verdict for check in found.checks} == {Verdict.HOLDS}
     assert dict(found.facts)["tool calls"] == "hermes (<tool_call>)"
+    assert dict(found.facts)["template"] == "minijinja (same text as jinja2 in the self-check)"
     details = {check.name: check.detail for check in found.checks}
     assert details["cut inside reasoning"] == "closed with '</think><|im_end|>' as context"
 

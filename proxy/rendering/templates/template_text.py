@@ -1,0 +1,80 @@
+"""Writes conversations as text with one chat template: by minijinja where its text equals jinja2's, else by jinja2.
+
+minijinja is used for a template only if it wrote the same text as jinja2 for every probe at start-up, and for a
+conversation only if both engines write all its values alike. So the text is always that of jinja2, thus transformers'.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from jinja2.exceptions import TemplateError
+
+from proxy.errors import ConfigurationError
+from proxy.rendering.templates.engine_probes import engine_probes
+from proxy.rendering.templates.jinja2_template import compile_jinja2
+from proxy.rendering.templates.minijinja_template import WriteFast, compile_minijinja
+
+# What a template that cannot express a conversation raises.
+REFUSALS = (TemplateError, TypeError, ValueError, KeyError, AttributeError)
+
+
+class TemplateText:
+    """One compiled chat template. Thread-safe. `engine`: what writes the text, and why.
+
+    `special`: the special tokens by name (`bos_token`, ...), which templates read. Raises ConfigurationError if the
+    template is not valid Jinja.
+    """
+
+    def __init__(self, source: str, special: Mapping[str, str]) -> None:
+        self._special = special
+        try:
+            self._jinja2 = compile_jinja2(source)
+        except TemplateError as error:
+            raise ConfigurationError(f"the chat template is not valid: {error}") from error
+        self._minijinja: WriteFast | None = None
+        try:
+            fast = compile_minijinja(source, self._jinja2.environment.parse(source))
+            self._minijinja = self._checked(fast)
+            self.engine = "minijinja (same text as jinja2 in the self-check)"
+        except ValueError as error:
+            self.engine = f"jinja2 (minijinja {error})"
+
+    def write(self, given: Mapping[str, Any]) -> str:
+        """Return the text for these variables (`messages`, `tools`, ...). Raises one of REFUSALS."""
+        context = {**self._special, **given}
+        text = None if self._minijinja is None else self._minijinja(context)
+        return self._jinja2.render(context) if text is None else text
+
+    def _checked(self, fast: WriteFast) -> WriteFast:
+        """Return `fast`, or `fast` without `tools` and `documents` that are None if it writes more conversations so.
+
+        Raises ValueError if both write another text than jinja2 for some probe.
+        """
+        probes = [(name, {**self._special, **given}) for name, given in engine_probes()]
+        wanted = [self._by_jinja2(context) for _, context in probes]
+        decided, unlike = {}, ""
+        for write in (fast, _without_none(fast)):
+            found = [write(context) for _, context in probes]
+            alike = [text is None or text == right for text, right in zip(found, wanted, strict=True)]
+            if all(alike):
+                decided[write] = len(found) - found.count(None)
+            unlike = unlike or next((name for (name, _), same in zip(probes, alike, strict=True) if not same), "")
+        if not decided:
+            raise ValueError(f"wrote other text in the self-check: {unlike}")
+        return max(decided, key=decided.__getitem__)
+
+    def _by_jinja2(self, context: Mapping[str, Any]) -> str | None:
+        try:
+            return self._jinja2.render(context)
+        except REFUSALS:
+            return None
+
+
+def _without_none(write: WriteFast) -> WriteFast:
+    def write_without(context: Mapping[str, Any]) -> str | None:
+        absent = [name for name in ("tools", "documents") if name in context and context[name] is None]
+        return write({name: value for name, value in context.items() if name not in absent})
+
+    return write_without
