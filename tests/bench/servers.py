@@ -46,12 +46,21 @@ class Server:
 
 
 @contextmanager
-def server_process(arguments: list[str], port: int, folder: Path, **environment: str) -> Iterator[Server]:
-    """Run a server until the block ends. Its output goes to a file, which is shown if it does not start."""
+def server_process(
+    arguments: list[str], port: int, folder: Path, *, core: int = 0, inherited: tuple[int, ...] = (), **environment: str
+) -> Iterator[Server]:
+    """Run a server on a core until the block ends. Its output goes to a file, which is shown if it does not start.
+
+    `inherited`: file descriptors that the server keeps open.
+    """
     log = folder / f"{port}.log"
-    with log.open("wb") as output, on_core(0):
+    with log.open("wb") as output, on_core(core):
         process = subprocess.Popen(
-            [sys.executable, *arguments], stdout=output, stderr=output, env={**os.environ, **environment}
+            [sys.executable, *arguments],
+            stdout=output,
+            stderr=output,
+            pass_fds=inherited,
+            env={**os.environ, **environment},
         )
     try:
         wait_until_answering(process, port, log)
@@ -103,17 +112,16 @@ def free_port() -> int:
 
 def proxy_server(folder: Path, tokenizer: Path | None) -> AbstractContextManager[Server]:
     port = free_port()
-    arguments = [
-        "-m",
-        "proxy.commands",
-        "serve",
-        "--port",
-        str(port),
-        "--database-url",
-        f"sqlite:///{folder / 'bench.db'}",
-    ]
-    arguments += ["--engine", "scripted", "--engine-arg", f"tokens={REPLY_TOKENS}", "--log-level", "warning"]
-    return server_process(arguments + (["--tokenizer", str(tokenizer)] if tokenizer else []), port, folder)
+    return server_process(["-m", "proxy.commands", *serving(port, folder, tokenizer)], port, folder)
+
+
+def serving(port: int, folder: Path, tokenizer: Path | None, engine: str = "scripted") -> list[str]:
+    """Return the command line of a proxy whose database is in `folder`. `engine`: scripted, or the URL of a server."""
+    arguments = ["serve", "--port", str(port), "--database-url", f"sqlite:///{folder / f'{port}.db'}"]
+    arguments += ["--engine", engine, "--log-level", "warning"]
+    if engine == "scripted":
+        arguments += ["--engine-arg", f"tokens={REPLY_TOKENS}"]
+    return arguments + (["--tokenizer", str(tokenizer)] if tokenizer else [])
 
 
 def bare_server(folder: Path, reply: Path) -> AbstractContextManager[Server]:
