@@ -78,6 +78,9 @@ class Settings:
     max_tokens_per_turn: int | None = _setting(None, "Limit of sampled tokens in one turn.")
     max_body_bytes: int = _setting(64 * 1024 * 1024, "Limit of a request body in bytes; longer ones get 413.")
     engine_timeout_s: float = _setting(600.0, "Seconds to wait for the engine's next token; then 504.")
+    stream_interval: int | None = _setting(
+        None, "Tokens that SGLang sends in one part of a stream; none: 1, and up to 3 while many streams run."
+    )
     pause_timeout_s: float = _setting(120.0, "Seconds that a request waits for a paused engine; then 503.")
     shutdown_timeout_s: float = _setting(30.0, "Seconds that running turns may take to finish at shutdown.")
     discount: float = _setting(1.0, "Discount per step of rewards that flow back to earlier turns, 0 to 1.")
@@ -106,7 +109,7 @@ class Settings:
 VARIABLE_PREFIX = "TOKENGROVE_"
 _POSITIVE = (
     *("max_context_tokens", "max_tokens_per_turn", "max_body_bytes", "engine_timeout_s", "key_lifetime_s"),
-    *("max_live_sessions", "session_idle_s", "max_turns_in_flight", "batch_size"),
+    *("max_live_sessions", "session_idle_s", "max_turns_in_flight", "batch_size", "stream_interval"),
 )
 
 

@@ -8,6 +8,7 @@ likeliest token is taken, and its logprob is that of temperature 1. An engine th
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from proxy.engine.versions import LARGEST_VERSION
@@ -15,9 +16,11 @@ from proxy.errors import EngineFailed
 from proxy.types import FinishReason, Ids, Logprobs, VersionRuns
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class TokenChunk:
-    """Sampled tokens, in order. The last chunk, and only the last, has `finish`; it may hold no tokens.
+    """Sampled tokens, in order; never changed once made.
+
+    The last chunk, and only the last, has `finish`; it may hold no tokens.
 
     `logprobs`: float32, one per id, by the rule above. `version`: the weight version that sampled all of `ids`.
     `top_logprobs`: per id a tuple of (token id, logprob), highest first; empty if not asked for. `cached_tokens`:
@@ -38,11 +41,15 @@ class TokenChunk:
     corrected: VersionRuns = ()
 
 
+TakeChunk = Callable[[TokenChunk], FinishReason | None]
+"""Takes the chunks of an output one by one. Returns a reason to end sampling here, or None to go on."""
+
+
 def check_chunk(chunk: TokenChunk) -> None:
     """Raise EngineFailed unless the chunk has one finite logprob per id and valid weight versions."""
     if len(chunk.ids) != len(chunk.logprobs):
         raise EngineFailed(f"the engine gave {len(chunk.logprobs)} logprobs for {len(chunk.ids)} tokens")
-    if not all(map(math.isfinite, chunk.logprobs)):
+    if not math.isfinite(sum(chunk.logprobs)):  # float32 values cannot overflow a sum of doubles
         raise EngineFailed("the engine gave a logprob that is not a finite number")
     for count, version in ((1, chunk.version), *chunk.corrected):
         if not 0 <= version <= LARGEST_VERSION:

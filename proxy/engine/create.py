@@ -126,7 +126,13 @@ def _create_pool(settings: Settings, vocab_size: int) -> Engine:
     keys = Keys(arguments.get("api_key"), arguments.get("admin_api_key"))
     known = _model_vocabulary(settings) or vocab_size
     processed = mode == "processed_logprobs"
-    opener = connect(known, ServerKind(kind) if kind else None, processed_logprobs=processed, keys=keys)
+    opener = connect(
+        known,
+        ServerKind(kind) if kind else None,
+        processed_logprobs=processed,
+        keys=keys,
+        interval=settings.stream_interval,
+    )
     return Pool(urls, opener, start_timeout_s=start_timeout_s)
 
 

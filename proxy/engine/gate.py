@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from proxy.engine.chunks import TokenChunk
+from proxy.engine.callbacks import sampler
+from proxy.engine.chunks import TakeChunk, TokenChunk
 from proxy.engine.interface import Engine, EngineInfo, PauseMode
 from proxy.engine.requests import GenerateRequest, rest_of
 from proxy.errors import SHUTTING_DOWN, EngineFailed, EngineLost, EngineTimeout, EngineUnavailable
@@ -92,7 +92,7 @@ class Gate:
     """
 
     def __init__(self, engine: Engine, settings: Settings) -> None:
-        self._engine = engine
+        self._engine, self._sample = engine, sampler(engine)
         self.waiting = 0
         self._settings = settings
         self._flights: set[_Flight] = set()
@@ -147,7 +147,7 @@ class Gate:
             self._arrivals.discard(timer)
             self.waiting -= 1
 
-    async def sample(self, request: GenerateRequest, take: Callable[[TokenChunk], FinishReason | None]) -> FinishReason:
+    async def sample(self, request: GenerateRequest, take: TakeChunk) -> FinishReason:
         """Sample a continuation, across pauses and lost servers; return why it ended.
 
         `take` is called for each chunk. A reason that it returns ends sampling and is the result; what it raises is
@@ -212,7 +212,7 @@ class Gate:
         while not self._open.is_set():
             await self._open.wait()
 
-    async def _fly(self, flight: _Flight, take: Callable[[TokenChunk], FinishReason | None]) -> FinishReason:
+    async def _fly(self, flight: _Flight, take: TakeChunk) -> FinishReason:
         """Submit the request to the engine until its output has ended."""
         losses = 0
         while True:
@@ -234,24 +234,26 @@ class Gate:
                 await self._wait_open()
                 flight.wait()
 
-    async def _submit(self, flight: _Flight, take: Callable[[TokenChunk], FinishReason | None]) -> FinishReason | None:
-        """Read one submission to the engine; return why it ended, or None if a pause interrupted it."""
+    async def _submit(self, flight: _Flight, take: TakeChunk) -> FinishReason | None:
+        """Submit the rest of the request once; return why it ended, or None if a pause interrupted it."""
         clock = asyncio.get_running_loop().time
         flight.running, flight.cut = True, False
-        again = bool(flight.output)
+        again, interrupted = bool(flight.output), False
+
+        def hear(chunk: TokenChunk) -> FinishReason | None:
+            nonlocal interrupted
+            flight.heard = clock()
+            flight.output += chunk.ids
+            if again and chunk.cached_tokens is not None:  # only the first submission counts the prompt alone
+                chunk = replace(chunk, cached_tokens=None)
+            if chunk.finish is FinishReason.ABORT and flight.cut:
+                interrupted = True
+                return take(replace(chunk, finish=None)) if chunk.ids or chunk.corrected else None
+            return take(chunk)
+
         try:
-            async with aclosing(self._engine.generate(rest_of(flight.request, flight.output))) as chunks:
-                async for chunk in chunks:
-                    flight.heard = clock()
-                    flight.output += chunk.ids
-                    if again and chunk.cached_tokens is not None:  # only the first submission counts the prompt alone
-                        chunk = replace(chunk, cached_tokens=None)
-                    if chunk.finish is FinishReason.ABORT and flight.cut:
-                        return take(replace(chunk, finish=None)) if chunk.ids or chunk.corrected else None
-                    finish = take(chunk) or chunk.finish
-                    if finish is not None:
-                        return finish
-            return None
+            finish = await self._sample(rest_of(flight.request, flight.output), hear)
+            return None if interrupted and finish is FinishReason.ABORT else finish
         finally:
             flight.running = False
             self._ended.set()

@@ -27,13 +27,12 @@ def joined(runs: VersionRuns, more: VersionRuns) -> VersionRuns:
 
 def divided(runs: VersionRuns, at: int) -> tuple[VersionRuns, VersionRuns]:
     """Split `runs` after `at` tokens."""
-    before: VersionRuns = ()
-    after: VersionRuns = ()
-    for count, version in runs:
-        first = min(count, at)
-        at -= first
-        before, after = with_run(before, first, version), with_run(after, count - first, version)
-    return before, after
+    for index, (count, version) in enumerate(runs):
+        if at < count:
+            before = (*runs[:index], (at, version)) if at else runs[:index]
+            return before, ((count - at, version), *runs[index + 1 :])
+        at -= count
+    return runs, ()
 
 
 def corrected(runs: VersionRuns, last: VersionRuns) -> VersionRuns:

@@ -115,7 +115,8 @@ PARTS: dict[str, set[str]] = {
 OUTSIDE: dict[str, set[str]] = {
     "alembic": {"store"},
     "fastokens": {"rendering"},
-    "httpx": {"client", "engine.servers"},
+    "httptools": {"engine.servers"},
+    "httpx": {"client"},
     "jinja2": {"rendering.templates"},
     "jiter": {"trajectory"},
     "llguidance": {"engine.transformers"},
@@ -126,6 +127,7 @@ OUTSIDE: dict[str, set[str]] = {
         "client.readers",
         "engine",
         "engine.scripted",
+        "engine.servers",
         "engine.tiny",
         "engine.transformers",
         "export_formats",

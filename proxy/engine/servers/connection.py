@@ -1,4 +1,4 @@
-"""HTTP to one engine server. Every failure becomes a ProxyError that names the server.
+"""Requests to one engine server. Every failure becomes a ProxyError that names the server.
 
 A server that is gone raises EngineLost, so that another server may take over; one that answers with an error raises
 another class. Keys are sent, and never part of a message.
@@ -7,24 +7,21 @@ another class. Keys are sent, and never part of a message.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
+from urllib.parse import urlsplit
 
-import httpx
 import orjson
 
+from proxy.engine.servers.http import Disconnected, Exchange, HttpClient
 from proxy.errors import EngineFailed, EngineLost, EngineUnavailable, InvalidRequest
 
-_T = TypeVar("_T")
-_CONNECT_S = 5.0
 _CONTROL_S = 600.0
 """Timeout in seconds of control calls: they may load weights from disk."""
 
 _PROBE_S = 5.0
-_IDLE_S = 2.0
-"""Keep-alive in seconds. Servers run on uvicorn, which closes idle connections after 5 s: reuse must stop earlier."""
-
+_OK = 200
 _GONE = (429, 502, 503, 504)
 """Statuses after which another server may succeed; a server with a full queue sends 429 or 503."""
 
@@ -43,32 +40,55 @@ class Keys:
 NO_KEYS = Keys()
 
 
+class Stopped(Exception):
+    """The reader of a reply needs no more of it, although the server goes on: the connection is closed."""
+
+
+class EventStream(Exchange):
+    """A reply of server-sent events. `read` gets the JSON of all events that came together.
+
+    It returns True if they ended the reply, and raises `Stopped` to end it before the server does. Lines end at
+    newlines only: the text of a model may hold characters that end lines elsewhere, such as U+2028.
+    """
+
+    def __init__(self, read: Callable[[list[Any]], bool]) -> None:
+        super().__init__()
+        self.complete = False
+        self._read, self._rest = read, b""
+
+    def feed(self, data: bytes) -> bool:
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        events = []
+        for line in lines:
+            if line.startswith(_EVENT):
+                event = line[len(_EVENT) :].strip()
+                if event == _LAST:
+                    self.complete = True
+                    break
+                events.append(orjson.loads(event))
+        if events and self._read(events):
+            self.complete = True
+        return self.complete
+
+
 class ServerConnection:
-    """The HTTP connections to the server at `url`. Raises InvalidRequest if `url` is malformed."""
+    """The HTTP connections to the server at `url`. Raises InvalidRequest if `url` or a key is malformed."""
 
     def __init__(self, url: str, keys: Keys = NO_KEYS) -> None:
         self.url = server_url(url)
         self._normal, self._control = _bearer(keys.api), _bearer(keys.admin or keys.api)
-        self._client = httpx.AsyncClient(
-            base_url=self.url,
-            timeout=httpx.Timeout(None, connect=_CONNECT_S),  # the reader's own timeout limits the wait for a token
-            limits=httpx.Limits(max_connections=None, max_keepalive_connections=256, keepalive_expiry=_IDLE_S),
-            trust_env=False,
-        )
-        self._waiting: set[asyncio.Timeout] = set()
+        self._client = HttpClient(self.url)
+        self._replies: set[Exchange] = set()
 
     async def probe(self, path: str) -> dict[str, Any] | None:
         """GET the JSON object at `path`; None if the server has no such path. Raises EngineLost, EngineUnavailable."""
-        try:
-            response = await self._alive().get(path, headers=self._normal, timeout=_PROBE_S)
-        except httpx.HTTPError as error:
-            raise self._lost(error) from None
-        if response.status_code in _GONE:
-            raise EngineLost(f"{self.url} answers {response.status_code}")
-        self._check_key(response.status_code)
-        if response.status_code != 200:
+        answer = await self._within(_PROBE_S, "GET", path, self._normal, b"")
+        if answer.status in _GONE:
+            raise EngineLost(f"{self.url} answers {answer.status}")
+        self._check_key(answer.status)
+        if answer.status != _OK:
             return None
-        value = _json(response.content, {})
+        value = _json(answer.body, {})
         return value if isinstance(value, dict) else {}
 
     async def call(self, path: str, body: Mapping[str, Any] | None = None, *, limit_s: float = _CONTROL_S) -> Any:
@@ -76,93 +96,76 @@ class ServerConnection:
 
         Raises EngineLost, EngineUnavailable, InvalidRequest or EngineFailed.
         """
-        headers = {**_JSON, **self._control}
-        try:
-            response = await self._alive().post(path, content=_encoded(body), headers=headers, timeout=limit_s)
-        except httpx.HTTPError as error:
-            raise self._lost(error) from None
-        self._check(response.status_code, response.content, path)
-        return _json(response.content, {})
+        answer = await self._within(limit_s, "POST", path, {**_JSON, **self._control}, _encoded(body or {}))
+        self._check(answer, path)
+        return _json(answer.body, {})
 
     async def generate(self, path: str, body: Mapping[str, Any], headers: Mapping[str, str]) -> Any:
         """POST without a timeout; return the JSON answer. Raises what `call` raises."""
-        try:
-            response = await self._until_cut(
-                self._alive().post(path, content=_encoded(body), headers=self._with(headers))
-            )
-        except httpx.HTTPError as error:
-            raise self._lost(error) from None
-        self._check(response.status_code, response.content, path)
-        return _json(response.content, None)
+        answer = Exchange()
+        await self._sample(path, body, headers, answer)
+        return _json(answer.body, None)
 
-    async def events(self, path: str, body: Mapping[str, Any], headers: Mapping[str, str]) -> AsyncGenerator[Any, None]:
-        """POST; yield the JSON of each server-sent event. Raises as `call` does; EngineLost if `[DONE]` is missing."""
-        client = self._alive()
-        asked = client.build_request("POST", path, content=_encoded(body), headers=self._with(headers))
+    async def stream(self, path: str, body: Mapping[str, Any], headers: Mapping[str, str], reply: EventStream) -> None:
+        """POST without a timeout; return when the reply is complete.
+
+        Raises what `call` raises, what `reply` failed with, and EngineLost if it ends before it is complete.
+        """
         try:
-            response = await self._until_cut(client.send(asked, stream=True))
-            try:
-                if response.status_code != 200:
-                    self._check(response.status_code, await self._until_cut(response.aread()), path)
-                async for line in _lines(self._pieces(response)):
-                    if not line.startswith(_EVENT):
-                        continue
-                    data = line[len(_EVENT) :].strip()
-                    if data == _LAST:
-                        return
-                    yield _json(data, None)
-            finally:
-                await response.aclose()
-        except httpx.HTTPError as error:
-            raise self._lost(error) from None
-        raise EngineLost(f"{self.url} closed the connection in the middle of a reply")
+            await self._sample(path, body, headers, reply)
+        except orjson.JSONDecodeError as error:
+            raise EngineFailed(f"the server's answer is not JSON: {error.doc[:80]!r}") from None
+        if not reply.complete:
+            raise EngineLost(f"{self.url} closed the connection in the middle of a reply")
 
     def cut(self) -> None:
         """Abandon all replies in flight: each raises EngineLost."""
-        now = asyncio.get_running_loop().time()
-        for scope in self._waiting:
-            if not scope.expired():
-                scope.reschedule(now)
+        for reply in self._replies:
+            reply.fail(EngineLost(f"the reply from {self.url} was abandoned"))
 
     async def close(self) -> None:
         """Close the connections for good; later calls raise EngineLost."""
-        await self._client.aclose()
+        self._client.close()
 
-    async def _until_cut(self, answer: Awaitable[_T]) -> _T:
+    async def _within(
+        self, limit_s: float, method: str, path: str, headers: Mapping[str, str], body: bytes
+    ) -> Exchange:
+        answer = Exchange()
         try:
-            async with asyncio.timeout(None) as scope:
-                self._waiting.add(scope)
-                try:
-                    return await answer
-                finally:
-                    self._waiting.discard(scope)
+            async with asyncio.timeout(limit_s):
+                await self._send(answer, method, path, headers, body, repeat=method == "GET")
         except TimeoutError:
-            raise EngineLost(f"the reply from {self.url} was abandoned") from None
+            raise EngineLost(f"{self.url} does not answer within {limit_s:g} s") from None
+        return answer
 
-    async def _pieces(self, response: httpx.Response) -> AsyncIterator[bytes]:
-        pieces = response.aiter_bytes()
-        while (piece := await self._until_cut(anext(pieces, None))) is not None:
-            yield piece
+    async def _sample(self, path: str, body: Mapping[str, Any], headers: Mapping[str, str], reply: Exchange) -> None:
+        """POST a request until `cut`. Repeated sampling does no harm: only one reply is read."""
+        self._replies.add(reply)
+        try:
+            await self._send(reply, "POST", path, {**_JSON, **self._normal, **headers}, _encoded(body), repeat=True)
+        finally:
+            self._replies.discard(reply)
+        self._check(reply, path)
 
-    def _alive(self) -> httpx.AsyncClient:
-        if self._client.is_closed:
+    async def _send(
+        self, exchange: Exchange, method: str, path: str, headers: Mapping[str, str], body: bytes, *, repeat: bool
+    ) -> None:
+        if self._client.closed:
             raise EngineLost(f"the connection to {self.url} is closed")
-        return self._client
-
-    def _with(self, headers: Mapping[str, str]) -> dict[str, str]:
-        return {**_JSON, **self._normal, **headers}
+        try:
+            await self._client.send(exchange, method, path, headers, body, repeat=repeat)
+        except Disconnected as error:
+            raise EngineLost(f"{self.url} does not answer ({error})") from None
 
     def _check_key(self, status: int) -> None:
         if status in (401, 403):
             raise EngineUnavailable(f"{self.url} needs a key: give --engine-arg api_key=KEY (and admin_api_key=KEY)")
 
-    def _lost(self, error: httpx.HTTPError) -> EngineLost:
-        return EngineLost(f"{self.url} does not answer ({type(error).__name__})")
-
-    def _check(self, status: int, content: bytes, path: str) -> None:
-        if status == 200:
+    def _check(self, answer: Exchange, path: str) -> None:
+        status = answer.status
+        if status == _OK:
             return
-        message = _reason(content)
+        message = _reason(answer.body)
         if status in _GONE:
             raise EngineLost(f"{self.url} answers {status}: {message}")
         self._check_key(status)
@@ -182,49 +185,51 @@ def server_url(text: str) -> str:
 
     Raises InvalidRequest if it is malformed or contains a key.
     """
-    try:
-        url = httpx.URL(text.strip())
-    except httpx.InvalidURL as error:
-        raise InvalidRequest(f"{text} is not the URL of a server: {error}", param="url") from None
-    if url.scheme not in ("http", "https") or not url.host or url.query or url.fragment:
-        raise InvalidRequest(f"{text} is not the URL of a server; give http://HOST:PORT", param="url")
-    if url.userinfo:
+    text = text.strip()
+    if "@" in text:
         raise InvalidRequest(
             "a server's URL must not contain a key; give it with --engine-arg api_key=KEY", param="url"
         )
-    return str(url).rstrip("/").removesuffix("/v1")
+    try:
+        url = urlsplit(text)
+        port = "" if url.port is None else f":{url.port}"
+    except ValueError as error:
+        raise InvalidRequest(f"{text} is not the URL of a server: {error}", param="url") from None
+    malformed = not _plain(text) or url.query or url.fragment
+    if malformed or url.scheme not in ("http", "https") or not url.hostname:
+        raise InvalidRequest(f"{text} is not the URL of a server; give http://HOST:PORT", param="url")
+    host = f"[{url.hostname}]" if ":" in url.hostname else url.hostname
+    return f"{url.scheme}://{host}{port}{url.path}".rstrip("/").removesuffix("/v1")
+
+
+def _plain(text: str) -> bool:
+    """True if `text` can stand in the head of a request."""
+    return text.isascii() and text.isprintable() and " " not in text
 
 
 def _bearer(key: str | None) -> dict[str, str]:
-    return {"authorization": f"Bearer {key}"} if key else {}
+    if not key:
+        return {}
+    if not _plain(key):
+        raise InvalidRequest("a server's key must be ASCII characters without spaces", param="api_key")
+    return {"authorization": f"Bearer {key}"}
 
 
-async def _lines(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """Split a stream into lines at newlines only. httpx also splits at characters of a model's text, such as U+2028."""
-    rest: list[bytes] = []
-    async for piece in pieces:
-        *ended, tail = piece.split(b"\n")
-        for line in ended:
-            yield b"".join([*rest, line])
-            rest.clear()
-        rest.append(tail)
+def _encoded(body: Mapping[str, Any]) -> bytes:
+    return orjson.dumps(body, option=orjson.OPT_SERIALIZE_NUMPY)
 
 
-def _encoded(body: Mapping[str, Any] | None) -> bytes:
-    return orjson.dumps(body or {}, option=orjson.OPT_SERIALIZE_NUMPY)
-
-
-def _json(content: bytes, otherwise: Any) -> Any:
+def _json(content: bytes | bytearray, otherwise: Any) -> Any:
     """Parse JSON. If it is malformed, return `otherwise`; raise EngineFailed if that is None."""
     try:
         return orjson.loads(content)
     except orjson.JSONDecodeError:
         if otherwise is None:
-            raise EngineFailed(f"the server's answer is not JSON: {content[:80]!r}") from None
+            raise EngineFailed(f"the server's answer is not JSON: {bytes(content[:80])!r}") from None
         return otherwise
 
 
-def _reason(content: bytes) -> str:
+def _reason(content: bytearray) -> str:
     """The error message in an answer, at most 500 characters."""
     value = _json(content, {})
     error = value.get("error", value) if isinstance(value, dict) else value

@@ -9,7 +9,7 @@ from proxy.engine.servers.connection import NO_KEYS, Keys, ServerConnection
 from proxy.engine.servers.remote import RemoteEngine
 from proxy.engine.servers.sglang_server import SglangServer
 from proxy.engine.servers.vllm_server import VllmServer
-from proxy.engine.sglang.wire import VersionNumbers
+from proxy.engine.sglang.wire import Streams, VersionNumbers
 from proxy.errors import EngineUnavailable, ProxyError
 
 
@@ -25,21 +25,27 @@ _SIGNS = {"/model_info": ServerKind.SGLANG, "/get_model_info": ServerKind.SGLANG
 
 
 def connect(
-    vocab_size: int, kind: ServerKind | None, *, processed_logprobs: bool, keys: Keys = NO_KEYS
+    vocab_size: int,
+    kind: ServerKind | None,
+    *,
+    processed_logprobs: bool,
+    keys: Keys = NO_KEYS,
+    interval: int | None = None,
 ) -> Callable[[str], Awaitable[RemoteEngine]]:
     """Return a function that connects to a URL and starts the engine there.
 
-    `vocab_size`: the model's, which servers do not report. `kind` None: ask the server. The function raises EngineLost
-    if the server does not answer, EngineUnavailable if it is of neither kind.
+    `vocab_size`: the model's, which servers do not report. `kind` None: ask the server. `interval`: the setting
+    `--stream-interval`. The function raises EngineLost if the server does not answer, EngineUnavailable if it is of
+    neither kind.
     """
-    numbers = VersionNumbers()
+    numbers, streams = VersionNumbers(), Streams(interval)
 
     async def to(url: str) -> RemoteEngine:
         engine: RemoteEngine
         if (kind or await _kind_of(url, keys)) is ServerKind.VLLM:
             engine = VllmServer(url, vocab_size, processed_logprobs=processed_logprobs, keys=keys)
         else:
-            engine = SglangServer(url, vocab_size, numbers, keys)
+            engine = SglangServer(url, vocab_size, numbers, keys, streams)
         try:
             await engine.start()
         except ProxyError:

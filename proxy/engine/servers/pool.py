@@ -10,12 +10,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import aclosing, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import reduce
 from typing import Any, cast
 
-from proxy.engine.chunks import TokenChunk
+from proxy.engine.callbacks import generated
+from proxy.engine.chunks import TakeChunk, TokenChunk
 from proxy.engine.interface import MEMORY_TAGS, Capability, EngineInfo, PauseMode, WeightTransfer
 from proxy.engine.requests import GenerateRequest
 from proxy.engine.servers.connection import server_url
@@ -23,6 +24,7 @@ from proxy.engine.servers.joining import PoolState, bring, part
 from proxy.engine.servers.placement import RETRY_AFTER_S, Member, SessionPlacement, named_failure
 from proxy.engine.servers.remote import RemoteEngine
 from proxy.errors import ConfigurationError, EngineLost, EngineUnavailable, InvalidRequest, ProxyError
+from proxy.types import FinishReason
 
 logger = logging.getLogger(__name__)
 
@@ -79,17 +81,20 @@ class Pool:
             await asyncio.sleep(self._check_s)
         self._watcher = asyncio.create_task(self._watch())
 
-    async def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenChunk, None]:
+    async def sample(self, request: GenerateRequest, take: TakeChunk) -> FinishReason | None:
         """Sample a continuation. Raises EngineLost if the server dies, EngineUnavailable if none is alive."""
         member, state = self._placement.choose(request.session_id), self._state
         member.in_flight += 1
         member.served += 1
+
+        def checked(chunk: TokenChunk) -> FinishReason | None:
+            if state.managed and chunk.ids and not self._changes:
+                self._check_version(member, chunk.version, state)
+            member.doubtful = False
+            return take(chunk)
+
         try:
-            async with aclosing(member.engine.generate(request)) as chunks:
-                async for chunk in chunks:
-                    self._check_version(member, chunk, state)
-                    member.doubtful = False
-                    yield chunk
+            return await member.engine.sample(request, checked)
         except EngineLost:
             await self._suspect(member)
             raise
@@ -97,6 +102,10 @@ class Pool:
             member.in_flight -= 1
             if member.leaving and not member.in_flight:
                 await self._drop(member)
+
+    def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenChunk, None]:
+        """The same, as a generator."""
+        return generated(self.sample, request)
 
     async def abort(self, request_id: str) -> None:
         """End a request, whichever server runs it."""
@@ -281,10 +290,10 @@ class Pool:
         elif isinstance(result, BaseException):
             raise result
 
-    def _check_version(self, member: Member, chunk: TokenChunk, at: PoolState) -> None:
+    def _check_version(self, member: Member, version: int, at: PoolState) -> None:
         """Raise EngineLost for tokens of older weights than the pool had loaded when the request began (`at`)."""
-        if at.managed and chunk.ids and chunk.version < min(at.version, self._state.version) and not self._changes:
-            raise EngineLost(f"{member.url} was restarted with weight version {chunk.version}")
+        if version < min(at.version, self._state.version):
+            raise EngineLost(f"{member.url} was restarted with weight version {version}")
 
     async def _suspect(self, member: Member) -> None:
         """Handle a lost reply: eject the server unless it answers; if it does, it becomes doubtful."""

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Protocol, runtime_checkable
 
+from proxy.engine.callbacks import CallbackEngine
 from proxy.engine.interface import Engine
 
 
 @runtime_checkable
-class RemoteEngine(Engine, Protocol):
+class RemoteEngine(Engine, CallbackEngine, Protocol):
     """An engine behind `url`. Every call may raise EngineLost."""
 
     url: str

@@ -10,15 +10,18 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import random
-from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
-from proxy.engine.chunks import TokenChunk
+import numpy as np
+
+from proxy.engine.callbacks import generated
+from proxy.engine.chunks import TakeChunk, TokenChunk
 from proxy.engine.interface import Capability, EngineInfo, PauseMode, WeightTransfer
 from proxy.engine.requests import GenerateRequest, check_request
-from proxy.engine.servers.connection import NO_KEYS, Keys, ServerConnection
-from proxy.engine.sglang.wire import SglangReply, VersionNumbers, sampling_params, stream_interval
+from proxy.engine.servers.connection import NO_KEYS, EventStream, Keys, ServerConnection, Stopped
+from proxy.engine.sglang.wire import SglangReply, Streams, VersionNumbers, sampling_params
 from proxy.errors import EngineFailed, EngineIncapable, EngineLost, EngineUnavailable, InvalidRequest, ProxyError
 from proxy.types import FinishReason, Logprobs, ids_of
 
@@ -35,13 +38,24 @@ _LATE_S = 2.0
 
 
 class SglangServer:
-    """Implements `RemoteEngine`. `vocab_size`: the model's, which servers do not report."""
+    """Implements `RemoteEngine`. `vocab_size`: the model's, which servers do not report.
 
-    def __init__(self, url: str, vocab_size: int, numbers: VersionNumbers | None = None, keys: Keys = NO_KEYS) -> None:
+    `numbers` and `streams` are shared by all servers of a pool.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        vocab_size: int,
+        numbers: VersionNumbers | None = None,
+        keys: Keys = NO_KEYS,
+        streams: Streams | None = None,
+    ) -> None:
         self._connection = ServerConnection(url, keys)
         self.url = self._connection.url
         self._vocab_size = vocab_size
         self._numbers = numbers or VersionNumbers()
+        self._streams = streams or Streams()
         self._facts: Mapping[str, Any] = {}
         self._context_length = 0
         self._version = 0
@@ -74,72 +88,81 @@ class SglangServer:
         facts = await self._connection.probe("/get_server_info") or {}
         return {"incremental_streaming_output": facts.get("stream_output"), **facts} if facts else {}
 
-    async def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenChunk, None]:
+    async def sample(self, request: GenerateRequest, take: TakeChunk) -> FinishReason | None:
         """Sample a continuation. Raises EngineLost, InvalidRequest, ContextLengthExceeded or EngineFailed."""
         check_request(request, self._vocab_size, self._context_length)
         session, rid = _names(request)
+        body = self._body(request, rid)
+        incremental = body["stream"] and bool(self._facts.get("incremental_streaming_output"))
+        reply, stopped = SglangReply(self._numbers, incremental), None
+
+        def read(parts: Sequence[Any]) -> bool:
+            nonlocal stopped
+            for chunk in reply.read(parts):
+                if chunk.ids and chunk.finish is not FinishReason.ABORT:
+                    self._version = chunk.version
+                if (stopped := take(chunk)) is not None:
+                    break
+            if stopped is not None and reply.finish is None:
+                raise Stopped
+            return reply.finish is not None
+
         self._rids[request.request_id] = rid
-        finished = False
+        self._streams.running += request.streamed
         try:
-            async with aclosing(self._parts(request, rid, session)) as parts:
-                async for chunk in parts:
-                    if chunk.ids and chunk.finish is not FinishReason.ABORT:
-                        self._version = chunk.version
-                    finished = chunk.finish is not None
-                    yield chunk
-                    if finished:
-                        return
-            raise EngineFailed(f"{self.url} ended a reply without a finish reason")
+            with suppress(Stopped):
+                await self._ask(body, {"x-smg-routing-key": session} if session else {}, read)
+            return stopped or reply.finish
         except EngineLost:
             if rid not in self._late:
                 raise
-            yield TokenChunk(ids_of(), Logprobs("f"), self._version, FinishReason.ABORT)
+            return take(TokenChunk(ids_of(), Logprobs("f"), self._version, FinishReason.ABORT)) or FinishReason.ABORT
         finally:
+            self._streams.running -= request.streamed
             del self._rids[request.request_id]
             self._late.discard(rid)
             self._ended.set()
-            if not finished:
+            if reply.finish is None:
                 self._abort_soon(rid)
 
-    async def _parts(self, request: GenerateRequest, rid: str, session: str) -> AsyncGenerator[TokenChunk, None]:
-        body, headers = self._body(request, rid), {"x-smg-routing-key": session} if session else {}
-        answer = SglangReply(self._numbers, incremental=bool(self._facts.get("incremental_streaming_output")))
-        if not body["stream"]:
-            answer.incremental = False
-            for chunk in answer.chunks(await self._connection.generate("/generate", body, headers)):
-                yield chunk
-            return
-        async with aclosing(self._events(body, headers)) as events:
-            async for part in events:
-                for chunk in answer.chunks(part):
-                    yield chunk
+    def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenChunk, None]:
+        """The same, as a generator."""
+        return generated(self.sample, request)
 
-    async def _events(self, body: dict[str, Any], headers: Mapping[str, str]) -> AsyncGenerator[Any, None]:
-        """Parts of a streamed answer. If the server rejects `stream_interval`, ask again without it, now and later."""
-        for _ in range(2):
-            try:
-                async with aclosing(self._connection.events("/generate", body, headers)) as events:
-                    async for part in events:
-                        yield part
-                return
-            except (InvalidRequest, EngineFailed) as error:
-                if "stream_interval" not in error.message or not self._intervals:
-                    raise
-                self._intervals = False
-                body["sampling_params"].pop("stream_interval")
+    async def _ask(self, body: dict[str, Any], headers: Mapping[str, str], read: Callable[[list[Any]], bool]) -> None:
+        """Give the parts of the answer to `read`. If the server rejects `stream_interval`, ask again without it."""
+        if not body["stream"]:
+            read([await self._connection.generate("/generate", body, headers)])
+            return
+        try:
+            await self._connection.stream("/generate", body, headers, EventStream(read))
+        except (InvalidRequest, EngineFailed) as error:
+            if "stream_interval" not in error.message or "stream_interval" not in body["sampling_params"]:
+                raise
+            self._intervals = False
+            del body["sampling_params"]["stream_interval"]
+            await self._connection.stream("/generate", body, headers, EventStream(read))
 
     def _body(self, request: GenerateRequest, rid: str) -> dict[str, Any]:
-        interval = _interval(request)
-        streamed = interval is not None
+        interval = self._interval(request)
         return {
             "rid": rid,
-            "input_ids": request.input_ids.tolist(),
+            "input_ids": np.frombuffer(request.input_ids, np.int32),
             "sampling_params": sampling_params(request, interval if self._intervals else None),
             "return_logprob": True,
             "logprob_start_len": -1,
             "top_logprobs_num": request.top_logprobs,
-            "stream": streamed,
+            "stream": interval is not None,
         }
+
+    def _interval(self, request: GenerateRequest) -> int | None:
+        """Tokens per part of the reply; None: the whole reply in one part."""
+        sampling, turn = request.sampling, request.turn
+        cut = bool(sampling.stop) or (turn is not None and bool(turn.tools) and not turn.parallel_tool_calls)
+        if request.streamed or cut:
+            return self._streams.interval(request)
+        whole = request.grammar is not None or (sampling.max_tokens or 0) <= _PIECE_TOKENS
+        return None if whole else _PIECE_TOKENS  # an output under a grammar cannot be continued: it comes whole
 
     async def abort(self, request_id: str) -> None:
         """End a request with `FinishReason.ABORT`; unknown ids are ignored."""
@@ -267,16 +290,6 @@ class SglangServer:
             raise InvalidRequest(error.message, param=param) from None
         if isinstance(answer, Mapping) and answer.get("success") is False:
             raise InvalidRequest(f"{self.url}: {answer.get('message')}", param=param)
-
-
-def _interval(request: GenerateRequest) -> int | None:
-    """Tokens per part of the reply; None: the whole reply in one part."""
-    sampling, turn = request.sampling, request.turn
-    cut = bool(sampling.stop) or (turn is not None and bool(turn.tools) and not turn.parallel_tool_calls)
-    if request.streamed or cut:
-        return stream_interval(request)
-    whole = request.grammar is not None or (sampling.max_tokens or 0) <= _PIECE_TOKENS
-    return None if whole else _PIECE_TOKENS  # an output under a grammar cannot be continued: it comes whole
 
 
 def _names(request: GenerateRequest) -> tuple[str, str]:

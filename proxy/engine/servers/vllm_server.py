@@ -7,16 +7,17 @@ and after truncation. Written to vLLM's documented API and tested against a simu
 
 from __future__ import annotations
 
-import asyncio
 from array import array
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import aclosing
 from typing import Any
 
-from proxy.engine.chunks import TokenChunk
+import numpy as np
+
+from proxy.engine.callbacks import generated
+from proxy.engine.chunks import TakeChunk, TokenChunk
 from proxy.engine.interface import Capability, EngineInfo, PauseMode, WeightTransfer
 from proxy.engine.requests import GenerateRequest, check_request
-from proxy.engine.servers.connection import NO_KEYS, Keys, ServerConnection
+from proxy.engine.servers.connection import NO_KEYS, EventStream, Keys, ServerConnection, Stopped
 from proxy.errors import (
     EngineFailed,
     EngineIncapable,
@@ -33,7 +34,6 @@ _ID_MARK = "token_id:"
 _CAPABILITIES = frozenset({Capability.TOP_LOGPROBS, Capability.SEED, Capability.RELEASE_MEMORY, Capability.STREAMING})
 _PROCESSED = frozenset({Capability.PENALTIES, Capability.LOGIT_BIAS})
 _WAKE_TAGS = ("weights", "kv_cache")
-_Item = TokenChunk | ProxyError
 
 
 class VllmServer:
@@ -46,7 +46,7 @@ class VllmServer:
         self._processed = processed_logprobs
         self._model = ""
         self._context_length = _DEFAULT_CONTEXT
-        self._queues: dict[str, asyncio.Queue[_Item]] = {}
+        self._replies: dict[str, EventStream] = {}
 
     async def start(self) -> None:
         """Read the server's model and context length. Raises EngineLost, EngineUnavailable."""
@@ -63,42 +63,42 @@ class VllmServer:
             raise EngineUnavailable(f"{self.url} is not a vLLM server: it has no /version")
         return 0
 
-    async def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenChunk, None]:
+    async def sample(self, request: GenerateRequest, take: TakeChunk) -> FinishReason | None:
         """Sample a continuation. Raises EngineLost, InvalidRequest, UnsupportedParameter or EngineFailed."""
         check_request(request, self._vocab_size, self._context_length)
         self._check_logprobs(request.sampling)
-        queue = self._queues[request.request_id] = asyncio.Queue()
-        reader = asyncio.create_task(self._read(request, queue))
-        try:
-            while True:
-                item = await queue.get()
-                if isinstance(item, ProxyError):
-                    raise item
-                yield item
-                if item.finish is not None:
-                    return
-        finally:
-            del self._queues[request.request_id]
-            reader.cancel()  # closes the connection, on which vLLM ends the request
-            await asyncio.gather(reader, return_exceptions=True)
+        finish: FinishReason | None = None
 
-    async def _read(self, request: GenerateRequest, queue: asyncio.Queue[_Item]) -> None:
-        """Put every chunk into the queue, and the error if one ends the reply."""
+        def read(events: Sequence[Any]) -> bool:
+            nonlocal finish
+            for event in events:
+                for chunk in _chunks(event, request.top_logprobs):
+                    finish = take(chunk) or chunk.finish
+                    if chunk.finish is not None:
+                        return True
+                    if finish is not None:
+                        raise Stopped
+            return False
+
+        reply = self._replies[request.request_id] = EventStream(read)
         try:
-            async with aclosing(self._connection.events("/v1/completions", self._body(request), {})) as events:
-                async for event in events:
-                    for chunk in _chunks(event, request.top_logprobs):
-                        queue.put_nowait(chunk)
-        except ProxyError as error:
-            queue.put_nowait(error)
-        else:
-            queue.put_nowait(EngineFailed(f"{self.url} ended a reply without a finish reason"))
+            await self._connection.stream("/v1/completions", self._body(request), {}, reply)
+        except Stopped:  # the connection is closed, on which vLLM ends the request
+            if finish is None:
+                return take(TokenChunk(ids_of(), Logprobs("f"), 0, FinishReason.ABORT)) or FinishReason.ABORT
+        finally:
+            del self._replies[request.request_id]
+        return finish
+
+    def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenChunk, None]:
+        """The same, as a generator."""
+        return generated(self.sample, request)
 
     def _body(self, request: GenerateRequest) -> dict[str, Any]:
         sampling = request.sampling
         body: dict[str, Any] = {
             "model": self._model,
-            "prompt": request.input_ids.tolist(),
+            "prompt": np.frombuffer(request.input_ids, np.int32),
             "max_tokens": sampling.max_tokens,
             "temperature": sampling.temperature,
             "top_p": sampling.top_p,
@@ -141,8 +141,8 @@ class VllmServer:
 
     async def abort(self, request_id: str) -> None:
         """End a request with `FinishReason.ABORT`; unknown ids are ignored."""
-        if (queue := self._queues.get(request_id)) is not None:
-            queue.put_nowait(TokenChunk(ids_of(), Logprobs("f"), 0, FinishReason.ABORT))
+        if (reply := self._replies.get(request_id)) is not None:
+            reply.fail(Stopped())
 
     def cut(self) -> None:
         """Abandon all replies in flight: each raises EngineLost."""
@@ -150,9 +150,9 @@ class VllmServer:
 
     async def pause(self, mode: PauseMode) -> None:
         """End requests in flight; the gate admits none. Raises EngineIncapable for a mode that keeps their state."""
-        if mode is not PauseMode.ABORT and self._queues:
+        if mode is not PauseMode.ABORT and self._replies:
             raise EngineIncapable("a vLLM server cannot pause requests in place; use mode abort or drain")
-        for request_id in list(self._queues):
+        for request_id in list(self._replies):
             await self.abort(request_id)
 
     async def resume(self) -> None:
@@ -206,7 +206,7 @@ class VllmServer:
 
     async def close(self) -> None:
         """End requests in flight and close the connections; the server keeps running."""
-        for request_id in list(self._queues):
+        for request_id in list(self._replies):
             await self.abort(request_id)
         await self._connection.close()
 

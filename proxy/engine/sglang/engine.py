@@ -21,7 +21,7 @@ from proxy.engine.chunks import TokenChunk
 from proxy.engine.interface import Capability, EngineInfo, PauseMode, WeightTransfer
 from proxy.engine.requests import GenerateRequest, check_request
 from proxy.engine.sglang.scheduler import run_scheduler
-from proxy.engine.sglang.wire import SglangReply, VersionNumbers, sampling_params, stream_interval
+from proxy.engine.sglang.wire import SglangReply, Streams, VersionNumbers, sampling_params
 from proxy.errors import ConfigurationError, EngineFailed, EngineIncapable, InvalidRequest
 from proxy.settings import Settings
 
@@ -39,7 +39,7 @@ class SglangEngine:
         self._settings = settings
         self._folder = folder
         self._engine: Any = None
-        self._numbers = VersionNumbers()
+        self._numbers, self._streams = VersionNumbers(), Streams(settings.stream_interval)
         self._version = 0
         self._mode: PauseMode | None = None
         self._info: EngineInfo | None = None
@@ -68,15 +68,17 @@ class SglangEngine:
         info = self.info()
         check_request(request, info.vocab_size, info.context_length)
         rank = self._ranks.take(request.session_id)
-        answer = SglangReply(self._numbers)
+        answer, wanted = SglangReply(self._numbers), self._input(request, rank)
+        self._streams.running += request.streamed
         try:
-            async with aclosing(self._manager.generate_request(self._input(request, rank), None)) as parts:
+            async with aclosing(self._manager.generate_request(wanted, None)) as parts:
                 async for part in parts:
-                    for chunk in answer.chunks(part):
+                    for chunk in answer.read((part,)):
                         yield chunk
         except ValueError as error:
             raise InvalidRequest(f"the engine refused the request: {error}") from None
         finally:
+            self._streams.running -= request.streamed
             self._ranks.give_back(rank)
 
     async def abort(self, request_id: str) -> None:
@@ -186,7 +188,7 @@ class SglangEngine:
     def _input(self, request: GenerateRequest, rank: int | None) -> Any:
         from sglang.srt.managers.io_struct import GenerateReqInput
 
-        interval = stream_interval(request) if self._intervals else None
+        interval = self._streams.interval(request) if self._intervals else None
         return GenerateReqInput(
             # SGLang aborts every request whose id begins with the given one: no id may be a prefix of another.
             rid=f"{uuid.uuid4().hex}:{request.request_id}",

@@ -9,8 +9,7 @@ the versions of all tokens, and corrects earlier parts.
 from __future__ import annotations
 
 import json
-from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,13 +17,16 @@ from proxy.engine.chunks import TokenChunk
 from proxy.engine.grammar import Grammar, GrammarPart
 from proxy.engine.requests import GenerateRequest
 from proxy.engine.versions import LARGEST_VERSION, divided, joined, with_run
-from proxy.errors import EngineFailed, InvalidRequest
-from proxy.types import FinishReason, VersionRuns, ids_of
+from proxy.errors import EngineFailed, InvalidRequest, ProxyError
+from proxy.types import FinishReason, Logprobs, VersionRuns, ids_of
 
 _WHOLE_VOCABULARY = -1
 _BAD_REQUEST, _SERVER_ERROR = 400, 500
 _UNSTREAMED_INTERVAL = 32
 """Tokens per part for unstreamed replies: a thirtieth of the work, and stop strings still end a reply soon."""
+
+_STREAMS_PER_TOKEN = 64
+_LARGEST_INTERVAL = 3
 
 
 @dataclass(slots=True)
@@ -73,9 +75,23 @@ def sampling_params(request: GenerateRequest, stream_interval: int | None) -> di
     return params
 
 
-def stream_interval(request: GenerateRequest) -> int:
-    """Tokens per part of the reply: 1 if the client streams, else 32."""
-    return 1 if request.streamed else _UNSTREAMED_INTERVAL
+@dataclass(slots=True)
+class Streams:
+    """The streamed replies in progress, which decide how many tokens SGLang sends in a part.
+
+    The first token of a reply comes at once whatever the interval is. With many streams, parts of single tokens cost
+    more than the tokens are worth: from 64 streams on a new one gets two tokens in a part, from 128 on three. `given`:
+    the setting `--stream-interval`, which overrides this. `running`: the number of streamed replies.
+    """
+
+    given: int | None = None
+    running: int = 0
+
+    def interval(self, request: GenerateRequest) -> int:
+        """Tokens per part of a reply that comes in parts: 32 if the client does not stream."""
+        if not request.streamed:
+            return _UNSTREAMED_INTERVAL
+        return self.given or min(1 + self.running // _STREAMS_PER_TOKEN, _LARGEST_INTERVAL)
 
 
 def structural_tag(grammar: Grammar) -> str:
@@ -108,93 +124,99 @@ def _sequence(elements: Sequence[Any]) -> Any:
 class SglangReply:
     """The state of one reply in progress.
 
-    `incremental`: each part has only the new tokens, else all tokens so far. `sent`: tokens that were turned into
-    chunks. `said`: the version runs that were reported for them.
+    `incremental`: each part has only the new tokens, else all tokens so far. `finish`: why it ended, once it has.
+    `sent`: tokens that were turned into chunks. `said`: the version runs that were reported for them.
     """
 
     numbers: VersionNumbers
     incremental: bool = False
+    finish: FinishReason | None = None
     sent: int = 0
     said: VersionRuns = ()
 
-    def chunks(self, out: Mapping[str, Any]) -> Iterator[TokenChunk]:
-        """Yield the new tokens of a part, one chunk per weight version. Raises InvalidRequest or EngineFailed."""
-        meta = _meta(out)
-        finish = _finish(meta.get("finish_reason"))
-        total = int(meta["completion_tokens"])
-        new = total - self.sent
-        ids, sampled = self._new(out.get("output_ids") or [], new), self._sampled(meta, new)
-        if len(ids) != new or [entry[1] for entry in sampled] != list(ids):
-            raise EngineFailed(f"the engine gave {len(ids)} ids and {len(sampled)} logprobs for {new} tokens")
-        logprobs = [_logprob(entry[0]) for entry in sampled]
-        tops = self._new(meta.get("output_top_logprobs") or [], new)
-        cached = meta.get("cached_tokens") if self.sent == 0 else None
-        if not (new or finish):
-            return
-        told = self._told(meta, total)
-        said, runs = divided(told, self.sent)
+    def read(self, parts: Iterable[Any]) -> list[TokenChunk]:
+        """Return the new tokens of parts that came together, one chunk per weight version.
+
+        Raises InvalidRequest for a refusal, EngineFailed for a part that is malformed.
+        """
+        before, told, version = self.sent, self.said, 0
+        ids, logprobs = ids_of(), Logprobs("f")
+        tops: list[tuple[tuple[int, float], ...]] = []
+        finish = cached = None
+        for part in parts:
+            meta = part.get("meta_info") if isinstance(part, dict) and part.get("error") is None else None
+            if not isinstance(meta, dict) or "completion_tokens" not in meta:
+                raise _refusal(part)
+            total, reason = int(meta["completion_tokens"]), meta.get("finish_reason")
+            new = total - self.sent
+            if not new and reason is None:
+                continue
+            if reason is not None:
+                finish = _finish(reason)
+            if self.sent == 0:
+                cached = meta.get("cached_tokens")
+            version = self.numbers.number(meta.get("weight_version", 0))
+            spans = meta.get("weight_versions")
+            told = self._spans(spans, total) if spans else with_run(told, new, version)
+            self.sent = total
+            if not new:
+                continue  # the end alone
+            # Shared lists of SGLang may already have grown beyond the tokens of a cumulative part.
+            span = slice(-new, None) if self.incremental else slice(total - new, total)
+            sampled = (meta.get("output_token_logprobs") or [])[span]
+            taken = (part.get("output_ids") or [])[span]
+            if not len(taken) == len(sampled) == new:
+                raise EngineFailed(f"the engine gave {len(taken)} ids and {len(sampled)} logprobs for {new} tokens")
+            try:
+                values, tokens, *_ = zip(*sampled, strict=True)
+                logprobs.extend(values)
+                ids.extend(tokens)
+            except (TypeError, ValueError, OverflowError):
+                raise EngineFailed("the engine gave a token without its logprob") from None
+            if list(tokens) != taken:
+                raise EngineFailed("the engine gave logprobs of other tokens than it sampled")
+            tops += map(_ranked, (meta.get("output_top_logprobs") or [])[span])
+        if self.sent == before and finish is None:
+            return []
+        said, runs = divided(told, before)
         correction = said if said != self.said else ()
-        self.sent, self.said = total, told
-        end = 0
-        for index, (count, version) in enumerate(runs or ((0, self._version(meta)),)):
+        self.said, self.finish = told, finish
+        chunks, end = [], 0
+        for count, number in runs or ((0, version),):
             start, end = end, end + count
-            yield TokenChunk(
-                ids=ids_of(ids[start:end]),
-                logprobs=array("f", logprobs[start:end]),
-                version=version,
-                finish=finish if end == new else None,
-                top_logprobs=tuple(_ranked(top) for top in tops[start:end]),
-                cached_tokens=cached,
-                corrected=correction if index == 0 else (),
+            chunks.append(
+                TokenChunk(
+                    ids=ids[start:end],
+                    logprobs=logprobs[start:end],
+                    version=number,
+                    finish=finish if end == len(ids) else None,
+                    top_logprobs=tuple(tops[start:end]),
+                    cached_tokens=None if start else cached,
+                    corrected=() if start else correction,
+                )
             )
+        return chunks
 
-    def _new(self, values: Sequence[Any], count: int) -> Sequence[Any]:
-        """The `count` new values. In a cumulative reply the shared list may already have grown further."""
-        if self.incremental:
-            return values[len(values) - count :] if count else []
-        return values[self.sent : self.sent + count]
-
-    def _sampled(self, meta: Mapping[str, Any], count: int) -> Sequence[Any]:
-        """The entries (logprob, id, ...) of the new tokens."""
-        return self._new(meta.get("output_token_logprobs") or [], count)
-
-    def _told(self, meta: Mapping[str, Any], total: int) -> VersionRuns:
-        """The version runs of all tokens, by this part. Raises EngineFailed if its spans overlap or leave gaps."""
-        spans = meta.get("weight_versions")
-        if not spans:
-            return with_run(self.said, total - self.sent, self._version(meta))
+    def _spans(self, spans: Sequence[Mapping[str, Any]], total: int) -> VersionRuns:
+        """The version runs of all tokens, as a part names them. Raises EngineFailed if they overlap or leave gaps."""
         bounds = [(span["start"], min(span["end"], total), span["version"]) for span in spans]
         bounds = [(start, end, name) for start, end, name in bounds if end > start]
         if [start for start, _, _ in bounds] + [total] != [0] + [end for _, end, _ in bounds]:
             raise EngineFailed(f"the engine's spans of weight versions do not cover its {total} tokens exactly")
         return joined((), tuple((end - start, self.numbers.number(name)) for start, end, name in bounds))
 
-    def _version(self, meta: Mapping[str, Any]) -> int:
-        return self.numbers.number(meta.get("weight_version", 0))
 
-
-def _meta(out: Any) -> Mapping[str, Any]:
-    """Return `meta_info` of a reply. Raises InvalidRequest if it is a refusal, EngineFailed if it is malformed."""
-    if not isinstance(out, Mapping):
-        raise EngineFailed(f"the engine answered with a {type(out).__name__} instead of an object")
+def _refusal(out: Any) -> ProxyError:
+    """The exception for a part that has no tokens and no facts."""
+    if not isinstance(out, dict):
+        return EngineFailed(f"the engine answered with a {type(out).__name__} instead of an object")
     if (error := out.get("error")) is not None:
-        raise InvalidRequest(f"the engine refused the request: {_message(error)}")
-    meta = out.get("meta_info")
-    if not isinstance(meta, Mapping) or "completion_tokens" not in meta:
-        raise EngineFailed("the engine's answer lacks 'meta_info' with 'completion_tokens'")
-    return meta
+        return InvalidRequest(f"the engine refused the request: {_message(error)}")
+    return EngineFailed("the engine's answer lacks 'meta_info' with 'completion_tokens'")
 
 
-def _logprob(value: Any) -> float:
-    if value is None:
-        raise EngineFailed("the engine gave a token without its logprob")
-    return float(value)
-
-
-def _finish(reason: Any) -> FinishReason | None:
+def _finish(reason: Any) -> FinishReason:
     """Map SGLang's finish reason. Raises InvalidRequest or EngineFailed for an abort that reports an error."""
-    if reason is None:
-        return None
     kind = reason["type"] if isinstance(reason, Mapping) else reason
     if kind == "abort":
         status = reason.get("status_code") if isinstance(reason, Mapping) else None

@@ -432,7 +432,7 @@ async def test_a_pool_without_a_server_logs_once_that_it_waits(caplog: pytest.Lo
     await starting
     try:
         assert [record.getMessage() for record in caplog.records if "waiting up to 30 s" in record.getMessage()] == [
-            f"no engine server answers yet; waiting up to 30 s ({url} does not answer (ConnectError))"
+            f"no engine server answers yet; waiting up to 30 s ({url} does not answer (ConnectionRefusedError))"
         ]
     finally:
         await pool.close()

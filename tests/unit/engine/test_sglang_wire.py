@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import random
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from proxy.engine.contract import CollectedReply
 from proxy.engine.grammar import Grammar, GrammarPart
 from proxy.engine.requests import GenerateRequest
 from proxy.engine.sglang.engine import tensors_of
-from proxy.engine.sglang.wire import SglangReply, VersionNumbers, sampling_params, structural_tag
+from proxy.engine.sglang.wire import SglangReply, Streams, VersionNumbers, sampling_params, structural_tag
 from proxy.errors import EngineFailed, InvalidRequest
 from proxy.types import FinishReason, SamplingParams, ids_of
 
@@ -27,7 +28,7 @@ def part(ids: list[int], total: int, finish: Any = None, spans: Any = None, **me
 
 def chunks(*parts: Any, incremental: bool = False) -> list[TokenChunk]:
     answer = SglangReply(VersionNumbers(), incremental=incremental)
-    return [chunk for one in parts for chunk in answer.chunks(one)]
+    return [chunk for one in parts for chunk in answer.read([one])]
 
 
 @pytest.mark.parametrize("incremental", [True, False])
@@ -49,11 +50,13 @@ def test_tokens_keep_their_logprob_and_version_however_parts_and_spans_are_cut(i
             parts.append(part(ids[sent:end] if incremental else ids[:end], end, spans=spans))
             sent = end
         parts.append(part([] if incremental else ids, total, {"type": "length"}))
-        reply = CollectedReply()
-        for chunk in chunks(*parts, incremental=incremental):
-            reply.add(chunk)
-        assert reply.ids == ids and reply.versions == versions and reply.finish is FinishReason.LENGTH
-        assert reply.logprobs == [-0.5 * token for token in ids]
+        for together in (1, rng.randint(2, 5), len(parts)):
+            answer, reply = SglangReply(VersionNumbers(), incremental=incremental), CollectedReply()
+            for start in range(0, len(parts), together):
+                for chunk in answer.read(parts[start : start + together]):
+                    reply.add(chunk)
+            assert reply.ids == ids and reply.versions == versions and reply.finish is FinishReason.LENGTH
+            assert reply.logprobs == [-0.5 * token for token in ids]
 
 
 @pytest.mark.parametrize("incremental", [True, False])
@@ -176,3 +179,24 @@ def test_a_version_beyond_int32_is_numbered_like_a_name() -> None:
         1,
         0,
     ]
+
+
+@pytest.mark.parametrize(("running", "tokens"), [(1, 1), (63, 1), (64, 2), (127, 2), (128, 3), (512, 3), (4096, 3)])
+def test_many_streams_get_more_tokens_in_a_part(running: int, tokens: int) -> None:
+    streamed = GenerateRequest("r", ids_of([1]), SamplingParams(max_tokens=4))
+    assert Streams(running=running).interval(streamed) == tokens
+    assert Streams(given=5, running=running).interval(streamed) == 5
+    for setting in (None, 5):
+        assert Streams(setting, running).interval(replace(streamed, whole=True)) == 32
+
+
+def test_parts_that_come_together_make_one_chunk_per_version_and_correct_what_was_said_before() -> None:
+    answer = SglangReply(VersionNumbers(), incremental=True)
+    (first,) = answer.read([part([1], 1, cached_tokens=4), part([2], 2)])
+    assert (list(first.ids), first.version, first.cached_tokens, first.finish) == ([1, 2], 0, 4, None)
+    spans = [{"version": "0", "start": 0, "end": 1}, {"version": "1", "start": 1, "end": 4}]
+    told = [part([3], 3, weight_version="1"), part([4], 4, {"type": "length"}, spans, weight_version="1")]
+    (last,) = answer.read(told)
+    assert (list(last.ids), last.version, last.finish) == ([3, 4], 1, FinishReason.LENGTH)
+    assert last.corrected == ((1, 0), (1, 1)) and answer.finish is FinishReason.LENGTH
+    assert answer.read([]) == []

@@ -1,0 +1,216 @@
+"""HTTP/1.1 to one server, without a coroutine or a queue between the socket and the reader of an answer.
+
+All bytes of an answer that came in one read are passed on in one call. Connections are kept for later requests. An
+answer ends whole, or its request raises.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections import deque
+from collections.abc import Mapping
+from typing import cast
+from urllib.parse import urlsplit
+
+from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
+
+_CONNECT_S = 5.0
+_KEPT_S = 4.0
+"""How long an idle connection may be used again. Servers run on uvicorn, which closes idle connections after 5 s."""
+
+_OK = 200
+
+
+class Disconnected(Exception):
+    """The server cannot be reached, closed the connection before its answer ended, or does not speak HTTP."""
+
+
+class Exchange:
+    """A request and its answer. `status`: 0 until the answer begins. `body`: the bytes so far."""
+
+    def __init__(self) -> None:
+        self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.status = 0
+        self.body = bytearray()
+
+    def feed(self, data: bytes) -> bool:
+        """Take bytes of an answer with status 200. Return True if the rest of it is not needed.
+
+        What this raises, the request raises. Other answers are collected in `body`.
+        """
+        self.body += data
+        return False
+
+    def fail(self, error: Exception) -> None:
+        """Make the request raise `error`, unless it has ended."""
+        if not self.ended.done():
+            self.ended.set_exception(error)
+            self.ended.exception()  # marks it as retrieved: the request may just have been cancelled
+
+
+class HttpClient:
+    """Sends requests to the server at `url`."""
+
+    def __init__(self, url: str) -> None:
+        parts = urlsplit(url)
+        self._address = parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
+        self._tls = ssl.create_default_context() if parts.scheme == "https" else None
+        self._prefix, self._host = parts.path, parts.netloc
+        self._connections: set[_Connection] = set()
+        self._kept: deque[_Connection] = deque()
+        self._sweeper: asyncio.TimerHandle | None = None
+        self.closed = False
+
+    async def send(
+        self, exchange: Exchange, method: str, path: str, headers: Mapping[str, str], body: bytes, *, repeat: bool
+    ) -> None:
+        """Send a request; return when `exchange` has ended. Raises Disconnected, and what `exchange` failed with.
+
+        `repeat`: the server may get the request twice, so a kept connection can be used. It may be closing just now;
+        then the request is sent again by a new one.
+        """
+        fields = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+        head = f"{method} {self._prefix}{path} HTTP/1.1\r\nhost: {self._host}\r\n{fields}content-length: {len(body)}"
+        message = b"".join((head.encode(), b"\r\n\r\n", body))
+        kept = self._take_kept() if repeat else None
+        if kept is not None:
+            try:
+                return await kept.carry(exchange, message)
+            except Disconnected:
+                if exchange.status:
+                    raise
+                exchange.ended = asyncio.get_running_loop().create_future()
+        await (await self._connect()).carry(exchange, message)
+
+    def close(self) -> None:
+        """Close all connections for good: requests in flight raise Disconnected."""
+        self.closed = True
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+        for connection in list(self._connections):
+            connection.close()
+
+    async def _connect(self) -> _Connection:
+        connection = _Connection(self)
+        host, port = self._address
+        try:
+            async with asyncio.timeout(_CONNECT_S):
+                await asyncio.get_running_loop().create_connection(lambda: connection, host, port, ssl=self._tls)
+        except (OSError, UnicodeError) as error:
+            raise Disconnected(type(error).__name__) from None
+        return connection
+
+    def _take_kept(self) -> _Connection | None:
+        """The connection that was used last, if one may be used again."""
+        oldest = asyncio.get_running_loop().time() - _KEPT_S
+        while self._kept:
+            connection = self._kept.pop()
+            if connection.kept_since > oldest and not connection.transport.is_closing():
+                return connection
+            connection.close()
+        return None
+
+    def joined(self, connection: _Connection) -> None:
+        """Note a connection that was made."""
+        self._connections.add(connection)
+        if self.closed:
+            connection.close()
+
+    def left(self, connection: _Connection) -> None:
+        """Note a connection that was lost."""
+        self._connections.discard(connection)
+
+    def keep(self, connection: _Connection) -> None:
+        """Keep a connection for another request."""
+        loop = asyncio.get_running_loop()
+        connection.kept_since = loop.time()
+        self._kept.append(connection)
+        if self._sweeper is None:
+            self._sweeper = loop.call_later(_KEPT_S, self._sweep)
+
+    def _sweep(self) -> None:
+        """Close the connections that were not used for too long."""
+        loop = asyncio.get_running_loop()
+        while self._kept and self._kept[0].kept_since + _KEPT_S <= loop.time():
+            self._kept.popleft().close()
+        self._sweeper = loop.call_at(self._kept[0].kept_since + _KEPT_S, self._sweep) if self._kept else None
+
+
+class _Connection(asyncio.Protocol):
+    """A connection, which carries one exchange at a time. The methods `on_*` are called by the parser."""
+
+    transport: asyncio.Transport
+
+    def __init__(self, client: HttpClient) -> None:
+        self.kept_since = 0.0
+        self._client = client
+        self._pieces: list[bytes] = []
+        self.on_body = self._pieces.append
+        self._parser = HttpResponseParser(self)
+        self._exchange: Exchange | None = None
+        self._over = self._reusable = False
+
+    async def carry(self, exchange: Exchange, message: bytes) -> None:
+        """Send the request; return when its exchange has ended. Raises Disconnected, and what it failed with."""
+        self._exchange = exchange
+        self.transport.write(message)
+        try:
+            await exchange.ended
+        except BaseException:
+            if self._exchange is exchange:
+                self.close()  # the server may go on answering
+            raise
+
+    def close(self) -> None:
+        """Close at once."""
+        self.transport.abort()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast("asyncio.Transport", transport)
+        self._client.joined(self)
+
+    def data_received(self, data: bytes) -> None:
+        exchange = self._exchange
+        if exchange is None:
+            self.close()  # nothing was asked
+            return
+        try:
+            self._parser.feed_data(data)
+            if self._pieces:
+                data = b"".join(self._pieces)
+                self._pieces.clear()
+                if exchange.status != _OK:
+                    exchange.body += data
+                elif not exchange.ended.done() and exchange.feed(data):
+                    exchange.ended.set_result(None)
+        except (HttpParserError, HttpParserUpgrade) as error:
+            exchange.fail(Disconnected(type(error).__name__))
+            self.close()
+        except Exception as error:
+            exchange.fail(error)
+        if self._over:
+            self._end(exchange)
+
+    def on_headers_complete(self) -> None:
+        if self._exchange is not None and self._parser.get_status_code() >= _OK:  # a lower status is not the answer's
+            self._exchange.status = self._parser.get_status_code()
+
+    def on_message_complete(self) -> None:
+        if self._exchange is not None and self._exchange.status:
+            self._over, self._reusable = True, self._parser.should_keep_alive()
+
+    def _end(self, exchange: Exchange) -> None:
+        self._exchange, self._over = None, False
+        if not exchange.ended.done():
+            exchange.ended.set_result(None)
+        if self._reusable and not self._client.closed:
+            self._client.keep(self)
+        else:
+            self.close()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._client.left(self)
+        if self._exchange is not None:
+            self._exchange.fail(Disconnected(type(error or ConnectionResetError()).__name__))
+            self._exchange = None
