@@ -96,7 +96,11 @@ class StreamReply:
         over.add_done_callback(self._on_end)
         while True:
             changed = self._changed = self._loop.create_future()
-            events = self._new_events()
+            events = b""
+            for index, choice in enumerate(self._choices):
+                if deltas := choice.deltas[self._seen[index] :]:
+                    self._seen[index] += len(deltas)
+                    events += self._encoder.deltas(deltas, index)
             if not events and self._loop.time() - self._written_at >= KEEPALIVE_S:
                 events = self._encoder.keepalive()
             if events:
@@ -105,20 +109,11 @@ class StreamReply:
                     events = self._head + events
                 self._written_at = self._loop.time()
                 await send({"type": "http.response.body", "body": events, "more_body": True})
-            if not changed.done():  # nothing has come since `_new_events`
+            if not changed.done():  # nothing has come since the deltas were read
                 if over.done():
                     break
                 await changed
         await self._end(send, over)
-
-    def _new_events(self) -> bytes:
-        """The events of all deltas since the last call."""
-        events = b""
-        for index, choice in enumerate(self._choices):
-            if new := choice.deltas[self._seen[index] :]:
-                self._seen[index] += len(new)
-                events += self._encoder.deltas(new, index)
-        return events
 
     async def _start(self, send: Send) -> None:
         self.started = True

@@ -47,12 +47,15 @@ def replay(
     report = LogprobReport(renderer.piece, renderer.stop_token_ids)
     shown = request.logprobs and interaction.has_logprobs
     deltas: list[Delta] = []
-    for token, logprob in zip(interaction.output_ids, interaction.logprobs, strict=True):
-        reasoning_tokens = parser.reasoning_tokens
-        parsed = parser.feed(ids_of([token]))
-        if shown and parser.reasoning_tokens == reasoning_tokens:
-            report.add(token, logprob)
-        deltas += map(report.attach, parsed)
+    if shown:
+        for token, logprob in zip(interaction.output_ids, interaction.logprobs, strict=True):
+            reasoning_tokens = parser.reasoning_tokens
+            parsed = parser.feed(ids_of([token]))
+            if parser.reasoning_tokens == reasoning_tokens:
+                report.add(token, logprob)
+            deltas += map(report.attach, parsed)
+    else:
+        deltas += parser.feed(interaction.output_ids)
     deltas += map(report.attach, parser.finish())
     ended: asyncio.Future[Interaction] = asyncio.get_running_loop().create_future()
     ended.set_result(interaction)

@@ -50,10 +50,10 @@ class Turn:
     _held: list[Delta] = field(default_factory=list)
     _ends: frozenset[int] = field(init=False)
     _takes_whole_chunks: bool = field(init=False)
+    _reasoning_tokens: int = 0
 
     def __post_init__(self) -> None:
         self._ends = frozenset(self.generate.stop_token_ids)
-        # Tokens are parsed one by one for logprobs, or if the first tool call ends the output.
         request = self.request
         self._takes_whole_chunks = not request.logprobs and (request.parallel_tool_calls or not request.tools)
 
@@ -92,12 +92,8 @@ class Turn:
         if ids and not interaction.output_ids:
             interaction.first_token_at = time.time()
         if self._takes_whole_chunks:
-            return self._feed(ids, chunk, 0) or finish
-        for at in range(len(ids)):
-            stopped = self._feed(ids[at : at + 1], chunk, at)
-            if stopped is not None:
-                return stopped
-        return finish
+            return self._add(ids, chunk, 0, self.parser.feed(ids)) or finish
+        return self._take_apart(ids, chunk) or finish
 
     def _encoded(self, chunk: TokenChunk, text: str) -> TokenChunk:
         """Convert a text chunk to token ids within the budget, with an end token if the text ended by itself."""
@@ -109,27 +105,45 @@ class Turn:
         ids = ids[:most]
         return TokenChunk(ids, array("f", bytes(4 * len(ids))), chunk.version, finish, sampled=False)
 
-    def _feed(self, ids: Ids, chunk: TokenChunk, at: int) -> FinishReason | None:
-        """Parse `ids`, which begin at index `at` of their chunk. Returns why sampling ends with them, or None."""
+    def _take_apart(self, ids: Ids, chunk: TokenChunk) -> FinishReason | None:
+        """Take tokens one by one, for their logprobs or to stop after the first call; a run of text may stay whole."""
+        deltas = self.parser.feed_text(ids)
+        if deltas is not None:
+            return self._add(ids, chunk, 0, deltas)
+        for at in range(len(ids)):
+            token = ids[at : at + 1]
+            finish = self._add(token, chunk, at, self.parser.feed(token))
+            if finish is not None:
+                return finish
+        return None
+
+    def _add(self, ids: Ids, chunk: TokenChunk, at: int, deltas: list[Delta]) -> FinishReason | None:
+        """Record and show `ids`, which begin at index `at` of their chunk and gave `deltas`.
+
+        Returns why sampling ends with them, or None.
+        """
         parser, interaction, request = self.parser, self.interaction, self.request
-        reasoning_tokens = parser.reasoning_tokens
-        deltas = parser.feed(ids)
-        stopped = parser.stop_string is not None
-        if stopped:
+        if parser.stop_string is not None:
             ids = ids[: parser.kept - len(interaction.output_ids)]
-        count = len(ids)
         interaction.output_ids += ids
-        interaction.logprobs += chunk.logprobs[at : at + count]
-        interaction.versions = with_run(interaction.versions, count, chunk.version)
-        if request.logprobs and chunk.sampled and count and parser.reasoning_tokens == reasoning_tokens:
-            self.report.add(ids[0], chunk.logprobs[at], chunk.top_logprobs[at] if chunk.top_logprobs else ())
+        interaction.logprobs += chunk.logprobs[at : at + len(ids)]
+        interaction.versions = with_run(interaction.versions, len(ids), chunk.version)
+        if request.logprobs:
+            self._report(ids, chunk, at)
         if deltas:
             self.publish(deltas)
-        if stopped:
+        if parser.stop_string is not None:
             return FinishReason.STOP_STRING
         if not request.parallel_tool_calls and any(isinstance(delta, ToolCallEnd) for delta in deltas):
             return FinishReason.STOP
         return None
+
+    def _report(self, ids: Ids, chunk: TokenChunk, at: int) -> None:
+        """Report the logprobs of tokens outside of the reasoning. `ids` are either all part of it or none of them."""
+        before, self._reasoning_tokens = self._reasoning_tokens, self.parser.reasoning_tokens
+        if chunk.sampled and self._reasoning_tokens == before:
+            for index, token in enumerate(ids, at):
+                self.report.add(token, chunk.logprobs[index], chunk.top_logprobs[index] if chunk.top_logprobs else ())
 
     def prove(self) -> None:
         """Set `aligned` by comparing token ids, and split the prompt: an aligned parent's tokens are not stored again.

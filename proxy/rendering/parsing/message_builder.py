@@ -11,16 +11,17 @@ from proxy.types import Message, Role, ToolCall
 
 
 class MessageBuilder:
-    """Builds one message. `sink`: where the call reader of the current region writes. `called`: a call has begun."""
+    """Builds one message. `deltas`: grows with it; the parser puts a new list there at each step. `called`: a call has
+    begun. `sink`: where the call reader of the current region writes."""
 
     def __init__(self, stop: Sequence[str], call_id: Callable[[], str]) -> None:
         self._content = VisibleText(stop)
         self._reasoning = VisibleText()
         self._call_id = call_id
         self._calls: list[ToolCall] = []
-        self._out: list[Delta] = []
         self._label = ""
         self._maybe_label = ""
+        self.deltas: list[Delta] = []
         self.called = False
         self.sink = RegionSink(self, None)
 
@@ -44,7 +45,7 @@ class MessageBuilder:
         """Append to the visible text. Return the stop string that has ended it, if one has."""
         shown = self._content.push(text)
         if shown:
-            self._out.append(TextDelta(shown))
+            self.deltas.append(TextDelta(shown))
         return self._content.stop_string
 
     def flush(self) -> None:
@@ -52,7 +53,7 @@ class MessageBuilder:
         self.end_label()
         shown = self._content.flush()
         if shown:
-            self._out.append(TextDelta(shown))
+            self.deltas.append(TextDelta(shown))
 
     def begin_label(self, label: str) -> None:
         """Drop `label` if the reasoning that follows begins with it."""
@@ -70,15 +71,10 @@ class MessageBuilder:
             return
         shown = self._reasoning.push(text)
         if shown:
-            self._out.append(ReasoningDelta(shown))
-
-    def take_deltas(self) -> list[Delta]:
-        """Return the deltas since the last call."""
-        out, self._out = self._out, []
-        return out
+            self.deltas.append(ReasoningDelta(shown))
 
     def add(self, delta: Delta) -> None:
-        self._out.append(delta)
+        self.deltas.append(delta)
 
     def begin_call(self, name: str) -> ToolCall:
         self.called = True

@@ -82,23 +82,38 @@ class OutputParser:
 
     def feed(self, ids: Sequence[int]) -> list[Delta]:
         """Return the deltas that these tokens add. Tokens after an end token or a complete stop string are ignored."""
+        self._built.deltas = []
         if self._state is not State.DONE:
             text = self._lexer.run(ids)
             if text is not None:
                 self._run(text, len(ids))
             else:
                 self._take(self._lexer.feed(ids))
-        return self._built.take_deltas()
+        return self._built.deltas
+
+    def feed_text(self, ids: Sequence[int]) -> list[Delta] | None:
+        """Feed `ids` if they are text in the middle of the reasoning or of the visible text, else return None.
+
+        All of them are then read alike, and the last one ends the output if any does, as if they were fed one by one.
+        """
+        if self._state is State.REASONING or (self._state is State.CONTENT and not self._fresh):
+            text = self._lexer.run(ids)
+            if text is not None:
+                self._built.deltas = []
+                self._run(text, len(ids))
+                return self._built.deltas
+        return None
 
     def finish(self) -> list[Delta]:
         """End the output and return the last deltas: incomplete markers and characters, and unfinished calls."""
+        self._built.deltas = []
         if not self._finished:
             self._finished = True
             if self._state is not State.DONE:
                 self._take(self._lexer.flush())
             self._resolve_held()
             self._built.flush()
-        return self._built.take_deltas()
+        return self._built.deltas
 
     def _run(self, text: str, tokens: int) -> None:
         """Take a run of text, as `_take` does but faster in the two states that most of an output is read in."""
