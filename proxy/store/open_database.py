@@ -15,6 +15,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from proxy.errors import StoreUnavailable
 from proxy.store import database
+from proxy.store.state_reads import StateReads
 from proxy.store.writer import Writer
 
 # Reads are short and mostly decode under the interpreter's lock; more threads would only wait for each other.
@@ -27,8 +28,8 @@ T = TypeVar("T")
 class OpenDatabase:
     """Owns the writer, the readers and, for SQLite, the lock of the file. The parts of the store share it.
 
-    `write` queues changes (see Writer). `shared`: True if other replicas may write to the database too, so on any
-    server; a SQLite file is locked by one process.
+    `write` queues changes (see Writer). `states` reads how far sessions have come. `shared`: True if
+    other replicas may write to the database too, so on any server; a SQLite file is locked by one process.
     """
 
     def __init__(self, writer_engine: Engine, reader_engine: Engine, lock: database.FileLock | None) -> None:
@@ -39,6 +40,7 @@ class OpenDatabase:
         self._reader_engine = reader_engine
         self._lock = lock
         self._readers = ThreadPoolExecutor(READER_THREADS, thread_name_prefix="store-reader")
+        self.states = StateReads(reader_engine, self._readers)
 
     @property
     def running(self) -> bool:
@@ -69,6 +71,7 @@ class OpenDatabase:
     def _close(self) -> None:
         self.write.join()
         self._readers.shutdown()
+        self.states.close()
         self._reader_engine.dispose()
         self._writer_engine.dispose()
         if self._lock is not None:

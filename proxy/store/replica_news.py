@@ -23,7 +23,13 @@ class ReplicaNews:
 
     async def load_news(self, session_id: str, seen: Seen) -> News | None:
         """The changes of a session since it was `seen`; None if there is no such session."""
-        if self._known.exclude(session_id) and self._database.running:
+        if self._database.shared:
+            now = await self._database.states.read(session_id)
+            if now is None:
+                return None
+            if now == seen:
+                return News(seen, None, [], set(), ())
+        elif self._known.exclude(session_id) and self._database.running:
             return None
         return await self._database.read(revisions.load_news, session_id, seen)
 

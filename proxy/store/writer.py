@@ -33,7 +33,7 @@ from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import InterfaceError, InternalError, OperationalError, SQLAlchemyError
 
 from proxy.errors import ProxyError, StoreUnavailable
-from proxy.store.sql.locks import is_deadlock, lock_all
+from proxy.store.sql.locks import is_deadlock, is_disconnect, lock_all
 from proxy.store.sql.writes import BatchWrite, append_interactions, insert_intents
 
 logger = logging.getLogger(__name__)
@@ -55,8 +55,6 @@ _GROUP_CHANGES = 256
 _GROUP_BYTES = 16 * 1024 * 1024
 # How many futures are resolved in one pass of the event loop: their callers all run before its next pass.
 _RESOLVED_AT_ONCE = 32
-# A connection that was idle for longer is checked before it is used: the database may have restarted meanwhile.
-_TRUSTED_S = 1.0
 
 
 class Phase(IntEnum):
@@ -96,7 +94,6 @@ class Writer:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._connection: Connection | None = None
-        self._used_at = 0.0
         self._queue: deque[Change] = deque()
         self._bell: SimpleQueue[None] = SimpleQueue()
         self._rung = False
@@ -211,26 +208,21 @@ class Writer:
 
     def _transact(self, group: list[Change], apply: Apply) -> list[ChangeResult]:
         while True:
+            kept = self._connection is not None
+            outcomes: list[ChangeResult] | None = None
             try:
-                connection = self._connect()
+                # Kept from group to group: taking one from the pool costs more than the other calls of a commit.
+                connection = self._connection = self._connection or self._engine.connect()
                 with connection.begin():
                     lock_all(connection, [change.payload for change in group])
                     outcomes = apply(connection, group)
                 return outcomes
             except SQLAlchemyError as error:
                 self._disconnect()
-                if not is_deadlock(error):  # a deadlock with another replica, which has gone on: try again
+                # A kept connection may be dead. If that shows before the commit, nothing was stored.
+                lost = kept and outcomes is None and is_disconnect(error)
+                if not lost and not is_deadlock(error):  # after a deadlock, the other replica has gone on
                     raise
-
-    def _connect(self) -> Connection:
-        """The connection of the last group, or a new one: taking one from the pool costs as much as a statement."""
-        now = time.monotonic()
-        if now - self._used_at > _TRUSTED_S:
-            self._disconnect()
-        self._used_at = now
-        if self._connection is None:
-            self._connection = self._engine.connect()
-        return self._connection
 
     def _disconnect(self) -> None:
         """Give the connection back to the pool, which resets it, and checks it before it is used again."""

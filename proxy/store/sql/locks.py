@@ -9,11 +9,12 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 from zlib import crc32
 
-from sqlalchemy import BigInteger, Connection, func, literal, or_, select
+from sqlalchemy import BigInteger, Connection, func, literal, select
+from sqlalchemy.exc import DBAPIError
 
 from proxy.errors import SessionNotFound
 from proxy.store.news import Seen
-from proxy.store.sql.statement import Named, Statement, names_of
+from proxy.store.sql.statement import Named, Statement, json_list
 from proxy.store.sql.tables import interactions, sessions
 
 # SQLSTATEs deadlock_detected and serialization_failure. Ordered locks leave few: two inserts of one new session id.
@@ -26,11 +27,20 @@ _LOCK = Statement(
     .order_by(sessions.c.session_id)
     .with_for_update()
 )
+_LOCK_ALL = Statement(
+    select(sessions.c.number)
+    .where(
+        Named(sessions.c.session_id)
+        | sessions.c.session_id.in_(select(interactions.c.session_id).where(Named(interactions.c.id, "ids")))
+    )
+    .order_by(sessions.c.session_id)
+    .with_for_update()
+)
 
 
 def lock_sessions(connection: Connection, names: Collection[str]) -> dict[str, Seen]:
     """Lock session rows until the commit, and return the state of each. Raises SessionNotFound."""
-    rows = _LOCK.fetch(connection, names_of(names))
+    rows = _LOCK.fetch(connection, {"names": json_list(names)})
     found = {name: Seen(next_seq, revision) for name, next_seq, revision in rows}
     if len(found) < len(names):
         raise SessionNotFound(f"session {min(set(names) - found.keys())} does not exist")
@@ -44,14 +54,7 @@ def lock_all(connection: Connection, payloads: Iterable[Any]) -> None:
     names, ids = _concerned(payloads)
     if len(names) + len(ids) < 2:
         return
-    of_interactions = select(interactions.c.session_id).where(interactions.c.id.in_(ids))
-    query = (
-        select(sessions.c.number)
-        .where(or_(sessions.c.session_id.in_(names), sessions.c.session_id.in_(of_interactions)))
-        .order_by(sessions.c.session_id)
-        .with_for_update()
-    )
-    connection.execute(query).all()
+    _LOCK_ALL.fetch(connection, {"names": json_list(names), "ids": json_list(ids)})
 
 
 def pass_alone(connection: Connection, place: str) -> None:
@@ -63,7 +66,12 @@ def pass_alone(connection: Connection, place: str) -> None:
 
 def is_deadlock(error: Exception) -> bool:
     """Return True if the database aborted the transaction to resolve a deadlock."""
-    return getattr(getattr(error, "orig", None), "sqlstate", None) in _DEADLOCKS
+    return isinstance(error, DBAPIError) and getattr(error.orig, "sqlstate", None) in _DEADLOCKS
+
+
+def is_disconnect(error: Exception) -> bool:
+    """Return True if the connection is dead."""
+    return isinstance(error, DBAPIError) and error.connection_invalidated
 
 
 def _concerned(payloads: Iterable[Any]) -> tuple[set[str], set[str]]:
@@ -73,18 +81,10 @@ def _concerned(payloads: Iterable[Any]) -> tuple[set[str], set[str]]:
     for payload in payloads:
         if isinstance(payload, str):
             ids.add(payload)
-        elif isinstance(payload, tuple):
-            ids.add(payload[0])
-        elif isinstance(payload, Mapping):
-            _add(names, payload.get("session_id"))
-            _add(ids, payload.get("of_interaction"))
+        elif isinstance(payload, Mapping):  # a note that a call began concerns no session's row
             names.update(payload.get("of_sessions", ()))
+        elif hasattr(payload, "session_id"):
+            names.add(payload.session_id)
         else:
-            _add(names, getattr(payload, "session_id", None))
             names.update(getattr(payload, "session_ids", ()))
     return names, ids
-
-
-def _add(found: set[str], name: str | None) -> None:
-    if name is not None:
-        found.add(name)

@@ -8,8 +8,19 @@ from sqlalchemy import Connection, select
 
 from proxy.store.news import MutableFields, News, Seen
 from proxy.store.sql import codec, reads, rows
+from proxy.store.sql.statement import Named, Statement, json_list
 from proxy.store.sql.tables import interactions, sessions
 from proxy.types import SessionStatus, Status
+
+_STATES = Statement(
+    select(sessions.c.session_id, sessions.c.next_seq, sessions.c.revision).where(Named(sessions.c.session_id))
+)
+
+
+def load_states(connection: Connection, session_ids: Collection[str]) -> dict[str, Seen]:
+    """The states of those sessions that exist."""
+    rows = _STATES.fetch(connection, {"names": json_list(session_ids)})
+    return {name: Seen(next_seq, revision) for name, next_seq, revision in rows}
 
 
 def load_news(connection: Connection, session_id: str, seen: Seen) -> News | None:

@@ -6,7 +6,7 @@ driver's errors are raised as SQLAlchemy's, so no caller can tell the difference
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from operator import itemgetter
 from typing import Any
 
@@ -58,18 +58,18 @@ class Statement:
 
 
 class Named(ColumnElement[bool]):
-    """True for rows whose `column` is in the parameter `names`, a JSON list: one text for lists of any length."""
+    """True if `column` is in the parameter `names`, a JSON list: the same text for lists of any length."""
 
     inherit_cache = True
 
-    def __init__(self, column: Column[str]) -> None:
+    def __init__(self, column: Column[str], names: str = "names") -> None:
         self.column = column
-        self.names: BindParameter[str] = bindparam("names")
+        self.names: BindParameter[str] = bindparam(names)
 
 
-def names_of(names: Collection[str]) -> Parameters:
-    """The parameter of `Named`."""
-    return {"names": orjson.dumps(list(names)).decode()}
+def json_list(names: Iterable[str]) -> str:
+    """A value for the parameter of `Named`."""
+    return orjson.dumps(list(names)).decode()
 
 
 @compiles(Named, "sqlite")
@@ -86,4 +86,6 @@ def _named_postgresql(element: Named, compiler: SQLCompiler, **options: Any) -> 
 
 def _as_sqlalchemy(connection: Connection, sql: str, error: Exception) -> BaseException:
     dialect = connection.dialect
-    return DBAPIError.instance(sql, None, error, dialect.loaded_dbapi.Error, dialect=dialect)
+    lost = dialect.is_disconnect(error, connection.connection, None)  # type: ignore[arg-type]
+    base = dialect.loaded_dbapi.Error
+    return DBAPIError.instance(sql, None, error, base, connection_invalidated=lost, dialect=dialect)

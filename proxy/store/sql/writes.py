@@ -22,7 +22,7 @@ from proxy.store.news import Seen
 from proxy.store.sql import rows
 from proxy.store.sql.locks import lock_sessions, pass_alone
 from proxy.store.sql.starts import Start, check_start, give_back
-from proxy.store.sql.statement import Named, Statement, names_of
+from proxy.store.sql.statement import Named, Statement, json_list
 from proxy.store.sql.tables import intents, interactions, returns, sessions
 from proxy.types import Credit, Interaction, Status
 
@@ -158,15 +158,15 @@ def _insert_interactions(connection: Connection, new: Sequence[rows.RowValues], 
     except IntegrityError:
         raise InvalidRequest(f"interaction {new[0]['id']} exists", param="interaction_id") from None
     for count in set(counts.values()):
-        names = names_of([name for name, number in counts.items() if number == count])
-        _ADVANCE.run(connection, [{**names, "by": count, "now": time.time()}])
-    _DELETE_INTENTS.run(connection, [names_of([row["id"] for row in new])])
+        names = json_list([name for name, number in counts.items() if number == count])
+        _ADVANCE.run(connection, [{"names": names, "by": count, "now": time.time()}])
+    _DELETE_INTENTS.run(connection, [{"names": json_list([row["id"] for row in new])}])
 
 
 def insert_intents(connection: Connection, new: Sequence[rows.RowValues]) -> Sequence[None]:
     """Insert the begin notes of calls, one per call."""
     by_id = {row["interaction_id"]: row for row in new}
-    _DELETE_INTENTS.run(connection, [names_of(by_id)])
+    _DELETE_INTENTS.run(connection, [{"names": json_list(by_id)}])
     _INSERT_INTENT.run(connection, list(by_id.values()))
     return [None] * len(new)
 
@@ -181,7 +181,7 @@ def set_exported(connection: Connection, batch: Sequence[rows.RowValues]) -> Seq
 
 def set_replied(connection: Connection, replied: Sequence[str]) -> Sequence[None]:
     """Note that the replies of interactions, given by id, were written out; unknown ones are ignored."""
-    _SET_REPLIED.run(connection, [{**names_of(replied), "now": time.time()}])
+    _SET_REPLIED.run(connection, [{"names": json_list(replied), "now": time.time()}])
     return [None] * len(replied)
 
 
@@ -203,20 +203,15 @@ def _set_rewards(connection: Connection, rewards: Rewards) -> bool:
     return True
 
 
-def update_interactions(connection: Connection, batch: Sequence[tuple[str, rows.RowValues]]) -> Sequence[None]:
-    """Set columns of interactions, given as (interaction id, columns). Raises NotFound."""
-    for name, columns in batch:
+def supersede(connection: Connection, interaction_ids: Sequence[str]) -> Sequence[None]:
+    """Mark failed or aborted interactions as replaced by a retry. Raises NotFound."""
+    for name in interaction_ids:
         session_id = connection.execute(select(interactions.c.session_id).where(interactions.c.id == name)).scalar()
         if session_id is not None:
             lock_sessions(connection, {session_id})
             _touch(connection, session_id)
-        _update_interaction(connection, name, columns)
-    return [None] * len(batch)
-
-
-def supersede(connection: Connection, interaction_ids: Sequence[str]) -> Sequence[None]:
-    """Mark failed or aborted interactions as replaced by a retry. Raises NotFound."""
-    return update_interactions(connection, [(name, {"status": Status.SUPERSEDED.value}) for name in interaction_ids])
+        _update_interaction(connection, name, {"status": Status.SUPERSEDED.value})
+    return [None] * len(interaction_ids)
 
 
 def update_sessions(connection: Connection, batch: Sequence[RecordUpdate]) -> Sequence[bool]:

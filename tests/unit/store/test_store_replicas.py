@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
 from sqlalchemy import Connection
 
+from proxy.store import state_reads
 from proxy.store.sql import locks, reads
 from proxy.store.sql.revisions import News, Seen
 from proxy.store.store import Store
@@ -169,6 +170,62 @@ async def test_of_two_transactions_in_a_deadlock_both_are_made_in_the_end(pair: 
     first = pair[0].database.write.submit(lock("a", "b"), None)
     second = pair[1].database.write.submit(lock("b", "a"), None)
     assert await asyncio.gather(first, second) == ["done", "done"]
+
+
+async def test_a_replica_goes_on_after_the_database_dropped_its_connections(
+    pair: Sequence[Store], postgres_url: str, node: Build
+) -> None:
+    store = pair[0]
+    await store.starts.create_session(SessionRecord("task-0"))
+    for number in range(3):
+        assert await store.turns.append(node(f"n{number}"), await seen(store)) == number
+        execute(
+            postgres_url,
+            "SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity"
+            " WHERE datname = current_database() AND pid <> pg_backend_pid()",
+        )
+
+
+async def test_requests_for_the_state_of_sessions_share_queries(
+    pair: Sequence[Store], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, names = pair[0], [f"s{n}" for n in range(20)]
+    for name in names:
+        await store.starts.create_session(SessionRecord(name))
+    asked: list[Collection[str]] = []
+    load = state_reads.load_states
+
+    def counted(connection: Connection, session_ids: Collection[str]) -> dict[str, Seen]:
+        asked.append(session_ids)
+        return load(connection, session_ids)
+
+    monkeypatch.setattr(state_reads, "load_states", counted)
+    found = await asyncio.gather(*(store.news.load_news(name, Seen()) for name in [*names, "nobody", *names]))
+    assert [news and news.seen for news in found] == [*[Seen()] * 20, None, *[Seen()] * 20]
+    assert [set(each) for each in asked] == [{*names, "nobody"}]
+
+
+async def test_a_state_that_is_asked_for_during_a_query_is_of_a_later_query(
+    pair: Sequence[Store], node: Build, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, two = pair
+    await one.starts.create_session(SessionRecord("task-0"))
+    running, go = threading.Event(), threading.Event()
+    load = state_reads.load_states
+
+    def held(connection: Connection, session_ids: Collection[str]) -> dict[str, Seen]:
+        states = load(connection, session_ids)
+        running.set()
+        go.wait(60)
+        return states
+
+    monkeypatch.setattr(state_reads, "load_states", held)
+    early = one.database.states.read("task-0")
+    await asyncio.to_thread(running.wait, 60)
+    await two.turns.append(node("one"))
+    late = one.database.states.read("task-0")
+    go.set()
+    assert (await early, await late) == (Seen(0, 0), Seen(1, 0))
 
 
 async def test_sessions_that_end_at_once_on_two_replicas_have_an_order(
