@@ -10,7 +10,6 @@ import importlib.util
 import random
 from array import array
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -43,9 +42,10 @@ class Tokenizer:
         reference.no_padding()
         self._added = {number: str(token.content) for number, token in reference.get_added_tokens_decoder().items()}
         self.vocab_size = max(reference.get_vocab_size(), max(self._added, default=-1) + 1)
-        self._decodes_bytes = reference.decoder is not None and b"ByteLevel" in reference.decoder.__getstate__()
         self._pieces = _Pieces(self._spell)
         self._backend, self._encode, self.encoder = _choose(files)
+        decoder = reference.decoder
+        self._byte_level = decoder is not None and b"ByteLevel" in decoder.__getstate__() and self._joins_bytes()
 
     @classmethod
     def load(cls, folder: Path) -> Tokenizer:
@@ -96,11 +96,8 @@ class Tokenizer:
         """Return a new incremental detokenizer for this vocabulary."""
         return ByteDetokenizer(self._pieces) if self._byte_level else WindowDetokenizer(self.decode)
 
-    @cached_property
-    def _byte_level(self) -> bool:
-        """True if every token stands for bytes. Checked on the sample texts: a decoder may do more than join bytes."""
-        if not self._decodes_bytes:
-            return False
+    def _joins_bytes(self) -> bool:
+        """Return whether decoding joins the bytes of tokens, on the sample texts: a decoder may do more than that."""
         sample = self.encode("".join(sample_texts()))
         joined = b"".join(self._spell(token, byte_level=True) for token in sample)
         return joined.decode("utf-8", "replace") == self.decode(sample)
