@@ -26,12 +26,10 @@ import orjson
 from rich.console import Console
 from rich.table import Table
 
-from proxy.engine.create import model_folder
-from proxy.settings import Settings
 from tests.bench.load import Words
 from tests.bench.overhead import assets_tokenizer
 from tests.bench.servers import REPLY_TOKENS, Server, free_port, server_process, serving
-from tests.bench.upstream import upstream_server, word_tokens
+from tests.bench.upstream import Pace, model_of, upstream_server, word_tokens
 
 BASELINE = Path(__file__).with_suffix(".json")
 CHARACTERS = 2500
@@ -180,24 +178,29 @@ def later_turns(proxy: Counted, words: Words) -> Counts:
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
-    """What a stream sends at once: `parts` of `part_tokens` each. `steps`: how often, while it is counted."""
+class Steps:
+    """What a stream sends at a time: `parts` of `part_tokens` each. `count`: how often, while it is counted."""
 
     part_tokens: int
     parts: int
-    steps: int
+    count: int
 
     @property
-    def step_tokens(self) -> int:
+    def pace(self) -> Pace:
+        return Pace(part_tokens=self.part_tokens, stepped=True, step_parts=self.parts)
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of one step."""
         return self.part_tokens * self.parts
 
 
-PACES = {SINGLE: Pace(1, 1, 8), PIECES: Pace(PIECE_TOKENS, 1, 2), TOGETHER: Pace(1, PIECE_TOKENS, 2)}
+STREAMED = {SINGLE: Steps(1, 1, 8), PIECES: Steps(PIECE_TOKENS, 1, 2), TOGETHER: Steps(1, PIECE_TOKENS, 2)}
 
 
-def streamed(proxy: Counted, upstream: Client, api: str, words: Words, pace: Pace) -> Counts:
+def streamed(proxy: Counted, upstream: Client, api: str, words: Words, steps: Steps) -> Counts:
     """Entries per token of a stream that sends on once the client has what was sent before."""
-    tokens = pace.step_tokens * (REPEATS * pace.steps + 2 * SETTLING_STEPS)
+    tokens = steps.tokens * (REPEATS * steps.count + 2 * SETTLING_STEPS)
 
     def step(times: int) -> int:
         events = 0
@@ -208,16 +211,16 @@ def streamed(proxy: Counted, upstream: Client, api: str, words: Words, pace: Pac
 
     def counted_steps() -> Counter[str]:
         before = proxy.entries()
-        events = step(pace.steps)
-        if events < pace.steps:
-            raise RuntimeError(f"{api}: what was sent in {pace.steps} steps arrived as {events} events")
+        events = step(steps.count)
+        if events < steps.count:
+            raise RuntimeError(f"{api}: what was sent in {steps.count} steps arrived as {events} events")
         return proxy.entries() - before
 
-    upstream.post(f"/part/{pace.part_tokens}/{pace.parts}", {})
+    upstream.post("/pace", steps.pace.to_json())
     proxy.client.send(proxy.new_path(api), body_of(api, words.text(CHARACTERS), tokens, stream=True))
     proxy.entries()
     step(SETTLING_STEPS)
-    counts = median((counted_steps() for _ in range(REPEATS)), pace.step_tokens * pace.steps)
+    counts = median((counted_steps() for _ in range(REPEATS)), steps.tokens * steps.count)
     while not (rest := proxy.client.some()).endswith(b"0\r\n\r\n"):
         if not rest:
             upstream.post("/step", {})
@@ -232,15 +235,15 @@ def measure(tokenizer: Path | None) -> Figures:
     words, figures = Words(0), Figures()
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        tokens = word_tokens(tokenizer or model_folder(Settings()))
-        engine = stack.enter_context(upstream_server(folder, tokens, "--stepped"))
-        proxy = stack.enter_context(counted_proxy(folder, tokenizer, f"http://127.0.0.1:{engine.port}"))
+        tokens = word_tokens(model_of(tokenizer))
+        engine = stack.enter_context(upstream_server(folder, tokens))
+        proxy = stack.enter_context(counted_proxy(folder, tokenizer, engine.url))
         upstream = Client(engine)
         stack.callback(upstream.close)
         for api in (CHAT, RESPONSES, MESSAGES):
             figures[UNARY, api] = unary(proxy, api, words)
-            for name, pace in PACES.items():
-                figures[name, api] = streamed(proxy, upstream, api, words, pace)
+            for name, steps in STREAMED.items():
+                figures[name, api] = streamed(proxy, upstream, api, words, steps)
         figures[LATER, CHAT] = later_turns(proxy, words)
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
@@ -252,7 +255,7 @@ def measure(tokenizer: Path | None) -> Figures:
 def package(function: str) -> str:
     """Return the library that a function belongs to: its top-level package, or `python` for the standard library."""
     top = function.partition(".")[0]
-    return "python" if top in sys.stdlib_module_names else top
+    return "python" if top in sys.stdlib_module_names or top.startswith("namedtuple_") else top
 
 
 def report(figures: Figures, console: Console) -> None:
@@ -291,8 +294,10 @@ def _by(group: Callable[[str], str], counts: Counts) -> Counter[str]:
 
 
 def report_functions(figures: Figures, console: Console) -> None:
-    """Print the functions that are entered most, for each figure with a limit."""
-    for key in LIMITS:
+    """Print the functions that are entered most, for each figure of the chat API."""
+    for key in figures:
+        if key[1] != CHAT:
+            continue
         table = Table("entries", "function", title=f"{key[0]}, {key[1]}", title_justify="left")
         for name, count in sorted(figures[key].items(), key=lambda item: -item[1])[:SHOWN_FUNCTIONS]:
             table.add_row(_shown(count), name)

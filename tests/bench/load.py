@@ -134,14 +134,20 @@ def _message(role: str, content: str) -> bytes:
 
 @dataclass(slots=True)
 class Series:
-    """Latencies in ns, pooled over the rounds, and the rate of each round in requests per second."""
+    """Latencies in ns and CPU time of the server in ns, pooled over the rounds; the rate of each round a second."""
 
     latencies: list[int] = field(default_factory=list)
     rates: list[float] = field(default_factory=list)
+    cpu_ns: int = 0
 
     @property
     def rate(self) -> float:
         return statistics.median(self.rates)
+
+    @property
+    def cpu_us(self) -> float:
+        """CPU time of the server for a request."""
+        return self.cpu_ns / len(self.latencies) / 1e3
 
     def quantile_ms(self, share: float) -> float:
         ordered = sorted(self.latencies)
@@ -196,10 +202,12 @@ async def under_load(server: Server, works: list[Work], series: Series, phase_s:
     """Run all `works` concurrently, each on a separate connection."""
     connections = [await connect(server) for _ in works]
     latencies: list[int] = []
+    cpu_ns = server.cpu_ns()
     begun = time.perf_counter_ns()
     lanes = [Lane(connection, latencies, begun + int(phase_s * 1e9)) for connection in connections]
     await asyncio.gather(*(work(lane) for work, lane in zip(works, lanes, strict=True)))
     series.rates.append(len(latencies) / (time.perf_counter_ns() - begun) * 1e9)
+    series.cpu_ns += server.cpu_ns() - cpu_ns
     series.latencies += latencies
     for connection in connections:
         connection.close()

@@ -39,6 +39,10 @@ class Server:
     port: int
     pid: int
 
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
     def cpu_ns(self) -> int:
         """Return the CPU time of all threads so far, in ns; 0 if the system does not report it."""
         tasks = Path(f"/proc/{self.pid}/task").glob("*/schedstat")
@@ -110,9 +114,12 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def proxy_server(folder: Path, tokenizer: Path | None) -> AbstractContextManager[Server]:
+def proxy_server(
+    folder: Path, tokenizer: Path | None, engine: str = "scripted", *options: str
+) -> AbstractContextManager[Server]:
+    """Run a proxy. `engine`: scripted, or the URL of a server; `options`: further flags."""
     port = free_port()
-    return server_process(["-m", "proxy.commands", *serving(port, folder, tokenizer)], port, folder)
+    return server_process(["-m", "proxy.commands", *serving(port, folder, tokenizer, engine), *options], port, folder)
 
 
 def serving(port: int, folder: Path, tokenizer: Path | None, engine: str = "scripted") -> list[str]:

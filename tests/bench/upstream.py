@@ -1,17 +1,19 @@
-"""A simulated SGLang server that costs next to nothing: it answers at once, at a rate, or part by part on request.
+"""A simulated engine server that costs next to nothing: it answers at once, at a rate, or part by part on request.
 
-Run `python -m tests.bench.upstream PORT TOKENS [--stepped]` as a process of its own; `TOKENS` are the
-ids of its replies, separated by commas. Every reply has as many tokens as its request allows. Replies are sent as
-SGLang sends them with `--incremental-streaming-output`; `stream_interval` is honoured until
-POST /part/TOKENS/PARTS, which sets the tokens of a part and the parts of a step."""
+Run `python -m tests.bench.upstream PORT TOKENS` as a process of its own; `TOKENS` are the ids of its replies, separated
+by commas. It answers POST /generate as SGLang does with `--incremental-streaming-output`, and POST
+/v1/chat/completions as an OpenAI-compatible server. Every reply has as many tokens as its request allows. POST /pace
+sets a `Pace` for streams that begin later; until then they come as fast as they are read."""
 
 from __future__ import annotations
 
 import argparse
 import asyncio
 import re
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
+from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -19,9 +21,12 @@ from typing import Any
 import orjson
 import uvloop
 
+from proxy.engine.create import model_folder
+from proxy.settings import Settings
 from tests.bench.servers import Server, free_port, server_process
 
 CONTEXT = 1_000_000
+WORD = " word"
 _FACTS: dict[str, Any] = {
     "/model_info": {"model_path": "simulated", "weight_version": "1"},
     "/server_info": {
@@ -30,67 +35,130 @@ _FACTS: dict[str, Any] = {
         "enable_deterministic_inference": True,
         "max_req_input_len": CONTEXT,
     },
-    "/v1/models": {"data": [{"id": "simulated", "max_model_len": CONTEXT}]},
+    "/v1/models": {"object": "list", "data": [{"id": "bench", "object": "model", "max_model_len": CONTEXT}]},
     "/health": {},
 }
-_WORD = re.compile(" [a-z]+")
+_WORD_TOKEN = re.compile(" [a-z]+")
 _END = b"e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n"
 _STREAM_HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How streams are sent.
+
+    `part_tokens`: tokens of a part; None as the request's `stream_interval` says. `rate`: tokens a second of each
+    stream; None at once. `stepped`: a further `step_parts` parts at each POST /step.
+    """
+
+    part_tokens: int | None = None
+    rate: float | None = None
+    stepped: bool = False
+    step_parts: int = 1
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
 
 
 class Tokens:
     """The tokens of all replies, with the JSON of their logprobs."""
 
     def __init__(self, ids: list[int]) -> None:
-        self._ids = ids
-        self._logprobs = [[-0.5 - index / 128, token, None] for index, token in enumerate(ids)]
+        self._ids = [b"%d" % token for token in ids]
+        self._logprobs = [b"[%.4f,%d,null]" % (-0.5 - index / 128, token) for index, token in enumerate(ids)]
 
-    def part(self, start: int, end: int, most: int, prompt_tokens: int) -> bytes:
+    def sglang(self, start: int, end: int, most: int, prompt_tokens: int) -> bytes:
         """Return tokens `start` to `end` of a reply of `most` tokens, as SGLang reports them."""
         places = [index % len(self._ids) for index in range(start, end)]
-        meta = {
+        finish = b'{"type":"length","length":%d}' % most if end == most else b"null"
+        return (
+            b'{"text":"","output_ids":[%s],"meta_info":{"id":"simulated","finish_reason":%s,"prompt_tokens":%d,'
+            b'"weight_version":"1","completion_tokens":%d,"cached_tokens":0,"output_token_logprobs":[%s]}}'
+        ) % (
+            b",".join([self._ids[place] for place in places]),
+            finish,
+            prompt_tokens,
+            end,
+            b",".join([self._logprobs[place] for place in places]),
+        )
+
+
+def chat_chunk(start: int, end: int, most: int) -> bytes:
+    """Return tokens `start` to `end` of a reply of `most` tokens as a chunk of a chat completion."""
+    return (
+        b'{"id":"simulated","object":"chat.completion.chunk","created":1,"model":"bench","choices":[{"index":0,'
+        b'"delta":{"role":"assistant","content":"%s"},"finish_reason":%s}]}'
+    ) % (WORD.encode() * (end - start), b'"length"' if end == most else b"null")
+
+
+def chat_reply(most: int) -> bytes:
+    """Return a chat completion with what vLLM adds for trainers: token ids and logprobs."""
+    logprobs = [{"token": WORD, "logprob": -0.5, "bytes": list(WORD.encode()), "top_logprobs": []}] * most
+    choice = {
+        "index": 0,
+        "message": {"role": "assistant", "content": WORD * most},
+        "finish_reason": "length",
+        "logprobs": {"content": logprobs},
+        "token_ids": [1] * most,
+    }
+    return orjson.dumps(
+        {
             "id": "simulated",
-            "finish_reason": {"type": "length", "length": most} if end == most else None,
-            "prompt_tokens": prompt_tokens,
-            "weight_version": "1",
-            "completion_tokens": end,
-            "cached_tokens": 0,
-            "output_token_logprobs": [self._logprobs[place] for place in places],
+            "object": "chat.completion",
+            "created": 1,
+            "model": "bench",
+            "choices": [choice],
+            "prompt_token_ids": [1] * 600,
+            "usage": {"prompt_tokens": 600, "completion_tokens": most, "total_tokens": 600 + most},
         }
-        return orjson.dumps({"text": "", "output_ids": [self._ids[place] for place in places], "meta_info": meta})
+    )
+
+
+@dataclass(slots=True)
+class Stream:
+    """One streamed reply. `part(start, end, most)`: the JSON of these tokens. `begun_s`: when the first was sent."""
+
+    part: Callable[[int, int, int], bytes]
+    most: int
+    interval: int
+    seed: int
+    begun_s: float = 0.0
+    sent: int = 0
+
+    def chunk(self) -> bytes:
+        """Return the next tokens as one chunk of the body. The first part has one token, as SGLang sends it."""
+        end = min(self.sent + (self.interval if self.sent else 1), self.most)
+        data = b"data: %s\n\n" % self.part(self.sent, end, self.most)
+        self.sent = end
+        return b"%x\r\n%s\r\n" % (len(data), data) + (_END if end == self.most else b"")
+
+    def chunks(self) -> Iterator[bytes]:
+        while self.sent < self.most:
+            yield self.chunk()
 
 
 class Upstream:
-    """What all connections share.
+    """What all connections share. `sent`: by seed of the request, when each part was sent (ns) and up to which token.
 
-    `stepped`: a stream sends a further part at each POST /step. `part_tokens`: its size; None as requested.
-    `step_parts`: parts that are sent in one step.
+    `waiting`: streams that send on at each step.
     """
 
-    def __init__(self, tokens: Tokens, stepped: bool) -> None:
+    def __init__(self, tokens: Tokens) -> None:
         self.tokens = tokens
-        self.stepped = stepped
-        self.part_tokens: int | None = None
-        self.step_parts = 1
-        self.waiting: dict[Exchange, Iterator[bytes]] = {}
-
-    def parts(self, body: dict[str, Any]) -> Iterator[bytes]:
-        """Yield the chunks of a streamed reply. The first has one token, as SGLang sends it."""
-        sampling, prompt_tokens = body["sampling_params"], len(body["input_ids"])
-        most = sampling["max_new_tokens"]
-        size = self.part_tokens or sampling.get("stream_interval") or 1
-        start, end = 0, 1 if self.part_tokens is None else min(size, most)
-        while start < most:
-            data = b"data: %s\n\n" % self.tokens.part(start, end, most, prompt_tokens)
-            yield b"%x\r\n%s\r\n" % (len(data), data) + (_END if end == most else b"")
-            start, end = end, min(end + size, most)
+        self.pace = Pace()
+        self.waiting: dict[Exchange, Stream] = {}
+        self.sent: dict[int, list[tuple[int, int]]] = {}
 
     def step(self) -> None:
-        for exchange, parts in list(self.waiting.items()):
-            part = b"".join(islice(parts, self.step_parts))
-            exchange.write(part)
-            if part.endswith(_END):
+        for exchange, stream in list(self.waiting.items()):
+            exchange.write(b"".join(islice(stream.chunks(), self.pace.step_parts)))
+            if stream.sent == stream.most:
                 del self.waiting[exchange]
+
+    def reports(self) -> bytes:
+        """Return `sent` as JSON, and forget it."""
+        sent, self.sent = self.sent, {}
+        return orjson.dumps(sent, option=orjson.OPT_NON_STR_KEYS)
 
 
 class Exchange(asyncio.Protocol):
@@ -100,12 +168,15 @@ class Exchange(asyncio.Protocol):
         self._upstream = upstream
         self._received = bytearray()
         self._transport: Any = None
+        self._timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport
 
     def connection_lost(self, error: Exception | None) -> None:
         self._upstream.waiting.pop(self, None)
+        if self._timer is not None:
+            self._timer.cancel()
 
     def write(self, data: bytes) -> None:
         self._transport.write(data)
@@ -121,30 +192,60 @@ class Exchange(asyncio.Protocol):
             self._answer(head.split(b" ", 2)[1].decode(), bytes(body[:length]))
 
     def _answer(self, path: str, content: bytes) -> None:
-        if path == "/generate":
-            self._generate(orjson.loads(content))
-        elif path == "/step":
-            self._upstream.step()
-            self._whole(b"{}")
-        elif path.startswith("/part/"):
-            self._upstream.part_tokens, self._upstream.step_parts = map(int, path.split("/")[2:])
-            self._whole(b"{}")
-        else:
-            self._whole(orjson.dumps(_FACTS.get(path, {})), b"200 OK" if path in _FACTS else b"404 Not Found")
+        match path:
+            case "/generate":
+                self._generate(orjson.loads(content))
+            case "/v1/chat/completions" | "/chat/completions":
+                self._chat(orjson.loads(content))
+            case "/step":
+                self._upstream.step()
+                self._whole(b"{}")
+            case "/pace":
+                self._upstream.pace = Pace(**orjson.loads(content))
+                self._whole(b"{}")
+            case "/sent":
+                self._whole(self._upstream.reports())
+            case _:
+                self._whole(orjson.dumps(_FACTS.get(path, {})), b"200 OK" if path in _FACTS else b"404 Not Found")
 
     def _generate(self, body: dict[str, Any]) -> None:
+        sampling, prompt_tokens, tokens = body["sampling_params"], len(body["input_ids"]), self._upstream.tokens
+        most = sampling["max_new_tokens"]
         if not body["stream"]:
-            most = body["sampling_params"]["max_new_tokens"]
-            self._whole(self._upstream.tokens.part(0, most, most, len(body["input_ids"])))
-            return
-        parts = self._upstream.parts(body)
-        if self._upstream.stepped:
-            first = next(parts)
-            if not first.endswith(_END):
-                self._upstream.waiting[self] = parts
-            self.write(_STREAM_HEAD + first)
+            return self._whole(tokens.sglang(0, most, most, prompt_tokens))
+
+        def part(start: int, end: int, most: int) -> bytes:
+            return tokens.sglang(start, end, most, prompt_tokens)
+
+        interval = self._upstream.pace.part_tokens or sampling.get("stream_interval") or 1
+        self._begin(Stream(part, most, interval, sampling.get("sampling_seed", -1)))
+
+    def _chat(self, body: dict[str, Any]) -> None:
+        most = body.get("max_tokens") or body["max_completion_tokens"]
+        if not body.get("stream"):
+            return self._whole(chat_reply(most))
+        self._begin(Stream(chat_chunk, most, self._upstream.pace.part_tokens or 1, body.get("seed") or -1))
+
+    def _begin(self, stream: Stream) -> None:
+        pace = self._upstream.pace
+        self.write(_STREAM_HEAD)
+        if pace.stepped:
+            self.write(stream.chunk())
+            if stream.sent < stream.most:
+                self._upstream.waiting[self] = stream
+        elif pace.rate is None:
+            self.write(b"".join(stream.chunks()))
         else:
-            self.write(_STREAM_HEAD + b"".join(parts))
+            stream.begun_s = asyncio.get_running_loop().time()
+            self._send_on(stream, pace.rate)
+
+    def _send_on(self, stream: Stream, rate: float) -> None:
+        """Send a part, and the next one when its last token is due."""
+        self.write(stream.chunk())
+        self._upstream.sent.setdefault(stream.seed, []).append((time.monotonic_ns(), stream.sent))
+        if stream.sent < stream.most:
+            due_s = stream.begun_s + (min(stream.sent + stream.interval, stream.most) - 1) / rate
+            self._timer = asyncio.get_running_loop().call_at(due_s, self._send_on, stream, rate)
 
     def _whole(self, content: bytes, status: bytes = b"200 OK") -> None:
         head = b"HTTP/1.1 %s\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
@@ -157,18 +258,24 @@ def word_tokens(folder: Path, count: int = 64) -> list[int]:
 
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     vocabulary = range(tokenizer.get_vocab_size())
-    return [token for token in vocabulary if _WORD.fullmatch(tokenizer.decode([token]))][:count]
+    words = (token for token in vocabulary if _WORD_TOKEN.fullmatch(tokenizer.decode([token])))
+    return list(islice(words, count))
 
 
-def upstream_server(folder: Path, tokens: list[int], *options: str) -> AbstractContextManager[Server]:
+def model_of(tokenizer: Path | None) -> Path:
+    """Return the folder of the tokenizer that the proxy uses."""
+    return tokenizer or model_folder(Settings())
+
+
+def upstream_server(folder: Path, tokens: list[int]) -> AbstractContextManager[Server]:
     """Run a simulated engine server in a process of its own. Its output goes to a file in `folder`."""
     port = free_port()
-    arguments = ["-m", "tests.bench.upstream", str(port), ",".join(map(str, tokens)), *options]
+    arguments = ["-m", "tests.bench.upstream", str(port), ",".join(map(str, tokens))]
     return server_process(arguments, port, folder, core=1)
 
 
 async def _serve(port: int, upstream: Upstream) -> None:
-    server = await asyncio.get_running_loop().create_server(lambda: Exchange(upstream), "127.0.0.1", port)
+    server = await asyncio.get_running_loop().create_server(lambda: Exchange(upstream), "127.0.0.1", port, backlog=4096)
     await server.serve_forever()
 
 
@@ -176,9 +283,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("port", type=int)
     parser.add_argument("tokens", type=lambda text: [int(token) for token in text.split(",")])
-    parser.add_argument("--stepped", action="store_true", help="a further part of every stream at each POST /step")
     options = parser.parse_args()
-    uvloop.run(_serve(options.port, Upstream(Tokens(options.tokens), options.stepped)))
+    uvloop.run(_serve(options.port, Upstream(Tokens(options.tokens))))
 
 
 if __name__ == "__main__":
