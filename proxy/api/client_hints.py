@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import orjson
 
-from proxy.api.headers import Headers, header
+from proxy.api.headers import Headers
 from proxy.errors import InvalidRequest
 from proxy.trajectory.purpose import Purpose, purpose_of_prompt
 from proxy.types import TurnRequest
@@ -21,44 +21,36 @@ _CODEX_KINDS = {"compact": Purpose.SUMMARY, "memory_consolidation": Purpose.AUX}
 
 def add_headers(asked: TurnRequest, headers: Headers) -> None:
     """Add what the headers say to a request. Raises InvalidRequest for an unknown `x-tokengrove-purpose`."""
-    asked.retry = _is_retry(headers.get(b"x-stainless-retry-count", b""))
-    asked.idempotency_key = header(headers, b"idempotency-key")
-    asked.state_hash = header(headers, b"x-tokengrove-state-hash")
-    asked.purpose = _named_purpose(headers) or _stated_purpose(headers, asked)
-    asked.agent = header(headers, b"x-tokengrove-agent")
+    # The SDKs of OpenAI and Anthropic send 0 with the first attempt.
+    asked.retry = (count := headers.get(b"x-stainless-retry-count", "")).isdecimal() and int(count) > 0
+    asked.idempotency_key = headers.get(b"idempotency-key")
+    asked.state_hash = headers.get(b"x-tokengrove-state-hash")
+    asked.purpose = _purpose(headers, asked)
+    asked.agent = headers.get(b"x-tokengrove-agent")
 
 
-def _is_retry(count: bytes) -> bool:
-    """Whether `x-stainless-retry-count` marks a retry: the OpenAI and Anthropic SDKs send 0 with the first attempt."""
-    return count.isdigit() and int(count) > 0
-
-
-def _named_purpose(headers: Headers) -> str | None:
-    name = header(headers, b"x-tokengrove-purpose")
-    if name is not None and name not in list(Purpose):
-        raise InvalidRequest(f"x-tokengrove-purpose must be one of {', '.join(Purpose)}", param="x-tokengrove-purpose")
-    return name
-
-
-def _stated_purpose(headers: Headers, asked: TurnRequest) -> Purpose | None:
+def _purpose(headers: Headers, asked: TurnRequest) -> str | None:
     """The purpose that headers or prompt state; None if they state none.
 
     A sub-agent's summary counts as a summary: the kind of the request comes before the kind of the agent.
     """
-    if _is_codex_compaction(header(headers, b"x-codex-turn-metadata")):
+    if (name := headers.get(b"x-tokengrove-purpose")) is not None:
+        if name not in list(Purpose):
+            known = ", ".join(Purpose)
+            raise InvalidRequest(f"x-tokengrove-purpose must be one of {known}", param="x-tokengrove-purpose")
+        return name
+    if (metadata := headers.get(b"x-codex-turn-metadata")) and _is_compaction(metadata):
         return Purpose.SUMMARY
-    return purpose_of_prompt(asked.messages) or _of_subagent(headers)
-
-
-def _of_subagent(headers: Headers) -> Purpose | None:
-    if kind := header(headers, b"x-openai-subagent"):
+    if (stated := purpose_of_prompt(asked.messages)) is not None:
+        return stated
+    if kind := headers.get(b"x-openai-subagent"):
         return _CODEX_KINDS.get(kind, Purpose.SUBAGENT)
     return Purpose.SUBAGENT if headers.get(b"x-claude-code-agent-id") or headers.get(b"x-parent-session-id") else None
 
 
-def _is_codex_compaction(metadata: str | None) -> bool:
+def _is_compaction(metadata: str) -> bool:
     try:
-        decoded = orjson.loads(metadata) if metadata else None
+        decoded = orjson.loads(metadata)
     except orjson.JSONDecodeError:
         return False
     return isinstance(decoded, dict) and decoded.get("request_kind") == "compaction"

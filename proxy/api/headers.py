@@ -11,7 +11,7 @@ from starlette.types import Scope
 from proxy.errors import InvalidRequest
 from proxy.sessions.ids import check_session_id
 
-Headers = Mapping[bytes, bytes]
+Headers = Mapping[bytes, str]
 """Headers by their names in lower case. Of a repeated header the first one counts."""
 
 # In order of preference. An opencode sub-agent has a session of its own and belongs to its parent's.
@@ -20,26 +20,20 @@ _HINTS = (b"x-claude-code-session-id", b"session-id", b"x-parent-session-id", b"
 
 def headers_of(scope: Scope) -> Headers:
     """The headers of a request."""
-    return dict(reversed(scope["headers"]))
-
-
-def header(headers: Headers, name: bytes) -> str | None:
-    """The value of a header, None if it is absent."""
-    value = headers.get(name)
-    return None if value is None else value.decode("latin-1")
+    return {name: value.decode("latin-1") for name, value in reversed(scope["headers"])}
 
 
 def key_in(headers: Headers) -> str | None:
     """The key of a request, from `Authorization: Bearer`, else `x-api-key`."""
-    scheme, _, token = headers.get(b"authorization", b"").decode("latin-1").partition(" ")
+    scheme, _, token = headers.get(b"authorization", "").partition(" ")
     if scheme.lower() == "bearer" and (key := token.strip()):
         return key
-    return header(headers, b"x-api-key") or None
+    return headers.get(b"x-api-key") or None
 
 
 def hint_in(headers: Headers, body: Any) -> str | None:
     """The session id of the client itself, from a header or the body; None if it sends none that can be an id."""
-    values: list[Any] = [header(headers, name) for name in _HINTS if name in headers]
+    values: list[Any] = [headers.get(name) for name in _HINTS]
     if isinstance(body, dict):
         values += [_metadata_session(body.get("metadata")), body.get("prompt_cache_key")]
     return next((value for value in values if _can_be_id(value)), None)

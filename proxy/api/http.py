@@ -46,8 +46,8 @@ def encode_json(value: Any) -> bytes:
 
 async def read_body(headers: Headers, receive: Receive, limit: int) -> bytes:
     """Read the whole body. Raises BodyTooLarge as soon as it is known to exceed `limit` bytes, or ClientDisconnect."""
-    length = headers.get(b"content-length", b"")
-    if length.isdigit() and int(length) > limit:
+    length = headers.get(b"content-length", "")
+    if length.isdecimal() and int(length) > limit:
         raise _too_large(limit)
     chunks: list[bytes] = []
     size = 0

@@ -50,15 +50,14 @@ class Caller:
 
 
 class Access:
-    """Finds the session that a caller addresses, and refuses callers without access to it."""
+    """Finds the session that a caller addresses, and refuses callers without access to it.
+
+    `open_server`: the server has no admin key, so every caller on this machine has access.
+    """
 
     def __init__(self, registry: Registry, named: NamedSessions, keys: Keyring, settings: Settings) -> None:
         self._registry, self._named, self._keys, self._settings = registry, named, keys, settings
-
-    @property
-    def open_server(self) -> bool:
-        """True if the server has no admin key: every caller on this machine has access."""
-        return self._settings.admin_key is None
+        self.open_server = settings.admin_key is None
 
     async def resolve(self, caller: Caller) -> LiveSession:
         """Return the open session that a turn belongs to. Raises Unauthorized, SessionNotFound or SessionClosed."""

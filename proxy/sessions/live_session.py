@@ -50,11 +50,10 @@ class LiveSession:
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     committing: asyncio.Lock = field(default_factory=asyncio.Lock)
+    id: str = field(init=False)
 
-    @property
-    def id(self) -> str:
-        """The session id."""
-        return self.record.session_id
+    def __post_init__(self) -> None:
+        self.id = self.record.session_id
 
     def check_open(self) -> None:
         """Raise SessionClosed if the session takes no more turns."""

@@ -34,8 +34,11 @@ class Registry:
         """The session in its newest state, from memory or from the store. Raises SessionNotFound."""
         session = self._live.get(session_id)
         if session is not None:
-            await self.refresh(session)
+            if self.shared:
+                await self.refresh(session)
             return session
+        if self._news.excludes(session_id):
+            raise _not_found(session_id)
         task = self._loading.get(session_id)
         if task is None:
             task = self._loading[session_id] = asyncio.create_task(self._load(session_id))
@@ -97,7 +100,11 @@ class Registry:
         # A text that cannot be an id is not looked up: some databases fail on a NUL character.
         news = await self._news.load_news(session_id, NOTHING_SEEN) if is_session_id(session_id) else None
         if news is None or news.record is None:
-            raise SessionNotFound(f"there is no session {session_id!r}; start it with POST /rl/start_session")
+            raise _not_found(session_id)
         session = LiveSession(news.record, InteractionCache(), seen=NOTHING_SEEN)
         absorb(session, news, elsewhere=self.shared)
         return self.add(session)
+
+
+def _not_found(session_id: str) -> SessionNotFound:
+    return SessionNotFound(f"there is no session {session_id!r}; start it with POST /rl/start_session")

@@ -21,6 +21,10 @@ class ReplicaNews:
         """True if other replicas may write to the database."""
         return self._database.shared
 
+    def excludes(self, session_id: str) -> bool:
+        """Return True if a session certainly does not exist; the answer costs no read."""
+        return self._known.exclude(session_id) and self._database.running
+
     async def load_news(self, session_id: str, seen: Seen) -> News | None:
         """The changes of a session since it was `seen`; None if there is no such session."""
         if self._database.shared:
@@ -29,7 +33,7 @@ class ReplicaNews:
                 return None
             if now == seen:
                 return News(seen, None, [], set(), ())
-        elif self._known.exclude(session_id) and self._database.running:
+        elif self.excludes(session_id):
             return None
         return await self._database.read(revisions.load_news, session_id, seen)
 

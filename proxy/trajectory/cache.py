@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from proxy.trajectory.matching import ChainState, Identity, RootKeys, extend, identify
 from proxy.trajectory.recent import RecentConversations
-from proxy.trajectory.tree import token_ids
+from proxy.trajectory.tree import begins_with
 from proxy.types import Ids, Interaction, Message, Reason, Role, Status, TurnRequest
 
 
@@ -102,8 +102,7 @@ class InteractionCache:
 
     def proves(self, parent: Node, prompt_ids: Ids) -> bool:
         """Whether `prompt_ids` begins with exactly the parent's prompt and output ids: the child is then aligned."""
-        prefix = token_ids(parent)
-        return len(prompt_ids) >= len(prefix) and prompt_ids[: len(prefix)].tobytes() == prefix.tobytes()
+        return begins_with(prompt_ids, parent)
 
     def reason_for(self, request: TurnRequest, identity: Identity, match: Match) -> Reason:
         """The reason of an aligned node or a root, judged from the nodes that the tree has now.

@@ -93,16 +93,14 @@ def extend(state: ChainState, messages: Sequence[Message]) -> list[ChainState]:
     """The states of the chain before the first and after each of `messages`: len(messages) + 1 states."""
     states = [state]
     for message in messages:
-        state = _next_state(state, message)
-        states.append(state)
+        key, body_key, calls, echo = states[-1]
+        link = message_key(message, calls)
+        if message.role is Role.ASSISTANT:
+            echo = hash((echo, _echo_key(message)))
+        if message.tool_calls:
+            calls = tuple([call.id for call in message.tool_calls])
+        states.append(ChainState(hash((key, link)), hash((body_key, link)), calls, echo))
     return states
-
-
-def _next_state(state: ChainState, message: Message) -> ChainState:
-    link = message_key(message, state.calls)
-    calls = tuple([call.id for call in message.tool_calls]) if message.tool_calls else state.calls
-    echo = hash((state.echo, _echo_key(message))) if message.role is Role.ASSISTANT else state.echo
-    return ChainState(hash((state.key, link)), hash((state.body_key, link)), calls, echo)
 
 
 def _echo_key(answer: Message) -> int:

@@ -24,8 +24,9 @@ def apply_budgets(
     `max_tokens` is at least 1, or 0 if the prompt fills the context and the session's `on_context_overflow` is
     `length`. All lengths are in tokens. Raises ContextLengthExceeded, or LimitReached for a limit of the session.
     """
-    _check_session(session, choices)
     limits = session.record.limits
+    if limits:
+        _check_session(session, choices)
     context = _least(context_length, settings.max_context_tokens, limits.get("max_context_tokens"))
     if prompt_tokens >= context:
         if limits.get("on_context_overflow") == "length":
@@ -39,11 +40,14 @@ def apply_budgets(
         limits.get("max_tokens_per_turn"),
         left,
     )
-    return replace(sampling, max_tokens=most)
+    return sampling if most == sampling.max_tokens else replace(sampling, max_tokens=most)
 
 
 def _least(first: int, *others: int | None) -> int:
-    return min([first, *(other for other in others if other is not None)])
+    for other in others:
+        if other is not None and other < first:
+            first = other
+    return first
 
 
 def _check_session(session: LiveSession, choices: int) -> None:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Coroutine
-from contextlib import nullcontext
 from typing import Any
 
 from proxy.errors import EngineFailed, ProxyError, SessionNotFound, StoreUnavailable
@@ -50,8 +49,11 @@ class Commits:
         turn.publish(turn.parser.finish())
         self._describe(turn, finish)
         turn.prove()
-        # This replica commits one turn of a session at a time, so only another replica can cause a conflict.
-        async with session.committing if self._registry.shared else nullcontext():
+        if self._registry.shared:
+            # This replica commits one turn of a session at a time, so only another replica can cause a conflict.
+            async with session.committing:
+                node = await self._commit(turn)
+        else:
             node = await self._commit(turn)
         self._committed(turn, node)
         return interaction

@@ -15,6 +15,7 @@ from xxhash import xxh3_64_intdigest
 
 from proxy.engine.grammar import Grammar, GrammarPart
 from proxy.errors import InvalidRequest
+from proxy.rendering.bridge import TAIL
 from proxy.rendering.renderer import Renderer
 from proxy.sessions.live_session import LiveSession
 from proxy.trajectory.cache import Match
@@ -87,21 +88,24 @@ class Prompts:
     async def _bridge(self, session: LiveSession, request: TurnRequest, match: Match) -> Ids | None:
         """Return the parent's exact tokens followed by those of the new messages; None if they cannot be bridged."""
         assert match.parent is not None
-        before = token_ids(match.parent)
+        ids = token_ids(match.parent)
         answer = match.parent.interaction
-        split = len(before) - len(answer.output_ids)
+        split = len(ids) - len(answer.output_ids)
         new = match.new_messages(request.messages)
         suffix = await _inline_or_thread(
             new,
             self._renderer.bridge,
-            before[:split],
+            ids[max(split - TAIL, 0) : split],  # the bridge reads no more of a prompt, which may be long
             answer.output_ids,
             answer.output,
             new,
             request.tools,
             request.template_options,
         )
-        return None if suffix is None else before + suffix
+        if suffix is None:
+            return None
+        ids += suffix
+        return ids
 
     def check_vocabulary(self, ids: Ids, most: int, *, rendered: bool) -> None:
         """Raise InvalidRequest for a token id of `most` or more, which the model lacks and some engines crash on."""
@@ -127,6 +131,6 @@ class Prompts:
 
 async def _inline_or_thread(messages: Any, function: Callable[..., Any], *arguments: Any) -> Any:
     """Call a rendering function: inline for short texts, in a worker thread for long ones."""
-    if sum(len(message.content) for message in messages) <= _INLINE_CHARS:
+    if sum([len(message.content) for message in messages]) <= _INLINE_CHARS:
         return function(*arguments)
     return await asyncio.to_thread(function, *arguments)

@@ -46,6 +46,8 @@ class NewSample:
 
 def decide(attempts: Sequence[Attempt], request: TurnRequest) -> Attach | Replay | NewSample:
     """Apply the rules above. `attempts`: those of the session with the request's hash, oldest first."""
+    if not attempts:
+        return NewSample(())
     marked = [a for a in attempts if _is_marked(request, a)]
     gone = [a for a in attempts if a.readers == 0 and not (a.written or a.unsettled)]
     failed = [a for a in attempts if a.stage in (Stage.FAILED, Stage.ENDING) and not a.superseded]

@@ -32,11 +32,14 @@ def parse_message(value: Any, name: str) -> Message:
         return Message(role, text)
     if role is Role.TOOL:
         return Message(role, text, tool_call_id=_answered_call(value, name), name=_optional_str(value, "name", name))
-    refusal = _optional_str(value, "refusal", name)
+    if (refusal := value.get("refusal")) is not None:
+        refusal = expect_str(refusal, f"{name}.refusal")
+        text = text or refusal
+    calls = value.get("tool_calls")
     return Message(
         role,
-        text or refusal or "",
-        tool_calls=_parse_tool_calls(value.get("tool_calls"), f"{name}.tool_calls"),
+        text,
+        tool_calls=() if calls is None else _parse_tool_calls(calls, f"{name}.tool_calls"),
         reasoning=_parse_reasoning(value),
     )
 
@@ -69,8 +72,6 @@ def _answered_call(value: Mapping[str, Any], name: str) -> str | None:
 
 
 def _parse_tool_calls(value: Any, name: str) -> tuple[ToolCall, ...]:
-    if value is None:
-        return ()
     return tuple(_parse_tool_call(call, f"{name}[{index}]") for index, call in enumerate(expect_list(value, name)))
 
 
