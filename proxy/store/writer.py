@@ -214,7 +214,7 @@ class Writer:
                 # Kept from group to group: taking one from the pool costs more than the other calls of a commit.
                 connection = self._connection = self._connection or self._engine.connect()
                 with connection.begin():
-                    lock_all(connection, [change.payload for change in group])
+                    lock_all(connection, map(_payload, group))
                     outcomes = apply(connection, group)
                 return outcomes
             except SQLAlchemyError as error:
@@ -260,7 +260,7 @@ def _without_ended_intents(group: list[Change]) -> list[Change]:
     return [c for c in group if c.write is not insert_intents or c.payload["interaction_id"] not in ended]
 
 
-_phase, _write = attrgetter("phase"), attrgetter("write")
+_phase, _write, _payload = attrgetter("phase"), attrgetter("write"), attrgetter("payload")
 
 
 def _apply_runs(connection: Connection, group: list[Change]) -> list[ChangeResult]:
@@ -268,7 +268,7 @@ def _apply_runs(connection: Connection, group: list[Change]) -> list[ChangeResul
     outcomes: list[ChangeResult] = []
     for write, run in groupby(sorted(group, key=_phase), key=_write):
         changes = list(run)
-        outcomes += zip(changes, write(connection, [change.payload for change in changes]), strict=True)
+        outcomes += zip(changes, write(connection, list(map(_payload, changes))), strict=True)
     return outcomes
 
 

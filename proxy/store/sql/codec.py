@@ -30,7 +30,7 @@ _BIG_ENDIAN = sys.byteorder == "big"
 
 def encode_ids(ids: Ids) -> bytes:
     """Encode token ids, 4 bytes each."""
-    return _little_endian(ids, "i")
+    return ids.tobytes() if ids.typecode == "i" and not _BIG_ENDIAN else _little_endian(ids, "i")
 
 
 def decode_ids(data: bytes) -> Ids:
@@ -40,7 +40,7 @@ def decode_ids(data: bytes) -> Ids:
 
 def encode_floats(values: Logprobs) -> bytes:
     """Encode float32 values, 4 bytes each."""
-    return _little_endian(values, "f")
+    return values.tobytes() if values.typecode == "f" and not _BIG_ENDIAN else _little_endian(values, "f")
 
 
 def decode_floats(data: bytes) -> Logprobs:
@@ -60,6 +60,12 @@ def encode_json(value: Json) -> bytes | None:
     if len(text) <= COMPRESS_ABOVE_BYTES:
         return letter + text
     return (b"z" if letter == b"j" else b"Z") + zlib.compress(text, COMPRESSION_LEVEL)
+
+
+def encode_columns(row: dict[str, Any], names: Iterable[str]) -> None:
+    """Replace the JSON values of a row by their encodings. Raises InvalidRequest."""
+    for name in names:
+        row[name] = encode_json(row[name]) if row[name] else None
 
 
 def decode_json(data: bytes | None, empty: Json = None) -> Json:
@@ -118,9 +124,8 @@ def _plain(value: Any) -> Json:
 def _little_endian(values: array[Any], typecode: str) -> bytes:
     if values.typecode != typecode:
         raise InvalidRequest(f"tokens are array({typecode!r}), not array({values.typecode!r})")
-    if _BIG_ENDIAN:
-        values = values[:]
-        values.byteswap()
+    values = values[:]
+    values.byteswap()
     return values.tobytes()
 
 

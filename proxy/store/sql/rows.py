@@ -6,6 +6,7 @@ A test compares the columns with the fields.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from operator import itemgetter
 from typing import Any
 
 from sqlalchemy import RowMapping
@@ -33,13 +34,16 @@ RowValues = dict[str, Any]
 """Column values of one row by column name."""
 NO_ANSWER = Message(Role.ASSISTANT)
 """The output of an interaction that was read without messages. A stored output is never NULL."""
+_count = itemgetter(0)
 _SESSION_TEXTS = ("session_id", "task_id", "group_id", "exit_reason")
+_SESSION_JSON = ("sampling", "limits", "metadata", "metrics")
+_INTERACTION_JSON = ("new_messages", "output", "tools", "template_options", "sampling", "versions", "spans", "notes")
 _INTERACTION_TEXTS = ("id", "model", "purpose", "agent", "state_hash", "stop_string")
 
 
 def session_row(record: SessionRecord) -> RowValues:
     """The `sessions` columns of a record. Raises InvalidRequest for a value that cannot be stored."""
-    row = {
+    row: RowValues = {
         "session_id": record.session_id,
         "task_id": record.task_id,
         "group_id": record.group_id,
@@ -47,15 +51,15 @@ def session_row(record: SessionRecord) -> RowValues:
         "api_key_hash": record.api_key_hash,
         "control_key_hash": record.control_key_hash,
         "path_key_hash": record.path_key_hash,
-        "sampling": codec.encode_json(record.sampling),
-        "limits": codec.encode_json(record.limits),
-        "metadata": codec.encode_json(record.metadata),
+        "sampling": record.sampling,
+        "limits": record.limits,
+        "metadata": record.metadata,
         "discount": record.discount,
         "credit": str(record.credit),
         "outcome": None if record.outcome is None else str(record.outcome),
         "exit_reason": record.exit_reason,
         "finished": record.finished,
-        "metrics": codec.encode_json(record.metrics),
+        "metrics": record.metrics,
         "weight_version": record.weight_version,
         "created_at": record.created_at,
         "updated_at": record.updated_at,
@@ -63,6 +67,7 @@ def session_row(record: SessionRecord) -> RowValues:
         "keys_expire_at": record.keys_expire_at,
         "took_capacity": record.took_capacity,
     }
+    codec.encode_columns(row, _SESSION_JSON)
     codec.check_texts(row, _SESSION_TEXTS)
     return row
 
@@ -98,7 +103,7 @@ def session_of(row: RowMapping) -> SessionRecord:
 def interaction_row(node: Interaction, seq: int) -> RowValues:
     """The `interactions` columns of a node. Raises InvalidRequest for a value that cannot be stored."""
     check_lengths(node)
-    row = {
+    row: RowValues = {
         "id": node.id,
         "session_id": node.session_id,
         "seq": seq,
@@ -112,31 +117,32 @@ def interaction_row(node: Interaction, seq: int) -> RowValues:
         "agent": node.agent,
         "state_hash": node.state_hash,
         "request_hash": node.request_hash,
-        "new_messages": codec.encode_json([message.to_json() for message in node.new_messages]),
-        "output": codec.encode_json(node.output.to_json()),
-        "tools": codec.encode_json([tool.to_json() for tool in node.tools]),
-        "template_options": codec.encode_json(node.template_options),
-        "sampling": codec.encode_json(node.sampling.to_json()),
+        "new_messages": list(map(Message.to_json, node.new_messages)),
+        "output": node.output.to_json(),
+        "tools": list(map(Tool.to_json, node.tools)),
+        "template_options": node.template_options,
+        "sampling": node.sampling.to_json(),
         "prefix_length": node.prefix_length,
         "prompt_tokens": node.prompt_tokens,
         "output_tokens": len(node.output_ids),
         "prompt_suffix": codec.encode_ids(node.prompt_suffix),
         "output_ids": codec.encode_ids(node.output_ids),
         "logprobs": codec.encode_floats(node.logprobs),
-        "versions": codec.encode_json(node.versions),
+        "versions": node.versions,
         "finish_reason": None if node.finish_reason is None else str(node.finish_reason),
         "stop_string": node.stop_string,
         **reward_columns({"reward": node.reward, "rewards": node.rewards, "token_rewards": node.token_rewards}),
         "trainable": node.trainable,
-        "spans": codec.encode_json(node.spans),
+        "spans": node.spans,
         "error": codec.clean_text(node.error),
-        "notes": codec.encode_json(notes_of(node)),
+        "notes": notes_of(node),
         "cached_tokens": node.cached_tokens,
         "reasoning_tokens": node.reasoning_tokens,
         "created_at": node.created_at,
         "first_token_at": node.first_token_at,
         "completed_at": node.completed_at,
     }
+    codec.encode_columns(row, _INTERACTION_JSON)
     codec.check_texts(row, _INTERACTION_TEXTS)
     return row
 
@@ -192,13 +198,16 @@ def reward_columns(update: Mapping[str, Any]) -> RowValues:
     columns: RowValues = {}
     for name, value in update.items():
         if name == "reward":
-            codec.check_finite(name, () if value is None else (value,))
+            if value is not None:
+                codec.check_finite(name, (value,))
             columns[name] = value
         elif name == "rewards":
-            codec.check_finite(name, value.values())
+            if value:
+                codec.check_finite(name, value.values())
             columns[name] = codec.encode_json(value)
         elif name == "token_rewards":
-            codec.check_finite(name, () if value is None else value)
+            if value is not None:
+                codec.check_finite(name, value)
             columns[name] = None if value is None else codec.encode_floats(value)
         elif name == "trainable":
             columns[name] = value
@@ -215,7 +224,7 @@ def check_lengths(node: Interaction) -> None:
     Failed nodes are stored as they are: a wrong count may be the reason why they failed.
     """
     length = len(node.output_ids)
-    versions = sum(count for count, _ in node.versions)
+    versions = sum(map(_count, node.versions))
     if node.status is Status.COMPLETE and not length == len(node.logprobs) == versions:
         raise InvalidRequest(
             f"interaction {node.id} has {length} output ids, {len(node.logprobs)} logprobs and {versions} versions"

@@ -10,6 +10,7 @@ says so, and the caller re-reads and retries.
 from __future__ import annotations
 
 import time
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +18,7 @@ from typing import Any
 from sqlalchemy import BindParameter, Connection, bindparam, delete, func, insert, select, update
 from sqlalchemy.exc import IntegrityError
 
-from proxy.errors import InvalidRequest, NotFound
+from proxy.errors import InvalidRequest, NotFound, SessionNotFound
 from proxy.store.news import Seen
 from proxy.store.sql import rows
 from proxy.store.sql.locks import lock_sessions, pass_alone
@@ -95,6 +96,7 @@ _ADVANCE = Statement(
     update(sessions)
     .where(Named(sessions.c.session_id))
     .values(next_seq=sessions.c.next_seq + bindparam("by"), updated_at=_NOW)
+    .returning(sessions.c.session_id, sessions.c.next_seq, sessions.c.revision)
 )
 _DELETE_INTENTS = Statement(delete(intents).where(Named(intents.c.interaction_id)))
 _SET_REPLIED = Statement(update(interactions).where(Named(interactions.c.id)).values(replied_at=_NOW))
@@ -132,34 +134,50 @@ def append_interactions(connection: Connection, batch: Sequence[Append]) -> Sequ
 
     Raises SessionNotFound, and InvalidRequest for a known id.
     """
-    now_seen = lock_sessions(connection, {each.node.session_id for each in batch})
+    counts: dict[str, int] = defaultdict(int)
+    for each in batch:
+        counts[each.node.session_id] += 1
+    states = _advance(connection, counts)
     new: list[rows.RowValues] = []
     seqs: list[int | None] = []
-    counts: dict[str, int] = {}
+    refused: dict[str, int] = defaultdict(int)
     for each in batch:
-        node, name = each.node, each.node.session_id
-        count = counts.get(name, 0)
-        next_seq, revision = now_seen[name]
-        if each.seen is not None and each.seen != (next_seq + count, revision):
+        name = each.node.session_id
+        next_seq, revision = state = states[name]
+        if each.seen is not None and each.seen != state:
             seqs.append(None)
+            refused[name] -= 1
             continue
-        counts[name] = count + 1
-        seqs.append(next_seq + count)
-        new.append(rows.interaction_row(node, next_seq + count))
+        states[name] = Seen(next_seq + 1, revision)
+        seqs.append(next_seq)
+        new.append(rows.interaction_row(each.node, next_seq))
+    if refused:
+        _advance(connection, refused)
     if new:
-        _insert_interactions(connection, new, counts)
+        _insert_interactions(connection, new)
     return seqs
 
 
-def _insert_interactions(connection: Connection, new: Sequence[rows.RowValues], counts: Mapping[str, int]) -> None:
-    """Insert rows, `counts` of them per session."""
+def _advance(connection: Connection, counts: Mapping[str, int]) -> dict[str, Seen]:
+    """Lock sessions, and take as many numbers of each as `counts` says (below 0: give back); return the states before.
+
+    Raises SessionNotFound.
+    """
+    states: dict[str, Seen] = {}
+    for count in set(counts.values()):
+        names = json_list([name for name, number in counts.items() if number == count])
+        for name, next_seq, revision in _ADVANCE.fetch(connection, {"names": names, "by": count, "now": time.time()}):
+            states[name] = Seen(next_seq - count, revision)
+    if len(states) < len(counts):
+        raise SessionNotFound(f"session {min(counts.keys() - states.keys())} does not exist")
+    return states
+
+
+def _insert_interactions(connection: Connection, new: Sequence[rows.RowValues]) -> None:
     try:
         _INSERT_INTERACTION.run(connection, new)
     except IntegrityError:
         raise InvalidRequest(f"interaction {new[0]['id']} exists", param="interaction_id") from None
-    for count in set(counts.values()):
-        names = json_list([name for name, number in counts.items() if number == count])
-        _ADVANCE.run(connection, [{"names": names, "by": count, "now": time.time()}])
     _DELETE_INTENTS.run(connection, [{"names": json_list([row["id"] for row in new])}])
 
 
