@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from rendering_folders import write_folder
 
 from proxy.errors import ConfigurationError, UnsupportedParameter
-from proxy.rendering.deltas import ToolCallArguments, ToolCallEnd, ToolCallStart
+from proxy.rendering.deltas import ReasoningDelta, TextDelta, ToolCallArguments, ToolCallEnd, ToolCallStart
 from proxy.rendering.reasoning_formats import REASONING_FORMATS, reasoning_format
 from proxy.rendering.tokenizer import Tokenizer
 from proxy.rendering.tool_calls.harmony_calls import HARMONY_MARKS
@@ -115,6 +115,35 @@ def test_deltas_joined_are_the_message_under_every_chunking(
         reading = vocabulary.read(name, text, reasoning, edges, **given_)
         assert reading.parser.message == whole.parser.message == joined(reading.deltas)
         assert facts(reading) == facts(whole)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@quick
+@given(data=st.data())
+def test_a_run_that_is_fed_as_text_is_read_like_its_tokens_one_by_one(
+    name: str, vocabulary: Vocabulary, data: st.DataObject
+) -> None:
+    needs_tokens(name, vocabulary)
+    ids = vocabulary.tokenizer.encode("".join(data.draw(st.lists(st.sampled_from(pieces_of(name)), max_size=6))))
+    stop = data.draw(st.sampled_from([(), ("So",), ("🙂", "}\n")]))
+    reasoning = "gpt-oss" if name == "gpt-oss" else data.draw(st.sampled_from(["none", "think"]))
+    size = data.draw(st.integers(1, 9))
+    one_by_one = read(parser_for(vocabulary.tokenizer, name, reasoning, stop=stop), ([token] for token in ids))
+    parser, deltas = parser_for(vocabulary.tokenizer, name, reasoning, stop=stop), []
+    for start in range(0, len(ids), size):
+        run = ids[start : start + size]
+        before = parser.reasoning_tokens
+        text = parser.feed_text(run)
+        if text is None:
+            text = [delta for token in run for delta in parser.feed([token])]
+        else:
+            assert parser.reasoning_tokens - before in (0, len(run))
+            assert all(isinstance(delta, TextDelta | ReasoningDelta) for delta in text)
+        deltas += text
+    deltas += parser.finish()
+    whole = Reading(parser, deltas)
+    assert parser.message == one_by_one.parser.message == joined(deltas)
+    assert (*facts(whole), parser.kept) == (*facts(one_by_one), one_by_one.parser.kept)
 
 
 def test_text_after_calls_without_an_opening_marker_is_dropped_under_every_chunking(vocabulary: Vocabulary) -> None:

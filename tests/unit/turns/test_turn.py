@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from array import array
+from typing import Any
+
 import pytest
 
+from proxy.engine.chunks import TokenChunk
 from proxy.rendering.deltas import Delta, TextDelta, ToolCallArguments, ToolCallEnd, ToolCallStart
 from proxy.sessions.attempts import Attempt
 from proxy.sessions.live_session import LiveSession
@@ -12,8 +16,8 @@ from proxy.trajectory.matching import identify
 from proxy.turns.plan import ReplyPlan, make_turns
 from proxy.turns.prompts import Prompt
 from proxy.turns.turn import Turn
-from proxy.types import Api, Message, Role, SamplingParams, SessionRecord, TurnRequest, ids_of
-from tests.support import tiny_renderer
+from proxy.types import Api, Ids, Message, Role, SamplingParams, SessionRecord, Tool, TurnRequest, ids_of
+from tests.support import call_text, sampled, tiny_renderer
 
 FIRST_CALL: list[Delta] = [
     ToolCallStart(0, "call_a", "add"),
@@ -30,14 +34,14 @@ SECOND_CALL: list[Delta] = [
 ]
 
 
-def new_turn() -> Turn:
-    request = TurnRequest(Api.CHAT, "m", (Message(Role.USER, "hi"),))
+def new_turn(**asked: Any) -> Turn:
+    request = TurnRequest(Api.CHAT, "m", (Message(Role.USER, "hi"),), **asked)
     identity = identify(request.messages, request.tools, request.template_options)
     plan = ReplyPlan(
         session=LiveSession(SessionRecord("s"), InteractionCache()),
         request=request,
         prompt=Prompt(ids_of([1, 2]), Match(None, 0), identity, bridged=False),
-        sampling=SamplingParams(max_tokens=9),
+        sampling=SamplingParams(max_tokens=200),
         grammar=None,
         attempt=Attempt("key"),
         reply_id="reply",
@@ -75,3 +79,37 @@ def test_earlier_arguments_of_an_open_call_are_shown_as_they_come() -> None:
     for count, delta in enumerate(FIRST_CALL[:4]):
         turn.publish([delta])
         assert turn.deltas == FIRST_CALL[: max(count, 1)]
+
+
+@pytest.mark.parametrize("asked", [{}, {"logprobs": True}, {"parallel_tool_calls": False}])
+@pytest.mark.parametrize("size", [2, 3, 7, 99])
+def test_a_turn_is_the_same_however_its_tokens_are_chunked(asked: dict[str, Any], size: int) -> None:
+    text = "<think>\nhm 🙂 so\n</think>\n\none two 日本 " + call_text("add", '{"a": 1}') + "\n" + call_text("add", "{}")
+    single, chunked = (taken(new_turn(tools=(Tool("add"),), **asked), sampled(text), count) for count in (1, size))
+    for field in ("output_ids", "logprobs", "versions"):
+        assert getattr(chunked.interaction, field) == getattr(single.interaction, field)
+    assert chunked.report.entries == single.report.entries and bool(single.report.entries) == ("logprobs" in asked)
+    assert chunked.parser.reasoning_tokens == single.parser.reasoning_tokens > 0
+    chosen, expected = chunked.parser.message, single.parser.message
+    assert (chosen.content, chosen.reasoning) == (expected.content, expected.reasoning)
+    assert len(chosen.tool_calls) == len(expected.tool_calls) == (1 if "parallel_tool_calls" in asked else 2)
+
+
+def taken(turn: Turn, ids: Ids, size: int) -> Turn:
+    """Give `ids` to a turn, each with a logprob of its own, until it ends."""
+    for start in range(0, len(ids), size):
+        piece = ids[start : start + size]
+        logprobs = array("f", (-(start + index) / 64 for index in range(len(piece))))
+        if turn.take(TokenChunk(piece, logprobs, version=0)) is not None:
+            break
+    turn.publish(turn.parser.finish())
+    return turn
+
+
+def test_a_watcher_is_called_whenever_readers_may_see_more() -> None:
+    turn, seen = new_turn(), []
+    turn.watchers.append(lambda: seen.append(len(turn.deltas)))
+    turn.publish([TextDelta("a"), TextDelta("b")])
+    turn.publish(FIRST_CALL)
+    turn.release()
+    assert seen == [2, 5, 7]
