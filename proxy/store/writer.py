@@ -175,6 +175,7 @@ class Writer:
                 self._take()
                 if self._group:
                     self._settle(self._commit(_without_ended_intents(self._group)))
+                    self._group = []
                 if self._queue or self._closing:
                     self._ring()
         finally:

@@ -1,7 +1,9 @@
-"""Committed turns per second at 1, 32 and 256 concurrent sessions, and bytes per stored token, on both databases.
+"""What the store costs: committed turns per second and CPU per turn at 1, 32 and 256 concurrent clients, statements and
+entries of Python functions per turn, and bytes per stored token, on both databases.
 
-Each rate is reported with the rate of the disk itself (one write and fsync at a time, in the same run and folder);
-compare their ratio. Run `python -m tests.bench.store [--seconds N]`. No figure fails the bench."""
+A turn is all that a server asks of the store for one: the state of the session, the begin, the commit, the note that
+the reply went out. Each rate is reported with the rate of the disk itself (one write and fsync at a time, in the same
+run and folder); compare their ratio. Run `python -m tests.bench.store [--seconds N]`. No figure fails the bench."""
 
 from __future__ import annotations
 
@@ -10,26 +12,36 @@ import asyncio
 import os
 import platform
 import random
+import sys
 import tempfile
+import threading
 import time
 from array import array
+from collections.abc import Callable
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from sqlite3 import connect
 
+import uvloop
 from rich.console import Console
 from rich.table import Table
 
+from proxy.store.news import Seen
 from proxy.store.sql import codec
+from proxy.store.sql.statement import Statement
 from proxy.store.store import Store
-from proxy.types import Message, Role, SessionRecord
+from proxy.types import Interaction, Message, Role, SessionRecord
+from tests.bench.counting import Counting
 from tests.bench.load import Words
 from tests.conftest import Postgres
 from tests.databases import execute
 from tests.interactions import interaction
 
 CONCURRENCY = (1, 32, 256)
+FRESH, LATER = "fresh sessions", "later turns"
+KINDS = (FRESH, LATER)
+COUNTED_TURNS = 200
 NEW_TOKENS, SAMPLED_TOKENS = 400, 400
 TURNS, SESSION_TOKENS = 80, 60_000
 MAX_TOKEN_ID = 150_000
@@ -48,10 +60,10 @@ def fsyncs_per_second(folder: Path, seconds: float) -> float:
 
 
 class Load:
-    """Sessions that append turn after turn; each waits for its commit."""
+    """Clients that commit turn after turn, each waiting for its commit. `fresh`: every turn has its own session."""
 
-    def __init__(self, store: Store) -> None:
-        self.store = store
+    def __init__(self, store: Store, *, fresh: bool) -> None:
+        self.store, self.fresh = store, fresh
         self.turns = 0
         self.chance = random.Random(0)
         self.words = Words(0)
@@ -63,33 +75,77 @@ class Load:
     def ids(self, count: int) -> array[int]:
         return array("i", [self.chance.randrange(MAX_TOKEN_ID) for _ in range(count)])
 
-    async def talk(self, name: str, until: float) -> None:
-        await self.store.starts.create_session(SessionRecord(name))
+    async def talk(self, name: str, goes_on: Callable[[int], bool]) -> None:
         template = interaction(name, suffix=self.suffix, output=self.output)
         number = 0
-        while time.perf_counter() < until:
-            await self.store.turns.append(
-                replace(
-                    template,
-                    id=f"{name}.{number}",
-                    session_id=name,
-                    new_messages=self.messages,
-                    output=self.answer,
-                )
+        while goes_on(number):
+            session = f"{name}.{number}" if self.fresh else name
+            turn = replace(
+                template,
+                id=f"{name}.{number}",
+                session_id=session,
+                new_messages=self.messages,
+                output=self.answer,
             )
+            await self.turn(turn, 0 if self.fresh else number)
             number += 1
             self.turns += 1
 
+    async def turn(self, turn: Interaction, number: int) -> None:
+        store, seen = self.store, Seen(number, 0)
+        if store.turns.shared or not number:
+            await store.news.load_news(turn.session_id, seen)
+        if not number:
+            store.starts.create_session(SessionRecord(turn.session_id), urgent=False)
+        store.turns.note_begun(turn.id, turn.session_id)
+        await store.turns.append(turn, seen if store.turns.shared else None)
+        store.turns.note_replied(turn.id)
 
-async def turns_per_second(url: str, sessions: int, seconds: float, label: str) -> float:
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """Committed turns per second, and CPU time of this process per turn in microseconds."""
+
+    rate: float
+    cpu_us: float
+
+
+async def cost(url: str, clients: int, seconds: float, *, fresh: bool) -> Cost:
     store = Store.open(url, migrate=True)
     try:
-        load = Load(store)
-        until = time.perf_counter() + seconds
-        await asyncio.gather(*(load.talk(f"{label}-{number}", until) for number in range(sessions)))
-        return load.turns / seconds
+        load = Load(store, fresh=fresh)
+        label = f"{clients}-{'fresh' if fresh else 'later'}"
+        begin, cpu = time.perf_counter(), time.process_time()
+        until = begin + seconds
+        names = (f"{label}-{number}" for number in range(clients))
+        await asyncio.gather(*(load.talk(name, lambda _: time.perf_counter() < until) for name in names))
+        spent = time.process_time() - cpu
+        return Cost(load.turns / (time.perf_counter() - begin), spent / load.turns * 1e6)
     finally:
         await store.close()
+
+
+async def entries(url: str, *, fresh: bool) -> tuple[float, float]:
+    """Return the entries of Python functions and the statements per turn of one client."""
+    counting = Counting()
+    counting.start()
+    try:
+        store = Store.open(url, migrate=True)
+        load = Load(store, fresh=fresh)
+        name = "fresh" if fresh else "later"
+        await load.talk(f"{name}-warm", lambda number: number < COUNTED_TURNS // 10)
+        counting.on = True
+        await load.talk(f"{name}-counted", lambda number: number < COUNTED_TURNS)
+        counting.on = False
+        await store.close()
+    finally:
+        threading.setprofile(None)
+        sys.setprofile(None)
+    functions = counting.by_function()
+    ours = {f"{__name__}.Load.{part}" for part in ("talk", "turn")} | {"dataclasses.replace"}
+    found = sum(count for function, count in functions.items() if function not in ours)
+    statements = sum(functions[f"{Statement.__module__}.Statement.{part}"] for part in ("run", "fetch"))
+    return found / COUNTED_TURNS, statements / COUNTED_TURNS
 
 
 async def store_long_session(url: str) -> tuple[int, int]:
@@ -150,17 +206,26 @@ def main() -> None:
 def report(console: Console, folder: Path, postgres: Postgres, seconds: float) -> None:
     console.print(f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, {platform.platform()}")
     disk = fsyncs_per_second(folder, seconds)
-    rates = Table(
-        f"turns/s ({NEW_TOKENS} new and {SAMPLED_TOKENS} sampled tokens)", "SQLite", "Postgres", "of fsyncs/s"
-    )
-    lite = f"sqlite:///{folder / 'rates.db'}"
-    urls = (lite, postgres.create_database())
-    for sessions in CONCURRENCY:
-        found = [asyncio.run(turns_per_second(url, sessions, seconds, str(sessions))) for url in urls]
-        ratios = ", ".join(f"{rate / disk:.2f}" for rate in found)
-        rates.add_row(f"{sessions} sessions", *(f"{rate:,.0f}" for rate in found), ratios)
     console.print(f"write and fsync, one after the other: {disk:,.0f}/s")
+    urls = (f"sqlite:///{folder / 'rates.db'}", postgres.create_database())
+    columns = ("SQLite", "Postgres", "of fsyncs/s", "CPU, SQLite", "CPU, Postgres", "ratio")
+    rates = Table("clients", *columns, title=f"turns/s, us a turn; {NEW_TOKENS} new, {SAMPLED_TOKENS} sampled tokens")
+    for kind in KINDS:
+        for clients in CONCURRENCY:
+            found = [uvloop.run(cost(url, clients, seconds, fresh=kind == FRESH)) for url in urls]
+            rates.add_row(
+                f"{clients}, {kind}",
+                *(f"{each.rate:,.0f}" for each in found),
+                ", ".join(f"{each.rate / disk:.2f}" for each in found),
+                *(f"{each.cpu_us:,.0f}" for each in found),
+                f"{found[1].cpu_us / found[0].cpu_us:.2f}",
+            )
     console.print(rates)
+    counts = Table("a turn of one client", "SQLite: entries", "statements", "Postgres: entries", "statements")
+    for kind in KINDS:
+        counted = [uvloop.run(entries(url, fresh=kind == FRESH)) for url in urls]
+        counts.add_row(kind, *(f"{figure:.1f}" for pair in counted for figure in pair))
+    console.print(counts)
     sizes = Table(f"{TURNS} turns, {SESSION_TOKENS:,} tokens", "bytes/token", "without the text")
     for kind, url in (("SQLite", f"sqlite:///{folder / 'long.db'}"), ("Postgres", postgres.create_database())):
         asyncio.run(Store.open(url, migrate=True).close())

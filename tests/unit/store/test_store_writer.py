@@ -193,6 +193,19 @@ async def test_stopping_writes_what_is_queued_and_takes_no_more(held: Held, node
     assert await asyncio.gather(created, appended) == [None, 0]
 
 
+async def test_what_was_committed_before_the_end_is_not_reported_as_lost(
+    url: str, node: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = Store.open(url)
+    await store.starts.create_session(SessionRecord("task-0"))
+    appended = [asyncio.create_task(store.turns.append(node(str(number)))) for number in range(300)]
+    await asyncio.sleep(0)
+    store.turns.note_replied("0")
+    await store.close()
+    assert await asyncio.gather(*appended) == list(range(300))
+    assert not caplog.records
+
+
 async def test_a_fatal_error_of_the_writer_fails_every_waiting_write(
     held: Held, node: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
