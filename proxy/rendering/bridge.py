@@ -3,7 +3,8 @@
 The ids to append depend on the end of the parent and on the new messages, never on the length of the history. To find
 them, the bridge renders a short synthetic conversation with and without the new messages. What the second rendering
 adds counts only if both agree, token by token, up to the end of the synthetic answer; otherwise the template is not
-append-only here and the result is None.
+append-only here and the result is None. How such a pair begins is kept: the next rendering of the same kind that begins
+with the same ids needs no comparison.
 
 A turn that was cut (length, stop string, abort) is closed first, as context, and before that any open reasoning. A
 closed turn is never closed again, whatever end token the model chose: if a template writes another token in history
@@ -12,15 +13,16 @@ than the model samples (gpt-oss: `<|end|>` for `<|return|>`), the sampled one st
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from operator import attrgetter
 
 from proxy.errors import InvalidRequest
 from proxy.rendering.reasoning_formats import ReasoningFormat
-from proxy.rendering.templates.call_ids import sampled_call_ids
+from proxy.rendering.templates.call_ids import sampled_call_ids, samples_call_ids
 from proxy.rendering.templates.chat_template import Options, Template
+from proxy.rendering.templates.library_template import LibraryTemplate
 from proxy.rendering.tokenizer import Tokenizer
 from proxy.rendering.tool_calls.tool_format import ToolFormat
 from proxy.types import Ids, Message, Role, Tool, ToolCall, ids_of
@@ -35,8 +37,10 @@ _SECOND = "Synthesized follow up"
 _SYSTEM = Message(Role.SYSTEM, "Synthesized rules")
 _TOOL = Tool("synthesized", "", {})
 
-# Bound of the cache of synthetic renderings: its keys contain template options, which clients choose.
-_READY = 64
+# Bound of the kept openings: their keys contain template options and names of tools, which clients choose.
+_KEPT = 64
+
+_role_of = attrgetter("role")
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,11 +55,14 @@ class _Frame:
 
 
 @dataclass(frozen=True, slots=True)
-class _Ends:
-    """The ids after a synthetic answer: `closing` ends its turn (with an end token if `closes`), `rest` follows."""
+class _Opening:
+    """How renderings of one kind of synthetic conversation begin, up to the end of the answer.
 
-    closing: list[int]
-    rest: list[int]
+    `closing`: the last ids of `ids`, which end the answer's turn (with an end token if `closes`).
+    """
+
+    ids: Ids
+    closing: Ids
     closes: bool
 
 
@@ -75,7 +82,9 @@ class Bridge:
         self._stops = frozenset(stop_token_ids)
         self._reasoning = reasoning
         self._tool_format = tool_format
-        self._before: dict[str, list[int]] = {}
+        self._library = template if isinstance(template, LibraryTemplate) else None
+        self._samples_call_ids = tool_format is not None and samples_call_ids(tool_format.opener)
+        self._openings: dict[object, _Opening] = {}
 
     def suffix(
         self,
@@ -89,25 +98,30 @@ class Bridge:
         """Return the ids to append to `prompt_ids + output_ids`, all context, or None if the template is not
         append-only here. Raises InvalidRequest."""
         tail = self._header(prompt_ids)
-        answer, new_messages = _referring(answer, new_messages, lambda: self._tokenizer.decode(output_ids))
-        found = self._from_library(tail, output_ids, new_messages, options)
+        if answer.tool_calls and (self._samples_call_ids or self._library is not None):
+            answer, new_messages = _referring(answer, new_messages, lambda: self._tokenizer.decode(output_ids))
+        found = None
+        if self._library is not None:
+            found = self._from_library(self._library, tail, output_ids, new_messages, options)
         if found is None:
             found = self._from_template(tail, output_ids, answer, new_messages, tools, options)
-        return None if found is None else ids_of(found)
+        return found
 
     def reasoning_open(self, prompt_ids: Ids) -> bool:
         """Return whether the generation prompt opens the reasoning and leaves it open."""
         return self._opened(self._header(prompt_ids))
 
-    def _header(self, prompt_ids: Ids) -> list[int]:
+    def _header(self, prompt_ids: Ids) -> Ids:
         """Return the generation prompt: the end of the prompt, after its last end-of-turn token."""
-        tail = prompt_ids[-TAIL:].tolist()
-        start = next((at + 1 for at in range(len(tail) - 1, -1, -1) if tail[at] in self._stops), 0)
-        return tail[start:]
+        tail = prompt_ids[-TAIL:]
+        for at in range(len(tail) - 1, -1, -1):
+            if tail[at] in self._stops:
+                return tail[at + 1 :]
+        return tail
 
     def _from_library(
-        self, tail: list[int], output_ids: Ids, new_messages: Sequence[Message], options: Options
-    ) -> list[int] | None:
+        self, library: LibraryTemplate, tail: Ids, output_ids: Ids, new_messages: Sequence[Message], options: Options
+    ) -> Ids | None:
         """Return the library renderer's own bridge, or None.
 
         It drops everything after an end token and refuses unclosed reasoning, so it gets neither.
@@ -115,69 +129,74 @@ class Bridge:
         if not new_messages or any(message.role is Role.ASSISTANT for message in new_messages):
             return None
         if output_ids and output_ids[-1] in self._stops:
-            closed = self._closer_ids if self._opened(tail) else []
-            return self._template.extend(tail, [*closed, output_ids[-1]], new_messages, options)
+            closed = self._closer_ids if self._opened(tail) else ids_of()
+            return library.extend(tail, closed + output_ids[-1:], new_messages, options)
         if any(stop in output_ids for stop in self._stops):
             return None
-        return self._template.extend(tail, output_ids.tolist(), new_messages, options)
+        return library.extend(tail, output_ids, new_messages, options)
 
     def _from_template(
         self,
-        tail: list[int],
+        tail: Ids,
         output_ids: Ids,
         answer: Message,
         new_messages: Sequence[Message],
         tools: Sequence[Tool],
         options: Options,
-    ) -> list[int] | None:
+    ) -> Ids | None:
         synthetic = _synthetic(answer)
         for frame in _frames(new_messages, tools):
             try:
-                ends = self._ends(frame, synthetic, new_messages, options)
+                after = self._template.render([*frame.history(synthetic), *new_messages], frame.tools, options)
+                opening = self._opening(after, frame, synthetic, new_messages, options)
             except InvalidRequest:
                 # Not fatal: rendering the whole conversation decides whether the template can express it.
                 continue
-            if ends is not None:
-                return self._after(tail, output_ids, ends)
+            if opening is not None:
+                return self._after(tail, output_ids, opening, after[len(opening.ids) :])
         return None
 
-    def _after(self, tail: list[int], output_ids: Ids, ends: _Ends) -> list[int]:
+    def _after(self, tail: Ids, output_ids: Ids, opening: _Opening, rest: Ids) -> Ids:
+        """Return what follows the output: what closes its turn, if it is still open, and `rest`."""
         last = output_ids[-1] if output_ids else None
-        if ends.closes and (last in self._stops or last == ends.closing[-1]):
-            return ends.rest
+        if opening.closes and (last in self._stops or last == opening.closing[-1]):
+            return rest
         if last in self._stops:
             # The family ends a turn by opening the next one; the model may have sampled the right opener already.
-            return ends.rest[1:] if ends.rest[:1] == [last] else ends.closing + ends.rest
-        closing = self._closer_ids if self._left_open(tail, output_ids) else []
-        closing = closing + ends.closing[self._overlap(closing, ends.closing) :]
-        return closing[self._overlap(output_ids[-len(closing) :], closing) if closing else 0 :] + ends.rest
+            return rest[1:] if rest and rest[0] == last else opening.closing + rest
+        closing = self._closer_ids if self._left_open(tail, output_ids) else ids_of()
+        closing = closing + opening.closing[self._overlap(closing, opening.closing) :]
+        return closing[self._overlap(output_ids[-len(closing) :], closing) if closing else 0 :] + rest
 
-    def _overlap(self, ids: Sequence[int], closing: Sequence[int]) -> int:
+    def _overlap(self, ids: Ids, closing: Ids) -> int:
         """Return how many markers at the start of `closing` are already at the end of `ids`."""
         for size in range(min(len(ids), len(closing)), 0, -1):
-            if list(ids[-size:]) == list(closing[:size]) and all(map(self._tokenizer.is_marker, closing[:size])):
+            if ids[-size:] == closing[:size] and all(map(self._tokenizer.is_marker, closing[:size])):
                 return size
         return 0
 
-    def _ends(self, frame: _Frame, answer: Message, new_messages: Sequence[Message], options: Options) -> _Ends | None:
-        history = frame.history(answer)
-        after = self._template.render([*history, *new_messages], frame.tools, options)
-        key = None if answer.tool_calls else json.dumps([bool(frame.tools), frame.system, options], default=str)
-        kept = None if key is None else self._before.get(key)
-        found = None if kept is None else self._split(kept, after, calls=False)
-        if found is None:
-            before = self._template.render(history, frame.tools, options, prompt=False)
-            if key is not None:
-                # A template may write the date, so a failed comparison refreshes the cached rendering.
-                if len(self._before) >= _READY:
-                    self._before.clear()
-                self._before[key] = before
-            if before != kept:
-                found = self._split(before, after, calls=bool(answer.tool_calls))
+    def _opening(
+        self, after: Ids, frame: _Frame, answer: Message, new_messages: Sequence[Message], options: Options
+    ) -> _Opening | None:
+        """Return how `after` begins, up to the end of the synthetic answer, or None if it rewrites the answer.
+
+        A kept opening counts only if `after` begins with its ids: a template may write the date or the ids of calls.
+        """
+        names = tuple([call.name for call in answer.tool_calls])
+        kind = (bool(frame.tools), frame.system, names, frozenset(map(_role_of, new_messages)), repr(options))
+        kept = self._openings.get(kind)
+        if kept is not None and after[: len(kept.ids)] == kept.ids:
+            return kept
+        before = self._template.render(frame.history(answer), frame.tools, options, prompt=False)
+        found = self._compare(before, after, calls=bool(names))
+        if found is not None:
+            if len(self._openings) >= _KEPT:
+                self._openings.clear()
+            self._openings[kind] = found
         return found
 
-    def _split(self, before: list[int], after: list[int], *, calls: bool) -> _Ends | None:
-        """Return the ids after the answer in `after`, or None unless `after` repeats `before` up to its end of turn.
+    def _compare(self, before: Ids, after: Ids, *, calls: bool) -> _Opening | None:
+        """Return how `after` begins, or None unless it repeats `before` up to the end of the answer's turn.
 
         Reasoning markers in the answer itself may differ. `calls`: the answer has tool calls.
         """
@@ -191,12 +210,12 @@ class Bridge:
         fixed = before[answered:] if close is None else before[answered : close + 1]
         found = after[goes_on : goes_on + len(fixed)]
         if found != fixed:
-            replaced = close is not None and found[:-1] == fixed[:-1] and found[-1:] == [self._closer_in_history]
-            if not replaced:
+            last = found[-1] if found else None
+            if close is None or found[:-1] != fixed[:-1] or last is None or last != self._closer_in_history:
                 return None
         # With calls, `found` begins with the rest of the synthetic call: only the end token is usable.
-        closing = found if not calls else found[-1:] if close is not None else []
-        return _Ends(closing, after[goes_on + len(fixed) :], closes=close is not None)
+        closing = found if not calls else found[-1:] if close is not None else ids_of()
+        return _Opening(after[: goes_on + len(fixed)], closing, closes=close is not None)
 
     @cached_property
     def _closer_in_history(self) -> int | None:
@@ -219,7 +238,7 @@ class Bridge:
             return None
         return closer[0] if self._tokenizer.is_marker(closer[0]) else None
 
-    def _find(self, ids: Sequence[int], text: str, limit: int, times: int | None = None) -> int | None:
+    def _find(self, ids: Ids, text: str, limit: int, times: int | None = None) -> int | None:
         """Return the index after the token that completes occurrence number `times` (default: the last) of `text`."""
         pieces = [self._tokenizer.piece(token) for token in ids[:limit]]
         joined, needle = b"".join(pieces), text.encode()
@@ -232,10 +251,10 @@ class Bridge:
             end = at + len(needle)
         return _token_at(pieces, end) if end else None
 
-    def _count(self, ids: Sequence[int], text: str) -> int:
+    def _count(self, ids: Ids, text: str) -> int:
         return b"".join(map(self._tokenizer.piece, ids)).count(text.encode())
 
-    def _left_open(self, tail: Sequence[int], output_ids: Ids) -> bool:
+    def _left_open(self, tail: Ids, output_ids: Ids) -> bool:
         """Return whether the output ends inside reasoning. A tool call closes the reasoning, as in the parser."""
         if self._reasoning is None:
             return False
@@ -244,7 +263,7 @@ class Bridge:
             return False
         return self._opened(tail) or text.lstrip().startswith(self._reasoning.opener)
 
-    def _opened(self, header: Sequence[int]) -> bool:
+    def _opened(self, header: Ids) -> bool:
         if self._reasoning is None:
             return False
         text = self._tokenizer.decode(header)
@@ -252,8 +271,8 @@ class Bridge:
         return opened > closed or (self._reasoning.forced and closed < 0)
 
     @cached_property
-    def _closer_ids(self) -> list[int]:
-        return self._tokenizer.encode(self._reasoning.closer) if self._reasoning is not None else []
+    def _closer_ids(self) -> Ids:
+        return self._tokenizer.encode(self._reasoning.closer if self._reasoning is not None else "")
 
 
 def _frames(new_messages: Sequence[Message], tools: Sequence[Tool]) -> Iterator[_Frame]:
@@ -280,8 +299,6 @@ def _referring(
     answer: Message, new_messages: Sequence[Message], text: Callable[[], str]
 ) -> tuple[Message, Sequence[Message]]:
     """Give tool results the name of their call, and the id that the model itself sampled for it in `text`, if any."""
-    if not answer.tool_calls:
-        return answer, new_messages
     sampled = sampled_call_ids(answer.tool_calls, text)
     calls = tuple(call._replace(id=sampled.get(call.id, call.id)) for call in answer.tool_calls)
     names = {call.id: call.name for call in answer.tool_calls}

@@ -19,10 +19,11 @@ from proxy.rendering.choose_template import TemplateChoice, choose_template
 from proxy.rendering.parsing.build_parser import build_parser
 from proxy.rendering.parsing.output_parser import OutputParser
 from proxy.rendering.reasoning_formats import ReasoningFormat
+from proxy.rendering.templates.chat_template import require_no_images
 from proxy.rendering.tokenizer import Tokenizer
 from proxy.rendering.tool_calls.tool_format import ToolFormat, split_marks
 from proxy.settings import Settings
-from proxy.types import Ids, Message, Role, Tool, ToolChoice, ToolChoiceMode, ids_of
+from proxy.types import Ids, Message, Role, Tool, ToolChoice, ToolChoiceMode
 
 log = logging.getLogger(__name__)
 
@@ -81,7 +82,7 @@ class Renderer:
 
         Raises InvalidRequest for what the template cannot express.
         """
-        return ids_of(self._template.render(messages, tools, options, prompt=prompt))
+        return self._template.render(messages, tools, options, prompt=prompt)
 
     def bridge(
         self,
@@ -98,8 +99,7 @@ class Renderer:
 
         `answer` is the message parsed from `output_ids`. Raises InvalidRequest for what the template cannot express.
         """
-        if any(message.images for message in new_messages):
-            raise InvalidRequest("this model accepts text only, no images", param="messages")
+        require_no_images(new_messages)
         if not self._keeps_reasoning and self._template_rewrites(new_messages):
             return None
         found = self._bridge.suffix(prompt_ids, output_ids, answer, new_messages, tools, options)
@@ -159,7 +159,7 @@ class Renderer:
 
     def encode(self, text: str) -> Ids:
         """Return the ids of `text`; special tokens spelled in it are encoded as such."""
-        return ids_of(self._tokenizer.encode(text))
+        return self._tokenizer.encode(text)
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of `ids`, special tokens included."""

@@ -44,6 +44,11 @@ def rewritten_ids(messages: Sequence[Message], style: CallIds) -> Mapping[str, s
     return {one: _nine(one) for one in given if not _NINE.fullmatch(one)}
 
 
+def samples_call_ids(opener: str) -> bool:
+    """Return whether models whose calls begin with `opener` sample the ids of their calls: Kimi and Mistral do."""
+    return opener in ("<|tool_calls_section_begin|>", "[TOOL_CALLS]")
+
+
 def sampled_call_ids(calls: Sequence[ToolCall], text: Callable[[], str]) -> Mapping[str, str]:
     """Map our id of each call to the id that the model sampled; empty unless it sampled exactly one per call."""
     spoken = text()

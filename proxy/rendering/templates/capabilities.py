@@ -51,24 +51,28 @@ class Capabilities:
 
     def require(self, messages: Sequence[Message], tools: Sequence[Tool]) -> None:
         """Raise InvalidRequest naming the first thing that the template would drop or refuse."""
-        roles = [message.role for message in messages]
-        most_calls = max((len(message.tool_calls) for message in messages), default=0)
-        missing = [
-            (bool(tools) and not self.tools, "tools", "tools"),
-            (most_calls > 0 and self.arguments is None, "assistant tool calls", "messages"),
-            (most_calls > 1 and not self.parallel_calls, "several tool calls in one message", "messages"),
-            (Role.TOOL in roles and not self.tool_results, "tool results", "messages"),
-            (roles[:1] == [Role.SYSTEM] and not self.system, "system messages", "messages"),
-            (Role.SYSTEM in roles[1:] and not self.late_system, "a system message after the first message", "messages"),
-            (_two_users(roles) and not self.two_users, "two user messages in a row", "messages"),
-        ]
-        for lacks, what, param in missing:
-            if lacks:
-                raise InvalidRequest(f"the chat template of this model cannot express {what}", param=param)
+        if tools and not self.tools:
+            raise _cannot_express("tools", "tools")
+        earlier: Role | None = None
+        for message in messages:
+            role, calls = message.role, len(message.tool_calls)
+            if calls and self.arguments is None:
+                raise _cannot_express("assistant tool calls")
+            if calls > 1 and not self.parallel_calls:
+                raise _cannot_express("several tool calls in one message")
+            if role is Role.TOOL and not self.tool_results:
+                raise _cannot_express("tool results")
+            if role is Role.SYSTEM and earlier is None and not self.system:
+                raise _cannot_express("system messages")
+            if role is Role.SYSTEM and earlier is not None and not self.late_system:
+                raise _cannot_express("a system message after the first message")
+            if role is earlier is Role.USER and not self.two_users:
+                raise _cannot_express("two user messages in a row")
+            earlier = role
 
 
-def _two_users(roles: Sequence[Role]) -> bool:
-    return any(a is b is Role.USER for a, b in itertools.pairwise(roles))
+def _cannot_express(what: str, param: str = "messages") -> InvalidRequest:
+    return InvalidRequest(f"the chat template of this model cannot express {what}", param=param)
 
 
 _USER = Message(Role.USER, "Probe-user")

@@ -15,7 +15,7 @@ from proxy.rendering.templates.capabilities import REASONING_KEYS, Capabilities,
 from proxy.rendering.templates.message_dicts import Arguments, MessageDict, to_dicts, tool_dicts
 from proxy.rendering.templates.template_text import REFUSALS, TemplateText
 from proxy.rendering.tokenizer import Tokenizer
-from proxy.types import Message, Role, Tool
+from proxy.types import Ids, Message, Role, Tool
 
 Options = Mapping[str, Any]
 
@@ -30,28 +30,29 @@ RESERVED_OPTIONS = frozenset(
 
 
 class Template(Protocol):
-    """Renders whole conversations; `extend` may render only what follows an answer. `engine`: what writes the text."""
+    """Renders whole conversations. `engine`: what writes the text."""
 
     @property
     def engine(self) -> str: ...
 
     def render(
         self, messages: Sequence[Message], tools: Sequence[Tool], options: Options, *, prompt: bool = True
-    ) -> list[int]:
+    ) -> Ids:
         """Return the ids of the conversation, with the generation prompt if `prompt`. Raises InvalidRequest."""
-
-    def extend(
-        self, tail: list[int], output: list[int], messages: Sequence[Message], options: Options
-    ) -> list[int] | None:
-        """Return the ids to append to `tail + output` (the end of what the model saw), or None if unknown."""
 
 
 def require_text(messages: Sequence[Message]) -> None:
     """Raise InvalidRequest if there are no messages, or if one has an image."""
     if not messages:
         raise InvalidRequest("'messages' must hold at least one message", param="messages")
-    if any(message.images for message in messages):
-        raise InvalidRequest("this model accepts text only, no images", param="messages")
+    require_no_images(messages)
+
+
+def require_no_images(messages: Sequence[Message]) -> None:
+    """Raise InvalidRequest if a message has an image."""
+    for message in messages:
+        if message.images:
+            raise InvalidRequest("this model accepts text only, no images", param="messages")
 
 
 class ChatTemplate:
@@ -81,7 +82,7 @@ class ChatTemplate:
 
     def render(
         self, messages: Sequence[Message], tools: Sequence[Tool], options: Options, *, prompt: bool = True
-    ) -> list[int]:
+    ) -> Ids:
         require_text(messages)
         self.capabilities.require(messages, tools)
         return self._tokenizer.encode(self._text(messages, tools, options, prompt=prompt))
@@ -105,11 +106,6 @@ class ChatTemplate:
                 if "reasoning_content" in message:
                     message[str(known.reasoning_key)] = message["reasoning_content"]
         return dicts
-
-    def extend(
-        self, tail: list[int], output: list[int], messages: Sequence[Message], options: Options
-    ) -> list[int] | None:
-        return None
 
     def text(self, messages: Sequence[Message], *, prompt: bool = False) -> str:
         """Return the conversation as text. Raises InvalidRequest."""

@@ -13,7 +13,7 @@ from proxy.errors import ConfigurationError, InvalidRequest
 from proxy.rendering.templates.chat_template import Options, require_text
 from proxy.rendering.templates.message_dicts import to_dicts, tool_dicts
 from proxy.rendering.tokenizer import Tokenizer
-from proxy.types import Message, Tool
+from proxy.types import Ids, Message, Tool, ids_of
 
 # Library renderers raise these for conversations that they cannot write.
 _RENDER_ERRORS = (ValueError, TypeError, KeyError, NotImplementedError)
@@ -38,27 +38,25 @@ class LibraryTemplate:
 
     def render(
         self, messages: Sequence[Message], tools: Sequence[Tool], options: Options, *, prompt: bool = True
-    ) -> list[int]:
+    ) -> Ids:
         renderer = self._renderer(options)
         require_text(messages)
         try:
             ids = renderer.render_ids(to_dicts(messages), tools=tool_dicts(tools), add_generation_prompt=prompt)
         except _RENDER_ERRORS as error:
             raise InvalidRequest(f"this model cannot express this conversation: {error}", param="messages") from error
-        return list(ids)
+        return ids_of(ids)
 
-    def extend(
-        self, tail: list[int], output: list[int], messages: Sequence[Message], options: Options
-    ) -> list[int] | None:
-        """Return the library's own bridge, which needs only the last turn of the history."""
+    def extend(self, tail: Ids, output: Ids, messages: Sequence[Message], options: Options) -> Ids | None:
+        """Return the ids to append to `tail + output` (the end of what the model saw), or None if unknown."""
+        known = (tail + output).tolist()
         try:
-            bridged = self._renderer(options).bridge_to_next_turn(tail, output, to_dicts(messages))
+            bridged = self._renderer(options).bridge_to_next_turn(tail.tolist(), output.tolist(), to_dicts(messages))
         except _RENDER_ERRORS:
             return None
-        known = [*tail, *output]
         if bridged is None or bridged.token_ids[: len(known)] != known:
             return None
-        return list(bridged.token_ids[len(known) :])
+        return ids_of(bridged.token_ids[len(known) :])
 
     def _renderer(self, options: Options) -> Any:
         key = json.dumps(options, sort_keys=True, default=str)
@@ -100,7 +98,7 @@ class _LibraryTokenizer:
         self.bos_token_id = tokenizer.special_token_id("bos_token")
 
     def encode(self, text: str, add_special_tokens: bool = False) -> list[int]:
-        return self._tokenizer.encode(text)
+        return self._tokenizer.encode(text).tolist()
 
     def decode(self, token_ids: Any, skip_special_tokens: bool = False) -> str:
         return self._tokenizer.decode([token_ids] if isinstance(token_ids, int) else token_ids)

@@ -31,7 +31,8 @@ def to_dicts(
     written = rewritten_ids(messages, ids)
     out = []
     for message in messages:
-        names.update((call.id, call.name) for call in message.tool_calls)
+        for call in message.tool_calls:
+            names[call.id] = call.name
         out.append(_to_dict(message, names, written, arguments))
     return out
 
@@ -39,19 +40,19 @@ def to_dicts(
 def _to_dict(
     message: Message, names: Mapping[str, str], written: Mapping[str, str], arguments: Arguments
 ) -> MessageDict:
-    out: MessageDict = {"role": message.role.value, "content": message.content}
+    out: MessageDict = {"role": str(message.role), "content": message.content}
     if message.reasoning is not None:
         out["reasoning_content"] = message.reasoning
     if message.tool_calls:
         out["tool_calls"] = [_call_dict(call, written, arguments) for call in message.tool_calls]
     if message.role is Role.TOOL:
-        known = message.tool_call_id or ""
-        out |= _named(tool_call_id=written.get(known, message.tool_call_id), name=message.name or names.get(known))
+        known = message.tool_call_id
+        if known is not None:
+            out["tool_call_id"] = written.get(known, known)
+        name = message.name or names.get(known or "")
+        if name is not None:
+            out["name"] = name
     return out
-
-
-def _named(**fields: str | None) -> MessageDict:
-    return {key: value for key, value in fields.items() if value is not None}
 
 
 def _call_dict(call: ToolCall, written: Mapping[str, str], arguments: Arguments) -> dict[str, Any]:

@@ -8,6 +8,7 @@ the differences that are left.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
+from json import JSONEncoder
 from typing import Any
 
 import orjson
@@ -43,6 +44,9 @@ _SEPARATORS = tuple(f"\\u001{digit}".encode() for digit in "cdef")
 
 # Keywords of JSON schemas that hold lists. A loop over the letters of a text has no last turn in minijinja.
 _LISTS = ("oneOf", "anyOf", "allOf")
+
+# The filter `tojson` without options.
+_JSON = JSONEncoder(ensure_ascii=False)
 
 
 class _Undecided(Exception):
@@ -122,14 +126,16 @@ def _written_alike(context: Mapping[str, Any]) -> bool:
         text = orjson.dumps(context)  # refuses surrogates and large integers
     except TypeError:
         return False
-    if any(map(text.__contains__, _SEPARATORS)):
-        return False
+    for separator in _SEPARATORS:
+        if separator in text:
+            return False
     waiting: list[Any] = [context]
     for value in waiting:  # grows meanwhile
         kind = type(value)
         if kind is dict:
-            if any(type(value.get(keyword)) is str for keyword in _LISTS):
-                return False
+            for keyword in _LISTS:
+                if type(value.get(keyword)) is str:
+                    return False
             waiting.extend(value.values())
         elif kind is list:
             waiting.extend(value)
@@ -141,7 +147,7 @@ def _written_alike(context: Mapping[str, Any]) -> bool:
 def _to_json(value: Any, **options: Any) -> str:
     if value is None:
         raise _Undecided
-    return to_json(value, **options)
+    return to_json(value, **options) if options else _JSON.encode(value)
 
 
 def _iterable(value: Any) -> bool:

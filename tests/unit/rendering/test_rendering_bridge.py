@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import datetime
+import json
 from array import array
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +18,8 @@ from proxy.errors import InvalidRequest
 from proxy.rendering import Renderer, load_renderer
 from proxy.rendering.bridge import Bridge
 from proxy.rendering.reasoning_formats import reasoning_format
+from proxy.rendering.templates import jinja2_template
+from proxy.rendering.templates.chat_template import ChatTemplate
 from proxy.rendering.templates.library_template import LibraryTemplate
 from proxy.rendering.templates.message_dicts import to_dicts
 from proxy.rendering.tokenizer import Tokenizer
@@ -278,7 +282,7 @@ def test_boundaries_of_library_families(
     bridge = Bridge(tokenizer, library, library.stop_token_ids, reasoning_format("think"), None)
     prompt = ids_of(library.render([user("Hi")], (), {}))
     assert tokenizer.decode(prompt).endswith(header)
-    output = ids_of(tokenizer.encode(f"hm</think>Yo{end}"))
+    output = tokenizer.encode(f"hm</think>Yo{end}")
     suffix = bridge.suffix(prompt, output, assistant("Yo"), [user("x")], (), {})
     assert suffix is not None
     assert tokenizer.decode(suffix) == tail
@@ -320,3 +324,41 @@ def test_an_image_is_refused_when_bridging_too(tiny: Renderer) -> None:
     prompt, output = tiny.render([user("Hi")], (), {}), tiny.encode("Yo<|im_end|>")
     with pytest.raises(InvalidRequest, match="no images"):
         tiny.bridge(prompt, output, assistant("Yo"), [Message(Role.USER, "x", images=("d",))], (), {})
+
+
+@pytest.mark.parametrize("call", [False, True], ids=["answer", "tool call"])
+def test_a_later_bridge_of_the_same_kind_renders_once(
+    tiny_folder: Path, monkeypatch: pytest.MonkeyPatch, call: bool
+) -> None:
+    renderer, rendered = load_renderer(Settings(), tiny_folder), []
+    render = ChatTemplate.render
+    monkeypatch.setattr(ChatTemplate, "render", lambda *a, **k: rendered.append(1) or render(*a, **k))  # type: ignore[func-returns-value]
+    prompt, output = renderer.render([user("Hi")], TOOLS, {}), renderer.encode("Yo<|im_end|>")
+    for turn in range(3):
+        rendered.clear()
+        called = ToolCall(f"call_{turn}", "read", f'{{"path": "{turn}"}}')
+        answer, new = assistant("", called) if call else assistant("Yo"), result("1", called.id) if call else user("x")
+        suffix = renderer.bridge(prompt, output, answer, [new], TOOLS, {})
+        assert suffix is not None
+        assert len(rendered) == (2 if turn == 0 else 1)
+        shown = "<tool_response>\n1\n</tool_response>" if call else "x"
+        assert renderer.decode(suffix) == f"\n<|im_start|>user\n{shown}<|im_end|>\n<|im_start|>assistant\n"
+
+
+def test_a_template_that_writes_the_date_is_bridged_on_the_next_day(
+    tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = json.loads((tiny_folder / "tokenizer_config.json").read_text(encoding="utf-8"))["chat_template"]
+    dated = "{{ '<|im_start|>system\n' + strftime_now('%d') + '<|im_end|>\n' }}" + source
+    renderer = load_renderer(Settings(), write_folder(tmp_path, tiny_folder, dated, [], ["<|im_end|>"], "qwen3"))
+    prompt, output = renderer.render([user("Hi")], (), {}), renderer.encode("Yo<|im_end|>")
+    first = renderer.bridge(prompt, output, assistant("Yo"), [user("x")], (), {})
+    monkeypatch.setattr(jinja2_template, "datetime", _Tomorrow)
+    assert renderer.render([user("Hi")], (), {}) != prompt
+    assert renderer.bridge(prompt, output, assistant("Yo"), [user("x")], (), {}) == first
+
+
+class _Tomorrow(datetime.datetime):
+    @classmethod
+    def now(cls, tz: datetime.tzinfo | None = None) -> _Tomorrow:
+        return super().now(tz) + datetime.timedelta(days=1)

@@ -105,9 +105,9 @@ def both(
     family: Family, oracle: LibraryTemplate, tokenizer: Tokenizer, text: str, opened: bool = False
 ) -> tuple[Message, int, Any]:
     """Return our reading and theirs."""
-    prompt = tokenizer.encode(f"{family.header}<think>\n" if opened else family.header)
+    prompt = tokenizer.encode(f"{family.header}<think>\n" if opened else family.header).tolist()
     end = [tokenizer.token_id(family.end)]
-    ids = tokenizer.encode(text)
+    ids = tokenizer.encode(text).tolist()
     parser = parser_for(tokenizer, family.calls, family.reasoning, opened=opened)
     reading = read(parser, [ids])
     theirs = library_reading(oracle, [*ids, *end], prompt, TOOLS)  # type: ignore[list-item]
@@ -199,8 +199,8 @@ def test_llama_calls_are_read_as_the_library_reads_them(tokenizer: Tokenizer) ->
         "Hello {",
         '{"name": "read", "parameters": {"path": "a"}',
     ):
-        reading = read(parser_for(tokenizer, "llama3"), [tokenizer.encode(text)])
-        theirs = parse_llama_3(_Converted(tokenizer), tokenizer.encode(text), stop_ids=set())
+        reading = read(parser_for(tokenizer, "llama3"), [tokenizer.encode(text).tolist()])
+        theirs = parse_llama_3(_Converted(tokenizer), tokenizer.encode(text).tolist(), stop_ids=set())
         if reading.parser.malformed_calls:
             continue  # a client has seen its beginning
         assert calls_of(reading.parser.message) == their_calls(theirs)
@@ -230,11 +230,11 @@ def test_gpt_oss_outputs_are_read_as_the_library_reads_them(tokenizer: Tokenizer
     }
     theirs = parse_gpt_oss(
         _Converted(tokenizer),
-        tokenizer.encode(head + text),
+        tokenizer.encode(head + text).tolist(),
         constrain_id=tokenizer.token_id("<|constrain|>"),
         **{f"{name}_id": token for name, token in mark.items()},
     )
-    reading = read(parser_for(tokenizer, "gpt-oss", "gpt-oss"), [tokenizer.encode(text)])
+    reading = read(parser_for(tokenizer, "gpt-oss", "gpt-oss"), [tokenizer.encode(text).tolist()])
     check(reading.parser.message, reading.parser.malformed_calls, theirs)
 
 
@@ -263,7 +263,7 @@ def test_gemma_arguments_are_read_as_the_library_reads_them(tokenizer: Tokenizer
         "{path:bare words,n: 3 }",
     ):
         text = f"<|tool_call>call:read{body}<tool_call|>"
-        reading = read(parser_for(tokenizer, "gemma4"), [tokenizer.encode(text)])
+        reading = read(parser_for(tokenizer, "gemma4"), [tokenizer.encode(text).tolist()])
         assert calls_of(reading.parser.message) == [("read", _ArgumentParser(body).parse())]
 
 
@@ -296,7 +296,7 @@ def test_sglang_reads_the_same_calls(name: str, tokenizer: Tokenizer) -> None:
     sample = SAMPLES[name].replace("[TOOL_CALLS][", "[TOOL_CALLS] [")
     text = "Look.\n" * (name not in ("llama3", "pythonic")) + sample
     _, found = FunctionCallParser(tools, SGLANG[name]).parse_non_stream(text)
-    reading = read(parser_for(tokenizer, name), [tokenizer.encode(text)])
+    reading = read(parser_for(tokenizer, name), [tokenizer.encode(text).tolist()])
     assert calls_of(reading.parser.message) == [(call.name, json.loads(call.parameters)) for call in found]
 
 
