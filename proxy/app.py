@@ -22,6 +22,7 @@ from proxy.api.addresses import Addresses
 from proxy.api.claim_endpoints import ClaimEndpoints
 from proxy.api.engine_endpoints import EngineEndpoints
 from proxy.api.export_endpoint import ExportEndpoint
+from proxy.api.forwarding import Forwarding
 from proxy.api.generate_endpoint import GenerateEndpoint
 from proxy.api.health_endpoints import HealthEndpoints
 from proxy.api.key_endpoints import KeyEndpoints
@@ -33,6 +34,7 @@ from proxy.api.reward_endpoints import RewardEndpoints
 from proxy.api.session_endpoints import SessionEndpoints
 from proxy.api.turn_endpoints import TurnEndpoint, count_endpoint
 from proxy.api.turn_routes import App, TurnRoutes
+from proxy.api.worker_endpoints import WorkerEndpoints
 from proxy.engine.admin import EngineAdmin
 from proxy.engine.create import create_engine, model_folder, model_name
 from proxy.engine.gate import Gate
@@ -61,6 +63,8 @@ from proxy.sessions.start_limits import StartLimits
 from proxy.settings import Settings
 from proxy.store.store import Store
 from proxy.turns.turns import Turns
+from proxy.workers.group import Group, Place
+from proxy.workers.mailbox_client import MailboxClient
 
 logger = logging.getLogger(__name__)
 
@@ -103,15 +107,21 @@ def build_app(
     engine: Engine | None = None,
     renderer: Renderer | None = None,
     store: Store | None = None,
+    place: Place | None = None,
 ) -> App:
     """Build the server as an ASGI application. Parts that are not given are built from `settings`.
+
+    `place`: among the workers of one server, if this is one of them; `app.state.for_workers` then answers the others.
 
     The lifespan starts the engine; at the end it lets running turns finish, then closes the engine and the store.
     Raises ConfigurationError if a part cannot be built.
     """
     if renderer is None:
         renderer = load_renderer(settings, _tokenizer_folder(settings))
+    peers = None if place is None else place.peers()
     engine = engine or create_engine(settings, renderer.vocab_size, renderer)
+    if isinstance(engine, Mailbox) and peers is not None and place is not None and not place.leads:
+        engine = MailboxClient(engine.info().vocab_size, engine.info().context_length, peers)
     store = store or Store.open(settings.database_url, migrate=settings.migrate)
     metrics = Metrics()
     gate = Gate(engine, settings)
@@ -126,7 +136,9 @@ def build_app(
         scores=sessions.scores,
         settings=settings,
         metrics=metrics,
+        seat=None if place is None else place.seat(),
     )
+    forwarding = None if peers is None else Forwarding(peers, settings.max_body_bytes)
     parts = _Parts(
         settings=settings,
         sessions=sessions,
@@ -138,13 +150,17 @@ def build_app(
         renderer=renderer,
         polls=LongPolls(),
         addresses=Addresses(settings),
-        turn_endpoints=_turn_endpoints(sessions.access, turns, settings),
+        turn_endpoints=_turn_endpoints(sessions.access, turns, settings, forwarding),
+        group=None if place is None or peers is None else Group(place, peers, engine, gate, metrics),
+        forwarding=forwarding,
     )
     app = App(routes=_routes(parts), exception_handlers=_ERROR_HANDLERS, lifespan=partial(_lifespan, parts))
     app.turn_routes = TurnRoutes(parts.turn_endpoints)
     app.state.turns, app.state.polls, app.state.registry = turns, parts.polls, sessions.registry
     app.state.engine, app.state.renderer, app.state.store = engine, renderer, store
     app.state.model = model_name(settings)
+    if parts.group is not None:
+        app.state.for_workers = WorkerEndpoints(parts.group.steps(), app)
     return app
 
 
@@ -153,7 +169,11 @@ async def _lifespan(parts: _Parts, app: Starlette) -> AsyncIterator[None]:
     """Start the engine; at the end drain the turns, then close the engine and the store."""
     async with AsyncExitStack() as stack:
         stack.push_async_callback(parts.store.close)
+        if parts.group is not None:
+            await parts.group.catch_up()
         await parts.engine.start()
+        if parts.group is not None:
+            await parts.group.join()
         stack.push_async_callback(parts.engine.close)
         stack.push_async_callback(parts.turns.drain, parts.settings.shutdown_timeout_s)
         sweeper = asyncio.create_task(parts.sessions.idle_sweep.run())
@@ -193,6 +213,8 @@ class _Parts:
     polls: LongPolls
     addresses: Addresses
     turn_endpoints: Mapping[str, TurnEndpoint]
+    group: Group | None
+    forwarding: Forwarding | None
 
     @property
     def server_pool(self) -> ServerPool | None:
@@ -213,8 +235,7 @@ def _routes(parts: _Parts) -> list[Route]:
         *_session_routes(parts, session),
         *_export_routes(parts),
         *_health_routes(parts),
-        *_engine_routes(parts),
-        *_mailbox_routes(parts),
+        *_of_leader(parts, [*_engine_routes(parts), *_mailbox_routes(parts)]),
     ]
 
 
@@ -232,7 +253,9 @@ def _session_endpoints(parts: _Parts) -> SessionEndpoints:
     )
 
 
-def _turn_endpoints(access: Access, turns: Turns, settings: Settings) -> dict[str, TurnEndpoint]:
+def _turn_endpoints(
+    access: Access, turns: Turns, settings: Settings, forwarding: Forwarding | None
+) -> dict[str, TurnEndpoint]:
     """The endpoints of turns by their paths."""
     protocols: dict[str, WireProtocol] = {
         "/chat/completions": ChatProtocol(),
@@ -240,14 +263,16 @@ def _turn_endpoints(access: Access, turns: Turns, settings: Settings) -> dict[st
         "/messages": MessagesProtocol(),
     }
     limit = settings.max_body_bytes
-    return {path: TurnEndpoint(protocol, access, turns, limit) for path, protocol in protocols.items()}
+    return {path: TurnEndpoint(protocol, access, turns, limit, forwarding) for path, protocol in protocols.items()}
 
 
 def _agent_routes(parts: _Parts) -> list[Route]:
     """The routes that agents call."""
     access, turns, limit = parts.sessions.access, parts.turns, parts.settings.max_body_bytes
     models = ModelEndpoints(model_name(parts.settings))
-    generate = GenerateEndpoint(access, turns, parts.gate, parts.settings, parts.renderer.stop_token_ids)
+    generate = GenerateEndpoint(
+        access, turns, parts.gate, parts.settings, parts.renderer.stop_token_ids, parts.forwarding
+    )
     return [
         *(route for path, endpoint in parts.turn_endpoints.items() for route in _aliases(path, endpoint, ["POST"])),
         *_aliases("/messages/count_tokens", count_endpoint(MessagesProtocol(), access, turns, limit), ["POST"]),
@@ -298,7 +323,8 @@ def _export_routes(parts: _Parts) -> list[Route]:
 
 
 def _health_routes(parts: _Parts) -> list[Route]:
-    health = HealthEndpoints(parts.gate, parts.store, parts.metrics, parts.server_pool)
+    metrics = parts.metrics if parts.group is None else parts.group.metrics
+    health = HealthEndpoints(parts.gate, parts.store, metrics, parts.server_pool)
     return [
         Route("/health", health.health, methods=["GET"]),
         Route("/ready", health.ready, methods=["GET"]),
@@ -306,10 +332,19 @@ def _health_routes(parts: _Parts) -> list[Route]:
     ]
 
 
+def _of_leader(parts: _Parts, routes: list[Route]) -> list[Route]:
+    """The routes of one process, or of the worker that leads: the other workers pass these requests on to it."""
+    if parts.group is None or parts.group.admin is not None or parts.forwarding is None:
+        return routes
+    return [Route(route.path, parts.forwarding.to_leader, methods=list(route.methods or ())) for route in routes]
+
+
 def _engine_routes(parts: _Parts) -> list[Route]:
     """The routes that administer the engine."""
-    admin = EngineAdmin(parts.engine, parts.gate)
-    engine = EngineEndpoints(parts.sessions.access, parts.gate, admin, parts.server_pool, parts.settings)
+    admin, pool = EngineAdmin(parts.engine, parts.gate), parts.server_pool
+    if parts.group is not None and parts.group.admin is not None:
+        admin, pool = parts.group.admin, parts.group.pool
+    engine = EngineEndpoints(parts.sessions.access, parts.gate, admin, pool, parts.settings)
     return [
         Route("/engine", engine.show, methods=["GET"]),
         Route("/engine/pause_generation", engine.pause, methods=["POST"]),
@@ -328,7 +363,7 @@ def _engine_routes(parts: _Parts) -> list[Route]:
 def _mailbox_routes(parts: _Parts) -> list[Route]:
     engine = parts.engine if isinstance(parts.engine, Mailbox) else None
     access, registry = parts.sessions.access, parts.sessions.registry
-    mailbox = MailboxEndpoints(access, engine, registry, parts.settings, parts.polls)
+    mailbox = MailboxEndpoints(access, engine, registry, parts.sessions.waiter, parts.settings, parts.polls)
     return [
         Route("/mailbox/next", mailbox.next, methods=["POST"]),
         Route("/mailbox/deliver", mailbox.deliver, methods=["POST"]),

@@ -1,4 +1,4 @@
-"""Metrics of this process for Prometheus, at `/metrics`. Labels have few values: never ids or model names.
+"""Metrics of one process for Prometheus, at `/metrics`. Labels have few values: never ids or model names.
 
 `turns.commits` counts turns and tokens as they end; rates such as tokens per second are the reader's to compute. Counts
 are plain numbers, which become Prometheus' metrics only when they are read.
@@ -29,6 +29,11 @@ class Durations:
         self._counts[bisect_left(_SECONDS, seconds)] += 1
         self._sum += seconds
 
+    def add(self, other: Durations) -> None:
+        """Count the durations of another histogram, too."""
+        self._counts = [one + more for one, more in zip(self._counts, other._counts, strict=True)]
+        self._sum += other._sum
+
     def family(self, name: str, text: str) -> HistogramMetricFamily:
         """Return the histogram as Prometheus has it: each bucket counts all durations up to its bound."""
         bounds, total, buckets = [*map(str, _SECONDS), "+Inf"], 0, []
@@ -39,10 +44,10 @@ class Durations:
 
 
 class Metrics:
-    """The metrics of one server. Each has its own registry, so that several servers can share a process.
+    """The metrics of one process, or the sums of several.
 
     `turns`: by API and status. `reasons`: complete interactions by reason. `tokens`: of complete turns by kind, prompt
-    or output. Use it on the event loop only.
+    or output. Use it on the event loop only. It can be pickled.
     """
 
     def __init__(self) -> None:
@@ -51,8 +56,6 @@ class Metrics:
         self.tokens: Counter[str] = Counter()
         self.unaligned = self.malformed = self.in_flight = self.sessions = 0
         self.first_token, self.duration = Durations(), Durations()
-        self._registry = CollectorRegistry()
-        self._registry.register(self)
 
     def collect(self) -> Iterator[Metric]:
         """Yield all metrics, as a collector of prometheus_client does."""
@@ -77,7 +80,22 @@ class Metrics:
 
     def text(self) -> bytes:
         """Return the current values in Prometheus text format."""
-        return generate_latest(self._registry)
+        registry = CollectorRegistry()
+        registry.register(self)
+        return generate_latest(registry)
+
+    def add(self, other: Metrics, *, gauges: bool) -> None:
+        """Add the counts of another process, and its gauges if it is alive."""
+        self.turns.update(other.turns)
+        self.reasons.update(other.reasons)
+        self.tokens.update(other.tokens)
+        self.unaligned += other.unaligned
+        self.malformed += other.malformed
+        self.first_token.add(other.first_token)
+        self.duration.add(other.duration)
+        if gauges:
+            self.in_flight += other.in_flight
+            self.sessions += other.sessions
 
 
 def _by(name: str, text: str, label: str, counts: Mapping[str, int]) -> CounterMetricFamily:

@@ -22,21 +22,22 @@ from collections.abc import Callable, Iterator
 
 import uvicorn
 from starlette.applications import Starlette
+from starlette.types import ASGIApp
 
 from proxy.app import build_app
 from proxy.errors import ConfigurationError
 from proxy.settings import Settings
 
-_BACKLOG = 2048
+BACKLOG = 2048
 # uvicorn cancels open connections with a traceback each. Turns are drained earlier, so that it never comes to that.
-_BACKSTOP_S = 5
+BACKSTOP_S = 5
 _START_TIMEOUT_S = 120.0
 _GC_ALLOCATIONS = 20_000
 _SWITCH_INTERVAL_S = 0.001
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
-class _Server(uvicorn.Server):
+class Server(uvicorn.Server):
     """uvicorn without its signal handlers, which re-raise the signal at the end: the exit code would not be 0."""
 
     def __init__(self, config: uvicorn.Config) -> None:
@@ -61,7 +62,7 @@ def run(settings: Settings, on_ready: Callable[[Starlette, str], None]) -> None:
     """
     with bind(settings) as listener:
         app = build_app(settings)
-        runner = asyncio.Runner(loop_factory=_loop_factory())
+        runner = asyncio.Runner(loop_factory=loop_factory())
         with runner:
             runner.run(_serve(app, settings, listener, on_ready, signals=True))
 
@@ -85,7 +86,7 @@ def serving(settings: Settings) -> Iterator[str]:
 
         def target() -> None:
             try:
-                with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+                with asyncio.Runner(loop_factory=loop_factory()) as runner:
                     runner.run(_serve(app, settings, listener, on_ready, signals=False, stop=stop))
             except BaseException as error:
                 failure.append(error)
@@ -108,17 +109,22 @@ def serving(settings: Settings) -> Iterator[str]:
 
 def bind(settings: Settings) -> socket.socket:
     """Return a listening socket. Raises ConfigurationError if the port is in use or the address is not local."""
-    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener = new_socket(settings)
     try:
         listener.bind((settings.host, settings.port))
-        listener.listen(_BACKLOG)
+        listener.listen(BACKLOG)
     except OSError as error:
         listener.close()
         raise ConfigurationError(
             f"cannot listen on {settings.host}:{settings.port}: {error.strerror or error}; choose another --port"
         ) from None
+    return listener
+
+
+def new_socket(settings: Settings) -> socket.socket:
+    """A socket of the family of `--host`, not bound yet."""
+    listener = socket.socket(socket.AF_INET6 if ":" in settings.host else socket.AF_INET, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     return listener
 
 
@@ -131,27 +137,15 @@ async def _serve(
     signals: bool,
     stop: threading.Event | None = None,
 ) -> None:
-    host = f"[{settings.host}]" if ":" in settings.host else settings.host
-    config = uvicorn.Config(
-        app,
-        lifespan="off",
-        log_level=settings.log_level if settings.log_level != "info" else "warning",
-        access_log=False,
-        timeout_graceful_shutdown=int(settings.shutdown_timeout_s) + _BACKSTOP_S,
-        timeout_keep_alive=75,
-        server_header=False,
-        proxy_headers=False,
-    )
-    server = _Server(config)
-    logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
-    _tune_interpreter()
+    server = new_server(app, settings)
+    tune_interpreter()
     async with app.router.lifespan_context(app):
         if signals:
             for number in _SIGNALS:
                 asyncio.get_running_loop().add_signal_handler(number, server.ask_to_exit)
         watcher = asyncio.create_task(_watch(stop, server)) if stop is not None else None
-        on_ready(app, f"http://{host}:{listener.getsockname()[1]}")
-        ending = asyncio.create_task(_end_requests(server, app, settings.shutdown_timeout_s))
+        on_ready(app, url_of(settings, listener))
+        ending = asyncio.create_task(end_requests(server, app, settings.shutdown_timeout_s))
         await server.serve(sockets=[listener])
         ending.cancel()
         # Turns that still run have no client, or a second signal came: cancel them.
@@ -160,7 +154,29 @@ async def _serve(
             await watcher
 
 
-def _tune_interpreter() -> None:
+def new_server(app: ASGIApp, settings: Settings) -> Server:
+    """A server of `app`, which still has to be given its sockets."""
+    config = uvicorn.Config(
+        app,
+        lifespan="off",
+        log_level=settings.log_level if settings.log_level != "info" else "warning",
+        access_log=False,
+        timeout_graceful_shutdown=int(settings.shutdown_timeout_s) + BACKSTOP_S,
+        timeout_keep_alive=75,
+        server_header=False,
+        proxy_headers=False,
+    )
+    logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
+    return Server(config)
+
+
+def url_of(settings: Settings, listener: socket.socket) -> str:
+    """The URL at which `listener` can be reached."""
+    host = f"[{settings.host}]" if ":" in settings.host else settings.host
+    return f"http://{host}:{listener.getsockname()[1]}"
+
+
+def tune_interpreter() -> None:
     """Tune the interpreter for latency: exclude start-up objects from garbage collection, and switch threads sooner.
 
     The imported libraries hold a million objects that are never freed; a full collection over them would stall every
@@ -180,7 +196,7 @@ def _return_freed_memory() -> None:
         ctypes.CDLL(None).malloc_trim(0)
 
 
-async def _end_requests(server: _Server, app: Starlette, timeout_s: float) -> None:
+async def end_requests(server: Server, app: Starlette, timeout_s: float) -> None:
     """When the server is asked to exit, end long polls, and let running turns finish within `timeout_s`.
 
     Turns that take longer are cancelled; their clients get an error.
@@ -190,12 +206,12 @@ async def _end_requests(server: _Server, app: Starlette, timeout_s: float) -> No
     await app.state.turns.drain(timeout_s)
 
 
-async def _watch(stop: threading.Event, server: _Server) -> None:
+async def _watch(stop: threading.Event, server: Server) -> None:
     await asyncio.to_thread(stop.wait)
     server.ask_to_exit()
 
 
-def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
+def loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
     try:
         import uvloop
     except ImportError:  # not on Windows

@@ -28,6 +28,9 @@ class Settings:
 
     host: str = _setting("127.0.0.1", "Address to listen on. Addresses beyond loopback require --admin-key.")
     port: int = _setting(8080, "Port to listen on; 0 picks a free port.")
+    workers: int = _setting(
+        1, "Processes that serve the port as one server; more than 1 need PostgreSQL and engine servers."
+    )
     public_url: str | None = _setting(
         None, "URL of this server for agents, used in base_url; none: the URL of the request."
     )
@@ -109,7 +112,7 @@ class Settings:
 VARIABLE_PREFIX = "TOKENGROVE_"
 _POSITIVE = (
     *("max_context_tokens", "max_tokens_per_turn", "max_body_bytes", "engine_timeout_s", "key_lifetime_s"),
-    *("max_live_sessions", "session_idle_s", "max_turns_in_flight", "batch_size", "stream_interval"),
+    *("max_live_sessions", "session_idle_s", "max_turns_in_flight", "batch_size", "stream_interval", "workers"),
 )
 
 
@@ -186,9 +189,25 @@ def _check(settings: Settings) -> None:
             )
     if (settings.max_staleness is None) != (settings.batch_size is None):
         raise ConfigurationError("--max-staleness and --batch-size work only together: give both or neither")
+    if settings.workers > 1:
+        _check_workers(settings)
     if settings.tokenizer is not None and not Path(settings.tokenizer).is_dir():
         raise ConfigurationError(
             f"--tokenizer {settings.tokenizer} is not a folder; give one with a tokenizer.json or tokenizer_config.json"
+        )
+
+
+def _check_workers(settings: Settings) -> None:
+    """Raise ConfigurationError unless several processes can share the database and the engine."""
+    if settings.database_url.startswith("sqlite"):
+        raise ConfigurationError(
+            f"--workers {settings.workers} cannot share a SQLite file, which one process locks; "
+            "give a PostgreSQL database: --database-url postgresql://USER:PASSWORD@HOST/NAME"
+        )
+    if "//" not in settings.engine and settings.engine not in ("scripted", "mailbox"):
+        raise ConfigurationError(
+            f"--workers {settings.workers} cannot share --engine {settings.engine}, which belongs to one process; "
+            "start engine servers and give their addresses: --engine http://HOST:PORT[,http://HOST:PORT...]"
         )
 
 

@@ -92,19 +92,19 @@ class EngineEndpoints:
     async def list_servers(self, request: Request) -> JsonResponse:
         """List the servers of the pool."""
         await self._body(request)
-        return JsonResponse({"servers": self._pool().servers()})
+        return JsonResponse({"servers": await self._pool().show()})
 
     async def add_server(self, request: Request) -> JsonResponse:
         """Add the server at `url` to the pool."""
         url = _url(await self._body(request))
         await self._pool().add(url)
-        return JsonResponse({"servers": self._pool().servers()})
+        return JsonResponse({"servers": await self._pool().show()})
 
     async def remove_server(self, request: Request) -> JsonResponse:
         """Remove the server at `url`: send it nothing new, and wait for its requests in flight."""
         url = _url(await self._body(request))
         await self._pool().remove(url)
-        return JsonResponse({"servers": self._pool().servers()})
+        return JsonResponse({"servers": await self._pool().show()})
 
     async def _body(self, request: Request) -> Mapping[str, Any]:
         self._access.check_admin(key_of(request))

@@ -12,8 +12,9 @@ from starlette.requests import Request
 
 from proxy.api.client_hints import add_headers
 from proxy.api.connections import while_connected
+from proxy.api.forwarding import Forwarded, Forwarding
 from proxy.api.headers import headers_of
-from proxy.api.http import JsonResponse, caller_of, read_object
+from proxy.api.http import JsonResponse, caller_of, encode_json, read_object
 from proxy.api.replies import UnaryReply, begin_turns
 from proxy.engine.gate import Gate
 from proxy.engine.requests import GenerateRequest
@@ -25,6 +26,7 @@ from proxy.turns.defaults import check_capabilities
 from proxy.turns.generation import sample
 from proxy.turns.turns import Turns
 from proxy.types import SamplingParams, TurnRequest
+from proxy.workers.seats import RunsElsewhere
 
 _SAMPLING = frozenset(field.name for field in fields(SamplingParams))
 # Prefix of the routing key of requests without a session. No session id contains a space, so none can be equal.
@@ -35,13 +37,20 @@ class GenerateEndpoint:
     """The endpoint, with and without a session. `stop_token_ids` are those of the model."""
 
     def __init__(
-        self, access: Access, turns: Turns, gate: Gate, settings: Settings, stop_token_ids: tuple[int, ...]
+        self,
+        access: Access,
+        turns: Turns,
+        gate: Gate,
+        settings: Settings,
+        stop_token_ids: tuple[int, ...],
+        forwarding: Forwarding | None = None,
     ) -> None:
+        """`forwarding`: to the other workers; None without any."""
         self._access, self._turns, self._gate, self._settings = access, turns, gate, settings
         self._stop_token_ids = stop_token_ids
-        self._protocol = GenerateProtocol()
+        self._protocol, self._forwarding = GenerateProtocol(), forwarding
 
-    async def generate(self, request: Request) -> UnaryReply | JsonResponse:
+    async def generate(self, request: Request) -> UnaryReply | JsonResponse | Forwarded:
         """Sample from token ids: as a turn of the session if one is named."""
         session = await self._access.resolve_if_named(caller_of(request))
         body = await read_object(request, self._settings.max_body_bytes)
@@ -50,7 +59,11 @@ class GenerateEndpoint:
         with _errors_named(body):
             if session is None:
                 return await self._unrecorded(request, asked, self._generate_request(asked, affinity))
-            turns = await begin_turns(request.receive, self._turns, session, asked, self._protocol)
+            try:
+                turns = await begin_turns(request.receive, self._turns, session, asked, self._protocol)
+            except RunsElsewhere as found:
+                assert self._forwarding is not None
+                return self._forwarding.to(found.worker, encode_json(body))
         return UnaryReply(self._turns, asked, turns, self._protocol)
 
     def _generate_request(self, asked: TurnRequest, affinity: str | None) -> GenerateRequest:

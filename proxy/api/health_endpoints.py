@@ -10,13 +10,14 @@ from proxy.engine.gate import Gate
 from proxy.engine.interface import ServerPool
 from proxy.metrics import CONTENT_TYPE, Metrics
 from proxy.store.store import Store
+from proxy.workers.common_metrics import CommonMetrics
 
 
 class HealthEndpoints:
     """`/health`, `/ready` and `/metrics`."""
 
-    def __init__(self, gate: Gate, store: Store, metrics: Metrics, servers: ServerPool | None) -> None:
-        """`servers`: the engine's server pool; None if the engine is not a pool."""
+    def __init__(self, gate: Gate, store: Store, metrics: Metrics | CommonMetrics, servers: ServerPool | None) -> None:
+        """`metrics`: of this process, or of all workers. `servers`: the engine's server pool; None if it is no pool."""
         self._gate, self._store, self._metrics, self._servers = gate, store, metrics, servers
 
     async def health(self, request: Request) -> JsonResponse:
@@ -34,4 +35,5 @@ class HealthEndpoints:
 
     async def metrics(self, request: Request) -> Response:
         """The metrics in Prometheus text format."""
-        return Response(self._metrics.text(), media_type=CONTENT_TYPE)
+        metrics = self._metrics if isinstance(self._metrics, Metrics) else await self._metrics.total()
+        return Response(metrics.text(), media_type=CONTENT_TYPE)

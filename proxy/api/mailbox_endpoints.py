@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 from array import array
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from typing import Any
 
 from starlette.requests import Request
@@ -17,6 +19,7 @@ from proxy.errors import EngineIncapable, InvalidRequest, ProxyError
 from proxy.protocols.fields import expect_list, optional_float, optional_int, optional_text
 from proxy.protocols.generate import parse_token_ids
 from proxy.sessions.access import Access
+from proxy.sessions.end_waiter import EndWaiter
 from proxy.sessions.registry import Registry
 from proxy.settings import Settings
 from proxy.trajectory.conversation import message_dict
@@ -31,11 +34,17 @@ class MailboxEndpoints:
     """`/mailbox/next` and `/mailbox/deliver`."""
 
     def __init__(
-        self, access: Access, mailbox: Mailbox | None, registry: Registry, settings: Settings, polls: LongPolls
+        self,
+        access: Access,
+        mailbox: Mailbox | None,
+        registry: Registry,
+        waiter: EndWaiter,
+        settings: Settings,
+        polls: LongPolls,
     ) -> None:
         """`mailbox`: the engine; None if the engine is not a mailbox."""
         self._access, self._engine, self._registry, self._settings = access, mailbox, registry, settings
-        self._polls = polls
+        self._waiter, self._polls = waiter, polls
 
     async def next(self, request: Request) -> JsonResponse:
         """Return the oldest waiting request, of `session_id` if given.
@@ -48,12 +57,26 @@ class MailboxEndpoints:
         session = await self._registry.get(session_id) if session_id is not None else None
         ended = session.ended if session is not None else None
         waiting = self._polls.wait(self._mailbox().fetch(session_id, wait_s, ended))
-        # A poll whose client has left must not take a request away from another poll.
-        letter = await while_connected(request.receive, waiting)
+        async with self._noticing_ends(session_id, wait_s):
+            # A poll whose client has left must not take a request away from another poll.
+            letter = await while_connected(request.receive, waiting)
         if letter is not None:
             return JsonResponse({"status": "request", **_letter_json(letter)})
         over = session_id is not None and await self._has_ended(session_id)
         return JsonResponse({"status": "ended" if over else "empty"})
+
+    @asynccontextmanager
+    async def _noticing_ends(self, session_id: str | None, wait_s: float) -> AsyncIterator[None]:
+        """Let `ended` of the session be set during a poll, too, if the session ends on another replica."""
+        if session_id is None or not (wait_s and self._registry.shared):
+            yield
+            return
+        watch = asyncio.create_task(self._waiter.wait_ended([session_id], wait_s))
+        try:
+            yield
+        finally:
+            watch.cancel()
+            await asyncio.gather(watch, return_exceptions=True)
 
     async def _has_ended(self, session_id: str) -> bool:
         """Whether a session has ended. Read it again: it may have ended on another replica during the poll."""

@@ -12,6 +12,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from proxy.api.client_hints import add_headers
+from proxy.api.forwarding import Forwarded, Forwarding
 from proxy.api.headers import headers_of, hint_in, key_in
 from proxy.api.http import CRASH, JsonResponse, decode_json, encode_json, error_response, read_body
 from proxy.api.replies import StreamReply, UnaryReply, begin_turns
@@ -21,6 +22,7 @@ from proxy.protocols.wire_protocol import WireProtocol
 from proxy.sessions.access import Access, Caller
 from proxy.turns.turns import Turns
 from proxy.types import TurnRequest
+from proxy.workers.seats import RunsElsewhere
 
 Endpoint = Callable[[Request], Awaitable[JsonResponse]]
 _TOO_DEEP = "the body is nested too deeply"
@@ -29,11 +31,20 @@ _TOO_DEEP = "the body is nested too deeply"
 class TurnEndpoint:
     """The ASGI endpoint of one API: read the body, parse it, find the session, begin the turn, reply."""
 
-    def __init__(self, protocol: WireProtocol, access: Access, turns: Turns, max_body_bytes: int) -> None:
+    def __init__(
+        self,
+        protocol: WireProtocol,
+        access: Access,
+        turns: Turns,
+        max_body_bytes: int,
+        forwarding: Forwarding | None = None,
+    ) -> None:
+        """`forwarding`: to the other workers; None without any."""
         self._protocol, self._access, self._turns, self._limit = protocol, access, turns, max_body_bytes
+        self._forwarding = forwarding
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        reply: UnaryReply | StreamReply | None = None
+        reply: UnaryReply | StreamReply | Forwarded | None = None
         try:
             reply = await self._begin(scope, receive)
             await reply(scope, receive, send)
@@ -46,7 +57,7 @@ class TurnEndpoint:
                 await error_response(scope["path"], CRASH)(scope, receive, send)
             raise  # the server logs the traceback
 
-    async def _begin(self, scope: Scope, receive: Receive) -> UnaryReply | StreamReply:
+    async def _begin(self, scope: Scope, receive: Receive) -> UnaryReply | StreamReply | Forwarded:
         """Begin the turn and return its reply. Raises ProxyError or ClientDisconnect."""
         headers, path = headers_of(scope), scope["path_params"].get("session")
         key = key_in(headers)
@@ -61,6 +72,9 @@ class TurnEndpoint:
             choices = await begin_turns(receive, self._turns, session, asked, self._protocol)
         except RecursionError:  # Python code and templates recurse into schemas and options
             raise InvalidRequest(_TOO_DEEP, param="body") from None
+        except RunsElsewhere as found:
+            assert self._forwarding is not None
+            return self._forwarding.to(found.worker, encode_json(body))
         reply = StreamReply if asked.stream else UnaryReply
         return reply(self._turns, asked, choices, self._protocol)
 

@@ -1,4 +1,4 @@
-"""`tokengrove serve`: run the server in this process, and print its address and settings once it listens."""
+"""`tokengrove serve`: run the server, and print its address and settings once it listens."""
 
 from __future__ import annotations
 
@@ -16,25 +16,38 @@ if TYPE_CHECKING:
 def serve(**flags: Any) -> None:
     """Serve a model to agents and record their sessions. Default: a tiny built-in model on 127.0.0.1:8080."""
     settings = from_environment(flags)
-    from proxy import server
+    if settings.workers > 1:
+        from proxy import supervisor
 
-    server.run(settings, lambda served, url: _announce(served, url, settings))
+        supervisor.run(settings, _banner, _show)
+    else:
+        from proxy import server
+
+        server.run(settings, lambda served, url: _show(_banner(served, url, settings)))
 
 
-def _announce(served: Starlette, url: str, settings: Settings) -> None:
-    """Print the model, address, engine, database and access, and a command to try next."""
-    info, renderer = served.state.engine.info(), served.state.renderer
-    print(f"tokengrove serves {served.state.model} at {url}")
-    print(f"  engine    {info.name}, weight version {info.weight_version}, context {info.context_length} tokens")
-    if info.detail:
-        print(f"            {info.detail}")
-    print(f"  renderer  {renderer.family}, encoding with {renderer.encoder}")
-    print(f"  database  {served.state.store.label}")
-    access = "admin key needed" if settings.admin_key else "open: any key or none, from this machine only"
-    print(f"  access    {access}")
-    for title, command in zip(("try", ""), _to_try(url, keys=settings.admin_key is not None), strict=True):
-        print(f"  {title:10}{command}")
+def _show(text: str) -> None:
+    print(text)
     sys.stdout.flush()
+
+
+def _banner(served: Starlette, url: str, settings: Settings) -> str:
+    """The model, address, engine, database and access, and a command to try next."""
+    info, renderer = served.state.engine.info(), served.state.renderer
+    access = "admin key needed" if settings.admin_key else "open: any key or none, from this machine only"
+    first, then = _to_try(url, keys=settings.admin_key is not None)
+    lines = [
+        f"tokengrove serves {served.state.model} at {url}",
+        f"  engine    {info.name}, weight version {info.weight_version}, context {info.context_length} tokens",
+        *([f"            {info.detail}"] if info.detail else []),
+        f"  renderer  {renderer.family}, encoding with {renderer.encoder}",
+        f"  database  {served.state.store.label}",
+        *([f"  workers   {settings.workers}"] if settings.workers > 1 else []),
+        f"  access    {access}",
+        f"  try       {first}",
+        f"            {then}",
+    ]
+    return "\n".join(lines)
 
 
 def _to_try(url: str, *, keys: bool) -> tuple[str, str]:

@@ -54,6 +54,19 @@ class EngineAdmin:
         """How many requests are in the engine and wait to be admitted."""
         return await self._gate.load()
 
+    async def take_over(self, released: frozenset[str]) -> None:
+        """Go on after another process administered the engine: bring it to the pause of the gate, or end its pause.
+
+        `released`: the kinds of memory that it had released; their return then ends the pause.
+        """
+        async with self._lock:
+            self._released, self._paused_for_memory = released, bool(released)
+            if (mode := self._gate.paused) is not None:
+                await self._engine.pause(_engine_mode(mode))
+            else:
+                await self._engine.resume()
+                await self._gate.let_in()
+
     async def pause(self, mode: PauseMode) -> None:
         """Stop sampling and admit no request; no effect if paused already. Raises what the engine raises."""
         async with self._lock:
@@ -127,7 +140,7 @@ class EngineAdmin:
             return
         await self._gate.hold(mode)
         try:
-            await self._engine.pause(PauseMode.IN_PLACE if mode is PauseMode.DRAIN else mode)
+            await self._engine.pause(_engine_mode(mode))
         except BaseException as error:
             if isinstance(error, ProxyError):
                 with suppress(ProxyError):  # the engine may have paused before it failed
@@ -155,6 +168,11 @@ class EngineAdmin:
             raise EngineIncapable(
                 f"this engine ({info.name}) cannot release memory; SGLang can, with enable_memory_saver"
             )
+
+
+def _engine_mode(mode: PauseMode) -> PauseMode:
+    """The mode that the engine is told: it never sees DRAIN."""
+    return PauseMode.IN_PLACE if mode is PauseMode.DRAIN else mode
 
 
 def _tags(kinds: frozenset[str]) -> tuple[str, ...]:

@@ -125,13 +125,31 @@ class Engine(EngineControl, Protocol):
 
 
 @runtime_checkable
+class SharedEngine(Engine, Protocol):
+    """Additional interface of an engine that several processes of one server use at once.
+
+    `leads`: this process administers the engine, or no other uses it. The others follow: they sample, and take over by
+    `adopt` what the leading process has changed. `busy_elsewhere`: other processes have requests in the engine.
+    """
+
+    leads: bool
+    busy_elsewhere: bool
+
+    def common(self) -> dict[str, Any]:
+        """What all processes agree on, in JSON values: the pause, the weight version, the servers."""
+
+    async def adopt(self, common: Mapping[str, Any]) -> None:
+        """Take over the `common` of another process; before `start` too, after a restart."""
+
+
+@runtime_checkable
 class ServerPool(Protocol):
     """Additional interface of an engine over several servers: servers are listed, added and removed at run time."""
 
     def check_alive(self) -> None:
         """Raise EngineUnavailable unless a server is known to take requests."""
 
-    def servers(self) -> list[dict[str, Any]]:
+    async def show(self) -> list[dict[str, Any]]:
         """One dict per server: url, state, failure; once reached also in_flight, served, sessions, weight_version."""
 
     async def add(self, url: str) -> None:

@@ -61,6 +61,7 @@ class Mailbox:
         self._arrived = asyncio.Condition()
         self._version = 0
         self._closed = False
+        self.leads, self.busy_elsewhere = True, False
         self.polls = 0
         """`polls`: the number of calls of `fetch` that wait for a request."""
 
@@ -162,6 +163,14 @@ class Mailbox:
         """Set the version of answers that name none. The mailbox has no weights, so `path` is not read."""
         self._version = self._version + 1 if version is None else version
         return self._version
+
+    def common(self) -> dict[str, Any]:
+        """The version."""
+        return {"version": self._version}
+
+    async def adopt(self, common: Mapping[str, Any]) -> None:
+        """Take over the version of another process."""
+        self._version = common["version"]
 
     async def transfer_weights(self, step: WeightTransfer, fields: Mapping[str, Any]) -> int:
         """Raises EngineIncapable: there are no weights."""

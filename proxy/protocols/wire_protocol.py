@@ -6,6 +6,7 @@ ends like one that succeeded.
 
 from __future__ import annotations
 
+import os
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from proxy.types import Api, Interaction, TurnRequest
 
 # Not `os.urandom`: the system call releases the GIL and costs a turn more than its parsing does. Ids are not secrets.
 _ids = random.Random()
+os.register_at_fork(after_in_child=_ids.seed)  # else all workers of a server would give the same ids
 
 
 def new_hex() -> str:

@@ -11,7 +11,8 @@
 A retry is marked by the header `x-stainless-retry-count` above 0, and then means the newest equal attempt, or by an
 Idempotency-Key, and then means the attempt with that key. A failed attempt that was not replaced yet is decided first,
 because a client retries failures. A reply with only some of its choices committed is not replayed. A reply that another
-replica may still be writing counts as written. The rules for running attempts apply within one server process.
+replica may still be writing counts as written. The rules for running attempts apply within one server, whose workers
+pass such requests on to each other.
 """
 
 from __future__ import annotations

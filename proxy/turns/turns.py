@@ -46,6 +46,7 @@ from proxy.turns.replay import replay
 from proxy.turns.retries import Attach, NewSample, Replay, decide
 from proxy.turns.turn import Turn
 from proxy.types import FinishReason, Interaction, Status, TurnRequest
+from proxy.workers.seats import RunsElsewhere, Seat, digest_of
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -75,8 +76,11 @@ class Turns:
         scores: Scores,
         settings: Settings,
         metrics: Metrics,
+        seat: Seat | None = None,
     ) -> None:
+        """`seat`: this worker's entries among those of the other workers; None without any."""
         self._gate = gate
+        self._registry, self._seat = registry, seat
         self._renderer = renderer
         self._log = log
         self._news = news
@@ -106,7 +110,8 @@ class Turns:
         """Return the `n` choices of a reply: newly started turns, or those of an earlier attempt for a retry.
 
         New turns have their parent, prompt and budgets settled, and are sampling. Raises InvalidRequest and its
-        subclasses, SessionClosed, LimitReached, TooManyRequests and EngineUnavailable, all before anything is sampled.
+        subclasses, SessionClosed, LimitReached, TooManyRequests and EngineUnavailable, all before anything is sampled;
+        RunsElsewhere if another worker must decide.
         """
         session.check_open()
         info = self._gate.info()
@@ -115,6 +120,10 @@ class Turns:
         request = with_history(session, request)
         identity = _identify(session, request)
         key = request_hash(request, wanted, identity)
+        if self._seat is not None:
+            self._check_elsewhere(session, key)
+            if request.retry:  # the attempt may have ended elsewhere since the session was read
+                await self._registry.refresh(session)
         if not request.retry:
             await settle(self._news, session, key)
         if (earlier := self._earlier(session, request, key)) is not None:
@@ -130,6 +139,8 @@ class Turns:
         session.check_open()
         if (earlier := self._earlier(session, request, key)) is not None:
             return earlier
+        if self._seat is not None:
+            self._check_elsewhere(session, key)
         self._check_room(request)
         plan = ReplyPlan(
             session=session,
@@ -153,10 +164,17 @@ class Turns:
         prompt, conversation = await self._prompts.given(session, request.input_ids)
         return prompt, with_messages(request, conversation)
 
+    def _check_elsewhere(self, session: LiveSession, key: str) -> None:
+        """Raise RunsElsewhere if another worker runs an equal attempt: that one applies the rules of `retries`."""
+        assert self._seat is not None
+        if (worker := self._seat.find(digest_of(session.id, key))) is not None:
+            raise RunsElsewhere(worker)
+
     def _check_room(self, request: TurnRequest) -> None:
         """Raise TooManyRequests if the turns of this request would exceed `--max-turns-in-flight`."""
         most = self._settings.max_turns_in_flight
-        if len(self._running) + len(self._unrecorded) + self._arriving + request.n > most:
+        here = len(self._running) + len(self._unrecorded) + self._arriving
+        if here + request.n + (self._seat.turns_elsewhere() if self._seat is not None else 0) > most:
             raise TooManyRequests(f"{most} turns are running (--max-turns-in-flight); try again", retry_after_s=1.0)
 
     async def _arrive(self) -> None:
@@ -237,6 +255,8 @@ class Turns:
                 self._supersede(session, failed)
         attempts.append(attempt)
         self._choices[attempt] = choices
+        if self._seat is not None:
+            self._seat.add(digest_of(session.id, attempt.key), len(choices))
         left = len(choices)
 
         def ended(turn: Turn) -> None:
@@ -256,7 +276,10 @@ class Turns:
 
     def _attempt_ended(self, session: LiveSession, attempt: Attempt) -> None:
         """End an attempt: all its choices have ended and are recorded."""
-        attempt.end([turn.interaction for turn in self._choices.pop(attempt)])
+        choices = self._choices.pop(attempt)
+        attempt.end([turn.interaction for turn in choices])
+        if self._seat is not None:
+            self._seat.remove(digest_of(session.id, attempt.key), len(choices))
         if attempt.superseded:
             attempt.superseded = False
             self._supersede(session, attempt)

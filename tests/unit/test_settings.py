@@ -101,6 +101,12 @@ def test_an_invalid_variable_is_named_with_its_valid_values(name: str, text: str
         ({"shutdown_timeout_s": -1.0}, "--shutdown-timeout-s"),
         ({"pause_timeout_s": -1.0}, "--pause-timeout-s"),
         ({"max_staleness": -1, "batch_size": 4}, "--max-staleness"),
+        ({"workers": 0}, "--workers"),
+        ({"workers": 2, "engine": "scripted"}, "--workers 2.*--database-url postgresql://"),
+        *(
+            ({"workers": 2, "engine": engine, "database_url": "postgresql://h/d"}, "--workers 2.*--engine http://")
+            for engine in ("auto", "transformers", "sglang", "package.module:Class")
+        ),
     ],
 )
 def test_an_invalid_setting_is_refused_by_its_flag(given: dict[str, object], word: str) -> None:

@@ -36,8 +36,10 @@ class ScriptedEngine:
         self.requests: list[GenerateRequest] = []
         self.aborted: list[str] = []
         self.keep_requests = True
+        self.leads, self.busy_elsewhere = True, False
         self._info = (vocab_size, context_length, model)
         self._version = 0
+        self._mode: PauseMode | None = None
         self._running: dict[str, asyncio.Event] = {}
         self._resumed = asyncio.Event()
         self._resumed.set()
@@ -70,6 +72,7 @@ class ScriptedEngine:
 
     async def pause(self, mode: PauseMode) -> None:
         """Hold replies before their next chunk; with mode ABORT, end them."""
+        self._mode = mode
         self._resumed.clear()
         if mode is PauseMode.ABORT:
             for stopped in self._running.values():
@@ -77,7 +80,20 @@ class ScriptedEngine:
 
     async def resume(self) -> None:
         """Continue the replies that `pause` holds."""
+        self._mode = None
         self._resumed.set()
+
+    def common(self) -> dict[str, Any]:
+        """The pause and the version."""
+        return {"mode": self._mode, "version": self._version}
+
+    async def adopt(self, common: Mapping[str, Any]) -> None:
+        """Take over the pause and the version of another process."""
+        self._version = common["version"]
+        if common["mode"] is None:
+            await self.resume()
+        else:
+            await self.pause(PauseMode(common["mode"]))
 
     async def update_weights(self, path: str, version: int | None = None) -> int:
         """Set the version that tokens carry from now on. There are no weights, so `path` is not read."""

@@ -58,6 +58,19 @@ async def bring(member: Member, state: PoolState, *, alone: bool) -> int:
     return version
 
 
+async def follow(member: Member, state: PoolState, *, alone: bool) -> int:
+    """Check that another process has brought a server to `state`; return the weight version that the server serves.
+
+    Changes nothing on the server. Raises EngineLost, or EngineUnavailable if it has other weights than `state`.
+    """
+    version = await member.engine.check()
+    if version != state.version and not (alone and not state.managed):
+        raise EngineUnavailable(f"{member.url} serves weight version {version}, the others serve {state.version}")
+    member.paused, member.released = state.mode is not None, bool(state.released)
+    await member.engine.follow(state.mode, version)
+    return version
+
+
 async def part(member: Member) -> None:
     """Close the connection to a server. Resume it first if the pool paused it: no other client would."""
     if member.alive and member.paused and not member.released:

@@ -20,10 +20,10 @@ from proxy.engine.chunks import TakeChunk, TokenChunk
 from proxy.engine.interface import MEMORY_TAGS, Capability, EngineInfo, PauseMode, WeightTransfer
 from proxy.engine.requests import GenerateRequest
 from proxy.engine.servers.connection import server_url
-from proxy.engine.servers.joining import PoolState, bring, part
+from proxy.engine.servers.joining import PoolState, bring, follow, part
 from proxy.engine.servers.placement import RETRY_AFTER_S, Member, SessionPlacement, named_failure
 from proxy.engine.servers.remote import RemoteEngine
-from proxy.errors import ConfigurationError, EngineLost, EngineUnavailable, InvalidRequest, ProxyError
+from proxy.errors import ConfigurationError, EngineIncapable, EngineLost, EngineUnavailable, InvalidRequest, ProxyError
 from proxy.types import FinishReason
 
 logger = logging.getLogger(__name__)
@@ -52,6 +52,7 @@ class Pool:
         self._connect = connect
         self._start_timeout_s = start_timeout_s
         self._check_s = check_s
+        self.leads, self.busy_elsewhere = True, False
         self._members: list[Member] = []
         self._missing = dict.fromkeys(map(server_url, urls), "not reached yet")
         self._placement = SessionPlacement(self._members)
@@ -132,7 +133,7 @@ class Pool:
         """Load the same weights on every server. A server that fails is ejected until it has them."""
         new = self._state.version + 1 if version is None else version
         with self._change(weights=(path, new), version=new, managed=True):
-            await self._on_all(lambda engine: engine.update_weights(path, new))
+            await self._on_all(lambda engine: engine.update_weights(path, new, busy=self.busy_elsewhere))
         return new
 
     async def transfer_weights(self, step: WeightTransfer, fields: Mapping[str, Any]) -> int:
@@ -194,7 +195,50 @@ class Pool:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        await asyncio.gather(*map(part, self._members))
+        await asyncio.gather(*map(self._part, self._members))
+
+    def common(self) -> dict[str, Any]:
+        """The state of the pool, and the URLs of its servers."""
+        state = self._state
+        staying = [member.url for member in self._members if not member.leaving]
+        return {
+            "mode": state.mode,
+            "weights": state.weights,
+            "version": state.version,
+            "managed": state.managed,
+            "released": sorted(state.released),
+            "urls": [*staying, *self._missing],
+        }
+
+    async def adopt(self, common: Mapping[str, Any]) -> None:
+        """Take over the state of the leading process, and try to reach its servers. Raises EngineIncapable."""
+        told = dict(common)
+        urls, mode, weights = told.pop("urls"), told.pop("mode"), told.pop("weights")
+        self._state = state = PoolState(
+            **{**told, "released": frozenset(told["released"])},
+            mode=None if mode is None else PauseMode(mode),
+            weights=None if weights is None else (weights[0], weights[1]),
+        )
+        await self._have(urls)
+        followers = self._alive()
+        results = await asyncio.gather(*(follow(m, state, alone=False) for m in followers), return_exceptions=True)
+        for member, result in zip(followers, results, strict=True):
+            if isinstance(result, EngineIncapable):
+                raise result
+            self._judge(member, result)
+
+    async def _have(self, urls: Sequence[str]) -> None:
+        """Make `urls` the servers of the pool, and try to reach those that are new."""
+        for member in self._members:
+            member.leaving = member.leaving and member.url not in urls
+        known = {member.url for member in self._members if not member.leaving} | self._missing.keys()
+        for url in known - set(urls):
+            await self.remove(url)
+        new = [url for url in urls if url not in known]
+        for url in new:
+            self._missing[url] = "joining"
+        if self._watcher is not None:
+            await asyncio.gather(*map(self._look_at, new))
 
     def check_alive(self) -> None:
         """Raise EngineUnavailable unless a server is known to take requests."""
@@ -216,6 +260,10 @@ class Pool:
             for member in self._members
         ]
         return shown + [{"url": url, "state": "missing", "failure": why} for url, why in self._missing.items()]
+
+    async def show(self) -> list[dict[str, Any]]:
+        """As `servers`."""
+        return self.servers()
 
     async def add(self, url: str) -> None:
         """Add a server, or keep one that was leaving. Raises InvalidRequest if it is in the pool or cannot join."""
@@ -338,7 +386,7 @@ class Pool:
         while True:
             await self._settled.wait()
             state = self._state
-            version = await bring(member, state, alone=not self._alive())
+            version = await (bring if self.leads else follow)(member, state, alone=not self._alive())
             if state is self._state and not self._changes and (version == state.version or not self._alive()):
                 break  # else another server joined first, and this one may not keep its own weights
         if version != state.version:
@@ -350,7 +398,11 @@ class Pool:
         if member in self._members:
             self._members.remove(member)
             self._placement.forget(member)
-            await part(member)
+            await self._part(member)
+
+    async def _part(self, member: Member) -> None:
+        """Close the connection to a server. Only the process that leads has paused it."""
+        await (part(member) if self.leads else member.engine.close())
 
     async def _reach_all(self) -> None:
         """Connect to all missing servers. The one with the newest weights joins first and sets the version."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Protocol, runtime_checkable
 
 from proxy.engine.callbacks import CallbackEngine
-from proxy.engine.interface import Engine
+from proxy.engine.interface import Engine, PauseMode
 
 
 @runtime_checkable
@@ -20,6 +20,15 @@ class RemoteEngine(Engine, CallbackEngine, Protocol):
 
     async def check(self) -> int:
         """Return the weight version that the server serves. Raises EngineLost if it does not answer."""
+
+    async def update_weights(self, path: str, version: int | None = None, *, busy: bool = False) -> int:
+        """As for every engine. `busy`: other processes have requests on the server, too."""
+
+    async def follow(self, mode: PauseMode | None, version: int) -> None:
+        """Note that another process has paused the server by `mode` (None: it runs) and that it serves `version`.
+
+        Raises EngineIncapable if it cannot keep the requests of this process through that pause.
+        """
 
     def cut(self) -> None:
         """Abandon all replies in flight without asking the server: each raises EngineLost."""

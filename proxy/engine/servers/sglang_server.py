@@ -203,15 +203,21 @@ class SglangServer:
             self._late.update(self._rids.values())
             self._connection.cut()
 
+    async def follow(self, mode: PauseMode | None, version: int) -> None:
+        """Note a pause by another process; after mode ABORT no request of this one is in flight there."""
+        begins, self._mode, self._version = mode is not self._mode, mode, version
+        if begins and mode is PauseMode.ABORT:
+            await self._end_late()
+
     async def resume(self) -> None:
         """Resume the server."""
         await self._connection.call("/continue_generation")
         self._mode = None
 
-    async def update_weights(self, path: str, version: int | None = None) -> int:
+    async def update_weights(self, path: str, version: int | None = None, *, busy: bool = False) -> int:
         """Load the weights in folder `path` of the server's file system. Raises InvalidRequest if it refuses."""
         new = self._version + 1 if version is None else version
-        flush = self._mode is not PauseMode.IN_PLACE or not self._rids
+        flush = self._mode is not PauseMode.IN_PLACE or not (self._rids or busy)
         body = {"model_path": path, "weight_version": str(new), "flush_cache": flush}
         await self._do("/update_weights_from_disk", body, param="path")
         self._version = new

@@ -155,10 +155,15 @@ class VllmServer:
         for request_id in list(self._replies):
             await self.abort(request_id)
 
+    async def follow(self, mode: PauseMode | None, version: int) -> None:
+        """End requests in flight if another process pauses, as `pause` does, and raise what that raises."""
+        if mode is not None:
+            await self.pause(mode)
+
     async def resume(self) -> None:
         """Nothing: `pause` holds nothing on the server."""
 
-    async def update_weights(self, path: str, version: int | None = None) -> int:
+    async def update_weights(self, path: str, version: int | None = None, *, busy: bool = False) -> int:
         """Raises EngineIncapable: vLLM has no endpoint that loads weights from a folder."""
         raise EngineIncapable(
             "a vLLM server cannot load weights from a folder; restart it with the new weights, or use SGLang"

@@ -1,0 +1,60 @@
+"""Requests that another worker of this server must answer: passed on whole, and the answer comes back as it is."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+from starlette.requests import ClientDisconnect, Request
+from starlette.types import Receive, Scope, Send
+
+from proxy.api.connections import while_connected
+from proxy.api.headers import headers_of
+from proxy.api.http import error_response, read_body
+from proxy.workers.leader import LEADER
+from proxy.workers.peers import Peers, Unreachable
+
+_OF_THE_CONNECTION = {b"connection", b"content-length", b"expect", b"keep-alive", b"transfer-encoding", b"upgrade"}
+
+
+class Forwarding:
+    """Passes requests on to other workers. `max_body_bytes` limits a body."""
+
+    def __init__(self, peers: Peers, max_body_bytes: int) -> None:
+        self._peers, self._max_body_bytes = peers, max_body_bytes
+
+    async def to_leader(self, request: Request) -> Forwarded:
+        """The endpoint of a path that only the leader can answer. Raises BodyTooLarge."""
+        body = await read_body(headers_of(request.scope), request.receive, self._max_body_bytes)
+        return self.to(LEADER, body)
+
+    def to(self, worker: int, body: bytes) -> Forwarded:
+        """The reply to a request whose body has been read."""
+        return Forwarded(self._peers, worker, body)
+
+
+class Forwarded:
+    """A reply that another worker writes. If the client leaves, that worker sees it leave."""
+
+    def __init__(self, peers: Peers, worker: int, body: bytes) -> None:
+        self._peers, self._worker, self._body = peers, worker, body
+        self.started = False
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with suppress(ClientDisconnect):
+            await while_connected(receive, self._pump(scope, receive, send))
+
+    async def _pump(self, scope: Scope, receive: Receive, send: Send) -> None:
+        query = scope["query_string"]
+        target = scope["raw_path"] + (b"?" + query if query else b"")
+        asked = [(name, value) for name, value in scope["headers"] if name not in _OF_THE_CONNECTION]
+        try:
+            async with self._peers.request(self._worker, scope["method"], target, asked, self._body) as answer:
+                headers = [(k, v) for k, v in answer.headers.raw if k.lower() not in _OF_THE_CONNECTION]
+                await send({"type": "http.response.start", "status": answer.status_code, "headers": headers})
+                self.started = True
+                async for piece in answer.aiter_raw():
+                    await send({"type": "http.response.body", "body": piece, "more_body": True})
+                await send({"type": "http.response.body", "body": b""})
+        except Unreachable as error:
+            if not self.started:  # else the reply breaks off: one that failed must not end like one that succeeded
+                await error_response(scope["path"], error)(scope, receive, send)

@@ -1,0 +1,40 @@
+"""What a worker answers on its private socket: the steps that other workers ask for, and requests that they pass on."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Mapping
+
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from proxy.api.connections import while_connected
+from proxy.errors import ProxyError
+from proxy.workers.group import Step
+from proxy.workers.peers import STEP
+
+
+class WorkerEndpoints:
+    """An ASGI app: `steps` by name under `/-/`, and everything else by `app`."""
+
+    def __init__(self, steps: Mapping[str, Step], app: ASGIApp) -> None:
+        self._steps, self._app = steps, app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["path"].startswith(STEP):
+            answer = await self._run(scope["path"].removeprefix(STEP), Request(scope, receive))
+            await answer(scope, receive, send)
+        else:
+            await self._app(scope, receive, send)
+
+    async def _run(self, name: str, request: Request) -> Response:
+        """Run a step. It is cancelled if the worker that asked for it is lost."""
+        arguments = pickle.loads(await request.body())
+        try:
+            result = await while_connected(request.receive, self._steps[name](*arguments))
+        except ProxyError as error:
+            result = error
+        except ClientDisconnect:
+            return Response()  # nobody reads it
+        return Response(pickle.dumps(result))

@@ -1,0 +1,231 @@
+"""Several workers on one port: start all or none, start again what dies, and stop all.
+
+The supervisor serves nothing. It forks the workers before it has a thread or an event loop, so it can fork again when
+one dies. A worker that dies unexpectedly is logged and started again, as in gunicorn and uvicorn; the others serve on.
+At SIGTERM or SIGINT all workers stop gracefully at once, at a second one immediately.
+"""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing
+import os
+import signal
+import socket
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+from proxy import server, worker
+from proxy.errors import ConfigurationError
+from proxy.settings import Settings
+from proxy.worker import Banner, Order, Post, Report
+from proxy.workers.group import Place
+from proxy.workers.seats import Seats
+
+logger = logging.getLogger(__name__)
+
+_AGAIN_S, _LONGEST_AGAIN_S = 1.0, 30.0
+"""Seconds before a worker is started again that has died before it was ready; they double each time."""
+
+_KILL_S = 10.0
+"""Seconds beyond all timeouts after which a worker that does not stop is killed."""
+
+
+def run(settings: Settings, banner: Banner, show: Callable[[str], None]) -> None:
+    """Serve with `--workers` processes until SIGTERM or SIGINT. `show` is called with the banner once all listen.
+
+    Raises ConfigurationError if a worker cannot start; no worker runs then.
+    """
+    if not hasattr(os, "fork") or not hasattr(socket, "SO_REUSEPORT"):
+        raise ConfigurationError("--workers needs fork and SO_REUSEPORT, which this system does not have")
+    with _reserved(settings) as address, tempfile.TemporaryDirectory(prefix="tokengrove-workers-") as folder:
+        supervisor = _Supervisor(settings, banner, address, Path(folder))
+        with _signals(supervisor.stop) as wakened:
+            supervisor.run(show, wakened)
+
+
+@dataclass(slots=True)
+class _Running:
+    """A worker process. `listening`: it serves the port. `tries`: starts in a row that have failed."""
+
+    process: BaseProcess
+    pipe: Connection
+    listening: bool = False
+    tries: int = 0
+
+
+class _Supervisor:
+    def __init__(self, settings: Settings, banner: Banner, address: tuple[str, int], folder: Path) -> None:
+        self._settings, self._banner, self._address, self._folder = settings, banner, address, folder
+        self._seats = Seats(settings.workers, settings.max_turns_in_flight)
+        self._workers: dict[int, _Running] = {}
+        self._again: dict[int, tuple[float, int]] = {}
+        self._stops = 0
+        self._banner_text = ""
+
+    def stop(self) -> None:
+        """Stop all workers gracefully; when called again, at once."""
+        self._stops += 1
+
+    def run(self, show: Callable[[str], None], wakened: socket.socket) -> None:
+        """Start all workers, watch them, and return once all have stopped. Raises ConfigurationError."""
+        try:
+            for number in range(self._settings.workers):
+                self._start(number, 0)
+            self._until_ready(wakened)
+            for running in self._workers.values():
+                _tell(running, Order.LISTEN)
+            while not self._stops:
+                self._look(wakened, show)
+        finally:
+            self._end(wakened)
+
+    def _start(self, number: int, tries: int) -> None:
+        ours, theirs = multiprocessing.Pipe()
+        post = Post(Place(number, self._seats, self._folder), theirs, self._address, self._banner)
+        inherited = [ours, *(running.pipe for running in self._workers.values())]
+        process = multiprocessing.get_context("fork").Process(
+            target=_work, args=(self._settings, post, inherited), name=f"tokengrove-worker-{number}"
+        )
+        process.start()
+        theirs.close()
+        self._workers[number] = _Running(process, ours, tries=tries)
+
+    def _until_ready(self, wakened: socket.socket) -> None:
+        """Wait until all workers are ready. Raises ConfigurationError if one cannot start."""
+        ready: set[int] = set()
+        while len(ready) < len(self._workers) and not self._stops:
+            for number in self._speaking(wakened, None):
+                report, text = _hear(self._workers[number])
+                if report is Report.READY:
+                    ready.add(number)
+                    self._banner_text = text
+                else:
+                    raise ConfigurationError(text)
+
+    def _look(self, wakened: socket.socket, show: Callable[[str], None]) -> None:
+        """Wait for news of a worker or a signal, and start again what is due."""
+        due = [at for at, _ in self._again.values()]
+        for number in self._speaking(wakened, max(0.0, min(due) - time.monotonic()) if due else None):
+            running = self._workers[number]
+            report, text = _hear(running)
+            if report is Report.READY:
+                _tell(running, Order.LISTEN)
+            elif report is Report.LISTENING:
+                running.listening, running.tries = True, 0
+                if self._banner_text and len(self._workers) == self._settings.workers and self._all_listen():
+                    show(self._banner_text)
+                    self._banner_text = ""
+            else:
+                self._bury(number, text)
+        for number, (at, tries) in list(self._again.items()):
+            if at <= time.monotonic() and not self._stops:
+                del self._again[number]
+                self._start(number, tries)
+
+    def _all_listen(self) -> bool:
+        return all(running.listening for running in self._workers.values())
+
+    def _bury(self, number: int, why: str) -> None:
+        """A worker has died: forget what it ran, and start it again, later each time that it does not come up."""
+        dead = self._workers.pop(number)
+        dead.process.join()
+        dead.pipe.close()
+        self._seats.clear(number)
+        tries = 0 if dead.listening else dead.tries + 1
+        delay_s = min(_AGAIN_S * 2.0 ** (tries - 1), _LONGEST_AGAIN_S) if tries else 0.0
+        self._again[number] = (time.monotonic() + delay_s, tries)
+        logger.error("%s; worker %d is started again", why, number)
+
+    def _end(self, wakened: socket.socket) -> None:
+        """Stop all workers and wait for them; kill those that do not end."""
+        told = 0
+        limit = time.monotonic() + self._settings.shutdown_timeout_s + server.BACKSTOP_S + _KILL_S
+        while alive := [running for running in self._workers.values() if running.process.is_alive()]:
+            if told < max(self._stops, 1):
+                told = max(self._stops, 1)
+                for running in alive:
+                    running.process.terminate()
+                    if told > 1:
+                        _tell(running, Order.STOP_NOW)
+            wait([wakened, *(running.process.sentinel for running in alive)], timeout=limit - time.monotonic())
+            _drain(wakened)
+            if time.monotonic() >= limit:
+                for running in alive:
+                    running.process.kill()
+        for running in self._workers.values():
+            running.process.join()
+
+    def _speaking(self, wakened: socket.socket, timeout_s: float | None) -> Sequence[int]:
+        """Wait; return the workers that have said something or have ended."""
+        pipes: dict[Any, int] = {running.pipe: number for number, running in self._workers.items()}
+        heard = wait([wakened, *pipes], timeout=timeout_s)
+        _drain(wakened)
+        return [pipes[pipe] for pipe in heard if pipe in pipes]
+
+
+def _work(settings: Settings, post: Post, inherited: Sequence[Connection]) -> None:
+    """The main function of a worker process. Its own end of the pipe then closes with its supervisor."""
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    for pipe in inherited:
+        pipe.close()
+    worker.work(settings, post)
+
+
+def _hear(running: _Running) -> tuple[Report, str]:
+    """What a worker says; FAILED with the way that it ended, if it did."""
+    with suppress(EOFError, OSError):
+        report: tuple[Report, str] = running.pipe.recv()
+        return report
+    running.process.join()
+    code, name = running.process.exitcode or 0, running.process.name
+    how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+    return Report.FAILED, f"{name} (process {running.process.pid}) {how}"
+
+
+def _tell(running: _Running, order: Order) -> None:
+    with suppress(OSError):  # it has ended
+        running.pipe.send(order)
+
+
+def _drain(wakened: socket.socket) -> None:
+    with suppress(BlockingIOError):
+        while wakened.recv(1024):
+            pass
+
+
+@contextmanager
+def _reserved(settings: Settings) -> Iterator[tuple[str, int]]:
+    """Hold the address for the workers, which bind to it too. Raises ConfigurationError if it cannot be used."""
+    with server.bind(settings) as alone:  # without SO_REUSEPORT, so it fails if another server has the port
+        address = alone.getsockname()
+    with server.new_socket(settings) as reserved:
+        reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        reserved.bind(address)
+        yield address
+
+
+@contextmanager
+def _signals(stop: Callable[[], None]) -> Iterator[socket.socket]:
+    """Call `stop` at SIGTERM and SIGINT, and make the socket readable at any signal, which wakes a wait."""
+    wakened, waking = socket.socketpair()
+    with wakened, waking:
+        wakened.setblocking(False)
+        waking.setblocking(False)
+        numbers = (signal.SIGTERM, signal.SIGINT)
+        before = [signal.signal(number, lambda *_: stop()) for number in numbers]
+        descriptor = signal.set_wakeup_fd(waking.fileno())
+        try:
+            yield wakened
+        finally:
+            signal.set_wakeup_fd(descriptor)
+            for number, handler in zip(numbers, before, strict=True):
+                signal.signal(number, handler)

@@ -1,0 +1,153 @@
+"""One of several worker processes, as its supervisor runs it: build the server, wait for the others, serve, stop.
+
+The worker says on a pipe that it is ready, listens when it is told to, and stops at a signal or when it loses its
+supervisor. The signal may come twice for one stop, from a terminal and from the supervisor, so only an order of the
+supervisor ends a worker at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import socket
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from enum import Enum
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+from starlette.applications import Starlette
+
+from proxy import server
+from proxy.app import build_app
+from proxy.errors import ConfigurationError
+from proxy.settings import Settings
+from proxy.workers.group import Place
+
+Banner = Callable[[Starlette, str, Settings], str]
+
+
+class Order(Enum):
+    """What the supervisor tells a worker: to serve the port, or to end a graceful stop at once."""
+
+    LISTEN = 0
+    STOP_NOW = 1
+
+
+class Report(Enum):
+    """What a worker tells its supervisor. READY comes with the banner, FAILED with the reason."""
+
+    READY = 0
+    LISTENING = 1
+    FAILED = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Post:
+    """Where a worker works: its place among the others, the pipe to its supervisor, and the address to listen on."""
+
+    place: Place
+    pipe: Connection
+    address: tuple[str, int]
+    banner: Banner
+
+
+def work(settings: Settings, post: Post) -> None:
+    """Run until the worker is stopped. Call it in a new process."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # until the event loop handles it: the supervisor got it too
+    try:
+        app = build_app(settings, place=post.place)
+        with (
+            _private_socket(Path(post.place.peers().address())) as private,
+            asyncio.Runner(loop_factory=server.loop_factory()) as runner,
+        ):
+            runner.run(_Worker(app, settings, post).serve(private))
+    except ConfigurationError as error:
+        post.pipe.send((Report.FAILED, str(error)))
+
+
+class _Worker:
+    """A worker that has been built."""
+
+    def __init__(self, app: Starlette, settings: Settings, post: Post) -> None:
+        self._app, self._settings, self._post = app, settings, post
+        self._public = server.new_server(app, settings)
+        self._private = server.new_server(app.state.for_workers, settings)
+        self._may_listen = asyncio.Event()
+        self._stopping = False
+
+    async def serve(self, private: socket.socket) -> None:
+        """Answer the other workers, start the engine, then serve the port. Raises ConfigurationError."""
+        server.tune_interpreter()
+        answering = asyncio.create_task(self._private.serve(sockets=[private]))
+        try:
+            async with self._app.router.lifespan_context(self._app):
+                self._follow_orders()
+                await self._serve_port(answering)
+        finally:
+            self._private.should_exit = self._private.force_exit = True
+            await answering
+
+    async def _serve_port(self, answering: asyncio.Task[None]) -> None:
+        with _public_socket(self._settings, self._post.address) as listener:
+            url = server.url_of(self._settings, listener)
+            self._say(Report.READY, self._post.banner(self._app, url, self._settings))
+            await self._may_listen.wait()
+            ending = asyncio.create_task(
+                server.end_requests(self._public, self._app, self._settings.shutdown_timeout_s)
+            )
+            if not self._stopping:
+                listener.listen(server.BACKLOG)
+                self._say(Report.LISTENING, "")
+                await self._public.serve(sockets=[listener])
+            await answering  # requests of other workers, too, have been answered
+            ending.cancel()
+            await self._app.state.turns.drain(0.0)
+
+    def _follow_orders(self) -> None:
+        loop = asyncio.get_running_loop()
+        loop.add_reader(self._post.pipe.fileno(), self._take_order)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._stop)
+
+    def _take_order(self) -> None:
+        try:
+            order = self._post.pipe.recv()
+        except (EOFError, OSError):  # the supervisor is gone
+            asyncio.get_running_loop().remove_reader(self._post.pipe.fileno())
+            self._stop()
+            return
+        if order is Order.LISTEN:
+            self._may_listen.set()
+        else:
+            self._stop()
+            self._public.force_exit = self._private.force_exit = True
+
+    def _stop(self) -> None:
+        if not self._stopping:
+            self._stopping = True
+            self._may_listen.set()
+            for each in (self._public, self._private):
+                each.ask_to_exit()
+
+    def _say(self, report: Report, text: str) -> None:
+        with suppress(OSError):  # the supervisor is gone; the worker notices it as an order to stop
+            self._post.pipe.send((report, text))
+
+
+def _public_socket(settings: Settings, address: tuple[str, int]) -> socket.socket:
+    """A socket of this worker's own on the common port. It gets its share of the connections once it listens."""
+    listener = server.new_socket(settings)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    listener.bind(address)
+    return listener
+
+
+def _private_socket(path: Path) -> socket.socket:
+    """A listening Unix socket, in place of the one that this worker had before it was started again."""
+    path.unlink(missing_ok=True)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    listener.bind(str(path))
+    listener.listen(server.BACKLOG)
+    return listener

@@ -1,0 +1,202 @@
+"""The administration of an engine that all workers use: worker 0 leads, the others follow.
+
+A pause first holds the gates of all workers; then the leader pauses the engine, once. What it changes there it tells
+the others before requests are let in again, so every token has the version that sampled it. All workers keep the
+latest state that was told, from which a worker that is started again begins: the leader too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from proxy.engine.admin import EngineAdmin
+from proxy.engine.gate import Gate, Load
+from proxy.engine.interface import EngineInfo, PauseMode, ServerPool, SharedEngine, WeightTransfer
+from proxy.workers.peers import Peers
+
+LEADER = 0
+"""The number of the worker that leads."""
+
+_SUMMED = frozenset({"in_flight", "served", "sessions"})
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What the leader tells: the pause of the gates, and its engine's `common`. Later news have higher numbers."""
+
+    number: int
+    mode: PauseMode | None
+    common: Mapping[str, Any]
+
+
+class Gates:
+    """Implements `proxy.engine.admin.GateControl` for the gates of all workers."""
+
+    def __init__(self, gate: Gate, peers: Peers) -> None:
+        self._gate, self._peers = gate, peers
+        self._entering: PauseMode | None = None
+
+    @property
+    def paused(self) -> PauseMode | None:
+        """The mode of the pause in force, or of one that is about to begin."""
+        return self._gate.paused or self._entering
+
+    async def hold(self, mode: PauseMode) -> None:
+        """Hold all gates."""
+        self._entering = mode
+        try:
+            await asyncio.gather(self._gate.hold(mode), self._peers.ask_all("hold", mode))
+        except BaseException:
+            self._entering = None
+            await self.let_in()
+            raise
+        self._entering = None
+
+    async def let_in(self) -> None:
+        """Let requests in on all workers."""
+        await asyncio.gather(self._gate.let_in(), self._peers.ask_all("let_in"))
+
+    async def until_idle(self) -> None:
+        """Wait until no worker has a request in the engine."""
+        await asyncio.gather(self._gate.until_idle(), self._peers.ask_all("until_idle"))
+
+    async def load(self) -> Load:
+        """The sums over all workers."""
+        loads = [await self._gate.load(), *await self._peers.ask_all("load")]
+        return Load(sum(load.in_flight for load in loads), sum(load.waiting for load in loads))
+
+
+class Follower:
+    """What every worker does when it is told something. The last news is what it tells to a worker that starts."""
+
+    def __init__(self, engine: SharedEngine, gate: Gate) -> None:
+        self._engine, self._gate = engine, gate
+        self.last: Told | None = None
+
+    async def adopt(self, told: Told) -> None:
+        """Take over what the leader has told, unless something newer is known. Raises what the engine raises."""
+        if self.last is not None and told.number <= self.last.number:
+            return
+        self.last = told
+        await self._engine.adopt(told.common)
+        if told.mode is not None and self._gate.paused is None:
+            await self._gate.hold(told.mode)
+
+    async def catch_up(self, peers: Peers) -> None:
+        """Before the engine starts: take over the newest state that another worker knows."""
+        for told in await peers.ask_all("latest"):
+            if told is not None:
+                await self.adopt(told)
+
+    async def latest(self) -> Told | None:
+        """The newest state that this worker knows; None if the leader has changed nothing yet."""
+        return self.last
+
+
+class Leader:
+    """Implements `proxy.engine.interface.EngineControl`: changes the engine, then tells the other workers."""
+
+    def __init__(self, engine: SharedEngine, gates: Gates, follower: Follower, peers: Peers) -> None:
+        self._engine, self._gates, self._follower, self._peers = engine, gates, follower, peers
+        self.admin = EngineAdmin(self, gates)
+
+    async def take_over(self) -> None:
+        """Lead from now on. After a restart: bring engine and gates to the state that the others know."""
+        self._engine.leads = True
+        if (last := self._follower.last) is not None:
+            await self.admin.take_over(frozenset(last.common.get("released", ())))
+
+    async def pause(self, mode: PauseMode) -> None:
+        """Pause the engine once, while all gates are held."""
+        loads = await self._peers.ask_all("load")
+        self._engine.busy_elsewhere = any(load.in_flight for load in loads)
+        await self._engine.pause(mode)
+        await self._tell(self._gates.paused)
+
+    async def resume(self) -> None:
+        """Resume the engine."""
+        await self._engine.resume()
+        await self._tell(None)
+
+    async def update_weights(self, path: str, version: int | None = None) -> int:
+        """Load weights once."""
+        new = await self._engine.update_weights(path, version)
+        await self._tell(self._gates.paused)
+        return new
+
+    async def transfer_weights(self, step: WeightTransfer, fields: Mapping[str, Any]) -> int:
+        """Do one step of a weight transfer, once."""
+        version = await self._engine.transfer_weights(step, fields)
+        await self._tell(self._gates.paused)
+        return version
+
+    async def release_memory(self, tags: Sequence[str] = ()) -> None:
+        """Release memory."""
+        await self._engine.release_memory(tags)
+        await self._tell(self._gates.paused)
+
+    async def resume_memory(self, tags: Sequence[str] = ()) -> None:
+        """Take memory back."""
+        await self._engine.resume_memory(tags)
+        await self._tell(self._gates.paused)
+
+    async def flush_cache(self) -> None:
+        """Empty the prefix cache."""
+        await self._engine.flush_cache()
+
+    def info(self) -> EngineInfo:
+        """Facts about the engine."""
+        return self._engine.info()
+
+    async def latest(self) -> Told | None:
+        """The newest state, for a worker that starts; with the pause that is just about to begin."""
+        last, mode = self._follower.last, self._gates.paused
+        if mode is None:
+            return last
+        return Told(0, mode, self._engine.common()) if last is None else replace(last, mode=mode)
+
+    async def tell_servers(self) -> None:
+        """Tell all workers which servers there are."""
+        await self._tell(self._gates.paused)
+
+    async def _tell(self, mode: PauseMode | None) -> None:
+        """Tell all workers the pause of the gates and the state of the engine.
+
+        Raises EngineIncapable if one of them cannot take it over.
+        """
+        number = 1 if self._follower.last is None else self._follower.last.number + 1
+        told = self._follower.last = Told(number, mode, self._engine.common())
+        await self._peers.ask_all("adopt", told)
+
+
+class CommonPool:
+    """Implements `proxy.engine.interface.ServerPool` for the pools of all workers."""
+
+    def __init__(self, pool: ServerPool, leader: Leader, peers: Peers) -> None:
+        self._pool, self._leader, self._peers = pool, leader, peers
+
+    def check_alive(self) -> None:
+        """Raise EngineUnavailable unless a server takes requests of this worker."""
+        self._pool.check_alive()
+
+    async def show(self) -> list[dict[str, Any]]:
+        """The servers as this worker sees them, with the numbers of all workers."""
+        shown = {server["url"]: dict(server) for server in await self._pool.show()}
+        for servers in await self._peers.ask_all("show_servers"):
+            for server in servers:
+                for name in _SUMMED & shown.get(server["url"], {}).keys() & server.keys():
+                    shown[server["url"]][name] += server[name]
+        return list(shown.values())
+
+    async def add(self, url: str) -> None:
+        """Add a server to the pools of all workers."""
+        await self._pool.add(url)
+        await self._leader.tell_servers()
+
+    async def remove(self, url: str) -> None:
+        """Remove a server from the pools of all workers."""
+        await self._pool.remove(url)
+        await self._leader.tell_servers()

@@ -1,0 +1,89 @@
+"""Calls from one worker to another, over a Unix socket of each in a folder that only this user can open.
+
+Arguments and results are pickled: both ends are the same program, of the same user. A worker that is dead or still
+starting is skipped by `ask_all`, and raises Unreachable in `ask`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from proxy.errors import EngineUnavailable, ProxyError
+
+if TYPE_CHECKING:
+    import httpx
+
+STEP = "/-/"
+"""The start of the path of a call; every other path is a request that a worker passes on."""
+
+_CONNECT_S = 5.0
+
+
+class Unreachable(EngineUnavailable):
+    """The other worker is dead or still starting."""
+
+
+class Peers:
+    """The other workers, as worker `number` sees them. `folder`: where the sockets are."""
+
+    def __init__(self, folder: Path, number: int, workers: int) -> None:
+        self.number = number
+        self._folder = folder
+        self._others = [other for other in range(workers) if other != number]
+
+    def address(self) -> str:
+        """The path of this worker's own socket."""
+        return self._path(self.number)
+
+    async def ask(self, worker: int, step: str, *arguments: Any) -> Any:
+        """Call `step` on another worker. Raises Unreachable, or the ProxyError that the step raises there."""
+        target = (STEP + step).encode()
+        async with self.request(worker, "POST", target, (), pickle.dumps(arguments)) as response:
+            result = pickle.loads(await response.aread())
+        if isinstance(result, ProxyError):
+            raise result
+        return result
+
+    async def ask_all(self, step: str, *arguments: Any) -> list[Any]:
+        """Call `step` on all other workers at once; return the results of those that can be reached."""
+        calls = (self.ask(worker, step, *arguments) for worker in self._others)
+        results = await asyncio.gather(*calls, return_exceptions=True)
+        reached = [result for result in results if not isinstance(result, Unreachable)]
+        for result in reached:
+            if isinstance(result, BaseException):
+                raise result
+        return reached
+
+    @asynccontextmanager
+    async def request(
+        self, worker: int, method: str, target: bytes, headers: Iterable[tuple[bytes, bytes]], body: bytes
+    ) -> AsyncIterator[httpx.Response]:
+        """Send an HTTP request to another worker. `target`: path and query as they came, `headers`: those of ASGI.
+
+        Raises Unreachable, also if the answer breaks off.
+        """
+        import httpx  # not at the start of a server without workers
+
+        timeout = httpx.Timeout(None, connect=_CONNECT_S)
+        transport = httpx.AsyncHTTPTransport(uds=self._path(worker))
+        try:
+            async with httpx.AsyncClient(transport=transport, timeout=timeout, trust_env=False) as client:
+                url = httpx.URL("http://worker").copy_with(raw_path=target)
+                request = httpx.Request(method, url, headers=list(headers), content=body)
+                response = await client.send(request, stream=True)
+                try:
+                    yield response
+                finally:
+                    await response.aclose()
+        except httpx.TransportError:
+            raise Unreachable(
+                f"worker {worker} of this server has stopped and is being started again", retry_after_s=1.0
+            ) from None
+
+    def _path(self, worker: int) -> str:
+        return str(self._folder / f"worker-{worker}.sock")
