@@ -19,6 +19,9 @@ class Detokenizer(Protocol):
     def flush(self) -> str:
         """End the sequence and return the rest; an incomplete character becomes U+FFFD."""
 
+    def may_hold(self, ids: Sequence[int], wanted: frozenset[int]) -> bool:
+        """Return False only if none of the bytes `wanted` is part of the text of `ids`."""
+
 
 class ByteDetokenizer:
     """For byte-level vocabularies, where every token stands for bytes of UTF-8 text. `pieces`: the bytes of each id."""
@@ -38,6 +41,9 @@ class ByteDetokenizer:
     def flush(self) -> str:
         data, self._rest = self._rest, b""
         return data.decode("utf-8", "replace")
+
+    def may_hold(self, ids: Sequence[int], wanted: frozenset[int]) -> bool:
+        return not wanted.isdisjoint(b"".join(map(self._piece, ids)))
 
 
 class WindowDetokenizer:
@@ -68,6 +74,9 @@ class WindowDetokenizer:
         text = self._new_text()
         self._settle()
         return text
+
+    def may_hold(self, ids: Sequence[int], wanted: frozenset[int]) -> bool:
+        return True
 
     def _new_text(self) -> str:
         if not self._pending:

@@ -26,13 +26,12 @@ def build_parser(
     call_id: Callable[[], str],
 ) -> OutputParser:
     """Build the parser of one output. With `calls` None, tool calls stay text."""
-    single = bool(stop)
     if isinstance(calls, HarmonyFormat) or (reasoning is not None and reasoning.channels):
-        lexer = Lexer(tokenizer, {}, stop_token_ids, single=single, inner=HARMONY_MARKS)
+        lexer = Lexer(tokenizer, {}, stop_token_ids, stop=stop, inner=HARMONY_MARKS)
         known = calls if isinstance(calls, HarmonyFormat) else None
         return HarmonyParser(lexer, known, reasoning_open=reasoning_open, stop=stop, call_id=call_id, tools=tools)
     inner = calls.marks if calls is not None else ()
-    lexer = Lexer(tokenizer, _spellings(reasoning, calls), stop_token_ids, single=single, inner=inner)
+    lexer = Lexer(tokenizer, _spellings(reasoning, calls), stop_token_ids, stop=stop, inner=inner)
     label = reasoning.label if reasoning is not None else ""
     return OutputParser(
         lexer, calls, reasoning_open=reasoning_open, stop=stop, call_id=call_id, tools=tools, label=label

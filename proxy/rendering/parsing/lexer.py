@@ -44,7 +44,7 @@ class Lexer:
     """Incremental lexer of one output.
 
     `spellings`: the marks to find, by their text. `inner`: marks inside tool calls. `ends`: the ids that end a turn.
-    With `single`, every token is a lexeme of its own, so that positions are exact.
+    Where a mark or one of the stop strings `stop` may end, every token is a lexeme of its own: positions are exact.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class Lexer:
         spellings: Mapping[str, Mark],
         ends: Sequence[int],
         *,
-        single: bool,
+        stop: Sequence[str] = (),
         inner: Collection[str] = (),
     ) -> None:
         by_text = {text: (tokenizer.token_id(text), mark) for text, mark in spellings.items() if text}
@@ -64,7 +64,8 @@ class Lexer:
         outer = {text: mark for text, (token, mark) in by_text.items() if token is None}
         self._outside = _Spellings(outer)
         self._within = _Spellings({text: Mark.INNER for text, token in inner_ids.items() if token is None} | outer)
-        self._single = single or bool(outer)
+        self._single = bool(stop or outer)
+        self._last_bytes = None if outer else _last_bytes(stop)
         self._special = frozenset(self._marks) | self._inner
         self._tokenizer = tokenizer
         self._detokenizer = tokenizer.detokenizer()
@@ -81,7 +82,7 @@ class Lexer:
         searched = self._within if self.inside else self._outside
         if self._held_tokens or self._held or searched.marks or not self._special.isdisjoint(ids):
             return None
-        if self._single and len(ids) > 1:
+        if self._single and len(ids) > 1 and self._may_end_in(ids):
             return None
         self.position += len(ids)
         return self._detokenizer.push(ids)
@@ -106,6 +107,10 @@ class Lexer:
             start = index + 1
         if start < len(ids):
             yield from self._text(ids[start:])
+
+    def _may_end_in(self, ids: Sequence[int]) -> bool:
+        """Return whether a mark or a stop string may end in `ids`. A stop string ends in a token with its last byte."""
+        return self._last_bytes is None or self._detokenizer.may_hold(ids, self._last_bytes)
 
     def flush(self) -> Iterator[Lexeme]:
         """Yield what was held back, as text."""
@@ -160,6 +165,13 @@ class _Spellings:
 
     def longest_start(self, text: str) -> int:
         return 0 if self._firsts.isdisjoint(text) else longest_start(text, self._words)
+
+
+def _last_bytes(stop: Sequence[str]) -> frozenset[int] | None:
+    """Return the last byte of each stop string; None if one ends with U+FFFD, which also stands for other bytes."""
+    if any(word.endswith("\ufffd") for word in stop):
+        return None
+    return frozenset(word.encode("utf-8", "surrogatepass")[-1] for word in stop if word)
 
 
 def longest_start(text: str, words: Sequence[str]) -> int:

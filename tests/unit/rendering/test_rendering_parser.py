@@ -148,7 +148,7 @@ def agree(oracle: LibraryTemplate, parser: OutputParser, ids: list[int], prompt:
 @quick
 @given(
     text=st.text(alphabet="ab \nSTOPé🙂", max_size=40),
-    stop=st.lists(st.sampled_from(["STOP", "TO", "ab", "\n\n", "P", "🙂"]), min_size=1, max_size=3),
+    stop=st.lists(st.sampled_from(["STOP", "TO", "ab", "\n\n", "P", "🙂", "é"]), min_size=1, max_size=3),
     cuts=st.lists(st.integers(0, 60), max_size=6),
 )
 def test_a_stop_string_ends_the_text_and_keeps_the_token_that_completes_it(
@@ -169,6 +169,13 @@ def test_a_stop_string_ends_the_text_and_keeps_the_token_that_completes_it(
     assert parser.message.content == shown[: end + back].rstrip()
     completes = next(k for k in range(len(ids) + 1) if any(s in tiny.decode(ids[:k]).lstrip() for s in stop))
     assert parser.kept == completes
+
+
+def test_a_stop_string_that_ends_with_a_replacement_character_is_found_in_broken_bytes(tiny: Renderer) -> None:
+    ids = ids_of([*tiny.encode("ab"), *tiny.encode("🙂")[:1], *tiny.encode("cd ef gh ij")])
+    parser = parser_of(tiny, stop=["b\ufffd"])
+    parser.feed(ids)
+    assert (parser.stop_string, parser.kept) == ("b\ufffd", len(tiny.encode("ab")) + 2)
 
 
 def test_reasoning_text_and_calls_are_distinguished(tiny: Renderer) -> None:
