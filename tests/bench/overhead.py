@@ -142,7 +142,7 @@ def run(plan: Plan, seed: int, tokenizer: Path | None) -> Results:
         remote, _ = stack.enter_context(remote_proxy(folder, tokenizer))
         scripted = stack.enter_context(proxy_server(folder, tokenizer))
         reply = folder / "reply.json"
-        reply.write_bytes(uvloop.run(_one_reply(remote)))
+        reply.write_bytes(uvloop.run(one_reply(remote)))
         bare = stack.enter_context(bare_server(folder, reply))
         stack.enter_context(on_core(1))
         bench = Bench(remote, scripted, bare, plan, Words(seed))
@@ -150,7 +150,8 @@ def run(plan: Plan, seed: int, tokenizer: Path | None) -> Results:
         return bench.results
 
 
-async def _one_reply(proxy: Server) -> bytes:
+async def one_reply(proxy: Server) -> bytes:
+    """Return a reply for the bare handler to give."""
     connection = await connect(proxy)
     reply = await connection.post(new_path(), Conversation(Words(0)).next_body())
     connection.close()
