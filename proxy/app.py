@@ -36,12 +36,13 @@ from proxy.api.turn_endpoints import TurnEndpoint, count_endpoint
 from proxy.api.turn_routes import App, TurnRoutes
 from proxy.api.worker_endpoints import WorkerEndpoints
 from proxy.engine.admin import EngineAdmin
-from proxy.engine.create import create_engine, model_folder, model_name
+from proxy.engine.create import model_folder, model_name, prepare_engine
 from proxy.engine.gate import Gate
 from proxy.engine.interface import Engine, ServerPool, WeightTransfer
 from proxy.engine.mailbox import Mailbox
 from proxy.errors import InvalidRequest, ProxyError
 from proxy.metrics import Metrics
+from proxy.progress import step
 from proxy.protocols.chat.protocol import ChatProtocol
 from proxy.protocols.messages.protocol import MessagesProtocol
 from proxy.protocols.responses.protocol import ResponsesProtocol
@@ -61,6 +62,7 @@ from proxy.sessions.scores import Scores
 from proxy.sessions.session_starter import SessionStarter
 from proxy.sessions.start_limits import StartLimits
 from proxy.settings import Settings
+from proxy.store.database import label, parse_url
 from proxy.store.store import Store
 from proxy.turns.turns import Turns
 from proxy.workers.group import Group, Place
@@ -116,13 +118,20 @@ def build_app(
     The lifespan starts the engine; at the end it lets running turns finish, then closes the engine and the store.
     Raises ConfigurationError if a part cannot be built.
     """
+    # Whatever can be refused without loading anything comes first.
+    make_engine = None if engine is not None else prepare_engine(settings)
+    parse_url(settings.database_url)
     if renderer is None:
         renderer = load_renderer(settings, _tokenizer_folder(settings))
     peers = None if place is None else place.peers()
-    engine = engine or create_engine(settings, renderer.vocab_size, renderer)
+    if engine is None:
+        assert make_engine is not None
+        engine = make_engine(renderer.vocab_size, renderer)
     if isinstance(engine, Mailbox) and peers is not None and place is not None and not place.leads:
         engine = MailboxClient(engine.info().vocab_size, engine.info().context_length, peers)
-    store = store or Store.open(settings.database_url, migrate=settings.migrate)
+    if store is None:
+        step(f"opening the database {label(parse_url(settings.database_url))}")
+        store = Store.open(settings.database_url, migrate=settings.migrate)
     metrics = Metrics()
     gate = Gate(engine, settings)
     sessions = SessionParts(store, settings, metrics, lambda: gate.info().weight_version)
@@ -171,6 +180,7 @@ async def _lifespan(parts: _Parts, app: Starlette) -> AsyncIterator[None]:
         stack.push_async_callback(parts.store.close)
         if parts.group is not None:
             await parts.group.catch_up()
+        step(f"starting the engine ({parts.settings.engine})")
         await parts.engine.start()
         if parts.group is not None:
             await parts.group.join()

@@ -22,6 +22,7 @@ from starlette.applications import Starlette
 from proxy import server
 from proxy.app import build_app
 from proxy.errors import ConfigurationError
+from proxy.progress import hide_steps
 from proxy.settings import Settings
 from proxy.workers.group import Place
 
@@ -56,6 +57,8 @@ class Post:
 def work(settings: Settings, post: Post) -> None:
     """Run until the worker is stopped. Call it in a new process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # until the event loop handles it: the supervisor got it too
+    if not post.place.leads:
+        hide_steps()
     try:
         app = build_app(settings, place=post.place)
         with (

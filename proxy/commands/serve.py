@@ -6,6 +6,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from proxy.commands.signatures import takes_settings
+from proxy.progress import show_steps
 from proxy.settings import Settings, from_environment
 
 if TYPE_CHECKING:
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
 def serve(**flags: Any) -> None:
     """Serve a model to agents and record their sessions. Default: a tiny built-in model on 127.0.0.1:8080."""
     settings = from_environment(flags)
+    if settings.log_level in ("debug", "info"):
+        show_steps()
     if settings.workers > 1:
         from proxy import supervisor
 

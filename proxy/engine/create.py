@@ -9,6 +9,7 @@ import importlib
 import importlib.util
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -19,6 +20,9 @@ from proxy.settings import Settings
 
 if TYPE_CHECKING:
     from proxy.engine.scripted.acting import Speech
+
+EngineMaker = Callable[[int, "Speech | None"], Engine]
+"""Creates an engine from the size of the tokenizer's vocabulary and the renderer, which a scripted agent needs."""
 
 _SCRIPTED_CONTEXT = 131_072
 _SERVERS_START_S = 120.0
@@ -34,7 +38,7 @@ _HOW_TO_GET_A_MODEL = (
 def model_folder(settings: Settings) -> Path:
     """Return the model folder. Without `--model`, build the built-in model if need be. Raises ConfigurationError."""
     if settings.model is None:
-        _require("transformers", "torch")
+        _require("the built-in model", "safetensors")
         from proxy.engine.tiny.model import builtin_model_folder
 
         return builtin_model_folder()
@@ -58,10 +62,14 @@ def model_name(settings: Settings) -> str:
 
 
 def create_engine(settings: Settings, vocab_size: int, speech: Speech | None = None) -> Engine:
-    """Create the engine that `--engine` names, without starting it.
+    """Create the engine that `--engine` names, without starting it. Parameters as EngineMaker. ConfigurationError."""
+    return prepare_engine(settings)(vocab_size, speech)
 
-    `vocab_size`: the size of the tokenizer's vocabulary. `speech`: the renderer, for the scripted engine with
-    play=agent. Raises ConfigurationError.
+
+def prepare_engine(settings: Settings) -> EngineMaker:
+    """Check `--engine` and its arguments, and return the function that creates the engine without starting it.
+
+    This comes before the tokenizer is loaded, so that a wrong flag is refused at once. Raises ConfigurationError.
     """
     name = settings.engine
     if name == "sglang" or (name == "auto" and _has_gpu_engine()):
@@ -69,25 +77,29 @@ def create_engine(settings: Settings, vocab_size: int, speech: Speech | None = N
             raise ConfigurationError("--engine sglang needs the package sglang: pip install 'tokengrove[sglang]'")
         from proxy.engine.sglang.engine import SglangEngine
 
-        return SglangEngine(settings, model_folder(settings))
+        embedded = SglangEngine(settings, model_folder(settings))
+        return lambda vocab_size, speech: embedded
     if name in ("auto", "transformers"):
-        _require("transformers", "torch", "llguidance")
+        _require("the transformers engine", "transformers", "torch", "llguidance")
         from proxy.engine.transformers.engine import TransformersEngine
 
-        return TransformersEngine(settings, model_folder(settings))
+        local = TransformersEngine(settings, model_folder(settings))
+        return lambda vocab_size, speech: local
     if name == "scripted":
-        from proxy.engine.scripted.arguments import from_arguments
+        from proxy.engine.scripted.arguments import parse_options
 
-        return from_arguments(parse_arguments(settings.engine_arg), vocab_size, _SCRIPTED_CONTEXT, speech)
+        options = parse_options(parse_arguments(settings.engine_arg))
+        return lambda vocab_size, speech: options.engine(vocab_size, _SCRIPTED_CONTEXT, speech)
     if name == "mailbox":
         from proxy.engine.mailbox import Mailbox
 
         check_known(parse_arguments(settings.engine_arg), (), "the mailbox")
-        return Mailbox(vocab_size, settings.max_context_tokens or _SCRIPTED_CONTEXT)
+        return lambda vocab_size, speech: Mailbox(vocab_size, settings.max_context_tokens or _SCRIPTED_CONTEXT)
     if "//" in name:
-        return _create_pool(settings, vocab_size)
+        return _prepare_pool(settings)
     if ":" in name:
-        return _third_party(name, settings)
+        foreign = _third_party(name, settings)
+        return lambda vocab_size, speech: foreign
     raise ConfigurationError(
         f"--engine {name} is unknown; give auto, sglang, transformers, scripted, mailbox, package.module:Class, or "
         "the URLs of engine servers (http://HOST:PORT, separated by commas)"
@@ -102,8 +114,8 @@ def _has_gpu_engine() -> bool:
     return bool(torch.cuda.is_available())
 
 
-def _create_pool(settings: Settings, vocab_size: int) -> Engine:
-    """Create a pool of the servers that `--engine` names. Raises ConfigurationError."""
+def _prepare_pool(settings: Settings) -> EngineMaker:
+    """Return the function that creates a pool of the servers that `--engine` names. Raises ConfigurationError."""
     from proxy.engine.servers.connection import Keys, server_url
     from proxy.engine.servers.kinds import ServerKind, connect
     from proxy.engine.servers.pool import Pool
@@ -124,16 +136,19 @@ def _create_pool(settings: Settings, vocab_size: int) -> Engine:
     except InvalidRequest as error:
         raise ConfigurationError(f"--engine: {error.message}") from None
     keys = Keys(arguments.get("api_key"), arguments.get("admin_api_key"))
-    known = _model_vocabulary(settings) or vocab_size
-    processed = mode == "processed_logprobs"
-    opener = connect(
-        known,
-        ServerKind(kind) if kind else None,
-        processed_logprobs=processed,
-        keys=keys,
-        interval=settings.stream_interval,
-    )
-    return Pool(urls, opener, start_timeout_s=start_timeout_s)
+    known = _model_vocabulary(settings)
+
+    def make(vocab_size: int, speech: Speech | None) -> Engine:
+        opener = connect(
+            known or vocab_size,
+            ServerKind(kind) if kind else None,
+            processed_logprobs=mode == "processed_logprobs",
+            keys=keys,
+            interval=settings.stream_interval,
+        )
+        return Pool(urls, opener, start_timeout_s=start_timeout_s)
+
+    return make
 
 
 def _model_vocabulary(settings: Settings) -> int | None:
@@ -146,11 +161,11 @@ def _model_vocabulary(settings: Settings) -> int | None:
     return int(size) if size else None
 
 
-def _require(*packages: str) -> None:
+def _require(what: str, *packages: str) -> None:
     for package in packages:
         if importlib.util.find_spec(package) is None:
             raise ConfigurationError(
-                f"the transformers engine needs the package {package}: pip install 'tokengrove[cpu]' (on a GPU with "
+                f"{what} needs the package {package}: pip install 'tokengrove[cpu]' (on a GPU with "
                 "SGLang: 'tokengrove[sglang]')"
             )
 

@@ -13,14 +13,17 @@ from typing import Any
 
 from proxy.engine.grammar import Grammar, GrammarPart
 from proxy.errors import InvalidRequest, UnsupportedParameter
+from proxy.progress import step
 from proxy.rendering.bridge import Bridge
 from proxy.rendering.choose_formats import choose_reasoning, choose_tool_format, stop_tokens
 from proxy.rendering.choose_template import TemplateChoice, choose_template
+from proxy.rendering.families import family_named
 from proxy.rendering.parsing.build_parser import build_parser
 from proxy.rendering.parsing.output_parser import OutputParser
-from proxy.rendering.reasoning_formats import ReasoningFormat
+from proxy.rendering.reasoning_formats import ReasoningFormat, reasoning_format
 from proxy.rendering.templates.chat_template import require_no_images
 from proxy.rendering.tokenizer import Tokenizer
+from proxy.rendering.tool_calls.known_formats import tool_format
 from proxy.rendering.tool_calls.tool_format import ToolFormat, split_marks
 from proxy.settings import Settings
 from proxy.types import Ids, Message, Role, Tool, ToolChoice, ToolChoiceMode
@@ -30,7 +33,10 @@ log = logging.getLogger(__name__)
 
 def load_renderer(settings: Settings, folder: Path) -> Renderer:
     """Load the renderer of the model in `folder`. Raises ConfigurationError (one line) if the folder is unusable."""
+    _check_names(settings)
+    step(f"loading the tokenizer in {folder}")
     tokenizer = Tokenizer.load(folder)
+    step("checking the chat template")
     choice = choose_template(tokenizer, folder, settings.family, settings.thinking_retention)
     return Renderer(
         tokenizer,
@@ -40,6 +46,17 @@ def load_renderer(settings: Settings, folder: Path) -> Renderer:
         tool_format=choose_tool_format(choice, settings.tool_parser),
         retention=settings.thinking_retention,
     )
+
+
+def _check_names(settings: Settings) -> None:
+    """Raise ConfigurationError for an unknown name, listing the known ones, before anything is loaded."""
+    for name, find in (
+        (settings.family, family_named),
+        (settings.tool_parser, tool_format),
+        (settings.reasoning_parser, reasoning_format),
+    ):
+        if name is not None:
+            find(name)
 
 
 class Renderer:

@@ -42,10 +42,10 @@ def test_the_file_contains_the_commands_and_the_migrations(binary: Path, tmp_pat
     assert "0 findings" in run(binary, tmp_path, "db", "check").stdout
 
 
-def test_without_torch_the_error_names_the_package_that_the_built_in_model_needs(binary: Path, tmp_path: Path) -> None:
+def test_without_torch_the_error_names_a_package_that_the_default_engine_needs(binary: Path, tmp_path: Path) -> None:
     ran = run(binary, tmp_path, "serve", "--port", "0")
     assert ran.returncode == 1
-    assert len(ran.stderr.splitlines()) == 1 and "needs the package torch" in ran.stderr
+    assert len(ran.stderr.splitlines()) == 1 and "needs the package transformers" in ran.stderr
 
 
 def test_the_file_serves_records_exports_and_exits_on_sigterm(binary: Path, tmp_path: Path) -> None:

@@ -19,7 +19,9 @@ from tests.support import user
 def assert_one_line(done: subprocess.CompletedProcess[str], *words: str) -> None:
     assert done.returncode != 0
     assert "Traceback" not in done.stderr + done.stdout
-    (line,) = done.stderr.strip().splitlines()
+    *steps, line = done.stderr.strip().splitlines()
+    assert not any(step.startswith("tokengrove: ") for step in steps), steps
+    assert line.startswith("tokengrove: ")
     assert all(word in line for word in words), line
 
 

@@ -163,7 +163,7 @@ def test_a_second_server_on_the_same_file_is_refused_and_the_first_continues(tmp
         second = run("serve", *FLAGS, "--port", "0", "--database-url", sqlite_url(tmp_path), cwd=ROOT)
         assert second.returncode == 1
         held = f"tokengrove: the database {tmp_path / 'served.db'} is in use by another server"
-        assert second.stderr == f"{held}; stop that one first\n"
+        assert second.stderr.endswith(f"\n{held}; stop that one first\n")
         assert asyncio.run(one_turn(process.url))
     check_database(sqlite_url(tmp_path))
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 from proxy.engine.arguments import check_known
 from proxy.engine.scripted.acting import Speech, act
@@ -11,44 +13,59 @@ from proxy.engine.scripted.scripts import Script, babble
 from proxy.errors import ConfigurationError
 
 
-def from_arguments(
-    arguments: dict[str, str], vocab_size: int, context_length: int, speech: Speech | None = None
-) -> ScriptedEngine:
-    """Create the engine of `serve --engine scripted` from its `--engine-arg` values. Raises ConfigurationError.
+@dataclass(frozen=True, slots=True)
+class ScriptedOptions:
+    """The `--engine-arg` values of `serve --engine scripted`.
 
-    play=babble (default): `tokens` per output (128), `chunk` tokens at once (all). play=agent (see `acting`): `chunk`
-    (1), `think` (0). Both: `delay_s`, seconds before each chunk (0).
+    `play`: babble or agent (see `acting`). `tokens`: per output, for babble. `think`: for agent. `chunk`: tokens at
+    once. `delay_s`: seconds before each chunk.
     """
+
+    play: str
+    tokens: int
+    think: bool
+    chunk: int
+    delay_s: float
+
+    def engine(self, vocab_size: int, context_length: int, speech: Speech | None) -> ScriptedEngine:
+        """Create the engine. `speech` is the renderer, for an agent. Raises ConfigurationError without one."""
+        engine = ScriptedEngine(self._script(vocab_size, speech), vocab_size=vocab_size, context_length=context_length)
+        engine.keep_requests = False
+        return engine
+
+    def _script(self, vocab_size: int, speech: Speech | None) -> Script:
+        if self.play == "babble":
+            return babble(self.tokens, vocab_size, self.chunk, self.delay_s)
+        if speech is None:
+            raise ConfigurationError("--engine-arg play=agent needs a renderer")
+        return act(speech, think=self.think, chunk=self.chunk, delay_s=self.delay_s)
+
+
+def parse_options(arguments: Mapping[str, str]) -> ScriptedOptions:
+    """Parse the `--engine-arg` values of the scripted engine. Raises ConfigurationError naming the one at fault."""
     playing = arguments.get("play", "babble")
     own = {"babble": {"tokens"}, "agent": {"think"}}.get(playing)
     if own is None:
         raise ConfigurationError(f"--engine-arg play={playing}: play must be babble or agent")
     check_known(arguments, {"play", "chunk", "delay_s", *own}, f"the scripted engine with play={playing}")
-    script = _script(playing, arguments, vocab_size, speech)
-    engine = ScriptedEngine(script, vocab_size=vocab_size, context_length=context_length)
-    engine.keep_requests = False
-    return engine
+    tokens = _integer(arguments, "tokens", default=128, least=1)
+    return ScriptedOptions(
+        play=playing,
+        tokens=tokens,
+        think=bool(_integer(arguments, "think", default=0, least=0)),
+        chunk=_integer(arguments, "chunk", default=tokens if playing == "babble" else 1, least=1),
+        delay_s=_seconds(arguments, "delay_s"),
+    )
 
 
-def _script(playing: str, arguments: dict[str, str], vocab_size: int, speech: Speech | None) -> Script:
-    delay_s = _seconds(arguments, "delay_s")
-    if playing == "babble":
-        tokens = _integer(arguments, "tokens", default=128, least=1)
-        return babble(tokens, vocab_size, _integer(arguments, "chunk", default=tokens, least=1), delay_s)
-    if speech is None:
-        raise ConfigurationError("--engine-arg play=agent needs a renderer")
-    think = bool(_integer(arguments, "think", default=0, least=0))
-    return act(speech, think=think, chunk=_integer(arguments, "chunk", default=1, least=1), delay_s=delay_s)
-
-
-def _integer(arguments: dict[str, str], key: str, *, default: int, least: int) -> int:
+def _integer(arguments: Mapping[str, str], key: str, *, default: int, least: int) -> int:
     text = arguments.get(key, str(default))
     if not text.isdecimal() or int(text) < least:
         raise ConfigurationError(f"--engine-arg {key}={text}: the value must be an integer of at least {least}")
     return int(text)
 
 
-def _seconds(arguments: dict[str, str], key: str) -> float:
+def _seconds(arguments: Mapping[str, str], key: str) -> float:
     text = arguments.get(key, "0")
     try:
         seconds = float(text)

@@ -24,6 +24,7 @@ from proxy.engine.servers.joining import PoolState, bring, follow, part
 from proxy.engine.servers.placement import RETRY_AFTER_S, Member, SessionPlacement, named_failure
 from proxy.engine.servers.remote import RemoteEngine
 from proxy.errors import ConfigurationError, EngineIncapable, EngineLost, EngineUnavailable, InvalidRequest, ProxyError
+from proxy.progress import step
 from proxy.types import FinishReason
 
 logger = logging.getLogger(__name__)
@@ -80,6 +81,7 @@ class Pool:
                 logger.warning("no engine server answers yet; waiting up to %g s (%s)", self._start_timeout_s, reasons)
                 told = True
             await asyncio.sleep(self._check_s)
+        step(f"reached {len(self._members)} of {len(self._members) + len(self._missing)} engine servers")
         self._watcher = asyncio.create_task(self._watch())
 
     async def sample(self, request: GenerateRequest, take: TakeChunk) -> FinishReason | None:

@@ -10,7 +10,7 @@ import pytest
 
 from proxy.engine.requests import GenerateRequest
 from proxy.engine.scripted.acting import act
-from proxy.engine.scripted.arguments import from_arguments
+from proxy.engine.scripted.arguments import parse_options
 from proxy.engine.scripted.instances import Mentions, instance, mentioned_words
 from proxy.errors import ConfigurationError
 from proxy.types import (
@@ -163,4 +163,4 @@ def test_quoted_words_win_over_names() -> None:
 )
 def test_an_invalid_engine_argument_is_refused_by_name(arguments: dict[str, str], named: str) -> None:
     with pytest.raises(ConfigurationError, match=f"--engine-arg {named}:"):
-        from_arguments(arguments, 300, 1000, tiny_renderer())
+        parse_options(arguments)

@@ -1,0 +1,120 @@
+"""A server of scripted answers, a mailbox or engine servers starts without torch, transformers and their like."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.processes import ROOT
+from tests.e2e.test_servers import Wire
+
+HEAVY = {"torch", "transformers", "openai", "openai_harmony", "tiktoken", "renderers", "safetensors"}
+READING = {"tokenizers", "fastokens", "jinja2"}
+QWEN3 = Path(os.environ.get("TOKENGROVE_TEST_ASSETS", ROOT.parent / "shared")) / "tokenizers" / "qwen3"
+
+
+@contextlib.contextmanager
+def _listed(folder: Path, *flags: str) -> Iterator[subprocess.Popen[str]]:
+    """Start `serve` in an interpreter that lists its imports on stderr."""
+    command = [sys.executable, "-X", "importtime", "-m", "proxy.commands", "serve", "--port", "0", *flags]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    with (folder / "imports").open("w") as listed:
+        process = subprocess.Popen(
+            command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=listed, text=True
+        )
+        with process:
+            try:
+                yield process
+            finally:
+                process.kill()
+
+
+def _imported(folder: Path) -> set[str]:
+    listed = (folder / "imports").read_text()
+    names = re.findall(r"^import time:[^|]*\|[^|]*\| *([\w.]+)$", listed, re.MULTILINE)
+    return {name.partition(".")[0] for name in names}
+
+
+@pytest.fixture
+def wire() -> Iterator[Wire]:
+    started = Wire()
+    yield started
+    started.kill()
+
+
+def _start(folder: Path, engine: str) -> str:
+    if not QWEN3.is_dir():
+        pytest.skip(f"no real Qwen3 tokenizer at {QWEN3}")
+    with _listed(folder, "--engine", engine, "--tokenizer", str(QWEN3)) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if line.startswith("  try"):
+                return (folder / "imports").read_text()
+    raise AssertionError((folder / "imports").read_text()[-2000:])
+
+
+@pytest.mark.parametrize("engine", ["scripted", "mailbox"])
+def test_no_heavy_package_is_imported_without_a_model(tmp_path: Path, engine: str) -> None:
+    _start(tmp_path, engine)
+    assert not _imported(tmp_path) & HEAVY
+    assert _imported(tmp_path) >= READING
+
+
+def test_no_heavy_package_is_imported_for_engine_servers_and_each_step_is_told(tmp_path: Path, wire: Wire) -> None:
+    told = _start(tmp_path, f"{wire.url},{wire.url}/other")
+    assert not _imported(tmp_path) & HEAVY
+    steps = [line for line in told.splitlines() if line and not line.startswith("import time:")]
+    assert [step.partition(" ")[0] for step in steps] == ["loading", "checking", "opening", "starting", "reached"]
+    assert steps[-1] == "reached 1 of 2 engine servers"
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ("--engine", "scripted", "--engine-arg", "foo=1"),
+        ("--engine", "scripted", "--port", "99999"),
+        ("--engine", "http://user:key@host"),
+        ("--engine", "ftp://host:1"),
+        ("--engine", "http://127.0.0.1:1", "--engine-arg", "kind=other"),
+        ("--engine", "mailbox", "--engine-arg", "foo=1"),
+        ("--engine", "warp"),
+        ("--engine", "scripted", "--model", "nowhere"),
+        ("--engine", "scripted", "--tokenizer", "nowhere"),
+        ("--engine", "scripted", "--tokenizer", ".", "--family", "none-such"),
+        ("--engine", "scripted", "--tokenizer", ".", "--tool-parser", "none-such"),
+        ("--engine", "scripted", "--tokenizer", ".", "--reasoning-parser", "none-such"),
+        ("--engine", "scripted", "--tokenizer", ".", "--database-url", "mysql://host/base"),
+    ],
+    ids=lambda flags: " ".join(flags),
+)
+def test_a_wrong_flag_is_refused_before_anything_is_loaded(tmp_path: Path, flags: tuple[str, ...]) -> None:
+    with _listed(tmp_path, *flags) as process:
+        assert process.wait() == 1
+    assert not _imported(tmp_path) & (HEAVY | {"tokenizers", "fastokens"})
+    said = [line for line in (tmp_path / "imports").read_text().splitlines() if not line.startswith("import time:")]
+    assert len(said) == 1 and said[0].startswith("tokengrove: --")
+
+
+def test_the_help_and_the_client_import_little() -> None:
+    for code, spared in (
+        ("from proxy.commands import main", HEAVY | {"numpy", "sqlalchemy", "starlette", "aiohttp", "httpx", "rich"}),
+        ("import tokengrove", HEAVY | {"sqlalchemy", "starlette", "aiohttp", "jinja2", "typer"}),
+    ):
+        code += "; import sys; print(*{name.partition('.')[0] for name in sys.modules})"
+        done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+        assert not set(done.stdout.split()) & spared
+
+
+def test_the_base_dependencies_hold_no_package_of_the_models() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    base = {re.split(r"[^\w-]", one)[0] for one in project["dependencies"]}
+    assert base and not base & {"torch", "transformers", "renderers", "openai", "tiktoken", "sglang"}
+    assert any(one.startswith("transformers") for one in project["optional-dependencies"]["cpu"])
