@@ -11,8 +11,6 @@ from typing import Protocol
 
 from proxy.types import Ids, Interaction, Status, ids_of
 
-_ZERO = ids_of([0])
-
 
 class Linked(Protocol):
     """Any node with an interaction and a parent."""
@@ -51,13 +49,9 @@ def token_ids(node: Linked) -> Ids:
         interaction = current.interaction
         pieces += (interaction.output_ids, interaction.prompt_suffix)
         current = current.parent if interaction.aligned else None
-    ids = _ZERO * sum(map(len, pieces))  # grown piece by piece, a long array would be copied many times
-    with memoryview(ids) as view:
-        end = len(ids)
-        for piece in pieces:
-            start = end - len(piece)
-            view[start:end] = piece
-            end = start
+    ids = ids_of()
+    for piece in reversed(pieces):
+        ids += piece
     return ids
 
 
