@@ -20,6 +20,7 @@ from proxy.rendering.choose_template import TemplateChoice, choose_template
 from proxy.rendering.families import family_named
 from proxy.rendering.parsing.build_parser import build_parser
 from proxy.rendering.parsing.output_parser import OutputParser
+from proxy.rendering.prompt_cache import PromptCache, prompt_key
 from proxy.rendering.reasoning_formats import ReasoningFormat, reasoning_format
 from proxy.rendering.templates.chat_template import require_no_images
 from proxy.rendering.tokenizer import Tokenizer
@@ -90,6 +91,7 @@ class Renderer:
         self._keeps_reasoning = retention == "all"
         self._keeps_in_loops = choice.chat is None or choice.chat.capabilities.keeps_reasoning
         self._bridge = Bridge(tokenizer, choice.template, stop_token_ids, reasoning, tool_format)
+        self._prompts = PromptCache()
         self._warned = False
 
     def render(
@@ -99,7 +101,13 @@ class Renderer:
 
         Raises InvalidRequest for what the template cannot express.
         """
-        return self._template.render(messages, tools, options, prompt=prompt)
+        key = prompt_key(messages, tools, options) if prompt and self._template.timeless else None
+        ids = None if key is None else self._prompts.get(key)
+        if ids is None:
+            ids = self._template.render(messages, tools, options, prompt=prompt)
+            if key is not None:
+                self._prompts.put(key, ids)
+        return ids
 
     def bridge(
         self,

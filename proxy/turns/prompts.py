@@ -7,7 +7,7 @@ tokenized again.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,13 +27,16 @@ from proxy.types import (
     Ids,
     Message,
     Role,
+    Tool,
     ToolChoice,
     ToolChoiceMode,
     TurnRequest,
 )
 
-# Longer texts are rendered in a worker thread, so that they do not block the event loop for other turns.
+# Longer conversations are rendered in a worker thread, so that they do not block the event loop for other turns. A
+# message and a tool take as long as some hundred characters.
 _INLINE_CHARS = 40_000
+_CHARS_A_MESSAGE, _CHARS_A_TOOL = 200, 800
 _INLINE_TOKENS = 8_000
 
 
@@ -61,9 +64,8 @@ class Prompts:
             if ids is not None:
                 return Prompt(ids, match, identity, bridged=True)
         render = self._renderer.render
-        ids = await _inline_or_thread(
-            request.messages, render, request.messages, request.tools, request.template_options
-        )
+        work = _work(request.messages, request.tools)
+        ids = await _inline_or_thread(work, render, request.messages, request.tools, request.template_options)
         return Prompt(ids, match, identity, bridged=False)
 
     async def given(self, session: LiveSession, ids: Ids) -> tuple[Prompt, tuple[Message, ...]]:
@@ -93,7 +95,7 @@ class Prompts:
         split = len(ids) - len(answer.output_ids)
         new = match.new_messages(request.messages)
         suffix = await _inline_or_thread(
-            new,
+            _work(new),
             self._renderer.bridge,
             ids[max(split - TAIL, 0) : split],  # the bridge reads no more of a prompt, which may be long
             answer.output_ids,
@@ -129,8 +131,16 @@ class Prompts:
         return Grammar((json_part, *calls))
 
 
-async def _inline_or_thread(messages: Any, function: Callable[..., Any], *arguments: Any) -> Any:
-    """Call a rendering function: inline for short texts, in a worker thread for long ones."""
-    if sum([len(message.content) for message in messages]) <= _INLINE_CHARS:
-        return function(*arguments)
-    return await asyncio.to_thread(function, *arguments)
+async def _inline_or_thread(work: int, function: Callable[..., Any], *arguments: Any) -> Any:
+    """Call a rendering function: inline for little work, in a worker thread for much."""
+    return function(*arguments) if work <= _INLINE_CHARS else await asyncio.to_thread(function, *arguments)
+
+
+def _work(messages: Sequence[Message], tools: Sequence[Tool] = ()) -> int:
+    """Return how long rendering takes, in characters."""
+    work = _CHARS_A_TOOL * len(tools)
+    for message in messages:
+        work += _CHARS_A_MESSAGE + len(message.content) + len(message.reasoning or "")
+        for call in message.tool_calls:
+            work += _CHARS_A_MESSAGE + len(call.arguments)
+    return work

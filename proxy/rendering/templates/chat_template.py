@@ -30,10 +30,12 @@ RESERVED_OPTIONS = frozenset(
 
 
 class Template(Protocol):
-    """Renders whole conversations. `engine`: what writes the text."""
+    """Renders whole conversations. `engine`: what writes the text. `timeless`: it writes the same ids at any time."""
 
     @property
     def engine(self) -> str: ...
+    @property
+    def timeless(self) -> bool: ...
 
     def render(
         self, messages: Sequence[Message], tools: Sequence[Tool], options: Options, *, prompt: bool = True
@@ -74,6 +76,11 @@ class ChatTemplate:
     def engine(self) -> str:
         """What writes the text, and why."""
         return self._with_tools.engine
+
+    @cached_property
+    def timeless(self) -> bool:
+        """False if the text may depend on the time or on chance."""
+        return not any(name in self.source for name in ("strftime_now", "random", "lipsum"))
 
     @cached_property
     def capabilities(self) -> Capabilities:

@@ -25,6 +25,9 @@ _READY = 32
 class LibraryTemplate:
     """A library renderer. `retention` "all" keeps earlier reasoning when bridging."""
 
+    # The package does not say.
+    timeless = False
+
     def __init__(self, name: str, tokenizer: Tokenizer, retention: str = "all") -> None:
         self.name = name
         self._tokenizer = _LibraryTokenizer(tokenizer)

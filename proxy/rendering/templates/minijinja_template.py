@@ -42,6 +42,9 @@ _MISSING = _words("lipsum cycler joiner self varargs kwargs")
 # White space for Python, not for Rust: `trim`, `strip` and `split` differ.
 _SEPARATORS = tuple(f"\\u001{digit}".encode() for digit in "cdef")
 
+# minijinja keeps the interpreter's lock while it writes, so it writes nothing that takes longer than some milliseconds.
+_MOST_VALUES, _MOST_BYTES = 4_000, 2**20
+
 # Keywords of JSON schemas that hold lists. A loop over the letters of a text has no last turn in minijinja.
 _LISTS = ("oneOf", "anyOf", "allOf")
 
@@ -121,10 +124,12 @@ def _differences(parsed: nodes.Template) -> Iterator[str]:
 
 
 def _written_alike(context: Mapping[str, Any]) -> bool:
-    """Return whether both engines write these values alike: without floats, large integers and odd characters."""
+    """Return whether both engines write these values alike: not too many, no floats, large integers, odd characters."""
     try:
         text = orjson.dumps(context)  # refuses surrogates and large integers
     except TypeError:
+        return False
+    if len(text) > _MOST_BYTES:
         return False
     for separator in _SEPARATORS:
         if separator in text:
@@ -141,7 +146,7 @@ def _written_alike(context: Mapping[str, Any]) -> bool:
             waiting.extend(value)
         elif kind is float:
             return False
-    return True
+    return len(waiting) <= _MOST_VALUES
 
 
 def _to_json(value: Any, **options: Any) -> str:

@@ -17,6 +17,8 @@ from transformers import AutoTokenizer
 from proxy.errors import ConfigurationError, InvalidRequest
 from proxy.rendering.templates.chat_template import RESERVED_OPTIONS, ChatTemplate
 from proxy.rendering.templates.engine_probes import engine_probes
+from proxy.rendering.templates.jinja2_template import compile_jinja2
+from proxy.rendering.templates.minijinja_template import compile_minijinja
 from proxy.rendering.templates.template_text import TemplateText
 from proxy.rendering.tokenizer import Tokenizer
 
@@ -265,3 +267,13 @@ def test_documents_are_a_list_of_objects(loaded: Callable[[str], tuple[ChatTempl
 def test_probes_differ_from_each_other() -> None:
     shown = [repr(probe) for probe in engine_probes()]
     assert len(set(shown)) == len(shown)
+
+
+def test_long_conversations_do_not_keep_the_lock_of_the_interpreter() -> None:
+    source = "{% for message in messages %}{{ message.content }}{% endfor %}"
+    write = compile_minijinja(source, compile_jinja2(source).environment.parse(source))
+    message = {"role": "user", "content": "Hi"}
+    assert write({"messages": [message] * 1000}) == "Hi" * 1000
+    assert write({"messages": [message] * 2000}) is None
+    assert write({"messages": [{**message, "content": "x" * 2**21}]}) is None
+    assert TemplateText(source, {}).write({"messages": [message] * 2000}) == "Hi" * 2000

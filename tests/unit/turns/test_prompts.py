@@ -1,0 +1,53 @@
+"""Long conversations are rendered in a worker thread, short ones on the event loop."""
+
+from __future__ import annotations
+
+import threading
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from proxy.rendering import Renderer
+from proxy.sessions.live_session import LiveSession
+from proxy.trajectory.cache import Match
+from proxy.trajectory.matching import identify
+from proxy.turns.prompts import Prompts
+from proxy.types import Api, Ids, Message, Role, Tool, ToolCall, TurnRequest, ids_of
+
+HI = Message(Role.USER, "Hi")
+CALLS = tuple(ToolCall(f"call_{number}", "read", "{}") for number in range(300))
+
+
+class Where:
+    """Renders nothing; `inline`: whether it was asked to on the event loop."""
+
+    inline: bool | None = None
+
+    def render(self, *_: Any) -> Ids:
+        self.inline = threading.current_thread() is threading.main_thread()
+        return ids_of([1])
+
+
+@pytest.mark.parametrize(
+    ("messages", "tools", "inline"),
+    [
+        ((HI,), 0, True),
+        ((HI,) * 50, 20, True),
+        ((Message(Role.USER, "x" * 50_000),), 0, False),
+        ((Message(Role.ASSISTANT, "", reasoning="x" * 50_000), HI), 0, False),
+        ((HI,) * 300, 0, False),
+        ((HI, Message(Role.ASSISTANT, "", CALLS)), 0, False),
+        ((HI,), 60, False),
+    ],
+    ids=["short", "some messages", "long text", "long reasoning", "many messages", "many calls", "many tools"],
+)
+async def test_long_conversations_are_rendered_in_a_thread(
+    messages: tuple[Message, ...], tools: int, inline: bool
+) -> None:
+    where = Where()
+    session = SimpleNamespace(cache=SimpleNamespace(find_parent=lambda *_: Match(None, 0)))
+    request = TurnRequest(Api.CHAT, "any", messages, tools=tuple(Tool(f"t{number}") for number in range(tools)))
+    prompts = Prompts(cast(Renderer, where))
+    prompt = await prompts.build(cast(LiveSession, session), request, identify(messages, (), {}))
+    assert (prompt.ids, prompt.bridged, where.inline) == (ids_of([1]), False, inline)
