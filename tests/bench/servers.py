@@ -51,16 +51,23 @@ class Server:
 
 @contextmanager
 def server_process(
-    arguments: list[str], port: int, folder: Path, *, core: int = 0, inherited: tuple[int, ...] = (), **environment: str
+    arguments: list[str],
+    port: int,
+    folder: Path,
+    *,
+    core: int = 0,
+    python: Path = Path(sys.executable),
+    inherited: tuple[int, ...] = (),
+    **environment: str,
 ) -> Iterator[Server]:
     """Run a server on a core until the block ends. Its output goes to a file, which is shown if it does not start.
 
-    `inherited`: file descriptors that the server keeps open.
+    `python`: the interpreter. `inherited`: file descriptors that the server keeps open.
     """
     log = folder / f"{port}.log"
     with log.open("wb") as output, on_core(core):
         process = subprocess.Popen(
-            [sys.executable, *arguments],
+            [str(python), *arguments],
             stdout=output,
             stderr=output,
             pass_fds=inherited,

@@ -16,7 +16,7 @@ import os
 import statistics
 import tempfile
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractContextManager, ExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -101,12 +101,34 @@ async def connected(server: Server) -> Agent:
     return agent
 
 
+async def set_pace(upstream: Server, pace: Pace) -> None:
+    agent = await connected(upstream)
+    await agent.post("/pace", orjson.dumps(pace.to_json()))
+    agent.close()
+
+
+async def streams_cpu_ns(server: Server, path: Callable[[], str], words: Words, tokens: int) -> int:
+    """Return the CPU time of the server for streams that run at once."""
+    agents = [await connected(server) for _ in range(STREAMS)]
+    before = server.cpu_ns()
+    await asyncio.gather(*(agent.post(path(), body_of(words, tokens)) for agent in agents))
+    spent = server.cpu_ns() - before
+    for agent in agents:
+        agent.close()
+    return spent
+
+
 @dataclass(slots=True)
 class Costs:
     """CPU time of the server in ns, over all streams of one length."""
 
     short: list[int] = field(default_factory=list)
     long: list[int] = field(default_factory=list)
+
+    async def add(self, server: Server, path: Callable[[], str], words: Words) -> None:
+        """Run one round of short and of long streams."""
+        self.short.append(await streams_cpu_ns(server, path, words, SHORT))
+        self.long.append(await streams_cpu_ns(server, path, words, LONG))
 
     @property
     def token_us(self) -> float:
@@ -129,36 +151,20 @@ class Bench:
     async def run(self) -> None:
         for _ in range(ROUNDS + 1):  # the first round warms up
             for name, pace in PACES.items():
-                await self._set(pace)
+                await set_pace(self.upstream, pace)
                 await self._both_lengths(name, self.proxy, None)
             await self._both_lengths(BARE, self.bare, "/bare")
             await self._both_lengths(BARE_PACED, self.bare, "/paced")
-        await self._set(Pace())
+        await set_pace(self.upstream, Pace())
         await self._first_tokens()
 
-    async def _set(self, pace: Pace) -> None:
-        agent = await connected(self.upstream)
-        await agent.post("/pace", orjson.dumps(pace.to_json()))
-        agent.close()
-
     async def _both_lengths(self, name: str, server: Server, path: str | None) -> None:
-        short = await self._cpu_ns(server, path, SHORT)
-        long = await self._cpu_ns(server, path, LONG)
+        paths = (lambda: path) if path else new_path
         if name in self.costs:
-            self.costs[name].short.append(short)
-            self.costs[name].long.append(long)
-        else:
+            await self.costs[name].add(server, paths, self.words)
+        else:  # warms up
             self.costs[name] = Costs()
-
-    async def _cpu_ns(self, server: Server, path: str | None, tokens: int) -> int:
-        """Return the CPU time of the server for streams that run at once."""
-        agents = [await connected(server) for _ in range(STREAMS)]
-        before = server.cpu_ns()
-        await asyncio.gather(*(agent.post(path or new_path(), body_of(self.words, tokens)) for agent in agents))
-        spent = server.cpu_ns() - before
-        for agent in agents:
-            agent.close()
-        return spent
+            await streams_cpu_ns(server, paths, self.words, SHORT)
 
     async def _first_tokens(self) -> None:
         """Ask the three servers in turn, one request at a time."""

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
+from functools import cache, partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,10 @@ from tests.bench.servers import Server, free_port, server_process
 
 CONTEXT = 1_000_000
 WORD = " word"
+PROMPT_TOKENS = 600
+"""Of a chat completion: what 2,500 characters have."""
+
+_CHAT = {"id": "chatcmpl-simulated", "created": 1, "model": "bench"}
 _FACTS: dict[str, Any] = {
     "/model_info": {"model_path": "simulated", "weight_version": "1"},
     "/server_info": {
@@ -83,35 +88,31 @@ class Tokens:
         )
 
 
-def chat_chunk(start: int, end: int, most: int) -> bytes:
+def chat_chunk(start: int, end: int, most: int, *, logprobs: bool = False) -> bytes:
     """Return tokens `start` to `end` of a reply of `most` tokens as a chunk of a chat completion."""
-    return (
-        b'{"id":"simulated","object":"chat.completion.chunk","created":1,"model":"bench","choices":[{"index":0,'
-        b'"delta":{"role":"assistant","content":"%s"},"finish_reason":%s}]}'
-    ) % (WORD.encode() * (end - start), b'"length"' if end == most else b"null")
+    delta = {"role": "assistant", "content": WORD * (end - start)}
+    choice = {"index": 0, "delta": delta, **_sampled(end - start, logprobs), "finish_reason": _finish(end == most)}
+    return orjson.dumps({**_CHAT, "object": "chat.completion.chunk", "choices": [choice]})
 
 
-def chat_reply(most: int) -> bytes:
-    """Return a chat completion with what vLLM adds for trainers: token ids and logprobs."""
-    logprobs = [{"token": WORD, "logprob": -0.5, "bytes": list(WORD.encode()), "top_logprobs": []}] * most
-    choice = {
-        "index": 0,
-        "message": {"role": "assistant", "content": WORD * most},
-        "finish_reason": "length",
-        "logprobs": {"content": logprobs},
-        "token_ids": [1] * most,
-    }
-    return orjson.dumps(
-        {
-            "id": "simulated",
-            "object": "chat.completion",
-            "created": 1,
-            "model": "bench",
-            "choices": [choice],
-            "prompt_token_ids": [1] * 600,
-            "usage": {"prompt_tokens": 600, "completion_tokens": most, "total_tokens": 600 + most},
-        }
-    )
+@cache
+def chat_reply(most: int, *, logprobs: bool = False) -> bytes:
+    """Return a reply of `most` tokens as a chat completion."""
+    message = {"role": "assistant", "content": WORD * most}
+    choice = {"index": 0, "message": message, **_sampled(most, logprobs), "finish_reason": _finish(True)}
+    usage = {"prompt_tokens": PROMPT_TOKENS, "completion_tokens": most, "total_tokens": PROMPT_TOKENS + most}
+    prompt = {"prompt_token_ids": [1] * PROMPT_TOKENS} if logprobs else {}
+    return orjson.dumps({**_CHAT, "object": "chat.completion", "choices": [choice], "usage": usage, **prompt})
+
+
+def _sampled(count: int, logprobs: bool) -> dict[str, Any]:
+    """What vLLM adds to a choice if it is asked for logprobs and token ids."""
+    token = {"token": WORD, "logprob": -0.5, "bytes": list(WORD.encode()), "top_logprobs": []}
+    return {"logprobs": {"content": [token] * count}, "token_ids": [1] * count} if logprobs else {}
+
+
+def _finish(last: bool) -> str | None:
+    return "length" if last else None
 
 
 @dataclass(slots=True)
@@ -221,10 +222,11 @@ class Exchange(asyncio.Protocol):
         self._begin(Stream(part, most, interval, sampling.get("sampling_seed", -1)))
 
     def _chat(self, body: dict[str, Any]) -> None:
-        most = body.get("max_tokens") or body["max_completion_tokens"]
+        most, logprobs = body.get("max_tokens") or body["max_completion_tokens"], bool(body.get("logprobs"))
         if not body.get("stream"):
-            return self._whole(chat_reply(most))
-        self._begin(Stream(chat_chunk, most, self._upstream.pace.part_tokens or 1, body.get("seed") or -1))
+            return self._whole(chat_reply(most, logprobs=logprobs))
+        part = partial(chat_chunk, logprobs=logprobs)
+        self._begin(Stream(part, most, self._upstream.pace.part_tokens or 1, body.get("seed") or -1))
 
     def _begin(self, stream: Stream) -> None:
         pace = self._upstream.pace
