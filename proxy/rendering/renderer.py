@@ -18,8 +18,8 @@ from proxy.rendering.bridge import Bridge
 from proxy.rendering.choose_formats import choose_reasoning, choose_tool_format, stop_tokens
 from proxy.rendering.choose_template import TemplateChoice, choose_template
 from proxy.rendering.families import family_named
-from proxy.rendering.parsing.build_parser import build_parser
 from proxy.rendering.parsing.output_parser import OutputParser
+from proxy.rendering.parsing.parser_factory import ParserFactory
 from proxy.rendering.prompt_cache import PromptCache, prompt_key
 from proxy.rendering.reasoning_formats import ReasoningFormat, reasoning_format
 from proxy.rendering.templates.chat_template import require_no_images
@@ -92,6 +92,8 @@ class Renderer:
         self._keeps_in_loops = choice.chat is None or choice.chat.capabilities.keeps_reasoning
         self._bridge = Bridge(tokenizer, choice.template, stop_token_ids, reasoning, tool_format)
         self._prompts = PromptCache()
+        self._call_parsers = ParserFactory(tokenizer, stop_token_ids, reasoning, tool_format)
+        self._text_parsers = ParserFactory(tokenizer, stop_token_ids, reasoning, None)
         self._warned = False
 
     def render(
@@ -147,12 +149,8 @@ class Renderer:
 
         Without tools, or with tool choice `none`, tool calls stay text.
         """
-        calls = self.tool_format if tools and tool_choice.mode is not ToolChoiceMode.NONE else None
-        return build_parser(
-            self._tokenizer,
-            self.stop_token_ids,
-            self.reasoning,
-            calls,
+        calls = bool(tools) and tool_choice.mode is not ToolChoiceMode.NONE
+        return (self._call_parsers if calls else self._text_parsers).build(
             tools=tools,
             reasoning_open=self._bridge.reasoning_open(prompt_ids),
             stop=stop,

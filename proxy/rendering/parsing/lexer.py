@@ -40,33 +40,36 @@ class Lexeme(NamedTuple):
     tokens: int
 
 
-class Lexer:
-    """Incremental lexer of one output.
+class Marks:
+    """The marks of one vocabulary, as tokens where it has them and else as text.
 
     `spellings`: the marks to find, by their text. `inner`: marks inside tool calls. `ends`: the ids that end a turn.
-    Where a mark or one of the stop strings `stop` may end, every token is a lexeme of its own: positions are exact.
     """
 
     def __init__(
-        self,
-        tokenizer: Tokenizer,
-        spellings: Mapping[str, Mark],
-        ends: Sequence[int],
-        *,
-        stop: Sequence[str] = (),
-        inner: Collection[str] = (),
+        self, tokenizer: Tokenizer, spellings: Mapping[str, Mark], ends: Sequence[int], inner: Collection[str] = ()
     ) -> None:
         by_text = {text: (tokenizer.token_id(text), mark) for text, mark in spellings.items() if text}
         inner_ids = {text: tokenizer.token_id(text) for text in inner if text and text not in by_text}
-        self._marks = {token: mark for token, mark in by_text.values() if token is not None}
-        self._marks.update(dict.fromkeys(ends, Mark.END))
-        self._inner = {token for token in inner_ids.values() if token is not None} - self._marks.keys()
+        self.tokens = {token: mark for token, mark in by_text.values() if token is not None}
+        self.tokens.update(dict.fromkeys(ends, Mark.END))
+        self.inner_tokens = {token for token in inner_ids.values() if token is not None} - self.tokens.keys()
+        self.all_tokens = self.inner_tokens | self.tokens.keys()
         outer = {text: mark for text, (token, mark) in by_text.items() if token is None}
-        self._outside = _Spellings(outer)
-        self._within = _Spellings({text: Mark.INNER for text, token in inner_ids.items() if token is None} | outer)
-        self._single = bool(stop or outer)
-        self._last_bytes = None if outer else _last_bytes(stop)
-        self._special = frozenset(self._marks) | self._inner
+        self.outside = _Spellings(outer)
+        self.within = _Spellings({text: Mark.INNER for text, token in inner_ids.items() if token is None} | outer)
+
+
+class Lexer:
+    """Incremental lexer of one output.
+
+    Where a mark or one of the stop strings `stop` may end, every token is a lexeme of its own: positions are exact.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, marks: Marks, stop: Sequence[str] = ()) -> None:
+        self._marks = marks
+        self._single = bool(stop or marks.outside.marks)
+        self._last_bytes = None if marks.outside.marks else _last_bytes(stop)
         self._tokenizer = tokenizer
         self._detokenizer = tokenizer.detokenizer()
         self._held = ""
@@ -79,8 +82,9 @@ class Lexer:
 
         Most of an output is read so, and nothing here depends on the number of ids but calls of C functions.
         """
-        searched = self._within if self.inside else self._outside
-        if self._held_tokens or self._held or searched.marks or not self._special.isdisjoint(ids):
+        marks = self._marks
+        searched = marks.within if self.inside else marks.outside
+        if self._held_tokens or self._held or searched.marks or not marks.all_tokens.isdisjoint(ids):
             return None
         if self._single and len(ids) > 1 and self._may_end_in(ids):
             return None
@@ -89,10 +93,10 @@ class Lexer:
 
     def feed(self, ids: Sequence[int]) -> Iterator[Lexeme]:
         """Yield the lexemes that `ids` complete."""
-        marks, start = self._marks, 0
+        marks, inner, start = self._marks.tokens, self._marks.inner_tokens, 0
         for index, token in enumerate(ids):
             mark = marks.get(token)
-            if mark is None and self.inside and token in self._inner:
+            if mark is None and self.inside and token in inner:
                 mark = Mark.INNER
             if mark is None:
                 if self._single:
@@ -121,7 +125,7 @@ class Lexer:
 
     @property
     def _spellings(self) -> _Spellings:
-        return self._within if self.inside else self._outside
+        return self._marks.within if self.inside else self._marks.outside
 
     def _text(self, ids: Sequence[int]) -> Iterator[Lexeme]:
         self.position += len(ids)

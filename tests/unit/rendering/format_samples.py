@@ -9,7 +9,7 @@ from typing import Any
 
 from proxy.rendering import OutputParser
 from proxy.rendering.deltas import Delta, ReasoningDelta, TextDelta, ToolCallArguments, ToolCallEnd, ToolCallStart
-from proxy.rendering.parsing.build_parser import build_parser
+from proxy.rendering.parsing.parser_factory import ParserFactory
 from proxy.rendering.reasoning_formats import reasoning_format
 from proxy.rendering.templates.library_template import LibraryTemplate
 from proxy.rendering.templates.message_dicts import tool_dicts
@@ -144,11 +144,8 @@ def parser_for(
     end = tokenizer.token_id("<|im_end|>")
     assert end is not None
     counter = itertools.count()
-    return build_parser(
-        tokenizer,
-        [end],
-        reasoning_format(reasoning),
-        None if calls is None else tool_format(calls),
+    known = None if calls is None else tool_format(calls)
+    return ParserFactory(tokenizer, [end], reasoning_format(reasoning), known).build(
         tools=tools,
         reasoning_open=opened,
         stop=stop,
