@@ -57,6 +57,8 @@ class Pool:
         self._members: list[Member] = []
         self._missing = dict.fromkeys(map(server_url, urls), "not reached yet")
         self._placement = SessionPlacement(self._members)
+        self._summed_up: tuple[tuple[EngineInfo, ...], int, int] = ((), 0, 0)
+        self._info: EngineInfo
         self._state = PoolState()
         self._changes = 0
         self._settled = asyncio.Event()
@@ -178,18 +180,14 @@ class Pool:
 
     def info(self) -> EngineInfo:
         """Facts that hold for all servers: shared capabilities, shortest context, highest weight version."""
-        infos = [member.engine.info() for member in self._alive() or self._members]
+        alive = self._alive()
+        infos = tuple([member.engine.info() for member in alive or self._members])
         if not infos:
             raise EngineUnavailable("the pool has no engine server", retry_after_s=RETRY_AFTER_S)
-        shared: frozenset[Capability] = reduce(lambda one, other: one & other, (i.capabilities for i in infos))
-        every = len(self._members) + len(self._missing)
-        return replace(
-            infos[0],
-            context_length=min(info.context_length for info in infos),
-            weight_version=max(info.weight_version for info in infos),
-            capabilities=shared,
-            detail=f"{len(self._alive())} of {every} servers: {infos[0].detail}",
-        )
+        facts = infos, len(alive), len(self._members) + len(self._missing)
+        if facts != self._summed_up:  # asked for at every turn
+            self._summed_up, self._info = facts, _sum_up(*facts)
+        return self._info
 
     async def close(self) -> None:
         """Close the connections. The servers keep running; those that the pool paused are resumed."""
@@ -464,3 +462,15 @@ class Pool:
                 target.failure = error.message
             elif target in self._missing:
                 self._missing[target] = error.message
+
+
+def _sum_up(infos: Sequence[EngineInfo], alive: int, every: int) -> EngineInfo:
+    """The facts that hold for all servers with `infos`."""
+    shared: frozenset[Capability] = reduce(lambda one, other: one & other, (info.capabilities for info in infos))
+    return replace(
+        infos[0],
+        context_length=min(info.context_length for info in infos),
+        weight_version=max(info.weight_version for info in infos),
+        capabilities=shared,
+        detail=f"{alive} of {every} servers: {infos[0].detail}",
+    )

@@ -57,6 +57,7 @@ class SglangServer:
         self._numbers = numbers or VersionNumbers()
         self._streams = streams or Streams()
         self._facts: Mapping[str, Any] = {}
+        self._capabilities = _capabilities_by({})
         self._context_length = 0
         self._version = 0
         self._mode: PauseMode | None = None
@@ -70,6 +71,7 @@ class SglangServer:
         """Read facts about the server. Raises EngineLost, EngineUnavailable if it is not SGLang."""
         await self.check()
         self._facts = await self._connection.probe("/server_info") or await self._old_facts()
+        self._capabilities = _capabilities_by(self._facts)
         models = (await self._connection.probe("/v1/models") or {}).get("data") or [{}]
         told = self._facts.get("max_req_input_len")
         longest = told + _RESERVED_TOKENS if told else models[0].get("max_model_len")
@@ -267,19 +269,9 @@ class SglangServer:
             vocab_size=self._vocab_size,
             context_length=self._context_length,
             weight_version=self._version,
-            capabilities=frozenset(Capability) - self._missing(),
+            capabilities=self._capabilities,
             detail=f"SGLang {self._facts.get('version', '')} at {self.url}",
         )
-
-    def _missing(self) -> frozenset[Capability]:
-        facts, missing = self._facts, set()
-        if facts.get("skip_tokenizer_init") or facts.get("grammar_backend") == "none":
-            missing.add(Capability.GRAMMAR)
-        if not facts.get("enable_deterministic_inference"):
-            missing.add(Capability.SEED)
-        if facts and not facts.get("enable_memory_saver"):
-            missing.add(Capability.RELEASE_MEMORY)
-        return frozenset(missing)
 
     async def close(self) -> None:
         """Abort requests in flight and close the connections; the server keeps running."""
@@ -307,3 +299,15 @@ def _names(request: GenerateRequest) -> tuple[str, str]:
     key = hashlib.blake2b(request.session_id.encode(), digest_size=_SESSION_DIGITS // 2).hexdigest()
     serial = random.randrange(10**_SERIAL_DIGITS)
     return (key if request.session_id else ""), f"{key}_t{serial:0{_SERIAL_DIGITS}d}"
+
+
+def _capabilities_by(facts: Mapping[str, Any]) -> frozenset[Capability]:
+    """The capabilities of a server that says `facts` of itself."""
+    missing = set()
+    if facts.get("skip_tokenizer_init") or facts.get("grammar_backend") == "none":
+        missing.add(Capability.GRAMMAR)
+    if not facts.get("enable_deterministic_inference"):
+        missing.add(Capability.SEED)
+    if facts and not facts.get("enable_memory_saver"):
+        missing.add(Capability.RELEASE_MEMORY)
+    return frozenset(Capability) - missing
