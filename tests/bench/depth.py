@@ -108,7 +108,8 @@ def run(tokenizer: Path | None, characters: int) -> dict[str, Depth]:
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         remote, _ = stack.enter_context(remote_proxy(folder, tokenizer))
-        scripted = stack.enter_context(proxy_server(folder, tokenizer))
+        second = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        scripted = stack.enter_context(proxy_server(second, tokenizer))
         reply = folder / "reply.json"
         reply.write_bytes(uvloop.run(one_reply(remote)))
         bare = stack.enter_context(bare_server(folder, reply))

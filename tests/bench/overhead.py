@@ -140,7 +140,8 @@ def run(plan: Plan, seed: int, tokenizer: Path | None) -> Results:
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         remote, _ = stack.enter_context(remote_proxy(folder, tokenizer))
-        scripted = stack.enter_context(proxy_server(folder, tokenizer))
+        second = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        scripted = stack.enter_context(proxy_server(second, tokenizer))
         reply = folder / "reply.json"
         reply.write_bytes(uvloop.run(one_reply(remote)))
         bare = stack.enter_context(bare_server(folder, reply))
