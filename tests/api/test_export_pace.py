@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,9 +12,11 @@ from typing import Any, Never
 
 import pytest
 
-from proxy.api import pace
+from proxy.api import export_endpoint, pace
 from proxy.api.pace import Pace
+from proxy.export_formats import text
 from proxy.export_formats.create_encoder import ExportFormat, encoder
+from proxy.store.sql import rows
 from proxy.trajectory.layout_options import LayoutOptions
 from tests.api.test_export import always, chain
 from tests.support import Server, serving, until, user
@@ -91,6 +94,28 @@ async def test_loading_a_session_and_encoding_each_piece_are_followed_by_a_sleep
         await turn
     # Slices: loading each session, its pieces and their end, and the end of the answer.
     assert len(rests) > 2 * len(sessions) + 1
+
+
+async def test_an_export_reads_and_lays_out_sessions_outside_of_the_event_loop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    working: dict[str, set[int]] = {"read": set(), "lay out": set(), "encode": set()}
+
+    def noting(part: str, function: Any) -> Any:
+        def noted(*args: Any, **named: Any) -> Any:
+            working[part].add(threading.get_ident())
+            return function(*args, **named)
+
+        return noted
+
+    monkeypatch.setattr(rows, "interaction_of", noting("read", rows.interaction_of))
+    monkeypatch.setattr(export_endpoint, "lay_out", noting("lay out", export_endpoint.lay_out))
+    monkeypatch.setattr(text, "dumps", noting("encode", text.dumps))
+    async with serving(tmp_path, always()) as server:
+        await chain(server)
+        await server.ok("/export_trajectories", {"format": "json", "session_ids": ["s"]})
+    assert all(working.values())
+    assert not any(threading.get_ident() in threads for threads in working.values())
 
 
 @pytest.mark.parametrize("name", list(ExportFormat))

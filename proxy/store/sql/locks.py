@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 from zlib import crc32
 
-from sqlalchemy import BigInteger, Connection, func, literal, select
+from sqlalchemy import BigInteger, Connection, bindparam, func, select
 from sqlalchemy.exc import DBAPIError
 
 from proxy.errors import SessionNotFound
@@ -38,6 +38,9 @@ _LOCK_ALL = Statement(
 )
 
 
+_PASS_ALONE = Statement(select(func.pg_advisory_xact_lock(bindparam("place", type_=BigInteger))))
+
+
 def lock_sessions(connection: Connection, names: Collection[str]) -> dict[str, Seen]:
     """Lock session rows until the commit, and return the state of each. Raises SessionNotFound."""
     rows = _LOCK.fetch(connection, {"names": json_list(names)})
@@ -60,8 +63,7 @@ def lock_all(connection: Connection, payloads: Iterable[Any]) -> None:
 def pass_alone(connection: Connection, place: str) -> None:
     """Take an advisory lock named `place` until the end of the transaction: one transaction at a time passes."""
     if connection.dialect.name != "sqlite":
-        number = literal(crc32(place.encode()), BigInteger)
-        connection.execute(select(func.pg_advisory_xact_lock(number))).all()
+        _PASS_ALONE.fetch(connection, {"place": crc32(place.encode())})
 
 
 def is_deadlock(error: Exception) -> bool:

@@ -22,20 +22,28 @@ _Compiled = tuple[str, Callable[[Parameters], tuple[Any, ...]]]
 
 
 class Statement:
-    """An insert, update, delete or select of the tables. All its calls give the same parameters."""
+    """An insert, update, delete or select of the tables. All its calls give the same parameters.
+
+    A parameter that has the name of a column sets it, in an insert or an update.
+    """
 
     def __init__(self, clause: ClauseElement) -> None:
         self._clause = clause
         self._compiled: dict[str, _Compiled] = {}
 
-    def run(self, connection: Connection, rows: Sequence[Parameters]) -> None:
-        """Run once for each of `rows`, of which there is at least one. Raises DBAPIError."""
+    def run(self, connection: Connection, rows: Sequence[Parameters]) -> int:
+        """Run once for each of `rows`, of which there is at least one; return how many rows of the table it changed.
+
+        Raises DBAPIError.
+        """
         sql, values = self._compiled.get(connection.dialect.name) or self._compile(connection, rows[0])
         try:
+            cursor = connection.connection.cursor()
             if len(rows) == 1:
-                connection.connection.cursor().execute(sql, values(rows[0]))
+                cursor.execute(sql, values(rows[0]))
             else:
-                connection.connection.cursor().executemany(sql, list(map(values, rows)))
+                cursor.executemany(sql, list(map(values, rows)))
+            return cursor.rowcount
         except connection.dialect.loaded_dbapi.Error as error:
             raise _as_sqlalchemy(connection, sql, error) from error
 

@@ -13,9 +13,21 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
-from sqlalchemy import BindParameter, Connection, bindparam, delete, func, insert, select, update
+from sqlalchemy import (
+    BindParameter,
+    ColumnElement,
+    Connection,
+    bindparam,
+    delete,
+    func,
+    insert,
+    literal_column,
+    select,
+    update,
+)
 from sqlalchemy.exc import IntegrityError
 
 from proxy.errors import InvalidRequest, NotFound, SessionNotFound
@@ -91,7 +103,7 @@ _NOW: BindParameter[float] = bindparam("now")
 _INSERT_SESSION = Statement(insert(sessions))
 _INSERT_INTERACTION = Statement(insert(interactions))
 _INSERT_INTENT = Statement(insert(intents))
-_INSERT_RETURN = insert(returns)
+_INSERT_RETURN = Statement(insert(returns))
 _ADVANCE = Statement(
     update(sessions)
     .where(Named(sessions.c.session_id))
@@ -100,12 +112,33 @@ _ADVANCE = Statement(
 )
 _DELETE_INTENTS = Statement(delete(intents).where(Named(intents.c.interaction_id)))
 _SET_REPLIED = Statement(update(interactions).where(Named(interactions.c.id)).values(replied_at=_NOW))
-_GROW = {"revision": sessions.c.revision + 1}
-_DELETE_RETURN = delete(returns).where(
-    returns.c.interaction_id == bindparam("of_interaction"),
-    returns.c.discount == bindparam("of_discount"),
-    returns.c.credit == bindparam("of_credit"),
+_ONE: ColumnElement[int] = literal_column("1")
+_OF_SESSION = sessions.c.session_id == bindparam("of_session")
+_GROW = update(sessions).where(_OF_SESSION).values(revision=sessions.c.revision + _ONE)
+# Both set what their parameters name, and raise the revision, so that other replicas read the session again.
+_SET_RECORD, _TOUCH = Statement(_GROW), Statement(_GROW)
+_SET_ENDED_ORDER = Statement(
+    update(sessions)
+    .where(_OF_SESSION, sessions.c.ended_order.is_(None))
+    .values(ended_order=select(func.coalesce(func.max(sessions.c.ended_order) + _ONE, _ONE)).scalar_subquery())
 )
+_DELETE_RETURNS = Statement(
+    delete(returns).where(
+        Named(returns.c.interaction_id),
+        returns.c.discount == bindparam("of_discount"),
+        returns.c.credit == bindparam("of_credit"),
+    )
+)
+
+
+@cache
+def _set_columns(_names: frozenset[str]) -> Statement:
+    """The statement that sets these columns of an interaction."""
+    of_interaction = (
+        interactions.c.id == bindparam("of_interaction"),
+        interactions.c.session_id == bindparam("of_session"),
+    )
+    return Statement(update(interactions).where(*of_interaction))
 
 
 def create_sessions(connection: Connection, new: Sequence[Start]) -> Sequence[None]:
@@ -216,7 +249,7 @@ def _set_rewards(connection: Connection, rewards: Rewards) -> bool:
         return False
     for name, change in rewards.updates.items():
         if change:
-            _update_interaction(connection, name, rows.reward_columns(change), rewards.session_id)
+            _update_interaction(connection, rewards.session_id, name, rows.reward_columns(change))
     _touch(connection, rewards.session_id)
     return True
 
@@ -225,10 +258,11 @@ def supersede(connection: Connection, interaction_ids: Sequence[str]) -> Sequenc
     """Mark failed or aborted interactions as replaced by a retry. Raises NotFound."""
     for name in interaction_ids:
         session_id = connection.execute(select(interactions.c.session_id).where(interactions.c.id == name)).scalar()
-        if session_id is not None:
-            lock_sessions(connection, {session_id})
-            _touch(connection, session_id)
-        _update_interaction(connection, name, {"status": Status.SUPERSEDED.value})
+        if session_id is None:
+            raise _unknown(name)
+        lock_sessions(connection, {session_id})
+        _touch(connection, session_id)
+        _update_interaction(connection, session_id, name, {"status": Status.SUPERSEDED.value})
     return [None] * len(interaction_ids)
 
 
@@ -240,8 +274,7 @@ def update_sessions(connection: Connection, batch: Sequence[RecordUpdate]) -> Se
 def _update_session(connection: Connection, change: RecordUpdate) -> bool:
     if not _lock_as_seen(connection, change.session_id, change.seen):
         return False
-    of_session = update(sessions).where(sessions.c.session_id == change.session_id)
-    connection.execute(of_session.values({**change.row, **_GROW}))
+    _SET_RECORD.run(connection, [{**change.row, "of_session": change.session_id}])
     return True
 
 
@@ -284,32 +317,31 @@ def _lock_as_seen(connection: Connection, session_id: str, seen: Seen | None) ->
 
 def _touch(connection: Connection, session_id: str) -> None:
     """Raise the revision, so that other replicas re-read the session, and note that it is not idle."""
-    touched = update(sessions).where(sessions.c.session_id == session_id)
-    connection.execute(touched.values({"updated_at": time.time(), **_GROW}))
+    _TOUCH.run(connection, [{"of_session": session_id, "updated_at": time.time()}])
 
 
-def _update_interaction(
-    connection: Connection, name: str, columns: rows.RowValues, session_id: str | None = None
-) -> None:
-    statement = update(interactions).where(interactions.c.id == name)
-    if session_id is not None:
-        statement = statement.where(interactions.c.session_id == session_id)
-    if not connection.execute(statement.values(columns)).rowcount:
-        raise NotFound(f"interaction {name} does not exist", param="interaction_id")
+def _update_interaction(connection: Connection, session_id: str, name: str, columns: rows.RowValues) -> None:
+    row = {**columns, "of_interaction": name, "of_session": session_id}
+    if not _set_columns(frozenset(columns)).run(connection, [row]):
+        raise _unknown(name)
+
+
+def _unknown(name: str) -> NotFound:
+    return NotFound(f"interaction {name} does not exist", param="interaction_id")
 
 
 def _put_returns(connection: Connection, new: Returns) -> None:
     if not new.values:
         return
     # Delete and insert, since the two databases differ in the syntax of an upsert. The session's row is locked.
-    keys = [{"of_interaction": name, "of_discount": new.discount, "of_credit": new.credit.value} for name in new.values]
-    connection.execute(_DELETE_RETURN, keys)
+    key = {"of_discount": new.discount, "of_credit": new.credit.value}
+    _DELETE_RETURNS.run(connection, [{"names": json_list(new.values), **key}])
     values = [
         {"interaction_id": name, "discount": new.discount, "credit": new.credit.value, "value": value}
         for name, value in new.values.items()
     ]
     try:
-        connection.execute(_INSERT_RETURN, values)
+        _INSERT_RETURN.run(connection, values)
     except IntegrityError:
         message = f"a return of session {new.session_id} belongs to no interaction"
         raise NotFound(message, param="interaction_id") from None
@@ -317,9 +349,4 @@ def _put_returns(connection: Connection, new: Returns) -> None:
 
 def _set_ended_order(connection: Connection, name: str) -> None:
     pass_alone(connection, "ended order")  # so that two ends at once, on two replicas, get different places
-    following = select(func.coalesce(func.max(sessions.c.ended_order), 0) + 1).scalar_subquery()
-    connection.execute(
-        update(sessions)
-        .where(sessions.c.session_id == name, sessions.c.ended_order.is_(None))
-        .values(ended_order=following)
-    )
+    _SET_ENDED_ORDER.run(connection, [{"of_session": name}])

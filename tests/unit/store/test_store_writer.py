@@ -113,6 +113,21 @@ async def test_the_row_of_a_named_session_shares_the_commit_of_its_first_turn(ur
     await store.close()
 
 
+async def test_turns_are_encoded_outside_of_the_event_loop(
+    store: Store, session: SessionRecord, node: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encoding: set[int] = set()
+    encode = rows.interaction_row
+
+    def noted(*args: Any) -> Any:
+        encoding.add(threading.get_ident())
+        return encode(*args)
+
+    monkeypatch.setattr(rows, "interaction_row", noted)
+    await store.turns.append(node("one"))
+    assert encoding and threading.get_ident() not in encoding
+
+
 async def test_a_change_that_is_not_urgent_is_committed_soon_without_others(store: Store) -> None:
     await store.starts.create_session(SessionRecord("task-0"), urgent=False)
     assert await store.keys.load_session("task-0") is not None
