@@ -105,8 +105,7 @@ class StreamReply:
                 events = self._encoder.keepalive()
             if events:
                 if not self.started:
-                    await self._start(send)
-                    events = self._head + events
+                    events = await self._start(send) + events
                 self._written_at = self._loop.time()
                 await send({"type": "http.response.body", "body": events, "more_body": True})
             if not changed.done():  # nothing has come since the deltas were read
@@ -115,7 +114,8 @@ class StreamReply:
                 await changed
         await self._end(send, over)
 
-    async def _start(self, send: Send) -> None:
+    async def _start(self, send: Send) -> bytes:
+        """Send the headers, and return the events that precede all others."""
         self.started = True
         interaction = self._choices[0].interaction
         headers = [
@@ -125,6 +125,7 @@ class StreamReply:
             request_id_header(interaction.api, interaction.id),
         ]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
+        return self._head
 
     async def _end(self, send: Send, over: asyncio.Future[Any]) -> None:
         try:
@@ -136,8 +137,7 @@ class StreamReply:
             await send({"type": "http.response.body", "body": self._encoder.error(error)})
             return
         if not self.started:
-            await self._start(send)
-            events = self._head + events
+            events = await self._start(send) + events
         await send({"type": "http.response.body", "body": events})
         self._turns.replied(self._choices[0].attempt)
 

@@ -162,13 +162,15 @@ class Turn:
         A client may execute a call as soon as it is closed, so the commit must be durable first. In some APIs the last
         fragment of the arguments closes a call, so that fragment is held too.
         """
+        seen = len(self.deltas)
         for delta in map(self.report.attach, deltas) if self.request.logprobs else deltas:
             if self._held or isinstance(delta, _MAY_CLOSE_A_CALL):
                 self._hold(delta)
             else:
                 self.deltas.append(delta)
-        for wake in self.watchers:
-            wake()
+        if len(self.deltas) > seen:
+            for wake in self.watchers:
+                wake()
 
     def _hold(self, delta: Delta) -> None:
         """Hold a delta. A held fragment of arguments is released when the next fragment shows that it was not the last.
@@ -185,10 +187,11 @@ class Turn:
 
     def release(self) -> None:
         """Show the held deltas to readers, after the commit."""
-        self.deltas += self._held
-        self._held.clear()
-        for wake in self.watchers:
-            wake()
+        held, self._held = self._held, []
+        if held:
+            self.deltas += held
+            for wake in self.watchers:
+                wake()
 
 
 def _until_end(ids: Ids, ends: Container[int]) -> Ids:
