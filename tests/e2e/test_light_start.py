@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 from tests.e2e.processes import ROOT
 from tests.e2e.test_servers import Wire
@@ -118,3 +119,14 @@ def test_the_base_dependencies_hold_no_package_of_the_models() -> None:
     base = {re.split(r"[^\w-]", one)[0] for one in project["dependencies"]}
     assert base and not base & {"torch", "transformers", "renderers", "openai", "tiktoken", "sglang"}
     assert any(one.startswith("transformers") for one in project["optional-dependencies"]["cpu"])
+
+
+@pytest.mark.parametrize(
+    ("package", "pinned"),
+    [("rich", "13.9.4"), ("starlette", "1.0.1"), ("tokenizers", "0.22.2"), ("zstandard", "0.25.0"), ("numpy", "2.2.6")],
+)
+def test_versions_that_trainers_pin_fit_the_base_dependencies(package: str, pinned: str) -> None:
+    """As litellm's proxy, verl, TRL and AReaL require them beside the client."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    (required,) = (one for one in map(Requirement, project["dependencies"]) if one.name == package)
+    assert pinned in required.specifier
