@@ -62,7 +62,7 @@ def work(settings: Settings, post: Post) -> None:
     try:
         app = build_app(settings, place=post.place)
         with (
-            _private_socket(Path(post.place.peers().address())) as private,
+            private_socket(Path(post.place.peers().address())) as private,
             asyncio.Runner(loop_factory=server.loop_factory()) as runner,
         ):
             runner.run(_Worker(app, settings, post).serve(private))
@@ -147,7 +147,7 @@ def _public_socket(settings: Settings, address: tuple[str, int]) -> socket.socke
     return listener
 
 
-def _private_socket(path: Path) -> socket.socket:
+def private_socket(path: Path) -> socket.socket:
     """A listening Unix socket, in place of the one that this worker had before it was started again."""
     path.unlink(missing_ok=True)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)

@@ -14,7 +14,7 @@ from proxy.app import build_app
 from proxy.engine.interface import Engine
 from proxy.server import new_server
 from proxy.settings import Settings
-from proxy.worker import _private_socket
+from proxy.worker import private_socket
 from proxy.workers.group import Place
 from proxy.workers.seats import Seats
 from tests.mailboxes import MailServer
@@ -54,7 +54,7 @@ class Workers:
     @contextlib.asynccontextmanager
     async def _answering(self, app: Any, place: Place) -> AsyncIterator[None]:
         server = new_server(app.state.for_workers, self._settings)
-        with _private_socket(Path(place.peers().address())) as private:
+        with private_socket(Path(place.peers().address())) as private:
             task = asyncio.create_task(server.serve(sockets=[private]))
             try:
                 yield

@@ -18,7 +18,8 @@ from proxy.types import Api, Interaction, TurnRequest
 
 # Not `os.urandom`: the system call releases the GIL and costs a turn more than its parsing does. Ids are not secrets.
 _ids = random.Random()
-os.register_at_fork(after_in_child=_ids.seed)  # else all workers of a server would give the same ids
+if hasattr(os, "register_at_fork"):  # not on Windows
+    os.register_at_fork(after_in_child=_ids.seed)  # else all workers of a server would give the same ids
 
 
 def new_hex() -> str:

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -44,9 +44,15 @@ class Server:
         return f"http://127.0.0.1:{self.port}"
 
     def cpu_ns(self) -> int:
-        """Return the CPU time of all threads so far, in ns; 0 if the system does not report it."""
-        tasks = Path(f"/proc/{self.pid}/task").glob("*/schedstat")
-        return sum(int(task.read_text().split()[0]) for task in tasks)
+        """Return the CPU time of all threads so far, of its workers too, in ns; 0 if the system does not report it."""
+        return _cpu_ns(self.pid)
+
+
+def _cpu_ns(pid: int) -> int:
+    tasks = list(Path(f"/proc/{pid}/task").glob("*"))
+    children = [int(child) for task in tasks for child in (task / "children").read_text().split()]
+    own = sum(int((task / "schedstat").read_text().split()[0]) for task in tasks)
+    return own + sum(map(_cpu_ns, children))
 
 
 @contextmanager
@@ -55,17 +61,18 @@ def server_process(
     port: int,
     folder: Path,
     *,
-    core: int = 0,
+    core: int | None = 0,
     python: Path = Path(sys.executable),
     inherited: tuple[int, ...] = (),
     **environment: str,
 ) -> Iterator[Server]:
-    """Run a server on a core until the block ends. Its output goes to a file, which is shown if it does not start.
+    """Run a server until the block ends. Its output goes to a file, which is shown if it does not start.
 
-    `python`: the interpreter. `inherited`: file descriptors that the server keeps open.
+    `core`: the one that it runs on; None for any. `python`: the interpreter. `inherited`: file descriptors that the
+    server keeps open.
     """
     log = folder / f"{port}.log"
-    with log.open("wb") as output, on_core(core):
+    with log.open("wb") as output, nullcontext() if core is None else on_core(core):
         process = subprocess.Popen(
             [str(python), *arguments],
             stdout=output,
