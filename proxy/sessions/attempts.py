@@ -15,7 +15,7 @@ from proxy.types import Interaction, Status
 
 
 class Stage(StrEnum):
-    """running: being sampled; ending: cancelled, its failure not yet recorded; then complete or failed."""
+    """running: being sampled; ending: a choice has failed or was cancelled, others may run; then complete or failed."""
 
     RUNNING = "running"
     ENDING = "ending"
@@ -52,9 +52,9 @@ class Attempt:
         self.stop_grace()
 
     def leave(self) -> bool:
-        """Count one reader less. Return True if the attempt is still running and now has no reader."""
+        """Count one reader less. Return True if the attempt has not ended and now has no reader."""
         self.readers -= 1
-        return self.readers == 0 and self.stage is Stage.RUNNING
+        return self.readers == 0 and self.stage in (Stage.RUNNING, Stage.ENDING)
 
     def stop_grace(self) -> None:
         """Cancel the grace period, if one is running."""

@@ -121,6 +121,7 @@ class Commits:
         if turn.committing:
             return
         turn.attempt.stage = Stage.ENDING  # from here on, no retry attaches to it
+        turn.committing = True  # no longer cancelled, so that the failure is recorded
         interaction.status, interaction.error, interaction.completed_at = status, error, time.time()
         turn.prove()
         turn.parser.finish()
