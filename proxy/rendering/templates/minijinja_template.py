@@ -45,8 +45,9 @@ _SEPARATORS = tuple(f"\\u001{digit}".encode() for digit in "cdef")
 # minijinja keeps the interpreter's lock while it writes, so it writes nothing that takes longer than some milliseconds.
 _MOST_VALUES, _MOST_BYTES = 4_000, 2**20
 
-# Keywords of JSON schemas that hold lists. A loop over the letters of a text has no last turn in minijinja.
-_LISTS = ("oneOf", "anyOf", "allOf")
+# Keywords of JSON schemas that hold lists. If they hold something else, minijinja writes other text: a loop over the
+# letters of a text has no last turn, and `in` finds the methods of a dict (`items`, `update` ...) like its keys.
+_LISTS = ("oneOf", "anyOf", "allOf", "required")
 
 # The filter `tojson` without options.
 _JSON = JSONEncoder(ensure_ascii=False)
@@ -93,34 +94,34 @@ def compile_minijinja(source: str, parsed: nodes.Template) -> WriteFast:
 
 def _differences(parsed: nodes.Template) -> Iterator[str]:
     """Yield the constructs in a template whose text differs between the engines for some values."""
-    spaces = {
-        node.target.name
-        for node in parsed.find_all(nodes.Assign)
-        if isinstance(node.target, nodes.Name)
-        and isinstance(node.node, nodes.Call)
-        and isinstance(node.node.node, nodes.Name)
-        and node.node.node.name == "namespace"
-    }
+    yield from (f"`{name.name}`" for name in parsed.find_all(nodes.Name) if name.name in _MISSING)
+    yield from (f"filter `{node.name}`" for node in parsed.find_all(nodes.Filter) if node.name not in _FILTERS)
+    yield from (f"test `{node.name}`" for node in parsed.find_all(nodes.Test) if node.name not in _TESTS)
+    for compared in parsed.find_all(nodes.Compare):
+        if isinstance(compared.expr, nodes.Const) and hasattr(dict, str(compared.expr.value)):
+            yield f"`{compared.expr.value}` in"
     called = {id(node.node) for node in parsed.find_all(nodes.Call)}
-    for name in parsed.find_all(nodes.Name):
-        if name.name in _MISSING:
-            yield f"`{name.name}`"
-    for filtered in parsed.find_all(nodes.Filter):
-        if filtered.name not in _FILTERS:
-            yield f"filter `{filtered.name}`"
-    for tested in parsed.find_all(nodes.Test):
-        if tested.name not in _TESTS:
-            yield f"test `{tested.name}`"
+    spaces = _namespaces(parsed)
     for got in parsed.find_all(nodes.Getattr):
         of = got.node.name if isinstance(got.node, nodes.Name) else None
         if of == "loop":
-            known = got.attr in _LOOP
+            alike = got.attr in _LOOP
         elif id(got) in called:
-            known = got.attr in _METHODS
+            alike = got.attr in _METHODS
         else:
-            known = of in spaces or not hasattr(dict, got.attr)
-        if not known:
+            alike = of in spaces or not hasattr(dict, got.attr)
+        if not alike:
             yield f"`.{got.attr}`"
+
+
+def _namespaces(parsed: nodes.Template) -> set[str]:
+    """Return the names of namespaces: their attributes have any name, in both engines."""
+    found = set()
+    for assigned in parsed.find_all(nodes.Assign):
+        match assigned:
+            case nodes.Assign(target=nodes.Name(name=name), node=nodes.Call(node=nodes.Name(name="namespace"))):
+                found.add(name)
+    return found
 
 
 def _written_alike(context: Mapping[str, Any]) -> bool:
@@ -139,7 +140,7 @@ def _written_alike(context: Mapping[str, Any]) -> bool:
         kind = type(value)
         if kind is dict:
             for keyword in _LISTS:
-                if type(value.get(keyword)) is str:
+                if type(value.get(keyword)) in (str, dict):
                     return False
             waiting.extend(value.values())
         elif kind is list:

@@ -186,6 +186,7 @@ def test_minijinja_writes_every_known_template(loaded: Callable[[str], tuple[Cha
         ("{{ messages.append(1) }}", "differs in `.append`"),
         ("{{ messages[0].items }}", "differs in `.items`"),
         ("{% for m in messages %}{{ loop.revindex }}{% endfor %}", "differs in `.revindex`"),
+        ("{{ 'items' in messages[0] }}", "differs in `items` in"),
         ("{{ lipsum() }}", "differs in `lipsum`"),
         ("{% generation %}{{ messages[0].content }}{% endgeneration %}", "cannot compile it"),
         ("{{ messages[0].content is sequence and messages[0].content ~ [messages[0].content] }}", "user text"),
@@ -217,6 +218,12 @@ def test_values_that_engines_write_differently_have_the_text_of_jinja2(value: An
     template = TemplateText("{{ messages[0].content.a|tojson }}", {})
     assert template.engine.startswith("minijinja")
     assert template.write({"messages": [{"role": "user", "content": {"a": value}}]}) == text
+
+
+def test_a_schema_with_an_object_where_a_list_belongs_has_the_text_of_jinja2() -> None:
+    template = TemplateText("{% for name in ['items'] %}{{ name in tools[0].required }}{% endfor %}", {})
+    assert template.engine.startswith("minijinja")
+    assert template.write({"messages": [], "tools": [{"required": {"a": 1}}]}) == "False"
 
 
 def test_white_space_that_only_python_strips_is_stripped() -> None:
