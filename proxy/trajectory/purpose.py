@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import StrEnum
+from functools import lru_cache
 
 from proxy.trajectory.matching import identify
 from proxy.types import Interaction, Message, Role, Status
@@ -43,21 +44,30 @@ _SUMMARY_PROMPTS = (
     "*briefly* summarize this partial conversation",  # aider, as system prompt
 )
 
+# A system prompt may hold 30,000 characters and comes with every turn; searching it for all phrases takes 0.5 ms.
+_KEPT_SYSTEMS = 64
+
 
 def purpose_of_prompt(messages: Sequence[Message]) -> Purpose | None:
     """The purpose that a prompt states by a phrase of a known client; None if it has no such phrase.
 
     Of the messages of users only the last counts, if nothing follows it: a tool result may quote any phrase.
     """
-    system = "\n".join([message.content for message in messages if message.role is Role.SYSTEM]).lower()
-    for phrase in _TITLE_PROMPTS:
-        if phrase in system:
-            return Purpose.TITLE
-    last = "\n" + messages[-1].content.lower() if messages and messages[-1].role is Role.USER else ""
-    for phrase in _SUMMARY_PROMPTS:
-        if phrase in system or f"\n{phrase}" in last:
-            return Purpose.SUMMARY
-    return None
+    system = "\n".join([message.content for message in messages if message.role is Role.SYSTEM])
+    stated = _purpose_of_system(system)
+    if stated is None and messages and messages[-1].role is Role.USER:
+        for line in messages[-1].content.lower().split("\n"):
+            if line.startswith(_SUMMARY_PROMPTS):
+                return Purpose.SUMMARY
+    return stated
+
+
+@lru_cache(maxsize=_KEPT_SYSTEMS)
+def _purpose_of_system(system: str) -> Purpose | None:
+    system = system.lower()
+    if any(phrase in system for phrase in _TITLE_PROMPTS):
+        return Purpose.TITLE
+    return Purpose.SUMMARY if any(phrase in system for phrase in _SUMMARY_PROMPTS) else None
 
 
 def derive_purposes(interactions: Sequence[Interaction]) -> dict[str, str]:

@@ -10,6 +10,7 @@ from proxy.engine.interface import Capability, EngineInfo
 from proxy.errors import InvalidRequest, UnsupportedParameter
 from proxy.types import SamplingParams, ToolChoiceMode, TurnRequest
 
+_NO_PENALTIES = (0.0, 0.0, 1.0)
 _FORCED = (ToolChoiceMode.REQUIRED, ToolChoiceMode.NAMED)
 
 
@@ -27,15 +28,14 @@ def sampling_of_choice(sampling: SamplingParams, k: int) -> SamplingParams:
 def check_capabilities(request: TurnRequest, sampling: SamplingParams, info: EngineInfo) -> None:
     """Raise UnsupportedParameter for a field that the engine lacks, InvalidRequest for a bias on an unknown token."""
     penalties = (sampling.presence_penalty, sampling.frequency_penalty, sampling.repetition_penalty)
-    needs = {
-        "tool_choice": (request.tool_choice.mode in _FORCED, Capability.GRAMMAR),
-        "response_format": (request.response_format is not None, Capability.GRAMMAR),
-        "top_logprobs": (request.top_logprobs > 0, Capability.TOP_LOGPROBS),
-        "seed": (sampling.seed is not None, Capability.SEED),
-        "logit_bias": (bool(sampling.logit_bias), Capability.LOGIT_BIAS),
-        "presence_penalty": (penalties != (0.0, 0.0, 1.0), Capability.PENALTIES),
-    }
-    for name, (needed, capability) in needs.items():
+    for name, needed, capability in (
+        ("tool_choice", request.tool_choice.mode in _FORCED, Capability.GRAMMAR),
+        ("response_format", request.response_format is not None, Capability.GRAMMAR),
+        ("top_logprobs", request.top_logprobs > 0, Capability.TOP_LOGPROBS),
+        ("seed", sampling.seed is not None, Capability.SEED),
+        ("logit_bias", bool(sampling.logit_bias), Capability.LOGIT_BIAS),
+        ("presence_penalty", penalties != _NO_PENALTIES, Capability.PENALTIES),
+    ):
         if needed and capability not in info.capabilities:
             raise UnsupportedParameter(f"this engine does not support '{name}'; leave it out", param=name)
     for token, _ in sampling.logit_bias:
