@@ -1,7 +1,8 @@
 """The cost of a streamed token beside an event of a bare streaming handler, and the added time to the first token.
 
 Cost is CPU time of the server for each further token of a stream: long streams less short ones. Single tokens come at a
-pace, so none is read together with another; pieces of 32 come at a pace too. The bare handler yields as many events
+pace, so none is read together with another, unless the machine is too busy: see events a token. Pieces of 32 come at a
+pace too. The bare handler yields as many events
 from memory, each a write of its own, at once; beside it, the same at the pace of the single tokens.
 
 The time to the first token is of one client alone: from the simulated engine server itself, through a bare pass-through
@@ -40,10 +41,10 @@ from tests.bench.upstream import Pace, chat_chunk
 
 CHARACTERS = 2500
 SHORT, LONG = 32, 288
-STREAMS = 16
+STREAMS = 64
 ROUNDS = 4
-RATE, PIECE_TOKENS = 200.0, 32
-FIRST_TOKENS = 300
+RATE, PIECE_TOKENS = 50.0, 32
+FIRST_TOKENS = 200
 UPSTREAM_VARIABLE = "TOKENGROVE_BENCH_UPSTREAM"
 SINGLE, PIECES = "a token that comes alone", f"a token in pieces of {PIECE_TOKENS}"
 PACES = {SINGLE: Pace(1, RATE), PIECES: Pace(PIECE_TOKENS, RATE * PIECE_TOKENS)}
@@ -107,23 +108,23 @@ async def set_pace(upstream: Server, pace: Pace) -> None:
     agent.close()
 
 
-async def streams_cpu_ns(server: Server, path: Callable[[], str], words: Words, tokens: int) -> int:
-    """Return the CPU time of the server for streams that run at once."""
+async def streams_cpu_ns(server: Server, path: Callable[[], str], words: Words, tokens: int) -> tuple[int, int]:
+    """Return the CPU time of the server for streams that run at once, and their events."""
     agents = [await connected(server) for _ in range(STREAMS)]
     before = server.cpu_ns()
-    await asyncio.gather(*(agent.post(path(), body_of(words, tokens)) for agent in agents))
+    answers = await asyncio.gather(*(agent.post(path(), body_of(words, tokens)) for agent in agents))
     spent = server.cpu_ns() - before
     for agent in agents:
         agent.close()
-    return spent
+    return spent, sum(answer.count(b"data: ") for answer in answers)
 
 
 @dataclass(slots=True)
 class Costs:
-    """CPU time of the server in ns, over all streams of one length."""
+    """CPU time of the server in ns, and events, over all streams of one length."""
 
-    short: list[int] = field(default_factory=list)
-    long: list[int] = field(default_factory=list)
+    short: list[tuple[int, int]] = field(default_factory=list)
+    long: list[tuple[int, int]] = field(default_factory=list)
 
     async def add(self, server: Server, path: Callable[[], str], words: Words) -> None:
         """Run one round of short and of long streams."""
@@ -132,9 +133,18 @@ class Costs:
 
     @property
     def token_us(self) -> float:
-        """The median over the rounds, for one further token."""
+        """CPU time for one further token."""
+        return self._more(0) / 1e3
+
+    @property
+    def events(self) -> float:
+        """Events for one further token: 1 unless tokens that came alone were read together."""
+        return self._more(1)
+
+    def _more(self, column: int) -> float:
+        """The median over the rounds of what long streams have more, for a token."""
         rounds = zip(self.long, self.short, strict=True)
-        return statistics.median(long - short for long, short in rounds) / STREAMS / (LONG - SHORT) / 1e3
+        return statistics.median(long[column] - short[column] for long, short in rounds) / STREAMS / (LONG - SHORT)
 
 
 @dataclass(slots=True)
@@ -189,12 +199,13 @@ def quantile(values: list[float], share: float) -> float:
 def report(bench: Bench, console: Console) -> None:
     table = Table(title=f"Streams, {STREAMS} at once", title_justify="left")
     table.add_column("")
-    for column in ("CPU us", "ratio", "goal"):
+    for column in ("CPU us", "ratio", "goal", "events a token"):
         table.add_column(column, justify="right")
     bare_us = bench.costs[BARE].token_us
     for name in (SINGLE, PIECES, BARE, BARE_PACED):
-        us = bench.costs[name].token_us
-        table.add_row(name, f"{us:.1f}", f"{us / bare_us:.1f}", f"{GOALS[name]:g}" if name in GOALS else "")
+        costs = bench.costs[name]
+        goal = f"{GOALS[name]:g}" if name in GOALS else ""
+        table.add_row(name, f"{costs.token_us:.1f}", f"{costs.token_us / bare_us:.1f}", goal, f"{costs.events:.2f}")
     console.print(table)
     table = Table(title="Time to the first token, one client", title_justify="left")
     table.add_column("asked")
