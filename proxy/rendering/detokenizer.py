@@ -9,6 +9,9 @@ import codecs
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
+_WINDOW = 16
+_LOOKS_BACK = 4  # tokens; no known decoder looks back as far, if its text begins with a whole character
+
 
 class Detokenizer(Protocol):
     """Decodes a growing sequence of ids."""
@@ -47,45 +50,46 @@ class ByteDetokenizer:
 
 
 class WindowDetokenizer:
-    """For other vocabularies: decodes a short window, because a token's text may depend on the tokens before it.
+    """For other vocabularies: decodes a short window again, because a token's text may depend on the tokens before it.
 
-    The window begins where the text was last complete, so it is a few tokens long.
+    `_shown` characters of the window's text were returned.
     """
 
-    __slots__ = ("_decode", "_done", "_pending", "_waits")
+    __slots__ = ("_decode", "_shown", "_waits", "_window")
 
     def __init__(self, decode: Callable[[Sequence[int]], str]) -> None:
         self._decode = decode
-        self._done: list[int] = []
-        self._pending: list[int] = []
+        self._window: list[int] = []
+        self._shown = 0
         self._waits = 0
 
     def push(self, ids: Sequence[int]) -> str:
-        self._pending.extend(ids)
-        text = self._new_text()
+        self._window.extend(ids)
+        text = self._decode(self._window)
         # A character has at most four bytes: if it is still incomplete after that, it is invalid.
         if text.endswith("\ufffd") and self._waits < 4:
             self._waits += 1
             return ""
-        self._settle()
-        return text
+        return self._show(text)
 
     def flush(self) -> str:
-        text = self._new_text()
-        self._settle()
-        return text
+        return self._show(self._decode(self._window))
 
     def may_hold(self, ids: Sequence[int], wanted: frozenset[int]) -> bool:
         return True
 
-    def _new_text(self) -> str:
-        if not self._pending:
-            return ""
-        before = self._decode(self._done)
-        return self._decode(self._done + self._pending)[len(before) :]
+    def _show(self, text: str) -> str:
+        new = text[self._shown :]
+        self._shown, self._waits = len(text), 0
+        if len(self._window) > _WINDOW:
+            self._cut(text)
+        return new
 
-    def _settle(self) -> None:
-        # No known decoder looks back as far as four tokens.
-        self._done = (self._done + self._pending)[-4:]
-        self._pending = []
-        self._waits = 0
+    def _cut(self, text: str) -> None:
+        """Forget the window but for its last tokens, cut between two characters. `text` is its text."""
+        for count in range(_LOOKS_BACK, _LOOKS_BACK + 4):  # a character has at most four bytes
+            last = self._window[-count:]
+            alone = self._decode(last)
+            if text.endswith(alone) and "\ufffd" not in alone:
+                break
+        self._window, self._shown = last, len(alone)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tokenizers
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
@@ -49,12 +50,31 @@ def test_pieces_joined_are_the_decoding(tiny: Renderer, ids: list[int], cuts: li
 
 
 @quick
-@given(text=st.text(max_size=30))
-def test_a_window_decoder_gives_the_same_text(tiny: Renderer, text: str) -> None:
+@given(text=st.text(max_size=60), size=st.integers(1, 40))
+def test_a_window_decoder_gives_the_same_text(tiny: Renderer, text: str, size: int) -> None:
     text = text.encode("utf-8", "ignore").decode()
     detokenizer = WindowDetokenizer(tiny.decode)
     ids = tiny.encode(text)
-    assert "".join([*(detokenizer.push((token,)) for token in ids), detokenizer.flush()]) == tiny.decode(ids)
+    pieces = [detokenizer.push(ids[start : start + size]) for start in range(0, len(ids), size)]
+    assert "".join([*pieces, detokenizer.flush()]) == tiny.decode(ids)
+
+
+@quick
+@given(
+    parts=st.lists(st.sampled_from(["🙂é日本x".encode(), "é".encode(), " a", "b"]), max_size=40),
+    size=st.integers(1, 99),
+)
+def test_a_window_decoder_reads_characters_that_are_spelled_in_bytes(parts: list[bytes | str], size: int) -> None:
+    """The decoder of SentencePiece vocabularies: a run of bytes that does not begin with a character has no text."""
+    vocabulary = [(f"<0x{byte:02X}>", 0.0) for byte in range(256)] + [("\u2581a", -1.0), ("b", -1.0)]
+    model = tokenizers.Tokenizer(tokenizers.models.Unigram(vocabulary, 0, byte_fallback=True))
+    steps = tokenizers.decoders
+    model.decoder = steps.Sequence([steps.Replace("\u2581", " "), steps.ByteFallback(), steps.Fuse()])
+    ids = [token for part in parts for token in (part if isinstance(part, bytes) else [256 + (part == "b")])]
+    detokenizer = WindowDetokenizer(lambda some: model.decode(list(some), skip_special_tokens=False))
+    pieces = [detokenizer.push(ids[start : start + size]) for start in range(0, len(ids), size)]
+    text = "".join(part.decode() if isinstance(part, bytes) else part for part in parts)
+    assert "".join([*pieces, detokenizer.flush()]) == text
 
 
 def test_ids_beyond_the_vocabulary_have_no_text(tiny: Renderer) -> None:
