@@ -113,9 +113,10 @@ class Tokenizer:
         if text is None:
             return b""
         if self._byte_level if byte_level is None else byte_level:
-            if all(char in _BYTE_OF_CHAR for char in text):
-                return bytes(_BYTE_OF_CHAR[char] for char in text)
-            return text.encode()
+            try:
+                return bytes(map(_BYTE_OF_CHAR.__getitem__, text))
+            except KeyError:  # no stand-ins for bytes, but text
+                return text.encode()
         if len(text) == 6 and text.startswith("<0x"):
             return bytes([int(text[3:5], 16)])
         return text.replace("\u2581", " ").encode()

@@ -47,7 +47,7 @@ _MOST_VALUES, _MOST_BYTES = 4_000, 2**20
 
 # Keywords of JSON schemas that hold lists. If they hold something else, minijinja writes other text: a loop over the
 # letters of a text has no last turn, and `in` finds the methods of a dict (`items`, `update` ...) like its keys.
-_LISTS = ("oneOf", "anyOf", "allOf", "required")
+_LISTS = _words("oneOf anyOf allOf required")
 
 # The filter `tojson` without options.
 _JSON = JSONEncoder(ensure_ascii=False)
@@ -139,8 +139,8 @@ def _written_alike(context: Mapping[str, Any]) -> bool:
     for value in waiting:  # grows meanwhile
         kind = type(value)
         if kind is dict:
-            for keyword in _LISTS:
-                if type(value.get(keyword)) in (str, dict):
+            for keyword in _LISTS.intersection(value):
+                if type(value[keyword]) in (str, dict):
                     return False
             waiting.extend(value.values())
         elif kind is list:
