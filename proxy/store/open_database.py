@@ -15,7 +15,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from proxy.errors import StoreUnavailable
 from proxy.store import database
-from proxy.store.state_reads import StateReads
+from proxy.store.shared_reads import SharedReads
 from proxy.store.writer import Writer
 
 # Reads are short and mostly decode under the interpreter's lock; more threads would only wait for each other.
@@ -28,8 +28,8 @@ T = TypeVar("T")
 class OpenDatabase:
     """Owns the writer, the readers and, for SQLite, the lock of the file. The parts of the store share it.
 
-    `write` queues changes (see Writer). `states` reads how far sessions have come. `shared`: True if
-    other replicas may write to the database too, so on any server; a SQLite file is locked by one process.
+    `write` queues changes (see Writer). `shared`: True if other replicas may write to the database too, so on any
+    server; a SQLite file is locked by one process. `shared_reads` then reads what they wrote.
     """
 
     def __init__(self, writer_engine: Engine, reader_engine: Engine, lock: database.FileLock | None) -> None:
@@ -40,7 +40,7 @@ class OpenDatabase:
         self._reader_engine = reader_engine
         self._lock = lock
         self._readers = ThreadPoolExecutor(READER_THREADS, thread_name_prefix="store-reader")
-        self.states = StateReads(reader_engine, self._readers)
+        self.shared_reads = SharedReads(reader_engine, self._readers)
 
     @property
     def running(self) -> bool:
@@ -58,7 +58,7 @@ class OpenDatabase:
     def read_now(self, read: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run a function of `sql` in this thread. Blocks. Raises StoreUnavailable when the database refuses."""
         try:
-            with self._reader_engine.connect() as connection:
+            with self._reader_engine.begin() as connection:
                 return read(connection, *args, **kwargs)
         except SQLAlchemyError as error:
             raise StoreUnavailable(f"the database refused a read: {getattr(error, 'orig', None) or error}") from error
@@ -71,7 +71,7 @@ class OpenDatabase:
     def _close(self) -> None:
         self.write.join()
         self._readers.shutdown()
-        self.states.close()
+        self.shared_reads.close()
         self._reader_engine.dispose()
         self._writer_engine.dispose()
         if self._lock is not None:

@@ -28,11 +28,9 @@ class ReplicaNews:
     async def load_news(self, session_id: str, seen: Seen) -> News | None:
         """The changes of a session since it was `seen`; None if there is no such session."""
         if self._database.shared:
-            now = await self._database.states.read(session_id)
-            if now is None:
-                return None
-            if now == seen:
-                return News(seen, None, [], set(), ())
+            news = await self._database.shared_reads.new_turns(session_id, seen)
+            if news is None or news.seen.revision == seen.revision:
+                return news
         elif self.excludes(session_id):
             return None
         return await self._database.read(revisions.load_news, session_id, seen)

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection, Select, and_, case, func, literal, null, or_, select
+from sqlalchemy import ColumnElement, Connection, Select, and_, bindparam, case, func, literal, null, or_, select
 
 from proxy.errors import InvalidRequest
 from proxy.store.session_query import MAX_SESSION_IDS, SessionQuery
 from proxy.store.sql import codec, rows
+from proxy.store.sql.statement import Named, Statement, json_list
 from proxy.store.sql.tables import intents, interactions, returns, sessions
 from proxy.types import Credit, Interaction, SessionRecord, SessionStatus, Status
 
 _INTERACTION_COLUMNS = [column for column in interactions.c if column.name not in ("replied_at", "idempotency_key")]
+_NAMES = [column.name for column in _INTERACTION_COLUMNS]
 # Texts are most of the bytes of a row, and decoding them takes most of the time of a read. The purpose of a node is
 # derived from the messages and tools of the roots alone.
 _WITHOUT_TEXTS = [
@@ -25,6 +27,21 @@ _WITHOUT_TEXTS = [
     else column
     for column in _INTERACTION_COLUMNS
 ]
+_SESSION = Statement(select(sessions).where(sessions.c.session_id == bindparam("of_session")))
+_SESSION_NAMES = sessions.c.keys()
+
+
+def _of_session(columns: Sequence[ColumnElement[Any]]) -> Select[Any]:
+    query = select(*columns).where(interactions.c.session_id == bindparam("of_session"))
+    return query.where(interactions.c.seq > bindparam("after")).order_by(interactions.c.seq)
+
+
+_ALL = Statement(_of_session(_INTERACTION_COLUMNS))
+_OF_STATUS = Statement(_of_session(_INTERACTION_COLUMNS).where(Named(interactions.c.status, "statuses")))
+_TOKENS = Statement(_of_session(_WITHOUT_TEXTS))
+_TURNS = Statement(
+    _of_session([*_INTERACTION_COLUMNS, interactions.c.replied_at]).where(interactions.c.seq < bindparam("before"))
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,28 +68,38 @@ def session_ids(connection: Connection, limit: int) -> list[str]:
 
 def load_session(connection: Connection, session_id: str) -> SessionRecord | None:
     """The record of a session; None if there is no such session."""
-    row = connection.execute(select(sessions).where(sessions.c.session_id == session_id)).mappings().first()
-    return None if row is None else rows.session_of(row)
+    found = _SESSION.fetch(connection, {"of_session": session_id})
+    return rows.session_of(dict(zip(_SESSION_NAMES, found[0], strict=True))) if found else None
 
 
 def load_interactions(
     connection: Connection, session_id: str, after_seq: int, statuses: Collection[Status] | None
 ) -> list[Interaction]:
     """Interactions of a session with a seq above `after_seq`, by seq."""
-    query = (
-        select(*_INTERACTION_COLUMNS)
-        .where(interactions.c.session_id == session_id, interactions.c.seq > after_seq)
-        .order_by(interactions.c.seq)
-    )
-    if statuses is not None:
-        query = query.where(interactions.c.status.in_([status.value for status in statuses]))
-    return [rows.interaction_of(row) for row in connection.execute(query).mappings()]
+    wanted = {"of_session": session_id, "after": after_seq}
+    if statuses is None:
+        return _interactions(_ALL.fetch(connection, wanted))
+    return _interactions(_OF_STATUS.fetch(connection, {**wanted, "statuses": json_list(statuses)}))
 
 
 def load_tokens(connection: Connection, session_id: str) -> list[Interaction]:
     """All interactions of a session by seq; only roots have messages."""
-    query = select(*_WITHOUT_TEXTS).where(interactions.c.session_id == session_id).order_by(interactions.c.seq)
-    return [rows.interaction_of(row) for row in connection.execute(query).mappings()]
+    return _interactions(_TOKENS.fetch(connection, {"of_session": session_id, "after": -1}))
+
+
+def load_turns(connection: Connection, session_id: str, begin: int, end: int) -> tuple[list[Interaction], set[str]]:
+    """Interactions with a seq from `begin` to before `end`, and the ids of complete ones whose reply is not noted."""
+    if begin >= end:
+        return [], set()
+    found = _TURNS.fetch(connection, {"of_session": session_id, "after": begin - 1, "before": end})
+    turns = _interactions(found)
+    replied = {turn.id for turn, row in zip(turns, found, strict=True) if row[-1] is not None}
+    return turns, {turn.id for turn in turns if turn.status is Status.COMPLETE} - replied
+
+
+def _interactions(found: Sequence[Sequence[Any]]) -> list[Interaction]:
+    """Interactions of rows that begin with the columns `_NAMES`."""
+    return [rows.interaction_of(dict(zip(_NAMES, row, strict=False))) for row in found]
 
 
 def load_steps(connection: Connection, session_ids: Collection[str]) -> dict[str, list[StepRow]]:

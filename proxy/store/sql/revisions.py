@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 from sqlalchemy import Connection, select
 
@@ -12,27 +12,40 @@ from proxy.store.sql.statement import Named, Statement, json_list
 from proxy.store.sql.tables import interactions, sessions
 from proxy.types import SessionStatus, Status
 
+Wanted = tuple[str, Seen]
+"""A session, and the state in which it was seen."""
 _STATES = Statement(
     select(sessions.c.session_id, sessions.c.next_seq, sessions.c.revision).where(Named(sessions.c.session_id))
 )
 
 
-def load_states(connection: Connection, session_ids: Collection[str]) -> dict[str, Seen]:
-    """The states of those sessions that exist."""
-    rows = _STATES.fetch(connection, {"names": json_list(session_ids)})
-    return {name: Seen(next_seq, revision) for name, next_seq, revision in rows}
+def load_new_turns(connection: Connection, wanted: Sequence[Wanted]) -> list[News | None]:
+    """The news of each session that only has new turns: one query if there are none, one more per session with some.
+
+    None for a session that does not exist. If the revision of a session grew too, its news have the state alone.
+    Needs no transaction: a turn that is read later than the state may have a newer reward, but not an older one.
+    """
+    names = {name for name, _ in wanted}
+    states = {row[0]: Seen(row[1], row[2]) for row in _STATES.fetch(connection, {"names": json_list(names)})}
+    return [_new_turns(connection, name, seen, states.get(name)) for name, seen in wanted]
+
+
+def _new_turns(connection: Connection, session_id: str, seen: Seen, now: Seen | None) -> News | None:
+    if now is None:
+        return None
+    if now == seen or now.revision != seen.revision:
+        return News(now, None, [], set(), ())
+    return News(now, None, *reads.load_turns(connection, session_id, seen.next_seq, now.next_seq), ())
 
 
 def load_news(connection: Connection, session_id: str, seen: Seen) -> News | None:
-    """The changes since `seen`; None if there is no such session. One short query if nothing changed."""
+    """The changes since `seen`; None if there is no such session. Reads one snapshot."""
     query = select(sessions.c.next_seq, sessions.c.revision).where(sessions.c.session_id == session_id)
     found = connection.execute(query).first()
     if found is None:
         return None
     now = Seen(*found)
-    grown = now.next_seq > seen.next_seq
-    new = reads.load_interactions(connection, session_id, seen.next_seq - 1, None) if grown else []
-    unreplied = reads.load_unreplied(connection, session_id) if new else set()
+    new, unreplied = reads.load_turns(connection, session_id, seen.next_seq, now.next_seq)
     if now.revision == seen.revision:
         return News(now, None, new, unreplied, ())
     return News(now, reads.load_session(connection, session_id), new, unreplied, _changed(connection, session_id, seen))

@@ -32,6 +32,8 @@ from proxy.types import (
 
 RowValues = dict[str, Any]
 """Column values of one row by column name."""
+Row = RowMapping | Mapping[str, Any]
+"""A row that was read, by column name."""
 NO_ANSWER = Message(Role.ASSISTANT)
 """The output of an interaction that was read without messages. A stored output is never NULL."""
 _count = itemgetter(0)
@@ -72,7 +74,7 @@ def session_row(record: SessionRecord) -> RowValues:
     return row
 
 
-def session_of(row: RowMapping) -> SessionRecord:
+def session_of(row: Row) -> SessionRecord:
     """The record of a `sessions` row."""
     return SessionRecord(
         session_id=row["session_id"],
@@ -89,14 +91,14 @@ def session_of(row: RowMapping) -> SessionRecord:
         credit=Credit(row["credit"]),
         outcome=None if row["outcome"] is None else Outcome(row["outcome"]),
         exit_reason=row["exit_reason"],
-        finished=row["finished"],
+        finished=None if row["finished"] is None else bool(row["finished"]),
         metrics=codec.decode_json(row["metrics"], {}),
         weight_version=row["weight_version"],
         created_at=row["created_at"],
         updated_at=row["updated_at"],
         ended_at=row["ended_at"],
         keys_expire_at=row["keys_expire_at"],
-        took_capacity=row["took_capacity"],
+        took_capacity=bool(row["took_capacity"]),
     )
 
 
@@ -147,13 +149,13 @@ def interaction_row(node: Interaction, seq: int) -> RowValues:
     return row
 
 
-def interaction_of(row: RowMapping) -> Interaction:
+def interaction_of(row: Row) -> Interaction:
     """The interaction of an `interactions` row."""
     return Interaction(
         id=row["id"],
         session_id=row["session_id"],
         parent_id=row["parent_id"],
-        aligned=row["aligned"],
+        aligned=bool(row["aligned"]),
         reason=Reason(row["reason"]),
         api=Api(row["api"]),
         status=Status(row["status"]),
@@ -177,7 +179,7 @@ def interaction_of(row: RowMapping) -> Interaction:
         state_hash=row["state_hash"],
         purpose=row["purpose"],
         agent=row["agent"],
-        trainable=row["trainable"],
+        trainable=bool(row["trainable"]),
         spans=pairs_of(row["spans"]),
         request_hash=row["request_hash"],
         error=row["error"],

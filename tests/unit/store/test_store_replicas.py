@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
 from sqlalchemy import Connection
 
-from proxy.store import state_reads
+from proxy.store import shared_reads
+from proxy.store.news import News, Seen
 from proxy.store.sql import locks, reads
-from proxy.store.sql.revisions import News, Seen
+from proxy.store.sql.revisions import Wanted
 from proxy.store.store import Store
 from proxy.types import Interaction, SessionRecord, SessionStatus, Status
 from tests.databases import execute
@@ -192,17 +193,17 @@ async def test_requests_for_the_state_of_sessions_share_queries(
     store, names = pair[0], [f"s{n}" for n in range(20)]
     for name in names:
         await store.starts.create_session(SessionRecord(name))
-    asked: list[Collection[str]] = []
-    load = state_reads.load_states
+    asked: list[list[str]] = []
+    load = shared_reads.load_new_turns
 
-    def counted(connection: Connection, session_ids: Collection[str]) -> dict[str, Seen]:
-        asked.append(session_ids)
-        return load(connection, session_ids)
+    def counted(connection: Connection, wanted: Sequence[Wanted]) -> list[News | None]:
+        asked.append([name for name, _ in wanted])
+        return load(connection, wanted)
 
-    monkeypatch.setattr(state_reads, "load_states", counted)
+    monkeypatch.setattr(shared_reads, "load_new_turns", counted)
     found = await asyncio.gather(*(store.news.load_news(name, Seen()) for name in [*names, "nobody", *names]))
     assert [news and news.seen for news in found] == [*[Seen()] * 20, None, *[Seen()] * 20]
-    assert [set(each) for each in asked] == [{*names, "nobody"}]
+    assert asked == [[*names, "nobody", *names]]
 
 
 async def test_a_state_that_is_asked_for_during_a_query_is_of_a_later_query(
@@ -211,21 +212,23 @@ async def test_a_state_that_is_asked_for_during_a_query_is_of_a_later_query(
     one, two = pair
     await one.starts.create_session(SessionRecord("task-0"))
     running, go = threading.Event(), threading.Event()
-    load = state_reads.load_states
+    load = shared_reads.load_new_turns
 
-    def held(connection: Connection, session_ids: Collection[str]) -> dict[str, Seen]:
-        states = load(connection, session_ids)
+    def held(connection: Connection, wanted: Sequence[Wanted]) -> list[News | None]:
+        news = load(connection, wanted)
         running.set()
         go.wait(60)
-        return states
+        return news
 
-    monkeypatch.setattr(state_reads, "load_states", held)
-    early = one.database.states.read("task-0")
+    monkeypatch.setattr(shared_reads, "load_new_turns", held)
+    early = asyncio.create_task(one.news.load_news("task-0", Seen()))
     await asyncio.to_thread(running.wait, 60)
     await two.turns.append(node("one"))
-    late = one.database.states.read("task-0")
+    late = asyncio.create_task(one.news.load_news("task-0", Seen()))
+    await asyncio.sleep(0)
     go.set()
-    assert (await early, await late) == (Seen(0, 0), Seen(1, 0))
+    found = [news and (news.seen, [each.id for each in news.interactions]) for news in (await early, await late)]
+    assert found == [(Seen(0, 0), []), (Seen(1, 0), ["one"])]
 
 
 async def test_sessions_that_end_at_once_on_two_replicas_have_an_order(

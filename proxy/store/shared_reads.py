@@ -1,4 +1,4 @@
-"""How far sessions have come in the database: what a replica asks before each use of a session.
+"""What is new in sessions, read before each use of one if replicas share the database.
 
 Requests that arrive while a query runs share the next one. A read sees every commit that was done before the read
 began, since its query begins later.
@@ -7,18 +7,18 @@ began, since its query begins later.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection
+from collections.abc import Sequence
 from concurrent.futures import Executor
 
 from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import SQLAlchemyError
 
 from proxy.errors import StoreUnavailable
-from proxy.store.news import Seen
-from proxy.store.sql.revisions import load_states
+from proxy.store.news import News, Seen
+from proxy.store.sql.revisions import Wanted, load_new_turns
 
 
-class StateReads:
+class SharedReads:
     """Runs one query at a time in a thread of `executor`.
 
     Its connection is kept, and in no transaction, so a query is one round trip.
@@ -27,13 +27,16 @@ class StateReads:
     def __init__(self, engine: Engine, executor: Executor) -> None:
         self._engine, self._executor = engine, executor
         self._connection: Connection | None = None
-        self._wanted: list[tuple[str, asyncio.Future[Seen | None]]] = []
+        self._waiting: list[tuple[Wanted, asyncio.Future[News | None]]] = []
         self._task: asyncio.Task[None] | None = None
 
-    def read(self, session_id: str) -> asyncio.Future[Seen | None]:
-        """The state of a session; None if there is no such session. The future raises StoreUnavailable."""
-        future: asyncio.Future[Seen | None] = asyncio.get_running_loop().create_future()
-        self._wanted.append((session_id, future))
+    def new_turns(self, session_id: str, seen: Seen) -> asyncio.Future[News | None]:
+        """The state of a session and its turns since it was `seen`; None if there is no such session.
+
+        If the revision grew too, the news have no turns: read them whole. The future raises StoreUnavailable.
+        """
+        future: asyncio.Future[News | None] = asyncio.get_running_loop().create_future()
+        self._waiting.append(((session_id, seen), future))
         if self._task is None:
             self._task = asyncio.create_task(self._answer())
         return future
@@ -45,27 +48,27 @@ class StateReads:
             connection.close()
 
     async def _answer(self) -> None:
-        while wanted := self._wanted:
-            self._wanted = []
-            names = {name for name, _ in wanted}
+        while waiting := self._waiting:
+            self._waiting = []
+            wanted = [each for each, _ in waiting]
             try:
-                found = await asyncio.get_running_loop().run_in_executor(self._executor, self._load, names)
+                found = await asyncio.get_running_loop().run_in_executor(self._executor, self._load, wanted)
             except Exception as error:
                 reason = getattr(error, "orig", None) or error
-                for _, future in wanted:
+                for _, future in waiting:
                     if not future.done():
                         future.set_exception(StoreUnavailable(f"the database refused a read: {reason}"))
             else:
-                for name, future in wanted:
+                for (_, future), news in zip(waiting, found, strict=True):
                     if not future.done():
-                        future.set_result(found.get(name))
+                        future.set_result(news)
         self._task = None
 
-    def _load(self, names: Collection[str]) -> dict[str, Seen]:
+    def _load(self, wanted: Sequence[Wanted]) -> list[News | None]:
         if self._connection is not None:
             try:
-                return load_states(self._connection, names)
+                return load_new_turns(self._connection, wanted)
             except SQLAlchemyError:
                 self.close()  # the database may have restarted since the last query
         self._connection = self._engine.connect().execution_options(isolation_level="AUTOCOMMIT")
-        return load_states(self._connection, names)
+        return load_new_turns(self._connection, wanted)
