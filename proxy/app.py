@@ -180,6 +180,7 @@ async def _lifespan(parts: _Parts, app: Starlette) -> AsyncIterator[None]:
         stack.push_async_callback(parts.store.close)
         if parts.group is not None:
             await parts.group.catch_up()
+        await asyncio.to_thread(parts.store.database.rehearse)
         step(f"starting the engine ({parts.settings.engine})")
         await parts.engine.start()
         if parts.group is not None:
