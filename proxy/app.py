@@ -66,7 +66,6 @@ from proxy.store.database import label, parse_url
 from proxy.store.store import Store
 from proxy.turns.turns import Turns
 from proxy.workers.group import Group, Place
-from proxy.workers.mailbox_client import MailboxClient
 
 logger = logging.getLogger(__name__)
 
@@ -123,12 +122,11 @@ def build_app(
     parse_url(settings.database_url)
     if renderer is None:
         renderer = load_renderer(settings, _tokenizer_folder(settings))
-    peers = None if place is None else place.peers()
     if engine is None:
         assert make_engine is not None
         engine = make_engine(renderer.vocab_size, renderer)
-    if isinstance(engine, Mailbox) and peers is not None and place is not None and not place.leads:
-        engine = MailboxClient(engine.info().vocab_size, engine.info().context_length, peers)
+    shared = None if place is None else place.share(engine)
+    engine = shared or engine
     if store is None:
         step(f"opening the database {label(parse_url(settings.database_url))}")
         store = Store.open(settings.database_url, migrate=settings.migrate)
@@ -145,9 +143,9 @@ def build_app(
         scores=sessions.scores,
         settings=settings,
         metrics=metrics,
-        seat=None if place is None else place.seat(),
+        seat=None if place is None else place.seat,
     )
-    forwarding = None if peers is None else Forwarding(peers, settings.max_body_bytes)
+    forwarding = None if place is None else Forwarding(place.peers, settings.max_body_bytes)
     parts = _Parts(
         settings=settings,
         sessions=sessions,
@@ -160,7 +158,7 @@ def build_app(
         polls=LongPolls(),
         addresses=Addresses(settings),
         turn_endpoints=_turn_endpoints(sessions.access, turns, settings, forwarding),
-        group=None if place is None or peers is None else Group(place, peers, engine, gate, metrics),
+        group=None if place is None or shared is None else Group(place, shared, gate, metrics),
         forwarding=forwarding,
     )
     app = App(routes=_routes(parts), exception_handlers=_ERROR_HANDLERS, lifespan=partial(_lifespan, parts))

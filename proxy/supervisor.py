@@ -172,12 +172,20 @@ class _Supervisor:
 
 
 def _work(settings: Settings, post: Post, inherited: Sequence[Connection]) -> None:
-    """The main function of a worker process. Its own end of the pipe then closes with its supervisor."""
-    signal.set_wakeup_fd(-1)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    for pipe in inherited:
-        pipe.close()
-    worker.work(settings, post)
+    """The main function of a worker process, which ends at once when `work` has: no thread may delay the supervisor."""
+    code = 1
+    try:
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        for pipe in inherited:  # else the others would not notice that the supervisor is gone
+            pipe.close()
+        worker.work(settings, post)
+        code = 0
+    except Exception:
+        logger.exception("a worker failed")
+    finally:
+        logging.shutdown()
+        os._exit(code)
 
 
 def _hear(running: _Running) -> tuple[Report, str]:

@@ -62,7 +62,7 @@ def work(settings: Settings, post: Post) -> None:
     try:
         app = build_app(settings, place=post.place)
         with (
-            private_socket(Path(post.place.peers().address())) as private,
+            private_socket(Path(post.place.peers.address())) as private,
             asyncio.Runner(loop_factory=server.loop_factory()) as runner,
         ):
             runner.run(_Worker(app, settings, post).serve(private))
@@ -148,9 +148,16 @@ def _public_socket(settings: Settings, address: tuple[str, int]) -> socket.socke
 
 
 def private_socket(path: Path) -> socket.socket:
-    """A listening Unix socket, in place of the one that this worker had before it was started again."""
+    """A listening Unix socket, in place of the one that this worker had before it was started again.
+
+    Raises ConfigurationError if the system cannot have a socket there.
+    """
     path.unlink(missing_ok=True)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    listener.bind(str(path))
+    try:
+        listener.bind(str(path))
+    except OSError as error:
+        listener.close()
+        raise ConfigurationError(f"cannot create the socket {path}: {error}; set TMPDIR to a shorter path") from None
     listener.listen(server.BACKLOG)
     return listener

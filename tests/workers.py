@@ -54,7 +54,7 @@ class Workers:
     @contextlib.asynccontextmanager
     async def _answering(self, app: Any, place: Place) -> AsyncIterator[None]:
         server = new_server(app.state.for_workers, self._settings)
-        with private_socket(Path(place.peers().address())) as private:
+        with private_socket(Path(place.peers.address())) as private:
             task = asyncio.create_task(server.serve(sockets=[private]))
             try:
                 yield

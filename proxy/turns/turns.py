@@ -122,7 +122,7 @@ class Turns:
         key = request_hash(request, wanted, identity)
         if self._seat is not None:
             self._check_elsewhere(session, key)
-            if request.retry:  # the attempt may have ended elsewhere since the session was read
+            if request.retry or request.idempotency_key:  # it may have ended elsewhere since the session was read
                 await self._registry.refresh(session)
         if not request.retry:
             await settle(self._news, session, key)

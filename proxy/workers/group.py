@@ -1,10 +1,9 @@
-"""One worker's part in the group of workers: what it tells and answers the others, wired to its engine and its gate."""
+"""One worker among the others: its place, and what it tells them and answers them."""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import aclosing
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,51 +11,52 @@ from proxy.engine.admin import EngineAdmin
 from proxy.engine.chunks import TokenChunk
 from proxy.engine.gate import Gate
 from proxy.engine.interface import Engine, ServerPool, SharedEngine
+from proxy.engine.mailbox import Mailbox
 from proxy.engine.requests import GenerateRequest
 from proxy.errors import ConfigurationError
 from proxy.metrics import Metrics
 from proxy.types import FinishReason
 from proxy.workers.common_metrics import CommonMetrics
 from proxy.workers.leader import LEADER, CommonPool, Follower, Gates, Leader
+from proxy.workers.mailbox_client import MailboxClient
 from proxy.workers.peers import Peers, Unreachable
 from proxy.workers.seats import Seat, Seats
 
 Step = Callable[..., Awaitable[Any]]
 
 
-@dataclass(frozen=True, slots=True)
 class Place:
-    """The place of a worker among the others: its `number`, the shared memory, and the `folder` of the sockets."""
+    """The place of a worker among the others: `number` counts from 0, `folder` has the sockets of all."""
 
-    number: int
-    seats: Seats
-    folder: Path
+    def __init__(self, number: int, seats: Seats, folder: Path) -> None:
+        self.number, self.folder = number, folder
+        self.peers, self.seat = Peers(folder, number, seats.workers), Seat(seats, number)
 
     @property
     def leads(self) -> bool:
         """True for the worker that administers the engine."""
         return self.number == LEADER
 
-    def peers(self) -> Peers:
-        """The other workers."""
-        return Peers(self.folder, self.number, self.seats.workers)
-
-    def seat(self) -> Seat:
-        """The worker's own part of the shared memory."""
-        return Seat(self.seats, self.number)
+    def share(self, engine: Engine) -> SharedEngine:
+        """The engine that this worker uses in common with the others. Raises ConfigurationError if they cannot."""
+        if isinstance(engine, Mailbox) and not self.leads:
+            info = engine.info()
+            return MailboxClient(info.vocab_size, info.context_length, self.peers)
+        if not isinstance(engine, SharedEngine):
+            raise ConfigurationError("--workers: this engine belongs to one process")
+        return engine
 
 
 class Group:
-    """The other workers, from the point of view of the worker at `place`. Raises ConfigurationError."""
+    """What the worker at `place` tells and answers the others about its engine, its gate and its metrics."""
 
-    def __init__(self, place: Place, peers: Peers, engine: Engine, gate: Gate, metrics: Metrics) -> None:
-        if not isinstance(engine, SharedEngine):
-            raise ConfigurationError("--workers: this engine belongs to one process")
-        self._peers, self._engine, self._gate = peers, engine, gate
+    def __init__(self, place: Place, engine: SharedEngine, gate: Gate, metrics: Metrics) -> None:
+        self._peers, self._engine, self._gate = place.peers, engine, gate
         engine.leads = False
-        self.metrics = CommonMetrics(metrics, peers, place.folder)
+        self.metrics = CommonMetrics(metrics, place.peers, place.folder)
         self._follower = Follower(engine, gate)
-        self._leader = Leader(engine, Gates(gate, peers), self._follower, peers) if place.leads else None
+        gates = Gates(gate, place.peers)
+        self._leader = Leader(engine, gates, self._follower, place.peers) if place.leads else None
 
     @property
     def admin(self) -> EngineAdmin | None:
@@ -86,6 +86,7 @@ class Group:
             "let_in": self._gate.let_in,
             "until_idle": self._gate.until_idle,
             "load": self._gate.load,
+            "held": self._follower.held,
             "adopt": self._follower.adopt,
             "latest": self._follower.latest if self._leader is None else self._leader.latest,
             "count": self.metrics.count,

@@ -95,6 +95,10 @@ class Follower:
         """The newest state that this worker knows; None if the leader has changed nothing yet."""
         return self.last
 
+    async def held(self) -> bool:
+        """Whether the gate admits no request."""
+        return self._gate.closed
+
 
 class Leader:
     """Implements `proxy.engine.interface.EngineControl`: changes the engine, then tells the other workers."""
@@ -104,10 +108,14 @@ class Leader:
         self.admin = EngineAdmin(self, gates)
 
     async def take_over(self) -> None:
-        """Lead from now on. After a restart: bring engine and gates to the state that the others know."""
+        """Lead from now on. After a restart: bring engine and gates to the state that the others know.
+
+        A gate that is held without such a state waits for a leader that died before it paused the engine.
+        """
         self._engine.leads = True
-        if (last := self._follower.last) is not None:
-            await self.admin.take_over(frozenset(last.common.get("released", ())))
+        last = self._follower.last
+        if last is not None or any(await self._peers.ask_all("held")):
+            await self.admin.take_over(frozenset(last.common.get("released", ()) if last is not None else ()))
 
     async def pause(self, mode: PauseMode) -> None:
         """Pause the engine once, while all gates are held."""

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 import proxy.turns.turns
+from proxy.engine.interface import PauseMode
 from proxy.engine.scripted.engine import ScriptedEngine
 from proxy.engine.scripted.scripts import Reply
 from tests.conftest import Postgres
@@ -138,20 +139,19 @@ async def test_a_worker_that_starts_again_takes_over_the_pause_and_the_weights(
         assert (await workers[0].ok("/engine/update_weights", {"path": "w"}))["weight_version"] == 6
 
 
+@pytest.mark.parametrize("update", [False, True])
 async def test_a_pause_that_was_under_way_when_the_leader_died_is_undone(
-    tmp_path: Path, url: str, wire: LiveWire
+    tmp_path: Path, url: str, wire: LiveWire, update: bool
 ) -> None:
     async with workers_of(tmp_path, url, engine=wire.url) as workers:
-        (turn,) = await begun(workers, wire, "a")
-        turn.cancel()
-        await asyncio.gather(turn, return_exceptions=True)
-        left = asyncio.create_task(workers[1].chat([user("go")], "b", max_tokens=60))
-        await workers[1].ok("/engine/update_weights", {"path": "w", "version": 5})
-        await workers[1].app.state.turns._gate.hold("drain")  # as if the leader had asked for it, and then died
+        if update:
+            await workers[1].ok("/engine/update_weights", {"path": "w", "version": 5})
+        await workers[1].app.state.turns._gate.hold(PauseMode.DRAIN)  # as if the leader had asked for it, and died
+        turn = asyncio.create_task(workers[1].chat([user("go")], "a", max_tokens=5))
         await workers.stop(0)
         await workers.start(0)
         assert (await workers[1].http.get("/ready")).json()["status"] == "ready"
-        await left
+        await turn
 
 
 async def test_servers_that_join_and_leave_do_so_for_all_workers(tmp_path: Path, url: str, wire: LiveWire) -> None:
@@ -284,7 +284,17 @@ async def test_the_limit_of_turns_in_flight_counts_all_workers(tmp_path: Path, u
         assert (await workers[1].post("/other/v1/chat/completions", LONG)).status_code == 200
 
 
-# The mailbox, metrics ------------------------------------------------------------------------------------------------
+# Claims, the mailbox, metrics ----------------------------------------------------------------------------------------
+
+
+async def test_claims_at_all_workers_share_the_sessions(tmp_path: Path, url: str) -> None:
+    async with workers_of(tmp_path, url) as workers:
+        for n in range(8):
+            await workers[n % 2].chat([user("hi")], f"s{n}")
+            await workers[(n + 1) % 2].ok(f"/s{n}/rl/end_session", {"reward": 1.0})
+        claims = await asyncio.gather(*(workers[n % 2].ok("/trajectories/claim", {"limit": 2}) for n in range(6)))
+        claimed = [name for claim in claims for name in claim["sessions"]]
+        assert sorted(claimed) == [f"s{n}" for n in range(8)]
 
 
 async def test_letters_of_all_workers_are_fetched_and_answered_at_any(tmp_path: Path, url: str) -> None:

@@ -119,7 +119,9 @@ async def check_answered(url: str, agents: list[Agent]) -> None:
 def test_workers_that_cannot_start_end_the_server_with_one_error(tmp_path: Path) -> None:
     ended = run("serve", "--port", "0", *TWO, "--database-url", "postgresql://nobody@127.0.0.1:1/none", cwd=tmp_path)
     assert ended.returncode == 1 and ended.stdout == ""
-    assert len(ended.stderr.splitlines()) == 1 and ended.stderr.startswith("tokengrove: the database"), ended.stderr
+    errors = [line for line in ended.stderr.splitlines() if line.startswith("tokengrove: ")]
+    assert len(errors) == 1 and "the database" in errors[0] and "Traceback" not in ended.stderr, ended.stderr
+    assert ended.stderr.count("loading the tokenizer") <= 1, ended.stderr  # worker 1 may fail before worker 0 begins
 
 
 async def test_a_second_signal_ends_all_workers_at_once(tmp_path: Path, postgres_url: str) -> None:

@@ -67,7 +67,7 @@ async def follow(member: Member, state: PoolState, *, alone: bool) -> int:
     if version != state.version and not (alone and not state.managed):
         raise EngineUnavailable(f"{member.url} serves weight version {version}, the others serve {state.version}")
     member.paused, member.released = state.mode is not None, bool(state.released)
-    await member.engine.follow(state.mode, version)
+    await member.engine.follow(state.mode, None)
     return version
 
 

@@ -23,7 +23,7 @@ from proxy.engine.servers.connection import server_url
 from proxy.engine.servers.joining import PoolState, bring, follow, part
 from proxy.engine.servers.placement import RETRY_AFTER_S, Member, SessionPlacement, named_failure
 from proxy.engine.servers.remote import RemoteEngine
-from proxy.errors import ConfigurationError, EngineIncapable, EngineLost, EngineUnavailable, InvalidRequest, ProxyError
+from proxy.errors import ConfigurationError, EngineLost, EngineUnavailable, InvalidRequest, ProxyError
 from proxy.progress import step
 from proxy.types import FinishReason
 
@@ -220,12 +220,10 @@ class Pool:
             weights=None if weights is None else (weights[0], weights[1]),
         )
         await self._have(urls)
-        followers = self._alive()
-        results = await asyncio.gather(*(follow(m, state, alone=False) for m in followers), return_exceptions=True)
-        for member, result in zip(followers, results, strict=True):
-            if isinstance(result, EngineIncapable):
-                raise result
-            self._judge(member, result)
+        version = state.version if state.managed else None
+        for member in self._alive():
+            member.paused, member.released = state.mode is not None, bool(state.released)
+        await asyncio.gather(*(member.engine.follow(state.mode, version) for member in self._alive()))
 
     async def _have(self, urls: Sequence[str]) -> None:
         """Make `urls` the servers of the pool, and try to reach those that are new."""

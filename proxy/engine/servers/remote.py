@@ -24,8 +24,8 @@ class RemoteEngine(Engine, CallbackEngine, Protocol):
     async def update_weights(self, path: str, version: int | None = None, *, busy: bool = False) -> int:
         """As for every engine. `busy`: other processes have requests on the server, too."""
 
-    async def follow(self, mode: PauseMode | None, version: int) -> None:
-        """Note that another process has paused the server by `mode` (None: it runs) and that it serves `version`.
+    async def follow(self, mode: PauseMode | None, version: int | None) -> None:
+        """Note that another process has paused the server by `mode` (None: it runs), and set its weight `version`.
 
         Raises EngineIncapable if it cannot keep the requests of this process through that pause.
         """

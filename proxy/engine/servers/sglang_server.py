@@ -205,9 +205,10 @@ class SglangServer:
             self._late.update(self._rids.values())
             self._connection.cut()
 
-    async def follow(self, mode: PauseMode | None, version: int) -> None:
-        """Note a pause by another process; after mode ABORT no request of this one is in flight there."""
-        begins, self._mode, self._version = mode is not self._mode, mode, version
+    async def follow(self, mode: PauseMode | None, version: int | None) -> None:
+        """Note what another process did; after a pause of mode ABORT no request of this one is in flight there."""
+        begins, self._mode = mode is not self._mode, mode
+        self._version = self._version if version is None else version
         if begins and mode is PauseMode.ABORT:
             await self._end_late()
 

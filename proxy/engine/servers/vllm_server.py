@@ -155,7 +155,7 @@ class VllmServer:
         for request_id in list(self._replies):
             await self.abort(request_id)
 
-    async def follow(self, mode: PauseMode | None, version: int) -> None:
+    async def follow(self, mode: PauseMode | None, version: int | None) -> None:
         """End requests in flight if another process pauses, as `pause` does, and raise what that raises."""
         if mode is not None:
             await self.pause(mode)
