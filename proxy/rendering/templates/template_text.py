@@ -6,7 +6,7 @@ conversation only if both engines write all its values alike. So the text is alw
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from jinja2.exceptions import TemplateError
@@ -48,28 +48,31 @@ class TemplateText:
         return self._jinja2.render(context) if text is None else text
 
     def _checked(self, fast: WriteFast) -> WriteFast:
-        """Return `fast`, or `fast` without `tools` and `documents` that are None if it writes more conversations so.
+        """Return `fast`, or `fast` without variables that are None: some templates ask whether `tools` is defined.
 
-        Raises ValueError if both write another text than jinja2 for some probe.
+        Raises ValueError if each writes another text than jinja2 for some probe, or does not write the first one.
         """
         probes = [(name, {**self._special, **given}) for name, given in engine_probes()]
-        wanted = [self._by_jinja2(context) for _, context in probes]
-        decided, unlike = {}, ""
+        wanted = [(name, context, self._by_jinja2(context)) for name, context in probes]
         for write in (fast, _without_none(fast)):
-            found = [write(context) for _, context in probes]
-            alike = [text is None or text == right for text, right in zip(found, wanted, strict=True)]
-            if all(alike):
-                decided[write] = len(found) - found.count(None)
-            unlike = unlike or next((name for (name, _), same in zip(probes, alike, strict=True) if not same), "")
-        if not decided:
-            raise ValueError(f"wrote other text in the self-check: {unlike}")
-        return max(decided, key=decided.__getitem__)
+            unlike = next(_unlike(write, wanted), None)
+            if unlike is None:
+                return write
+        raise ValueError(f"wrote other text in the self-check: {unlike}")
 
     def _by_jinja2(self, context: Mapping[str, Any]) -> str | None:
         try:
             return self._jinja2.render(context)
         except REFUSALS:
             return None
+
+
+def _unlike(write: WriteFast, wanted: Sequence[tuple[str, Mapping[str, Any], str | None]]) -> Iterator[str]:
+    """Yield the names of probes with another text than `wanted`. Only the first probe must be written at all."""
+    for at, (name, context, right) in enumerate(wanted):
+        text = write(context)
+        if text != right and (text is not None or at == 0):
+            yield name
 
 
 def _without_none(write: WriteFast) -> WriteFast:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -284,3 +285,16 @@ def test_long_conversations_do_not_keep_the_lock_of_the_interpreter() -> None:
     assert write({"messages": [message] * 2000}) is None
     assert write({"messages": [{**message, "content": "x" * 2**21}]}) is None
     assert TemplateText(source, {}).write({"messages": [message] * 2000}) == "Hi" * 2000
+
+
+def test_threads_write_alike(loaded: Callable[[str], tuple[ChatTemplate, Any]]) -> None:
+    template = loaded("qwen3")[0]
+    conversations = [[{"role": "user", "content": f"{number} " * number}] for number in range(60)]
+    offered = [_function({"name": "read", "description": "", "parameters": {"type": "object"}})]
+
+    def write(messages: list[dict[str, Any]]) -> str:
+        return template.write(messages, offered, {}, prompt=True)
+
+    wanted = [write(messages) for messages in conversations]
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(write, conversations * 5)) == wanted * 5
