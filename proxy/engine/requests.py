@@ -10,6 +10,8 @@ from proxy.engine.grammar import Grammar
 from proxy.errors import ContextLengthExceeded, InvalidRequest
 from proxy.types import Ids, SamplingParams, TurnRequest
 
+_SLICE = 500
+
 
 @dataclass(frozen=True, slots=True)
 class GenerateRequest:
@@ -46,7 +48,7 @@ def check_request(request: GenerateRequest, vocab_size: int, context_length: int
     naming the field, or ContextLengthExceeded.
     """
     sampling, prompt = request.sampling, request.input_ids
-    if not prompt or np.frombuffer(prompt, np.uint32).max() >= vocab_size:  # a negative id wraps to a large one
+    if not prompt or not _below(prompt, vocab_size):
         raise InvalidRequest(
             f"input_ids must hold at least one id, each between 0 and {vocab_size - 1}", param="input_ids"
         )
@@ -56,7 +58,7 @@ def check_request(request: GenerateRequest, vocab_size: int, context_length: int
         raise ContextLengthExceeded(
             prompt_tokens=len(prompt), context_tokens=context_length, max_tokens=sampling.max_tokens
         )
-    if any(not 0 <= token < vocab_size for token, _ in sampling.logit_bias):
+    if sampling.logit_bias and not all(0 <= token < vocab_size for token, _ in sampling.logit_bias):
         raise InvalidRequest(
             f"logit_bias has a token id outside of the vocabulary (0 to {vocab_size - 1})", param="logit_bias"
         )
@@ -64,6 +66,18 @@ def check_request(request: GenerateRequest, vocab_size: int, context_length: int
         raise InvalidRequest("temperature must not be negative", param="temperature")
     if not sampling.repetition_penalty > 0.0:
         raise InvalidRequest("repetition_penalty must be positive", param="repetition_penalty")
+
+
+def _below(ids: Ids, limit: int) -> bool:
+    """True if all ids are between 0 and `limit` - 1.
+
+    In slices: for more values numpy releases the interpreter lock, and then waits for the threads of the store.
+    """
+    values = np.frombuffer(ids, np.uint32)  # a negative id wraps to a large one
+    for start in range(0, len(values), _SLICE):  # noqa: SIM110 (a generator would be entered for each slice)
+        if np.maximum.reduce(values[start : start + _SLICE]) >= limit:
+            return False
+    return True
 
 
 def rest_of(request: GenerateRequest, output: Ids) -> GenerateRequest:

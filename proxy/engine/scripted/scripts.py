@@ -68,7 +68,7 @@ def babble(length: int, vocab_size: int, chunk: int, delay_s: float = 0.0) -> Sc
 
     def script(request: GenerateRequest) -> Reply:
         start = (len(request.input_ids) * 31 + request.input_ids[-1]) % span
-        ids = ids_of((start + 7 * step) % span for step in range(length))
+        ids = ids_of([(start + 7 * step) % span for step in range(length)])
         return Reply(ids, chunk, delay_s)
 
     return script

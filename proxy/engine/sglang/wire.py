@@ -18,7 +18,7 @@ from proxy.engine.grammar import Grammar, GrammarPart
 from proxy.engine.requests import GenerateRequest
 from proxy.engine.versions import LARGEST_VERSION, divided, joined, with_run
 from proxy.errors import EngineFailed, InvalidRequest, ProxyError
-from proxy.types import FinishReason, Logprobs, VersionRuns, ids_of
+from proxy.types import FinishReason, Ids, Logprobs, VersionRuns
 
 _WHOLE_VOCABULARY = -1
 _BAD_REQUEST, _SERVER_ERROR = 400, 500
@@ -125,7 +125,8 @@ class SglangReply:
     """The state of one reply in progress.
 
     `incremental`: each part has only the new tokens, else all tokens so far. `finish`: why it ended, once it has.
-    `sent`: tokens that were turned into chunks. `said`: the version runs that were reported for them.
+    `sent`: tokens that were turned into chunks. `said`: the version runs that were reported for them. `name`,
+    `version`: the name and number of the weight version that the latest part named.
     """
 
     numbers: VersionNumbers
@@ -133,14 +134,16 @@ class SglangReply:
     finish: FinishReason | None = None
     sent: int = 0
     said: VersionRuns = ()
+    name: Any = None
+    version: int = 0
 
     def read(self, parts: Iterable[Any]) -> list[TokenChunk]:
         """Return the new tokens of parts that came together, one chunk per weight version.
 
         Raises InvalidRequest for a refusal, EngineFailed for a part that is malformed.
         """
-        before, told, version = self.sent, self.said, 0
-        ids, logprobs = ids_of(), Logprobs("f")
+        before, told = self.sent, self.said
+        ids, logprobs = Ids("i"), Logprobs("f")
         tops: list[tuple[tuple[int, float], ...]] = []
         finish = cached = None
         for part in parts:
@@ -155,9 +158,10 @@ class SglangReply:
                 finish = _finish(reason)
             if self.sent == 0:
                 cached = meta.get("cached_tokens")
-            version = self.numbers.number(meta.get("weight_version", 0))
-            spans = meta.get("weight_versions")
-            told = self._spans(spans, total) if spans else with_run(told, new, version)
+            spans, name = meta.get("weight_versions"), meta.get("weight_version", 0)
+            if name != self.name:
+                self.name, self.version = name, self.numbers.number(name)
+            told = self._spans(spans, total) if spans else with_run(told, new, self.version)
             self.sent = total
             if not new:
                 continue  # the end alone
@@ -182,7 +186,7 @@ class SglangReply:
         correction = said if said != self.said else ()
         self.said, self.finish = told, finish
         chunks, end = [], 0
-        for count, number in runs or ((0, version),):
+        for count, number in runs or ((0, self.version),):
             start, end = end, end + count
             chunks.append(
                 TokenChunk(

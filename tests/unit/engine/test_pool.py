@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from starlette.responses import Response
 
 from proxy.engine.contract import complete, request_for
 from proxy.engine.interface import PauseMode, WeightTransfer
@@ -360,6 +361,44 @@ async def test_an_unstreamed_reply_is_requested_in_one_piece(whole: bool) -> Non
         chunks = [chunk async for chunk in pool.generate(replace(of_session(""), whole=whole))]
         assert [token for chunk in chunks for token in chunk.ids] == following(PROMPT, 40)
         assert (len([chunk for chunk in chunks if chunk.ids]) == 1) is whole
+
+
+class OldWire(LiveWire):
+    """An older SGLang, which refuses `stream_interval` once `asked` requests to generate have come."""
+
+    def __init__(self, asked: int) -> None:
+        super().__init__()
+        self.asked = asyncio.Barrier(asked)
+        self.refused = 0
+
+    async def _answer(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["path"] != "/generate":
+            return await super()._answer(scope, receive, send)
+        body = b""
+        while (message := await receive())["more_body"]:
+            body += message["body"]
+        body += message["body"]
+        if b"stream_interval" in body:
+            await self.asked.wait()
+            self.refused += 1
+            refusal = Response("unexpected argument 'stream_interval'", 400)
+            return await refusal(scope, receive, send)
+
+        read = [{"type": "http.request", "body": body, "more_body": False}]
+
+        async def again() -> Any:
+            return read.pop() if read else await receive()
+
+        return await super()._answer(scope, again, send)
+
+
+async def test_requests_that_an_old_server_refuses_together_for_their_stream_interval_all_run() -> None:
+    old = OldWire(3)
+    async with wires(0, old), pool_of(old.url) as pool:
+        replies = await asyncio.gather(*(complete(pool, of_session(f"s{n}")) for n in range(3)))
+        assert [reply.ids for reply in replies] == [following(PROMPT, 40)] * 3
+        assert (await complete(pool, of_session("later"))).ids == following(PROMPT, 40)
+        assert old.refused == 3  # the later request was not sent with it
 
 
 async def test_a_server_named_twice_is_one_member() -> None:
