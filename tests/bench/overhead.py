@@ -23,7 +23,7 @@ from rich.console import Console
 from rich.table import Table
 
 from tests.bench.load import Conversation, Sent, Series, Words, connect, conversing, new_path, sending, under_load
-from tests.bench.servers import Server, bare_server, on_core, proxy_server
+from tests.bench.servers import Server, allow_open_files, bare_server, on_core, proxy_server
 from tests.bench.upstream import model_of, upstream_server, word_tokens
 
 LAST_TURN = 20
@@ -129,6 +129,7 @@ def machine() -> str:
 @contextmanager
 def remote_proxy(folder: Path, tokenizer: Path | None) -> Iterator[tuple[Server, Server]]:
     """Run a proxy in front of a simulated engine server; yield both."""
+    allow_open_files()
     with (
         upstream_server(folder, word_tokens(model_of(tokenizer))) as upstream,
         proxy_server(folder, tokenizer, upstream.url) as proxy,

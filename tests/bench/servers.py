@@ -122,6 +122,14 @@ def on_core(index: int) -> Iterator[None]:
         os.sched_setaffinity(0, cores)
 
 
+def allow_open_files() -> None:
+    """Raise this process's limit of open files, and so that of the processes it starts, to what the system allows."""
+    import resource  # not on Windows
+
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
 def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
