@@ -21,7 +21,21 @@ _TEXTS: tuple[str, ...] = (
     "<think>open",
 )
 _TEXTS += ("<tool_response>1</tool_response>", "<|channel|>final<|message|>", "{{ x }} {% if %}", "assistant", "None")
-_VALUES: tuple[Any, ...] = (True, False, None, 0, -7, 2**53 + 1, "", _ODD, [], {}, [None, True, 1, _ODD, [], {}])
+_VALUES: tuple[Any, ...] = (
+    True,
+    False,
+    None,
+    0,
+    -7,
+    2**53 + 1,
+    0.1 + 0.2,
+    -0.0001,
+    "",
+    _ODD,
+    [],
+    {},
+    [None, True, 1, _ODD, [], {}],
+)
 _VALUES += ({"a": None, "items": [1], "keys": "k", _ODD: {"b": [False]}}, [["x"]], [{"type": "string"}], ["a", None])
 _KEYWORDS = [
     "type",

@@ -45,6 +45,9 @@ _SEPARATORS = tuple(f"\\u001{digit}".encode() for digit in "cdef")
 # minijinja keeps the interpreter's lock while it writes, so it writes nothing that takes longer than some milliseconds.
 _MOST_VALUES, _MOST_BYTES = 4_000, 2**20
 
+# Between these bounds, both engines write a fraction without exponent. They write 1.0 differently.
+_LEAST, _MOST = 1e-4, 1e16
+
 # Keywords of JSON schemas that hold lists. If they hold something else, minijinja writes other text: a loop over the
 # letters of a text has no last turn, and `in` finds the methods of a dict (`items`, `update` ...) like its keys.
 _LISTS = _words("oneOf anyOf allOf required")
@@ -125,7 +128,7 @@ def _namespaces(parsed: nodes.Template) -> set[str]:
 
 
 def _written_alike(context: Mapping[str, Any]) -> bool:
-    """Return whether both engines write these values alike: not too many, no floats, large integers, odd characters."""
+    """Return whether both engines write these values alike: not too many, and no odd numbers and characters."""
     try:
         text = orjson.dumps(context)  # refuses surrogates and large integers
     except TypeError:
@@ -145,7 +148,7 @@ def _written_alike(context: Mapping[str, Any]) -> bool:
             waiting.extend(value.values())
         elif kind is list:
             waiting.extend(value)
-        elif kind is float:
+        elif kind is float and (value.is_integer() or not _LEAST <= abs(value) < _MOST):
             return False
     return len(waiting) <= _MOST_VALUES
 

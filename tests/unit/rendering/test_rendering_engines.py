@@ -204,7 +204,11 @@ def test_a_template_that_minijinja_writes_otherwise_is_left_to_jinja2(source: st
 @pytest.mark.parametrize(
     ("value", "text"),
     [
+        (0.5, "0.5"),
         (1.0, "1.0"),
+        (0.00001, "1e-05"),
+        (1e16 + 2, "1.0000000000000002e+16"),
+        (float("nan"), "NaN"),
         (1e22, "1e+22"),
         (-0.0, "-0.0"),
         (float("inf"), "Infinity"),
