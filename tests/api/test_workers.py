@@ -154,6 +154,28 @@ async def test_a_pause_that_was_under_way_when_the_leader_died_is_undone(
         await turn
 
 
+@pytest.mark.parametrize("lost", [None, 0, 1])
+async def test_memory_is_released_and_resumed_once_for_all_workers(
+    tmp_path: Path, url: str, wire: LiveWire, lost: int | None
+) -> None:
+    async with workers_of(tmp_path, url, engine=wire.url) as workers:
+        done = await workers[1].ok("/engine/release_memory", {"tags": ["kv_cache"]})
+        assert (done["released"], done["paused"]) == (["kv_cache"], "abort")
+        if lost is not None:
+            await workers.stop(lost)
+            await workers.start(lost)
+        assert (await state(workers, 1))["released"] == ["kv_cache"]
+        refused = await workers[1].post("/engine/continue_generation", {})
+        assert (refused.status_code, "memory is released" in refused.text) == (503, True)
+        turns = [asyncio.create_task(workers[n].chat([user("hi")], f"w{n}", max_tokens=5)) for n in (0, 1)]
+        await until(lambda: sum(workers[n].app.state.turns._gate.waiting for n in (0, 1)) == 2)
+        done = await workers[0].ok("/engine/resume_memory", {})
+        assert (done["released"], done["paused"]) == ([], None)
+        await asyncio.gather(*turns)
+        assert calls(wire, "/release_memory_occupation") == [{"tags": ["kv_cache"]}]
+        assert calls(wire, "/resume_memory_occupation") == [{"tags": ["kv_cache"]}]
+
+
 async def test_servers_that_join_and_leave_do_so_for_all_workers(tmp_path: Path, url: str, wire: LiveWire) -> None:
     more = LiveWire()
     await more.start()
