@@ -60,11 +60,15 @@ class SharedReads:
                         future.set_exception(StoreUnavailable(f"the database refused a read: {reason}"))
             else:
                 for (_, future), news in zip(waiting, found, strict=True):
-                    if not future.done():
+                    if future.done():
+                        continue
+                    if isinstance(news, Exception):
+                        future.set_exception(news)
+                    else:
                         future.set_result(news)
         self._task = None
 
-    def _load(self, wanted: Sequence[Wanted]) -> list[News | None]:
+    def _load(self, wanted: Sequence[Wanted]) -> list[News | Exception | None]:
         if self._connection is not None:
             try:
                 return load_new_turns(self._connection, wanted)

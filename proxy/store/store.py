@@ -63,7 +63,8 @@ class Store:
         try:
             writer_engine = database.writer_engine(url)
             schema.prepare(writer_engine, migrate=database.is_sqlite(url) if migrate is None else migrate)
-            return cls(OpenDatabase(writer_engine, database.reader_engine(url, READER_THREADS), lock))
+            # One connection for each reader thread, and one that `SharedReads` keeps.
+            return cls(OpenDatabase(writer_engine, database.reader_engine(url, READER_THREADS + 1), lock))
         except BaseException:
             if writer_engine is not None:
                 writer_engine.dispose()

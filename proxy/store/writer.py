@@ -169,7 +169,7 @@ class Writer:
         try:
             while self._queue or not self._closing:
                 self._bell.get()
-                self._rung = False
+                self._rung = False  # before the queue is read: a change that comes later rings again
                 if self._company and len(self._queue) < _GATHER_CHANGES and not self._closing:
                     time.sleep(_GATHER_S)
                 self._take()

@@ -19,8 +19,6 @@ from proxy.store.sql.tables import interactions, sessions
 
 # SQLSTATEs deadlock_detected and serialization_failure. Ordered locks leave few: two inserts of one new session id.
 _DEADLOCKS = ("40P01", "40001")
-
-
 _LOCK = Statement(
     select(sessions.c.session_id, sessions.c.next_seq, sessions.c.revision)
     .where(Named(sessions.c.session_id))
@@ -36,8 +34,6 @@ _LOCK_ALL = Statement(
     .order_by(sessions.c.session_id)
     .with_for_update()
 )
-
-
 _PASS_ALONE = Statement(select(func.pg_advisory_xact_lock(bindparam("place", type_=BigInteger))))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from sqlalchemy import Connection, select
+from sqlalchemy.exc import SQLAlchemyError
 
 from proxy.store.news import MutableFields, News, Seen
 from proxy.store.sql import codec, reads, rows
@@ -19,10 +20,11 @@ _STATES = Statement(
 )
 
 
-def load_new_turns(connection: Connection, wanted: Sequence[Wanted]) -> list[News | None]:
+def load_new_turns(connection: Connection, wanted: Sequence[Wanted]) -> list[News | Exception | None]:
     """The news of each session that only has new turns: one query if there are none, one more per session with some.
 
-    None for a session that does not exist. If the revision of a session grew too, its news have the state alone.
+    None for a session that does not exist, the exception for one with damaged rows. If the revision of a session grew
+    too, its news have the state alone.
     Needs no transaction: a turn that is read later than the state may have a newer reward, but not an older one.
     """
     names = {name for name, _ in wanted}
@@ -30,12 +32,17 @@ def load_new_turns(connection: Connection, wanted: Sequence[Wanted]) -> list[New
     return [_new_turns(connection, name, seen, states.get(name)) for name, seen in wanted]
 
 
-def _new_turns(connection: Connection, session_id: str, seen: Seen, now: Seen | None) -> News | None:
+def _new_turns(connection: Connection, session_id: str, seen: Seen, now: Seen | None) -> News | Exception | None:
     if now is None:
         return None
     if now == seen or now.revision != seen.revision:
         return News(now, None, [], set(), ())
-    return News(now, None, *reads.load_turns(connection, session_id, seen.next_seq, now.next_seq), ())
+    try:
+        return News(now, None, *reads.load_turns(connection, session_id, seen.next_seq, now.next_seq), ())
+    except SQLAlchemyError:
+        raise
+    except Exception as error:
+        return error
 
 
 def load_news(connection: Connection, session_id: str, seen: Seen) -> News | None:

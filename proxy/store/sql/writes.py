@@ -134,11 +134,8 @@ _DELETE_RETURNS = Statement(
 @cache
 def _set_columns(_names: frozenset[str]) -> Statement:
     """The statement that sets these columns of an interaction."""
-    of_interaction = (
-        interactions.c.id == bindparam("of_interaction"),
-        interactions.c.session_id == bindparam("of_session"),
-    )
-    return Statement(update(interactions).where(*of_interaction))
+    of_session = update(interactions).where(interactions.c.session_id == bindparam("of_session"))
+    return Statement(of_session.where(interactions.c.id == bindparam("of_interaction")))
 
 
 def create_sessions(connection: Connection, new: Sequence[Start]) -> Sequence[None]:

@@ -196,7 +196,7 @@ async def test_requests_for_the_state_of_sessions_share_queries(
     asked: list[list[str]] = []
     load = shared_reads.load_new_turns
 
-    def counted(connection: Connection, wanted: Sequence[Wanted]) -> list[News | None]:
+    def counted(connection: Connection, wanted: Sequence[Wanted]) -> list[News | Exception | None]:
         asked.append([name for name, _ in wanted])
         return load(connection, wanted)
 
@@ -204,6 +204,21 @@ async def test_requests_for_the_state_of_sessions_share_queries(
     found = await asyncio.gather(*(store.news.load_news(name, Seen()) for name in [*names, "nobody", *names]))
     assert [news and news.seen for news in found] == [*[Seen()] * 20, None, *[Seen()] * 20]
     assert asked == [[*names, "nobody", *names]]
+
+
+async def test_a_damaged_turn_fails_the_requests_of_its_session_alone(
+    pair: Sequence[Store], node: Build, postgres_url: str
+) -> None:
+    one, two = pair
+    for name in ("whole", "damaged"):
+        await one.starts.create_session(SessionRecord(name))
+        await one.turns.append(node(name, session_id=name))
+    execute(postgres_url, "UPDATE interactions SET output = 'x' WHERE id = 'damaged'")
+    found = await asyncio.gather(
+        *(two.news.load_news(name, Seen()) for name in ("damaged", "whole")), return_exceptions=True
+    )
+    assert isinstance(found[0], ValueError)
+    assert isinstance(found[1], News) and [turn.id for turn in found[1].interactions] == ["whole"]
 
 
 async def test_a_state_that_is_asked_for_during_a_query_is_of_a_later_query(
@@ -214,7 +229,7 @@ async def test_a_state_that_is_asked_for_during_a_query_is_of_a_later_query(
     running, go = threading.Event(), threading.Event()
     load = shared_reads.load_new_turns
 
-    def held(connection: Connection, wanted: Sequence[Wanted]) -> list[News | None]:
+    def held(connection: Connection, wanted: Sequence[Wanted]) -> list[News | Exception | None]:
         news = load(connection, wanted)
         running.set()
         go.wait(60)
