@@ -153,6 +153,8 @@ class _Connection(asyncio.Protocol):
 
     async def carry(self, exchange: Exchange, message: bytes) -> None:
         """Send the request; return when its exchange has ended. Raises Disconnected, and what it failed with."""
+        if self.transport.is_closing():  # lost since it was made
+            raise Disconnected(ConnectionResetError.__name__)
         self._exchange = exchange
         self.transport.write(message)
         try:

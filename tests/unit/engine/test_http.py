@@ -162,6 +162,27 @@ async def test_an_answer_that_breaks_off_fails_and_is_not_asked_for_again(begun:
         assert len(server.requests) == 2
 
 
+async def test_a_connection_that_is_lost_before_the_request_is_sent_fails_the_request() -> None:
+    async with serving(whole(b"hello")) as (_, client):
+        connection = await client._connect()
+        connection.transport.abort()
+        await until(lambda: not client._connections)
+        with pytest.raises(Disconnected):
+            async with asyncio.timeout(5):
+                await connection.carry(Exchange(), b"GET / HTTP/1.1\r\n\r\n")
+
+
+async def test_a_request_that_meets_the_close_of_the_client_fails() -> None:
+    async with serving(whole(b"hello")) as (_, client):
+        await ask(client)
+        asking = asyncio.create_task(ask(client))
+        await asyncio.sleep(0)
+        client.close()
+        with pytest.raises(Disconnected):
+            async with asyncio.timeout(5):
+                await asking
+
+
 async def test_what_is_not_http_fails() -> None:
     async def speak(_: object, writer: asyncio.StreamWriter) -> None:
         writer.write(b"220 mail.example ESMTP\r\n")
