@@ -55,22 +55,24 @@ class WindowDetokenizer:
     `_shown` characters of the window's text were returned.
     """
 
-    __slots__ = ("_decode", "_shown", "_waits", "_window")
+    __slots__ = ("_decode", "_shown", "_window")
 
     def __init__(self, decode: Callable[[Sequence[int]], str]) -> None:
         self._decode = decode
         self._window: list[int] = []
         self._shown = 0
-        self._waits = 0
 
     def push(self, ids: Sequence[int]) -> str:
         self._window.extend(ids)
-        text = self._decode(self._window)
-        # A character has at most four bytes: if it is still incomplete after that, it is invalid.
-        if text.endswith("\ufffd") and self._waits < 4:
-            self._waits += 1
-            return ""
-        return self._show(text)
+        text = whole = self._decode(self._window)
+        held = 0
+        # A character has at most four bytes, so at most three tokens wait for its end. More of them are invalid.
+        while text.endswith("\ufffd") and held < 3:
+            held += 1
+            text = self._decode(self._window[:-held])
+        if text.endswith("\ufffd"):
+            held, text = 0, whole
+        return self._take(text) if held else self._show(text)
 
     def flush(self) -> str:
         return self._show(self._decode(self._window))
@@ -79,10 +81,13 @@ class WindowDetokenizer:
         return True
 
     def _show(self, text: str) -> str:
-        new = text[self._shown :]
-        self._shown, self._waits = len(text), 0
+        new = self._take(text)
         if len(self._window) > _WINDOW:
             self._cut(text)
+        return new
+
+    def _take(self, text: str) -> str:
+        new, self._shown = text[self._shown :], max(self._shown, len(text))
         return new
 
     def _cut(self, text: str) -> None:
