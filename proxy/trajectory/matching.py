@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import jiter
@@ -19,6 +20,7 @@ from xxhash import xxh3_64_intdigest, xxh3_128_hexdigest
 
 from proxy.types import TOKENS, Message, Role, SamplingParams, Tool, ToolCall, TurnRequest
 
+_SAMPLING_VALUES = attrgetter(*(field.name for field in fields(SamplingParams)))
 _ROLE_NUMBER = {role: number for number, role in enumerate(Role)}
 # Integers of up to 53 bits are exact as doubles; integers beyond 1024 bits exceed the largest double.
 _DOUBLE_BITS, _LARGEST_DOUBLE_BITS = 53, 1024
@@ -242,7 +244,7 @@ def request_hash(request: TurnRequest, sampling: SamplingParams, identity: Ident
         str(request.tool_choice.mode),
         request.tool_choice.name,
         request.parallel_tool_calls,
-        sampling,
+        _SAMPLING_VALUES(sampling),
         request.n,
         request.response_format,
         request.top_logprobs if request.logprobs else None,
