@@ -36,8 +36,10 @@ class SessionStarts:
         self._known.add(record.session_id)
         start = Start(rows.session_row(record), chosen_key, max_live, max_taken)
         free = not (chosen_key or record.took_capacity) and max_live is None and max_taken is None
-        create = writes.create_freely if free else writes.create_sessions
-        return self._database.write.submit(create, start, Phase.SESSIONS, urgent=urgent)
+        if free:
+            return self._database.write.submit(writes.create_freely, start, Phase.SESSIONS, urgent=urgent)
+        # In order: the end of another session, queued before, may free the key or the place.
+        return self._database.write.submit(writes.create_sessions, start, urgent=urgent)
 
     async def grant_capacity(self, number: int) -> int:
         """Allow `number` more sessions to start; return how many may start now."""

@@ -4,8 +4,8 @@ A change fails alone: if one of a group cannot be applied, the group is applied 
 savepoint. If the database refuses a commit (disk full, locked, I/O error), exactly the changes of that transaction
 fail, and the next group proceeds.
 
-Changes are applied in the order of the queue, except that new sessions and begun calls come first and reply notes come
-last. That is safe, since none of them depends on an earlier change of the group; and it leaves long runs of equal
+Changes are applied in the order of the queue, except that new sessions without conditions and begun calls come first
+and reply notes come last. That is safe, since none of them depends on an earlier change of the group; and it leaves long runs of equal
 changes, which the database takes in one statement.
 
 The thread wakes once per group, not once per change: a change that nobody waits for leaves it asleep for a while, to

@@ -218,3 +218,14 @@ async def test_an_unknown_cursor_and_too_many_ids_are_refused(store: Store) -> N
     assert caught.value.param == "cursor"
     with pytest.raises(InvalidRequest):
         await store.recordings.find_sessions(SessionQuery(session_ids=[str(n) for n in range(10_001)]))
+
+
+async def test_the_end_of_a_session_frees_its_key_for_a_start_that_is_queued_behind_it(store: Store) -> None:
+    record = SessionRecord("one", api_key_hash="17")
+    await store.starts.create_session(record, chosen_key=True)
+    ended = asyncio.ensure_future(
+        store.changes.end_session(replace(record, status=SessionStatus.ENDED, ended_at=1.0), {})
+    )
+    await asyncio.sleep(0)
+    await store.starts.create_session(SessionRecord("two", api_key_hash="17"), chosen_key=True)
+    assert await ended
