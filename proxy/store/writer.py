@@ -5,8 +5,8 @@ savepoint. If the database refuses a commit (disk full, locked, I/O error), exac
 fail, and the next group proceeds.
 
 Changes are applied in the order of the queue, except that new sessions without conditions and begun calls come first
-and reply notes come last. That is safe, since none of them depends on an earlier change of the group; and it leaves long runs of equal
-changes, which the database takes in one statement.
+and reply notes come last. That is safe, since none of them depends on an earlier change of the group; and it leaves
+long runs of equal changes, which the database takes in one statement.
 
 The thread wakes once per group, not once per change: a change that nobody waits for leaves it asleep for a while, to
 share the commit of one that somebody waits for. The event loop wakes once per group too, and resolves a large group in
