@@ -167,7 +167,7 @@ def build_app(
     app.state.engine, app.state.renderer, app.state.store = engine, renderer, store
     app.state.model = model_name(settings)
     if parts.group is not None:
-        app.state.for_workers = WorkerEndpoints(parts.group.steps(), app)
+        app.state.for_workers = WorkerEndpoints(parts.group.steps(), app, parts.group.joined)
     return app
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import pickle
 from collections.abc import Mapping
 
@@ -16,16 +17,17 @@ from proxy.workers.peers import STEP
 
 
 class WorkerEndpoints:
-    """An ASGI app: `steps` by name under `/-/`, and everything else by `app`."""
+    """An ASGI app: `steps` by name under `/-/` at once, and everything else by `app`, once this worker has joined."""
 
-    def __init__(self, steps: Mapping[str, Step], app: ASGIApp) -> None:
-        self._steps, self._app = steps, app
+    def __init__(self, steps: Mapping[str, Step], app: ASGIApp, joined: asyncio.Event) -> None:
+        self._steps, self._app, self._joined = steps, app, joined
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["path"].startswith(STEP):
             answer = await self._run(scope["path"].removeprefix(STEP), Request(scope, receive))
             await answer(scope, receive, send)
         else:
+            await self._joined.wait()
             await self._app(scope, receive, send)
 
     async def _run(self, name: str, request: Request) -> Response:

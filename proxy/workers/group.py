@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import aclosing
 from pathlib import Path
@@ -53,6 +54,7 @@ class Group:
     def __init__(self, place: Place, engine: SharedEngine, gate: Gate, metrics: Metrics) -> None:
         self._peers, self._engine, self._gate = place.peers, engine, gate
         engine.leads = False
+        self.joined = asyncio.Event()
         self.metrics = CommonMetrics(metrics, place.peers, place.folder)
         self._follower = Follower(engine, gate)
         gates = Gates(gate, place.peers)
@@ -75,9 +77,10 @@ class Group:
         await self._follower.catch_up(self._peers)
 
     async def join(self) -> None:
-        """Once the engine has started."""
+        """Once the engine has started. Sets `joined`: from then on this worker answers what others pass on to it."""
         if self._leader is not None:
             await self._leader.take_over()
+        self.joined.set()
 
     def steps(self) -> Mapping[str, Step]:
         """What the other workers may ask of this one."""

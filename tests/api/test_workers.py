@@ -139,6 +139,21 @@ async def test_a_worker_that_starts_again_takes_over_the_pause_and_the_weights(
         assert (await workers[0].ok("/engine/update_weights", {"path": "w"}))["weight_version"] == 6
 
 
+async def test_a_leader_that_starts_again_answers_once_its_engine_has_started(
+    tmp_path: Path, url: str, wire: LiveWire
+) -> None:
+    async with workers_of(tmp_path, url, engine=wire.url) as workers:
+        await workers[0].ok("/engine/pause_generation", {})
+        await workers.stop(0)
+        starting = asyncio.create_task(workers.start(0))
+        while (resumed := await workers[1].post("/engine/continue_generation", {})).status_code == 503:
+            assert "worker 0" in resumed.text
+            await asyncio.sleep(0)
+        assert (resumed.status_code, resumed.json()["paused"], starting.done()) == (200, None, True)
+        await starting
+        await asyncio.gather(*(workers[n].chat([user("hi")], f"w{n}", max_tokens=5) for n in (0, 1)))
+
+
 @pytest.mark.parametrize("update", [False, True])
 async def test_a_pause_that_was_under_way_when_the_leader_died_is_undone(
     tmp_path: Path, url: str, wire: LiveWire, update: bool
