@@ -11,7 +11,7 @@ from proxy.api.connections import while_connected
 from proxy.api.headers import headers_of
 from proxy.api.http import error_response, read_body
 from proxy.workers.leader import LEADER
-from proxy.workers.peers import Peers, Unreachable
+from proxy.workers.peers import PASSED, Peers, Unreachable
 
 _OF_THE_CONNECTION = {b"connection", b"content-length", b"expect", b"keep-alive", b"transfer-encoding", b"upgrade"}
 
@@ -45,7 +45,7 @@ class Forwarded:
 
     async def _pump(self, scope: Scope, receive: Receive, send: Send) -> None:
         query = scope["query_string"]
-        target = scope["raw_path"] + (b"?" + query if query else b"")
+        target = PASSED.encode() + scope["raw_path"] + (b"?" + query if query else b"")
         asked = [(name, value) for name, value in scope["headers"] if name not in _OF_THE_CONNECTION]
         try:
             async with self._peers.request(self._worker, scope["method"], target, asked, self._body) as answer:

@@ -13,22 +13,24 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from proxy.api.connections import while_connected
 from proxy.errors import ProxyError
 from proxy.workers.group import Step
-from proxy.workers.peers import STEP
+from proxy.workers.peers import PASSED, STEP
 
 
 class WorkerEndpoints:
-    """An ASGI app: `steps` by name under `/-/` at once, and everything else by `app`, once this worker has joined."""
+    """An ASGI app: `steps` by name under STEP at once, and by `app` what is PASSED on, once this worker has joined."""
 
     def __init__(self, steps: Mapping[str, Step], app: ASGIApp, joined: asyncio.Event) -> None:
         self._steps, self._app, self._joined = steps, app, joined
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["path"].startswith(STEP):
-            answer = await self._run(scope["path"].removeprefix(STEP), Request(scope, receive))
-            await answer(scope, receive, send)
-        else:
+        path, raw_path = scope["path"], scope["raw_path"]
+        if path.startswith(PASSED):
             await self._joined.wait()
-            await self._app(scope, receive, send)
+            asked = {**scope, "path": path.removeprefix(PASSED), "raw_path": raw_path.removeprefix(PASSED.encode())}
+            await self._app(asked, receive, send)
+        else:
+            answer = await self._run(path.removeprefix(STEP), Request(scope, receive))
+            await answer(scope, receive, send)
 
     async def _run(self, name: str, request: Request) -> Response:
         """Run a step. It is cancelled if the worker that asked for it is lost."""

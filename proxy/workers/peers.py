@@ -18,8 +18,9 @@ from proxy.errors import EngineUnavailable, ProxyError
 if TYPE_CHECKING:
     import httpx
 
-STEP = "/-/"
-"""The start of the path of a call; every other path is a request that a worker passes on."""
+STEP, PASSED = "/step/", "/request"
+"""What a path starts with: the path of a call, or that of a client's request that a worker passes on. A client chooses
+what follows PASSED, so only these prefixes tell the two apart: the body of a call is unpickled."""
 
 _CONNECT_S = 5.0
 
@@ -63,7 +64,7 @@ class Peers:
     async def request(
         self, worker: int, method: str, target: bytes, headers: Iterable[tuple[bytes, bytes]], body: bytes
     ) -> AsyncIterator[httpx.Response]:
-        """Send an HTTP request to another worker. `target`: path and query as they came, `headers`: those of ASGI.
+        """Send an HTTP request to another worker. `target`: STEP or PASSED, path and query. `headers`: those of ASGI.
 
         Raises Unreachable, also if the answer breaks off.
         """

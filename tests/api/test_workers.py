@@ -264,6 +264,15 @@ def shown(response: Any, stream: bool) -> Any:
     return {event["id"] for event in events}, text
 
 
+@pytest.mark.parametrize("name", ["-/s", "-/count", "request/s"])
+async def test_a_session_of_any_name_is_found_at_another_worker(tmp_path: Path, url: str, name: str) -> None:
+    async with workers_of(tmp_path, url, slow) as workers:
+        first = asyncio.create_task(workers[0].post(f"/{name}/v1/chat/completions", LONG))
+        await until(lambda: len(workers[0].engine.requests) == 1)
+        second = await workers[1].post(f"/{name}/v1/chat/completions", LONG, headers=RETRY)
+        assert (second.status_code, second.json()) == (200, (await first).json())
+
+
 @pytest.mark.usefixtures("_short_grace")
 async def test_after_a_disconnect_an_equal_request_attaches_to_the_turn_of_another_worker(
     tmp_path: Path, url: str
