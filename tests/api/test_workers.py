@@ -154,6 +154,21 @@ async def test_a_leader_that_starts_again_answers_once_its_engine_has_started(
         await asyncio.gather(*(workers[n].chat([user("hi")], f"w{n}", max_tokens=5) for n in (0, 1)))
 
 
+@pytest.mark.parametrize("lost", [0, 1])
+async def test_a_worker_starts_again_after_weights_were_loaded_on_the_server_directly(
+    tmp_path: Path, url: str, wire: LiveWire, lost: int
+) -> None:
+    async with workers_of(tmp_path, url, engine=wire.url) as workers:
+        await workers[0].ok("/engine/update_weights", {"path": "w", "version": 5})
+        wire.wire.version = "6"
+        await until(lambda: all(workers[n].app.state.engine.info().weight_version == 6 for n in (0, 1)))
+        await workers.stop(lost)
+        async with asyncio.timeout(20):
+            await workers.start(lost)
+        for number in (0, 1):
+            assert (await workers[number].http.get("/ready")).json()["weight_version"] == 6
+
+
 @pytest.mark.parametrize("update", [False, True])
 async def test_a_pause_that_was_under_way_when_the_leader_died_is_undone(
     tmp_path: Path, url: str, wire: LiveWire, update: bool

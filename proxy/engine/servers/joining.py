@@ -61,10 +61,11 @@ async def bring(member: Member, state: PoolState, *, alone: bool) -> int:
 async def follow(member: Member, state: PoolState, *, alone: bool) -> int:
     """Check that another process has brought a server to `state`; return the weight version that the server serves.
 
-    Changes nothing on the server. Raises EngineLost, or EngineUnavailable if it has other weights than `state`.
+    Changes nothing on the server. `alone`: no other server is alive; it may then have newer weights than `state`, which
+    came directly or from a process that died before it told. Raises EngineLost, or EngineUnavailable if it has others.
     """
     version = await member.engine.check()
-    if version != state.version and not (alone and not state.managed):
+    if version != state.version and not (alone and (version > state.version or not state.managed)):
         raise EngineUnavailable(f"{member.url} serves weight version {version}, the others serve {state.version}")
     member.paused, member.released = state.mode is not None, bool(state.released)
     await member.engine.follow(state.mode, None)

@@ -388,7 +388,7 @@ class Pool:
             if state is self._state and not self._changes and (version == state.version or not self._alive()):
                 break  # else another server joined first, and this one may not keep its own weights
         if version != state.version:
-            self._state = replace(state, version=version, managed=False)
+            self._state = replace(state, version=version, weights=None, managed=False)
         member.alive, member.doubtful, member.failure = True, False, ""
         logger.info("engine server %s is in the pool", member.url)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
 from typing import Any
 
@@ -18,6 +18,7 @@ from proxy.engine.requests import GenerateRequest
 from proxy.engine.servers.connection import NO_KEYS, Keys, server_url
 from proxy.engine.servers.kinds import connect
 from proxy.engine.servers.pool import Pool
+from proxy.engine.servers.remote import RemoteEngine
 from proxy.engine.servers.sglang_server import SglangServer
 from proxy.errors import ConfigurationError, EngineLost, InvalidRequest
 from proxy.types import Message, Role, SamplingParams, TurnRequest, ids_of
@@ -31,10 +32,13 @@ CHECK_S = 0.02
 SELDOM_S = 3600.0
 
 
+def opener_of(keys: Keys = NO_KEYS) -> Callable[[str], Awaitable[RemoteEngine]]:
+    return connect(VOCABULARY, None, processed_logprobs=False, keys=keys)
+
+
 @contextlib.asynccontextmanager
 async def pool_of(*urls: str, check_s: float = CHECK_S, keys: Keys = NO_KEYS) -> AsyncIterator[Pool]:
-    opener = connect(VOCABULARY, None, processed_logprobs=False, keys=keys)
-    pool = Pool(urls, opener, start_timeout_s=5.0, check_s=check_s)
+    pool = Pool(urls, opener_of(keys), start_timeout_s=5.0, check_s=check_s)
     try:
         await pool.start()
         yield pool
@@ -301,6 +305,21 @@ async def test_servers_with_newer_weights_all_join_at_the_start() -> None:
         async with pool_of(*(wire.url for wire in live)) as pool:
             assert states(pool) == {live[0].url: "alive", live[1].url: "alive", live[2].url: "missing"}
             assert pool.info().weight_version == 3
+
+
+async def test_a_process_that_follows_starts_with_newer_weights_than_it_was_told() -> None:
+    async with wires(2) as (first, second), pool_of(first.url, second.url, check_s=SELDOM_S) as leading:
+        await leading.update_weights("w", 5)
+        for wire in (first, second):
+            wire.wire.version = "6"
+        pool = Pool([first.url, second.url], opener_of(), start_timeout_s=5.0, check_s=CHECK_S)
+        pool.leads = False
+        await pool.adopt(leading.common())
+        await pool.start()
+        assert pool.info().weight_version == 6
+        assert states(pool) == {first.url: "alive", second.url: "alive"}
+        assert pool.common()["weights"] is None  # a server that joins later must not get those of version 5
+        await pool.close()
 
 
 async def test_rank_offsets_follow_the_world_sizes_and_must_be_integers() -> None:
