@@ -87,12 +87,14 @@ class Turn:
         if chunk.corrected:
             interaction.versions = corrected(interaction.versions, chunk.corrected)
         finish = chunk.finish
-        if not self._ends.isdisjoint(ids):
+        tokens = ids.tolist()  # read several times: an array makes its integers anew each time
+        if not self._ends.isdisjoint(tokens):
             ids, finish = _until_end(ids, self._ends), FinishReason.STOP
+            tokens = ids.tolist()
         if ids and not interaction.output_ids:
             interaction.first_token_at = time.time()
         if self._takes_whole_chunks:
-            return self._add(ids, chunk, 0, self.parser.feed(ids)) or finish
+            return self._add(ids, chunk, 0, self.parser.feed(tokens)) or finish
         return self._take_apart(ids, chunk) or finish
 
     def _encoded(self, chunk: TokenChunk, text: str) -> TokenChunk:

@@ -172,12 +172,12 @@ class SglangReply:
             if not len(taken) == len(sampled) == new:
                 raise EngineFailed(f"the engine gave {len(taken)} ids and {len(sampled)} logprobs for {new} tokens")
             try:
-                values, tokens, *_ = zip(*sampled, strict=True)
-                logprobs.extend(values)
-                ids.extend(tokens)
-            except (TypeError, ValueError, OverflowError):
+                logprobs.fromlist([entry[0] for entry in sampled])
+                tokens = [entry[1] for entry in sampled]
+                ids.fromlist(tokens)
+            except (TypeError, LookupError, OverflowError):
                 raise EngineFailed("the engine gave a token without its logprob") from None
-            if list(tokens) != taken:
+            if tokens != taken:
                 raise EngineFailed("the engine gave logprobs of other tokens than it sampled")
             tops += map(_ranked, (meta.get("output_top_logprobs") or [])[span])
         if self.sent == before and finish is None:
@@ -221,9 +221,9 @@ def _refusal(out: Any) -> ProxyError:
 
 def _finish(reason: Any) -> FinishReason:
     """Map SGLang's finish reason. Raises InvalidRequest or EngineFailed for an abort that reports an error."""
-    kind = reason["type"] if isinstance(reason, Mapping) else reason
+    kind = reason["type"] if isinstance(reason, dict) else reason
     if kind == "abort":
-        status = reason.get("status_code") if isinstance(reason, Mapping) else None
+        status = reason.get("status_code") if isinstance(reason, dict) else None
         if status is not None and status >= _BAD_REQUEST:
             message = f"the engine aborted the request: {reason.get('message')}"
             raise EngineFailed(message) if status >= _SERVER_ERROR else InvalidRequest(message)
