@@ -1,7 +1,7 @@
 """HTTP/1.1 to one server, without a coroutine or a queue between the socket and the reader of an answer.
 
 All bytes of an answer that came in one read are passed on in one call. Connections are kept for later requests. An
-answer ends whole, or its request raises.
+answer ends whole, or its request raises. An answer without a length ends with its connection.
 """
 
 from __future__ import annotations
@@ -19,7 +19,12 @@ _CONNECT_S = 5.0
 _KEPT_S = 4.0
 """How long an idle connection may be used again. Servers run on uvicorn, which closes idle connections after 5 s."""
 
+_REST_S = 4.0
+"""How long the rest of an answer is read that is not needed, so that its connection can be kept."""
+
 _OK = 200
+_FRAMES = {b"content-length", b"transfer-encoding"}
+"""The fields that say where an answer ends. One without them ends with its connection."""
 
 
 class Disconnected(Exception):
@@ -146,7 +151,8 @@ class _Connection(asyncio.Protocol):
         self.kept_since = 0.0
         self._client = client
         self._pieces: list[bytes] = []
-        self.on_body = self._pieces.append
+        self._fields: dict[bytes, bytes] = {}
+        self.on_body, self.on_header = self._pieces.append, self._fields.__setitem__
         self._parser = HttpResponseParser(self)
         self._exchange: Exchange | None = None
         self._over = self._reusable = False
@@ -186,6 +192,8 @@ class _Connection(asyncio.Protocol):
                     exchange.body += data
                 elif not exchange.ended.done() and exchange.feed(data):
                     exchange.ended.set_result(None)
+                    if not self._over:
+                        asyncio.get_running_loop().call_later(_REST_S, self._give_up, exchange)
         except (HttpParserError, HttpParserUpgrade) as error:
             exchange.fail(Disconnected(type(error).__name__))
             self.close()
@@ -194,7 +202,15 @@ class _Connection(asyncio.Protocol):
         if self._over:
             self._end(exchange)
 
+    def eof_received(self) -> None:
+        exchange = self._exchange
+        if exchange is not None and exchange.status and _FRAMES.isdisjoint(map(bytes.lower, self._fields)):
+            self._reusable = False
+            self._end(exchange)
+
     def on_headers_complete(self) -> None:
+        if self._over:
+            raise HttpParserError("a second answer")
         if self._exchange is not None and self._parser.get_status_code() >= _OK:  # a lower status is not the answer's
             self._exchange.status = self._parser.get_status_code()
 
@@ -204,11 +220,16 @@ class _Connection(asyncio.Protocol):
 
     def _end(self, exchange: Exchange) -> None:
         self._exchange, self._over = None, False
+        self._fields.clear()
         if not exchange.ended.done():
             exchange.ended.set_result(None)
         if self._reusable and not self._client.closed:
             self._client.keep(self)
         else:
+            self.close()
+
+    def _give_up(self, exchange: Exchange) -> None:
+        if self._exchange is exchange:
             self.close()
 
     def connection_lost(self, error: Exception | None) -> None:

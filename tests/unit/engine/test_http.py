@@ -203,6 +203,35 @@ async def test_an_informational_answer_is_not_the_answer() -> None:
         assert (answered.status, answered.body) == (200, b"hello")
 
 
+async def test_two_answers_to_one_request_fail_it() -> None:
+    async def answer(_: object, writer: asyncio.StreamWriter) -> None:
+        bad = b"HTTP/1.1 500 Failed\r\ncontent-length: 3\r\n\r\nbad"
+        writer.write(OK + b"content-length: 5\r\n\r\nhello" + bad)
+
+    async with serving(answer) as (server, client):
+        with pytest.raises(Disconnected):
+            await ask(client)
+        await until(lambda: server.closed == 1)
+
+
+@pytest.mark.parametrize("head", [b"HTTP/1.0 200 OK\r\n", OK, OK + b"connection: close\r\n"])
+async def test_an_answer_without_a_length_ends_with_its_connection(head: bytes) -> None:
+    async def answer(_: object, writer: asyncio.StreamWriter) -> None:
+        for piece in (head + b"\r\nhel", b"lo"):
+            writer.write(piece)
+            await writer.drain()
+            await asyncio.sleep(0.001)
+        writer.close()
+
+    async with serving(whole(b"first")) as (server, client):
+        await ask(client)  # so that the answer without a length comes by a connection that was kept
+        server.answer = answer
+        for _ in range(2):
+            answered = await ask(client)
+            assert (answered.status, answered.body) == (200, b"hello")
+        assert not client._kept and len(server.requests) == 3
+
+
 async def test_a_cancelled_request_closes_its_connection() -> None:
     async with serving(pieces(b"one", ends=False)) as (server, client):
         exchange = Exchange()
@@ -255,6 +284,14 @@ async def test_the_rest_of_an_answer_that_is_not_needed_is_read_and_the_connecti
         await until(lambda: len(client._kept) == 2)
         assert (await ask(client, Wholes())).body == b"the end"
         assert len(server.writers) == 2
+
+
+async def test_the_rest_of_an_answer_that_does_not_end_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with serving(pieces(b"the end", ends=False)) as (server, client):
+        assert (await ask(client, Wholes())).body == b"the end"
+        assert not server.closed
+        await let_pass(http._REST_S, monkeypatch)
+        await until(lambda: server.closed == 1)
 
 
 async def events_of(answer: Answer, read: Callable[[list[object]], bool] = lambda events: False) -> None:
