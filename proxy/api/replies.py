@@ -28,6 +28,9 @@ from proxy.types import Api, TurnRequest
 
 # Codex abandons a silent stream after 300 s, reverse proxies often after 30 to 60 s.
 KEEPALIVE_S = 5.0
+# A replay, or a retry that attaches late, has tens of thousands of deltas to write: so many at once hold nobody up, and
+# what a slow client has yet to read is little.
+_DELTAS_AT_ONCE = 512
 
 
 class UnaryReply:
@@ -96,11 +99,13 @@ class StreamReply:
         over.add_done_callback(self._on_end)
         while True:
             changed = self._changed = self._loop.create_future()
-            events = b""
+            events, behind = b"", False
             for index, choice in enumerate(self._choices):
-                if deltas := choice.deltas[self._seen[index] :]:
-                    self._seen[index] += len(deltas)
+                seen = self._seen[index]
+                if deltas := choice.deltas[seen : seen + _DELTAS_AT_ONCE]:
+                    self._seen[index] = seen + len(deltas)
                     events += self._encoder.deltas(deltas, index)
+                    behind = behind or self._seen[index] < len(choice.deltas)
             if not events and self._loop.time() - self._written_at >= KEEPALIVE_S:
                 events = self._encoder.keepalive()
             if events:
@@ -108,7 +113,9 @@ class StreamReply:
                     events = await self._start(send) + events
                 self._written_at = self._loop.time()
                 await send({"type": "http.response.body", "body": events, "more_body": True})
-            if not changed.done():  # nothing has come since the deltas were read
+            if behind:
+                await asyncio.sleep(0)  # `send` lets nobody run while the connection takes what it is given
+            elif not changed.done():  # nothing has come since the deltas were read
                 if over.done():
                     break
                 await changed

@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from operator import sub
 from typing import Any, cast
 
 import pytest
@@ -111,6 +112,35 @@ async def test_what_came_while_the_connection_was_full_is_written_at_once() -> N
     choice.end()
     await client.task
     assert client.sent[-1].endswith(b"data: [DONE]\n\n") and client.turns.written == [choice.attempt]
+
+
+async def test_a_long_backlog_is_written_in_parts_and_others_run_between_them() -> None:
+    choice = one_choice()
+    texts = [f"{number} " for number in range(5000)]
+    choice.show(*texts)
+    choice.end()
+    client = Client([choice])
+    sent: list[int] = []
+    while not client.task.done():
+        sent.append(len(client.sent))
+        await asyncio.sleep(0)
+    assert client.text() == "".join(texts) and client.turns.written == [choice.attempt]
+    assert max(body.count(b"data: ") for body in client.sent) < 1000
+    assert max(map(sub, sent[1:], sent)) == 2  # the last part and the end
+
+
+async def test_a_slow_client_is_given_no_more_than_one_part_of_a_backlog() -> None:
+    choice = one_choice()
+    client = Client([choice])
+    client.open.clear()
+    choice.show(*(["x"] * 5000))
+    await let_run()
+    client.open.set()
+    await until(lambda: len(client.sent) > 0)
+    client.open.clear()
+    assert client.sent[0].count(b"data: ") < 1000
+    client.left.set()
+    await client.task
 
 
 async def test_every_reader_gets_everything_from_the_beginning() -> None:
