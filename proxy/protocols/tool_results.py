@@ -9,10 +9,11 @@ def link_tool_results(messages: list[Message]) -> list[Message]:
     """Give each tool message without a call id the id of the first unanswered call before it."""
     open_calls: list[str] = []
     out: list[Message] = []
+    result = Role.TOOL
     for message in messages:
         if message.tool_calls:
             open_calls = [call.id for call in message.tool_calls]
-        elif message.role is Role.TOOL:
+        elif message.role is result:
             if message.tool_call_id is None and open_calls:
                 message = message._replace(tool_call_id=open_calls[0])
             if message.tool_call_id in open_calls:

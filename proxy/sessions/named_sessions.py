@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 
 from proxy.errors import InvalidRequest, SessionNotFound
-from proxy.sessions.ids import check_session_id
 from proxy.sessions.live_session import LiveSession
 from proxy.sessions.new_records import NewRecords
 from proxy.sessions.registry import Registry
@@ -24,11 +24,14 @@ class NamedSessions:
         self._registry, self._starts, self._limits, self._records = registry, starts, limits, records
 
     async def get_or_create(self, session_id: str) -> LiveSession:
-        """The session, created in memory if nobody named it before. Raises InvalidRequest, TooManyRequests."""
-        try:
-            return await self._registry.get(session_id)
-        except SessionNotFound:
-            record = self._records.build(check_session_id(session_id), session_id, {})
+        """The session, created in memory if nobody named it before; `session_id` is a valid one.
+
+        Raises TooManyRequests.
+        """
+        if not self._registry.excludes(session_id):
+            with suppress(SessionNotFound):
+                return await self._registry.get(session_id)
+        record = self._records.build(session_id, session_id, {})
         await self._check_room()
         new = LiveSession(record, InteractionCache(), stored=False, confirmed=False, seen=NOTHING_SEEN)
         return self._registry.add(new)

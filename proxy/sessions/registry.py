@@ -37,13 +37,17 @@ class Registry:
             if self.shared:
                 await self.refresh(session)
             return session
-        if self._news.excludes(session_id):
+        if self.excludes(session_id):
             raise _not_found(session_id)
         task = self._loading.get(session_id)
         if task is None:
             task = self._loading[session_id] = asyncio.create_task(self._load(session_id))
             task.add_done_callback(lambda _: self._loading.pop(session_id, None))
         return await asyncio.shield(task)
+
+    def excludes(self, session_id: str) -> bool:
+        """Whether a session certainly does not exist, neither in memory nor in the store; the answer costs no read."""
+        return session_id not in self._live and self._news.excludes(session_id)
 
     def find(self, session_id: str) -> LiveSession | None:
         """The session if it is in memory."""

@@ -71,9 +71,10 @@ class InteractionCache:
 
     def find_parent(self, request: TurnRequest, identity: Identity) -> Match:
         """Find the deepest node whose conversation, answer included, is a prefix of the request's messages."""
-        states, lead, messages = identity.states, identity.lead, request.messages
+        _, lead, states = identity
+        messages, answer = request.messages, Role.ASSISTANT
         for index in range(len(states) - 1, 0, -1):
-            if messages[lead + index - 1].role is not Role.ASSISTANT:
+            if messages[lead + index - 1].role is not answer:
                 continue
             if candidates := self._by_end.get(states[index].key):
                 covered = lead + index
@@ -166,10 +167,12 @@ class InteractionCache:
     def _is_rewrite(self, messages: Sequence[Message], identity: Identity, match: Match) -> bool:
         """Whether the request replaces an answer of this tree, after the parent, by another assistant message."""
         first = max(match.covered - identity.lead, 0)
-        return any(
-            messages[identity.lead + index].role is Role.ASSISTANT and identity.states[index].key in self._by_start
-            for index in range(first, len(identity.states) - 1)
-        )
+        _, lead, states = identity
+        answer = Role.ASSISTANT
+        for index in range(first, len(states) - 1):
+            if messages[lead + index].role is answer and states[index].key in self._by_start:
+                return True
+        return False
 
     def _changed_head(self, messages: Sequence[Message], identity: Identity) -> Reason | None:
         """The part of the head that differs from a node with the same messages; None if there is no such node."""

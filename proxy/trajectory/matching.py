@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -21,6 +21,8 @@ from xxhash import xxh3_64_intdigest, xxh3_128_hexdigest
 from proxy.types import TOKENS, Message, Role, SamplingParams, Tool, ToolCall, TurnRequest
 
 _SAMPLING_VALUES = attrgetter(*(field.name for field in fields(SamplingParams)))
+# Looked up once: Python 3.11 takes as long to find a member of an enum as to hash a short message.
+_SYSTEM, _ASSISTANT, _TOOL = Role.SYSTEM, Role.ASSISTANT, Role.TOOL
 _ROLE_NUMBER = {role: number for number, role in enumerate(Role)}
 # Integers of up to 53 bits are exact as doubles; integers beyond 1024 bits exceed the largest double.
 _DOUBLE_BITS, _LARGEST_DOUBLE_BITS = 53, 1024
@@ -28,8 +30,7 @@ _UNKNOWN_CALL = -1
 _NO_CALL = -2
 
 
-@dataclass(frozen=True, slots=True)
-class RootKeys:
+class RootKeys(NamedTuple):
     """Hashes of the head of a prompt: tools, leading system messages, template options."""
 
     tools: int
@@ -54,8 +55,7 @@ class ChainState(NamedTuple):
     echo: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Identity:
+class Identity(NamedTuple):
     """The identity of a request. `states[i]` is the chain i messages after the `lead` leading system messages."""
 
     root: RootKeys
@@ -86,7 +86,7 @@ def root_keys(system: Sequence[Message], tools: Sequence[Tool], options: Mapping
 def count_leading_system(messages: Sequence[Message]) -> int:
     """The number of system messages at the head of a conversation."""
     for index, message in enumerate(messages):
-        if message.role is not Role.SYSTEM:
+        if message.role is not _SYSTEM:
             return index
     return len(messages)
 
@@ -94,14 +94,15 @@ def count_leading_system(messages: Sequence[Message]) -> int:
 def extend(state: ChainState, messages: Sequence[Message]) -> list[ChainState]:
     """The states of the chain before the first and after each of `messages`: len(messages) + 1 states."""
     states = [state]
+    key, body_key, calls, echo = state
     for message in messages:
-        key, body_key, calls, echo = states[-1]
         link = message_key(message, calls)
-        if message.role is Role.ASSISTANT:
+        if message.role is _ASSISTANT:
             echo = hash((echo, _echo_key(message)))
         if message.tool_calls:
             calls = tuple([call.id for call in message.tool_calls])
-        states.append(ChainState(hash((key, link)), hash((body_key, link)), calls, echo))
+        key, body_key = hash((key, link)), hash((body_key, link))
+        states.append(ChainState(key, body_key, calls, echo))
     return states
 
 
@@ -116,15 +117,16 @@ def message_key(message: Message, calls: tuple[str, ...]) -> int:
 
     A tool result is identified by the position of its call in `calls`, so ids are equal up to consistent renaming.
     """
-    text = _text_key(_visible(message.content) if message.role is Role.ASSISTANT else message.content)
-    role = _ROLE_NUMBER[message.role]
-    if message.name is not None and message.name.startswith(TOKENS):
-        return hash((role, text, _text_key(message.name)))
-    if not (message.tool_calls or message.images or message.role is Role.TOOL):
-        return hash((role, text))
-    called = tuple(_call_key(call) for call in message.tool_calls)
-    answered = _call_position(message.tool_call_id, calls) if message.role is Role.TOOL else _NO_CALL
-    return hash((role, text, called, answered, tuple(_text_key(image) for image in message.images)))
+    role, content, tool_calls, call_id, _, name, images, _ = message
+    text = _text_key(_visible(content) if role is _ASSISTANT else content)
+    number = _ROLE_NUMBER[role]
+    if name is not None and name.startswith(TOKENS):
+        return hash((number, text, _text_key(name)))
+    if not (tool_calls or images or role is _TOOL):
+        return hash((number, text))
+    called = tuple([_call_key(call) for call in tool_calls])
+    answered = _call_position(call_id, calls) if role is _TOOL else _NO_CALL
+    return hash((number, text, called, answered, tuple([_text_key(image) for image in images])))
 
 
 def _visible(text: str) -> str:

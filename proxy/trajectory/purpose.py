@@ -53,7 +53,8 @@ def purpose_of_prompt(messages: Sequence[Message]) -> Purpose | None:
 
     Of the messages of users only the last counts, if nothing follows it: a tool result may quote any phrase.
     """
-    system = "\n".join([message.content for message in messages if message.role is Role.SYSTEM])
+    wanted = Role.SYSTEM
+    system = "\n".join([message.content for message in messages if message.role is wanted])
     stated = _purpose_of_system(system)
     if stated is None and messages and messages[-1].role is Role.USER:
         for line in messages[-1].content.lower().split("\n"):

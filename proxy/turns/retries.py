@@ -45,10 +45,14 @@ class NewSample:
     superseded: Sequence[Attempt]
 
 
-def decide(attempts: Sequence[Attempt], request: TurnRequest) -> Attach | Replay | NewSample:
+Decision = Attach | Replay | NewSample
+_FIRST = NewSample(())
+
+
+def decide(attempts: Sequence[Attempt], request: TurnRequest) -> Decision:
     """Apply the rules above. `attempts`: those of the session with the request's hash, oldest first."""
     if not attempts:
-        return NewSample(())
+        return _FIRST
     marked = [a for a in attempts if _is_marked(request, a)]
     gone = [a for a in attempts if a.readers == 0 and not (a.written or a.unsettled)]
     failed = [a for a in attempts if a.stage in (Stage.FAILED, Stage.ENDING) and not a.superseded]

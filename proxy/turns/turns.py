@@ -43,7 +43,7 @@ from proxy.turns.history import with_history, with_messages
 from proxy.turns.plan import ReplyPlan, make_turns
 from proxy.turns.prompts import Prompt, Prompts
 from proxy.turns.replay import replay
-from proxy.turns.retries import Attach, NewSample, Replay, decide
+from proxy.turns.retries import Attach, Decision, NewSample, Replay, decide
 from proxy.turns.turn import Turn
 from proxy.types import FinishReason, Interaction, Status, TurnRequest
 from proxy.workers.seats import RunsElsewhere, Seat, digest_of
@@ -126,10 +126,11 @@ class Turns:
                 await self._registry.refresh(session)
         if not request.retry:
             await settle(self._news, session, key)
-        if (earlier := self._earlier(session, request, key)) is not None:
+        if (earlier := self._earlier(session, request, decide(session.attempts.get(key, ()), request))) is not None:
             return earlier
         self._check_room(request)
-        await self._arrive()
+        if self._gate.closed:
+            await self._arrive()
         prompt, request = await self._prompt(session, request, identity)
         self._prompts.check_vocabulary(prompt.ids, info.vocab_size, rendered=request.input_ids is None)
         sampling = apply_budgets(wanted, request.n, session, len(prompt.ids), self._settings, info.context_length)
@@ -137,7 +138,8 @@ class Turns:
         # Other turns may have started while this prompt was rendered, so the checks are made again. Nothing is awaited
         # from here to the start.
         session.check_open()
-        if (earlier := self._earlier(session, request, key)) is not None:
+        decision = decide(session.attempts.get(key, ()), request)
+        if (earlier := self._earlier(session, request, decision)) is not None:
             return earlier
         if self._seat is not None:
             self._check_elsewhere(session, key)
@@ -152,6 +154,9 @@ class Turns:
             reply_id=new_id(),
         )
         choices = make_turns(plan, self._renderer)
+        if isinstance(decision, NewSample):
+            for failed in decision.superseded:
+                self._supersede(session, failed)
         self._start(plan, choices)
         return choices
 
@@ -185,9 +190,9 @@ class Turns:
         finally:
             self._arriving -= 1
 
-    def _earlier(self, session: LiveSession, request: TurnRequest, key: str) -> Sequence[Choice] | None:
+    def _earlier(self, session: LiveSession, request: TurnRequest, decision: Decision) -> Sequence[Choice] | None:
         """Return the choices of an earlier attempt that also answers this request, or None if it must be sampled."""
-        match decide(session.attempts.get(key, ()), request):
+        match decision:
             case Attach(attempt):
                 return self._choices[attempt]
             case Replay(attempt):
@@ -248,12 +253,7 @@ class Turns:
     def _start(self, plan: ReplyPlan, choices: Sequence[Turn]) -> None:
         session, attempt = plan.session, plan.attempt
         self._named.ensure_stored(session)
-        attempts = session.attempts.setdefault(attempt.key, [])
-        decision = decide(attempts, plan.request)
-        if isinstance(decision, NewSample):
-            for failed in decision.superseded:
-                self._supersede(session, failed)
-        attempts.append(attempt)
+        session.attempts.setdefault(attempt.key, []).append(attempt)
         self._choices[attempt] = choices
         if self._seat is not None:
             self._seat.add(digest_of(session.id, attempt.key), len(choices))

@@ -21,6 +21,7 @@ from proxy.errors import EngineFailed, EngineIncapable, InvalidRequest
 from proxy.types import FinishReason, Ids, ids_of
 
 _LOGPROB = math.log(0.5)
+_CAPABILITIES = frozenset(Capability) - {Capability.RELEASE_MEMORY}
 
 
 class ScriptedEngine:
@@ -124,7 +125,7 @@ class ScriptedEngine:
             vocab_size=vocab_size,
             context_length=context_length,
             weight_version=self._version,
-            capabilities=frozenset(Capability) - {Capability.RELEASE_MEMORY},
+            capabilities=_CAPABILITIES,
         )
 
     async def close(self) -> None:

@@ -15,7 +15,7 @@ class VisibleText:
     """Incremental filter of visible text. Leading white space is dropped before stop strings are searched."""
 
     def __init__(self, stop: Sequence[str] = ()) -> None:
-        self._stop = tuple(word for word in stop if word)
+        self._stop = tuple([word for word in stop if word])
         self._parts: list[str] = []
         self._candidate = ""
         self._space = ""
