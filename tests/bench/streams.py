@@ -176,8 +176,10 @@ class Result:
 async def clients(port: int, count: int) -> list[dict[str, Any]]:
     """Run `read_streams` in a process of its own."""
     command = [sys.executable, "-m", "tests.bench.streams", "--read", str(port), str(count)]
-    done = await asyncio.to_thread(subprocess.run, command, stdout=subprocess.PIPE, check=True)
-    return list(orjson.loads(done.stdout))
+    with tempfile.TemporaryFile() as output:
+        await asyncio.to_thread(subprocess.run, command, stdout=output, check=True)
+        output.seek(0)
+        return list(orjson.loads(output.read()))
 
 
 async def measure(proxy: Server, upstream: Client, count: int) -> Result:
