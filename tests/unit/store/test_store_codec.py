@@ -125,7 +125,7 @@ def test_json_is_decoded_unchanged(value: Any) -> None:
     assert codec.decode_json(codec.encode_json(value), empty=value) == value
 
 
-@given(json_values.map(lambda value: [value, "x" * 600]))
+@given(json_values.map(lambda value: [value, "x" * codec.COMPRESS_ABOVE_BYTES]))
 def test_long_json_is_compressed_and_decoded_unchanged(value: Any) -> None:
     data = codec.encode_json(value)
     assert data is not None and data[:1] in b"zZ"
