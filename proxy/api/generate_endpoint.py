@@ -14,7 +14,7 @@ from proxy.api.client_hints import add_headers
 from proxy.api.connections import while_connected
 from proxy.api.forwarding import Forwarded, Forwarding
 from proxy.api.headers import headers_of
-from proxy.api.http import JsonResponse, caller_of, encode_json, read_object
+from proxy.api.http import JsonResponse, caller_of, decode_object, read_body
 from proxy.api.replies import UnaryReply, begin_turns
 from proxy.engine.gate import Gate
 from proxy.engine.requests import GenerateRequest
@@ -53,9 +53,11 @@ class GenerateEndpoint:
     async def generate(self, request: Request) -> UnaryReply | JsonResponse | Forwarded:
         """Sample from token ids: as a turn of the session if one is named."""
         session = await self._access.resolve_if_named(caller_of(request))
-        body = await read_object(request, self._settings.max_body_bytes)
+        headers = headers_of(request.scope)
+        sent = await read_body(headers, request.receive, self._settings.max_body_bytes)
+        body = decode_object(sent)
         asked, affinity = self._protocol.parse(body), parse_request_id(body)
-        add_headers(asked, headers_of(request.scope))
+        add_headers(asked, headers)
         with _errors_named(body):
             if session is None:
                 return await self._unrecorded(request, asked, self._generate_request(asked, affinity))
@@ -63,7 +65,7 @@ class GenerateEndpoint:
                 turns = await begin_turns(request.receive, self._turns, session, asked, self._protocol)
             except RunsElsewhere as found:
                 assert self._forwarding is not None
-                return self._forwarding.to(found.worker, encode_json(body))
+                return self._forwarding.to(found.worker, sent)
         return UnaryReply(self._turns, asked, turns, self._protocol)
 
     def _generate_request(self, asked: TurnRequest, affinity: str | None) -> GenerateRequest:

@@ -79,7 +79,11 @@ def decode_json(body: bytes) -> Any:
 
 async def read_object(request: Request, limit: int) -> Mapping[str, Any]:
     """Read a JSON object; an empty body is an empty object. Raises InvalidRequest for anything else."""
-    body = await read_body(headers_of(request.scope), request.receive, limit)
+    return decode_object(await read_body(headers_of(request.scope), request.receive, limit))
+
+
+def decode_object(body: bytes) -> Mapping[str, Any]:
+    """Decode a JSON object; an empty body is an empty object. Raises InvalidRequest for anything else."""
     value = decode_json(body) if body.strip() else {}
     if not isinstance(value, dict):
         raise InvalidRequest("the body must be a JSON object", param="body")

@@ -63,7 +63,10 @@ class TurnEndpoint:
         key = key_in(headers)
         if not self._access.open_server:  # then no access depends on the body, so a stranger's is not read
             await self._access.resolve(Caller(path, key))
-        body = decode_json(await read_body(headers, receive, self._limit))
+        sent = await read_body(headers, receive, self._limit)
+        body = decode_json(sent)
+        if self._forwarding is None:
+            sent = b""  # thousands of requests may wait for a paused engine, each with its body
         asked = self._protocol.parse(body)
         add_headers(asked, headers)
         _check_echo(asked)
@@ -74,7 +77,7 @@ class TurnEndpoint:
             raise InvalidRequest(_TOO_DEEP, param="body") from None
         except RunsElsewhere as found:
             assert self._forwarding is not None
-            return self._forwarding.to(found.worker, encode_json(body))
+            return self._forwarding.to(found.worker, sent)
         reply = StreamReply if asked.stream else UnaryReply
         return reply(self._turns, asked, choices, self._protocol)
 
