@@ -21,8 +21,8 @@ _CODEX_KINDS = {"compact": Purpose.SUMMARY, "memory_consolidation": Purpose.AUX}
 
 def add_headers(asked: TurnRequest, headers: Headers) -> None:
     """Add what the headers say to a request. Raises InvalidRequest for an unknown `x-tokengrove-purpose`."""
-    # The SDKs of OpenAI and Anthropic send 0 with the first attempt.
-    asked.retry = (count := headers.get(b"x-stainless-retry-count", "")).isdecimal() and int(count) > 0
+    # The SDKs of OpenAI and Anthropic send 0 with the first attempt. `int` refuses numbers of more than 4300 digits.
+    asked.retry = (count := headers.get(b"x-stainless-retry-count", "")).isdecimal() and bool(count.strip("0"))
     asked.idempotency_key = headers.get(b"idempotency-key")
     asked.state_hash = headers.get(b"x-tokengrove-state-hash")
     asked.purpose = _purpose(headers, asked)
