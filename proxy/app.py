@@ -34,6 +34,7 @@ from proxy.api.reward_endpoints import RewardEndpoints
 from proxy.api.session_endpoints import SessionEndpoints
 from proxy.api.turn_endpoints import TurnEndpoint, count_endpoint
 from proxy.api.turn_routes import App, TurnRoutes
+from proxy.api.turnstile import Turnstile
 from proxy.api.worker_endpoints import WorkerEndpoints
 from proxy.engine.admin import EngineAdmin
 from proxy.engine.create import model_folder, model_name, prepare_engine
@@ -271,8 +272,11 @@ def _turn_endpoints(
         "/responses": ResponsesProtocol(),
         "/messages": MessagesProtocol(),
     }
-    limit = settings.max_body_bytes
-    return {path: TurnEndpoint(protocol, access, turns, limit, forwarding) for path, protocol in protocols.items()}
+    turnstile, limit = Turnstile(), settings.max_body_bytes
+    return {
+        path: TurnEndpoint(protocol, access, turns, turnstile, limit, forwarding)
+        for path, protocol in protocols.items()
+    }
 
 
 def _agent_routes(parts: _Parts) -> list[Route]:

@@ -16,6 +16,7 @@ from proxy.api.forwarding import Forwarded, Forwarding
 from proxy.api.headers import headers_of, hint_in, key_in
 from proxy.api.http import CRASH, JsonResponse, decode_json, encode_json, error_response, read_body
 from proxy.api.replies import StreamReply, UnaryReply, begin_turns
+from proxy.api.turnstile import Turnstile
 from proxy.errors import InvalidRequest, ProxyError
 from proxy.protocols.messages.protocol import MessagesProtocol, count_reply
 from proxy.protocols.wire_protocol import WireProtocol
@@ -36,12 +37,13 @@ class TurnEndpoint:
         protocol: WireProtocol,
         access: Access,
         turns: Turns,
+        turnstile: Turnstile,
         max_body_bytes: int,
         forwarding: Forwarding | None = None,
     ) -> None:
         """`forwarding`: to the other workers; None without any."""
         self._protocol, self._access, self._turns, self._limit = protocol, access, turns, max_body_bytes
-        self._forwarding = forwarding
+        self._turnstile, self._forwarding = turnstile, forwarding
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         reply: UnaryReply | StreamReply | Forwarded | None = None
@@ -64,6 +66,7 @@ class TurnEndpoint:
         if not self._access.open_server:  # then no access depends on the body, so a stranger's is not read
             await self._access.resolve(Caller(path, key))
         sent = await read_body(headers, receive, self._limit)
+        await self._turnstile.enter()
         body = decode_json(sent)
         if self._forwarding is None:
             sent = b""  # thousands of requests may wait for a paused engine, each with its body

@@ -1,0 +1,41 @@
+"""Many requests at one moment, as when all rollouts of a step start."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+
+from proxy.api import turnstile
+from proxy.turns.turns import Turns
+from tests.support import says, serving, user
+
+
+async def test_turns_of_all_apis_that_arrive_together_begin_a_few_in_each_pass(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(turnstile, "_AT_ONCE", 3)
+    passes, begun = 0, Counter[int]()
+    begin = Turns.begin
+
+    def next_pass() -> None:
+        nonlocal passes
+        passes += 1
+        asyncio.get_running_loop().call_soon(next_pass)
+
+    async def counted(self: Turns, *arguments: Any, **more: Any) -> Any:
+        begun[passes] += 1
+        return await begin(self, *arguments, **more)
+
+    body = {"model": "m", "max_tokens": 5, "messages": [user("hi")]}
+    async with serving(tmp_path, says(*["yes"] * 20)) as server:
+        with patch.object(Turns, "begin", counted):
+            next_pass()
+            paths = [f"/s{number}/v1/{end}" for number in range(10) for end in ("chat/completions", "messages")]
+            await asyncio.gather(*(server.ok(path, body) for path in paths))
+    assert begun.total() == 20
+    assert max(begun.values()) == 3
