@@ -9,6 +9,7 @@ import orjson
 
 from proxy.api.forwarding import Forwarding
 from proxy.api.turn_endpoints import TurnEndpoint
+from proxy.api.turnstile import Turnstile
 from proxy.protocols.chat.protocol import ChatProtocol
 from proxy.sessions.access import Access
 from proxy.turns.turns import Turns
@@ -46,6 +47,7 @@ async def test_a_request_is_passed_on_as_it_was_sent_even_if_it_cannot_be_encode
         ChatProtocol(),
         cast("Access", SimpleNamespace(open_server=True, resolve=resolve)),
         cast("Turns", SimpleNamespace(held_up=False, begin=begin)),
+        Turnstile(),
         10_000,
         cast("Forwarding", SimpleNamespace(to=to)),
     )
