@@ -13,7 +13,9 @@ from proxy.api.http import error_response, read_body
 from proxy.workers.leader import LEADER
 from proxy.workers.peers import PASSED, Peers, Unreachable
 
-_OF_THE_CONNECTION = {b"connection", b"content-length", b"expect", b"keep-alive", b"transfer-encoding", b"upgrade"}
+_OF_THE_CONNECTION = {b"connection", b"expect", b"keep-alive", b"transfer-encoding", b"upgrade"}
+_NOT_ASKED = _OF_THE_CONNECTION | {b"content-length"}  # httpx writes it
+_NOT_ANSWERED = _OF_THE_CONNECTION | {b"date"}  # this worker's own server writes it
 
 
 class Forwarding:
@@ -46,10 +48,10 @@ class Forwarded:
     async def _pump(self, scope: Scope, receive: Receive, send: Send) -> None:
         query = scope["query_string"]
         target = PASSED.encode() + scope["raw_path"] + (b"?" + query if query else b"")
-        asked = [(name, value) for name, value in scope["headers"] if name not in _OF_THE_CONNECTION]
+        asked = [(name, value) for name, value in scope["headers"] if name not in _NOT_ASKED]
         try:
             async with self._peers.request(self._worker, scope["method"], target, asked, self._body) as answer:
-                headers = [(k, v) for k, v in answer.headers.raw if k.lower() not in _OF_THE_CONNECTION]
+                headers = [(k, v) for k, v in answer.headers.raw if k.lower() not in _NOT_ANSWERED]
                 await send({"type": "http.response.start", "status": answer.status_code, "headers": headers})
                 self.started = True
                 async for piece in answer.aiter_raw():

@@ -288,6 +288,14 @@ async def test_a_session_of_any_name_is_found_at_another_worker(tmp_path: Path, 
         assert (second.status_code, second.json()) == (200, (await first).json())
 
 
+async def test_an_answer_of_another_worker_has_the_headers_of_an_own_one(
+    tmp_path: Path, url: str, wire: LiveWire
+) -> None:
+    async with workers_of(tmp_path, url, engine=wire.url) as workers:
+        own, passed_on = [await workers[number].http.get("/engine") for number in (0, 1)]
+        assert passed_on.headers.raw == own.headers.raw  # the server adds the date
+
+
 @pytest.mark.usefixtures("_short_grace")
 async def test_after_a_disconnect_an_equal_request_attaches_to_the_turn_of_another_worker(
     tmp_path: Path, url: str
