@@ -34,6 +34,7 @@ logger = logging.getLogger(__name__)
 _AGAIN_S, _LONGEST_AGAIN_S = 1.0, 30.0
 """Seconds before a worker is started again that has died before it was ready; they double each time."""
 
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _KILL_S = 10.0
 """Seconds beyond all timeouts after which a worker that does not stop is killed."""
 
@@ -94,7 +95,8 @@ class _Supervisor:
         process = multiprocessing.get_context("fork").Process(
             target=_work, args=(self._settings, post, inherited), name=f"tokengrove-worker-{number}"
         )
-        process.start()
+        with _held_back():
+            process.start()
         theirs.close()
         self._workers[number] = _Running(process, ours, tries=tries)
 
@@ -177,6 +179,7 @@ def _work(settings: Settings, post: Post, inherited: Sequence[Connection]) -> No
     try:
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
         for pipe in inherited:  # else the others would not notice that the supervisor is gone
             pipe.close()
         worker.work(settings, post)
@@ -228,12 +231,21 @@ def _signals(stop: Callable[[], None]) -> Iterator[socket.socket]:
     with wakened, waking:
         wakened.setblocking(False)
         waking.setblocking(False)
-        numbers = (signal.SIGTERM, signal.SIGINT)
-        before = [signal.signal(number, lambda *_: stop()) for number in numbers]
+        before = [signal.signal(number, lambda *_: stop()) for number in _SIGNALS]
         descriptor = signal.set_wakeup_fd(waking.fileno())
         try:
             yield wakened
         finally:
             signal.set_wakeup_fd(descriptor)
-            for number, handler in zip(numbers, before, strict=True):
+            for number, handler in zip(_SIGNALS, before, strict=True):
                 signal.signal(number, handler)
+
+
+@contextmanager
+def _held_back() -> Iterator[None]:
+    """Hold signals back. A worker that is forked meanwhile gets them once it no longer has the supervisor's handlers."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

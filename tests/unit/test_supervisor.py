@@ -1,0 +1,34 @@
+"""The supervisor of several workers. Starts, deaths and stops of whole servers are tested in `tests/e2e`."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from proxy import supervisor
+from proxy.settings import Settings
+
+
+def test_a_worker_that_is_told_to_stop_just_after_its_fork_stops(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    work = supervisor._work
+
+    def told_at_once(*arguments: object) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        work(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(supervisor, "_work", told_at_once)
+    monkeypatch.setattr(supervisor.worker, "work", lambda *_: time.sleep(60))
+    watching = supervisor._Supervisor(Settings(workers=1), lambda *_: "", ("127.0.0.1", 0), tmp_path)
+    with supervisor._signals(watching.stop):
+        watching._start(0, 0)
+        process = watching._workers[0].process
+        process.join(20)
+        process.kill()
+        process.join()
+    assert process.exitcode == -signal.SIGTERM
