@@ -243,7 +243,7 @@ def _signals(stop: Callable[[], None]) -> Iterator[socket.socket]:
 
 @contextmanager
 def _held_back() -> Iterator[None]:
-    """Hold signals back. A worker that is forked meanwhile gets them once it no longer has the supervisor's handlers."""
+    """Hold signals back. A worker that is forked meanwhile gets them once it has given up the supervisor's handlers."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
     try:
         yield
