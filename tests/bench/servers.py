@@ -47,6 +47,10 @@ class Server:
         """Return the CPU time of all threads so far, of its workers too, in ns; 0 if the system does not report it."""
         return _cpu_ns(self.pid)
 
+    def waited_ns(self) -> int:
+        """Return how long its main thread has waited for a core that other processes used, in ns."""
+        return int(Path(f"/proc/{self.pid}/task/{self.pid}/schedstat").read_text().split()[1])
+
 
 def _cpu_ns(pid: int) -> int:
     tasks = list(Path(f"/proc/{pid}/task").glob("*"))

@@ -4,7 +4,8 @@ The simulated engine server, the proxy and the clients are processes of their ow
 share the second. The engine server notes when it sent each part, the clients when text arrived, both by the monotonic
 clock that all processes of a machine share. The delay of a token counts from when the engine had it, so it includes
 the wait for the other tokens of its part, where the proxy asked for parts of several tokens; what is added on the way
-is printed beside it. The loop's stall is the longest time that the server took to answer /health.
+is printed beside it. The loop's stall is the longest time that the server took to answer /health while streams ran.
+Of a busy machine, the figures say little: see how long the server waited for its core, as a share of the time.
 
 Run `python -m tests.bench.streams [64 128 256 512 1024]` from the root of the repository. No figure fails the bench."""
 
@@ -39,7 +40,7 @@ RATE = 30.0
 TOKENS = 240
 CHARACTERS = 1000
 RAMP_S = 2.0
-"""Streams begin at random times within these seconds, as agents do."""
+"""Streams begin at random times within these seconds, as agents do; with 0, all at one moment, as a group may."""
 
 PROBE_S = 0.01
 _CONTENT = re.compile(rb'"content":"([^"]*)"')
@@ -108,7 +109,7 @@ def request_of(words: Words, seed: int) -> bytes:
     return b"%s%d\r\n\r\n%s" % (head.encode(), len(content), content)
 
 
-async def read_streams(port: int, count: int) -> list[dict[str, Any]]:
+async def read_streams(port: int, count: int, ramp_s: float) -> list[dict[str, Any]]:
     """Run the streams; return by stream its seed, when it began, and when each token arrived."""
     loop, words, times = asyncio.get_running_loop(), Words(count), random.Random(count)
     readers = []
@@ -117,7 +118,7 @@ async def read_streams(port: int, count: int) -> list[dict[str, Any]]:
         _, reader = await loop.create_connection(reading, "127.0.0.1", port)
         readers.append(reader)
     for reader in readers:
-        loop.call_later(times.uniform(0, RAMP_S), reader.begin)
+        loop.call_later(times.uniform(0, ramp_s), reader.begin)
     await asyncio.gather(*(reader.ended for reader in readers))
     return [
         {"seed": seed, "begun": reader.begun_ns, "arrivals": reader.arrivals()}
@@ -145,54 +146,59 @@ def delays_of(streams: list[dict[str, Any]], sent: dict[str, list[tuple[int, int
 
 
 class Stalls:
-    """Asks the server for /health again and again; `longest_ms` is the longest answer."""
+    """Asks the server for /health again and again."""
 
     def __init__(self, server: Server) -> None:
         self._server = server
-        self.longest_ms = 0.0
+        self._answers: list[tuple[int, int]] = []
 
     async def watch(self) -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", self._server.port)
         while True:
-            begun = time.monotonic()
+            begun_ns = time.monotonic_ns()
             writer.write(b"GET /health HTTP/1.1\r\nhost: bench\r\n\r\n")
             head = await reader.readuntil(b"\r\n\r\n")
             await reader.readexactly(int(head.lower().partition(b"content-length:")[2].partition(b"\r\n")[0]))
-            self.longest_ms = max(self.longest_ms, (time.monotonic() - begun) * 1e3)
+            self._answers.append((begun_ns, time.monotonic_ns()))
             await asyncio.sleep(PROBE_S)
+
+    def longest_ms(self, since_ns: int, until_ns: int) -> float:
+        """Return the longest time of an answer that came between two times."""
+        return max(ended - begun for begun, ended in self._answers if since_ns <= begun and ended <= until_ns) / 1e6
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """Figures of one run. `cpu_share`: of one core, while streams ran."""
+    """Figures of one run. `cpu_share`: of one core, while streams ran; `wait_share`: what it waited for the core."""
 
     count: int
     delays: Delays
     resident_mb: float
     stall_ms: float
     cpu_share: float
+    wait_share: float
 
 
-async def clients(port: int, count: int) -> list[dict[str, Any]]:
+async def clients(port: int, count: int, ramp_s: float) -> list[dict[str, Any]]:
     """Run `read_streams` in a process of its own."""
-    command = [sys.executable, "-m", "tests.bench.streams", "--read", str(port), str(count)]
+    command = [sys.executable, "-m", "tests.bench.streams", "--read", str(port), "--ramp", str(ramp_s), str(count)]
     with tempfile.TemporaryFile() as output:
         await asyncio.to_thread(subprocess.run, command, stdout=output, check=True)
         output.seek(0)
         return list(orjson.loads(output.read()))
 
 
-async def measure(proxy: Server, upstream: Client, count: int) -> Result:
+async def measure(proxy: Server, upstream: Client, count: int, ramp_s: float) -> Result:
     stalls = Stalls(proxy)
     watching = asyncio.create_task(stalls.watch())
     upstream.post("/sent", {})
-    cpu_ns = proxy.cpu_ns()
-    streams = await clients(proxy.port, count)
+    cpu_ns, waited_ns = proxy.cpu_ns(), proxy.waited_ns()
+    streams = await clients(proxy.port, count, ramp_s)
     begun, ended = min(stream["begun"] for stream in streams), max(stream["arrivals"][-1] for stream in streams)
-    share = (proxy.cpu_ns() - cpu_ns) / (ended - begun)
+    shares = [spent / (ended - begun) for spent in (proxy.cpu_ns() - cpu_ns, proxy.waited_ns() - waited_ns)]
     watching.cancel()
     delays = delays_of(streams, upstream.post("/sent", {}))
-    return Result(count, delays, resident_mb(proxy), stalls.longest_ms, share)
+    return Result(count, delays, resident_mb(proxy), stalls.longest_ms(begun, ended), *shares)
 
 
 def resident_mb(server: Server) -> float:
@@ -208,17 +214,18 @@ def quantiles(values: list[float]) -> list[str]:
 def report(results: list[Result], console: Console) -> None:
     table = Table(title=f"Streams of {RATE:g} tokens a second; times in ms, p50 and p99", title_justify="left")
     columns = ("streams", "delay", "p99", "added", "p99", "first token", "p99", "tokens a part")
-    for column in (*columns, "RSS MB", "longest stall", "CPU share"):
+    for column in (*columns, "RSS MB", "longest stall", "CPU share", "wait share"):
         table.add_column(column, justify="right")
     for result in results:
         delays = result.delays
         figures = [*quantiles(delays.delays), *quantiles(delays.added), *quantiles(delays.firsts)]
         rest = (f"{delays.part_tokens:.2f}", f"{result.resident_mb:.0f}", f"{result.stall_ms:.0f}")
-        table.add_row(str(result.count), *figures, *rest, f"{result.cpu_share:.2f}")
+        shares = (f"{result.cpu_share:.2f}", f"{result.wait_share:.2f}")
+        table.add_row(str(result.count), *figures, *rest, *shares)
     console.print(table)
 
 
-def run(counts: list[int], tokenizer: Path | None) -> list[Result]:
+def run(counts: list[int], ramp_s: float, tokenizer: Path | None) -> list[Result]:
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         proxy, engine = stack.enter_context(remote_proxy(folder, tokenizer))
@@ -226,23 +233,24 @@ def run(counts: list[int], tokenizer: Path | None) -> list[Result]:
         upstream = Client(engine)
         stack.callback(upstream.close)
         upstream.post("/pace", Pace(rate=RATE).to_json())
-        uvloop.run(measure(proxy, upstream, 8))  # warms up
-        return [uvloop.run(measure(proxy, upstream, count)) for count in counts]
+        uvloop.run(measure(proxy, upstream, 8, ramp_s))  # warms up
+        return [uvloop.run(measure(proxy, upstream, count, ramp_s)) for count in counts]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("counts", type=int, nargs="*", default=[64, 128, 256, 512, 1024], help="streams at once")
     parser.add_argument("--tokenizer", type=Path, default=assets_tokenizer(), help="folder of the tokenizer")
+    parser.add_argument("--ramp", type=float, default=RAMP_S, metavar="S", help="seconds in which the streams begin")
     parser.add_argument("--read", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.read:
-        sys.stdout.write(orjson.dumps(uvloop.run(read_streams(options.read, options.counts[0]))).decode())
+        sys.stdout.write(orjson.dumps(uvloop.run(read_streams(options.read, options.counts[0], options.ramp))).decode())
         return
-    console = Console(width=max(130, Console().width))
+    console = Console(width=max(140, Console().width))
     name = options.tokenizer.name if options.tokenizer else "built in"
     console.print(f"{machine()}, tokenizer {name}\n", highlight=False)
-    report(run(options.counts, options.tokenizer), console)
+    report(run(options.counts, options.ramp, options.tokenizer), console)
 
 
 if __name__ == "__main__":
