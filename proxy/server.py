@@ -182,8 +182,10 @@ def tune_interpreter() -> None:
     The imported libraries hold a million objects that are never freed; a full collection over them would stall every
     request for 0.1 s, so they are excluded. The default thresholds collect too often for a server that leaves next to
     no cycles. A collection of the middle generation looks at what the youngest ones left, 40,000 objects at most; with
-    Python's 10 instead of 2, it would look at 120,000 and hold the loop for 35 ms. The database writer thread releases the interpreter lock at each database call. While the event
-    loop is busy, it would get the lock back only after the default switch interval of 5 ms, several times per commit.
+    Python's 10 instead of 2, it would look at 120,000 and hold the loop for 35 ms.
+
+    The database writer thread releases the interpreter lock at each database call. While the event loop is busy, it
+    would get the lock back only after the default switch interval of 5 ms, several times per commit.
     """
     gc.collect()
     _return_freed_memory()
