@@ -29,6 +29,8 @@ from proxy.types import Ids, Message, Role, Tool, ToolCall, ids_of
 
 # No generation prompt is longer than this many tokens, so the last TAIL tokens of a prompt contain it.
 TAIL = 64
+# Tokens of an output that tell, unless they are white space, whether it begins with reasoning.
+_FIRST = 16
 
 # Letters and spaces only, so that every vocabulary tokenizes them alike in any context.
 _USER = "Synthesized question"
@@ -256,19 +258,29 @@ class Bridge:
 
     def _left_open(self, tail: Ids, output_ids: Ids) -> bool:
         """Return whether the output ends inside reasoning. A tool call closes the reasoning, as in the parser."""
-        if self._reasoning is None:
+        reasoning, calls = self._reasoning, self._tool_format
+        if reasoning is None or not (self._opened(tail) or self._begins_with(reasoning.opener, output_ids)):
             return False
-        text = self._tokenizer.decode(output_ids)
-        if self._reasoning.closer in text or (self._tool_format is not None and self._tool_format.opener in text):
-            return False
-        return self._opened(tail) or text.lstrip().startswith(self._reasoning.opener)
+        text = self._text(output_ids)
+        return reasoning.closer not in text and (calls is None or calls.opener not in text)
+
+    def _begins_with(self, opener: str, output_ids: Ids) -> bool:
+        """Return whether the output begins with `opener`, after white space. Most often its first tokens tell."""
+        text = self._text(output_ids[:_FIRST]).lstrip()
+        if len(text) < len(opener):
+            text = self._text(output_ids).lstrip()
+        return text.startswith(opener)
 
     def _opened(self, header: Ids) -> bool:
         if self._reasoning is None:
             return False
-        text = self._tokenizer.decode(header)
+        text = self._text(header)
         opened, closed = text.rfind(self._reasoning.opener), text.rfind(self._reasoning.closer)
         return opened > closed or (self._reasoning.forced and closed < 0)
+
+    def _text(self, ids: Ids) -> str:
+        """Return the text of `ids` without an incomplete character at its end, which costs less than `decode`."""
+        return self._tokenizer.detokenizer().push(ids)
 
     @cached_property
     def _closer_ids(self) -> Ids:

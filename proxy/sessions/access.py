@@ -27,7 +27,7 @@ rewards and marks. `/models`, `/health`, `/ready` and `/metrics` need no key.
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from proxy.errors import Forbidden, Unauthorized
 from proxy.sessions.ids import check_session_id
@@ -40,8 +40,7 @@ from proxy.settings import Settings
 DEFAULT_SESSION = "default"
 
 
-@dataclass(frozen=True, slots=True)
-class Caller:
+class Caller(NamedTuple):
     """The address of a request. `path`: its session part; `key`; `hint`: a session id in a header or the body."""
 
     path: str | None = None

@@ -14,7 +14,7 @@ class NewRecords:
     """Builds records of new sessions. `weight_version` returns the engine's current weight version."""
 
     def __init__(self, settings: Settings, weight_version: Callable[[], int]) -> None:
-        self._settings, self._weight_version = settings, weight_version
+        self._discount, self._credit, self._weight_version = settings.discount, Credit(settings.credit), weight_version
 
     def build(self, session_id: str, task_id: str, body: Mapping[str, Any]) -> SessionRecord:
         """The record of a session that starts now with the validated fields of `body`."""
@@ -26,8 +26,8 @@ class NewRecords:
             sampling=body.get("sampling") or {},
             limits=body.get("limits") or {},
             metadata=body.get("metadata") or {},
-            discount=self._settings.discount if body.get("discount") is None else body["discount"],
-            credit=Credit(body.get("credit") or self._settings.credit),
+            discount=self._discount if body.get("discount") is None else body["discount"],
+            credit=Credit(body["credit"]) if body.get("credit") else self._credit,
             weight_version=self._weight_version(),
             created_at=now,
             updated_at=now,

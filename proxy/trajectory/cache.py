@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import NamedTuple
 
 from proxy.trajectory.matching import ChainState, Identity, RootKeys, extend, identify
 from proxy.trajectory.recent import RecentConversations
@@ -32,8 +34,7 @@ class Node:
         return self.interaction.prompt_tokens + len(self.interaction.output_ids)
 
 
-@dataclass(frozen=True, slots=True)
-class Match:
+class Match(NamedTuple):
     """The parent of a request, and how many of the request's messages it covers, leading system messages included.
 
     `renamed` maps the client's ids of the latest covered tool calls to the ids in the tree, where they differ.
@@ -41,7 +42,7 @@ class Match:
 
     parent: Node | None
     covered: int
-    renamed: Mapping[str, str] = field(default_factory=dict)
+    renamed: Mapping[str, str] = MappingProxyType({})
 
     def new_messages(self, messages: Sequence[Message]) -> tuple[Message, ...]:
         """The messages after the covered ones. Tool results up to the next call get the call ids that the tree has."""

@@ -53,7 +53,10 @@ class RecentConversations:
 
 def _common(one: Sequence[Message], other: Sequence[Message]) -> int:
     """The number of equal messages at the beginning of two conversations."""
-    for index, (mine, yours) in enumerate(zip(one, other, strict=False)):
-        if mine != yours:
+    size = min(len(one), len(other))
+    if one[:size] == other[:size]:  # most often, and one comparison
+        return size
+    for index in range(size):
+        if one[index] != other[index]:
             return index
-    return min(len(one), len(other))
+    return size

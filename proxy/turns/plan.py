@@ -19,8 +19,10 @@ from proxy.turns.prompts import Prompt
 from proxy.turns.turn import Turn
 from proxy.types import Api, Interaction, Message, Reason, Role, SamplingParams, Status, TurnRequest, ids_of
 
+_NO_ANSWER = Message(Role.ASSISTANT)
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+
+@dataclass(slots=True, kw_only=True)
 class ReplyPlan:
     """Everything that the `n` choices of one reply share. `sampling` has the session's defaults and the budgets."""
 
@@ -85,7 +87,7 @@ def _begin(plan: ReplyPlan, interaction_id: str, sampling: SamplingParams) -> In
         api=request.api,
         status=Status.BEGUN,
         new_messages=new_messages,
-        output=Message(Role.ASSISTANT),
+        output=_NO_ANSWER,
         prefix_length=0,
         prompt_suffix=ids_of(),
         output_ids=ids_of(),

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from xxhash import xxh3_64_intdigest
 
@@ -40,8 +39,7 @@ _CHARS_A_MESSAGE, _CHARS_A_TOOL = 200, 800
 _INLINE_TOKENS = 8_000
 
 
-@dataclass(frozen=True, slots=True)
-class Prompt:
+class Prompt(NamedTuple):
     """Token ids for the engine, and the parent that they are meant to continue. `bridged` False: rendered in full."""
 
     ids: Ids

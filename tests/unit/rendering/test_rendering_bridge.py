@@ -138,7 +138,7 @@ def test_tokens_after_an_end_token_are_kept_and_the_turn_is_closed_after_them(ti
 
 
 @pytest.mark.parametrize("new", CONTINUATIONS.values(), ids=CONTINUATIONS)
-@pytest.mark.parametrize("output", ["", "Yo", "<think>\nhm", f"<think>hm</think>{'x' * 50}"])
+@pytest.mark.parametrize("output", ["", "Yo", "<think>\nhm", f"<think>hm</think>{'x' * 50}", " \n" * 40 + "<think>hm"])
 def test_a_cut_turn_is_closed_and_open_reasoning_before_it(
     tiny: Renderer, output: str, new: tuple[Message, ...]
 ) -> None:
