@@ -12,6 +12,9 @@ from pathlib import Path
 from proxy.metrics import Metrics
 from proxy.workers.peers import Peers
 
+_ANSWER_S = 3.0
+"""How long the metrics of one worker may take: those of the others show that it hangs."""
+
 
 class CommonMetrics:
     """Adds `metrics`, of this worker, to those of the others. `folder`: common to all."""
@@ -28,8 +31,8 @@ class CommonMetrics:
         return self._own, self._metrics
 
     async def total(self) -> Metrics:
-        """The sums over all workers, and over those that have died."""
-        alive = dict([await self.count(), *await self._peers.ask_all("count")])
+        """The sums over all workers, and over those that have died or do not answer."""
+        alive = dict([await self.count(), *await self._peers.ask_all("count", limit_s=_ANSWER_S)])
         total = Metrics()
         for metrics in alive.values():
             total.add(metrics, gauges=True)

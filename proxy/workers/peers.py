@@ -26,7 +26,7 @@ _CONNECT_S = 5.0
 
 
 class Unreachable(EngineUnavailable):
-    """The other worker is dead or still starting."""
+    """The other worker is dead, still starting, or does not answer in time."""
 
 
 class Peers:
@@ -50,15 +50,22 @@ class Peers:
             raise result
         return result
 
-    async def ask_all(self, step: str, *arguments: Any) -> list[Any]:
-        """Call `step` on all other workers at once; return the results of those that can be reached."""
-        calls = (self.ask(worker, step, *arguments) for worker in self._others)
+    async def ask_all(self, step: str, *arguments: Any, limit_s: float | None = None) -> list[Any]:
+        """Call `step` on all other workers at once; return the results of those that can be reached, in `limit_s`."""
+        calls = (self._ask_within(limit_s, worker, step, *arguments) for worker in self._others)
         results = await asyncio.gather(*calls, return_exceptions=True)
         reached = [result for result in results if not isinstance(result, Unreachable)]
         for result in reached:
             if isinstance(result, BaseException):
                 raise result
         return reached
+
+    async def _ask_within(self, limit_s: float | None, worker: int, step: str, *arguments: Any) -> Any:
+        try:
+            async with asyncio.timeout(limit_s):
+                return await self.ask(worker, step, *arguments)
+        except TimeoutError:
+            raise Unreachable(f"worker {worker} of this server does not answer within {limit_s:g} s") from None
 
     @asynccontextmanager
     async def request(

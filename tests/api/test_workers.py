@@ -15,6 +15,7 @@ import proxy.turns.turns
 from proxy.engine.interface import PauseMode
 from proxy.engine.scripted.engine import ScriptedEngine
 from proxy.engine.scripted.scripts import Reply
+from proxy.workers import common_metrics
 from tests.conftest import Postgres
 from tests.engines.scripts import following
 from tests.engines.wire import LiveWire
@@ -432,6 +433,20 @@ async def test_metrics_are_sums_that_no_lost_worker_lowers(tmp_path: Path, url: 
         left = await metrics(workers, 0)
         assert left == {**wanted, "tokengrove_sessions_in_memory": 2.0}
         await workers.start(1)
+
+
+async def test_metrics_do_not_wait_for_a_worker_that_hangs(
+    tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(common_metrics, "_ANSWER_S", 0.5)
+    async with workers_of(tmp_path, url, slow) as workers:
+        for number in (0, 1):
+            await workers[number].chat([user("hi")], f"s{number}")
+        wanted = await metrics(workers, 0)
+        stuck = asyncio.Event()
+        monkeypatch.setitem(workers[1].app.state.for_workers._steps, "count", stuck.wait)
+        async with asyncio.timeout(30):
+            assert await metrics(workers, 0) == {**wanted, "tokengrove_sessions_in_memory": 1.0}
 
 
 async def metrics(workers: Workers, number: int) -> dict[str, float]:
