@@ -28,9 +28,9 @@ from proxy.types import Api, TurnRequest
 
 # Codex abandons a silent stream after 300 s, reverse proxies often after 30 to 60 s.
 KEEPALIVE_S = 5.0
-# A replay, or a retry that attaches late, has tens of thousands of deltas to write: so many at once hold nobody up, and
-# what a slow client has yet to read is little.
-_DELTAS_AT_ONCE = 512
+# A replay, or a retry that attaches late, has tens of thousands of tokens to write: so many deltas at once hold nobody
+# up, and what a slow client has yet to read is little. A delta may bring the logprobs of some tens of tokens.
+_DELTAS_AT_ONCE = 64
 
 
 class UnaryReply:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from proxy.protocols.wire_protocol import Answer
@@ -14,7 +14,10 @@ from proxy.sessions.attempts import Attempt
 from proxy.sessions.live_session import LiveSession
 from proxy.trajectory.tree import token_ids
 from proxy.turns.logprob_report import LogprobReport
-from proxy.types import Interaction, TurnRequest, ids_of
+from proxy.types import Interaction, TurnRequest
+
+# Tokens that are parsed together, and come to a streaming client in one event.
+_RUN = 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -48,12 +51,7 @@ def replay(
     shown = request.logprobs and interaction.has_logprobs
     deltas: list[Delta] = []
     if shown:
-        for token, logprob in zip(interaction.output_ids, interaction.logprobs, strict=True):
-            reasoning_tokens = parser.reasoning_tokens
-            parsed = parser.feed(ids_of([token]))
-            if parser.reasoning_tokens == reasoning_tokens:
-                report.add(token, logprob)
-            deltas += map(report.attach, parsed)
+        deltas += _with_logprobs(parser, report, interaction)
     else:
         deltas += parser.feed(interaction.output_ids)
     deltas += map(report.attach, parser.finish())
@@ -61,6 +59,22 @@ def replay(
     ended.set_result(interaction)
     result = Answer(interaction, tuple(report.entries) if shown else None)
     return ReplayedTurn(interaction=interaction, attempt=attempt, deltas=deltas, result=result, ended=ended)
+
+
+def _with_logprobs(parser: OutputParser, report: LogprobReport, interaction: Interaction) -> Iterator[Delta]:
+    """Parse the output in runs of text and, between them, in single tokens: either is all reasoning or none of it."""
+    ids, at = interaction.output_ids, 0
+    while at < len(ids):
+        run, reasoning_tokens = ids[at : at + _RUN], parser.reasoning_tokens
+        parsed = parser.feed_text(run)
+        if parsed is None:
+            run = run[:1]
+            parsed = parser.feed(run)
+        if parser.reasoning_tokens == reasoning_tokens:
+            for token, logprob in zip(run, interaction.logprobs[at : at + len(run)], strict=True):
+                report.add(token, logprob)
+        yield from map(report.attach, parsed)
+        at += len(run)
 
 
 def _parser(renderer: Renderer, session: LiveSession, request: TurnRequest, interaction: Interaction) -> OutputParser:

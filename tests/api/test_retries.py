@@ -296,14 +296,35 @@ def attempts(server: Server) -> Any:
     return [turn.attempt for turn in server.app.state.turns._running]
 
 
-@pytest.mark.parametrize("text", ["hello there", "<think>\nhm\n</think>\n\nhello there"])
-async def test_replayed_logprobs_are_those_of_the_reply(tmp_path: Path, text: str) -> None:
+_LONG = "one two three four five six seven é 🙂 " * 30
+
+
+@pytest.mark.parametrize("stop", [[], ["zzz"], ["seven END"]])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "hello there",
+        "<think>\nhm\n</think>\n\nhello there",
+        f"<think>\n{_LONG}\n</think>\n\n{_LONG}",
+        f"{_LONG} seven END",
+    ],
+)
+async def test_replayed_logprobs_are_those_of_the_reply(tmp_path: Path, text: str, stop: list[str]) -> None:
     async with serving(tmp_path, says(text)) as server:
-        body = {**BODY, "logprobs": True}
+        body, retry = {**BODY, "logprobs": True, "stop": stop}, {"x-stainless-retry-count": "1"}
         first = (await server.post(CHAT, body)).json()
-        second = (await server.post(CHAT, body, headers={"x-stainless-retry-count": "1"})).json()
-        assert second == first
-        assert second["choices"][0]["logprobs"]["content"]
+        assert (await server.post(CHAT, body, headers=retry)).json() == first
+        (choice,) = first["choices"]
+        assert choice["logprobs"]["content"]
+        streamed = await server.post(CHAT, {**body, "stream": True}, headers=retry)
+        chunks = [json.loads(line[6:]) for line in streamed.text.split("\n") if line.startswith("data: {")]
+        parts = [chunk["choices"][0] for chunk in chunks]
+        assert "".join(part["delta"].get("content") or "" for part in parts) == choice["message"]["content"]
+        shown = [entry for part in parts if part["logprobs"] for entry in part["logprobs"]["content"]]
+        assert (
+            shown == choice["logprobs"]["content"][: len(shown)]
+            and len(shown) >= len(choice["logprobs"]["content"]) - 2
+        )
 
 
 async def test_a_turn_limit_counts_each_turn_once_and_every_choice(tmp_path: Path) -> None:
