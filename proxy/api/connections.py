@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive
@@ -24,6 +24,19 @@ async def while_connected(receive: Receive, work: Awaitable[_T]) -> _T:
     finally:
         gone.cancel()
         working.cancel()
+
+
+async def first_done(*futures: asyncio.Future[Any]) -> None:
+    """Wait until one of the futures is done, as `asyncio.wait` does in five times as many steps."""
+    waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def wake(_: asyncio.Future[Any]) -> None:
+        if not waiter.done():
+            waiter.set_result(None)
+
+    for future in futures:
+        future.add_done_callback(wake)
+    await waiter
 
 
 async def disconnected(receive: Receive) -> None:

@@ -15,12 +15,11 @@ from typing import Any
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
-from proxy.api.connections import disconnected, while_connected
+from proxy.api.connections import disconnected, first_done, while_connected
 from proxy.api.http import encode_json
 from proxy.errors import ProxyError
 from proxy.protocols.sse import CONTENT_TYPE
 from proxy.protocols.wire_protocol import WireProtocol
-from proxy.sessions.attempts import Attempt
 from proxy.sessions.live_session import LiveSession
 from proxy.turns.choice import Choice
 from proxy.turns.turns import Turns
@@ -42,19 +41,21 @@ class UnaryReply:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         attempt = self._choices[0].attempt
-        with _joined(self._turns, attempt):
-            gone = asyncio.ensure_future(disconnected(receive))
-            try:
-                if await self._all_done(gone):
-                    await self._answer(send)
-                    self._turns.replied(attempt)
-            finally:
-                gone.cancel()
+        attempt.join()
+        gone = asyncio.ensure_future(disconnected(receive))
+        try:
+            if await self._all_done(gone):
+                await self._answer(send)
+                self._turns.replied(attempt)
+        finally:
+            gone.cancel()
+            self._turns.leave(attempt)
 
     async def _all_done(self, gone: asyncio.Future[None]) -> bool:
         """Whether every choice ended before the client left."""
         for choice in self._choices:
-            await asyncio.wait((choice.ended, gone), return_when=asyncio.FIRST_COMPLETED)
+            if not choice.ended.done():
+                await first_done(choice.ended, gone)
             if not choice.ended.done():
                 return False
         return True
@@ -91,8 +92,12 @@ class StreamReply:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         attempt = self._choices[0].attempt
-        with _joined(self._turns, attempt), self._watching(), suppress(ClientDisconnect):
-            await while_connected(receive, self._write(send))
+        attempt.join()
+        try:
+            with self._watching(), suppress(ClientDisconnect):
+                await while_connected(receive, self._write(send))
+        finally:
+            self._turns.leave(attempt)
 
     async def _write(self, send: Send) -> None:
         over = asyncio.gather(*(choice.ended for choice in self._choices))
@@ -181,15 +186,6 @@ def request_id_header(api: Api, interaction_id: str) -> tuple[bytes, bytes]:
     """The request id header, made of the interaction's id, so that a client can report a reply by it."""
     name = b"request-id" if api is Api.MESSAGES else b"x-request-id"
     return name, f"req_{interaction_id.partition('_')[2] or interaction_id}".encode()
-
-
-@contextmanager
-def _joined(turns: Turns, attempt: Attempt) -> Iterator[None]:
-    attempt.join()
-    try:
-        yield
-    finally:
-        turns.leave(attempt)
 
 
 async def begin_turns(
