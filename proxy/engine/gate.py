@@ -10,9 +10,10 @@ such outputs end.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from proxy.engine.callbacks import sampler
 from proxy.engine.chunks import TakeChunk, TokenChunk
@@ -29,21 +30,27 @@ _MOST_LOSSES = 5
 
 @dataclass(slots=True, eq=False)
 class _Flight:
-    """An admitted request, its output so far, and the patience of its reader.
+    """An admitted request and its output so far.
 
-    `scope`: what the reader waits in. It expires once no token came for `limit_s` seconds, except in a pause. `heard`:
-    the time of the event loop when the latest token came. `running`: submitted to the engine. `cut`: a pause aborted it
-    in the engine; it is submitted again afterwards.
+    `heard`: the time of the event loop when the latest token came, or when waiting for the first began; infinite while
+    the request waits to be submitted again. `running`: submitted to the engine. `cut`: a pause aborted it in the
+    engine; it is submitted again afterwards. `again`: that has happened, after its first token. `interrupted`: the
+    engine has ended it because it was cut. `expired`: no token came in time, so `task` was cancelled. `cancels`: how
+    many times others had cancelled that task before.
     """
 
     request: GenerateRequest
-    limit_s: float
-    scope: asyncio.Timeout
+    take: TakeChunk
+    clock: Callable[[], float]
+    task: asyncio.Task[Any]
+    cancels: int
+    heard: float
     output: Ids = field(default_factory=ids_of)
     running: bool = False
     cut: bool = False
-    heard: float = 0.0
-    _alarm: asyncio.TimerHandle | None = None
+    again: bool = False
+    interrupted: bool = False
+    expired: bool = False
 
     @property
     def continuable(self) -> bool:
@@ -55,27 +62,21 @@ class _Flight:
         """Tokens of the budget (`max_tokens`) that are not sampled yet."""
         return (self.request.sampling.max_tokens or 0) - len(self.output)
 
-    def wait(self) -> None:
-        """Begin to wait for a token, for `limit_s` seconds from now."""
-        self.suspend()
-        loop = asyncio.get_running_loop()
-        self.heard = loop.time()
-        self._alarm = loop.call_at(self.heard + self.limit_s, self._look)
+    def hear(self, chunk: TokenChunk) -> FinishReason | None:
+        """Take a chunk from the engine."""
+        self.heard = self.clock()
+        self.output += chunk.ids
+        if self.again and chunk.cached_tokens is not None:  # only the first submission counts the prompt alone
+            chunk = replace(chunk, cached_tokens=None)
+        if chunk.finish is FinishReason.ABORT and self.cut:
+            self.interrupted = True
+            return self.take(replace(chunk, finish=None)) if chunk.ids or chunk.corrected else None
+        return self.take(chunk)
 
-    def suspend(self) -> None:
-        """Wait without a limit, until `wait` is called again."""
-        if self._alarm is not None:
-            self._alarm.cancel()
-            self._alarm = None
-
-    def _look(self) -> None:
-        """Expire, unless a token came since the alarm was set: a token costs less than setting the alarm anew."""
-        loop = asyncio.get_running_loop()
-        deadline, now = self.heard + self.limit_s, loop.time()
-        if deadline > now:
-            self._alarm = loop.call_at(deadline, self._look)
-        elif not self.scope.expired():
-            self.scope.reschedule(now)
+    def expire(self) -> None:
+        """Give up waiting for a token."""
+        self.expired = True
+        self.task.cancel()
 
 
 class Load(NamedTuple):
@@ -96,6 +97,7 @@ class Gate:
         self.waiting = 0
         self._settings = settings
         self._flights: set[_Flight] = set()
+        self._alarm: asyncio.TimerHandle | None = None
         self._open = asyncio.Event()
         self._open.set()
         self._ended = asyncio.Event()
@@ -159,19 +161,22 @@ class Gate:
         """
         if not self._open.is_set():
             await self.enter()
-        limit_s = self._settings.engine_timeout_s
+        loop = asyncio.get_running_loop()
+        task = asyncio.current_task(loop)
+        assert task is not None
+        flight = _Flight(request, take, loop.time, task, task.cancelling(), loop.time())
+        self._flights.add(flight)
+        if self._alarm is None:
+            self._look()
         try:
-            async with asyncio.timeout(None) as scope:
-                flight = _Flight(request, limit_s, scope)
-                self._flights.add(flight)
-                flight.wait()
-                try:
-                    return await self._fly(flight, take)
-                finally:
-                    flight.suspend()
-                    self._flights.discard(flight)
-        except TimeoutError:
-            raise EngineTimeout(f"the engine gave no token for {limit_s:g} s (--engine-timeout-s)") from None
+            return await self._fly(flight)
+        except BaseException as error:
+            if flight.expired and task.uncancel() <= flight.cancels and isinstance(error, asyncio.CancelledError):
+                limit_s = self._settings.engine_timeout_s
+                raise EngineTimeout(f"the engine gave no token for {limit_s:g} s (--engine-timeout-s)") from None
+            raise
+        finally:
+            self._flights.discard(flight)
 
     async def hold(self, mode: PauseMode) -> None:
         """Admit no request, and wait until the engine can be paused by `mode`; from then on no timeout runs.
@@ -190,13 +195,17 @@ class Gate:
         self._mode = mode
         for flight in self._flights:
             flight.cut = flight.cut or (mode is PauseMode.ABORT and flight.running)
-            flight.suspend()
+        if self._alarm is not None:
+            self._alarm.cancel()
+            self._alarm = None
 
     async def let_in(self) -> None:
         """Admit requests again, once the engine has resumed. Not serialised, like `hold`."""
         self._mode = None
+        now = asyncio.get_running_loop().time()
         for flight in self._flights:
-            flight.wait()
+            flight.heard = now
+        self._look()
         self._open.set()
 
     async def load(self) -> Load:
@@ -212,12 +221,30 @@ class Gate:
         while not self._open.is_set():
             await self._open.wait()
 
-    async def _fly(self, flight: _Flight, take: TakeChunk) -> FinishReason:
+    def _look(self) -> None:
+        """Expire requests that no token came for in time; look again when the next one may be due.
+
+        One alarm for all requests: a token then costs no more than noting the time.
+        """
+        loop, limit_s = asyncio.get_running_loop(), self._settings.engine_timeout_s
+        now, oldest = loop.time(), math.inf
+        for flight in self._flights:
+            if flight.expired:
+                continue
+            if flight.heard + limit_s <= now:
+                flight.expire()
+            else:
+                oldest = min(oldest, flight.heard)
+        if self._alarm is not None:
+            self._alarm.cancel()
+        self._alarm = None if oldest == math.inf else loop.call_at(oldest + limit_s, self._look)
+
+    async def _fly(self, flight: _Flight) -> FinishReason:
         """Submit the request to the engine until its output has ended."""
         losses = 0
         while True:
             try:
-                finish = await self._submit(flight, take)
+                finish = await self._submit(flight)
                 if finish is not None:
                     return finish
                 if not flight.cut:
@@ -228,32 +255,19 @@ class Gate:
                     raise
             if flight.left <= 0:
                 last = TokenChunk(ids_of(), Logprobs("f"), self.info().weight_version, FinishReason.LENGTH)
-                return take(last) or FinishReason.LENGTH
+                return flight.take(last) or FinishReason.LENGTH
             if not self._open.is_set():
-                flight.suspend()
+                flight.heard = math.inf
                 await self._wait_open()
-                flight.wait()
+                flight.heard = flight.clock()
 
-    async def _submit(self, flight: _Flight, take: TakeChunk) -> FinishReason | None:
+    async def _submit(self, flight: _Flight) -> FinishReason | None:
         """Submit the rest of the request once; return why it ended, or None if a pause interrupted it."""
-        clock = asyncio.get_running_loop().time
-        flight.running, flight.cut = True, False
-        again, interrupted = bool(flight.output), False
-
-        def hear(chunk: TokenChunk) -> FinishReason | None:
-            nonlocal interrupted
-            flight.heard = clock()
-            flight.output += chunk.ids
-            if again and chunk.cached_tokens is not None:  # only the first submission counts the prompt alone
-                chunk = replace(chunk, cached_tokens=None)
-            if chunk.finish is FinishReason.ABORT and flight.cut:
-                interrupted = True
-                return take(replace(chunk, finish=None)) if chunk.ids or chunk.corrected else None
-            return take(chunk)
-
+        flight.running, flight.cut, flight.interrupted = True, False, False
+        flight.again = bool(flight.output)
         try:
-            finish = await self._sample(rest_of(flight.request, flight.output), hear)
-            return None if interrupted and finish is FinishReason.ABORT else finish
+            finish = await self._sample(rest_of(flight.request, flight.output), flight.hear)
+            return None if flight.interrupted and finish is FinishReason.ABORT else finish
         finally:
             flight.running = False
             self._ended.set()

@@ -340,6 +340,48 @@ async def test_each_token_renews_the_patience_for_the_next() -> None:
     assert (await gate.read(request)).ids == uninterrupted(request)  # takes twice the timeout
 
 
+async def test_silent_requests_expire_each_by_itself_and_leave_the_others_and_their_tasks_alone() -> None:
+    class PartlySilentEngine(WatchfulEngine):
+        async def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenChunk, None]:
+            if request.request_id.startswith("silent"):
+                await asyncio.Event().wait()
+            async with aclosing(super().generate(request)) as chunks:
+                async for chunk in chunks:
+                    yield chunk
+
+    async def asks_again(gate: AdminGate, name: str) -> int:
+        with pytest.raises(EngineTimeout):
+            await gate.read(asking(f"silent {name}", 3))
+        assert (await gate.read(asking(name, 3))).ids == uninterrupted(asking(name, 3))
+        task = asyncio.current_task()
+        assert task is not None
+        return task.cancelling()
+
+    gate, request = gate_of(PartlySilentEngine(tick_s=0.02), engine_timeout_s=0.3), asking("a", 50)
+    going = asyncio.create_task(gate.read(request))
+    async with asyncio.timeout(30):
+        assert await asyncio.gather(*(asks_again(gate, name) for name in "bcd")) == [0, 0, 0]
+    assert (await going).ids == uninterrupted(request) and gate.running == 0
+
+
+async def test_a_task_that_is_cancelled_as_its_request_expires_stays_cancelled() -> None:
+    class SlowlyFreedEngine(WatchfulEngine):
+        async def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenChunk, None]:
+            try:
+                async with aclosing(super().generate(request)) as chunks:
+                    async for chunk in chunks:
+                        yield chunk
+            finally:
+                await asyncio.Event().wait()
+
+    gate = gate_of(SlowlyFreedEngine(tick_s=3600.0), engine_timeout_s=0.05)
+    task = asyncio.create_task(gate.read(asking("a", 3)))
+    await until(lambda: task.cancelling() == 1)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
 @pytest.mark.parametrize("mode", CUTTING)
 async def test_a_request_cancelled_during_a_pause_is_not_resubmitted(mode: PauseMode) -> None:
     engine = WatchfulEngine()
