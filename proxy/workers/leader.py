@@ -74,6 +74,7 @@ class Follower:
 
     def __init__(self, engine: SharedEngine, gate: Gate) -> None:
         self._engine, self._gate = engine, gate
+        self._adopting = asyncio.Lock()
         self.last: Told | None = None
 
     async def adopt(self, told: Told) -> None:
@@ -81,9 +82,11 @@ class Follower:
         if self.last is not None and told.number <= self.last.number:
             return
         self.last = told
-        await self._engine.adopt(told.common)
-        if told.mode is not None and self._gate.paused is None:
-            await self._gate.hold(told.mode)
+        async with self._adopting:  # news may need a new server, and newer ones must not be undone when it has joined
+            if self.last is told:
+                await self._engine.adopt(told.common)
+            if self.last is told and told.mode is not None and self._gate.paused is None:
+                await self._gate.hold(told.mode)
 
     async def catch_up(self, peers: Peers) -> None:
         """Before the engine starts: take over the newest state that another worker knows."""

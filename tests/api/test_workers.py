@@ -228,6 +228,37 @@ async def test_servers_that_join_and_leave_do_so_for_all_workers(tmp_path: Path,
         await more.kill()
 
 
+async def test_a_pause_that_begins_while_a_server_joins_another_worker_is_the_last_news_there(
+    tmp_path: Path, url: str, wire: LiveWire, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    more, begun, go = LiveWire(), asyncio.Event(), asyncio.Event()
+    await more.start()
+    try:
+        async with workers_of(tmp_path, url, engine=wire.url) as workers:
+            pool, adopt = workers[1].app.state.engine, workers[1].app.state.for_workers._steps["adopt"]
+            follower = adopt.__self__
+            connect = pool._connect
+
+            async def slowly(url: str) -> Any:
+                begun.set()
+                await go.wait()
+                return await connect(url)
+
+            monkeypatch.setattr(pool, "_connect", slowly)
+            adding = asyncio.create_task(workers[0].ok("/engine/servers", {"url": more.url}))
+            await begun.wait()
+            pausing = asyncio.create_task(workers[0].ok("/engine/pause_generation", {"mode": "in_place"}))
+            await until(lambda: follower.last.mode is not None)
+            go.set()
+            await asyncio.gather(adding, pausing)
+            assert [(member.paused, member.engine._mode) for member in pool._members] == [
+                (True, PauseMode.IN_PLACE),
+                (True, PauseMode.IN_PLACE),
+            ]
+    finally:
+        await more.kill()
+
+
 # Retries ------------------------------------------------------------------------------------------------------------
 
 
