@@ -97,7 +97,7 @@ class Writer:
         self._queue: deque[Change] = deque()
         self._bell: SimpleQueue[None] = SimpleQueue()
         self._rung = False
-        self._lingering = False
+        self._linger: asyncio.TimerHandle | None = None
         self._group: list[Change] = []
         self._company = False
         self._closing = False
@@ -149,15 +149,16 @@ class Writer:
         if self._stopped:
             self._fail_rest()
         elif change.urgent:
-            self._ring()
-        elif not (self._rung or self._lingering):
-            self._lingering = True
-            loop.call_later(_LINGER_S, self._end_linger)
+            self._wake()
+        elif not (self._rung or self._linger):
+            self._linger = loop.call_later(_LINGER_S, self._wake)
 
-    def _end_linger(self) -> None:
-        self._lingering = False
-        if self._queue:
-            self._ring()
+    def _wake(self) -> None:
+        """Wake the thread for all that is queued, also for the changes that lingered."""
+        if self._linger is not None:
+            self._linger.cancel()
+            self._linger = None
+        self._ring()
 
     def _ring(self) -> None:
         """Wake the thread, unless it is about to look at the queue anyway."""
@@ -172,19 +173,19 @@ class Writer:
                 self._rung = False  # before the queue is read: a change that comes later rings again
                 if self._company and len(self._queue) < _GATHER_CHANGES and not self._closing:
                     time.sleep(_GATHER_S)
-                self._take()
+                full = self._take()
                 if self._group:
                     self._settle(self._commit(_without_ended_intents(self._group)))
                     self._group = []
-                if self._queue or self._closing:
+                if full or self._closing:  # whatever else is queued has rung the bell, or lingers
                     self._ring()
         finally:
             self._stopped = True
             self._disconnect()
             self._fail_rest()
 
-    def _take(self) -> None:
-        """Collect the next group from the queue."""
+    def _take(self) -> bool:
+        """Collect the next group from the queue; return True if it left some there for the group after it."""
         group: list[Change] = []
         self._group = group
         awaited = size = 0
@@ -194,6 +195,7 @@ class Writer:
             awaited += change.urgent
             size += change.size
         self._company = awaited > 1
+        return len(group) == _GROUP_CHANGES or size >= _GROUP_BYTES
 
     def _commit(self, group: list[Change]) -> list[ChangeResult]:
         """Commit a group; return each change with its result or its exception."""

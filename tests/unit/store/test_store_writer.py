@@ -13,7 +13,7 @@ from sqlalchemy import Connection, event
 from sqlalchemy.exc import OperationalError
 
 from proxy.errors import InvalidRequest, SessionNotFound, StoreUnavailable
-from proxy.store import database, schema
+from proxy.store import database, schema, writer
 from proxy.store.sql import rows, writes
 from proxy.store.sql.starts import Start
 from proxy.store.store import Store
@@ -131,6 +131,17 @@ async def test_turns_are_encoded_outside_of_the_event_loop(
 async def test_a_change_that_is_not_urgent_is_committed_soon_without_others(store: Store) -> None:
     await store.starts.create_session(SessionRecord("task-0"), urgent=False)
     assert await store.keys.load_session("task-0") is not None
+
+
+async def test_a_change_that_is_not_urgent_does_not_follow_a_commit_alone(
+    held: Held, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writer, "_LINGER_S", 60.0)
+    patient = held.writer.submit(lambda _connection, payloads: payloads, 1, urgent=False)
+    await held.go()
+    urgent = held.writer.submit(lambda _connection, payloads: payloads, 2)
+    assert await asyncio.gather(patient, urgent) == [1, 2]
+    assert held.commits == 2
 
 
 async def test_a_bad_change_fails_alone_in_its_group(held: Held, node: Any) -> None:
