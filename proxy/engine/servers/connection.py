@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 import orjson
 
-from proxy.engine.servers.http import Disconnected, Exchange, HttpClient
+from proxy.engine.servers.http import Disconnected, Exchange, HttpClient, fields_of
 from proxy.errors import EngineFailed, EngineLost, EngineUnavailable, InvalidRequest
 
 _CONTROL_S = 600.0
@@ -78,6 +78,7 @@ class ServerConnection:
         self.url = server_url(url)
         self._normal, self._control = _bearer(keys.api), _bearer(keys.admin or keys.api)
         self._client = HttpClient(self.url)
+        self._heads: dict[str, bytes] = {}
         self._replies: set[Exchange] = set()
 
     async def probe(self, path: str) -> dict[str, Any] | None:
@@ -133,27 +134,28 @@ class ServerConnection:
         answer = Exchange()
         try:
             async with asyncio.timeout(limit_s):
-                await self._send(answer, method, path, headers, body, repeat=method == "GET")
+                await self._send(answer, self._client.head(method, path, headers), body, repeat=method == "GET")
         except TimeoutError:
             raise EngineLost(f"{self.url} does not answer within {limit_s:g} s") from None
         return answer
 
     async def _sample(self, path: str, body: Mapping[str, Any], headers: Mapping[str, str], reply: Exchange) -> None:
         """POST a request until `cut`. Repeated sampling does no harm: only one reply is read."""
+        head = self._heads.get(path)
+        if head is None:
+            head = self._heads[path] = self._client.head("POST", path, {**_JSON, **self._normal})
         self._replies.add(reply)
         try:
-            await self._send(reply, "POST", path, {**_JSON, **self._normal, **headers}, _encoded(body), repeat=True)
+            await self._send(reply, head + fields_of(headers) if headers else head, _encoded(body), repeat=True)
         finally:
             self._replies.discard(reply)
         self._check(reply, path)
 
-    async def _send(
-        self, exchange: Exchange, method: str, path: str, headers: Mapping[str, str], body: bytes, *, repeat: bool
-    ) -> None:
+    async def _send(self, exchange: Exchange, head: bytes, body: bytes, *, repeat: bool) -> None:
         if self._client.closed:
             raise EngineLost(f"the connection to {self.url} is closed")
         try:
-            await self._client.send(exchange, method, path, headers, body, repeat=repeat)
+            await self._client.send(exchange, head, body, repeat=repeat)
         except Disconnected as error:
             raise EngineLost(f"{self.url} does not answer ({error})") from None
 

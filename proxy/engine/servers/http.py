@@ -54,6 +54,11 @@ class Exchange:
             self.ended.exception()  # marks it as retrieved: the request may just have been cancelled
 
 
+def fields_of(headers: Mapping[str, str]) -> bytes:
+    """Return `headers` as lines of a request's head."""
+    return "".join([f"{name}: {value}\r\n" for name, value in headers.items()]).encode()
+
+
 class HttpClient:
     """Sends requests to the server at `url`."""
 
@@ -67,17 +72,17 @@ class HttpClient:
         self._sweeper: asyncio.TimerHandle | None = None
         self.closed = False
 
-    async def send(
-        self, exchange: Exchange, method: str, path: str, headers: Mapping[str, str], body: bytes, *, repeat: bool
-    ) -> None:
+    def head(self, method: str, path: str, headers: Mapping[str, str]) -> bytes:
+        """Return the head of requests, but for their length: `send` and further `fields_of` complete it."""
+        return f"{method} {self._prefix}{path} HTTP/1.1\r\nhost: {self._host}\r\n".encode() + fields_of(headers)
+
+    async def send(self, exchange: Exchange, head: bytes, body: bytes, *, repeat: bool) -> None:
         """Send a request; return when `exchange` has ended. Raises Disconnected, and what `exchange` failed with.
 
         `repeat`: the server may get the request twice, so a kept connection can be used. It may be closing just now;
         then the request is sent again by a new one.
         """
-        fields = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
-        head = f"{method} {self._prefix}{path} HTTP/1.1\r\nhost: {self._host}\r\n{fields}content-length: {len(body)}"
-        message = b"".join((head.encode(), b"\r\n\r\n", body))
+        message = b"%bcontent-length: %d\r\n\r\n%b" % (head, len(body), body)
         kept = self._take_kept() if repeat else None
         if kept is not None:
             try:

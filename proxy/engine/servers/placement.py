@@ -51,6 +51,11 @@ def named_failure(url: str, why: str) -> str:
     return why if url in why else f"{url}: {why}"
 
 
+def _load(member: Member) -> tuple[bool, int, int]:
+    """The order of preference, the lowest first."""
+    return member.doubtful, member.in_flight, member.served
+
+
 class SessionPlacement:
     """Remembers the server of each session. `members` is the pool's own list, which changes at run time."""
 
@@ -61,10 +66,9 @@ class SessionPlacement:
 
     def choose(self, session_id: str) -> Member:
         """Choose the server for a request; `session_id` may be "". Raises EngineUnavailable."""
-        candidates = self.candidates()
         member = self._of_session.get(session_id) if session_id else None
         if member is None or not member.open or member.doubtful:
-            member = min(candidates, key=lambda m: (m.doubtful, m.in_flight, m.served))
+            member = min(self.candidates(), key=_load)
         if session_id:
             self._remember(session_id, member)
         return member

@@ -11,7 +11,6 @@ import asyncio
 import hashlib
 import random
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -112,9 +111,10 @@ class SglangServer:
         self._rids[request.request_id] = rid
         self._streams.running += request.streamed
         try:
-            with suppress(Stopped):
-                await self._ask(body, {"x-smg-routing-key": session} if session else {}, read)
+            await self._ask(body, {"x-smg-routing-key": session} if session else {}, read)
             return stopped or reply.finish
+        except Stopped:
+            return stopped
         except EngineLost:
             if rid not in self._late:
                 raise

@@ -80,7 +80,7 @@ def pieces(*texts: bytes, ends: bool = True) -> Answer:
 
 async def ask(client: HttpClient, exchange: Exchange | None = None, *, repeat: bool = True) -> Exchange:
     exchange = exchange or Exchange()
-    await client.send(exchange, "POST", "/x", {"a": "b"}, b"{}", repeat=repeat)
+    await client.send(exchange, client.head("POST", "/x", {"a": "b"}), b"{}", repeat=repeat)
     return exchange
 
 
