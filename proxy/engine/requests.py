@@ -13,7 +13,7 @@ from proxy.types import Ids, SamplingParams, TurnRequest
 _SLICE = 500
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class GenerateRequest:
     """A prompt of token ids to continue. `check_request` states the limits of its fields.
 

@@ -28,6 +28,7 @@ def check_session_id(value: Any, name: str = "session_id") -> str:
         raise InvalidRequest(f"'{name}' must be word characters and . ~ : @ + - in parts joined by /", param=name)
     if len(value.encode()) > MAX_ID_BYTES:
         raise InvalidRequest(f"'{name}' is longer than {MAX_ID_BYTES} bytes", param=name)
-    if value.split("/", 1)[0] in _RESERVED:
-        raise InvalidRequest(f"'{name}' must not begin with the reserved word {value.split('/', 1)[0]!r}", param=name)
+    first, _, _ = value.partition("/")
+    if first in _RESERVED:
+        raise InvalidRequest(f"'{name}' must not begin with the reserved word {first!r}", param=name)
     return value

@@ -27,18 +27,28 @@ def sampling_of_choice(sampling: SamplingParams, k: int) -> SamplingParams:
 
 def check_capabilities(request: TurnRequest, sampling: SamplingParams, info: EngineInfo) -> None:
     """Raise UnsupportedParameter for a field that the engine lacks, InvalidRequest for a bias on an unknown token."""
-    penalties = (sampling.presence_penalty, sampling.frequency_penalty, sampling.repetition_penalty)
-    for name, needed, capability in (
-        ("tool_choice", request.tool_choice.mode in _FORCED, Capability.GRAMMAR),
-        ("response_format", request.response_format is not None, Capability.GRAMMAR),
-        ("top_logprobs", request.top_logprobs > 0, Capability.TOP_LOGPROBS),
-        ("seed", sampling.seed is not None, Capability.SEED),
-        ("logit_bias", bool(sampling.logit_bias), Capability.LOGIT_BIAS),
-        ("presence_penalty", penalties != _NO_PENALTIES, Capability.PENALTIES),
-    ):
-        if needed and capability not in info.capabilities:
+    for name, capability in _needs(request, sampling):
+        if capability not in info.capabilities:
             raise UnsupportedParameter(f"this engine does not support '{name}'; leave it out", param=name)
     for token, _ in sampling.logit_bias:
         if token >= info.vocab_size:
             message = f"'logit_bias' names token {token}, but token ids end at {info.vocab_size - 1}"
             raise InvalidRequest(message, param="logit_bias")
+
+
+def _needs(request: TurnRequest, sampling: SamplingParams) -> list[tuple[str, Capability]]:
+    """Return the fields that not every engine supports, each with the capability that it needs."""
+    needs: list[tuple[str, Capability]] = []
+    if request.tool_choice.mode in _FORCED:
+        needs.append(("tool_choice", Capability.GRAMMAR))
+    if request.response_format is not None:
+        needs.append(("response_format", Capability.GRAMMAR))
+    if request.top_logprobs > 0:
+        needs.append(("top_logprobs", Capability.TOP_LOGPROBS))
+    if sampling.seed is not None:
+        needs.append(("seed", Capability.SEED))
+    if sampling.logit_bias:
+        needs.append(("logit_bias", Capability.LOGIT_BIAS))
+    if (sampling.presence_penalty, sampling.frequency_penalty, sampling.repetition_penalty) != _NO_PENALTIES:
+        needs.append(("presence_penalty", Capability.PENALTIES))
+    return needs

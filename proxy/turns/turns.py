@@ -124,10 +124,12 @@ class Turns:
             self._check_elsewhere(session, key)
             if request.retry or request.idempotency_key:  # it may have ended elsewhere since the session was read
                 await self._registry.refresh(session)
-        if not request.retry:
-            await settle(self._news, session, key)
-        if (earlier := self._earlier(session, request, decide(session.attempts.get(key, ()), request))) is not None:
-            return earlier
+        if key in session.attempts:
+            if not request.retry:
+                await settle(self._news, session, key)
+            earlier = self._earlier(session, request, decide(session.attempts[key], request))
+            if earlier is not None:
+                return earlier
         self._check_room(request)
         if self._gate.closed:
             await self._arrive()

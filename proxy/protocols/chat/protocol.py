@@ -103,9 +103,10 @@ class ChatProtocol:
 
 
 def _refuse_unsupported(body: Mapping[str, Any]) -> None:
-    for name in sorted(REFUSED & body.keys()):
-        if body[name]:
-            raise UnsupportedParameter(f"'{name}' is not supported by this server; leave it out", param=name)
+    if not REFUSED.isdisjoint(body):
+        for name in sorted(REFUSED & body.keys()):
+            if body[name]:
+                raise UnsupportedParameter(f"'{name}' is not supported by this server; leave it out", param=name)
     modalities = body.get("modalities")
     if modalities is not None and "audio" in expect_list(modalities, "modalities"):
         raise UnsupportedParameter(
