@@ -48,7 +48,7 @@ def check_request(request: GenerateRequest, vocab_size: int, context_length: int
     naming the field, or ContextLengthExceeded.
     """
     sampling, prompt = request.sampling, request.input_ids
-    if not prompt or not _below(prompt, vocab_size):
+    if not prompt or not ids_below(prompt, vocab_size):
         raise InvalidRequest(
             f"input_ids must hold at least one id, each between 0 and {vocab_size - 1}", param="input_ids"
         )
@@ -68,8 +68,8 @@ def check_request(request: GenerateRequest, vocab_size: int, context_length: int
         raise InvalidRequest("repetition_penalty must be positive", param="repetition_penalty")
 
 
-def _below(ids: Ids, limit: int) -> bool:
-    """True if all ids are between 0 and `limit` - 1.
+def ids_below(ids: Ids, limit: int) -> bool:
+    """Return whether all ids are between 0 and `limit` - 1.
 
     In slices: for more values numpy releases the interpreter lock, and then waits for the threads of the store.
     """

@@ -11,11 +11,9 @@ from array import array
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
 from proxy.engine.chunks import TokenChunk
 from proxy.engine.interface import Capability, EngineInfo, PauseMode, WeightTransfer
-from proxy.engine.requests import GenerateRequest
+from proxy.engine.requests import GenerateRequest, ids_below
 from proxy.engine.scripted.scripts import Fault, Reply, Script
 from proxy.errors import EngineFailed, EngineIncapable, InvalidRequest
 from proxy.types import FinishReason, Ids, ids_of
@@ -134,8 +132,7 @@ class ScriptedEngine:
             stopped.set()
 
     def _check(self, request: GenerateRequest) -> None:
-        ids = np.frombuffer(request.input_ids, np.uint32)  # a negative id wraps to a large one
-        if len(ids) and ids.max() >= self._info[0]:
+        if not ids_below(request.input_ids, self._info[0]):
             raise InvalidRequest(
                 f"input_ids has an id outside of the vocabulary (0 to {self._info[0] - 1})", param="input_ids"
             )

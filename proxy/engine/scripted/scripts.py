@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 
+import numpy as np
+
 from proxy.engine.requests import GenerateRequest
 from proxy.errors import EngineFailed
 from proxy.types import FinishReason, Ids, ids_of
@@ -65,10 +67,11 @@ def babble(length: int, vocab_size: int, chunk: int, delay_s: float = 0.0) -> Sc
     Ids stay in the lower half of the vocabulary, where byte-level tokenizers have plain text and no markers.
     """
     span = max(vocab_size // 2, 1)
+    steps = 7 * np.arange(length)
 
     def script(request: GenerateRequest) -> Reply:
         start = (len(request.input_ids) * 31 + request.input_ids[-1]) % span
-        ids = ids_of([(start + 7 * step) % span for step in range(length)])
+        ids = ids_of(((start + steps) % span).astype(np.int32).tobytes())
         return Reply(ids, chunk, delay_s)
 
     return script
