@@ -168,7 +168,7 @@ class Writer:
 
     def _run(self) -> None:
         try:
-            while self._queue or not self._closing:
+            while not self._closing or self._queue:  # in this order: nothing is queued once it is closing
                 self._bell.get()
                 self._rung = False  # before the queue is read: a change that comes later rings again
                 if self._company and len(self._queue) < _GATHER_CHANGES and not self._closing:
@@ -181,8 +181,8 @@ class Writer:
                     self._ring()
         finally:
             self._stopped = True
-            self._disconnect()
             self._fail_rest()
+            self._disconnect()
 
     def _take(self) -> bool:
         """Collect the next group from the queue; return True if it left some there for the group after it."""

@@ -251,6 +251,22 @@ async def test_a_fatal_error_of_the_writer_fails_every_waiting_write(
     held.writer.join()  # the thread reports its exception while this test's hook is installed
 
 
+async def test_waiting_writes_fail_even_if_the_connection_of_a_dying_writer_cannot_be_closed(
+    held: Held, node: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def die(*_: Any) -> Any:
+        raise MemoryError
+
+    monkeypatch.setattr(threading, "excepthook", lambda _args: None)
+    monkeypatch.setattr(held.writer, "_disconnect", die)
+    futures = [held.writer.submit(die, None), *queue(held, node, "a")]
+    await held.go()
+    for future in futures:
+        with pytest.raises(StoreUnavailable):
+            await asyncio.wait_for(future, 60)
+    held.writer.join()
+
+
 async def test_many_changes_at_once_with_bad_ones_among_them(store: Store, session: SessionRecord, node: Any) -> None:
     nodes = [node("same" if n % 7 == 0 else f"n{n}") for n in range(140)]
     done = await asyncio.gather(*map(store.turns.append, nodes), return_exceptions=True)
