@@ -13,7 +13,7 @@ from collections.abc import Hashable, Sequence
 from proxy.rendering.templates.chat_template import Options
 from proxy.types import Ids, Message, Tool
 
-# What a prompt takes for each of its tokens, about: its text, the ids and the objects around them.
+# What a prompt takes for each of its tokens, about: the ids, its text and the objects around them.
 _BYTES_A_TOKEN = 20
 
 
@@ -22,31 +22,45 @@ class PromptCache:
 
     def __init__(self, most_bytes: int = 32 * 2**20) -> None:
         self._room = most_bytes // _BYTES_A_TOKEN
-        self._prompts: OrderedDict[Hashable, Ids] = OrderedDict()
+        self._prompts: OrderedDict[Hashable, tuple[Ids, int]] = OrderedDict()
         self._lock = threading.Lock()
 
     def get(self, key: Hashable) -> Ids | None:
         """Return a copy of the ids, or None if the prompt is not remembered."""
         with self._lock:
-            ids = self._prompts.get(key)
-            if ids is None:
+            found = self._prompts.get(key)
+            if found is None:
                 return None
             self._prompts.move_to_end(key)
-            return ids[:]
+            return found[0][:]
 
-    def put(self, key: Hashable, ids: Ids) -> None:
-        """Remember a copy of the ids, and forget the prompts that were not used for longest."""
+    def put(self, key: Hashable, ids: Ids, characters: int = 0) -> None:
+        """Remember a copy of the ids, and forget the prompts that were not used for longest.
+
+        `characters`: of the text in the key, which may be far more than that of the ids: templates drop reasoning.
+        """
+        weight = max(len(ids), characters // _BYTES_A_TOKEN)
         with self._lock:
             self._forget(key)
-            self._prompts[key] = ids[:]
-            self._room -= len(ids)
+            self._prompts[key] = ids[:], weight
+            self._room -= weight
             while self._room < 0:
                 self._forget(next(iter(self._prompts)))
 
     def _forget(self, key: Hashable) -> None:
-        ids = self._prompts.pop(key, None)
-        if ids is not None:
-            self._room += len(ids)
+        found = self._prompts.pop(key, None)
+        if found is not None:
+            self._room += found[1]
+
+
+def count_characters(messages: Sequence[Message]) -> int:
+    """Return how many characters the messages hold, about."""
+    count = 0
+    for message in messages:
+        count += len(message.content) + len(message.reasoning or "")
+        for call in message.tool_calls:
+            count += len(call.arguments)
+    return count
 
 
 def prompt_key(messages: Sequence[Message], tools: Sequence[Tool], options: Options) -> Hashable | None:

@@ -20,7 +20,7 @@ from proxy.rendering.choose_template import TemplateChoice, choose_template
 from proxy.rendering.families import family_named
 from proxy.rendering.parsing.output_parser import OutputParser
 from proxy.rendering.parsing.parser_factory import ParserFactory
-from proxy.rendering.prompt_cache import PromptCache, prompt_key
+from proxy.rendering.prompt_cache import PromptCache, count_characters, prompt_key
 from proxy.rendering.reasoning_formats import ReasoningFormat, reasoning_format
 from proxy.rendering.templates.chat_template import require_no_images
 from proxy.rendering.tokenizer import Tokenizer
@@ -108,7 +108,7 @@ class Renderer:
         if ids is None:
             ids = self._template.render(messages, tools, options, prompt=prompt)
             if key is not None:
-                self._prompts.put(key, ids)
+                self._prompts.put(key, ids, count_characters(messages))
         return ids
 
     def bridge(

@@ -135,3 +135,14 @@ def test_threads_share_it() -> None:
     cache.put("last", ids_of(range(50)))
     assert cache.get("last") == ids_of(range(50))
     assert cache.get(12) is None
+
+
+def test_text_that_the_template_drops_counts_too(renderer: Renderer) -> None:
+    renderer._prompts = PromptCache(100_000)
+    dropped = 40_000
+    for number in range(10):
+        answer = Message(Role.ASSISTANT, "a", (ToolCall("i", "n", "{}"),), reasoning=f"{number}" * dropped)
+        renderer.render([HI, answer, HI], (), {})
+        renderer.render([HI, answer, HI], (), {})
+    kept = [messages[1].reasoning for messages, _, _ in renderer._prompts._prompts]  # type: ignore[misc]
+    assert kept == ["8" * dropped, "9" * dropped]
