@@ -26,7 +26,7 @@ from proxy.types import FinishReason, Logprobs, ids_of
 
 _RESERVED_TOKENS = 4
 _SESSION_DIGITS = 16
-_SERIAL_DIGITS = 20
+_SERIAL_BITS, _SERIAL_DIGITS = 63, 19
 _DEFAULT_CONTEXT = 32_768
 _PIECE_TOKENS = 2048
 """Tokens per piece of a long unstreamed reply: few enough for a slow server within --engine-timeout-s."""
@@ -111,7 +111,11 @@ class SglangServer:
         self._rids[request.request_id] = rid
         self._streams.running += request.streamed
         try:
-            await self._ask(body, {"x-smg-routing-key": session} if session else {}, read)
+            headers = {"x-smg-routing-key": session} if session else {}
+            if body["stream"]:
+                await self._stream(body, headers, read)
+            else:
+                read([await self._connection.generate("/generate", body, headers)])
             return stopped or reply.finish
         except Stopped:
             return stopped
@@ -131,11 +135,10 @@ class SglangServer:
         """The same, as a generator."""
         return generated(self.sample, request)
 
-    async def _ask(self, body: dict[str, Any], headers: Mapping[str, str], read: Callable[[list[Any]], bool]) -> None:
+    async def _stream(
+        self, body: dict[str, Any], headers: Mapping[str, str], read: Callable[[list[Any]], bool]
+    ) -> None:
         """Give the parts of the answer to `read`. If the server rejects `stream_interval`, ask again without it."""
-        if not body["stream"]:
-            read([await self._connection.generate("/generate", body, headers)])
-            return
         try:
             await self._connection.stream("/generate", body, headers, EventStream(read))
         except (InvalidRequest, EngineFailed) as error:
@@ -298,7 +301,7 @@ def _names(request: GenerateRequest) -> tuple[str, str]:
     prefix.
     """
     key = hashlib.blake2b(request.session_id.encode(), digest_size=_SESSION_DIGITS // 2).hexdigest()
-    serial = random.randrange(10**_SERIAL_DIGITS)
+    serial = random.getrandbits(_SERIAL_BITS)
     return (key if request.session_id else ""), f"{key}_t{serial:0{_SERIAL_DIGITS}d}"
 
 
