@@ -63,7 +63,9 @@ def chat(session: Session | AsyncSession, *texts: str) -> str:
 
 
 def classes(root: type[ProxyError] = ProxyError) -> list[type[ProxyError]]:
-    return [root, *(found for below in root.__subclasses__() for found in classes(below))]
+    """The public error classes. Other modules, imported or not, derive classes that have no code of their own."""
+    public = [below for below in root.__subclasses__() if below.__module__ == ProxyError.__module__]
+    return [root, *(found for below in public for found in classes(below))]
 
 
 def error_of(response: httpx.Response) -> ProxyError:
