@@ -12,7 +12,8 @@ from proxy.types import Message, Role, ToolCall
 
 class MessageBuilder:
     """Builds one message. `deltas`: grows with it; the parser puts a new list there at each step. `called`: a call has
-    begun. `sink`: where the call reader of the current region writes."""
+    begun. `sink`: where the call reader of the current region writes; None before the first region. (It refers to the
+    builder, and a message without calls shall be freed without the garbage collector.)"""
 
     def __init__(self, stop: Sequence[str], call_id: Callable[[], str]) -> None:
         self._content = VisibleText(stop)
@@ -23,12 +24,12 @@ class MessageBuilder:
         self._maybe_label = ""
         self.deltas: list[Delta] = []
         self.called = False
-        self.sink = RegionSink(self, None)
+        self.sink: RegionSink | None = None
 
     @property
     def message(self) -> Message:
         """The message so far, an unfinished call included."""
-        calls = (*self._calls, *self.sink.unfinished())
+        calls = (*self._calls, *(self.sink.unfinished() if self.sink is not None else ()))
         return Message(
             role=Role.ASSISTANT,
             content=self._content.text,

@@ -212,8 +212,8 @@ class OutputParser:
         self._read(lexeme.text, mark=lexeme.mark in (Mark.INNER, Mark.CALL_CLOSE))
 
     def _read(self, text: str, *, mark: bool) -> None:
-        assert self._reader is not None
         region = self._built.sink
+        assert self._reader is not None and region is not None
         try:
             self._reader.take(text, mark)
         except Malformed:
@@ -232,6 +232,7 @@ class OutputParser:
         """Give up on the region of calls: it is malformed from here on."""
         held, self._held = self._held, []
         region = self._built.sink
+        assert region is not None
         over = self._bare or bool(held and held[-1].mark is Mark.CALL_CLOSE)
         if region.rest is not None:
             held = [Lexeme(region.rest, None, held[-1].position, 0)]
@@ -268,7 +269,8 @@ class OutputParser:
             self._resolve_held()
         elif self._state is State.CALL:
             self._held = held
-            if self._reader is not None and self._reader.idle and not self._built.sink.open:
+            region = self._built.sink
+            if self._reader is not None and self._reader.idle and region is not None and not region.open:
                 self._held, self._state = [], State.CONTENT
             else:
                 self._break()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import json
 from collections.abc import Iterable, Sequence
@@ -339,3 +340,20 @@ def test_markers_spelled_with_ordinary_tokens_are_text_where_the_vocabulary_has_
     parser.feed(ids_of(ids))
     parser.finish()
     assert parser.message.content == "<tool_call>"
+
+
+def test_a_parser_of_text_is_freed_without_the_garbage_collector(tiny: Renderer) -> None:
+    def parse() -> None:
+        parser = parser_of(tiny)
+        parser.feed(ids_of(tiny.encode("<think>\nhm\n</think>\n\nSure.")))
+        parser.finish()
+        assert parser.message.content == "Sure."
+
+    parse()
+    gc.collect()
+    gc.disable()
+    try:
+        parse()
+        assert gc.collect() == 0
+    finally:
+        gc.enable()
