@@ -46,6 +46,7 @@ _SUMMARY_PROMPTS = (
 
 # A system prompt may hold 30,000 characters and comes with every turn; searching it for all phrases takes 0.5 ms.
 _KEPT_SYSTEMS = 64
+_LONGEST_KEPT = 100_000  # characters; longer system prompts are searched each time, so few fill the memory
 
 
 def purpose_of_prompt(messages: Sequence[Message]) -> Purpose | None:
@@ -55,7 +56,8 @@ def purpose_of_prompt(messages: Sequence[Message]) -> Purpose | None:
     """
     wanted = Role.SYSTEM
     system = "\n".join([message.content for message in messages if message.role is wanted])
-    stated = _purpose_of_system(system)
+    look = _purpose_of_system if len(system) <= _LONGEST_KEPT else _purpose_of_system.__wrapped__
+    stated = look(system)
     if stated is None and messages and messages[-1].role is Role.USER:
         for line in messages[-1].content.lower().split("\n"):
             if line.startswith(_SUMMARY_PROMPTS):

@@ -96,3 +96,11 @@ def test_a_stated_root_with_tools_is_no_standard_for_the_others() -> None:
         root("b", 2, "look up", tooled=True),
     ]
     assert derive_purposes(nodes) == {"t": "title", "a": "main", "b": "main"}
+
+
+@pytest.mark.parametrize("length", [99_000, 200_000])
+def test_the_purpose_of_a_system_prompt_does_not_depend_on_its_length(length: int) -> None:
+    words = ("long " * (length // 5))[:length]
+    prompt = [Message(Role.SYSTEM, words + "You are a title generator. You output ONLY a thread title.")]
+    assert purpose_of_prompt(prompt) is Purpose.TITLE
+    assert purpose_of_prompt([Message(Role.SYSTEM, words)]) is None
