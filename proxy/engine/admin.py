@@ -37,13 +37,17 @@ class GateControl(Protocol):
 
 
 class EngineAdmin:
-    """A trainer's operations on the engine behind `gate`. Requests go through the gate itself."""
+    """A trainer's operations on the engine behind `gate`. Requests go through the gate itself.
+
+    `passing`: the pause in force ends with the operation that began it.
+    """
 
     def __init__(self, engine: EngineControl, gate: GateControl) -> None:
         self._engine, self._gate = engine, gate
         self._lock = asyncio.Lock()
         self._released: frozenset[str] = frozenset()
         self._paused_for_memory = False
+        self.passing = False
 
     @property
     def released(self) -> frozenset[str]:
@@ -86,12 +90,16 @@ class EngineAdmin:
         """
         async with self._lock:
             was_paused = self._gate.paused is not None
-            await self._shut(mode)
+            self.passing = not was_paused
             try:
-                return await self._engine.update_weights(path, version)
+                await self._shut(mode)
+                try:
+                    return await self._engine.update_weights(path, version)
+                finally:
+                    if not was_paused:
+                        await self._reopen()
             finally:
-                if not was_paused:
-                    await self._reopen()
+                self.passing = False
 
     async def transfer_weights(self, step: WeightTransfer, fields: Mapping[str, Any]) -> int:
         """Pass one step of a weight transfer to the engine, without a pause: the trainer pauses around all steps."""

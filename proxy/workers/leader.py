@@ -176,8 +176,10 @@ class Leader:
     async def _tell(self, mode: PauseMode | None) -> None:
         """Tell all workers the pause of the gates and the state of the engine.
 
+        A pause that ends with the operation under way is not told: should the leader die, it would stay in force.
         Raises EngineIncapable if one of them cannot take it over.
         """
+        mode = None if self.admin.passing else mode
         number = 1 if self._follower.last is None else self._follower.last.number + 1
         told = self._follower.last = Told(number, mode, self._engine.common())
         await self._peers.ask_all("adopt", told)

@@ -259,6 +259,33 @@ async def test_a_pause_that_begins_while_a_server_joins_another_worker_is_the_la
         await more.kill()
 
 
+@pytest.mark.parametrize("mode", ["abort", "in_place"])
+async def test_a_leader_that_dies_while_weights_are_loaded_leaves_no_pause(
+    tmp_path: Path, url: str, wire: LiveWire, monkeypatch: pytest.MonkeyPatch, mode: str
+) -> None:
+    async with workers_of(tmp_path, url, engine=wire.url, shutdown_timeout_s=0.0) as workers:
+        loading = asyncio.Event()
+
+        async def load(*_: object) -> None:
+            loading.set()
+            await asyncio.Event().wait()
+
+        monkeypatch.setattr(workers[0].app.state.engine, "update_weights", load)
+        update = asyncio.create_task(workers[0].post("/engine/update_weights", {"path": "w", "mode": mode}))
+        await loading.wait()
+        turn = asyncio.create_task(workers[1].chat([user("go")], "a", max_tokens=5))
+        await until(lambda: workers[1].app.state.turns._gate.waiting == 1)
+        await workers.stop(0)
+        await workers.start(0)
+        await turn
+        for number in (0, 1):
+            assert (await workers[number].http.get("/ready")).json()["status"] == "ready"
+        done = await workers[1].ok("/engine/update_weights", {"path": "w", "mode": mode})
+        assert (done["weight_version"], done["paused"]) == (1, None)
+        update.cancel()
+        await asyncio.gather(update, return_exceptions=True)
+
+
 # Retries ------------------------------------------------------------------------------------------------------------
 
 
