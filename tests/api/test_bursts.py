@@ -32,7 +32,8 @@ async def test_turns_of_all_apis_that_arrive_together_begin_a_few_in_each_pass(
         return await begin(self, *arguments, **more)
 
     body = {"model": "m", "max_tokens": 5, "messages": [user("hi")]}
-    async with serving(tmp_path, says(*["yes"] * 20)) as server:
+    file = f"sqlite:///{tmp_path / 'bursts.db'}"  # on Postgres, turns whose state is read together begin together
+    async with serving(tmp_path, says(*["yes"] * 20), database_url=file) as server:
         with patch.object(Turns, "begin", counted):
             next_pass()
             paths = [f"/s{number}/v1/{end}" for number in range(10) for end in ("chat/completions", "messages")]
