@@ -15,7 +15,6 @@ from proxy.engine.create import model_folder
 from proxy.engine.requests import GenerateRequest
 from proxy.engine.scripted.engine import ScriptedEngine
 from proxy.engine.scripted.scripts import Reply
-from proxy.rendering.renderer import load_renderer
 from proxy.settings import Settings
 from proxy.types import Message, Role, TurnRequest, ids_of
 
@@ -26,6 +25,9 @@ class PlannedEngine(ScriptedEngine):
     """For `serve --engine tests.conformance.planned:PlannedEngine`."""
 
     def __init__(self, settings: Settings) -> None:
+        # Not above: tests read MARK where the clients are installed, and the server's packages are not.
+        from proxy.rendering.renderer import load_renderer
+
         renderer = load_renderer(settings, model_folder(settings))
         end = ids_of(renderer.stop_token_ids[:1])
 
