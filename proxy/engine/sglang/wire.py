@@ -185,21 +185,7 @@ class SglangReply:
         said, runs = divided(told, before)
         correction = said if said != self.said else ()
         self.said, self.finish = told, finish
-        chunks, end = [], 0
-        for count, number in runs or ((0, self.version),):
-            start, end = end, end + count
-            chunks.append(
-                TokenChunk(
-                    ids=ids[start:end],
-                    logprobs=logprobs[start:end],
-                    version=number,
-                    finish=finish if end == len(ids) else None,
-                    top_logprobs=tuple(tops[start:end]),
-                    cached_tokens=None if start else cached,
-                    corrected=() if start else correction,
-                )
-            )
-        return chunks
+        return _chunks(runs or ((0, self.version),), ids, logprobs, tops, finish, cached, correction)
 
     def _spans(self, spans: Sequence[Mapping[str, Any]], total: int) -> VersionRuns:
         """The version runs of all tokens, as a part names them. Raises EngineFailed if they overlap or leave gaps."""
@@ -208,6 +194,33 @@ class SglangReply:
         if [start for start, _, _ in bounds] + [total] != [0] + [end for _, end, _ in bounds]:
             raise EngineFailed(f"the engine's spans of weight versions do not cover its {total} tokens exactly")
         return joined((), tuple((end - start, self.numbers.number(name)) for start, end, name in bounds))
+
+
+def _chunks(
+    runs: VersionRuns,
+    ids: Ids,
+    logprobs: Logprobs,
+    tops: Sequence[tuple[tuple[int, float], ...]],
+    finish: FinishReason | None,
+    cached: int | None,
+    correction: VersionRuns,
+) -> list[TokenChunk]:
+    """One chunk for each run. What concerns the tokens before is said by the first, the end by the last."""
+    chunks, end = [], 0
+    for count, number in runs:
+        start, end = end, end + count
+        chunks.append(
+            TokenChunk(
+                ids=ids[start:end],
+                logprobs=logprobs[start:end],
+                version=number,
+                finish=finish if end == len(ids) else None,
+                top_logprobs=tuple(tops[start:end]),
+                cached_tokens=None if start else cached,
+                corrected=() if start else correction,
+            )
+        )
+    return chunks
 
 
 def _refusal(out: Any) -> ProxyError:
