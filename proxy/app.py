@@ -118,19 +118,9 @@ def build_app(
     The lifespan starts the engine; at the end it lets running turns finish, then closes the engine and the store.
     Raises ConfigurationError if a part cannot be built.
     """
-    # Whatever can be refused without loading anything comes first.
-    make_engine = None if engine is not None else prepare_engine(settings)
-    parse_url(settings.database_url)
-    if renderer is None:
-        renderer = load_renderer(settings, _tokenizer_folder(settings))
-    if engine is None:
-        assert make_engine is not None
-        engine = make_engine(renderer.vocab_size, renderer)
+    engine, renderer, store = _loaded(settings, engine, renderer, store)
     shared = None if place is None else place.share(engine)
     engine = shared or engine
-    if store is None:
-        step(f"opening the database {label(parse_url(settings.database_url))}")
-        store = Store.open(settings.database_url, migrate=settings.migrate)
     metrics = Metrics()
     gate = Gate(engine, settings)
     sessions = SessionParts(store, settings, metrics, lambda: gate.info().weight_version)
@@ -170,6 +160,23 @@ def build_app(
     if parts.group is not None:
         app.state.for_workers = WorkerEndpoints(parts.group.steps(), app, parts.group.joined)
     return app
+
+
+def _loaded(
+    settings: Settings, engine: Engine | None, renderer: Renderer | None, store: Store | None
+) -> tuple[Engine, Renderer, Store]:
+    """Build what is not given. What can be refused without loading anything comes first. Raises ConfigurationError."""
+    make_engine = None if engine is not None else prepare_engine(settings)
+    parse_url(settings.database_url)
+    if renderer is None:
+        renderer = load_renderer(settings, _tokenizer_folder(settings))
+    if engine is None:
+        assert make_engine is not None
+        engine = make_engine(renderer.vocab_size, renderer)
+    if store is None:
+        step(f"opening the database {label(parse_url(settings.database_url))}")
+        store = Store.open(settings.database_url, migrate=settings.migrate)
+    return engine, renderer, store
 
 
 @asynccontextmanager
