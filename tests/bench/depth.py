@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import argparse
 import statistics
-import tempfile
 import time
-from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -21,8 +19,8 @@ from rich.console import Console
 from rich.table import Table
 
 from tests.bench.load import Connection, Conversation, Words, connect
-from tests.bench.overhead import assets_tokenizer, machine, one_reply, remote_proxy
-from tests.bench.servers import REPLY_TOKENS, Server, bare_server, on_core, proxy_server
+from tests.bench.overhead import assets_tokenizer, machine, servers
+from tests.bench.servers import REPLY_TOKENS, Server
 
 EARLY, LATE = 5, 100
 NEAR = 3
@@ -105,15 +103,7 @@ def report(results: dict[str, Depth], console: Console) -> None:
 
 
 def run(tokenizer: Path | None, characters: int) -> dict[str, Depth]:
-    with ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        remote, _ = stack.enter_context(remote_proxy(folder, tokenizer))
-        second = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        scripted = stack.enter_context(proxy_server(second, tokenizer))
-        reply = folder / "reply.json"
-        reply.write_bytes(uvloop.run(one_reply(remote)))
-        bare = stack.enter_context(bare_server(folder, reply))
-        stack.enter_context(on_core(1))
+    with servers(tokenizer) as (remote, scripted, bare):
         engines = {"engine server": remote, "scripted": scripted}
         return {name: uvloop.run(measure(proxy, bare, Words(0), characters)) for name, proxy in engines.items()}
 

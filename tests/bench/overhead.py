@@ -137,7 +137,9 @@ def remote_proxy(folder: Path, tokenizer: Path | None) -> Iterator[tuple[Server,
         yield proxy, upstream
 
 
-def run(plan: Plan, seed: int, tokenizer: Path | None) -> Results:
+@contextmanager
+def servers(tokenizer: Path | None) -> Iterator[tuple[Server, Server, Server]]:
+    """Run a proxy in front of an engine server, one with the scripted engine, and the bare handler; load on core 1."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         remote, _ = stack.enter_context(remote_proxy(folder, tokenizer))
@@ -147,6 +149,11 @@ def run(plan: Plan, seed: int, tokenizer: Path | None) -> Results:
         reply.write_bytes(uvloop.run(one_reply(remote)))
         bare = stack.enter_context(bare_server(folder, reply))
         stack.enter_context(on_core(1))
+        yield remote, scripted, bare
+
+
+def run(plan: Plan, seed: int, tokenizer: Path | None) -> Results:
+    with servers(tokenizer) as (remote, scripted, bare):
         bench = Bench(remote, scripted, bare, plan, Words(seed))
         uvloop.run(bench.run())
         return bench.results
