@@ -12,9 +12,9 @@ import httpx
 
 from proxy.app import build_app
 from proxy.engine.interface import Engine
-from proxy.server import new_server
+from proxy.serving.server import new_server
+from proxy.serving.worker import private_socket
 from proxy.settings import Settings
-from proxy.worker import private_socket
 from proxy.workers.group import Place
 from proxy.workers.seats import Seats
 from tests.mailboxes import MailServer

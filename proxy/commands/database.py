@@ -37,7 +37,7 @@ def db_check(
     session: Annotated[str | None, typer.Option(help="Only this session.")] = None,
 ) -> None:
     """Check that no stored session has missing, damaged or doubly trained data. Changes nothing."""
-    from proxy.audit import audit
+    from proxy.commands.audit import audit
     from proxy.store.inspection import inspecting
 
     with inspecting(database_url_of(database_url)) as inspection:

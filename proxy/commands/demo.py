@@ -33,8 +33,8 @@ def demo(
         raise ConfigurationError("--seed and --plot apply only with --train")
     from rich.console import Console
 
-    from proxy import server
     from proxy.rollout.agents_demo import run_demo
+    from proxy.serving import server
 
     with tempfile.TemporaryDirectory(prefix="tokengrove-demo-") as folder:
         database = Path(folder) / "demo.db"
@@ -46,9 +46,9 @@ def demo(
 def _train_demo(seed: int, plot: Path | None) -> None:
     from rich.console import Console
 
-    from proxy import server
     from proxy.app import write_tiny_model
     from proxy.rollout.train_demo import check_plot, run_train_demo
+    from proxy.serving import server
 
     check_plot(plot)
     with tempfile.TemporaryDirectory(prefix="tokengrove-demo-") as folder:

@@ -20,11 +20,11 @@ def serve(**flags: Any) -> None:
     if settings.log_level in ("debug", "info"):
         show_steps()
     if settings.workers > 1:
-        from proxy import supervisor
+        from proxy.serving import supervisor
 
         supervisor.run(settings, _banner, _show)
     else:
-        from proxy import server
+        from proxy.serving import server
 
         server.run(settings, lambda served, url: _show(_banner(served, url, settings)))
 

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 
 from proxy.engine.create import model_folder
 from proxy.engine.scripted.scripts import Reply, Script
-from proxy.server import serving as served
+from proxy.serving.server import serving as served
 from proxy.settings import Settings
 from tests.support import Server, function_tool, sampled, serving, user
 

@@ -27,7 +27,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from proxy.engine.requests import GenerateRequest
 from proxy.engine.scripted.scripts import Fault, Reply
 from proxy.reasons import Status
-from proxy.server import serving as real_server
+from proxy.serving.server import serving as real_server
 from proxy.settings import Settings
 from proxy.store.sql import reads
 from proxy.store.sql.writes import append_interactions

@@ -20,7 +20,7 @@ from proxy.engine.create import create_engine, model_folder
 from proxy.engine.requests import GenerateRequest
 from proxy.prompt_ids import PromptIds
 from proxy.rendering.renderer import load_renderer
-from proxy.server import serving
+from proxy.serving.server import serving
 from proxy.settings import Settings
 from proxy.types import Message, Role, SamplingParams
 

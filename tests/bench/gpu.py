@@ -1,9 +1,10 @@
 """The overhead of the proxy on a real engine: many concurrent sessions through it and directly, in one run.
 
-The server runs as in production: `proxy.server` with the engine in its process, a SQLite file, and agents in processes
-of their own. The direct arms run in the same process, between the others; the prefix cache is flushed before each arm.
-Weights are random, and nothing is downloaded. No figure fails the bench. Run `python -m tests.bench.gpu` from the root
-of the repository on a machine with CUDA and sglang; `--device cpu` shows on any machine that the bench works."""
+The server runs as in production: `proxy.serving.server` with the engine in its process, a SQLite file, and agents in
+processes of their own. The direct arms run in the same process, between the others; the prefix cache is flushed
+before each arm. Weights are random, and nothing is downloaded. No figure fails the bench. Run
+`python -m tests.bench.gpu` from the root of the repository on a machine with CUDA and sglang;
+`--device cpu` shows on any machine that the bench works."""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ from starlette.applications import Starlette
 from proxy.engine.interface import Engine
 from proxy.errors import ConfigurationError
 from proxy.rendering.renderer import Renderer
-from proxy.server import run
+from proxy.serving.server import run
 from proxy.settings import Settings
 from tests.bench.clients import Clients
 from tests.bench.direct import prepare, run_direct

@@ -24,7 +24,7 @@ from unittest import mock
 from typer.testing import CliRunner
 
 from proxy import commands
-from proxy.server import serving
+from proxy.serving.server import serving
 from proxy.settings import Settings
 from tests.docs.pages import ROOT, Block
 
@@ -83,7 +83,7 @@ def settings_of(command: str) -> Settings:
     """The settings with which a `tokengrove serve ...` would start. Raises AssertionError if it would not."""
     found: list[Settings] = []
     words = shlex.split(command, comments=True)
-    with mock.patch("proxy.server.run", lambda settings, _: found.append(settings)):
+    with mock.patch("proxy.serving.server.run", lambda settings, _: found.append(settings)):
         run = CliRunner().invoke(commands.app, words[words.index("serve") :])
     assert found, f"{command} does not start: {run.output} {run.exception}"
     return found[0]

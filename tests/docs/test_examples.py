@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from proxy.app import write_tiny_model
-from proxy.server import serving
+from proxy.serving.server import serving
 from proxy.settings import Settings
 from tests.docs.pages import ROOT
 from tokengrove import Client

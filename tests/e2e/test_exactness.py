@@ -12,7 +12,7 @@ from openai import OpenAI
 
 from proxy.client import Client
 from proxy.engine.create import model_folder
-from proxy.server import serving
+from proxy.serving.server import serving
 from proxy.settings import Settings
 from tests.support import function_tool
 

@@ -22,7 +22,7 @@ from proxy import client
 from proxy.client import Client, read
 from proxy.client.export_files import export_files
 from proxy.errors import ConfigurationError, InvalidRequest, SessionNotFound, Unauthorized
-from proxy.server import serving
+from proxy.serving.server import serving
 from proxy.settings import Settings
 from tests.databases import execute
 from tests.e2e.processes import ROOT, run

@@ -18,7 +18,7 @@ from proxy.errors import ProxyError
 from proxy.rollout.train_demo import EXPORT, Round, complete, learned, training
 from proxy.rollout.trainer import RATIO_TOLERANCE, Trainer
 from proxy.rollout.word_chain import WORD_TOKENS, Game, play
-from proxy.server import serving
+from proxy.serving.server import serving
 from proxy.settings import Settings
 from tests.e2e.processes import execute, run
 

@@ -33,7 +33,7 @@ from proxy.errors import (
     TooManyRequests,
     Unauthorized,
 )
-from proxy.server import serving
+from proxy.serving.server import serving
 from proxy.settings import Settings
 
 ADMIN_KEY = "admin-key-of-the-test"

@@ -12,7 +12,7 @@ from proxy.client import Acknowledged, AsyncClient, Claim, Client, Export, Serve
 from proxy.client.adapters.trl import ClaimingWorker
 from proxy.client.options import Format
 from proxy.errors import InvalidRequest, NotFound
-from proxy.server import serving
+from proxy.serving.server import serving
 from proxy.settings import Settings
 
 

@@ -12,7 +12,7 @@ import pytest
 from proxy.client import Client, Session
 from proxy.client.adapters.trl_rollout import RolloutFunction, session_reward
 from proxy.errors import InvalidRequest
-from proxy.server import serving
+from proxy.serving.server import serving
 from proxy.settings import Settings
 
 

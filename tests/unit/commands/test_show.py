@@ -18,7 +18,7 @@ from proxy.commands.show import reasons
 from proxy.commands.text_diff import diff
 from proxy.reasons import Explained
 from proxy.rollout.tree_view import session_tree
-from proxy.server import serving
+from proxy.serving.server import serving
 from proxy.settings import Settings
 from tests.support import assistant, function_tool, says, system, user
 from tests.support import serving as app_serving

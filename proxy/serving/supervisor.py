@@ -22,11 +22,11 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-from proxy import server, worker
 from proxy.errors import ConfigurationError
 from proxy.hub import pinned
+from proxy.serving import server, worker
+from proxy.serving.worker import Banner, Order, Post, Report
 from proxy.settings import Settings
-from proxy.worker import Banner, Order, Post, Report
 from proxy.workers.group import Place
 from proxy.workers.seats import Seats
 

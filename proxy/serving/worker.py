@@ -19,10 +19,10 @@ from pathlib import Path
 
 from starlette.applications import Starlette
 
-from proxy import server
 from proxy.app import build_app
 from proxy.errors import ConfigurationError
 from proxy.progress import hide_steps
+from proxy.serving import server
 from proxy.settings import Settings
 from proxy.workers.group import Place
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from proxy import supervisor
+from proxy.serving import supervisor
 from proxy.settings import Settings
 
 

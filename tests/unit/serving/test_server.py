@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from proxy import server
 from proxy.errors import ConfigurationError
+from proxy.serving import server
 from proxy.settings import Settings
 
 

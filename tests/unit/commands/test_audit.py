@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from proxy.audit import Audit, audit, check_session
+from proxy.commands.audit import Audit, audit, check_session
 from proxy.errors import ConfigurationError
 from proxy.reasons import Reason
 from proxy.store.inspection import Stored, inspecting

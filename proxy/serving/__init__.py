@@ -1,0 +1,1 @@
+"""Processes that serve: one server, or a supervisor with several workers."""
