@@ -155,6 +155,9 @@ class ServerPool(Protocol):
     def check_alive(self) -> None:
         """Raise EngineUnavailable unless a server is known to take requests."""
 
+    async def until_alive(self) -> None:
+        """Wait until a server takes requests."""
+
     async def show(self) -> list[dict[str, Any]]:
         """One dict per server: url, state, failure; once reached also in_flight, served, session_count, version."""
 

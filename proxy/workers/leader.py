@@ -195,6 +195,10 @@ class CommonPool:
         """Raise EngineUnavailable unless a server takes requests of this worker."""
         self._pool.check_alive()
 
+    async def until_alive(self) -> None:
+        """Wait until a server takes requests of this worker."""
+        await self._pool.until_alive()
+
     async def show(self) -> list[dict[str, Any]]:
         """The servers as this worker sees them, with the numbers of all workers."""
         shown = {server["url"]: dict(server) for server in await self._pool.show()}

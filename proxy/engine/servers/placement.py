@@ -73,6 +73,11 @@ class SessionPlacement:
             self._remember(session_id, member)
         return member
 
+    @property
+    def open(self) -> bool:
+        """True if a server takes requests."""
+        return any(member.open for member in self._members)
+
     def candidates(self) -> list[Member]:
         """Return the servers that take requests, at least one. Raises EngineUnavailable if there is none."""
         candidates = [member for member in self._members if member.open]

@@ -63,6 +63,7 @@ class Pool:
         self._changes = 0
         self._settled = asyncio.Event()
         self._settled.set()
+        self._arrived = asyncio.Event()
         self._looks: dict[Member | str, asyncio.Task[None]] = {}
         self._watcher: asyncio.Task[None] | None = None
 
@@ -229,6 +230,7 @@ class Pool:
         """Make `urls` the servers of the pool, and try to reach those that are new."""
         for member in self._members:
             member.leaving = member.leaving and member.url not in urls
+        self._arrived.set()
         known = {member.url for member in self._members if not member.leaving} | self._missing.keys()
         for url in known - set(urls):
             await self.remove(url)
@@ -241,6 +243,12 @@ class Pool:
     def check_alive(self) -> None:
         """Raise EngineUnavailable unless a server is known to take requests."""
         self._placement.candidates()
+
+    async def until_alive(self) -> None:
+        """Wait until a server takes requests."""
+        while not self._placement.open:
+            self._arrived.clear()
+            await self._arrived.wait()
 
     def servers(self) -> list[dict[str, Any]]:
         """One dict per server: url, state, failure; once reached also in_flight, served, session_count, version."""
@@ -269,6 +277,7 @@ class Pool:
         for member in self._members:
             if member.url == url and member.leaving:
                 member.leaving = False
+                self._arrived.set()
                 return
         if url in self._missing or any(member.url == url for member in self._members):
             raise InvalidRequest(f"{url} is in the pool already", param="url")
@@ -390,6 +399,7 @@ class Pool:
         if version != state.version:
             self._state = replace(state, version=version, weights=None, managed=False)
         member.alive, member.doubtful, member.failure = True, False, ""
+        self._arrived.set()
         logger.info("engine server %s is in the pool", member.url)
 
     async def _drop(self, member: Member) -> None:
@@ -428,6 +438,7 @@ class Pool:
         else:
             if self._missing.pop(engine.url, None) is not None:
                 self._members.append(member)
+                self._arrived.set()
                 return
         await engine.close()
 

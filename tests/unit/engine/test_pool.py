@@ -233,6 +233,31 @@ async def test_resume_works_while_a_server_is_gone() -> None:
         assert (await gate.read(of_session("s"))).ids == following(PROMPT, 40)
 
 
+async def test_waiting_for_a_server_ends_when_one_returns_joins_or_no_longer_leaves() -> None:
+    async with wires(2, delay_s=0.005) as live, pool_of(live[0].url) as pool:
+        await pool.until_alive()
+        await live[0].kill()
+        await until(lambda: states(pool)[live[0].url] == "ejected")
+        waiting = [asyncio.create_task(pool.until_alive()) for _ in range(2)]
+        await asyncio.sleep(0)
+        await live[0].start()
+        await asyncio.gather(*waiting)
+        reading = asyncio.create_task(complete(pool, of_session("s")))
+        await until(lambda: bool(pool.servers()[0]["in_flight"]))
+        await pool.remove(live[0].url)
+        waiting = [asyncio.create_task(pool.until_alive()) for _ in range(2)]
+        await asyncio.sleep(0)
+        assert not any(task.done() for task in waiting)
+        await pool.add(live[0].url)
+        await asyncio.gather(*waiting)
+        await reading
+        await pool.remove(live[0].url)
+        waiting = [asyncio.create_task(pool.until_alive()) for _ in range(2)]
+        await asyncio.sleep(0)
+        await pool.add(live[1].url)
+        await asyncio.gather(*waiting)
+
+
 async def test_a_server_that_cannot_be_resumed_is_ejected_until_it_can() -> None:
     async with wires(2) as live, pool_of(*(wire.url for wire in live)) as pool, asyncio.timeout(60):
         gate = AdminGate(pool)
