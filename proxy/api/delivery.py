@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from proxy.api.known_fields import check_given, refuse
+from proxy.engine.chunks import LARGEST_LOGPROB
 from proxy.engine.mailbox import Delivery, failure
 from proxy.engine.requests import GenerateRequest
 from proxy.engine.versions import LARGEST_VERSION
@@ -114,7 +115,7 @@ def _parse_logprobs(value: Any) -> Logprobs | None:
         logprobs = array("f", values)
     except (TypeError, OverflowError):
         raise InvalidRequest("'logprobs' must be a list of numbers", param="logprobs") from None
-    if not all(-1e30 < number <= 1e-4 for number in logprobs):
+    if not all(-1e30 < number <= LARGEST_LOGPROB for number in logprobs):
         raise InvalidRequest(
             "'logprobs' must be natural logarithms of probabilities: finite and at most 0", param="logprobs"
         )

@@ -44,22 +44,52 @@ class TokenChunk:
     unmasked: Logprobs | None = None
 
 
+LARGEST_LOGPROB = 1e-3
+"""What rounding may make of the logprob 0: float32 has 7 digits, and logits are below some thousands."""
+
 TakeChunk = Callable[[TokenChunk], FinishReason | None]
 """Takes the chunks of an output one by one. Returns a reason to end sampling here, or None to go on."""
 
 
-def check_chunk(chunk: TokenChunk) -> None:
-    """Raise EngineFailed unless the chunk has one finite logprob per id and valid weight versions."""
-    if len(chunk.ids) != len(chunk.logprobs):
-        raise EngineFailed(f"the engine gave {len(chunk.logprobs)} logprobs for {len(chunk.ids)} tokens")
-    if chunk.unmasked is not None and not (
-        len(chunk.ids) == len(chunk.unmasked) and math.isfinite(sum(chunk.unmasked))
-    ):
-        raise EngineFailed(f"the engine gave unmasked logprobs that are not {len(chunk.ids)} finite numbers")
-    if not math.isfinite(sum(chunk.logprobs)):  # float32 values cannot overflow a sum of doubles
-        raise EngineFailed("the engine gave a logprob that is not a finite number")
-    for count, version in ((1, chunk.version), *chunk.corrected):
-        if not 0 <= version <= LARGEST_VERSION:
-            raise EngineFailed(f"the engine gave weight version {version}, which is not in 0 .. {LARGEST_VERSION}")
+def check_chunk(chunk: TokenChunk, vocab_size: int, most: int) -> None:
+    """Raise EngineFailed for a chunk that cannot be the engine's own samples.
+
+    It must have at most `most` tokens, ids below `vocab_size`, one logprob per id that is finite and not above 0 beyond
+    rounding, and valid weight versions.
+    """
+    ids = chunk.ids
+    if len(ids) != len(chunk.logprobs):
+        raise EngineFailed(f"the engine gave {len(chunk.logprobs)} logprobs for {len(ids)} tokens")
+    if ids:
+        if len(ids) > most:
+            raise EngineFailed(f"the engine gave {len(ids) - most} tokens more than it was asked for (max_tokens)")
+        if min(ids) < 0 or max(ids) >= vocab_size:
+            wrong = min(ids) if min(ids) < 0 else max(ids)
+            raise EngineFailed(f"the engine gave token {wrong}, but the model's token ids are 0 to {vocab_size - 1}")
+        _check_logprobs(chunk.logprobs)
+        if chunk.top_logprobs and len(chunk.top_logprobs) != len(ids):
+            raise EngineFailed(f"the engine gave {len(chunk.top_logprobs)} lists of top logprobs for {len(ids)} tokens")
+        if chunk.unmasked is not None:
+            if len(chunk.unmasked) != len(ids):
+                raise EngineFailed(f"the engine gave {len(chunk.unmasked)} unmasked logprobs for {len(ids)} tokens")
+            _check_logprobs(chunk.unmasked)
+    _check_version(chunk.version)
+    for count, version in chunk.corrected:
+        _check_version(version)
         if count < 1:
             raise EngineFailed("the engine gave a run of corrected versions with fewer than one token")
+
+
+def _check_logprobs(logprobs: Logprobs) -> None:
+    # float32 values cannot overflow a sum of doubles
+    if not math.isfinite(sum(logprobs)):
+        raise EngineFailed("the engine gave a logprob that is not a finite number")
+    if max(logprobs) > LARGEST_LOGPROB:
+        raise EngineFailed(
+            f"the engine gave logprob {max(logprobs):g}, but the logarithm of a probability is at most 0"
+        )
+
+
+def _check_version(version: int) -> None:
+    if not 0 <= version <= LARGEST_VERSION:
+        raise EngineFailed(f"the engine gave weight version {version}, which is not in 0 .. {LARGEST_VERSION}")

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from proxy.engine.callbacks import sampler
-from proxy.engine.chunks import TakeChunk, TokenChunk
+from proxy.engine.chunks import TakeChunk, TokenChunk, check_chunk
 from proxy.engine.interface import Engine, EngineInfo, PauseMode
 from proxy.engine.requests import GenerateRequest, rest_of
 from proxy.errors import SHUTTING_DOWN, EngineFailed, EngineLost, EngineTimeout, EngineUnavailable
@@ -46,6 +46,7 @@ class _Flight:
     task: asyncio.Task[Any]
     cancels: int
     heard: float
+    vocab_size: int
     output: Ids = field(default_factory=ids_of)
     running: bool = False
     cut: bool = False
@@ -64,8 +65,9 @@ class _Flight:
         return (self.request.sampling.max_tokens or 0) - len(self.output)
 
     def hear(self, chunk: TokenChunk) -> FinishReason | None:
-        """Take a chunk from the engine."""
+        """Take a chunk from the engine. Raises EngineFailed for one that cannot be right, and takes nothing of it."""
         self.heard = self.clock()
+        check_chunk(chunk, self.vocab_size, self.left)
         self.output += chunk.ids
         if self.again and chunk.cached_tokens is not None:  # only the first submission counts the prompt alone
             chunk = replace(chunk, cached_tokens=None)
@@ -165,7 +167,7 @@ class Gate:
         loop = asyncio.get_running_loop()
         task = asyncio.current_task(loop)
         assert task is not None
-        flight = _Flight(request, take, loop.time, task, task.cancelling(), loop.time())
+        flight = _Flight(request, take, loop.time, task, task.cancelling(), loop.time(), self.info().vocab_size)
         self._flights.add(flight)
         if self._alarm is None:
             self._look()

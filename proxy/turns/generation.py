@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass, field, replace
 
-from proxy.engine.chunks import TokenChunk, check_chunk
+from proxy.engine.chunks import TokenChunk
 from proxy.engine.gate import Gate
 from proxy.engine.requests import GenerateRequest
 from proxy.engine.versions import corrected, with_run
@@ -30,10 +30,9 @@ class Generation:
     sampled: bool = True
 
     def take(self, chunk: TokenChunk) -> None:
-        """Add a chunk. Raises EngineFailed for an inconsistent one and for text, which needs a session."""
+        """Add a chunk. Raises EngineFailed for text, which needs a session."""
         if chunk.text is not None:
             raise EngineFailed("the answer came as text; without a session it must be token ids ('output_ids')")
-        check_chunk(chunk)
         self.ids += chunk.ids
         self.logprobs += chunk.logprobs
         self.sampled = self.sampled and chunk.sampled

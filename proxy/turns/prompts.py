@@ -75,11 +75,19 @@ class Prompts:
             bridged = await self._bridge(request, match, match.parent)
             if bridged is not None:
                 return Prompt(bridged, match, request.messages, identity, bridged=True, echo=echo)
+        ids = await self._rendered(request)
+        return Prompt(ids, match, request.messages, identity, bridged=False, echo=echo)
+
+    async def anew(self, request: TurnRequest, prompt: Prompt) -> Prompt:
+        """Return a bridged prompt rendered in full, without the tokens of its parent."""
+        ids = await self._rendered(with_messages(request, prompt.messages))
+        return prompt._replace(ids=ids, bridged=False)
+
+    async def _rendered(self, request: TurnRequest) -> PromptIds:
         render = self._renderer.render
         work = _work(request.messages, request.tools)
         ids = await _inline_or_thread(work, render, request.messages, request.tools, request.template_options)
-        ids = self._with_prefill(ids, request)
-        return Prompt(PromptIds(ids), match, request.messages, identity, bridged=False, echo=echo)
+        return PromptIds(self._with_prefill(ids, request))
 
     async def given(self, session: LiveSession, ids: Ids) -> Prompt:
         """Return the prompt of a request that sends token ids.

@@ -11,7 +11,7 @@ from array import array
 from collections.abc import Callable, Container
 from dataclasses import dataclass, field
 
-from proxy.engine.chunks import TokenChunk, check_chunk
+from proxy.engine.chunks import TokenChunk
 from proxy.engine.requests import GenerateRequest
 from proxy.engine.versions import corrected, with_run
 from proxy.protocols.wire_protocol import Answer
@@ -84,11 +84,10 @@ class Turn:
     def take(self, chunk: TokenChunk) -> FinishReason | None:
         """Add a chunk, cut off after an end token or a complete stop string.
 
-        Returns why sampling ends here, None while it goes on. Raises EngineFailed for an inconsistent chunk.
+        Returns why sampling ends here, None while it goes on. Raises EngineFailed for versions corrected too often.
         """
         if chunk.text is not None:
             chunk = self._encoded(chunk, chunk.text)
-        check_chunk(chunk)
         interaction, ids = self.interaction, chunk.ids
         if not chunk.sampled:
             interaction.trainable = interaction.has_logprobs = False

@@ -137,7 +137,7 @@ class Turns:
         self._check_room(request)
         if self._gate.closed:
             await self._arrive()
-        prompt = await self._prompt(session, request, identity)
+        prompt = await self._prompt(session, request, identity, info.vocab_size)
         if prompt.messages is not request.messages:
             request = with_messages(request, prompt.messages)
         self._prompts.check_vocabulary(prompt.ids, info.vocab_size, request)
@@ -202,10 +202,17 @@ class Turns:
             self._check_elsewhere(ended, key)
         return self._earlier(ended, repeated, decide(marked(ended.attempts.get(key, ()), request), request))
 
-    async def _prompt(self, session: LiveSession, request: TurnRequest, identity: Identity) -> Prompt:
+    async def _prompt(self, session: LiveSession, request: TurnRequest, identity: Identity, vocab_size: int) -> Prompt:
+        """Return the prompt of a turn.
+
+        A history that has a token outside of the vocabulary, of a broken engine or another model, is rendered anew.
+        """
         if request.input_ids is not None:
             return await self._prompts.given(session, request.input_ids)
-        return await self._prompts.build(session, request, identity)
+        prompt = await self._prompts.build(session, request, identity)
+        if prompt.bridged and prompt.ids.largest >= vocab_size:
+            return await self._prompts.anew(request, prompt)
+        return prompt
 
     def _check_elsewhere(self, session: LiveSession, key: str) -> None:
         """Raise RunsElsewhere if another worker runs an equal attempt: that one applies the rules of `retries`."""

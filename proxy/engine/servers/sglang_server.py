@@ -96,7 +96,7 @@ class SglangServer:
         session, rid = _names(request)
         body = self._body(request, rid)
         incremental = body["stream"] and bool(self._facts.get("incremental_streaming_output"))
-        reply, stopped = SglangReply(self._numbers, incremental), None
+        reply, stopped = SglangReply(self._numbers, len(request.prompt), incremental), None
 
         def read(parts: Sequence[Any]) -> bool:
             nonlocal stopped

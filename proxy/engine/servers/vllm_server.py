@@ -30,6 +30,9 @@ from proxy.types import Logprobs, SamplingParams, ids_of
 _DEFAULT_CONTEXT = 32_768
 _SERVER_ERROR = 500
 _ID_MARK = "token_id:"
+_MINUS_INFINITY = -9999.0
+"""What vLLM writes for it, since JSON has no infinite numbers."""
+
 _CAPABILITIES = frozenset(
     {
         *(Capability.TOP_LOGPROBS, Capability.SEED, Capability.DETERMINISTIC),
@@ -244,6 +247,8 @@ def _chunk(choice: Mapping[str, Any], top: int) -> list[TokenChunk]:
         raise EngineFailed(
             f"the engine gave {len(logprobs)} logprobs for {len(ids)} tokens; vLLM 0.10.2 or later is needed"
         )
+    if logprobs and min(logprobs) <= _MINUS_INFINITY:
+        raise EngineFailed("the engine gave a token the probability 0")
     reason = choice.get("finish_reason")
     if reason is not None and reason not in _FINISH:
         raise EngineFailed(f"the engine ended a reply with '{reason}'")

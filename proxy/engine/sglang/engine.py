@@ -69,7 +69,7 @@ class SglangEngine:
         info = self.info()
         check_request(request, info.vocab_size, info.context_length)
         rank = self._ranks.take(request.session_id)
-        answer, wanted = SglangReply(self._numbers), self._input(request, rank)
+        answer, wanted = SglangReply(self._numbers, len(request.prompt)), self._input(request, rank)
         self._streams.running += request.streamed
         try:
             async with aclosing(self._manager.generate_request(wanted, None)) as parts:

@@ -19,7 +19,7 @@ from proxy.engine.requests import GenerateRequest
 from proxy.engine.versions import LARGEST_VERSION, divided, joined, with_run
 from proxy.errors import EngineFailed, InvalidRequest, ProxyError
 from proxy.reasons import FinishReason
-from proxy.types import Ids, Logprobs, VersionRuns
+from proxy.types import Ids, Logprobs, VersionRuns, ids_of
 
 _WHOLE_VOCABULARY = -1
 _BAD_REQUEST, _SERVER_ERROR = 400, 500
@@ -127,15 +127,17 @@ def _sequence(elements: Sequence[Any]) -> Any:
 class SglangReply:
     """The state of one reply in progress.
 
-    `incremental`: each part has only the new tokens, else all tokens so far. `finish`: why it ended, once it has.
-    `sent`: tokens that were turned into chunks. `said`: the version runs that were reported for them. `name`,
-    `version`: the name and number of the weight version that the latest part named.
+    `prompt_tokens`: the length of the prompt that was sent. `incremental`: each part has only the new tokens, else all
+    tokens so far. `finish`: why it ended, once it has. `ids`: tokens that were turned into chunks. `said`: the version
+    runs that were reported for them. `name`, `version`: the name and number of the weight version that the latest part
+    named.
     """
 
     numbers: VersionNumbers
+    prompt_tokens: int
     incremental: bool = False
     finish: FinishReason | None = None
-    sent: int = 0
+    ids: Ids = field(default_factory=ids_of)
     said: VersionRuns = ()
     name: Any = None
     version: int = 0
@@ -143,9 +145,16 @@ class SglangReply:
     def read(self, parts: Iterable[Any]) -> list[TokenChunk]:
         """Return the new tokens of parts that came together, one chunk per weight version.
 
-        Raises InvalidRequest for a refusal, EngineFailed for a part that is malformed.
+        Raises InvalidRequest for a refusal, EngineFailed for a part that is malformed or contradicts earlier ones.
         """
-        before, told = self.sent, self.said
+        try:
+            return self._read(parts)
+        except (AttributeError, LookupError, OverflowError, TypeError, ValueError) as error:
+            message = f"the engine's answer does not have SGLang's form: {type(error).__name__}: {error}"
+            raise EngineFailed(message) from None
+
+    def _read(self, parts: Iterable[Any]) -> list[TokenChunk]:
+        before, told = len(self.ids), self.said
         ids, logprobs = Ids("i"), Logprobs("f")
         tops: list[tuple[tuple[int, float], ...]] = []
         finish = cached = None
@@ -153,25 +162,27 @@ class SglangReply:
             meta = part.get("meta_info") if isinstance(part, dict) and part.get("error") is None else None
             if not isinstance(meta, dict) or "completion_tokens" not in meta:
                 raise _refusal(part)
-            total, reason = int(meta["completion_tokens"]), meta.get("finish_reason")
-            new = total - self.sent
+            total, reason, sent = int(meta["completion_tokens"]), meta.get("finish_reason"), len(self.ids)
+            new = total - sent
             if not new and reason is None:
                 continue
             if reason is not None:
                 finish = _finish(reason)
-            if self.sent == 0:
+            if sent == 0:
                 cached = meta.get("cached_tokens")
+                self._check_prompt(meta.get("prompt_tokens"))
+            else:
+                self._check_said(part.get("output_ids"), whole=finish is not None)
             spans, name = meta.get("weight_versions"), meta.get("weight_version", 0)
             if name != self.name:
                 self.name, self.version = name, self.numbers.number(name)
             told = self._spans(spans, total) if spans else with_run(told, new, self.version)
-            self.sent = total
             if not new:
                 continue  # the end alone
             # Shared lists of SGLang may already have grown beyond the tokens of a cumulative part.
             span = slice(-new, None) if self.incremental else slice(total - new, total)
             sampled = (meta.get("output_token_logprobs") or [])[span]
-            taken = (part.get("output_ids") or [])[span]
+            taken = (part.get("output_ids") or [])[slice(None) if self.incremental else span]
             if not len(taken) == len(sampled) == new:
                 raise EngineFailed(f"the engine gave {len(taken)} ids and {len(sampled)} logprobs for {new} tokens")
             try:
@@ -182,13 +193,30 @@ class SglangReply:
                 raise EngineFailed("the engine gave a token without its logprob") from None
             if tokens != taken:
                 raise EngineFailed("the engine gave logprobs of other tokens than it sampled")
+            self.ids += ids[sent - before :]
             tops += map(_ranked, (meta.get("output_top_logprobs") or [])[span])
-        if self.sent == before and finish is None:
+        if len(self.ids) == before and finish is None:
             return []
         said, runs = divided(told, before)
         correction = said if said != self.said else ()
         self.said, self.finish = told, finish
         return _chunks(runs or ((0, self.version),), ids, logprobs, tops, finish, cached, correction)
+
+    def _check_prompt(self, told: Any) -> None:
+        """Raise EngineFailed if the engine continued another prompt than it was sent, such as a truncated one."""
+        if told is not None and told != self.prompt_tokens:
+            raise EngineFailed(f"the engine continued a prompt of {told} tokens, but was sent {self.prompt_tokens}")
+
+    def _check_said(self, ids: Any, *, whole: bool) -> None:
+        """Raise EngineFailed if a cumulative part repeats, loses or changes tokens of earlier parts.
+
+        The latest of them is compared in each part, which shows a shift at once; `whole`: compare all.
+        """
+        sent = len(self.ids)
+        if self.incremental or not ids:
+            return
+        if len(ids) < sent or ids[sent - 1] != self.ids[-1] or (whole and ids[:sent] != self.ids.tolist()):
+            raise EngineFailed("the engine changed tokens that it had sent before")
 
     def _spans(self, spans: Sequence[Mapping[str, Any]], total: int) -> VersionRuns:
         """The version runs of all tokens, as a part names them. Raises EngineFailed if they overlap or leave gaps."""

@@ -29,7 +29,7 @@ def part(ids: list[int], total: int, finish: Any = None, spans: Any = None, **me
 
 
 def chunks(*parts: Any, incremental: bool = False) -> list[TokenChunk]:
-    answer = SglangReply(VersionNumbers(), incremental=incremental)
+    answer = SglangReply(VersionNumbers(), 1, incremental=incremental)
     return [chunk for one in parts for chunk in answer.read([one])]
 
 
@@ -53,7 +53,7 @@ def test_tokens_keep_their_logprob_and_version_however_parts_and_spans_are_cut(i
             sent = end
         parts.append(part([] if incremental else ids, total, {"type": "length"}))
         for together in (1, rng.randint(2, 5), len(parts)):
-            answer, reply = SglangReply(VersionNumbers(), incremental=incremental), CollectedReply()
+            answer, reply = SglangReply(VersionNumbers(), 1, incremental=incremental), CollectedReply()
             for start in range(0, len(parts), together):
                 for chunk in answer.read(parts[start : start + together]):
                     reply.add(chunk)
@@ -125,6 +125,11 @@ def test_finish_reasons(reason: Any, finish: FinishReason) -> None:
         (part([2**31], 1), EngineFailed),
         (part([1, 2], 2, spans=[{"version": "0", "start": 0, "end": 1}]), EngineFailed),
         (part([1, 2], 2, spans=[{"version": "0", "start": 1, "end": 2}]), EngineFailed),
+        (part([1], "one"), EngineFailed),
+        (part([1], 1, "length", output_top_logprobs=[[7]]), EngineFailed),
+        (part([1], 1, {"kind": "stop"}), EngineFailed),
+        (part([1], 1, spans=[{"start": 0}]), EngineFailed),
+        (part([1], 1, prompt_tokens=2), EngineFailed),
         ({"text": "hello"}, EngineFailed),
         ([], EngineFailed),
         ({"error": {"message": "too long"}}, InvalidRequest),
@@ -135,6 +140,26 @@ def test_finish_reasons(reason: Any, finish: FinishReason) -> None:
 def test_inconsistent_or_refused_replies_fail(wrong: Any, error: type[Exception]) -> None:
     with pytest.raises(error):
         chunks(wrong)
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        (part([1, 2, 3], 3), part([1, 3, 4, 5], 4)),
+        (part([1, 2, 3], 3), part([1, 2, 2, 3, 4], 5)),
+        (part([1, 2, 3], 3), part([1, 2], 2)),
+        (part([1, 2, 3], 3), part([1, 9, 3, 4], 4, "length")),
+        (part([1, 2, 3], 3), part([9, 2, 3], 3, "length")),
+    ],
+)
+def test_a_cumulative_part_must_begin_with_the_tokens_of_earlier_parts(parts: Any) -> None:
+    with pytest.raises(EngineFailed, match="changed tokens"):
+        chunks(*parts)
+
+
+def test_an_incremental_part_with_other_than_its_new_tokens_fails() -> None:
+    with pytest.raises(EngineFailed, match="2 ids and 1 logprobs for 1 tokens"):
+        chunks(part([1], 1), part([1, 2], 2, output_token_logprobs=[[-1.0, 2, None]]), incremental=True)
 
 
 def test_version_names_are_numbered_in_order_and_integers_stay() -> None:
@@ -205,7 +230,7 @@ def test_many_streams_get_more_tokens_in_a_part(running: int, tokens: int) -> No
 
 
 def test_parts_that_come_together_make_one_chunk_per_version_and_correct_what_was_said_before() -> None:
-    answer = SglangReply(VersionNumbers(), incremental=True)
+    answer = SglangReply(VersionNumbers(), 1, incremental=True)
     (first,) = answer.read([part([1], 1, cached_tokens=4), part([2], 2)])
     assert (list(first.ids), first.version, first.cached_tokens, first.finish) == ([1, 2], 0, 4, None)
     spans = [{"version": "0", "start": 0, "end": 1}, {"version": "1", "start": 1, "end": 4}]

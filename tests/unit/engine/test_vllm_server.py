@@ -76,6 +76,7 @@ def top(entry: Any) -> dict[str, Any]:
         (event([1], [None]), EngineFailed),
         (event(["one"], [-1.0]), EngineFailed),
         (event([1], ["low"]), EngineFailed),
+        (event([1], [-9999.0]), EngineFailed),
         (top({"one": -1.0}), EngineFailed),
         (top(None), EngineFailed),
         ({"choices": ["one"]}, EngineFailed),
