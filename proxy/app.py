@@ -56,6 +56,7 @@ from proxy.protocols.wire_protocol import WireProtocol
 from proxy.rendering.examination import Examination, examine
 from proxy.rendering.renderer import Renderer, load_renderer
 from proxy.sessions.access import Access
+from proxy.sessions.deletion import Deletion
 from proxy.sessions.end_waiter import EndWaiter
 from proxy.sessions.endings import Endings
 from proxy.sessions.idle_sweep import IdleSweep
@@ -213,6 +214,7 @@ class SessionParts:
         self.starter = SessionStarter(self.registry, store.starts, limits, records, keys, settings)
         self.scores = Scores(self.registry, store.changes)
         self.endings = Endings(self.registry, self.named, store.changes, keys)
+        self.deletion = Deletion(self.registry, store.changes)
         self.rotation = KeyRotation(self.registry, store.changes, keys, settings.key_lifetime_s)
         self.waiter = EndWaiter(self.registry, store.news)
         self.idle_sweep = IdleSweep(self.registry, store.changes, self.endings, settings.session_idle_s)
@@ -251,6 +253,7 @@ def _routes(parts: _Parts) -> list[Route]:
         Route("/rl/sessions", session.index, methods=["GET"]),
         Route("/rl/sessions/{session:path}/interactions/{interaction}", session.show_turn, methods=["GET"]),
         Route("/rl/sessions/{session:path}", session.show, methods=["GET"]),
+        Route("/rl/sessions/{session:path}", session.delete, methods=["DELETE"]),
     ]
     return [
         *first,
@@ -269,6 +272,8 @@ def _session_endpoints(parts: _Parts) -> SessionEndpoints:
         starter=parts.sessions.starter,
         scores=parts.sessions.scores,
         endings=parts.sessions.endings,
+        deletion=parts.sessions.deletion,
+        turns=parts.turns,
         starts=parts.store.starts,
         recordings=parts.store.recordings,
         settings=parts.settings,

@@ -158,7 +158,7 @@ class ClaimEndpoints:
         if not held:
             raise NotFound(
                 f"claim {claim_id!r} holds no session: the id is unknown, or its lease expired and other claims took "
-                "its sessions; claim again",
+                "its sessions, or they were deleted; claim again",
                 param="claim_id",
             )
         return Acknowledgement(claim_id, tuple(held))

@@ -1,4 +1,4 @@
-"""`/rl/...` endpoints that start, end, list and show sessions, and grant capacity to start more."""
+"""`/rl/...` endpoints that start, end, list, show and delete sessions, and grant capacity to start more."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from proxy.api.turn_json import OF_A_SESSION, Part, find_turn, parse_include, tr
 from proxy.api.turn_reply import Replies
 from proxy.protocols.fields import optional_int
 from proxy.sessions.access import Access
+from proxy.sessions.deletion import Deletion
 from proxy.sessions.endings import Endings
 from proxy.sessions.registry import Registry
 from proxy.sessions.scores import Scores
@@ -27,13 +28,14 @@ from proxy.store.recordings import Recordings
 from proxy.store.session_query import SessionQuery
 from proxy.store.session_starts import SessionStarts
 from proxy.trajectory.sample_maker import Decode
+from proxy.turns.turns import Turns
 from proxy.types import SessionStatus
 
 _MAX_GRANT = 10**9
 
 
 class SessionEndpoints:
-    """Start, end, list and show sessions. The admin key starts and reads them; a control key may also end its own."""
+    """Start, end, list, show and delete sessions. The admin key may do all; a control key may end its own."""
 
     def __init__(
         self,
@@ -43,6 +45,8 @@ class SessionEndpoints:
         starter: SessionStarter,
         scores: Scores,
         endings: Endings,
+        deletion: Deletion,
+        turns: Turns,
         starts: SessionStarts,
         recordings: Recordings,
         settings: Settings,
@@ -52,6 +56,7 @@ class SessionEndpoints:
     ) -> None:
         self._access, self._registry, self._starter = access, registry, starter
         self._scores, self._endings = scores, endings
+        self._deletion, self._turns = deletion, turns
         self._starts, self._recordings = starts, recordings
         self._settings, self._addresses, self._replies = settings, addresses, replies
         self._decode = decode
@@ -125,6 +130,15 @@ class SessionEndpoints:
         if Part.REPLY in include:
             shown["reply"] = await asyncio.to_thread(self._replies.reply, interactions, turn)
         return JsonResponse(shown)
+
+    async def delete(self, request: Request) -> JsonResponse:
+        """Delete a session for good, also a live one: the turns that run in it are cancelled."""
+        self._access.check_admin(key_of(request))
+        check_given(await self._body(request), ())
+        session = await self._registry.get(request.path_params["session"])
+        count = await self._deletion.delete(session)
+        self._turns.cancel_deleted(session)
+        return JsonResponse({"interaction_count": count}, headers=addressed(session.id))
 
     async def _body(self, request: Request) -> Mapping[str, Any]:
         return await read_object(request, self._settings.max_body_bytes)

@@ -161,6 +161,13 @@ class Client(Connection):
         """Return one session with all its interactions; `include` may name `compared`. Raises SessionNotFound."""
         return self.run(operations.session_tree(session_id, include))
 
+    def delete_session(self, session_id: str) -> int:
+        """Delete a session for good, live or ended, and return the number of its turns; running ones are cancelled.
+
+        Raises SessionNotFound.
+        """
+        return self.run(operations.delete_session(session_id))
+
     def show_turn(self, session_id: str, turn: int | str, include: Sequence[str] = ()) -> dict[str, Json]:
         """Return one turn, by its number or by the id of its interaction, as the server sends it.
 
@@ -411,6 +418,13 @@ class AsyncClient(Connection):
     async def session_tree(self, session_id: str, include: Sequence[str] = ()) -> SessionTree:
         """Return one session with all its interactions; `include` may name `compared`. Raises SessionNotFound."""
         return await self.run(operations.session_tree(session_id, include))
+
+    async def delete_session(self, session_id: str) -> int:
+        """Delete a session for good, live or ended, and return the number of its turns; running ones are cancelled.
+
+        Raises SessionNotFound.
+        """
+        return await self.run(operations.delete_session(session_id))
 
     async def show_turn(self, session_id: str, turn: int | str, include: Sequence[str] = ()) -> dict[str, Json]:
         """Return one turn, by its number or by the id of its interaction, as the server sends it.

@@ -219,6 +219,11 @@ def session_tree(session_id: str, include: Sequence[str]) -> Steps[SessionTree]:
     return tree_of(answer)
 
 
+def delete_session(session_id: str) -> Steps[int]:
+    answer = yield Call("DELETE", f"/rl/sessions/{_quoted(session_id)}")
+    return int(answer["interaction_count"])
+
+
 def show_turn(session_id: str, turn: int | str, include: Sequence[str]) -> Steps[dict[str, Json]]:
     params = {"include": ",".join(include)} if include else {}
     path = f"/rl/sessions/{_quoted(session_id)}/interactions/{quote(str(turn), safe='')}"

@@ -9,7 +9,7 @@ three keys: `api_key` for the agent, `control_key` for the environment, and the 
     generate without a session          everybody       yes           no            no            -
     reward, mark, end                   everybody (4)   any session   own session   only (5)      only (2, 5)
     rotate keys                         everybody (4)   any session   own session   no            no
-    start, list and show sessions,      everybody       yes           no            no            no
+    start, list, show, delete sessions, everybody       yes           no            no            no
     export, claim, acknowledge,
     grant capacity, engine, mailbox
 
@@ -196,7 +196,7 @@ def _series_of(key: str | None) -> str:
 def _check_not_withdrawn(grant: Grant) -> None:
     """Raise Unauthorized for a key that was replaced: it does not begin a session of its own."""
     if grant.withdrawn:
-        raise Unauthorized("this key was replaced with POST /rl/rotate_keys; use the new one")
+        raise Unauthorized("this key was replaced with POST /rl/rotate_keys, or its session was deleted; use a new one")
 
 
 def _check_fresh(session: LiveSession) -> None:

@@ -7,7 +7,7 @@ import time
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from proxy.errors import SessionClosed
+from proxy.errors import SessionClosed, SessionNotFound
 from proxy.sessions.attempts import Attempt
 from proxy.store.news import Seen
 from proxy.trajectory.cache import InteractionCache
@@ -32,6 +32,7 @@ class LiveSession:
     `attempts`: earlier and running requests by request hash, oldest first.
     `used_at`: when it was last used, by the monotonic clock.
     `ending`: its end is being committed; it takes no more turns, unless that fails.
+    `deleted`: it was deleted, here or by another replica; nothing of it is stored any more.
     `follows`: the id of the session before it in its series (see `session_series`), which has ended.
     """
 
@@ -48,6 +49,7 @@ class LiveSession:
     attempts: dict[str, list[Attempt]] = field(default_factory=dict)
     used_at: float = field(default_factory=time.monotonic)
     ending: bool = False
+    deleted: bool = False
     follows: str | None = None
     id: str = field(init=False)
 
@@ -80,7 +82,9 @@ class LiveSession:
         return self.ending or self.record.status is not SessionStatus.ACTIVE
 
     def check_open(self) -> None:
-        """Raise SessionClosed if the session takes no more turns."""
+        """Raise SessionNotFound if the session was deleted, SessionClosed if it takes no more turns."""
+        if self.deleted:
+            raise deleted(self.id)
         if self.closed:
             how = "expired" if self.record.status is SessionStatus.EXPIRED else "ended"
             raise SessionClosed(f"session {self.id!r} has {how}; start a new one")
@@ -128,3 +132,8 @@ class LiveSession:
     def returns(self) -> dict[str, float]:
         """The return of each complete interaction, by the session's own discount and credit rule."""
         return compute_returns(self.complete(), self.record.discount, self.record.credit)
+
+
+def deleted(session_id: str) -> SessionNotFound:
+    """The error for whatever still goes on in a session when it is deleted."""
+    return SessionNotFound(f"session {session_id!r} was deleted meanwhile; start a new one")

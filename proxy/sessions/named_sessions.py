@@ -11,7 +11,7 @@ from proxy.sessions.new_records import NewRecords
 from proxy.sessions.registry import Registry
 from proxy.sessions.replica import NOTHING_SEEN
 from proxy.sessions.start_limits import StartLimits
-from proxy.store.news import Seen
+from proxy.store.news import first_seen
 from proxy.store.refusals import too_many_live, too_stale
 from proxy.store.session_starts import SessionStarts
 from proxy.trajectory.cache import InteractionCache
@@ -42,7 +42,7 @@ class NamedSessions:
         if not session.stored:
             creation = self._starts.create_session(session.record, urgent=False)
             session.stored = True
-            session.seen = Seen()
+            session.seen = first_seen(session.record.created_at)
             creation.add_done_callback(lambda done: self._created(session, done))
 
     async def _check_room(self) -> None:

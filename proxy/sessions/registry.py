@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import asyncio
 import time
+from contextlib import suppress
 
 from proxy.errors import SessionNotFound
 from proxy.metrics import Metrics
 from proxy.sessions.ids import is_session_id
 from proxy.sessions.keys import Keyring
-from proxy.sessions.live_session import LiveSession
+from proxy.sessions.live_session import LiveSession, deleted
 from proxy.sessions.replica import NOTHING_SEEN, absorb
-from proxy.store.news import Seen
+from proxy.store.news import News, Seen
 from proxy.store.replica_news import ReplicaNews
 from proxy.trajectory.cache import InteractionCache
 
@@ -34,9 +35,11 @@ class Registry:
         """The session in its newest state, from memory or from the store. Raises SessionNotFound."""
         session = self._live.get(session_id)
         if session is not None:
-            if self.shared:
+            if not self.shared:
+                return session
+            with suppress(SessionNotFound):  # deleted elsewhere; another may have its id since
                 await self.refresh(session)
-            return session
+                return session
         if self.excludes(session_id):
             raise _not_found(session_id)
         task = self._loading.get(session_id)
@@ -71,13 +74,19 @@ class Registry:
             return
         confirmed = session.confirmed  # its row may be committed while this query misses it
         news = await self._news.load_news(session.id, session.seen)
+        if confirmed and (news is None or _is_other(session, news)):
+            self.forget_deleted(session)
+            raise deleted(session.id)
         if news is not None:
             session.stored = session.confirmed = True
             absorb(session, news, elsewhere=True)
-        elif confirmed:
-            self.discard(session)
-            session.ended.set()  # nobody waits for the end of a deleted session
-            raise SessionNotFound(f"there is no session {session.id!r} any more; start it with POST /rl/start_session")
+
+    def forget_deleted(self, session: LiveSession) -> None:
+        """Drop a session from memory that is no longer in the store, and its keys."""
+        session.deleted = True
+        self.discard(session)
+        self._keys.release(session.record)
+        session.ended.set()  # nobody waits for the end of a deleted session
 
     def seen(self, session: LiveSession) -> Seen | None:
         """The state that a change is decided on, for optimistic locking; None without other replicas."""
@@ -108,6 +117,11 @@ class Registry:
         session = LiveSession(news.record, InteractionCache(), seen=NOTHING_SEEN)
         absorb(session, news, elsewhere=self.shared)
         return self.add(session)
+
+
+def _is_other(session: LiveSession, news: News) -> bool:
+    """Whether the news are of a later session with the id of this one."""
+    return news.record is not None and news.record.created_at != session.record.created_at
 
 
 def _not_found(session_id: str) -> SessionNotFound:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
+from proxy.errors import SessionNotFound
 from proxy.sessions.live_session import LiveSession
 from proxy.sessions.registry import Registry
 from proxy.sessions.rewards import Changes
@@ -35,7 +37,8 @@ class Scores:
     async def add_late_turn(self, session: LiveSession) -> None:
         """Store the returns again after a turn that was committed while the session ended, or later."""
         async with session.lock:  # an end holds it until it is committed
-            await self.refresh_returns(session)
+            with suppress(SessionNotFound):  # it was deleted meanwhile
+                await self.refresh_returns(session)
 
     async def refresh_returns(self, session: LiveSession) -> None:
         """Compute and store the returns of an ended session again, after a reward or a late interaction."""

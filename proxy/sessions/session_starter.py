@@ -14,6 +14,7 @@ from proxy.sessions.new_records import NewRecords
 from proxy.sessions.registry import Registry
 from proxy.sessions.start_limits import StartLimits
 from proxy.settings import Settings
+from proxy.store.news import first_seen
 from proxy.store.session_starts import SessionStarts
 from proxy.trajectory.cache import InteractionCache
 from proxy.types import SessionRecord
@@ -66,7 +67,7 @@ class SessionStarter:
     async def _create(self, record: SessionRecord, chosen_key: bool) -> None:
         max_live, max_taken = self._limits.max_live, self._limits.max_taken
         await self._starts.create_session(record, chosen_key=chosen_key, max_live=max_live, max_taken=max_taken)
-        self._registry.add(LiveSession(record, InteractionCache()))
+        self._registry.add(LiveSession(record, InteractionCache(), seen=first_seen(record.created_at)))
         self._keys.add(record)
 
     def _check_chosen(self, api_key: Any) -> None:

@@ -102,6 +102,19 @@ def shrink(url: URL) -> None:
             connection.execute("VACUUM")
 
 
+def empty_log(url: URL) -> bool:
+    """Copy the write-ahead log of a SQLite file to the file and empty it: it still has what was deleted.
+
+    Return False, with the log as it is, if readers or writers hold it for too long, or the disk fails.
+    """
+    try:
+        with closing(connect(label(url), isolation_level=None, timeout=BUSY_TIMEOUT_MS / 1000)) as connection:
+            busy, _, _ = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+    except sqlite3.Error:
+        return False
+    return not busy
+
+
 def check_file(url: URL) -> None:
     """Raise ConfigurationError if a SQLite file can neither be opened nor created there."""
     path = Path(label(url))

@@ -51,7 +51,10 @@ class Acknowledgement:
 
 @dataclass(frozen=True, slots=True)
 class AcknowledgeResult:
-    """The acknowledged `sessions`, and by id those that were not (`lost`), each with the claim that has it now."""
+    """The acknowledged `sessions`, and by id those that were not (`lost`), each with the claim that has it now.
+
+    None: no claim has it, or it was deleted.
+    """
 
     sessions: tuple[str, ...]
     lost: Mapping[str, str | None]

@@ -22,6 +22,15 @@ class Seen(NamedTuple):
     revision: int = 0
 
 
+def first_seen(created_at: float) -> Seen:
+    """The state that a session begins in, by its time of creation in Unix seconds.
+
+    A session that was deleted and its successor of the same id so begin with different revisions. A replica that still
+    has the first in memory does not take the second for it, whatever has happened to both since.
+    """
+    return Seen(0, int(created_at * 1e6) % 2**30)
+
+
 @dataclass(frozen=True, slots=True)
 class MutableFields:
     """The fields of a stored interaction that may change after its commit."""

@@ -6,6 +6,7 @@ A write is done when it is committed and on the disk. A read sees every write th
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -19,6 +20,8 @@ from proxy.store import database
 from proxy.store.rehearsal import rehearse_turn
 from proxy.store.shared_reads import SharedReads
 from proxy.store.writer import Writer
+
+logger = logging.getLogger(__name__)
 
 # Reads are short and mostly decode under the interpreter's lock; more threads would only wait for each other.
 READER_THREADS = 4
@@ -64,6 +67,11 @@ class OpenDatabase:
                 return read(connection, *args, **kwargs)
         except SQLAlchemyError as error:
             raise StoreUnavailable(f"the database refused a read: {getattr(error, 'orig', None) or error}") from error
+
+    async def erase_log(self) -> None:
+        """Remove what was deleted from the write-ahead log of a SQLite file too."""
+        if not self.shared and not await asyncio.to_thread(database.empty_log, self._writer_engine.url):
+            logger.warning("what was deleted stays in the database's write-ahead log for now: it is in use")
 
     def rehearse(self) -> None:
         """Run the statements of a turn once, so that the first turn is as fast as the next. Blocks."""

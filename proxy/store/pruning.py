@@ -6,14 +6,13 @@ All other sessions stay, live ones above all. The server never prunes by itself.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sqlalchemy import ColumnElement, Connection, Engine, and_, delete, func, not_, or_, select
+from sqlalchemy import ColumnElement, Connection, Engine, and_, func, not_, or_, select
 
 from proxy.store import database, schema
-from proxy.store.sql.starts import note_pruned
-from proxy.store.sql.tables import intents, interactions, returns, sessions, unreplied, withdrawn_keys
+from proxy.store.sql.deletions import delete_rows
+from proxy.store.sql.tables import interactions, sessions
 from proxy.types import SessionStatus
 
 # Sessions per transaction: locks are held briefly, and a crash leaves only whole sessions.
@@ -70,7 +69,7 @@ def _prune(engine: Engine, before: float, dry_run: bool) -> Pruned:
             names = list(connection.execute(query).scalars())
             if not names:
                 break
-            _delete(connection, names)
+            delete_rows(connection, names)
     return pruned
 
 
@@ -87,11 +86,3 @@ def _count(connection: Connection, pruned: ColumnElement[bool], kept: ColumnElem
         int(stored),
         connection.execute(count.where(kept)).scalar_one(),
     )
-
-
-def _delete(connection: Connection, names: Sequence[str]) -> None:
-    note_pruned(connection, names)
-    ids = select(interactions.c.id).where(interactions.c.session_id.in_(names))
-    connection.execute(delete(returns).where(returns.c.interaction_id.in_(ids)))
-    for table in (intents, unreplied, withdrawn_keys, interactions, sessions):
-        connection.execute(delete(table).where(table.c.session_id.in_(names)))

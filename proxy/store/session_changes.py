@@ -12,7 +12,7 @@ from typing import Any
 from proxy.store.bell import Bell
 from proxy.store.news import Seen
 from proxy.store.open_database import OpenDatabase
-from proxy.store.sql import reads, rows, writes
+from proxy.store.sql import deletions, reads, rows, writes
 from proxy.types import Credit, SessionRecord
 
 
@@ -65,6 +65,12 @@ class SessionChanges:
         new = writes.Returns(session_id, discount, credit, dict(values), seen)
         done: bool = await self._database.write.submit(writes.set_returns, new)
         return done
+
+    async def delete_session(self, session_id: str) -> int:
+        """Delete a session for good; return the number of its turns. Raises SessionNotFound."""
+        turns: int = await self._database.write.submit(deletions.delete_sessions, deletions.Deletion(session_id))
+        await self._database.erase_log()
+        return turns
 
     async def find_idle(self, before: float, limit: int) -> list[str]:
         """Live sessions in which nothing was committed, rewarded or begun since `before` (Unix seconds)."""

@@ -45,6 +45,10 @@ class TurnLog:
         row = {"interaction_id": interaction_id, "session_id": session_id, "begun_at": time.time()}
         self._write.note(writes.insert_intents, row, Phase.FIRST)
 
+    def note_deleted(self, interaction_id: str) -> None:
+        """Delete the note that a call began in a session that was deleted since."""
+        self._write.note(writes.delete_intents, interaction_id, Phase.LAST)
+
     def note_replied(self, interaction_id: str) -> None:
         """Note that the reply was written out to its end."""
         self._write.note(writes.set_replied, interaction_id, Phase.LAST)

@@ -18,6 +18,7 @@ from proxy.errors import EngineFailed, ProxyError, SessionNotFound, StoreUnavail
 from proxy.metrics import Metrics
 from proxy.reasons import FinishReason, Reason, Status
 from proxy.sessions.attempts import Stage
+from proxy.sessions.live_session import deleted
 from proxy.sessions.registry import Registry
 from proxy.sessions.replica import note_commit, note_doubt
 from proxy.sessions.scores import Scores
@@ -73,6 +74,9 @@ class Commits:
         except ProxyError as error:
             turn.committing = False
             if isinstance(error, SessionNotFound):
+                if turn.session.confirmed:
+                    self._registry.forget_deleted(turn.session)
+                    raise deleted(turn.session.id) from None
                 raise StoreUnavailable(f"session {turn.session.id!r} could not be stored; try again") from None
             raise
         return node
@@ -122,9 +126,12 @@ class Commits:
         return turn.session.cache.reason_for(turn.request, turn.prompt.identity, turn.prompt.match)
 
     async def record_failure(self, turn: Turn, status: Status, error: str) -> None:
-        """Store a failed or aborted turn with the tokens that it sampled."""
+        """Store a failed or aborted turn with the tokens that it sampled, unless its session was deleted."""
         interaction = turn.interaction
         if turn.committing:
+            return
+        if turn.session.deleted:
+            self._log.note_deleted(interaction.id)
             return
         turn.attempt.stage = Stage.ENDING  # from here on, no retry attaches to it
         turn.committing = True  # no longer cancelled, so that the failure is recorded
@@ -136,6 +143,10 @@ class Commits:
         try:
             seq = await self._log.append(interaction)
         except ProxyError as problem:
+            if isinstance(problem, SessionNotFound) and turn.session.confirmed:
+                self._registry.forget_deleted(turn.session)
+                self._log.note_deleted(interaction.id)
+                return
             logger.error("could not record the %s turn %s: %s", status, interaction.id, problem.message)
             return
         turn.session.record_failure(interaction.id)

@@ -32,7 +32,7 @@ from proxy.prompt_ids import PromptIds
 from proxy.reasons import FinishReason, Status
 from proxy.rendering.renderer import Renderer
 from proxy.sessions.attempts import Attempt, Stage
-from proxy.sessions.live_session import LiveSession
+from proxy.sessions.live_session import LiveSession, deleted
 from proxy.sessions.named_sessions import NamedSessions
 from proxy.sessions.registry import Registry
 from proxy.sessions.scores import Scores
@@ -280,6 +280,12 @@ class Turns:
         for interaction in attempt.interactions:
             self._log.note_replied(interaction.id)
 
+    def cancel_deleted(self, session: LiveSession) -> None:
+        """Cancel the turns that run in a session which was deleted; their clients get SessionNotFound."""
+        for turn in self._running:
+            if turn.session is session and turn.task is not None and not turn.committing:
+                turn.task.cancel()
+
     def run_unrecorded(self, request: TurnRequest, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         """Run a generation outside all sessions, within the same limit of turns. Raises TooManyRequests.
 
@@ -377,6 +383,8 @@ class Turns:
         except asyncio.CancelledError:
             stopped = self._draining
             await self._commits.record_failure(turn, Status.ABORTED, _SHUT_DOWN if stopped else _DISCONNECTED)
+            if turn.session.deleted:
+                raise deleted(turn.session.id) from None
             raise EngineUnavailable(SHUTTING_DOWN if stopped else _RETRY) from None
         except Exception as error:
             logger.exception("turn %s failed", turn.interaction.id)

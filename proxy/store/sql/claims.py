@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
@@ -171,7 +171,8 @@ def _held(claim_id: str) -> Select[Any]:
 def _acknowledge(connection: Connection, done: Acknowledgement) -> AcknowledgeResult:
     now = time.time()
     rows = _lock(connection, done.session_ids)
-    lost = {name: row.claimed_by for name, row in rows.items() if not _may_acknowledge(row, done.claim_id, now)}
+    lost: dict[str, str | None] = dict.fromkeys(_deleted(done, rows))
+    lost |= {name: row.claimed_by for name, row in rows.items() if not _may_acknowledge(row, done.claim_id, now)}
     names = tuple(name for name in done.session_ids if name not in lost)
     new = and_(sessions.c.session_id.in_(names), sessions.c.acknowledged_at.is_(None))
     connection.execute(update(sessions).where(new).values(acknowledged_at=now))
@@ -188,12 +189,18 @@ def _lock(connection: Connection, names: Collection[str]) -> dict[str, Row[Any]]
         .with_for_update()
     )
     rows = {row.session_id: row for row in connection.execute(query)}
-    for name in names:
-        if name not in rows:
-            raise SessionNotFound(f"there is no session {name!r}", param="session_ids")
-        if rows[name].ended_order is None:
+    for name, row in rows.items():
+        if row.ended_order is None:
             raise InvalidRequest(f"session {name!r} has not ended; only ended ones are claimed", param="session_ids")
     return rows
+
+
+def _deleted(done: Acknowledgement, rows: Mapping[str, Row[Any]]) -> list[str]:
+    """The sessions of a claim that do not exist any more. Raises SessionNotFound for one without a claim."""
+    gone = [name for name in done.session_ids if name not in rows]
+    if gone and done.claim_id is None:
+        raise SessionNotFound(f"there is no session {gone[0]!r}", param="session_ids")
+    return gone
 
 
 def _may_acknowledge(row: Row[Any], claim_id: str | None, now: float) -> bool:

@@ -148,7 +148,10 @@ def find_sessions(connection: Connection, wanted: SessionQuery) -> list[SessionR
     if wanted.after is not None:
         number = connection.execute(select(sessions.c.number).where(sessions.c.session_id == wanted.after)).scalar()
         if number is None:
-            raise InvalidRequest("the cursor is not a session id; give the cursor of the last page", param="cursor")
+            raise InvalidRequest(
+                "the cursor names no session: give the cursor of the last page, or begin again if it was deleted since",
+                param="cursor",
+            )
         query = query.where(sessions.c.number > number)
     if wanted.reads_values:
         return list(islice(_fitting(connection, query, wanted), wanted.limit))

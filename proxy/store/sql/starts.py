@@ -6,7 +6,7 @@ capacity.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from sqlalchemy import ColumnElement, Connection, func, insert, or_, select, update
@@ -19,6 +19,7 @@ from proxy.store.sql.tables import capacity, sessions
 from proxy.types import Outcome, SessionStatus
 
 _STARTS, _PRUNED = "starts", "pruned"
+_LIVE = sessions.c.status == SessionStatus.ACTIVE.value
 _FAILURES = frozenset({Outcome.FAILED.value, Outcome.NO_DATA.value, Outcome.TIMEOUT.value})
 
 
@@ -64,6 +65,13 @@ def give_back(connection: Connection, row: rows.RowValues) -> None:
         _change(connection, +1)
 
 
+def give_back_of_live(connection: Connection, session_id: str) -> None:
+    """Return the capacity of a session that is deleted before its end, if it took some."""
+    live = select(sessions.c.took_capacity).where(sessions.c.session_id == session_id, _LIVE)
+    if connection.execute(live).scalar():
+        _change(connection, +1)
+
+
 def grant(connection: Connection, grants: Sequence[int]) -> Sequence[int]:
     """Grant starts; return for each grant how many are left."""
     pass_alone(connection, "capacity")
@@ -77,7 +85,7 @@ def grant(connection: Connection, grants: Sequence[int]) -> Sequence[int]:
 
 def count_live(connection: Connection) -> int:
     """The number of sessions that have not ended."""
-    query = select(func.count()).select_from(sessions).where(sessions.c.status == SessionStatus.ACTIVE.value)
+    query = select(func.count()).select_from(sessions).where(_LIVE)
     return connection.execute(query).scalar_one()
 
 
@@ -88,19 +96,17 @@ def count_taken(connection: Connection) -> int:
     return there + (pruned or 0)
 
 
-def note_pruned(connection: Connection, session_ids: Sequence[str]) -> None:
+def note_pruned(connection: Connection, session_ids: Collection[str]) -> None:
     """Keep counting sessions that are about to be deleted and ended without failing: the staleness rule needs them."""
     pass_alone(connection, "capacity")
-    number = _count_well(connection, sessions.c.session_id.in_(session_ids))
+    number = _count_well(connection, sessions.c.session_id.in_(session_ids), ~_LIVE)
     if not _change(connection, number, _PRUNED):
         connection.execute(insert(capacity).values(name=_PRUNED, available=number))
 
 
 def _check_key(connection: Connection, key_hash: str) -> None:
     pass_alone(connection, "chosen keys")
-    query = select(sessions.c.session_id).where(
-        sessions.c.api_key_hash == key_hash, sessions.c.status == SessionStatus.ACTIVE.value
-    )
+    query = select(sessions.c.session_id).where(sessions.c.api_key_hash == key_hash, _LIVE)
     if (holder := connection.execute(query.limit(1)).scalar()) is not None:
         raise KeyInUse(f"this api_key belongs to the live session {holder!r}; end it first", param="api_key")
 

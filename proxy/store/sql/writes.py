@@ -32,7 +32,7 @@ from sqlalchemy.exc import IntegrityError
 
 from proxy.errors import InvalidRequest, NotFound, SessionNotFound
 from proxy.reasons import Status
-from proxy.store.news import Seen
+from proxy.store.news import Seen, first_seen
 from proxy.store.sql import rows
 from proxy.store.sql.locks import lock_sessions, pass_alone
 from proxy.store.sql.starts import Start, check_start, give_back
@@ -165,7 +165,7 @@ def create_freely(connection: Connection, new: Sequence[Start]) -> Sequence[None
 
 def _insert_sessions(connection: Connection, new: Sequence[rows.RowValues]) -> None:
     try:
-        _INSERT_SESSION.run(connection, [{**row, "next_seq": 0} for row in new])
+        _INSERT_SESSION.run(connection, [{**row, **first_seen(row["created_at"])._asdict()} for row in new])
     except IntegrityError:
         raise InvalidRequest(f"session {new[0]['session_id']} exists already", param="session_id") from None
 
@@ -238,6 +238,12 @@ def set_exported(connection: Connection, batch: Sequence[rows.RowValues]) -> Seq
         ended = sessions.c.session_id.in_(row["of_sessions"]) & sessions.c.ended_at.is_not(None)
         connection.execute(update(sessions).where(ended).values(exported_at=row["exported_at"]))
     return [None] * len(batch)
+
+
+def delete_intents(connection: Connection, interaction_ids: Sequence[str]) -> Sequence[None]:
+    """Delete the begin notes of calls whose session was deleted."""
+    _DELETE_INTENTS.run(connection, [{"names": json_list(interaction_ids)}])
+    return [None] * len(interaction_ids)
 
 
 def set_replied(connection: Connection, replied: Sequence[str]) -> Sequence[None]:

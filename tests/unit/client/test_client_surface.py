@@ -26,6 +26,7 @@ METHODS: dict[tuple[str, str], Callable[[Client, Session], object]] = {
     ("POST", "/rl/start_session"): lambda client, session: client.start_session("task"),
     ("GET", "/rl/sessions"): lambda client, session: client.sessions(),
     ("GET", "/rl/sessions/{session}"): lambda client, session: client.session_tree("s"),
+    ("DELETE", "/rl/sessions/{session}"): lambda client, session: client.delete_session("s"),
     ("GET", "/rl/sessions/{session}/interactions/{interaction}"): lambda client, session: client.show_turn("s", 0),
     ("POST", "/rl/grant_capacity"): lambda client, session: client.grant_capacity(),
     ("POST", "/{session}/rl/set_reward"): lambda client, session: session.set_reward(1.0),

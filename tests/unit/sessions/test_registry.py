@@ -27,6 +27,9 @@ class EmptyNews:
         if self.meanwhile is not None:
             self.meanwhile.confirmed = True
 
+    def excludes(self, session_id: str) -> bool:
+        return False
+
 
 def live(news: Any, *, confirmed: bool) -> tuple[Registry, LiveSession]:
     registry = Registry(news, Keyring(news, None), Metrics())

@@ -1,0 +1,28 @@
+"""`DELETE /rl/sessions/{session}`: a session goes for good, with its turns, rewards, keys and claims."""
+
+from __future__ import annotations
+
+from proxy.sessions.live_session import LiveSession
+from proxy.sessions.registry import Registry
+from proxy.store.session_changes import SessionChanges
+
+
+class Deletion:
+    """Deletes sessions from the store and from memory."""
+
+    def __init__(self, registry: Registry, changes: SessionChanges) -> None:
+        self._registry, self._changes = registry, changes
+
+    async def delete(self, session: LiveSession) -> int:
+        """Delete a session; return the number of its turns. Raises SessionNotFound.
+
+        It takes no turns meanwhile. Those that run are left to the caller: nothing of them can be stored any more.
+        """
+        async with session.lock:
+            session.ending = True
+            try:
+                turns = await self._changes.delete_session(session.id)
+            finally:
+                session.ending = False
+            self._registry.forget_deleted(session)
+        return turns

@@ -1,0 +1,81 @@
+"""Deletes sessions with all their rows, in one transaction.
+
+What stays is no content and names nobody: how many of them count for the staleness rule, and the hashes of their keys.
+Without these an open server would take a key of a deleted session, or the secret in its path, for the name of a new
+one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from sqlalchemy import Connection, delete, func, insert, select
+
+from proxy.errors import SessionNotFound
+from proxy.store.sql.starts import give_back_of_live, note_pruned
+from proxy.store.sql.tables import intents, interactions, returns, sessions, unreplied, withdrawn_keys
+
+_NOBODY = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Deletion:
+    """A session to be deleted."""
+
+    session_id: str
+
+
+def delete_rows(connection: Connection, names: Collection[str]) -> None:
+    """Delete the rows of sessions, which are ended ones or locked."""
+    note_pruned(connection, names)
+    ids = select(interactions.c.id).where(interactions.c.session_id.in_(names))
+    connection.execute(delete(returns).where(returns.c.interaction_id.in_(ids)))
+    for table in (intents, unreplied, withdrawn_keys, interactions, sessions):
+        connection.execute(delete(table).where(table.c.session_id.in_(names)))
+
+
+def delete_sessions(connection: Connection, batch: Sequence[Deletion]) -> Sequence[int]:
+    """Delete sessions; return the number of turns of each. Raises SessionNotFound."""
+    return [_delete(connection, each.session_id) for each in batch]
+
+
+def _delete(connection: Connection, name: str) -> int:
+    row = connection.execute(select(sessions).where(sessions.c.session_id == name).with_for_update()).mappings().first()
+    if row is None:
+        raise SessionNotFound(f"there is no session {name!r}")
+    count = select(func.count()).select_from(interactions).where(interactions.c.session_id == name)
+    turns: int = connection.execute(count).scalar_one()
+    withdrawn = select(withdrawn_keys.c.key_hash).where(withdrawn_keys.c.session_id == name)
+    hashes = {row["api_key_hash"], row["control_key_hash"], row["path_key_hash"]} - {None}
+    hashes |= set(connection.execute(withdrawn).scalars())
+    give_back_of_live(connection, name)
+    with _overwriting(connection):
+        delete_rows(connection, [name])
+    _refuse_keys(connection, hashes)
+    return turns
+
+
+def _refuse_keys(connection: Connection, hashes: Collection[str]) -> None:
+    """Note keys as withdrawn from nobody."""
+    noted = select(withdrawn_keys.c.key_hash).where(
+        withdrawn_keys.c.session_id == _NOBODY, withdrawn_keys.c.key_hash.in_(hashes)
+    )
+    new = set(hashes) - set(connection.execute(noted).scalars())
+    if new:
+        connection.execute(insert(withdrawn_keys), [{"key_hash": each, "session_id": _NOBODY} for each in sorted(new)])
+
+
+@contextmanager
+def _overwriting(connection: Connection) -> Iterator[None]:
+    """Let SQLite overwrite what is deleted inside with zeros: by default that may stay in free pages of the file."""
+    if connection.dialect.name != "sqlite":
+        yield
+        return
+    before = connection.exec_driver_sql("PRAGMA secure_delete").scalar_one()
+    connection.exec_driver_sql("PRAGMA secure_delete=ON").close()
+    try:
+        yield
+    finally:
+        connection.exec_driver_sql(f"PRAGMA secure_delete={before}").close()
