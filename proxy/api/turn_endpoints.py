@@ -19,6 +19,7 @@ from proxy.api.http import CRASH, TOO_DEEP, JsonResponse, decode_json, encode_js
 from proxy.api.replies import StreamReply, UnaryReply, begin_turns, session_header
 from proxy.api.turnstile import Turnstile
 from proxy.errors import InvalidRequest, ProxyError
+from proxy.parsed_items import ParsedBodies
 from proxy.protocols.wire_protocol import WireProtocol
 from proxy.sessions.access import Access, Caller
 from proxy.turns.turns import Turns
@@ -71,13 +72,13 @@ class TurnEndpoint:
         body = decode_json(sent)
         if self._forwarding is None:
             sent = b""  # thousands of requests may wait for a paused engine, each with its body
-        asked = self._protocol.parse(body)
-        asked.model = asked.model or self._model
-        add_headers(asked, headers)
-        _check_echo(asked)
         session = await self._access.resolve(Caller(path, key, None if path else hint_in(headers, body)))
         if self._access.shared:  # one query has answered for all requests that waited for it
             await self._turnstile.enter()
+        asked = self._protocol.parse(body, session.parsed)
+        asked.model = asked.model or self._model
+        add_headers(asked, headers)
+        _check_echo(asked)
         try:
             choices = await begin_turns(receive, self._turns, session, asked, self._protocol)
         except RecursionError:  # Python code and templates recurse into schemas and options
@@ -102,7 +103,11 @@ def _check_echo(asked: TurnRequest) -> None:
 
 
 def count_endpoint(
-    parse: Callable[[Any], TurnRequest], head: Mapping[str, str], access: Access, turns: Turns, max_body_bytes: int
+    parse: Callable[[Any, ParsedBodies], TurnRequest],
+    head: Mapping[str, str],
+    access: Access,
+    turns: Turns,
+    max_body_bytes: int,
 ) -> Endpoint:
     """`input_tokens`: the prompt tokens that the same body would have as a turn. `parse` reads the body; `head` are the
     other fields of the reply."""
@@ -113,8 +118,8 @@ def count_endpoint(
         if not access.open_server:
             await access.resolve(Caller(path, key))
         body = decode_json(await read_body(headers, request.receive, max_body_bytes))
-        asked = parse(body)
         session = await access.resolve(Caller(path, key, None if path else hint_in(headers, body)))
+        asked = parse(body, session.parsed)
         try:
             return JsonResponse({**head, "input_tokens": len(await turns.prompt_ids(session, asked))})
         except RecursionError:

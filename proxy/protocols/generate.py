@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from proxy.errors import InvalidRequest, UnsupportedParameter
+from proxy.parsed_items import ParsedBodies
 from proxy.protocols.common_fields import ignored_fields
 from proxy.protocols.fields import (
     expect_bool,
@@ -40,7 +41,7 @@ class GenerateProtocol:
     def new_id(self) -> str:
         return "gen-" + ordered_hex()
 
-    def parse(self, body: Any) -> TurnRequest:
+    def parse(self, body: Any, bodies: ParsedBodies | None = None) -> TurnRequest:
         body = expect_object(body, "body")
         params = optional_object(body, "sampling_params")
         _refuse_unsupported(body, params)

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from proxy.errors import ProxyError
+from proxy.parsed_items import ParsedBodies
 from proxy.rendering.deltas import Delta, TokenLogprob
 from proxy.types import Api, Ids, Interaction, TurnRequest
 
@@ -97,8 +98,11 @@ class WireProtocol(Protocol):
 
     api: Api
 
-    def parse(self, body: Any) -> TurnRequest:
-        """Parse a decoded JSON body. Raises InvalidRequest naming the field."""
+    def parse(self, body: Any, bodies: ParsedBodies | None = None) -> TurnRequest:
+        """Parse a decoded JSON body. Raises InvalidRequest naming the field.
+
+        `bodies`: what was parsed of earlier bodies of the same session; the result is the same without.
+        """
 
     def reply(self, request: TurnRequest, answers: Sequence[Answer]) -> dict[str, Any]:
         """Return the whole reply; `answers` has one item per choice (`n`)."""

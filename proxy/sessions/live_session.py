@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from proxy.errors import SessionClosed, SessionNotFound
+from proxy.parsed_items import ParsedBodies
 from proxy.sessions.attempts import Attempt
 from proxy.store.news import Seen
 from proxy.trajectory.cache import InteractionCache
@@ -30,6 +31,7 @@ class LiveSession:
     `confirmed`: its row was seen in the store.
     `seen`: how far memory follows the store, except for the turns `begun_here`, which this replica commits itself.
     `attempts`: earlier and running requests by request hash, oldest first.
+    `parsed`: what was parsed of its latest bodies.
     `used_at`: when it was last used, by the monotonic clock.
     `ending`: its end is being committed; it takes no more turns, unless that fails.
     `deleted`: it was deleted, here or by another replica; nothing of it is stored any more.
@@ -48,6 +50,7 @@ class LiveSession:
     begun_here: set[str] = field(default_factory=set)
     attempts: dict[str, list[Attempt]] = field(default_factory=dict)
     used_at: float = field(default_factory=time.monotonic)
+    parsed: ParsedBodies = field(default_factory=dict)
     ending: bool = False
     deleted: bool = False
     follows: str | None = None

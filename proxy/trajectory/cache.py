@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -16,6 +17,9 @@ from proxy.reasons import Reason, Status
 from proxy.trajectory.matching import ChainState, Identity, RootKeys, extend, identify
 from proxy.trajectory.recent import RecentConversations
 from proxy.types import Ids, Interaction, Message, Role, TurnRequest
+
+# How many whole conversations of a session are kept.
+_KEPT = 8
 
 
 @dataclass(slots=True, eq=False)
@@ -72,6 +76,7 @@ class InteractionCache:
         self._by_start: dict[int, list[Node]] = {}
         self._by_body: dict[int, list[Node]] = {}
         self._by_call: dict[str, Node] = {}
+        self._conversations: dict[Node, tuple[Message, ...]] = {}
         for interaction in interactions:
             if interaction.status is Status.COMPLETE:
                 self.add(self.place_stored(interaction))
@@ -96,6 +101,22 @@ class InteractionCache:
     def ending(self, key: int) -> Sequence[Node]:
         """The nodes whose conversation, answer included, has the key `key`; the latest is last."""
         return self._by_end.get(key, ())
+
+    def conversation(self, node: Node) -> tuple[Message, ...]:
+        """All messages of a node, oldest first, its answer included. The latest ones are kept: children extend them."""
+        kept, parts = self._conversations, list[tuple[Message, ...]]()
+        above: Node | None = node
+        while above is not None and above not in kept:
+            parts.append((*above.interaction.new_messages, above.interaction.output))
+            above = above.parent
+        found: tuple[Message, ...] = ()
+        if above is not None:
+            found = kept[above] = kept.pop(above)
+        if parts:
+            found = kept[node] = (*found, *chain.from_iterable(reversed(parts)))
+        if len(kept) > _KEPT:
+            del kept[next(iter(kept))]
+        return found
 
     def find_prefix(self, ids: Ids) -> Node | None:
         """Find the deepest node whose prompt and output ids are a prefix of `ids`; the newest if several are equal."""

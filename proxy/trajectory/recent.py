@@ -52,11 +52,14 @@ class RecentConversations:
 
 
 def _common(one: Sequence[Message], other: Sequence[Message]) -> int:
-    """The number of equal messages at the beginning of two conversations."""
-    size = min(len(one), len(other))
+    """The number of equal messages at the beginning of two conversations. Messages are compared without Python code."""
+    same, size = 0, min(len(one), len(other))
     if one[:size] == other[:size]:  # most often, and one comparison
         return size
-    for index in range(size):
-        if one[index] != other[index]:
-            return index
-    return size
+    while size - same > 1:  # the first `same` messages are equal, the first `size` are not
+        middle = (same + size) // 2
+        if one[same:middle] == other[same:middle]:
+            same = middle
+        else:
+            size = middle
+    return same

@@ -11,7 +11,6 @@ from dataclasses import replace
 from proxy.errors import PreviousResponseNotFound
 from proxy.sessions.live_session import LiveSession
 from proxy.trajectory.cache import Node
-from proxy.trajectory.conversation import conversation
 from proxy.trajectory.purpose import purpose_of_prompt
 from proxy.types import INSTRUCTIONS, ITEM_REFERENCE, Api, Message, Role, ToolCall, TurnRequest
 
@@ -29,8 +28,9 @@ def with_history(session: LiveSession, request: TurnRequest) -> TurnRequest:
     if request.previous_id is not None:
         node = _find(session, request.previous_id, "previous_response_id")
         lead = 1 if messages and _is_instructions(messages[0]) else 0
-        history = (message for message in conversation(node) if not _is_instructions(message))
-        messages = (*messages[:lead], *history, *messages[lead:])
+        history = session.cache.conversation(node)
+        first = 1 if _is_instructions(history[0]) else 0  # they begin a conversation and stand nowhere else
+        messages = (*messages[:lead], *history[first:], *messages[lead:])
     return with_messages(request, messages)
 
 

@@ -22,7 +22,6 @@ from proxy.rendering.bridge import TAIL
 from proxy.rendering.renderer import Renderer
 from proxy.sessions.live_session import LiveSession
 from proxy.trajectory.cache import Match, Node
-from proxy.trajectory.conversation import conversation
 from proxy.trajectory.echoes import restore
 from proxy.trajectory.matching import Identity, extend, identify
 from proxy.turns.history import with_messages
@@ -101,7 +100,7 @@ class Prompts:
         new = Message(Role.USER, await self.decode(added), name=name)
         if parent is None:
             return Prompt(PromptIds(ids), Match(None, 0), (new,), identify((new,), (), {}), bridged=True)
-        before = conversation(parent)
+        before = session.cache.conversation(parent)
         states = (parent.end, extend(parent.end, [new])[-1])
         identity = Identity(parent.root, len(before), states)
         match = Match(parent, len(before))

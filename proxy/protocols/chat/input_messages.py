@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from proxy.errors import InvalidRequest, UnsupportedParameter
+from proxy.parsed_items import FEWEST, ParsedBodies, ParsedItems
 from proxy.protocols.fields import expect_list, expect_object, expect_str, json_type
 from proxy.protocols.tool_results import link_tool_results
-from proxy.types import Message, Role, ToolCall
+from proxy.types import Api, Message, Role, ToolCall
 
 # Looked up once: Python 3.11 takes as long to find a member of an enum as to make a message.
 _SYSTEM, _USER, _ASSISTANT, _TOOL = Role.SYSTEM, Role.USER, Role.ASSISTANT, Role.TOOL
@@ -21,15 +22,26 @@ _PLAIN_FIELDS = 2
 _OTHER_FIELDS = Message(_USER)[_PLAIN_FIELDS:]
 
 
-def parse_messages(values: list[Any]) -> tuple[Message, ...]:
+def parse_messages(values: list[Any], bodies: ParsedBodies | None = None) -> tuple[Message, ...]:
     """Parse the messages of a conversation, each as `parse_message` does, and link tool results to their calls.
 
-    Every turn brings its whole history again, so a message that is nothing but a role and a text calls no function of
-    Python. Raises InvalidRequest with the path of the field.
+    `bodies`: what was parsed of earlier bodies of the session. Raises InvalidRequest with the path of the field.
     """
     parsed: list[Message] = []
+    if bodies is not None and len(values) >= FEWEST:
+        parsed = bodies.setdefault(Api.CHAT, ParsedItems()).read(values, parsed, _parse_from)
+    elif _parse_from(parsed, values):
+        return tuple(parsed)
+    return tuple(link_tool_results(parsed))
+
+
+def _parse_from(parsed: list[Message], values: list[Any], start: int = 0) -> bool:
+    """Append the messages from index `start` on. Return whether all of them are a role and a text and no tool result.
+
+    Such a message calls no function of Python.
+    """
     plain = True
-    for index, value in enumerate(values):
+    for index, value in enumerate(values[start:] if start else values, start):
         if (
             type(value) is dict
             and len(value) == _PLAIN_FIELDS
@@ -41,7 +53,7 @@ def parse_messages(values: list[Any]) -> tuple[Message, ...]:
         else:
             plain = False
             parsed.append(parse_message(value, f"messages[{index}]"))
-    return tuple(parsed if plain else link_tool_results(parsed))
+    return plain
 
 
 def parse_message(value: Any, name: str) -> Message:

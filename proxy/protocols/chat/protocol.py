@@ -18,6 +18,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from proxy.errors import InvalidRequest, UnsupportedParameter
+from proxy.parsed_items import ParsedBodies
 from proxy.protocols.chat.input_messages import parse_messages
 from proxy.protocols.chat.reply import ChatStream, completion_json
 from proxy.protocols.common_fields import (
@@ -80,7 +81,7 @@ class ChatProtocol:
     def new_id(self) -> str:
         return "chatcmpl-" + ordered_hex()
 
-    def parse(self, body: Any) -> TurnRequest:
+    def parse(self, body: Any, bodies: ParsedBodies | None = None) -> TurnRequest:
         body = expect_object(body, "body")
         _refuse_unsupported(body)
         functions, dropped_tools = _parse_tools(body.get("tools"))
@@ -92,7 +93,7 @@ class ChatProtocol:
         request = TurnRequest(
             api=Api.CHAT,
             model=parse_model(body),
-            messages=_parse_messages(body),
+            messages=_parse_messages(body, bodies),
             tools=tools,
             tool_choice=tool_choice,
             parallel_tool_calls=optional_bool(body, "parallel_tool_calls", True),
@@ -144,13 +145,13 @@ def _parse_logprobs(body: Mapping[str, Any]) -> tuple[bool, int]:
     return wanted, top
 
 
-def _parse_messages(body: Mapping[str, Any]) -> tuple[Message, ...]:
+def _parse_messages(body: Mapping[str, Any], bodies: ParsedBodies | None) -> tuple[Message, ...]:
     if body.get("messages") is None:
         raise InvalidRequest("'messages' is missing", param="messages")
     messages = expect_list(body["messages"], "messages")
     if not messages:
         raise InvalidRequest("'messages' must hold at least one message", param="messages")
-    return parse_messages(messages)
+    return parse_messages(messages, bodies)
 
 
 def _take_prefill(request: TurnRequest, body: Mapping[str, Any]) -> None:

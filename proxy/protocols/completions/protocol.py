@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from proxy.errors import InvalidRequest, UnsupportedParameter
+from proxy.parsed_items import ParsedBodies
 from proxy.protocols.common_fields import ignored_fields, parse_include_usage, parse_model, parse_response_format
 from proxy.protocols.completions.reply import ECHO, CompletionStream, completion_json
 from proxy.protocols.fields import expect_object, json_type, optional_bool, optional_int, parse_token_ids
@@ -48,7 +49,7 @@ class CompletionsProtocol:
     def new_id(self) -> str:
         return "cmpl-" + ordered_hex()
 
-    def parse(self, body: Any) -> TurnRequest:
+    def parse(self, body: Any, bodies: ParsedBodies | None = None) -> TurnRequest:
         body = expect_object(body, "body")
         logprobs = _parse_logprobs(body)
         echo = optional_bool(body, "echo")

@@ -23,6 +23,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from proxy.errors import InvalidRequest, UnsupportedParameter
+from proxy.parsed_items import ParsedBodies
 from proxy.protocols.common_fields import ignored_fields, parse_model
 from proxy.protocols.fields import (
     expect_list,
@@ -32,7 +33,8 @@ from proxy.protocols.fields import (
     optional_object,
     optional_str,
 )
-from proxy.protocols.messages.blocks import parse_message, parse_system
+from proxy.protocols.messages.blocks import parse_system
+from proxy.protocols.messages.conversation import parse_conversation
 from proxy.protocols.messages.reply import MessageStream, message_json
 from proxy.protocols.prefill import take_prefill
 from proxy.protocols.sampling_params import parse_sampling_numbers, parse_stop_tokens
@@ -95,16 +97,16 @@ class MessagesProtocol:
     def new_id(self) -> str:
         return "msg_" + ordered_hex()
 
-    def parse(self, body: Any) -> TurnRequest:
+    def parse(self, body: Any, bodies: ParsedBodies | None = None) -> TurnRequest:
         body = expect_object(body, "body")
         if body.get("max_tokens") is None:
             raise InvalidRequest("'max_tokens' is missing; the Messages API requires it", param="max_tokens")
-        return _parse(body)
+        return _parse(body, bodies)
 
-    def parse_count(self, body: Any) -> TurnRequest:
+    def parse_count(self, body: Any, bodies: ParsedBodies | None = None) -> TurnRequest:
         """Parse a request of `/v1/messages/count_tokens`: `max_tokens` and `stream` do not matter there."""
         body = expect_object(body, "body")
-        return _parse({name: value for name, value in body.items() if name not in ("max_tokens", "stream")})
+        return _parse({name: value for name, value in body.items() if name not in ("max_tokens", "stream")}, bodies)
 
     def reply(self, request: TurnRequest, answers: Sequence[Answer]) -> dict[str, Any]:
         return message_json(request, answers[0])
@@ -115,7 +117,7 @@ class MessagesProtocol:
         return MessageStream(request, reply_id, prompt_tokens, prompt_ids)
 
 
-def _parse(body: Mapping[str, Any]) -> TurnRequest:
+def _parse(body: Mapping[str, Any], bodies: ParsedBodies | None) -> TurnRequest:
     if body.get("thread"):
         message = "'thread' is not supported: this server keeps no threads; send the whole conversation in 'messages'"
         raise UnsupportedParameter(message, param="thread", details=_NO_THREADS)
@@ -129,7 +131,7 @@ def _parse(body: Mapping[str, Any]) -> TurnRequest:
     request = TurnRequest(
         api=Api.MESSAGES,
         model=parse_model(body),
-        messages=_parse_messages(body, dropped),
+        messages=_parse_messages(body, dropped, bodies),
         tools=tools,
         tool_choice=_parse_tool_choice(choice, tools),
         parallel_tool_calls=not optional_bool(choice, "disable_parallel_tool_use", at="tool_choice."),
@@ -156,30 +158,16 @@ def _take_prefill(request: TurnRequest, name: str) -> None:
     take_prefill(request, name)
 
 
-def _parse_messages(body: Mapping[str, Any], dropped: list[str]) -> tuple[Message, ...]:
+def _parse_messages(body: Mapping[str, Any], dropped: list[str], bodies: ParsedBodies | None) -> tuple[Message, ...]:
     if body.get("messages") is None:
         raise InvalidRequest("'messages' is missing", param="messages")
     values = expect_list(body["messages"], "messages")
     if not values:
         raise InvalidRequest("'messages' must hold at least one message", param="messages")
-    messages = list(parse_system(body.get("system"), dropped))
-    for index, value in enumerate(values):
-        for message in parse_message(value, f"messages[{index}]", dropped):
-            if message.role is Role.ASSISTANT and messages and messages[-1].role is Role.ASSISTANT:
-                messages[-1] = _merged(messages[-1], message)
-            else:
-                messages.append(message)
-    return tuple(messages)
-
-
-def _merged(first: Message, second: Message) -> Message:
-    """Merge neighbouring assistant messages: this API treats them as one answer."""
-    return first._replace(
-        content=first.content + second.content,
-        tool_calls=first.tool_calls + second.tool_calls,
-        reasoning="".join(filter(None, (first.reasoning, second.reasoning))) or None,
-        origin=first.origin or second.origin,
-    )
+    system = parse_system(body.get("system"), dropped)
+    conversation = parse_conversation(values, bodies)
+    dropped += conversation.dropped
+    return (*system, *conversation.messages)
 
 
 def _parse_sampling(body: Mapping[str, Any]) -> dict[str, Any]:

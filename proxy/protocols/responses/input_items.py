@@ -9,15 +9,16 @@ ITEM_REFERENCE and an origin, and the text and the calls that stand beside it in
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from proxy.errors import InvalidRequest, UnsupportedParameter
+from proxy.parsed_items import FEWEST, ParsedBodies, ParsedItems
 from proxy.protocols.fields import expect_list, expect_object, expect_str, optional_str
 from proxy.protocols.responses.item_ids import MESSAGE_PREFIX, origin_of, read_encrypted
 from proxy.protocols.tool_results import link_tool_results
-from proxy.types import ITEM_REFERENCE, Message, Role, ToolCall
+from proxy.types import ITEM_REFERENCE, Api, Message, Role, ToolCall
 
 PARSED_ITEMS = frozenset({"message", "reasoning", "function_call", "function_call_output", ITEM_REFERENCE})
 # Items of hosted tools. This server runs none, so another server made these items: dropped, and recorded as dropped.
@@ -40,22 +41,19 @@ _ROLES = {
 _TEXT_PARTS = frozenset({"input_text", "output_text", "text", "reasoning_text", "summary_text"})
 
 
-def parse_input(value: Any) -> tuple[list[Message], list[str]]:
+def parse_input(value: Any, bodies: ParsedBodies | None = None) -> tuple[Sequence[Message], Sequence[str]]:
     """Parse `input` (a string or a list of items). Returns the messages and the paths of dropped items.
 
-    Raises InvalidRequest with the item's path.
+    `bodies`: what was parsed of earlier bodies of the session. Raises InvalidRequest with the item's path.
     """
     if isinstance(value, str):
         return [Message(Role.USER, value)], []
-    conversation, dropped = _Conversation(), []
-    for index, item in enumerate(expect_list(value, "input")):
-        name = f"input[{index}]"
-        kind = _item_type(expect_object(item, name), name)
-        if kind in DROPPED_ITEMS:
-            dropped.append(f"{name} of type {kind}")
-        else:
-            _add_item(conversation, kind, item, name)
-    return conversation.messages(), dropped
+    items, conversation = expect_list(value, "input"), _Conversation()
+    if bodies is not None and len(items) >= FEWEST:
+        conversation = bodies.setdefault(Api.RESPONSES, ParsedItems()).read(items, conversation, _Conversation.parse)
+    else:
+        conversation.parse(items)
+    return conversation.messages(), conversation.dropped
 
 
 @dataclass(slots=True)
@@ -92,6 +90,9 @@ class _Answer:
         self.referenced |= piece.referenced
         self.text_referenced |= piece.text_referenced
 
+    def copy(self) -> _Answer:
+        return replace(self, texts=[*self.texts], calls=[*self.calls], reasoning=[*self.reasoning])
+
     def message(self) -> Message:
         return Message(
             Role.ASSISTANT,
@@ -104,27 +105,56 @@ class _Answer:
 
 
 class _Conversation:
-    """Messages under construction. The latest answer takes pieces until a message other than a tool result follows."""
+    """Messages under construction. The latest answer takes pieces until a message other than a tool result follows.
+
+    `dropped`: the paths of items that are left out. `_at`: the index of the latest answer, while it takes pieces; it is
+    not among the messages yet.
+    """
 
     def __init__(self) -> None:
-        self._messages: list[Message | _Answer] = []
+        self.dropped: list[str] = []
+        self._messages: list[Message] = []
         self._latest: _Answer | None = None
+        self._at = 0
+
+    def copy(self) -> _Conversation:
+        other = _Conversation()
+        other.dropped, other._messages, other._at = self.dropped.copy(), self._messages.copy(), self._at
+        other._latest = None if self._latest is None else self._latest.copy()
+        return other
+
+    def parse(self, items: list[Any], start: int = 0) -> None:
+        """Add the items from index `start` on. Raises InvalidRequest with the item's path."""
+        for index, item in enumerate(items[start:], start):
+            name = f"input[{index}]"
+            kind = _item_type(expect_object(item, name), name)
+            if kind in DROPPED_ITEMS:
+                self.dropped.append(f"{name} of type {kind}")
+            else:
+                _add_item(self, kind, item, name)
 
     def add(self, message: Message) -> None:
-        self._messages.append(message)
         if message.role is not Role.TOOL:
-            self._latest = None
+            self._close()
+        self._messages.append(message)
 
     def add_piece(self, piece: _Answer) -> None:
         latest = self._latest
-        if latest is not None and latest.takes(piece, adjacent=self._messages[-1] is latest):
+        if latest is not None and latest.takes(piece, adjacent=self._at == len(self._messages)):
             latest.add(piece)
         else:
-            self._messages.append(piece)
-            self._latest = piece
+            self._close()
+            self._latest, self._at = piece, len(self._messages)
 
     def messages(self) -> list[Message]:
-        return link_tool_results([m.message() if isinstance(m, _Answer) else m for m in self._messages])
+        latest = [] if self._latest is None else [self._latest.message()]
+        return link_tool_results([*self._messages[: self._at], *latest, *self._messages[self._at :]])
+
+    def _close(self) -> None:
+        """Put the latest answer among the messages: it takes no more pieces."""
+        if self._latest is not None:
+            self._messages.insert(self._at, self._latest.message())
+            self._latest = None
 
 
 def _item_type(item: Mapping[str, Any], name: str) -> str:

@@ -23,6 +23,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from proxy.errors import InvalidRequest, UnsupportedParameter
+from proxy.parsed_items import ParsedBodies
 from proxy.protocols.common_fields import effort_options, ignored_fields, parse_model, parse_response_format
 from proxy.protocols.fields import (
     expect_list,
@@ -81,12 +82,12 @@ class ResponsesProtocol:
     def new_id(self) -> str:
         return "resp_" + ordered_hex()
 
-    def parse(self, body: Any) -> TurnRequest:
+    def parse(self, body: Any, bodies: ParsedBodies | None = None) -> TurnRequest:
         body = expect_object(body, "body")
         _refuse_unsupported(body)
         tools = parse_tools(body.get("tools"))
         tool_choice, functions = parse_tool_choice(body.get("tool_choice"), tuple(tools.functions.values()))
-        messages, dropped_items = _parse_messages(body)
+        messages, dropped_items = _parse_messages(body, bodies)
         sampling = _parse_sampling(body)
         include = _parse_include(body)
         top_logprobs = optional_int(body, "top_logprobs", least=0, most=_MAX_TOP_LOGPROBS) or 0
@@ -144,13 +145,13 @@ def _unhonoured_fields(body: Mapping[str, Any]) -> list[str]:
     return ignored
 
 
-def _parse_messages(body: Mapping[str, Any]) -> tuple[tuple[Message, ...], list[str]]:
+def _parse_messages(body: Mapping[str, Any], bodies: ParsedBodies | None) -> tuple[tuple[Message, ...], Sequence[str]]:
     """Return the instructions, then the input, which may be empty only with `previous_response_id`."""
-    messages, dropped = parse_input([] if body.get("input") is None else body["input"])
+    messages, dropped = parse_input([] if body.get("input") is None else body["input"], bodies)
     if not messages and body.get("previous_response_id") is None:
         raise InvalidRequest("'input' must hold at least one message", param="input")
     if instructions := optional_str(body, "instructions"):
-        messages.insert(0, Message(Role.SYSTEM, instructions, name=INSTRUCTIONS))
+        messages = [Message(Role.SYSTEM, instructions, name=INSTRUCTIONS), *messages]
     return tuple(messages), dropped
 
 

@@ -1,0 +1,53 @@
+"""Parses the messages of a body of the Messages API. Neighbouring assistant messages are one answer, so one message."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from proxy.parsed_items import FEWEST, ParsedBodies, ParsedItems
+from proxy.protocols.messages.blocks import parse_message
+from proxy.types import Api, Message, Role
+
+
+class Conversation:
+    """The messages parsed so far, and the paths of ignored blocks."""
+
+    __slots__ = ("dropped", "messages")
+
+    def __init__(self) -> None:
+        self.messages: list[Message] = []
+        self.dropped: list[str] = []
+
+    def copy(self) -> Conversation:
+        other = Conversation()
+        other.messages, other.dropped = self.messages.copy(), self.dropped.copy()
+        return other
+
+    def parse(self, values: list[Any], start: int = 0) -> None:
+        """Add the messages from index `start` on. Raises InvalidRequest with the path of the field."""
+        messages, answer = self.messages, Role.ASSISTANT
+        for index, value in enumerate(values[start:], start):
+            for message in parse_message(value, f"messages[{index}]", self.dropped):
+                if message.role is answer and messages and messages[-1].role is answer:
+                    messages[-1] = _merged(messages[-1], message)
+                else:
+                    messages.append(message)
+
+
+def parse_conversation(values: list[Any], bodies: ParsedBodies | None) -> Conversation:
+    """Parse all messages of a body. `bodies`: what was parsed of earlier bodies of the session."""
+    conversation = Conversation()
+    if bodies is not None and len(values) >= FEWEST:
+        conversation = bodies.setdefault(Api.MESSAGES, ParsedItems()).read(values, conversation, Conversation.parse)
+    else:
+        conversation.parse(values)
+    return conversation
+
+
+def _merged(first: Message, second: Message) -> Message:
+    return first._replace(
+        content=first.content + second.content,
+        tool_calls=first.tool_calls + second.tool_calls,
+        reasoning="".join(filter(None, (first.reasoning, second.reasoning))) or None,
+        origin=first.origin or second.origin,
+    )

@@ -1,0 +1,123 @@
+"""A turn enters as many Python functions in a long session as in a short one."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+
+import proxy
+from tests.support import Server, assistant, call_text, function_tool, says, serving, tool_result, user
+
+OURS = str(Path(proxy.__file__).parent)
+TOOL = function_tool("read", {"line": {"type": "integer"}})
+CALL = call_text("read", '{"line": 1}')
+Calls = Counter[str]
+
+
+@contextmanager
+def counted() -> Iterator[Calls]:
+    """Count the entries of the project's functions in this thread."""
+    calls = Calls()
+
+    def count(frame: FrameType, event: str, argument: Any) -> None:
+        if event == "call" and frame.f_code.co_filename.startswith(OURS):
+            calls[frame.f_code.co_qualname] += 1
+
+    sys.setprofile(count)
+    try:
+        yield calls
+    finally:
+        sys.setprofile(None)
+
+
+def chat_history(turns: int) -> list[Any]:
+    history = [user("begin")]
+    for turn in range(turns):
+        call = {"id": f"c{turn}", "type": "function", "function": {"name": "read", "arguments": "{}"}}
+        history += [assistant(None, tool_calls=[call]), tool_result(f"c{turn}", f"line {turn}")]
+    return history
+
+
+async def chat(server: Server, history: list[Any]) -> None:
+    answer = await server.answer(history, tools=[TOOL])
+    history += [answer, tool_result(answer["tool_calls"][0]["id"], f"line of {len(history)}")]
+
+
+def responses_history(turns: int) -> list[Any]:
+    history = [user("begin")]
+    for turn in range(turns):
+        call = {"type": "function_call", "call_id": f"c{turn}", "name": "read", "arguments": "{}"}
+        history += [call, {"type": "function_call_output", "call_id": f"c{turn}", "output": f"line {turn}"}]
+    return history
+
+
+async def responses(server: Server, history: list[Any]) -> None:
+    tools = [{"type": "function", **TOOL["function"]}]
+    reply = await server.ok("/s/v1/responses", {"model": "m", "input": history, "tools": tools})
+    (call,) = reply["output"]
+    output = {"type": "function_call_output", "call_id": call["call_id"], "output": f"line of {len(history)}"}
+    history += [call, output]
+
+
+def messages_history(turns: int) -> list[Any]:
+    history = [user("begin")]
+    for turn in range(turns):
+        history.append(assistant([{"type": "tool_use", "id": f"c{turn}", "name": "read", "input": {}}]))  # type: ignore[arg-type]
+        history.append(user([{"type": "tool_result", "tool_use_id": f"c{turn}", "content": f"line {turn}"}]))  # type: ignore[arg-type]
+    return history
+
+
+async def messages(server: Server, history: list[Any]) -> None:
+    """As Claude Code: the last message is marked, and is no longer in the next turn."""
+    tools = [{"name": "read", "input_schema": TOOL["function"]["parameters"]}]
+    marked = [*history[:-1], {**history[-1], "cache_control": {"type": "ephemeral"}}]
+    body = {"model": "m", "messages": marked, "tools": tools, "max_tokens": 100}
+    reply = await server.ok("/s/v1/messages", body)
+    call = reply["content"][-1]
+    result = {"type": "tool_result", "tool_use_id": call["id"], "content": f"line of {len(history)}"}
+    history += [assistant(reply["content"]), user([result])]  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("history_of", "turn"),
+    [(chat_history, chat), (responses_history, responses), (messages_history, messages)],
+    ids=["chat", "responses", "messages"],
+)
+async def test_a_turn_that_sends_a_long_history_calls_no_more_functions_than_one_with_a_short_history(
+    tmp_path: Path,
+    history_of: Callable[[int], list[Any]],
+    turn: Callable[[Server, list[Any]], Awaitable[None]],
+) -> None:
+    entries = []
+    for turns in (50, 500):
+        (folder := tmp_path / str(turns)).mkdir()
+        async with serving(folder, says(*[CALL] * 4)) as server:
+            history = history_of(turns)
+            for _ in range(3):
+                await turn(server, history)
+            with counted() as calls:
+                await turn(server, history)
+            entries.append(calls)
+            assert len(await server.tree()) == 4
+            assert [node["reason"] for node in await server.tree()] == ["first", "continued", "continued", "continued"]
+    assert entries[1] - entries[0] == Calls()
+
+
+async def test_a_turn_that_names_its_history_calls_no_more_functions_late_than_early(tmp_path: Path) -> None:
+    entries = {}
+    async with serving(tmp_path, says(*["yes"] * 61)) as server:
+        body: dict[str, Any] = {"model": "m", "input": "begin", "instructions": "rules"}
+        for turn in range(61):
+            with counted() as calls:
+                reply = await server.ok("/s/v1/responses", body)
+            entries[turn] = calls
+            body |= {"previous_response_id": reply["id"], "input": f"and {turn}"}
+        assert {node["reason"] for node in await server.tree()} == {"first", "continued"}
+    assert entries[60] - entries[20] == Calls()
