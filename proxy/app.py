@@ -24,6 +24,7 @@ from proxy.api.engine_endpoints import EngineEndpoints
 from proxy.api.export_endpoint import ExportEndpoint
 from proxy.api.forwarding import Forwarding
 from proxy.api.generate_endpoint import GenerateEndpoint
+from proxy.api.guard import Guard
 from proxy.api.health_endpoints import HealthEndpoints
 from proxy.api.key_endpoints import KeyEndpoints
 from proxy.api.long_polls import LongPolls
@@ -159,11 +160,13 @@ def build_app(
     )
     app = App(routes=_routes(parts), exception_handlers=_ERROR_HANDLERS, lifespan=partial(_lifespan, parts))
     app.turn_routes = TurnRoutes(parts.turn_endpoints)
+    guard = Guard(settings)
+    app.guard = None if guard.idle else guard
     app.state.turns, app.state.polls, app.state.registry = turns, parts.polls, sessions.registry
     app.state.engine, app.state.renderer, app.state.store = engine, renderer, store
     app.state.model, app.state.revision = model_name(settings), revision_of(settings)
     if parts.group is not None:
-        app.state.for_workers = WorkerEndpoints(parts.group.steps(), app, parts.group.joined)
+        app.state.for_workers = WorkerEndpoints(parts.group.steps(), app.admitted, parts.group.joined)
     return app
 
 

@@ -7,6 +7,8 @@ ProxyError                        status  code
 │   └── KeyInUse                  400     key_in_use
 ├── Unauthorized                  401     invalid_api_key
 ├── Forbidden                     403     forbidden
+│   ├── HostNotAllowed            403     host_not_allowed
+│   ├── OriginNotAllowed          403     origin_not_allowed
 │   ├── SessionClosed             403     session_closed
 │   └── LimitReached              403     session_limit_reached
 ├── NotFound                      404     not_found
@@ -15,6 +17,7 @@ ProxyError                        status  code
 ├── MethodNotAllowed              405     method_not_allowed
 ├── EndedOtherwise                409     ended_otherwise
 ├── BodyTooLarge                  413     body_too_large
+├── UnsupportedMediaType          415     unsupported_media_type
 ├── TooManyRequests               429     rate_limit_exceeded
 ├── EngineFailed                  502     engine_failed
 ├── EngineUnavailable             503     engine_unavailable
@@ -112,6 +115,18 @@ class Forbidden(ProxyError):
     retryable = False
 
 
+class HostNotAllowed(Forbidden):
+    """The server may not be called under this `Host`. The status is not 421, after which clients may try again."""
+
+    code = "host_not_allowed"
+
+
+class OriginNotAllowed(Forbidden):
+    """A page of another site sent the request, and the server asks for no key."""
+
+    code = "origin_not_allowed"
+
+
 class SessionClosed(Forbidden):
     """The session has ended or expired. The status is not 409, which SDKs retry."""
 
@@ -165,6 +180,14 @@ class BodyTooLarge(ProxyError):
 
     status = 413
     code = "body_too_large"
+    retryable = False
+
+
+class UnsupportedMediaType(ProxyError):
+    """The body is not declared as JSON."""
+
+    status = 415
+    code = "unsupported_media_type"
     retryable = False
 
 

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import ipaddress
 import os
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, get_type_hints
+from urllib.parse import urlsplit
 
 from proxy.errors import ConfigurationError
 from proxy.types import Credit
@@ -66,6 +68,16 @@ class Settings:
     forwarded_allow_ips: str | None = _setting(
         None, "Proxies whose X-Forwarded-* headers are trusted: addresses and networks separated by commas, or *."
     )
+    allowed_hosts: str | None = _setting(
+        None,
+        "Names under which the server may be called besides loopback's and the public URL's: NAME or *.SUFFIX, "
+        "separated by commas. Checked without --admin-key, or where it is given.",
+    )
+    allowed_origins: str | None = _setting(
+        None,
+        "Origins of web pages and webviews that may call the server: https://HOST, https://*.SUFFIX or SCHEME://*, "
+        "separated by commas.",
+    )
     capacity_control: bool = _setting(False, "Admit only starts granted by /rl/grant_capacity; further ones get 429.")
     max_live_sessions: int | None = _setting(None, "Limit of live sessions; further starts get 429.")
     session_idle_s: float | None = _setting(
@@ -113,7 +125,15 @@ class Settings:
         return (self.rewards_by or ("control" if self.admin_key else "session")) == "session"
 
 
+def listed(text: str | None) -> list[str]:
+    """The parts of a setting that are separated by commas."""
+    return [part.strip() for part in (text or "").split(",") if part.strip()]
+
+
 VARIABLE_PREFIX = "TOKENGROVE_"
+_HOST = re.compile(r"(\*\.)?[a-z0-9_-]+(\.[a-z0-9_-]+)*|\[[0-9a-f:.]+\]")
+# `https://*` would be every site. Sandboxed pages of every site have the origin `null`, which is no URL.
+_ORIGIN = re.compile(r"(?!https?://\*$)[a-z][a-z0-9+.-]*://(\*|(\*\.)?[a-z0-9._-]+|\[[0-9a-f:.]+\])(:[0-9]{1,5})?")
 _POSITIVE = (
     *("max_context_tokens", "max_tokens_per_turn", "max_body_bytes", "engine_timeout_s", "key_lifetime_s"),
     *("max_live_sessions", "session_idle_s", "max_turns_in_flight", "batch_size", "stream_interval", "workers"),
@@ -182,6 +202,11 @@ def _check(settings: Settings) -> None:
     _check_choice("--log-level", settings.log_level, ("debug", "info", "warning", "error"))
     _check_admin_key(settings.admin_key)
     _check_proxies(settings.forwarded_allow_ips)
+    _check_public_url(settings.public_url)
+    _check_listed("--allowed-hosts", settings.allowed_hosts, _HOST, "a host name without a port, or *.SUFFIX")
+    _check_listed(
+        "--allowed-origins", settings.allowed_origins, _ORIGIN, "https://HOST[:PORT], https://*.SUFFIX or SCHEME://*"
+    )
     for name in _POSITIVE:
         value = getattr(settings, name)
         if value is not None and value <= 0:
@@ -227,6 +252,23 @@ def _check_proxies(text: str | None) -> None:
             raise ConfigurationError(
                 f"--forwarded-allow-ips {name.strip()!r} is not an IP address, a network such as 10.0.0.0/8, or *"
             ) from None
+
+
+def _check_public_url(url: str | None) -> None:
+    try:
+        known = url is None or urlsplit(url).hostname
+    except ValueError:
+        known = None
+    if not known:
+        raise ConfigurationError(f"--public-url {url!r} is not a URL such as https://rollouts.example.org")
+
+
+def _check_listed(flag: str, text: str | None, form: re.Pattern[str], meaning: str) -> None:
+    """Raise ConfigurationError for the first part of a list that does not have the form, or if there is none."""
+    parts = listed(text)
+    wrong = next((part for part in parts if not form.fullmatch(part.lower())), None if parts or text is None else text)
+    if wrong is not None:
+        raise ConfigurationError(f"{flag} {wrong!r} is not {meaning}; separate several by commas")
 
 
 def _check_choice(flag: str, value: str | None, choices: tuple[str | None, ...]) -> None:

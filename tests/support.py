@@ -29,6 +29,10 @@ if TYPE_CHECKING:
     import pytest
 
 
+JSON = {"content-type": "application/json"}
+"""The header of a request with a body."""
+
+
 @cache
 def tiny_renderer(thinking_retention: str = "all") -> Renderer:
     """Return the renderer of the built-in model."""
@@ -160,7 +164,8 @@ async def serving(
     engine = ScriptedEngine(script, vocab_size=renderer.vocab_size)
     app = build_app(configured, engine=engine, renderer=renderer)
     transport = httpx.ASGITransport(app=app, raise_app_exceptions=False)
-    async with app.router.lifespan_context(app), httpx.AsyncClient(transport=transport, base_url="http://t") as http:
+    client = httpx.AsyncClient(transport=transport, base_url="http://t", headers=JSON)
+    async with app.router.lifespan_context(app), client as http:
         yield Server(app, http, engine)
 
 

@@ -68,7 +68,7 @@ class EngineEndpoints:
         fields.pop("version", None)
         if version is not None:
             fields["weight_version"] = str(version)
-        step = WeightTransfer(request.url.path.rsplit("/", 1)[-1])
+        step = WeightTransfer(request.scope["path"].rsplit("/", 1)[-1])
         return await self._state(version=await self._admin.transfer_weights(step, fields))
 
     async def release_memory(self, request: Request) -> JsonResponse:

@@ -13,7 +13,7 @@ from starlette.responses import Response
 from starlette.types import Receive
 
 from proxy.api.headers import Headers, headers_of, hint_in, key_in
-from proxy.errors import BodyTooLarge, InvalidRequest, MethodNotAllowed, NotFound, ProxyError
+from proxy.errors import BodyTooLarge, InvalidRequest, MethodNotAllowed, NotFound, ProxyError, UnsupportedMediaType
 from proxy.protocols.error_envelopes import anthropic_error, openai_error
 from proxy.sessions.access import Caller
 
@@ -46,9 +46,11 @@ def encode_json(value: Any) -> bytes:
 
 
 async def read_body(headers: Headers, receive: Receive, limit: int) -> bytes:
-    """Read the whole body. Raises BodyTooLarge as soon as it is known to exceed `limit` bytes, or ClientDisconnect."""
-    length = headers.get(b"content-length", "")
-    if length.isdecimal() and int(length) > limit:
+    """Read the whole body, which must be declared as JSON unless it is empty.
+
+    Raises UnsupportedMediaType, BodyTooLarge as soon as it is known to exceed `limit` bytes, or ClientDisconnect.
+    """
+    if _declares_more(headers.get(b"content-length", ""), limit):
         raise _too_large(limit)
     chunks: list[bytes] = []
     size = 0
@@ -58,12 +60,32 @@ async def read_body(headers: Headers, receive: Receive, limit: int) -> bytes:
         if message["type"] == "http.disconnect":
             raise ClientDisconnect
         chunk = message.get("body", b"")
+        if chunk and not size:
+            _check_json(headers.get(b"content-type", ""))
         size += len(chunk)
         if size > limit:
             raise _too_large(limit)
         chunks.append(chunk)
         more = message.get("more_body", False)
     return b"".join(chunks)
+
+
+def _declares_more(length: str, limit: int) -> bool:
+    """Whether a `content-length` is above `limit`. `int` refuses numbers of more than 4300 digits."""
+    digits = length.lstrip("0")
+    return length.isdecimal() and (len(digits) > len(str(limit)) or int(digits or "0") > limit)
+
+
+def _check_json(content_type: str) -> None:
+    """Raise UnsupportedMediaType for another type than JSON: without asking the server, a browser lets pages of any
+    site send forms and plain text."""
+    kind = content_type.partition(";")[0].strip().lower()
+    if kind != "application/json" and not (kind.startswith("application/") and kind.endswith("+json")):
+        given = f"'content-type: {kind[:100]}'" if kind else "no content-type"
+        raise UnsupportedMediaType(
+            f"the body must be JSON, and this one came with {given}: send 'content-type: application/json' "
+            "(with curl: -H 'content-type: application/json')"
+        )
 
 
 def _too_large(limit: int) -> BodyTooLarge:
@@ -128,17 +150,17 @@ def is_messages_path(path: str) -> bool:
 async def on_proxy_error(request: Request, error: Exception) -> Response:
     """Handle a ProxyError."""
     assert isinstance(error, ProxyError)
-    return error_response(request.url.path, error)
+    return error_response(request.scope["path"], error)
 
 
 def shown_path(request: Request) -> str:
     """The path for messages and logs, with a session's path secret replaced by `...`."""
-    return _SECRET.sub("~...", request.url.path)
+    return _SECRET.sub("~...", request.scope["path"])
 
 
 async def on_not_found(request: Request, error: Exception) -> Response:
     """Handle a path that no route has."""
-    return error_response(request.url.path, NotFound(_NOT_FOUND.format(f"{request.method} {shown_path(request)}")))
+    return error_response(request.scope["path"], NotFound(_NOT_FOUND.format(f"{request.method} {shown_path(request)}")))
 
 
 async def on_method_not_allowed(request: Request, error: Exception) -> Response:
@@ -146,7 +168,7 @@ async def on_method_not_allowed(request: Request, error: Exception) -> Response:
     headers = dict(getattr(error, "headers", None) or {})
     allowed = headers.get("Allow", "another method")
     problem = MethodNotAllowed(f"{shown_path(request)} does not support {request.method}; use {allowed}")
-    response = error_response(request.url.path, problem)
+    response = error_response(request.scope["path"], problem)
     response.headers.update(headers)
     return response
 
@@ -159,4 +181,4 @@ async def on_disconnect(request: Request, error: Exception) -> Response:
 
 async def on_crash(request: Request, error: Exception) -> Response:
     """Handle an unexpected exception: the client gets one sentence, the log the traceback."""
-    return error_response(request.url.path, CRASH)
+    return error_response(request.scope["path"], CRASH)

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from starlette.applications import Starlette
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from proxy.api.guard import Guard
+
 _PREFIX = "/v1"
 
 
@@ -33,9 +35,20 @@ class TurnRoutes:
 
 
 class App(Starlette):
-    """A Starlette application that serves turns past its middleware and router. Its routes hold them all the same."""
+    """A Starlette application that serves turns past its middleware and router. Its routes hold them all the same.
+
+    `guard`: what requests pass before anything else; None if nothing has to be checked.
+    """
 
     turn_routes = TurnRoutes({})
+    guard: Guard | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if self.guard is not None and scope["type"] == "http":
+            await self.guard(self.admitted, scope, receive, send)
+        else:
+            await self.admitted(scope, receive, send)
+
+    async def admitted(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request that has passed the guard, here or in another worker."""
         await (self.turn_routes.find(scope) or super().__call__)(scope, receive, send)

@@ -54,11 +54,19 @@ def _banner(served: Starlette, url: str, settings: Settings) -> str:
     return "\n".join(lines)
 
 
+_JSON = "-H 'content-type: application/json' -d"
+
+
 def _to_try(url: str, *, keys: bool) -> tuple[str, str]:
     """Two commands to paste. With an admin key the first starts a session, whose answer has the agent's address."""
     if keys:
-        start = f"curl -s {url}/rl/start_session -H 'authorization: Bearer ADMIN_KEY' -d '{{\"task_id\": \"try\"}}'"
+        start = (
+            f"curl -s {url}/rl/start_session -H 'authorization: Bearer ADMIN_KEY' {_JSON} '{{\"task_id\": \"try\"}}'"
+        )
         return start, "then start an agent with the base_url and the api_key of the answer"
     turn = '{"model": "any", "max_tokens": 32, "messages": [{"role": "user", "content": "hello"}]}'
     export = '{"session_id": "try-1"}'
-    return f"curl -s {url}/try-1/v1/chat/completions -d '{turn}'", f"curl -s {url}/trajectories/export -d '{export}'"
+    return (
+        f"curl -s {url}/try-1/v1/chat/completions {_JSON} '{turn}'",
+        f"curl -s {url}/trajectories/export {_JSON} '{export}'",
+    )

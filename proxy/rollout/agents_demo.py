@@ -180,8 +180,10 @@ To do the same by hand, start a server and point any agent at http://127.0.0.1:8
 
   tokengrove serve
   curl -s http://127.0.0.1:8080/first/v1/chat/completions \\
+    -H 'content-type: application/json' \\
     -d '{"model": "any", "max_tokens": 16, "messages": [{"role": "user", "content": "Hello"}]}'
-  curl -s http://127.0.0.1:8080/first/rl/set_reward -d '{"reward": 1.0}'
+  curl -s http://127.0.0.1:8080/first/rl/set_reward -H 'content-type: application/json' -d '{"reward": 1.0}'
   curl -s http://127.0.0.1:8080/rl/sessions/first
-  curl -s http://127.0.0.1:8080/trajectories/export -d '{"session_id": "first", "layout": "concat"}'
+  curl -s http://127.0.0.1:8080/trajectories/export -H 'content-type: application/json' \\
+    -d '{"session_id": "first", "layout": "concat"}'
 """

@@ -231,13 +231,13 @@ async def test_on_a_keyed_server_an_unknown_session_is_not_created(tmp_path: Pat
 
 
 async def test_base_url_comes_from_the_host_header_or_the_public_url(tmp_path: Path) -> None:
-    async with serving(tmp_path, always()) as server:
+    async with serving(tmp_path, always(), allowed_hosts="proxy.test") as server:
         headers = {"host": "proxy.test:9000", "x-forwarded-host": "evil.test", "x-forwarded-proto": "https"}
         started = await server.ok("/rl/start_session", {"task_id": "t"}, headers=headers)
         assert started["base_url"].startswith("http://proxy.test:9000/t-0~")
     (tmp_path / "public").mkdir()
     async with serving(tmp_path / "public", always(), public_url="https://rl.example/base/") as server:
-        started = await server.ok("/rl/start_session", {"task_id": "t"}, headers={"host": "other"})
+        started = await server.ok("/rl/start_session", {"task_id": "t"}, headers={"host": "localhost"})
         assert started["root_url"].startswith("https://rl.example/base/t-0~")
 
 

@@ -404,7 +404,7 @@ def test_a_hundred_megabytes_are_refused_without_being_read(tmp_path: Path) -> N
         address = urlsplit(url)
         for framing in ("content-length: 104857600", "transfer-encoding: chunked"):
             with socket.create_connection((address.hostname, address.port), timeout=30) as connection:
-                head = f"POST {CHAT} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n{framing}\r\n\r\n"
+                head = f"POST {CHAT} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n{framing}\r\n\r\n"
                 connection.sendall(head.encode())
                 sent = 0
                 if "chunked" in framing:

@@ -49,6 +49,10 @@ async def no_json(server: Server) -> httpx.Response:
     return await server.http.post(CHAT, content=b"{")
 
 
+async def as_text(server: Server) -> httpx.Response:
+    return await server.http.post(CHAT, content=b"{}", headers={"content-type": "text/plain"})
+
+
 async def key_in_use(server: Server) -> httpx.Response:
     await server.ok("/rl/start_session", {"task_id": "t", "api_key": "17"})
     return await server.post("/rl/start_session", {"task_id": "t", "api_key": "17"})
@@ -111,6 +115,8 @@ CASES: list[tuple[type[errors.ProxyError], Case, Script, dict[str, Any]]] = [
     (errors.KeyInUse, key_in_use, always(), {}),
     (errors.Unauthorized, get("/rl/sessions"), always(), KEYED),
     (errors.Forbidden, get("/rl/sessions", headers={"x-api-key": "x"}), always(), KEYED),
+    (errors.HostNotAllowed, get("/health", headers={"host": "evil.example"}), always(), {}),
+    (errors.OriginNotAllowed, get("/health", headers={"origin": "null"}), always(), {}),
     (errors.SessionClosed, closed, always(), {}),
     (errors.LimitReached, limit_reached, always(), {}),
     (errors.NotFound, unknown_interaction, always(), {}),
@@ -120,6 +126,7 @@ CASES: list[tuple[type[errors.ProxyError], Case, Script, dict[str, Any]]] = [
     (errors.MethodNotAllowed, get(CHAT), always(), {}),
     (errors.EndedOtherwise, ended_otherwise, always(), {}),
     (errors.BodyTooLarge, good, always(), {"max_body_bytes": 10}),
+    (errors.UnsupportedMediaType, as_text, always(), {}),
     (errors.TooManyRequests, good, raising(errors.TooManyRequests("full", retry_after_s=400)), {}),
     (errors.EngineFailed, good, always(FAIL), {}),
     (errors.EngineFailed, good, raising(ZeroDivisionError("a bug in the engine")), {}),
@@ -137,6 +144,7 @@ OPENAI_TYPES = {
     405: "invalid_request_error",
     409: "invalid_request_error",
     413: "invalid_request_error",
+    415: "invalid_request_error",
     429: "rate_limit_error",
 }
 

@@ -114,7 +114,13 @@ async def made_at_each_chunk(server: Server, body: dict[str, Any], watched: Watc
             found.append(watched.made)
 
     scope = {"type": "http", "method": "POST", "path": "/export_trajectories", "raw_path": b"/export_trajectories"}
-    scope |= {"headers": [], "query_string": b"", "http_version": "1.1", "asgi": {"version": "3.0"}, "scheme": "http"}
+    scope |= {
+        "headers": [(b"content-type", b"application/json")],
+        "query_string": b"",
+        "http_version": "1.1",
+        "asgi": {"version": "3.0"},
+        "scheme": "http",
+    }
     scope |= {"root_path": "", "server": ("t", 80), "client": ("t", 1)}
     await server.app(scope, receive, send)
     return found

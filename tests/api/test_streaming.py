@@ -207,7 +207,7 @@ async def raw_stream(server: Server, on_data: Callable[[bytes], Any], **more: An
         "path": CHAT,
         "raw_path": CHAT.encode(),
         "query_string": b"",
-        "headers": [(b"host", b"t")],
+        "headers": [(b"host", b"t"), (b"content-type", b"application/json")],
         "scheme": "http",
         "server": ("t", 80),
         "root_path": "",
@@ -328,8 +328,8 @@ def listening(folder: Path, script: Script) -> Iterator[tuple[ScriptedEngine, in
 def post(port: int, body: Any) -> socket.socket:
     data = json.dumps(body).encode()
     connection = socket.create_connection(("127.0.0.1", port), timeout=30)
-    head = f"POST {CHAT} HTTP/1.1\r\nhost: x\r\ncontent-length: {len(data)}\r\n\r\n"
-    connection.sendall(head.encode() + data)
+    head = f"POST {CHAT} HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(data)}\r\n"
+    connection.sendall(head.encode() + b"content-type: application/json\r\n\r\n" + data)
     return connection
 
 

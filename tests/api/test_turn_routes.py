@@ -151,7 +151,8 @@ async def test_a_client_that_leaves_while_it_sends_its_body_ends_the_request(tmp
         async def send(message: Any) -> None:
             sent.append(message)
 
-        scope = {"type": "http", "method": "POST", "path": "/s/v1/responses", "headers": [], "query_string": b""}
+        scope = {"type": "http", "method": "POST", "path": "/s/v1/responses", "query_string": b""}
+        scope["headers"] = [(b"content-type", b"application/json")]
         await asyncio.wait_for(server.app(scope, receive, send), 60)
         assert not parts and sent[0]["status"] == 499
         assert server.app.state.registry.find("s") is None

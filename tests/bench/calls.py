@@ -76,7 +76,7 @@ class Client:
 
     def send(self, path: str, body: Any) -> None:
         content = orjson.dumps(body)
-        head = f"POST {path} HTTP/1.1\r\nhost: bench\r\ncontent-type: application/json\r\ncontent-length: "
+        head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: "
         self._socket.sendall(b"%s%d\r\n\r\n%s" % (head.encode(), len(content), content))
 
     def some(self) -> bytes:

@@ -92,7 +92,8 @@ def read_export(server: Server, name: str, sessions: int) -> int:
 
 def _read_page(server: Server, body: bytes) -> tuple[int, str | None]:
     """Return the size of the answer in bytes and its cursor. Raises RuntimeError unless the answer is whole."""
-    head = b"POST /export_trajectories HTTP/1.1\r\nhost: h\r\nconnection: close\r\ncontent-length: %d\r\n\r\n"
+    head = b"POST /export_trajectories HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n"
+    head += b"content-type: application/json\r\ncontent-length: %d\r\n\r\n"
     buffer, received, tail, start = bytearray(1 << 20), 0, b"", b""
     with socket.create_connection(("127.0.0.1", server.port)) as connection:
         connection.sendall(head % len(body) + body)

@@ -105,7 +105,7 @@ class Delays:
 def request_of(words: Words, seed: int) -> bytes:
     body = {"model": "bench", "max_tokens": TOKENS, "stream": True, "seed": seed}
     content = orjson.dumps({**body, "messages": [{"role": "user", "content": words.text(CHARACTERS)}]})
-    head = f"POST {new_path()} HTTP/1.1\r\nhost: bench\r\ncontent-type: application/json\r\ncontent-length: "
+    head = f"POST {new_path()} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: "
     return b"%s%d\r\n\r\n%s" % (head.encode(), len(content), content)
 
 
@@ -156,7 +156,7 @@ class Stalls:
         reader, writer = await asyncio.open_connection("127.0.0.1", self._server.port)
         while True:
             begun_ns = time.monotonic_ns()
-            writer.write(b"GET /health HTTP/1.1\r\nhost: bench\r\n\r\n")
+            writer.write(b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n")
             head = await reader.readuntil(b"\r\n\r\n")
             await reader.readexactly(int(head.lower().partition(b"content-length:")[2].partition(b"\r\n")[0]))
             self._answers.append((begun_ns, time.monotonic_ns()))

@@ -13,6 +13,7 @@ import openai
 import pytest
 
 from tests.e2e.processes import server_process
+from tests.support import JSON
 
 ADMIN = "admin-key-of-this-test"
 OPEN_FLAGS = ("--engine", "scripted", "--engine-arg", "play=agent", "--log-level", "debug")
@@ -90,7 +91,10 @@ def test_a_key_of_another_service_leaves_no_trace_on_an_open_server(tmp_path: Pa
             answers = [
                 httpx.post(f"{process.url}/rl/{end}", json={}, headers=headers) for end in ("mark", "end_session")
             ]
-        answers += [httpx.post(f"{process.url}/v1/{path}", content=b"{", headers=headers) for path in ("messages", "x")]
+        answers += [
+            httpx.post(f"{process.url}/v1/{path}", content=b"{", headers={**JSON, **headers})
+            for path in ("messages", "x")
+        ]
         shown = httpx.get(f"{process.url}/rl/sessions").json()["sessions"]
         process.terminate()
         assert process.wait() == 0
@@ -111,4 +115,4 @@ def everything_that_goes_wrong(url: str, session: Any) -> list[str]:
         headers = {"authorization": f"Bearer {key}"}
         asked += [(f"{url}{path}", headers) for path in ("/v1/chat/completions", "/rl/start_session", "/nowhere")]
         asked.append((f"{url}/x~{key}/v1/chat/completions", {"authorization": "Bearer x"}))
-    return [httpx.post(address, content=b"{broken", headers=headers).text for address, headers in asked]
+    return [httpx.post(address, content=b"{broken", headers={**JSON, **headers}).text for address, headers in asked]

@@ -53,6 +53,7 @@ async def test_a_request_is_passed_on_as_it_was_sent_even_if_it_cannot_be_encode
         10_000,
         cast("Forwarding", SimpleNamespace(to=to)),
     )
-    scope = {"type": "http", "method": "POST", "path": "/s/v1/chat/completions", "path_params": {}, "headers": []}
+    scope = {"type": "http", "method": "POST", "path": "/s/v1/chat/completions", "path_params": {}}
+    scope["headers"] = [(b"content-type", b"application/json")]
     await endpoint(scope, receive, send)
     assert passed_on == [(1, body)]

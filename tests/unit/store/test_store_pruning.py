@@ -107,7 +107,11 @@ async def test_a_session_that_changes_during_its_export_does_not_count_as_export
 
         path = "/export_trajectories"
         scope = {"type": "http", "method": "POST", "path": path, "raw_path": path.encode(), "query_string": b""}
-        await server.app({**scope, "headers": [], "http_version": "1.1", "scheme": "http"}, receive, send)
+        await server.app(
+            {**scope, "headers": [(b"content-type", b"application/json")], "http_version": "1.1", "scheme": "http"},
+            receive,
+            send,
+        )
         assert len(orjson.loads(exported)["samples"]) == 1
     assert execute(database_url, "SELECT status, next_seq, exported_at FROM sessions") == [("ended", 2, None)]
 

@@ -1,0 +1,120 @@
+"""What every request passes before its endpoint: no page of another site may call a server that asks for no key.
+
+On a server without an admin key the names in `Host` are checked, cross-site requests are refused unless their origin
+is allowed, and only this machine manages engine servers. A server with keys needs none of this, because a page knows no
+key: it checks `Host` where `--allowed-hosts` is given. On both, pages of `--allowed-origins` may read the answers.
+"""
+
+from __future__ import annotations
+
+import re
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from proxy.api.headers import Headers, headers_of
+from proxy.api.hosts import Hosts, host_name, is_address, is_loopback
+from proxy.api.http import error_response
+from proxy.api.origins import Origins, answer_preflight, is_preflight, shared_with
+from proxy.errors import Forbidden, HostNotAllowed, OriginNotAllowed
+from proxy.settings import Settings
+
+_CHECKED = frozenset({b"host", b"origin", b"sec-fetch-site"})
+_WEB = re.compile("https?://(.*)")
+_OWN_SITE = ("same-origin", "same-site", "none")
+_FORWARDED = (b"x-forwarded-for", b"x-real-ip", b"forwarded")
+_SERVERS = "/engine/servers"
+_SHOWN = 100
+
+
+class Guard:
+    """Checks requests to a server with these settings. Between workers, only the first of them checks."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._open = settings.admin_key is None
+        self._checks_hosts = self._open or settings.allowed_hosts is not None
+        self.idle = not self._checks_hosts and settings.allowed_origins is None
+        """Whether there is nothing to check."""
+        self._hosts, self._origins = Hosts(settings), Origins(settings)
+
+    async def __call__(self, app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
+        """Let `app` answer a request that may pass; answer any other one."""
+        try:
+            origin = self._admitted(scope)
+        except Forbidden as error:
+            await error_response(scope["path"], error)(scope, receive, send)
+            return
+        if origin is None:
+            await app(scope, receive, send)
+        elif is_preflight(scope):
+            await answer_preflight(scope, shared_with(origin, send))
+        else:
+            await app(scope, receive, shared_with(origin, send))
+
+    def _admitted(self, scope: Scope) -> str | None:
+        """The allowed origin that a request comes from; None for any other that may pass. Raises Forbidden."""
+        found = [(name, value) for name, value in scope["headers"] if name in _CHECKED]
+        hosts = [value.decode("latin-1") for name, value in found if name == b"host"]
+        if self._checks_hosts:
+            self._check_host(hosts, scope)
+        origins = [value.decode("latin-1") for name, value in found if name == b"origin"]
+        allowed = origins[0] if len(origins) == 1 and origins[0] in self._origins else None
+        if self._open:
+            if allowed is None:
+                for origin in origins:
+                    self._check_origin(origin, scope)
+                for name, value in found:
+                    if name == b"sec-fetch-site" and value.decode("latin-1") not in _OWN_SITE:
+                        raise OriginNotAllowed(_cross_site("of another site (Sec-Fetch-Site: cross-site)"))
+            if scope["path"].endswith(_SERVERS):
+                _check_nearby(scope, headers_of(scope))
+        return allowed
+
+    def _check_host(self, hosts: list[str], scope: Scope) -> None:
+        if len(hosts) == 1 and (self._hosts.accepts(hosts[0]) or _is_own(hosts[0], scope)):
+            return
+        if not hosts and not is_address((scope.get("server") or ("", None))[0]):
+            return  # in process, or over a Unix socket: no browser
+        names = "localhost, 127.0.0.1, [::1], the host of --public-url and those of --allowed-hosts"
+        if len(hosts) != 1:
+            raise HostNotAllowed(f"a request needs one 'Host' header, and this one has {len(hosts)}; known are {names}")
+        name = host_name(hosts[0]) or hosts[0]
+        way_out = f"start it with --allowed-hosts {name[:_SHOWN]}"
+        why = " because it has no admin key" if self._open else ""
+        raise HostNotAllowed(
+            f"this server may not be called under the host {hosts[0][:_SHOWN]!r}{why}: it answers to {names}; {way_out}"
+            + (", or with an admin key (TOKENGROVE_ADMIN_KEY)" if self._open else "")
+        )
+
+    def _check_origin(self, origin: str, scope: Scope) -> None:
+        web = _WEB.fullmatch(origin.lower())
+        if web is None or not (self._hosts.accepts(web[1]) or _is_own(web[1], scope)):
+            raise OriginNotAllowed(_cross_site(f"of the origin {origin[:_SHOWN]!r}"))
+
+
+def _cross_site(which: str) -> str:
+    return (
+        f"this server has no admin key, so pages {which} may not call it: name the origin in --allowed-origins "
+        "(such as vscode-webview://* or https://app.example), or start the server with an admin key"
+    )
+
+
+def _is_own(host: str, scope: Scope) -> bool:
+    """Whether `host` is the address of this end of the connection; in process, the host of the URL that was called."""
+    server = scope.get("server")
+    if server is None:
+        return False
+    own = str(server[0]).lower()
+    return host_name(host) == (f"[{own}]" if ":" in own else own)
+
+
+def _check_nearby(scope: Scope, headers: Headers) -> None:
+    """Raise Forbidden for a client on another machine, also one behind a proxy: its URLs would be called from here."""
+    client = scope.get("client")
+    passed = [part for name in _FORWARDED for part in headers.get(name, "").split(",") if part]
+    far = client is not None and is_address(client[0]) and not is_loopback(client[0])  # else in process, or of Unix
+    if not far and all(is_loopback(part.strip()) for part in passed):
+        return
+    raise Forbidden(
+        f"{_SERVERS} needs the admin key from other machines, and this server has none: "
+        "start it with TOKENGROVE_ADMIN_KEY, or send the request from the machine itself"
+    )
