@@ -19,6 +19,7 @@ from starlette.routing import Route
 
 from proxy.api import http
 from proxy.api.addresses import Addresses
+from proxy.api.audit_log import Endpoint, audited
 from proxy.api.claim_endpoints import ClaimEndpoints
 from proxy.api.engine_endpoints import EngineEndpoints
 from proxy.api.export_endpoint import ExportEndpoint
@@ -243,6 +244,9 @@ class _Parts:
     group: Group | None
     forwarding: Forwarding | None
 
+    def audited(self, action: str, endpoint: Endpoint) -> Endpoint:
+        return audited(self.sessions.access, action, endpoint)
+
     @property
     def server_pool(self) -> ServerPool | None:
         return self.engine if isinstance(self.engine, ServerPool) else None
@@ -256,7 +260,7 @@ def _routes(parts: _Parts) -> list[Route]:
         Route("/rl/sessions", session.index, methods=["GET"]),
         Route("/rl/sessions/{session:path}/interactions/{interaction}", session.show_turn, methods=["GET"]),
         Route("/rl/sessions/{session:path}", session.show, methods=["GET"]),
-        Route("/rl/sessions/{session:path}", session.delete, methods=["DELETE"]),
+        Route("/rl/sessions/{session:path}", parts.audited("session.delete", session.delete), methods=["DELETE"]),
     ]
     return [
         *first,
@@ -333,16 +337,17 @@ def _session_routes(parts: _Parts, session: SessionEndpoints) -> list[Route]:
     """The routes that start, reward and end sessions; `/grant_capacity` is AReaL's name."""
     access, settings = parts.sessions.access, parts.settings
     keys = KeyEndpoints(access, parts.sessions.rotation, settings, parts.addresses)
+    rotate = parts.audited("keys.rotate", keys.rotate)
     rewards = RewardEndpoints(access, parts.sessions.scores, settings)
     return [
         *(Route(path, session.grant_capacity, methods=["POST"]) for path in ("/rl/grant_capacity", "/grant_capacity")),
         Route("/rl/start_session", session.start, methods=["POST"]),
         Route("/rl/set_reward", rewards.set_reward, methods=["POST"]),
         Route("/rl/end_session", session.end, methods=["POST"]),
-        Route("/rl/rotate_keys", keys.rotate, methods=["POST"]),
+        Route("/rl/rotate_keys", rotate, methods=["POST"]),
         Route("/rl/mark", rewards.mark, methods=["POST"]),
         Route("/{session:path}/rl/mark", rewards.mark, methods=["POST"]),
-        Route("/{session:path}/rl/rotate_keys", keys.rotate, methods=["POST"]),
+        Route("/{session:path}/rl/rotate_keys", rotate, methods=["POST"]),
         Route("/{session:path}/rl/set_reward", rewards.set_reward, methods=["POST"]),
         Route("/{session:path}/rl/end_session", session.end, methods=["POST"]),
     ]
@@ -392,18 +397,22 @@ def _engine_routes(parts: _Parts) -> list[Route]:
     if parts.group is not None and parts.group.admin is not None:
         admin, pool = parts.group.admin, parts.group.pool
     engine = EngineEndpoints(parts.sessions.access, parts.gate, admin, pool, parts.settings)
+
+    def control(name: str, endpoint: Endpoint) -> Route:
+        return Route(f"/engine/{name}", parts.audited(f"engine.{name}", endpoint), methods=["POST"])
+
     return [
         Route("/engine", engine.show, methods=["GET"]),
-        Route("/engine/pause_generation", engine.pause, methods=["POST"]),
-        Route("/engine/continue_generation", engine.resume, methods=["POST"]),
-        Route("/engine/update_weights", engine.update_weights, methods=["POST"]),
-        *(Route(f"/engine/{step}", engine.transfer_weights, methods=["POST"]) for step in WeightTransfer),
-        Route("/engine/release_memory", engine.release_memory, methods=["POST"]),
-        Route("/engine/resume_memory", engine.resume_memory, methods=["POST"]),
-        Route("/engine/flush_cache", engine.flush_cache, methods=["POST"]),
+        control("pause_generation", engine.pause),
+        control("continue_generation", engine.resume),
+        control("update_weights", engine.update_weights),
+        *(control(step, engine.transfer_weights) for step in WeightTransfer),
+        control("release_memory", engine.release_memory),
+        control("resume_memory", engine.resume_memory),
+        control("flush_cache", engine.flush_cache),
         Route("/engine/servers", engine.list_servers, methods=["GET"]),
-        Route("/engine/servers", engine.add_server, methods=["POST"]),
-        Route("/engine/servers", engine.remove_server, methods=["DELETE"]),
+        Route("/engine/servers", parts.audited("engine.servers.add", engine.add_server), methods=["POST"]),
+        Route("/engine/servers", parts.audited("engine.servers.remove", engine.remove_server), methods=["DELETE"]),
     ]
 
 

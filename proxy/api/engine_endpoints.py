@@ -7,6 +7,7 @@ from typing import Any
 
 from starlette.requests import Request
 
+from proxy.api.audit_log import note
 from proxy.api.http import JsonResponse, key_of, read_object
 from proxy.api.known_fields import check_given
 from proxy.engine.admin import EngineAdmin
@@ -68,6 +69,7 @@ class EngineEndpoints:
         fields.pop("version", None)
         if version is not None:
             fields["weight_version"] = str(version)
+        note(request, version=version)
         step = WeightTransfer(request.scope["path"].rsplit("/", 1)[-1])
         return await self._state(version=await self._admin.transfer_weights(step, fields))
 
@@ -112,6 +114,7 @@ class EngineEndpoints:
         """The body of an endpoint that accepts only these fields."""
         body = await self._body(request)
         check_given(body, fields)
+        note(request, **{name: body.get(name) for name in fields})
         return body
 
     async def _body(self, request: Request) -> Mapping[str, Any]:

@@ -11,10 +11,10 @@ from proxy.api.connections import while_connected
 from proxy.api.headers import headers_of
 from proxy.api.http import error_response, read_body
 from proxy.workers.leader import LEADER
-from proxy.workers.peers import PASSED, Peers, Unreachable
+from proxy.workers.peers import PASSED, PEER, Peers, Unreachable
 
 _OF_THE_CONNECTION = {b"connection", b"expect", b"keep-alive", b"transfer-encoding", b"upgrade"}
-_NOT_ASKED = _OF_THE_CONNECTION | {b"content-length"}  # httpx writes it
+_NOT_ASKED = _OF_THE_CONNECTION | {b"content-length", PEER}  # httpx writes the length
 _NOT_ANSWERED = _OF_THE_CONNECTION | {b"date"}  # this worker's own server writes it
 
 
@@ -49,6 +49,7 @@ class Forwarded:
         query = scope["query_string"]
         target = PASSED.encode() + scope["raw_path"] + (b"?" + query if query else b"")
         asked = [(name, value) for name, value in scope["headers"] if name not in _NOT_ASKED]
+        asked += [(PEER, "{}:{}".format(*scope["client"]).encode())] if scope.get("client") else []
         try:
             async with self._peers.request(self._worker, scope["method"], target, asked, self._body) as answer:
                 headers = [(k, v) for k, v in answer.headers.raw if k.lower() not in _NOT_ANSWERED]

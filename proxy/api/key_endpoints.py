@@ -5,6 +5,7 @@ from __future__ import annotations
 from starlette.requests import Request
 
 from proxy.api.addresses import Addresses
+from proxy.api.audit_log import note
 from proxy.api.http import JsonResponse, caller_of, read_object
 from proxy.api.session_json import started_json
 from proxy.api.session_request import parse_rotation
@@ -23,8 +24,10 @@ class KeyEndpoints:
     async def rotate(self, request: Request) -> JsonResponse:
         """Replace the keys named in `keys` (default: all of them). The old ones stop working at once."""
         session = await self._access.for_keys(caller_of(request))
+        note(request, session=session.id)
         body = await read_object(request, self._settings.max_body_bytes)
         kinds, lifetime_s = parse_rotation(body)
+        note(request, keys=sorted(kinds))
         async with session.lock:
             rotated = await self._rotation.rotate(session, kinds, lifetime_s)
         return JsonResponse(started_json(rotated, self._addresses.root_url(request)))

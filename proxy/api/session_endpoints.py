@@ -9,6 +9,7 @@ from typing import Any
 from starlette.requests import Request
 
 from proxy.api.addresses import Addresses
+from proxy.api.audit_log import note
 from proxy.api.http import JsonResponse, caller_of, key_of, read_object
 from proxy.api.known_fields import check_given, check_known
 from proxy.api.reward_endpoints import check_rewards, store_rewards
@@ -133,6 +134,7 @@ class SessionEndpoints:
 
     async def delete(self, request: Request) -> JsonResponse:
         """Delete a session for good, also a live one: the turns that run in it are cancelled."""
+        note(request, session=request.path_params["session"])
         self._access.check_admin(key_of(request))
         check_given(await self._body(request), ())
         session = await self._registry.get(request.path_params["session"])

@@ -11,9 +11,10 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from proxy.api.connections import while_connected
+from proxy.api.headers import headers_of
 from proxy.errors import ProxyError
 from proxy.workers.group import Step
-from proxy.workers.peers import PASSED, STEP
+from proxy.workers.peers import PASSED, PEER, STEP
 
 
 class WorkerEndpoints:
@@ -27,6 +28,7 @@ class WorkerEndpoints:
         if path.startswith(PASSED):
             await self._joined.wait()
             asked = {**scope, "path": path.removeprefix(PASSED), "raw_path": raw_path.removeprefix(PASSED.encode())}
+            asked["client"] = _client_in(scope)
             await self._app(asked, receive, send)
         else:
             answer = await self._run(path.removeprefix(STEP), Request(scope, receive))
@@ -42,3 +44,9 @@ class WorkerEndpoints:
         except ClientDisconnect:
             return Response()  # nobody reads it
         return Response(pickle.dumps(result))
+
+
+def _client_in(scope: Scope) -> tuple[str, int] | None:
+    """The address of the client whose request was passed on."""
+    host, _, port = headers_of(scope).get(PEER, "").rpartition(":")
+    return (host, int(port)) if host else None

@@ -17,8 +17,11 @@ if TYPE_CHECKING:
 def serve(**flags: Any) -> None:
     """Serve a model to agents and record their sessions. Default: a tiny built-in model on 127.0.0.1:8080."""
     settings = from_environment(flags)
+    from proxy.api.audit_log import show_audit_lines
+
     if settings.log_level in ("debug", "info"):
         show_steps()
+    show_audit_lines()
     if settings.workers > 1:
         from proxy.serving import supervisor
 

@@ -128,6 +128,14 @@ class Access:
         """Raise Unauthorized or Forbidden unless the server is open or `key` is the admin key."""
         self._keys.check_admin(key)
 
+    def right_of(self, key: str | None) -> str:
+        """By whose right a control request acts: `admin`, `open` (an open server), `key` (another key) or `nobody`."""
+        if self.open_server:
+            return "open"
+        if key is None:
+            return "nobody"
+        return "admin" if self._keys.is_admin(key) else "key"
+
     async def for_keys(self, caller: Caller) -> LiveSession:
         """Return the session whose keys are to be replaced. Raises Unauthorized, Forbidden or SessionNotFound."""
         session = await self.for_control(caller)

@@ -31,6 +31,11 @@ def hash_key(key: str) -> str:
     return hashlib.sha256(key.encode(errors="surrogatepass")).hexdigest()
 
 
+def fingerprint(key: str) -> str:
+    """What names a key in logs: 12 digits of a SHA-256 that nothing else uses."""
+    return hash_key(f"log of {key}")[:12]
+
+
 @dataclass(frozen=True, slots=True)
 class Grant:
     """What a key permits.
@@ -77,9 +82,13 @@ class Keyring:
         self._unknown.pop(record.control_key_hash or "", None)
         self._paths.pop(record.session_id, None)
 
+    def is_admin(self, key: str | None) -> bool:
+        """Return True if `key` is an admin key."""
+        return key is not None and self._is_admin(hash_key(key))
+
     def check_admin(self, key: str | None) -> None:
         """Raise Unauthorized without a key, Forbidden for another key. An open server admits everybody."""
-        if not self._admin_hashes or (key is not None and self._is_admin(hash_key(key))):
+        if not self._admin_hashes or self.is_admin(key):
             return
         if key is None:
             raise Unauthorized("this needs the admin key: Authorization: Bearer KEY")

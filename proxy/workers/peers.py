@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 STEP, PASSED = "/step/", "/request"
 """What a path starts with: the path of a call, or that of a client's request that a worker passes on. A client chooses
 what follows PASSED, so only these prefixes tell the two apart: the body of a call is unpickled."""
+PEER = b"x-tokengrove-peer"
+"""The header of a request that was passed on: HOST:PORT of its client."""
 
 _CONNECT_S = 5.0
 

@@ -101,12 +101,16 @@ def test_a_flag_of_the_other_kind_of_export_is_one_line_of_error_and_writes_noth
     assert list(tmp_path.iterdir()) == []
 
 
-def test_with_an_admin_key_the_suggested_command_starts_a_session(tmp_path: Path) -> None:
-    with server_process(tmp_path, "--engine", "scripted", "--admin-key", "kept-to-itself") as process:
+def test_with_an_admin_key_the_banner_shows_how_to_start_and_control_actions_leave_lines(tmp_path: Path) -> None:
+    flags = ("--engine", "scripted", "--admin-key", "kept-to-itself", "--log-level", "error")
+    with server_process(tmp_path, *flags) as process:
+        httpx.delete(f"{process.url}/rl/sessions/s", headers={"authorization": "Bearer kept-to-itself"})
         process.terminate()
         assert process.wait() == 0
     [command] = [line.split("try", 1)[1].strip() for line in process.output.splitlines() if " try " in line]
     assert command.split()[:3] == ["curl", "-s", f"{process.url}/rl/start_session"]
+    [line] = [line for line in process.output.splitlines() if " audit " in line]
+    assert 'session.delete session="s" by="admin"' in line and line.endswith(" status=404")
     assert "kept-to-itself" not in process.output
 
 
