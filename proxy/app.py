@@ -129,7 +129,7 @@ def build_app(
     shared = None if place is None else place.share(engine)
     engine = shared or engine
     metrics = Metrics()
-    gate = Gate(engine, settings)
+    gate = Gate(engine, settings, metrics)
     sessions = SessionParts(store, settings, metrics, lambda: gate.info().weight_version)
     turns = Turns(
         gate=gate,

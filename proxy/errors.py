@@ -213,9 +213,16 @@ class EngineUnavailable(ProxyError):
 
 
 class EngineLost(EngineUnavailable):
-    """The inference server that sampled this reply is lost; another one may continue from its tokens."""
+    """The inference server that sampled this reply is lost; another one may continue from its tokens.
+
+    `ran`: it may have run the request; False if it was gone before.
+    """
 
     code = "engine_lost"
+
+    def __init__(self, message: str, *, ran: bool = True) -> None:
+        super().__init__(message)
+        self.ran = ran
 
 
 class EngineIncapable(EngineUnavailable):

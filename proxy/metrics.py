@@ -54,7 +54,7 @@ class Metrics:
         self.turns: Counter[tuple[str, str]] = Counter()
         self.reasons: Counter[str] = Counter()
         self.tokens: Counter[str] = Counter()
-        self.unaligned = self.malformed = self.in_flight = self.sessions = 0
+        self.unaligned = self.malformed = self.in_flight = self.waiting = self.sessions = 0
         self.first_token, self.duration = Durations(), Durations()
 
     def collect(self) -> Iterator[Metric]:
@@ -72,6 +72,9 @@ class Metrics:
         yield CounterMetricFamily("tokengrove_malformed_calls", "Malformed tool calls, left as text.", self.malformed)
         yield _by("tokengrove_tokens", "Tokens of complete turns, by kind: prompt or output.", "kind", self.tokens)
         yield GaugeMetricFamily("tokengrove_in_flight", "Turns that are running.", self.in_flight)
+        yield GaugeMetricFamily(
+            "tokengrove_waiting", "Requests that wait for a paused engine, or for an engine server.", self.waiting
+        )
         yield GaugeMetricFamily("tokengrove_sessions_in_memory", "Sessions held in memory.", self.sessions)
         yield self.first_token.family(
             "tokengrove_first_token_seconds", "Seconds from the start of a turn to its first token."
@@ -95,6 +98,7 @@ class Metrics:
         self.duration.add(other.duration)
         if gauges:
             self.in_flight += other.in_flight
+            self.waiting += other.waiting
             self.sessions += other.sessions
 
 

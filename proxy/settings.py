@@ -100,7 +100,9 @@ class Settings:
     stream_interval: int | None = _setting(
         None, "Tokens that SGLang sends in one part of a stream; none: 1, and up to 3 while many streams run."
     )
-    pause_timeout_s: float = _setting(120.0, "Seconds that a request waits for a paused engine; then 503.")
+    pause_timeout_s: float = _setting(
+        120.0, "Seconds that a request waits for a paused engine, or for a server; then 503."
+    )
     shutdown_timeout_s: float = _setting(30.0, "Seconds that running turns may take to finish at shutdown.")
     discount: float = _setting(1.0, "Discount per step of rewards that flow back to earlier turns, 0 to 1.")
     credit: Credit = _setting(Credit.TREE, "How rewards flow back: tree (to ancestors) or linear (to earlier turns).")

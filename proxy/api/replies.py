@@ -232,7 +232,7 @@ def request_id_header(api: Api, interaction_id: str) -> Header:
 async def begin_turns(
     receive: Receive, turns: Turns, session: LiveSession, asked: TurnRequest, protocol: WireProtocol
 ) -> Sequence[Choice]:
-    """Begin the turns of a request. If the client leaves while the engine is paused, nothing is recorded.
+    """Begin the turns of a request. If the client leaves before the engine takes it, nothing is recorded.
 
     Raises the errors of `Turns.begin`, or ClientDisconnect.
     """

@@ -2,31 +2,38 @@
 
 A request that a pause or a dead server interrupts is submitted again with its prompt, the tokens sampled so far and the
 rest of its token budget. Readers see one uninterrupted stream: no token is lost or repeated, and each token keeps the
-weight version that sampled it. The timeout for the next token measures a silent engine, so it does not run while the
-engine is paused. An output under a grammar cannot be continued from its middle, so a pause of mode ABORT waits until
-such outputs end.
+weight version that sampled it. While no engine server is alive, requests wait as during a pause. The timeout for the
+next token measures a silent engine, so it does not run while a request waits. An output under a grammar cannot be
+continued from its middle, so a pause of mode ABORT waits until such outputs end. What an engine answers is checked
+here, before anybody sees it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from proxy.engine.callbacks import sampler
 from proxy.engine.chunks import TakeChunk, TokenChunk, check_chunk
-from proxy.engine.interface import Engine, EngineInfo, PauseMode
+from proxy.engine.interface import Engine, EngineInfo, PauseMode, ServerPool
 from proxy.engine.requests import GenerateRequest, rest_of
 from proxy.errors import SHUTTING_DOWN, EngineFailed, EngineLost, EngineTimeout, EngineUnavailable
+from proxy.metrics import Metrics
 from proxy.reasons import FinishReason
 from proxy.settings import Settings
 from proxy.types import Ids, Logprobs, ids_of
 
 _RETRY_AFTER_S = 5.0
 _MOST_LOSSES = 5
-"""Lost servers after which a request fails with EngineLost instead of being submitted again."""
+"""Servers that were lost while they ran a request, after which it fails with EngineLost instead of being submitted
+again: it may be what kills them. A server that was gone before it got the request does not count."""
+
+_WAIT_S = 0.5
+"""Seconds that a request waits after its second lost server, and twice as long after each further one: servers that die
+one after the other then do not use up its losses."""
 
 
 @dataclass(slots=True, eq=False)
@@ -83,21 +90,19 @@ class _Flight:
 
 
 class Load(NamedTuple):
-    """Numbers of requests: `in_flight` in the engine, `waiting` to be admitted."""
+    """Numbers of requests: `in_flight` in the engine, `waiting` to be admitted or for an engine server."""
 
     in_flight: int
     waiting: int
 
 
 class Gate:
-    """The only path of requests to the engine. `EngineAdmin` holds it while it pauses the engine, and lets in again.
+    """The only path of requests to the engine. `EngineAdmin` holds it while it pauses the engine, and lets in again."""
 
-    `waiting`: the number of requests that wait to be admitted.
-    """
-
-    def __init__(self, engine: Engine, settings: Settings) -> None:
+    def __init__(self, engine: Engine, settings: Settings, metrics: Metrics | None = None) -> None:
         self._engine, self._sample = engine, sampler(engine)
-        self.waiting = 0
+        self._servers = engine if isinstance(engine, ServerPool) else None
+        self._metrics = metrics or Metrics()
         self._settings = settings
         self._flights: set[_Flight] = set()
         self._alarm: asyncio.TimerHandle | None = None
@@ -123,12 +128,25 @@ class Gate:
         return sum(flight.running for flight in self._flights)
 
     @property
-    def closed(self) -> bool:
-        """True while new requests must wait to be admitted."""
+    def waiting(self) -> int:
+        """The number of requests that wait to be admitted, or for an engine server to go on with what they have."""
+        return self._metrics.waiting
+
+    @property
+    def held(self) -> bool:
+        """True while a pause holds new requests."""
         return not self._open.is_set()
 
+    @property
+    def closed(self) -> bool:
+        """True while new requests must wait: a pause holds them, or no engine server is alive."""
+        return not self._open.is_set() or (self._servers is not None and not self._servers.alive)
+
     def send_away(self) -> None:
-        """Server shutdown: requests that wait to be admitted, now or later, raise EngineUnavailable at once."""
+        """Server shutdown: requests that wait to be admitted or for an engine server raise EngineUnavailable at once.
+
+        So do those that would wait later.
+        """
         self._stopping = True
         for timer in self._arrivals:
             if not timer.expired():
@@ -136,21 +154,8 @@ class Gate:
 
     async def enter(self) -> None:
         """Wait until requests are admitted. Raises EngineUnavailable after `--pause-timeout-s` or on shutdown."""
-        if self._open.is_set():
-            return
-        limit_s = self._settings.pause_timeout_s
-        self.waiting += 1
-        try:
-            async with asyncio.timeout(0 if self._stopping else limit_s) as timer:
-                self._arrivals.add(timer)
-                await self._wait_open()
-        except TimeoutError:
-            paused = f"generation has been paused for more than {limit_s:g} s (--pause-timeout-s); try again"
-            why = SHUTTING_DOWN if self._stopping else paused
-            raise EngineUnavailable(why, retry_after_s=_RETRY_AFTER_S) from None
-        finally:
-            self._arrivals.discard(timer)
-            self.waiting -= 1
+        if self.closed:
+            await self._patiently(self._admitted())
 
     async def sample(self, request: GenerateRequest, take: TakeChunk) -> FinishReason:
         """Sample a continuation, across pauses and lost servers; return why it ended.
@@ -159,11 +164,10 @@ class Gate:
         raised here. The engine is free of the request when this returns, raises or is cancelled.
 
         Raises EngineTimeout if no token comes for `--engine-timeout-s`, EngineFailed, and what else the engine raises;
-        EngineLost only after more than five lost servers, or if a server is lost in the middle of an output under a
-        grammar.
+        EngineLost only after more than five servers that were lost while they ran it, or if one is lost in the middle
+        of an output under a grammar; EngineUnavailable if no engine server is alive for `--pause-timeout-s`.
         """
-        if not self._open.is_set():
-            await self.enter()
+        await self.enter()
         loop = asyncio.get_running_loop()
         task = asyncio.current_task(loop)
         assert task is not None
@@ -219,10 +223,49 @@ class Gate:
         """Wait until the engine runs no request. The gate must be held, or new ones keep coming."""
         await self._until(lambda: not self.running)
 
-    async def _wait_open(self) -> None:
-        """Wait until the gate is open. Loop: a new pause may shut it before the waiting task runs."""
-        while not self._open.is_set():
-            await self._open.wait()
+    async def _admitted(self) -> None:
+        """Wait until the gate is open and a server is alive. Loop: that may be over before the waiting task runs."""
+        while self.closed:
+            await (self._open.wait() if self._servers is None or self.held else self._servers.until_alive())
+
+    async def _patiently(self, waiting: Coroutine[Any, Any, None]) -> None:
+        """Wait as one of `waiting`. Raises EngineUnavailable after `--pause-timeout-s` or on shutdown."""
+        limit_s = self._settings.pause_timeout_s
+        self._metrics.waiting += 1
+        try:
+            async with asyncio.timeout(0 if self._stopping else limit_s) as timer:
+                self._arrivals.add(timer)
+                await waiting
+        except TimeoutError:
+            paused = f"generation has been paused for more than {limit_s:g} s (--pause-timeout-s); try again"
+            dead = (
+                f"no engine server has been alive for more than {limit_s:g} s (--pause-timeout-s); try again once one "
+                "runs (GET /engine/servers says what is wrong with each)"
+            )
+            why = SHUTTING_DOWN if self._stopping else paused if self.held else dead
+            raise EngineUnavailable(why, retry_after_s=_RETRY_AFTER_S) from None
+        finally:
+            self._arrivals.discard(timer)
+            self._metrics.waiting -= 1
+
+    async def _readmitted(self, flight: _Flight, wait_s: float) -> None:
+        """Wait `wait_s`, then until an interrupted request can be submitted again: through pauses, and patiently for a
+        server. Raises EngineUnavailable.
+        """
+        flight.heard = math.inf
+        await asyncio.sleep(wait_s)
+        while self.closed:
+            if self._servers is None or self.held:
+                await self._open.wait()
+                continue
+            try:
+                await self._patiently(self._servers.until_alive())
+            except EngineUnavailable:
+                if self._stopping or not self.held:  # else a pause began meanwhile, and ends first
+                    raise
+        flight.heard = flight.clock()
+        if self._alarm is None:
+            self._look()
 
     def _look(self) -> None:
         """Expire requests that no token came for in time; look again when the next one may be due.
@@ -247,7 +290,7 @@ class Gate:
         losses = 0
         while True:
             flight.running, flight.cut, flight.interrupted = True, False, False
-            flight.again = bool(flight.output)
+            flight.again, wait_s = bool(flight.output), 0.0
             try:
                 finish = await self._sample(rest_of(flight.request, flight.output), flight.hear)
                 if not (flight.interrupted and finish is FinishReason.ABORT):
@@ -255,20 +298,19 @@ class Gate:
                         return finish
                     if not flight.cut:
                         raise EngineFailed("the engine ended its output without a finish reason")
-            except EngineLost:
-                losses += 1
+            except EngineLost as lost:
+                losses += lost.ran
                 if losses > _MOST_LOSSES or (flight.output and not flight.continuable):
                     raise
+                wait_s = _WAIT_S * 2 ** (losses - 2) if lost.ran and losses > 1 else 0.0
             finally:
                 flight.running = False
                 self._ended.set()
             if flight.left <= 0:
                 last = TokenChunk(ids_of(), Logprobs("f"), self.info().weight_version, FinishReason.LENGTH)
                 return flight.take(last) or FinishReason.LENGTH
-            if not self._open.is_set():
-                flight.heard = math.inf
-                await self._wait_open()
-                flight.heard = flight.clock()
+            if wait_s or self.closed:
+                await self._readmitted(flight, wait_s)
 
     async def _until(self, condition: Callable[[], bool]) -> None:
         while not condition():

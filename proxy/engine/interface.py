@@ -152,8 +152,12 @@ class SharedEngine(Engine, Protocol):
 class ServerPool(Protocol):
     """Additional interface of an engine over several servers: servers are listed, added and removed at run time."""
 
+    @property
+    def alive(self) -> bool:
+        """True while a server is known to take requests."""
+
     def check_alive(self) -> None:
-        """Raise EngineUnavailable unless a server is known to take requests."""
+        """Raise EngineUnavailable, which says why, unless a server is known to take requests."""
 
     async def until_alive(self) -> None:
         """Wait until a server takes requests."""

@@ -109,7 +109,7 @@ class Turns:
 
     @property
     def held_up(self) -> bool:
-        """True while the engine is paused, so that a new turn would have to wait before it starts."""
+        """True while the engine is paused or no server of it is alive: a new turn waits before it starts."""
         return self._gate.closed
 
     async def begin(self, session: LiveSession, request: TurnRequest, *, new_id: Callable[[], str]) -> Sequence[Choice]:

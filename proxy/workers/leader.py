@@ -99,8 +99,8 @@ class Follower:
         return self.last
 
     async def held(self) -> bool:
-        """Whether the gate admits no request."""
-        return self._gate.closed
+        """Whether a pause holds the requests of this worker."""
+        return self._gate.held
 
 
 class Leader:
@@ -190,6 +190,11 @@ class CommonPool:
 
     def __init__(self, pool: ServerPool, leader: Leader, peers: Peers) -> None:
         self._pool, self._leader, self._peers = pool, leader, peers
+
+    @property
+    def alive(self) -> bool:
+        """True while a server takes requests of this worker."""
+        return self._pool.alive
 
     def check_alive(self) -> None:
         """Raise EngineUnavailable unless a server takes requests of this worker."""

@@ -191,17 +191,3 @@ async def test_a_session_stays_on_its_server(tmp_path: Path, wires: list[Wire]) 
             shown = (await servers_of(http)).values()
             assert sorted(server["served"] for server in shown) == [TURNS, TURNS, TURNS]
             assert [server["session_count"] for server in shown] == [1, 1, 1]
-
-
-async def test_agents_get_503_while_no_server_is_alive_and_answers_afterwards(
-    tmp_path: Path, wires: list[Wire]
-) -> None:
-    with proxy_of(tmp_path, wires[:1]) as served:
-        async with httpx.AsyncClient(base_url=served.url, timeout=120, trust_env=False) as http:
-            wires[0].kill()
-            body = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 4}
-            response = await http.post("/s/v1/chat/completions", json=body)
-            assert response.status_code == 503 and int(response.headers["retry-after"]) > 0
-            wires[0] = await asyncio.to_thread(Wire, wires[0].port)
-            await state_of(http, wires[0].url, "alive")
-            assert (await http.post("/s/v1/chat/completions", json=body)).status_code == 200

@@ -85,6 +85,7 @@ PARTS: dict[str, set[str]] = {
         "engine.transformers",
         "errors",
         "hub",
+        "metrics",
         "prompt_ids",
         "reasons",
         "settings",

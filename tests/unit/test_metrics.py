@@ -18,6 +18,7 @@ def test_counts_carry_their_labels() -> None:
     metrics.reasons[Reason.FIRST] += 3
     metrics.tokens["prompt"] += 40
     metrics.in_flight += 1
+    metrics.waiting += 2
     assert lines(metrics, "tokengrove_turns_total") == [
         'tokengrove_turns_total{api="chat",status="complete"} 2.0',
         'tokengrove_turns_total{api="messages",status="failed"} 1.0',
@@ -25,6 +26,7 @@ def test_counts_carry_their_labels() -> None:
     assert lines(metrics, "tokengrove_interactions_total") == ['tokengrove_interactions_total{reason="first"} 3.0']
     assert lines(metrics, "tokengrove_tokens_total") == ['tokengrove_tokens_total{kind="prompt"} 40.0']
     assert lines(metrics, "tokengrove_in_flight") == ["tokengrove_in_flight 1.0"]
+    assert lines(metrics, "tokengrove_waiting") == ["tokengrove_waiting 2.0"]
     assert lines(metrics, "tokengrove_malformed_calls_total") == ["tokengrove_malformed_calls_total 0.0"]
 
 

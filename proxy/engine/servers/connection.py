@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 import orjson
 
-from proxy.engine.servers.http import Disconnected, Exchange, HttpClient, fields_of
+from proxy.engine.servers.http import Disconnected, Exchange, HttpClient, Unreached, fields_of
 from proxy.errors import EngineFailed, EngineLost, EngineUnavailable, InvalidRequest
 from proxy.prompt_ids import PromptIds
 
@@ -122,8 +122,10 @@ class ServerConnection:
 
     def cut(self) -> None:
         """Abandon all replies in flight: each raises EngineLost."""
+        silent = asyncio.get_running_loop().time() - _PROBE_S
         for reply in self._replies:
-            reply.fail(EngineLost(f"the reply from {self.url} was abandoned"))
+            ran = reply.status > 0 or reply.sent < silent  # else a probe that failed began before it was sent
+            reply.fail(EngineLost(f"the reply from {self.url} was abandoned", ran=ran))
 
     async def close(self) -> None:
         """Close the connections for good; later calls raise EngineLost."""
@@ -158,7 +160,8 @@ class ServerConnection:
         try:
             await self._client.send(exchange, head, body, repeat=repeat)
         except Disconnected as error:
-            raise EngineLost(f"{self.url} does not answer ({error})") from None
+            ran = not isinstance(error, Unreached)
+            raise EngineLost(f"{self.url} does not answer ({error})", ran=ran) from None
 
     def _check_key(self, status: int) -> None:
         if status in (401, 403):

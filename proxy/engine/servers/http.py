@@ -34,11 +34,20 @@ class Disconnected(Exception):
     """The server cannot be reached, closed the connection before its answer ended, or does not speak HTTP."""
 
 
+class Unreached(Disconnected):
+    """The server cannot be reached, so it got nothing of the request."""
+
+
 class Exchange:
-    """A request and its answer. `status`: 0 until the answer begins. `body`: the bytes so far."""
+    """A request and its answer. `status`: 0 until the answer begins. `body`: the bytes so far.
+
+    `sent`: when the request was made, by the clock of the event loop.
+    """
 
     def __init__(self) -> None:
-        self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        self.ended: asyncio.Future[None] = loop.create_future()
+        self.sent = loop.time()
         self.status = 0
         self.body = bytearray()
 
@@ -114,7 +123,7 @@ class HttpClient:
             async with asyncio.timeout(_CONNECT_S):
                 await asyncio.get_running_loop().create_connection(lambda: connection, host, port, ssl=self._tls)
         except (OSError, UnicodeError) as error:
-            raise Disconnected(type(error).__name__) from None
+            raise Unreached(type(error).__name__) from None
         return connection
 
     def _take_kept(self) -> _Connection | None:

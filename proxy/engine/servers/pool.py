@@ -84,6 +84,7 @@ class Pool:
                 logger.warning("no engine server answers yet; waiting up to %g s (%s)", self._start_timeout_s, reasons)
                 told = True
             await asyncio.sleep(self._check_s)
+        self._info = self.info()
         step(f"reached {len(self._members)} of {len(self._members) + len(self._missing)} engine servers")
         self._watcher = asyncio.create_task(self._watch())
 
@@ -101,8 +102,9 @@ class Pool:
 
         try:
             return await member.engine.sample(request, checked)
-        except EngineLost:
+        except EngineLost as lost:
             await self._suspect(member)
+            lost.ran = lost.ran or member.alive
             raise
         finally:
             member.in_flight -= 1
@@ -171,7 +173,8 @@ class Pool:
         """Take memory back on every server."""
         left = self._state.released - frozenset(tags or MEMORY_TAGS)
         with self._change(released=left):
-            await self._on_all(lambda engine: engine.resume_memory(tags))
+            if self._alive():  # servers that return have their memory, or take it back as they join
+                await self._on_all(lambda engine: engine.resume_memory(tags))
             for member in self._alive():
                 member.released = bool(left)
 
@@ -183,8 +186,8 @@ class Pool:
         """Facts that hold for all servers: shared capabilities, shortest context, highest weight version."""
         alive = self._alive()
         infos = tuple([member.engine.info() for member in alive or self._members])
-        if not infos:
-            raise EngineUnavailable("the pool has no engine server", retry_after_s=RETRY_AFTER_S)
+        if not infos:  # all were removed; requests wait for a new one
+            return self._info
         facts = infos, len(alive), len(self._members) + len(self._missing)
         if facts != self._summed_up:  # asked for at every turn
             self._summed_up, self._info = facts, _sum_up(*facts)
@@ -240,8 +243,13 @@ class Pool:
         if self._watcher is not None:
             await asyncio.gather(*map(self._look_at, new))
 
+    @property
+    def alive(self) -> bool:
+        """True while a server is known to take requests."""
+        return self._placement.open
+
     def check_alive(self) -> None:
-        """Raise EngineUnavailable unless a server is known to take requests."""
+        """Raise EngineUnavailable, which says why, unless a server is known to take requests."""
         self._placement.candidates()
 
     async def until_alive(self) -> None:

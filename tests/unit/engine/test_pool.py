@@ -12,11 +12,12 @@ from typing import Any
 import pytest
 from starlette.responses import Response
 
+from proxy.engine import gate as gates
 from proxy.engine.contract import complete, request_for
 from proxy.engine.interface import PauseMode, WeightTransfer
 from proxy.engine.requests import GenerateRequest
 from proxy.engine.servers import connection
-from proxy.engine.servers.connection import NO_KEYS, Keys, server_url
+from proxy.engine.servers.connection import NO_KEYS, Keys, ServerConnection, server_url
 from proxy.engine.servers.kinds import connect
 from proxy.engine.servers.pool import Pool
 from proxy.engine.servers.remote import RemoteEngine
@@ -26,7 +27,7 @@ from proxy.types import Message, Role, SamplingParams, TurnRequest, ids_of
 from tests.engines.gates import AdminGate
 from tests.engines.scripts import VOCABULARY, following
 from tests.engines.wire import LiveWire
-from tests.support import until
+from tests.support import let_pass, until
 
 PROMPT = ids_of(range(40, 60))
 CHECK_S = 0.02
@@ -525,3 +526,43 @@ async def test_a_pool_without_a_server_logs_once_that_it_waits(caplog: pytest.Lo
     finally:
         await pool.close()
         await wire.kill()
+
+
+async def test_servers_that_are_gone_before_they_get_a_request_are_no_losses_of_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Nobody looks at the servers, so the request itself finds out about each of more than it may lose."""
+    monkeypatch.setattr(gates, "_MOST_LOSSES", 1)
+    async with wires(4, delay_s=0.005) as live, pool_of(*(w.url for w in live), check_s=SELDOM_S) as pool:
+        gate = AdminGate(pool)
+        reading = asyncio.create_task(gate.read(of_session("s")))
+        await until(lambda: any(wire.wire.engine.running for wire in live))
+        await asyncio.gather(*(wire.kill() for wire in live))
+        await until(lambda: gate.waiting == 1)
+        assert set(states(pool).values()) == {"ejected"} and not gate.running
+        await live[2].start()
+        await pool._look_at(next(member for member in pool._members if member.url == live[2].url))
+        assert (await reading).ids == following(PROMPT, 40)
+
+
+async def test_a_server_that_is_alive_and_loses_each_request_is_not_asked_for_ever() -> None:
+    async with wires(1) as live, pool_of(live[0].url) as pool, asyncio.timeout(60):
+        live[0].refuse_generate = True
+        with pytest.raises(EngineLost, match="queue is full"):
+            await AdminGate(pool).read(of_session("s"))
+
+
+async def test_a_reply_that_is_abandoned_as_it_was_sent_did_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with wires(1) as live:
+        live[0].hung = True
+        server = ServerConnection(live[0].url)
+        for seconds, ran in ((0.0, False), (connection._PROBE_S + 1.0, True)):
+            asking = asyncio.create_task(server.generate("/generate", [b"{}"], {}))
+            await until(lambda: any(reply.sent for reply in server._replies))
+            with monkeypatch.context() as clock:
+                await let_pass(seconds, clock)
+                server.cut()
+            with pytest.raises(EngineLost) as lost:
+                await asking
+            assert lost.value.ran is ran
+        await server.close()
