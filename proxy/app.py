@@ -20,6 +20,7 @@ from starlette.routing import Route
 from proxy.api import http
 from proxy.api.addresses import Addresses
 from proxy.api.audit_log import Endpoint, audited
+from proxy.api.bodies import Bodies
 from proxy.api.claim_endpoints import ClaimEndpoints
 from proxy.api.engine_endpoints import EngineEndpoints
 from proxy.api.export_endpoint import ExportEndpoint
@@ -143,7 +144,8 @@ def build_app(
         metrics=metrics,
         seat=None if place is None else place.seat,
     )
-    forwarding = None if place is None else Forwarding(place.peers, settings.max_body_bytes)
+    bodies = Bodies(settings)
+    forwarding = None if place is None else Forwarding(place.peers, bodies)
     parts = _Parts(
         settings=settings,
         sessions=sessions,
@@ -155,8 +157,9 @@ def build_app(
         renderer=renderer,
         polls=LongPolls(),
         addresses=Addresses(settings),
-        turn_endpoints=_turn_endpoints(sessions.access, turns, renderer, settings, forwarding),
+        turn_endpoints=_turn_endpoints(sessions.access, turns, renderer, bodies, model_name(settings), forwarding),
         group=None if place is None or shared is None else Group(place, shared, gate, metrics),
+        bodies=bodies,
         forwarding=forwarding,
     )
     app = App(routes=_routes(parts), exception_handlers=_ERROR_HANDLERS, lifespan=partial(_lifespan, parts))
@@ -242,6 +245,7 @@ class _Parts:
     addresses: Addresses
     turn_endpoints: Mapping[str, TurnEndpoint]
     group: Group | None
+    bodies: Bodies
     forwarding: Forwarding | None
 
     def audited(self, action: str, endpoint: Endpoint) -> Endpoint:
@@ -283,7 +287,7 @@ def _session_endpoints(parts: _Parts) -> SessionEndpoints:
         turns=parts.turns,
         starts=parts.store.starts,
         recordings=parts.store.recordings,
-        settings=parts.settings,
+        bodies=parts.bodies,
         addresses=parts.addresses,
         decode=parts.renderer.decode,
         replies=Replies(parts.renderer, (*_protocols(parts.renderer).values(), GenerateProtocol())),
@@ -301,25 +305,25 @@ def _protocols(renderer: Renderer) -> dict[str, WireProtocol]:
 
 
 def _turn_endpoints(
-    access: Access, turns: Turns, renderer: Renderer, settings: Settings, forwarding: Forwarding | None
+    access: Access, turns: Turns, renderer: Renderer, bodies: Bodies, model: str, forwarding: Forwarding | None
 ) -> dict[str, TurnEndpoint]:
     """The endpoints of turns by their paths."""
-    turnstile, model, limit = Turnstile(), model_name(settings), settings.max_body_bytes
+    turnstile = Turnstile()
     return {
-        path: TurnEndpoint(protocol, access, turns, turnstile, model, limit, forwarding)
+        path: TurnEndpoint(protocol, access, turns, turnstile, model, bodies, forwarding)
         for path, protocol in _protocols(renderer).items()
     }
 
 
 def _agent_routes(parts: _Parts) -> list[Route]:
     """The routes that agents call."""
-    access, turns, limit = parts.sessions.access, parts.turns, parts.settings.max_body_bytes
+    access, turns, bodies = parts.sessions.access, parts.turns, parts.bodies
     models = ModelEndpoints(model_name(parts.settings))
-    count_tokens = count_endpoint(MessagesProtocol().parse_count, {}, access, turns, limit)
-    input_tokens = count_endpoint(ResponsesProtocol().parse, {"object": "response.input_tokens"}, access, turns, limit)
-    tokens = TokenizeEndpoints(access, turns, parts.gate, parts.renderer.vocab_size, parts.settings)
+    count_tokens = count_endpoint(MessagesProtocol().parse_count, {}, access, turns, bodies)
+    input_tokens = count_endpoint(ResponsesProtocol().parse, {"object": "response.input_tokens"}, access, turns, bodies)
+    tokens = TokenizeEndpoints(access, turns, parts.gate, parts.renderer.vocab_size, parts.settings, bodies)
     generate = GenerateEndpoint(
-        access, turns, parts.gate, parts.settings, parts.renderer.stop_token_ids, parts.forwarding
+        access, turns, parts.gate, parts.settings, bodies, parts.renderer.stop_token_ids, parts.forwarding
     )
     return [
         *(route for path, endpoint in parts.turn_endpoints.items() for route in _aliases(path, endpoint, ["POST"])),
@@ -335,10 +339,10 @@ def _agent_routes(parts: _Parts) -> list[Route]:
 
 def _session_routes(parts: _Parts, session: SessionEndpoints) -> list[Route]:
     """The routes that start, reward and end sessions; `/grant_capacity` is AReaL's name."""
-    access, settings = parts.sessions.access, parts.settings
-    keys = KeyEndpoints(access, parts.sessions.rotation, settings, parts.addresses)
+    access, bodies = parts.sessions.access, parts.bodies
+    keys = KeyEndpoints(access, parts.sessions.rotation, bodies, parts.addresses)
     rotate = parts.audited("keys.rotate", keys.rotate)
-    rewards = RewardEndpoints(access, parts.sessions.scores, settings)
+    rewards = RewardEndpoints(access, parts.sessions.scores, bodies)
     return [
         *(Route(path, session.grant_capacity, methods=["POST"]) for path in ("/rl/grant_capacity", "/grant_capacity")),
         Route("/rl/start_session", session.start, methods=["POST"]),
@@ -361,12 +365,12 @@ def _export_routes(parts: _Parts) -> list[Route]:
         parts.sessions.registry,
         parts.sessions.waiter,
         store.recordings,
-        parts.settings,
+        parts.bodies,
         parts.polls,
         Pace(lambda: turns.busy),
         parts.renderer.decode,
     )
-    claims = ClaimEndpoints(access, store.claims, store.recordings, export, parts.settings, parts.polls)
+    claims = ClaimEndpoints(access, store.claims, store.recordings, export, parts.bodies, parts.polls)
     return [
         *(Route(path, export.export, methods=["POST"]) for path in ("/trajectories/export", "/export_trajectories")),
         Route("/trajectories/claim", claims.claim, methods=["POST"]),
@@ -396,7 +400,7 @@ def _engine_routes(parts: _Parts) -> list[Route]:
     admin, pool = EngineAdmin(parts.engine, parts.gate), parts.server_pool
     if parts.group is not None and parts.group.admin is not None:
         admin, pool = parts.group.admin, parts.group.pool
-    engine = EngineEndpoints(parts.sessions.access, parts.gate, admin, pool, parts.settings)
+    engine = EngineEndpoints(parts.sessions.access, parts.gate, admin, pool, parts.bodies, parts.settings)
 
     def control(name: str, endpoint: Endpoint) -> Route:
         return Route(f"/engine/{name}", parts.audited(f"engine.{name}", endpoint), methods=["POST"])
@@ -420,7 +424,7 @@ def _mailbox_routes(parts: _Parts) -> list[Route]:
     engine = parts.engine if isinstance(parts.engine, Mailbox) else None
     access, registry = parts.sessions.access, parts.sessions.registry
     waiter = parts.sessions.waiter
-    mailbox = MailboxEndpoints(access, engine, registry, waiter, parts.settings, parts.polls, parts.renderer)
+    mailbox = MailboxEndpoints(access, engine, registry, waiter, parts.bodies, parts.polls, parts.renderer)
     return [
         Route("/mailbox/next", mailbox.next, methods=["POST"]),
         Route("/mailbox/deliver", mailbox.deliver, methods=["POST"]),

@@ -96,6 +96,12 @@ class Settings:
     max_context_tokens: int | None = _setting(None, "Limit of prompt plus output tokens; none: the model's.")
     max_tokens_per_turn: int | None = _setting(None, "Limit of sampled tokens in one turn.")
     max_body_bytes: int = _setting(64 * 1024 * 1024, "Limit of a request body in bytes; longer ones get 413.")
+    max_inflight_body_bytes: int | None = _setting(
+        None, "Limit of the request bodies that are held at once, in bytes; none: four times --max-body-bytes."
+    )
+    max_body_values: int = _setting(
+        1_500_000, "Limit of the values in a request body; an array, an object or a key counts as 8."
+    )
     engine_timeout_s: float = _setting(600.0, "Seconds to wait for the engine's next token; then 504.")
     stream_interval: int | None = _setting(
         None, "Tokens that SGLang sends in one part of a stream; none: 1, and up to 3 while many streams run."
@@ -122,6 +128,11 @@ class Settings:
             return False
 
     @property
+    def all_body_bytes(self) -> int:
+        """How many bytes of request bodies one process holds at once."""
+        return self.max_inflight_body_bytes or 4 * self.max_body_bytes
+
+    @property
     def agents_may_reward(self) -> bool:
         """True if the agent's key (on an open server: anybody) may set rewards and end its session."""
         return (self.rewards_by or ("control" if self.admin_key else "session")) == "session"
@@ -139,6 +150,7 @@ _ORIGIN = re.compile(r"(?!https?://\*$)[a-z][a-z0-9+.-]*://(\*|(\*\.)?[a-z0-9._-
 _POSITIVE = (
     *("max_context_tokens", "max_tokens_per_turn", "max_body_bytes", "engine_timeout_s", "key_lifetime_s"),
     *("max_live_sessions", "session_idle_s", "max_turns_in_flight", "batch_size", "stream_interval", "workers"),
+    *("max_inflight_body_bytes", "max_body_values"),
 )
 
 
@@ -218,6 +230,11 @@ def _check(settings: Settings) -> None:
             raise ConfigurationError(
                 f"--{name.replace('_', '-')} {getattr(settings, name)} is negative; give 0 or more"
             )
+    if settings.all_body_bytes < 2 * settings.max_body_bytes:
+        raise ConfigurationError(
+            f"--max-inflight-body-bytes {settings.all_body_bytes} must be at least twice --max-body-bytes "
+            f"{settings.max_body_bytes}: one body of that length must always find room beside others"
+        )
     if (settings.max_staleness is None) != (settings.batch_size is None):
         raise ConfigurationError("--max-staleness and --batch-size work only together: give both or neither")
     if settings.workers > 1:

@@ -18,10 +18,11 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
+from proxy.api.bodies import Bodies
 from proxy.api.export_endpoint import ExportEndpoint
 from proxy.api.export_options import OPTION_FIELDS
 from proxy.api.export_request import SAMPLE_FILTERS, ParsedExport, check_export_fields, parse_export
-from proxy.api.http import JsonResponse, key_of, read_object
+from proxy.api.http import JsonResponse, key_of
 from proxy.api.known_fields import check_given, refuse
 from proxy.api.long_polls import LongPolls
 from proxy.api.session_json import record_json
@@ -39,7 +40,6 @@ from proxy.protocols.fields import (
     optional_text,
 )
 from proxy.sessions.access import Access
-from proxy.settings import Settings
 from proxy.store.bell import heard
 from proxy.store.claim_queue import ClaimQueue
 from proxy.store.leases import Acknowledgement, Lease, LeaseRequest
@@ -81,16 +81,16 @@ class ClaimEndpoints:
         queue: ClaimQueue,
         recordings: Recordings,
         export: ExportEndpoint,
-        settings: Settings,
+        bodies: Bodies,
         polls: LongPolls,
     ) -> None:
         self._access, self._queue, self._recordings = access, queue, recordings
-        self._export, self._settings, self._polls = export, settings, polls
+        self._export, self._bodies, self._polls = export, bodies, polls
 
     async def claim(self, request: Request) -> Response:
         """Lease ended sessions to a trainer. The answer has their samples if the body has `export`."""
         self._access.check_admin(key_of(request))
-        wanted = parse_claim(await read_object(request, self._settings.max_body_bytes))
+        wanted = parse_claim(await self._bodies.read_object(request))
         if wanted.export is not None:
             return await self._export_claimed(request, wanted, wanted.export)
         claimed = await self._claim(request, wanted)
@@ -113,7 +113,7 @@ class ClaimEndpoints:
     async def acknowledge(self, request: Request) -> JsonResponse:
         """Mark claimed sessions as consumed; idempotent. `lost` maps a session to the claim that holds it instead."""
         self._access.check_admin(key_of(request))
-        body = await read_object(request, self._settings.max_body_bytes)
+        body = await self._bodies.read_object(request)
         done = await self._queue.acknowledge(await self._acknowledgement(body))
         return JsonResponse({"acknowledged": list(done.sessions), "lost": dict(done.lost)})
 

@@ -8,7 +8,8 @@ from typing import Any
 from starlette.requests import Request
 
 from proxy.api.audit_log import note
-from proxy.api.http import JsonResponse, key_of, read_object
+from proxy.api.bodies import Bodies
+from proxy.api.http import JsonResponse, key_of
 from proxy.api.known_fields import check_given
 from proxy.engine.admin import EngineAdmin
 from proxy.engine.gate import Gate
@@ -27,11 +28,17 @@ class EngineEndpoints:
     """The endpoints of a trainer that owns the weights. Each reply has the state of the engine."""
 
     def __init__(
-        self, access: Access, gate: Gate, admin: EngineAdmin, servers: ServerPool | None, settings: Settings
+        self,
+        access: Access,
+        gate: Gate,
+        admin: EngineAdmin,
+        servers: ServerPool | None,
+        bodies: Bodies,
+        settings: Settings,
     ) -> None:
         """`servers`: the engine's server pool; None if the engine is not a pool."""
         self._access, self._gate, self._admin, self._servers = access, gate, admin, servers
-        self._settings, self._revision = settings, revision_of(settings)
+        self._bodies, self._revision = bodies, revision_of(settings)
 
     async def show(self, request: Request) -> JsonResponse:
         """Return the state: engine, model, weight version, pause, and requests in flight and waiting."""
@@ -119,7 +126,7 @@ class EngineEndpoints:
 
     async def _body(self, request: Request) -> Mapping[str, Any]:
         self._access.check_admin(key_of(request))
-        return await read_object(request, self._settings.max_body_bytes)
+        return await self._bodies.read_object(request)
 
     def _pool(self) -> ServerPool:
         if self._servers is None:

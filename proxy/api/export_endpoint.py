@@ -11,8 +11,9 @@ from urllib.parse import quote
 from starlette.requests import Request
 from starlette.responses import StreamingResponse
 
+from proxy.api.bodies import Bodies
 from proxy.api.export_request import ParsedExport, parse_export
-from proxy.api.http import key_of, read_object
+from proxy.api.http import key_of
 from proxy.api.long_polls import LongPolls
 from proxy.api.pace import Pace
 from proxy.errors import InvalidRequest, SessionNotFound
@@ -21,7 +22,6 @@ from proxy.export_formats.encoder import Encoder
 from proxy.sessions.access import Access
 from proxy.sessions.end_waiter import EndWaiter
 from proxy.sessions.registry import Registry
-from proxy.settings import Settings
 from proxy.store.recordings import Recordings
 from proxy.store.session_query import SessionQuery
 from proxy.trajectory.advantages import Groups, group_of
@@ -55,19 +55,19 @@ class ExportEndpoint:
         registry: Registry,
         waiter: EndWaiter,
         recordings: Recordings,
-        settings: Settings,
+        bodies: Bodies,
         polls: LongPolls,
         pace: Pace,
         decode: Decode | None = None,
     ) -> None:
-        self._access, self._registry, self._waiter, self._settings = access, registry, waiter, settings
+        self._access, self._registry, self._waiter, self._bodies = access, registry, waiter, bodies
         self._recordings = recordings
         self._polls, self._pace, self._decode = polls, pace, decode
 
     async def export(self, request: Request) -> StreamingResponse:
         """Stream a page session by session: memory holds one of them."""
         self._access.check_admin(key_of(request))
-        wanted = parse_export(await read_object(request, self._settings.max_body_bytes))
+        wanted = parse_export(await self._bodies.read_object(request))
         encoding = encoder(wanted.format, wanted.options)
         if wanted.session_ids and wanted.wait_s:
             await self._polls.wait(self._waiter.wait_ended(wanted.session_ids, wanted.wait_s))

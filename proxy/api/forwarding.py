@@ -7,9 +7,10 @@ from contextlib import suppress
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import Receive, Scope, Send
 
+from proxy.api.bodies import Bodies, Upload
 from proxy.api.connections import while_connected
 from proxy.api.headers import headers_of
-from proxy.api.http import error_response, read_body
+from proxy.api.http import error_response
 from proxy.workers.leader import LEADER
 from proxy.workers.peers import PASSED, PEER, Peers, Unreachable
 
@@ -19,30 +20,30 @@ _NOT_ANSWERED = _OF_THE_CONNECTION | {b"date"}  # this worker's own server write
 
 
 class Forwarding:
-    """Passes requests on to other workers. `max_body_bytes` limits a body."""
+    """Passes requests on to other workers."""
 
-    def __init__(self, peers: Peers, max_body_bytes: int) -> None:
-        self._peers, self._max_body_bytes = peers, max_body_bytes
+    def __init__(self, peers: Peers, bodies: Bodies) -> None:
+        self._peers, self._bodies = peers, bodies
 
     async def to_leader(self, request: Request) -> Forwarded:
-        """The endpoint of a path that only the leader can answer. Raises BodyTooLarge."""
-        body = await read_body(headers_of(request.scope), request.receive, self._max_body_bytes)
-        return self.to(LEADER, body)
+        """The endpoint of a path that only the leader can answer. Raises the errors of `Upload.read`."""
+        with self._bodies.upload(request.scope, headers_of(request.scope), request.receive) as upload:
+            return self.to(LEADER, await upload.read(), upload)
 
-    def to(self, worker: int, body: bytes) -> Forwarded:
-        """The reply to a request whose body has been read."""
-        return Forwarded(self._peers, worker, body)
+    def to(self, worker: int, body: bytes, upload: Upload) -> Forwarded:
+        """The reply to a request whose body has been read; it keeps the share of `upload` until it has ended."""
+        return Forwarded(self._peers, worker, body, upload.handed_on())
 
 
 class Forwarded:
     """A reply that another worker writes. If the client leaves, that worker sees it leave."""
 
-    def __init__(self, peers: Peers, worker: int, body: bytes) -> None:
-        self._peers, self._worker, self._body = peers, worker, body
+    def __init__(self, peers: Peers, worker: int, body: bytes, upload: Upload) -> None:
+        self._peers, self._worker, self._body, self._upload = peers, worker, body, upload
         self.started = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        with suppress(ClientDisconnect):
+        with self._upload, suppress(ClientDisconnect):
             await while_connected(receive, self._pump(scope, receive, send))
 
     async def _pump(self, scope: Scope, receive: Receive, send: Send) -> None:

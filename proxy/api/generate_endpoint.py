@@ -9,11 +9,12 @@ from typing import Any
 
 from starlette.requests import Request
 
+from proxy.api.bodies import Bodies, Upload, parsed
 from proxy.api.client_hints import add_headers
 from proxy.api.connections import while_connected
 from proxy.api.forwarding import Forwarded, Forwarding
 from proxy.api.headers import headers_of
-from proxy.api.http import JsonResponse, caller_of, decode_object, read_body
+from proxy.api.http import JsonResponse, caller_of
 from proxy.api.replies import UnaryReply, begin_turns, ignored_header
 from proxy.engine.gate import Gate
 from proxy.engine.requests import GenerateRequest
@@ -21,6 +22,7 @@ from proxy.errors import SHUTTING_DOWN, EngineUnavailable, InvalidRequest, Unsup
 from proxy.prompt_ids import PromptIds
 from proxy.protocols.generate import GenerateProtocol, generation_reply, parse_request_id, prompt_field
 from proxy.sessions.access import Access
+from proxy.sessions.live_session import LiveSession
 from proxy.settings import Settings
 from proxy.turns.defaults import check_capabilities, stop_tokens
 from proxy.turns.generation import sample
@@ -42,10 +44,12 @@ class GenerateEndpoint:
         turns: Turns,
         gate: Gate,
         settings: Settings,
+        bodies: Bodies,
         stop_token_ids: tuple[int, ...],
         forwarding: Forwarding | None = None,
     ) -> None:
         """`forwarding`: to the other workers; None without any."""
+        self._bodies = bodies
         self._access, self._turns, self._gate, self._settings = access, turns, gate, settings
         self._stop_token_ids = stop_token_ids
         self._protocol, self._forwarding = GenerateProtocol(), forwarding
@@ -53,19 +57,26 @@ class GenerateEndpoint:
     async def generate(self, request: Request) -> UnaryReply | JsonResponse | Forwarded:
         """Sample from token ids: as a turn of the session if one is named."""
         session = await self._access.resolve_if_named(caller_of(request))
-        headers = headers_of(request.scope)
-        sent = await read_body(headers, request.receive, self._settings.max_body_bytes)
-        body = decode_object(sent)
-        asked, affinity = self._protocol.parse(body), parse_request_id(body)
-        add_headers(asked, headers)
+        with self._bodies.upload(request.scope, headers_of(request.scope), request.receive) as upload:
+            return await self._from(request, session, upload)
+
+    async def _from(
+        self, request: Request, session: LiveSession | None, upload: Upload
+    ) -> UnaryReply | JsonResponse | Forwarded:
+        sent = await upload.read()
+        body = await self._bodies.decode_object(sent)
+        asked, affinity = await parsed(len(sent), self._protocol.parse, body), parse_request_id(body)
+        add_headers(asked, headers_of(request.scope))
         with _errors_named(body):
             if session is None:
+                upload.release()  # all that is left of the body are the ids, which the engine needs
+                sent = b""
                 return await self._unrecorded(request, asked, self._generate_request(asked, affinity))
             try:
                 turns = await begin_turns(request.receive, self._turns, session, asked, self._protocol)
             except RunsElsewhere as found:
                 assert self._forwarding is not None
-                return self._forwarding.to(found.worker, sent)
+                return self._forwarding.to(found.worker, sent, upload)
         return UnaryReply(self._turns, asked, turns, self._protocol)
 
     def _generate_request(self, asked: TurnRequest, affinity: str | None) -> GenerateRequest:

@@ -1,4 +1,4 @@
-"""HTTP helpers: bodies within the size limit, callers, JSON, and errors in the envelope of the API that was called."""
+"""HTTP helpers: callers, JSON, and errors in the envelope of the API that was called."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ from typing import Any
 import orjson
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
-from starlette.types import Receive
 
-from proxy.api.headers import Headers, headers_of, hint_in, key_in
-from proxy.errors import BodyTooLarge, InvalidRequest, MethodNotAllowed, NotFound, ProxyError, UnsupportedMediaType
+from proxy.api.headers import headers_of, hint_in, key_in
+from proxy.errors import InvalidRequest, MethodNotAllowed, NotFound, ProxyError
 from proxy.protocols.error_envelopes import anthropic_error, openai_error
 from proxy.sessions.access import Caller
 
@@ -45,53 +44,6 @@ def encode_json(value: Any) -> bytes:
     return orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS)
 
 
-async def read_body(headers: Headers, receive: Receive, limit: int) -> bytes:
-    """Read the whole body, which must be declared as JSON unless it is empty.
-
-    Raises UnsupportedMediaType, BodyTooLarge as soon as it is known to exceed `limit` bytes, or ClientDisconnect.
-    """
-    if _declares_more(headers.get(b"content-length", ""), limit):
-        raise _too_large(limit)
-    chunks: list[bytes] = []
-    size = 0
-    more = True
-    while more:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            raise ClientDisconnect
-        chunk = message.get("body", b"")
-        if chunk and not size:
-            _check_json(headers.get(b"content-type", ""))
-        size += len(chunk)
-        if size > limit:
-            raise _too_large(limit)
-        chunks.append(chunk)
-        more = message.get("more_body", False)
-    return b"".join(chunks)
-
-
-def _declares_more(length: str, limit: int) -> bool:
-    """Whether a `content-length` is above `limit`. `int` refuses numbers of more than 4300 digits."""
-    digits = length.lstrip("0")
-    return length.isdecimal() and (len(digits) > len(str(limit)) or int(digits or "0") > limit)
-
-
-def _check_json(content_type: str) -> None:
-    """Raise UnsupportedMediaType for another type than JSON: without asking the server, a browser lets pages of any
-    site send forms and plain text."""
-    kind = content_type.partition(";")[0].strip().lower()
-    if kind != "application/json" and not (kind.startswith("application/") and kind.endswith("+json")):
-        given = f"'content-type: {kind[:100]}'" if kind else "no content-type"
-        raise UnsupportedMediaType(
-            f"the body must be JSON, and this one came with {given}: send 'content-type: application/json' "
-            "(with curl: -H 'content-type: application/json')"
-        )
-
-
-def _too_large(limit: int) -> BodyTooLarge:
-    return BodyTooLarge(f"the body exceeds the limit of {limit} bytes; raise the limit with --max-body-bytes")
-
-
 def decode_json(body: bytes) -> Any:
     """Decode JSON. Raises InvalidRequest with the position of the error."""
     try:
@@ -100,14 +52,8 @@ def decode_json(body: bytes) -> Any:
         raise InvalidRequest(f"the body is not valid JSON in UTF-8: {error}", param="body") from None
 
 
-async def read_object(request: Request, limit: int) -> Mapping[str, Any]:
-    """Read a JSON object; an empty body is an empty object. Raises InvalidRequest for anything else."""
-    return decode_object(await read_body(headers_of(request.scope), request.receive, limit))
-
-
-def decode_object(body: bytes) -> Mapping[str, Any]:
-    """Decode a JSON object; an empty body is an empty object. Raises InvalidRequest for anything else."""
-    value = decode_json(body) if body.strip() else {}
+def as_object(value: Any) -> Mapping[str, Any]:
+    """Return a decoded body that is an object. Raises InvalidRequest for anything else."""
     if not isinstance(value, dict):
         raise InvalidRequest("the body must be a JSON object", param="body")
     return value

@@ -9,9 +9,10 @@ from typing import Any
 
 from starlette.requests import Request
 
+from proxy.api.bodies import Bodies
 from proxy.api.connections import while_connected
 from proxy.api.delivery import DeliveredMessage, parse_delivery
-from proxy.api.http import JsonResponse, key_of, read_object
+from proxy.api.http import JsonResponse, key_of
 from proxy.api.known_fields import check_given
 from proxy.api.long_polls import LongPolls
 from proxy.engine.mailbox import Letter, Mailbox
@@ -21,7 +22,6 @@ from proxy.rendering import Renderer
 from proxy.sessions.access import Access
 from proxy.sessions.end_waiter import EndWaiter
 from proxy.sessions.registry import Registry
-from proxy.settings import Settings
 from proxy.trajectory.conversation import message_dict, tool_dict
 from proxy.types import SessionStatus
 
@@ -37,12 +37,12 @@ class MailboxEndpoints:
         mailbox: Mailbox | None,
         registry: Registry,
         waiter: EndWaiter,
-        settings: Settings,
+        bodies: Bodies,
         polls: LongPolls,
         renderer: Renderer,
     ) -> None:
         """`mailbox`: the engine; None if the engine is not a mailbox. `renderer`: writes delivered messages."""
-        self._access, self._engine, self._registry, self._settings = access, mailbox, registry, settings
+        self._access, self._engine, self._registry, self._bodies = access, mailbox, registry, bodies
         self._waiter, self._polls, self._renderer = waiter, polls, renderer
 
     async def next(self, request: Request) -> JsonResponse:
@@ -116,7 +116,7 @@ class MailboxEndpoints:
 
     async def _body(self, request: Request) -> Mapping[str, Any]:
         self._access.check_admin(key_of(request))
-        return await read_object(request, self._settings.max_body_bytes)
+        return await self._bodies.read_object(request)
 
     def _mailbox(self) -> Mailbox:
         if self._engine is None:

@@ -7,7 +7,8 @@ from typing import Any
 
 from starlette.requests import Request
 
-from proxy.api.http import JsonResponse, caller_of, read_object
+from proxy.api.bodies import Bodies
+from proxy.api.http import JsonResponse, caller_of
 from proxy.api.known_fields import check_given
 from proxy.api.reward_request import ONE_TURN, REWARD_FIELDS, kind_of_reward, parse_mark, parse_reward
 from proxy.api.session_json import addressed
@@ -18,14 +19,13 @@ from proxy.sessions.endings import ended_otherwise
 from proxy.sessions.live_session import LiveSession
 from proxy.sessions.rewards import Changes, has_rewards, last_rewarded, mark_turn
 from proxy.sessions.scores import Scores
-from proxy.settings import Settings
 
 
 class RewardEndpoints:
     """Set rewards and training marks. Values are stored as given; returns are computed from them."""
 
-    def __init__(self, access: Access, scores: Scores, settings: Settings) -> None:
-        self._access, self._scores, self._settings = access, scores, settings
+    def __init__(self, access: Access, scores: Scores, bodies: Bodies) -> None:
+        self._access, self._scores, self._bodies = access, scores, bodies
 
     async def set_reward(self, request: Request) -> JsonResponse:
         """Store the rewards in the body. The reply lists the interactions that they belong to.
@@ -54,7 +54,7 @@ class RewardEndpoints:
         """The session that a request means by its caller and the turn that it names, and its body."""
         caller = caller_of(request)
         session = await self._access.for_control(caller)
-        body = await read_object(request, self._settings.max_body_bytes)
+        body = await self._bodies.read_object(request)
         return await self._access.for_turn(caller, session, optional_str(body, "interaction_id")), body
 
 

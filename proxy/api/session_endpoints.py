@@ -10,7 +10,8 @@ from starlette.requests import Request
 
 from proxy.api.addresses import Addresses
 from proxy.api.audit_log import note
-from proxy.api.http import JsonResponse, caller_of, key_of, read_object
+from proxy.api.bodies import Bodies
+from proxy.api.http import JsonResponse, caller_of, key_of
 from proxy.api.known_fields import check_given, check_known
 from proxy.api.reward_endpoints import check_rewards, store_rewards
 from proxy.api.session_json import addressed, record_json, session_json, started_json
@@ -24,7 +25,6 @@ from proxy.sessions.endings import Endings
 from proxy.sessions.registry import Registry
 from proxy.sessions.scores import Scores
 from proxy.sessions.session_starter import SessionStarter
-from proxy.settings import Settings
 from proxy.store.recordings import Recordings
 from proxy.store.session_query import SessionQuery
 from proxy.store.session_starts import SessionStarts
@@ -50,7 +50,7 @@ class SessionEndpoints:
         turns: Turns,
         starts: SessionStarts,
         recordings: Recordings,
-        settings: Settings,
+        bodies: Bodies,
         addresses: Addresses,
         replies: Replies,
         decode: Decode,
@@ -59,7 +59,7 @@ class SessionEndpoints:
         self._scores, self._endings = scores, endings
         self._deletion, self._turns = deletion, turns
         self._starts, self._recordings = starts, recordings
-        self._settings, self._addresses, self._replies = settings, addresses, replies
+        self._bodies, self._addresses, self._replies = bodies, addresses, replies
         self._decode = decode
 
     async def grant_capacity(self, request: Request) -> JsonResponse:
@@ -143,4 +143,4 @@ class SessionEndpoints:
         return JsonResponse({"interaction_count": count}, headers=addressed(session.id))
 
     async def _body(self, request: Request) -> Mapping[str, Any]:
-        return await read_object(request, self._settings.max_body_bytes)
+        return await self._bodies.read_object(request)

@@ -12,10 +12,11 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from proxy.api.bodies import Bodies, Upload, parsed
 from proxy.api.client_hints import add_headers
 from proxy.api.forwarding import Forwarded, Forwarding
-from proxy.api.headers import headers_of, hint_in, key_in
-from proxy.api.http import CRASH, TOO_DEEP, JsonResponse, decode_json, encode_json, error_response, read_body
+from proxy.api.headers import Headers, headers_of, hint_in, key_in
+from proxy.api.http import CRASH, TOO_DEEP, JsonResponse, encode_json, error_response
 from proxy.api.replies import StreamReply, UnaryReply, begin_turns, session_header
 from proxy.api.turnstile import Turnstile
 from proxy.errors import InvalidRequest, ProxyError
@@ -25,6 +26,9 @@ from proxy.sessions.access import Access, Caller
 from proxy.turns.turns import Turns
 from proxy.types import TurnRequest
 from proxy.workers.seats import RunsElsewhere
+
+# A turn whose body is longer keeps its share of the bytes of all bodies while the engine is paused.
+_ORDINARY = 2**20
 
 Endpoint = Callable[[Request], Awaitable[JsonResponse]]
 
@@ -39,11 +43,11 @@ class TurnEndpoint:
         turns: Turns,
         turnstile: Turnstile,
         model: str,
-        max_body_bytes: int,
+        bodies: Bodies,
         forwarding: Forwarding | None = None,
     ) -> None:
         """`model`: the served name, for requests without one. `forwarding`: to the other workers; None without any."""
-        self._protocol, self._access, self._turns, self._limit = protocol, access, turns, max_body_bytes
+        self._protocol, self._access, self._turns, self._bodies = protocol, access, turns, bodies
         self._model = model
         self._turnstile, self._forwarding = turnstile, forwarding
 
@@ -63,19 +67,28 @@ class TurnEndpoint:
 
     async def _begin(self, scope: Scope, receive: Receive) -> UnaryReply | StreamReply | Forwarded:
         """Begin the turn and return its reply. Raises ProxyError or ClientDisconnect."""
-        headers, path = headers_of(scope), scope["path_params"].get("session")
-        key = key_in(headers)
+        headers = headers_of(scope)
+        caller = Caller(scope["path_params"].get("session"), key_in(headers))
         if not self._access.open_server:  # then no access depends on the body, so a stranger's is not read
-            await self._access.resolve(Caller(path, key))
-        sent = await read_body(headers, receive, self._limit)
+            await self._access.resolve(caller)
+        with self._bodies.upload(scope, headers, receive) as upload:
+            return await self._begin_as_asked(caller, headers, receive, upload)
+
+    async def _begin_as_asked(
+        self, caller: Caller, headers: Headers, receive: Receive, upload: Upload
+    ) -> UnaryReply | StreamReply | Forwarded:
+        """Begin the turn that the body asks for."""
+        sent, path = await upload.read(), caller.path
         await self._turnstile.enter()
-        body = decode_json(sent)
+        body, size = await self._bodies.decode(sent), len(sent)
+        if self._turns.held_up and size <= _ORDINARY:
+            upload.release()  # thousands of requests may wait for a paused engine
         if self._forwarding is None:
-            sent = b""  # thousands of requests may wait for a paused engine, each with its body
-        session = await self._access.resolve(Caller(path, key, None if path else hint_in(headers, body)))
+            sent = b""
+        session = await self._access.resolve(caller if path else caller._replace(hint=hint_in(headers, body)))
         if self._access.shared:  # one query has answered for all requests that waited for it
             await self._turnstile.enter()
-        asked = self._protocol.parse(body, session.parsed)
+        asked = await parsed(size, self._protocol.parse, body, session.parsed)
         asked.model = asked.model or self._model
         add_headers(asked, headers)
         _check_echo(asked)
@@ -85,7 +98,7 @@ class TurnEndpoint:
             raise InvalidRequest(TOO_DEEP, param="body") from None
         except RunsElsewhere as found:
             assert self._forwarding is not None
-            return self._forwarding.to(found.worker, sent)
+            return self._forwarding.to(found.worker, sent, upload)
         reply = StreamReply if asked.stream else UnaryReply
         # Who names no session learns which one it is.
         shown = () if path or not self._access.open_server else (session_header(choices),)
@@ -107,7 +120,7 @@ def count_endpoint(
     head: Mapping[str, str],
     access: Access,
     turns: Turns,
-    max_body_bytes: int,
+    bodies: Bodies,
 ) -> Endpoint:
     """`input_tokens`: the prompt tokens that the same body would have as a turn. `parse` reads the body; `head` are the
     other fields of the reply."""
@@ -117,12 +130,14 @@ def count_endpoint(
         key = key_in(headers)
         if not access.open_server:
             await access.resolve(Caller(path, key))
-        body = decode_json(await read_body(headers, request.receive, max_body_bytes))
-        session = await access.resolve(Caller(path, key, None if path else hint_in(headers, body)))
-        asked = parse(body, session.parsed)
-        try:
-            return JsonResponse({**head, "input_tokens": len(await turns.prompt_ids(session, asked))})
-        except RecursionError:
-            raise InvalidRequest(TOO_DEEP, param="body") from None
+        with bodies.upload(request.scope, headers, request.receive) as upload:
+            sent = await upload.read()
+            body = await bodies.decode(sent)
+            session = await access.resolve(Caller(path, key, None if path else hint_in(headers, body)))
+            asked = await parsed(len(sent), parse, body, session.parsed)
+            try:
+                return JsonResponse({**head, "input_tokens": len(await turns.prompt_ids(session, asked))})
+            except RecursionError:
+                raise InvalidRequest(TOO_DEEP, param="body") from None
 
     return endpoint

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 import proxy
+from proxy.api import bodies
 from tests.support import Server, assistant, call_text, function_tool, says, serving, tool_result, user
 
 OURS = str(Path(proxy.__file__).parent)
@@ -94,7 +95,11 @@ async def test_a_turn_that_sends_a_long_history_calls_no_more_functions_than_one
     tmp_path: Path,
     history_of: Callable[[int], list[Any]],
     turn: Callable[[Server, list[Any]], Awaitable[None]],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    # A body of more than 128 KiB takes some more steps, as many for any length, and is parsed in another thread.
+    monkeypatch.setattr(bodies, "FREE", 2**30)
+    monkeypatch.setattr(bodies, "INLINE", 2**30)
     entries = []
     for turns in (50, 500):
         (folder := tmp_path / str(turns)).mkdir()

@@ -23,6 +23,7 @@ PARTS: dict[str, set[str]] = {
         "engine",
         "errors",
         "export_formats",
+        "fair_queue",
         "hub",
         "metrics",
         "parsed_items",
@@ -98,6 +99,7 @@ PARTS: dict[str, set[str]] = {
     "engine.transformers": {"engine", "errors", "hub", "reasons", "settings", "types"},
     "errors": set(),
     "export_formats": {"errors", "trajectory"},
+    "fair_queue": set(),
     "hub": {"errors", "progress", "settings"},
     "metrics": set(),
     "progress": set(),
@@ -160,6 +162,7 @@ OUTSIDE: dict[str, set[str]] = {
     "llguidance": {"engine.transformers"},
     "minijinja": {"rendering.templates"},
     "numpy": {
+        "api",
         "client",
         "client.adapters",
         "client.readers",

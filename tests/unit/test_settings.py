@@ -97,6 +97,8 @@ def test_an_invalid_variable_is_named_with_its_valid_values(name: str, text: str
         ({"discount": 1.5}, "--discount"),
         ({"rewards_by": "anyone"}, "--rewards-by"),
         ({"max_body_bytes": 0}, "--max-body-bytes"),
+        ({"max_inflight_body_bytes": 100, "max_body_bytes": 60}, "--max-inflight-body-bytes 100.*--max-body-bytes 60"),
+        ({"max_body_values": 0}, "--max-body-values"),
         ({"shutdown_timeout_s": -1.0}, "--shutdown-timeout-s"),
         ({"pause_timeout_s": -1.0}, "--pause-timeout-s"),
         ({"max_staleness": -1, "batch_size": 4}, "--max-staleness"),

@@ -7,11 +7,13 @@ from typing import Any, cast
 
 import orjson
 
+from proxy.api.bodies import Bodies, Upload
 from proxy.api.forwarding import Forwarding
 from proxy.api.turn_endpoints import TurnEndpoint
 from proxy.api.turnstile import Turnstile
 from proxy.protocols.chat.protocol import ChatProtocol
 from proxy.sessions.access import Access
+from proxy.settings import Settings
 from proxy.turns.turns import Turns
 from proxy.workers.seats import RunsElsewhere
 from tests.support import user
@@ -40,7 +42,7 @@ async def test_a_request_is_passed_on_as_it_was_sent_even_if_it_cannot_be_encode
     async def send(message: Any) -> None:
         raise AssertionError(message)
 
-    def to(worker: int, sent: bytes) -> Reply:
+    def to(worker: int, sent: bytes, upload: Upload) -> Reply:
         passed_on.append((worker, sent))
         return Reply()
 
@@ -50,7 +52,7 @@ async def test_a_request_is_passed_on_as_it_was_sent_even_if_it_cannot_be_encode
         cast("Turns", SimpleNamespace(held_up=False, begin=begin)),
         Turnstile(),
         "m",
-        10_000,
+        Bodies(Settings()),
         cast("Forwarding", SimpleNamespace(to=to)),
     )
     scope = {"type": "http", "method": "POST", "path": "/s/v1/chat/completions", "path_params": {}}

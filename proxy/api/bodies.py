@@ -1,0 +1,167 @@
+"""Request bodies: read within the limits of one body and of all bodies together, and decoded if they are not too much.
+
+Nothing that a client sends may hold up the others. A large body is weighed before it is parsed, because orjson holds
+the interpreter, and what Python makes of it is made in a worker thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Hashable, Mapping
+from typing import Any, TypeVar
+
+from starlette.requests import ClientDisconnect, Request
+from starlette.types import Receive, Scope
+
+from proxy.api.body_budget import FREE, BodyBudget, Share
+from proxy.api.body_weight import CONTAINER, weigh
+from proxy.api.headers import Headers, headers_of, key_in
+from proxy.api.http import as_object, decode_json
+from proxy.errors import BodyTooLarge, InvalidRequest, UnsupportedMediaType
+from proxy.settings import Settings
+
+_T = TypeVar("_T")
+
+INLINE = 128 * 1024
+"""A body of so many bytes is decoded on the event loop: whatever it holds, that takes some milliseconds."""
+
+
+class Bodies:
+    """The bodies of all requests to one server process."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.most = settings.max_body_bytes
+        self._most_values = settings.max_body_values
+        self.budget = BodyBudget(settings.all_body_bytes)
+
+    def upload(self, scope: Scope, headers: Headers, receive: Receive) -> Upload:
+        """The body of a request. Use it in a `with` block that ends when the body and what was made of it is used."""
+        return Upload(self, scope, headers, receive)
+
+    async def decode(self, body: bytes) -> Any:
+        """Decode JSON. Raises InvalidRequest with the position of the error, or if the body has too many values."""
+        return decode_json(body) if len(body) <= INLINE else await asyncio.to_thread(self._weighed, body)
+
+    async def read_object(self, request: Request) -> Mapping[str, Any]:
+        """Read a JSON object; an empty body is an empty object. Raises InvalidRequest for anything else."""
+        with self.upload(request.scope, headers_of(request.scope), request.receive) as upload:
+            return await self.decode_object(await upload.read())
+
+    async def decode_object(self, body: bytes) -> Mapping[str, Any]:
+        """Decode a JSON object; an empty body is an empty object. Raises InvalidRequest for anything else."""
+        return as_object(await self.decode(body) if body.strip() else {})
+
+    def _weighed(self, body: bytes) -> Any:
+        if weigh(body, self._most_values) > self._most_values:
+            raise InvalidRequest(
+                f"the body has more than {self._most_values} values (an array, an object or a key counts as "
+                f"{CONTAINER}); send less in one request, or raise the limit with --max-body-values",
+                param="body",
+            )
+        return decode_json(body)
+
+
+async def parsed(size: int, parse: Callable[..., _T], *arguments: Any) -> _T:
+    """Return what `parse` makes of a decoded body of `size` bytes: in a worker thread if it may take long."""
+    return parse(*arguments) if size <= INLINE else await asyncio.to_thread(parse, *arguments)
+
+
+class Upload:
+    """The body of one request. At the end of the `with` block its share of the budget is given back."""
+
+    __slots__ = ("_bodies", "_headers", "_receive", "_scope", "_share")
+
+    def __init__(self, bodies: Bodies, scope: Scope, headers: Headers, receive: Receive) -> None:
+        self._bodies, self._scope, self._headers, self._receive = bodies, scope, headers, receive
+        self._share: Share | None = None
+
+    def __enter__(self) -> Upload:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+    def release(self) -> None:
+        """Give back the share, before the end of the block if the body is not used any more."""
+        if self._share is not None:
+            self._bodies.budget.release(self._share)
+            self._share = None
+
+    def handed_on(self) -> Upload:
+        """The same body for another `with` block, which gives its share back at its end; this one then does not."""
+        other = Upload(self._bodies, self._scope, self._headers, self._receive)
+        other._share, self._share = self._share, None
+        return other
+
+    async def read(self) -> bytes:
+        """Read the whole body, which must be declared as JSON unless it is empty.
+
+        Raises UnsupportedMediaType, BodyTooLarge as soon as it is known to exceed the limit, TooManyRequests if other
+        bodies leave no room for it, or ClientDisconnect.
+        """
+        most = self._bodies.most
+        length = _declared(self._headers, most)
+        if length > most:
+            raise _too_large(most)
+        chunks: list[bytes] = []
+        size = 0
+        more = True
+        while more:
+            message = await (self._receive() if self._share is None else self._receive_or_give_up(self._share))
+            if message["type"] == "http.disconnect":
+                raise ClientDisconnect
+            chunk = message.get("body", b"")
+            if chunk and not size:
+                _check_json(self._headers.get(b"content-type", ""))
+            size += len(chunk)
+            if size > most:
+                raise _too_large(most)
+            chunks.append(chunk)
+            more = message.get("more_body", False)
+            if size > FREE and self._share is None:
+                self._share = Share(_sender(self._scope, self._headers), length)
+                await self._bodies.budget.take(self._share)
+        if self._share is not None:
+            self._bodies.budget.arrived(self._share, size)
+        return b"".join(chunks)
+
+    async def _receive_or_give_up(self, share: Share) -> Any:
+        try:
+            return await self._receive()
+        except asyncio.CancelledError:
+            if share.was_given_up():
+                raise self._bodies.budget.full() from None
+            raise
+
+
+def _declared(headers: Headers, most: int) -> int:
+    """The length that a body has by its headers, `most` if they do not say, or `most + 1` for any larger number.
+
+    `int` refuses numbers of more than 4300 digits.
+    """
+    length = headers.get(b"content-length", "")
+    if not length.isdecimal():
+        return most
+    digits = length.lstrip("0")
+    return most + 1 if len(digits) > len(str(most)) else min(int(digits or "0"), most + 1)
+
+
+def _check_json(content_type: str) -> None:
+    """Raise UnsupportedMediaType for another type than JSON: without asking the server, a browser lets pages of any
+    site send forms and plain text."""
+    kind = content_type.partition(";")[0].strip().lower()
+    if kind != "application/json" and not (kind.startswith("application/") and kind.endswith("+json")):
+        given = f"'content-type: {kind[:100]}'" if kind else "no content-type"
+        raise UnsupportedMediaType(
+            f"the body must be JSON, and this one came with {given}: send 'content-type: application/json' "
+            "(with curl: -H 'content-type: application/json')"
+        )
+
+
+def _too_large(limit: int) -> BodyTooLarge:
+    return BodyTooLarge(f"the body exceeds the limit of {limit} bytes; raise the limit with --max-body-bytes")
+
+
+def _sender(scope: Scope, headers: Headers) -> Hashable:
+    """Who sends a body, as far as it can be known before the body is read: a key, a session, or an address."""
+    return key_in(headers) or scope.get("path_params", {}).get("session") or (scope.get("client") or ("",))[0]
