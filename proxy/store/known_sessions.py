@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from proxy.errors import StoreUnavailable
+
 # About 100 bytes an id: 20 MB at most.
 MAX_KNOWN = 200_000
+_PAGE = 5000
 
 
 class KnownSessions:
-    """All session ids of a database that only this process writes to; unknown (None) otherwise or above MAX_KNOWN."""
+    """All session ids of a database that only this process writes to; unknown otherwise or above MAX_KNOWN.
 
-    def __init__(self, ids: set[str] | None) -> None:
-        self._ids = ids if ids is not None and len(ids) <= MAX_KNOWN else None
+    They are read page by page after the first question: a server starts as fast over many sessions as over none.
+    """
+
+    def __init__(self, read: Callable[[str, int], Awaitable[list[str]]] | None) -> None:
+        """`read(after, limit)`: ids in their order, from the one that follows `after`; None if others write too."""
+        self._read = read
+        self._ids: set[str] | None = None if read is None else set()
+        self._reading: asyncio.Task[None] | None = None
+        self._complete = False
 
     def add(self, session_id: str) -> None:
         """Remember an id whose row is about to be queued."""
@@ -21,4 +34,24 @@ class KnownSessions:
 
     def exclude(self, session_id: str) -> bool:
         """Return True if the session certainly does not exist."""
-        return self._ids is not None and session_id not in self._ids
+        if self._ids is None:
+            return False
+        if not self._complete:
+            if self._reading is None:
+                self._reading = asyncio.create_task(self._read_all())
+            return False
+        return session_id not in self._ids
+
+    async def _read_all(self) -> None:
+        assert self._read is not None
+        after = ""
+        try:
+            while page := await self._read(after, _PAGE):
+                for after in page:
+                    self.add(after)
+                if self._ids is None:
+                    return
+        except StoreUnavailable:
+            self._reading = None  # the next question begins again
+            return
+        self._complete = True

@@ -11,7 +11,7 @@ from proxy.store import database, schema
 from proxy.store.bell import Bell
 from proxy.store.claim_queue import ClaimQueue
 from proxy.store.key_index import KeyIndex
-from proxy.store.known_sessions import MAX_KNOWN, KnownSessions
+from proxy.store.known_sessions import KnownSessions
 from proxy.store.open_database import READER_THREADS, OpenDatabase
 from proxy.store.recordings import Recordings
 from proxy.store.replica_news import ReplicaNews
@@ -35,7 +35,9 @@ class Store:
 
     def __init__(self, opened: OpenDatabase) -> None:
         self.database = opened
-        known = KnownSessions(None if opened.shared else set(opened.read_now(reads.session_ids, MAX_KNOWN + 1)))
+        known = KnownSessions(
+            None if opened.shared else lambda after, most: opened.read(reads.session_ids, after, most)
+        )
         ends = Bell()
         self.turns = TurnLog(opened)
         self.starts = SessionStarts(opened, known)

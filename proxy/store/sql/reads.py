@@ -83,9 +83,10 @@ def ping(connection: Connection) -> None:
     connection.execute(select(sessions.c.number).limit(1)).all()
 
 
-def session_ids(connection: Connection, limit: int) -> list[str]:
-    """At most `limit` ids of sessions."""
-    return list(connection.execute(select(sessions.c.session_id).limit(limit)).scalars())
+def session_ids(connection: Connection, after: str, limit: int) -> list[str]:
+    """At most `limit` ids of sessions in their order, from the one that follows `after`."""
+    ids = sessions.c.session_id
+    return list(connection.execute(select(ids).where(ids > after).order_by(ids).limit(limit)).scalars())
 
 
 def load_session(connection: Connection, session_id: str) -> SessionRecord | None:
