@@ -15,15 +15,18 @@ ProxyError                        status  code
 │   ├── SessionNotFound           404     session_not_found
 │   └── PreviousResponseNotFound  404     previous_response_not_found
 ├── MethodNotAllowed              405     method_not_allowed
+├── RequestTimeout                408     request_timeout
 ├── EndedOtherwise                409     ended_otherwise
 ├── BodyTooLarge                  413     body_too_large
 ├── UnsupportedMediaType          415     unsupported_media_type
 ├── TooManyRequests               429     rate_limit_exceeded
+├── HeadersTooLarge               431     headers_too_large
 ├── EngineFailed                  502     engine_failed
 ├── EngineUnavailable             503     engine_unavailable
 │   ├── EngineLost                503     engine_lost
 │   └── EngineIncapable           501     engine_incapable
 ├── StoreUnavailable              503     store_unavailable
+├── TooManyConnections            503     too_many_connections
 └── EngineTimeout                 504     timeout
 ProxyError itself is 500, internal_error. ConfigurationError is raised at startup and ends the process.
 """
@@ -167,6 +170,13 @@ class MethodNotAllowed(ProxyError):
     retryable = False
 
 
+class RequestTimeout(ProxyError):
+    """The request did not arrive whole in time."""
+
+    status = 408
+    code = "request_timeout"
+
+
 class EndedOtherwise(ProxyError):
     """The session has ended, and its end said something else than this one does."""
 
@@ -196,6 +206,14 @@ class TooManyRequests(ProxyError):
 
     status = 429
     code = "rate_limit_exceeded"
+
+
+class HeadersTooLarge(ProxyError):
+    """The headers of the request are longer than the server reads."""
+
+    status = 431
+    code = "headers_too_large"
+    retryable = False
 
 
 class EngineFailed(ProxyError):
@@ -238,6 +256,13 @@ class StoreUnavailable(ProxyError):
 
     status = 503
     code = "store_unavailable"
+
+
+class TooManyConnections(ProxyError):
+    """`--max-connections`, or the limit of open files, is reached, and every connection is in use."""
+
+    status = 503
+    code = "too_many_connections"
 
 
 class EngineTimeout(ProxyError):

@@ -90,6 +90,9 @@ class Settings:
         None, "Sessions that the trainer consumes per weight version; required by --max-staleness."
     )
     max_turns_in_flight: int = _setting(4096, "Limit of turns that run at once; further ones get 429.")
+    max_connections: int | None = _setting(
+        None, "Limit of client connections of a process; none: 8192, or what its limit of open files allows."
+    )
     strict_sampling: bool = _setting(
         False, "Refuse sampling fields that the engine takes only as best effort (a seed, if it is not deterministic)."
     )
@@ -150,7 +153,7 @@ _ORIGIN = re.compile(r"(?!https?://\*$)[a-z][a-z0-9+.-]*://(\*|(\*\.)?[a-z0-9._-
 _POSITIVE = (
     *("max_context_tokens", "max_tokens_per_turn", "max_body_bytes", "engine_timeout_s", "key_lifetime_s"),
     *("max_live_sessions", "session_idle_s", "max_turns_in_flight", "batch_size", "stream_interval", "workers"),
-    *("max_inflight_body_bytes", "max_body_values"),
+    *("max_inflight_body_bytes", "max_body_values", "max_connections"),
 )
 
 

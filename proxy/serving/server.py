@@ -26,11 +26,16 @@ from starlette.types import ASGIApp
 
 from proxy.app import build_app
 from proxy.errors import ConfigurationError
+from proxy.serving.connection import Connection
+from proxy.serving.connections import Connections, Patience
+from proxy.serving.open_files import connections_within_limit, raise_limit
 from proxy.settings import Settings
 
 BACKLOG = 2048
-# uvicorn cancels open connections with a traceback each. Turns are drained earlier, so that it never comes to that.
+# uvicorn cancels what runs for so long after `--shutdown-timeout-s`. All is cut earlier, so it never comes to that.
 BACKSTOP_S = 5
+PATIENCE = Patience()
+_LOOKS, _LOOK_S = 30, 0.01
 _START_TIMEOUT_S = 120.0
 _GC_THRESHOLDS = 20_000, 0, 60
 _SWITCH_INTERVAL_S = 0.001
@@ -40,8 +45,9 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 class Server(uvicorn.Server):
     """uvicorn without its signal handlers, which re-raise the signal at the end: the exit code would not be 0."""
 
-    def __init__(self, config: uvicorn.Config) -> None:
+    def __init__(self, config: uvicorn.Config, connections: Connections) -> None:
         super().__init__(config)
+        self.server_state = self.connections = connections
         self.exiting = asyncio.Event()
 
     def ask_to_exit(self) -> None:
@@ -49,6 +55,34 @@ class Server(uvicorn.Server):
         self.force_exit = self.should_exit
         self.should_exit = True
         self.exiting.set()
+
+    async def serve(self, sockets: list[socket.socket] | None = None) -> None:
+        """Serve until asked to exit, and watch the connections meanwhile."""
+        watching = asyncio.create_task(self.connections.watch())
+        try:
+            await super().serve(sockets)
+        finally:
+            watching.cancel()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Take no more requests, and wait for those that have arrived whole."""
+        self.connections.end(asyncio.get_running_loop().time())
+        await super().shutdown(sockets)
+
+    async def cut(self) -> None:
+        """End what still runs: close every connection, after 0.3 s at most for replies that are being written."""
+        await self._settle()
+        self.connections.cut()
+        await self._settle()
+        for task in self.connections.tasks:
+            task.cancel()
+        self.connections.log()
+
+    async def _settle(self) -> None:
+        for _ in range(_LOOKS):
+            if not (self.connections.connections or self.connections.tasks):
+                break
+            await asyncio.sleep(_LOOK_S)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -60,6 +94,7 @@ def run(settings: Settings, on_ready: Callable[[Starlette, str], None]) -> None:
 
     Raises ConfigurationError if the server cannot start.
     """
+    raise_limit()
     with bind(settings) as listener:
         app = build_app(settings)
         runner = asyncio.Runner(loop_factory=loop_factory())
@@ -144,20 +179,28 @@ async def _serve(
             for number in _SIGNALS:
                 asyncio.get_running_loop().add_signal_handler(number, server.ask_to_exit)
         watcher = asyncio.create_task(_watch(stop, server)) if stop is not None else None
+        limit_connections(server, settings)
         on_ready(app, url_of(settings, listener))
-        ending = asyncio.create_task(end_requests(server, app, settings.shutdown_timeout_s))
+        ending = asyncio.create_task(end_requests(app, settings.shutdown_timeout_s, server))
         await server.serve(sockets=[listener])
         ending.cancel()
         # Turns that still run have no client, or a second signal came: cancel them.
         await app.state.turns.drain(0.0)
+        await server.cut()
         if watcher is not None:
             await watcher
 
 
-def new_server(app: ASGIApp, settings: Settings) -> Server:
-    """A server of `app`, which still has to be given its sockets."""
+def new_server(app: ASGIApp, settings: Settings, patience: Patience | None = PATIENCE) -> Server:
+    """A server of `app`, which still has to be given its sockets. `patience`: with its clients; None for a trusted one.
+
+    uvicorn's own limits do not do: `limit_concurrency` refuses `/health` too and keeps silent connections, a silent
+    connection has no timeout before its first request, and its limits of headers are those of another parser.
+    """
     config = uvicorn.Config(
         app,
+        http=Connection,
+        ws="none",
         lifespan="off",
         log_level=settings.log_level if settings.log_level != "info" else "warning",
         access_log=False,
@@ -166,8 +209,23 @@ def new_server(app: ASGIApp, settings: Settings) -> Server:
         server_header=False,
         proxy_headers=False,
     )
-    logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
-    return Server(config)
+    uvicorn_log = logging.getLogger("uvicorn.error")
+    uvicorn_log.setLevel(logging.WARNING)
+    uvicorn_log.addFilter(_is_no_cancellation)
+    return Server(config, Connections(patience))
+
+
+def _is_no_cancellation(record: logging.LogRecord) -> bool:
+    """Whether a record is none of uvicorn's tracebacks of the requests that a shutdown cancels."""
+    return record.exc_info is None or not isinstance(record.exc_info[1], asyncio.CancelledError)
+
+
+def limit_connections(server: Server, settings: Settings) -> None:
+    """Let a server have as many connections as `--max-connections` and its limit of open files allow."""
+    elsewhere = "//" in settings.engine or settings.workers > 1  # a request then has a connection of its own there
+    server.connections.most = connections_within_limit(2 if elsewhere else 1)
+    if settings.max_connections is not None:
+        server.connections.most = min(server.connections.most, settings.max_connections)
 
 
 def url_of(settings: Settings, listener: socket.socket) -> str:
@@ -200,14 +258,19 @@ def _return_freed_memory() -> None:
         ctypes.CDLL(None).malloc_trim(0)
 
 
-async def end_requests(server: Server, app: Starlette, timeout_s: float) -> None:
-    """When the server is asked to exit, end long polls, and let running turns finish within `timeout_s`.
+async def end_requests(app: Starlette, timeout_s: float, *servers: Server) -> None:
+    """When the first server is asked to exit, end long polls, and let running requests finish within `timeout_s`.
 
-    Turns that take longer are cancelled; their clients get an error.
+    Turns that take longer are cancelled; their clients get an error. Then everything else is cut.
     """
-    await server.exiting.wait()
+    await servers[0].exiting.wait()
     app.state.polls.end()
+    loop = asyncio.get_running_loop()
+    ends_at = loop.time() + timeout_s
     await app.state.turns.drain(timeout_s)
+    await asyncio.sleep(ends_at - loop.time())
+    for server in servers:
+        await server.cut()
 
 
 async def _watch(stop: threading.Event, server: Server) -> None:

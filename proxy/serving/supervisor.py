@@ -25,6 +25,7 @@ from typing import Any
 from proxy.errors import ConfigurationError
 from proxy.hub import pinned
 from proxy.serving import server, worker
+from proxy.serving.open_files import raise_limit
 from proxy.serving.worker import Banner, Order, Post, Report
 from proxy.settings import Settings
 from proxy.workers.group import Place
@@ -47,6 +48,7 @@ def run(settings: Settings, banner: Banner, show: Callable[[str], None]) -> None
     """
     if not hasattr(os, "fork") or not hasattr(socket, "SO_REUSEPORT"):
         raise ConfigurationError("--workers needs fork and SO_REUSEPORT, which this system does not have")
+    raise_limit()
     settings = pinned(settings)  # once: all workers take the same commit
     with _reserved(settings) as address, tempfile.TemporaryDirectory(prefix="tokengrove-workers-") as folder:
         supervisor = _Supervisor(settings, banner, address, Path(folder))

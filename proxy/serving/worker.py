@@ -76,7 +76,7 @@ class _Worker:
     def __init__(self, app: Starlette, settings: Settings, post: Post) -> None:
         self._app, self._settings, self._post = app, settings, post
         self._public = server.new_server(app, settings)
-        self._private = server.new_server(app.state.for_workers, settings)
+        self._private = server.new_server(app.state.for_workers, settings, patience=None)
         self._may_listen = asyncio.Event()
         self._stopping = False
 
@@ -97,8 +97,9 @@ class _Worker:
             url = server.url_of(self._settings, listener)
             self._say(Report.READY, self._post.banner(self._app, url, self._settings))
             await self._may_listen.wait()
+            server.limit_connections(self._public, self._settings)
             ending = asyncio.create_task(
-                server.end_requests(self._public, self._app, self._settings.shutdown_timeout_s)
+                server.end_requests(self._app, self._settings.shutdown_timeout_s, self._public, self._private)
             )
             if not self._stopping:
                 listener.listen(server.BACKLOG)
@@ -107,6 +108,8 @@ class _Worker:
             await answering  # requests of other workers, too, have been answered
             ending.cancel()
             await self._app.state.turns.drain(0.0)
+            for each in (self._public, self._private):
+                await each.cut()
 
     def _follow_orders(self) -> None:
         loop = asyncio.get_running_loop()

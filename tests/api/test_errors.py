@@ -124,10 +124,13 @@ CASES: list[tuple[type[errors.ProxyError], Case, Script, dict[str, Any]]] = [
     (errors.PreviousResponseNotFound, no_such_response, always(), {}),
     (errors.SessionNotFound, get("/rl/sessions/other"), always(), {}),
     (errors.MethodNotAllowed, get(CHAT), always(), {}),
+    (errors.RequestTimeout, good, raising(errors.RequestTimeout("late")), {}),
     (errors.EndedOtherwise, ended_otherwise, always(), {}),
     (errors.BodyTooLarge, good, always(), {"max_body_bytes": 10}),
     (errors.UnsupportedMediaType, as_text, always(), {}),
     (errors.TooManyRequests, good, raising(errors.TooManyRequests("full", retry_after_s=400)), {}),
+    (errors.HeadersTooLarge, good, raising(errors.HeadersTooLarge("long")), {}),
+    (errors.TooManyConnections, good, raising(errors.TooManyConnections("full")), {}),
     (errors.EngineFailed, good, always(FAIL), {}),
     (errors.EngineFailed, good, raising(ZeroDivisionError("a bug in the engine")), {}),
     (errors.EngineUnavailable, good, raising(errors.EngineUnavailable("paused")), {}),
@@ -142,10 +145,12 @@ OPENAI_TYPES = {
     403: "permission_error",
     404: "not_found_error",
     405: "invalid_request_error",
+    408: "invalid_request_error",
     409: "invalid_request_error",
     413: "invalid_request_error",
     415: "invalid_request_error",
     429: "rate_limit_error",
+    431: "invalid_request_error",
 }
 
 

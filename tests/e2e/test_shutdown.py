@@ -1,10 +1,12 @@
-"""A shutdown waits for running turns; it answers long polls at once."""
+"""A shutdown waits for running turns; it answers long polls at once, and waits for no client that stalls."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import http.client
 import json
+import time
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -13,8 +15,10 @@ from urllib.request import urlopen
 import pytest
 
 from proxy.api.long_polls import LongPolls
-from tests.e2e.processes import server_process
+from tests.e2e.processes import Process, server_process
+from tests.e2e.stalling import stalled
 from tests.exports import entries
+from tests.support import user
 
 LONG_S = 600
 """Far longer than the timeout of `Process.wait`."""
@@ -56,6 +60,48 @@ def test_long_polls_are_answered_when_the_server_stops(tmp_path: Path) -> None:
         assert (page["samples"], entries(page)["s"]["status"]) == ([], "active")
         assert letters == [{"status": "empty"}] * 2
         assert server.wait() == 0
+
+
+ENDLESS = ("--engine", "scripted", "--engine-arg", "delay_s=600")
+
+
+def test_clients_that_stall_do_not_hold_a_shutdown(tmp_path: Path) -> None:
+    with server_process(tmp_path, "--engine", "scripted", "--shutdown-timeout-s", str(LONG_S)) as server:
+        with stalled(server.url):
+            server.terminate()
+            assert server.wait() == 0
+        assert "Traceback" not in server.output
+
+
+@pytest.mark.parametrize("second", [False, True])
+def test_turns_that_outlast_the_timeout_or_a_second_signal_end_without_a_traceback(
+    tmp_path: Path, second: bool
+) -> None:
+    with server_process(tmp_path, *ENDLESS, "--shutdown-timeout-s", str(LONG_S if second else 0)) as server:
+        body = {"model": "m", "messages": [user("hi")]}
+        waiting = [
+            ask(server.url, f"/{stream}/v1/chat/completions", {**body, "stream": stream}) for stream in (False, True)
+        ]
+        polling = ask(server.url, "/trajectories/claim", {"wait_s": LONG_S})  # answered at the first signal
+        _until_running(server, len(waiting))
+        server.terminate()
+        answer(polling)
+        if second:
+            server.terminate()
+        assert server.wait() == 0
+        assert "Traceback" not in server.output
+        for connection in waiting:
+            with contextlib.closing(connection), connection.getresponse() as reply:
+                assert reply.status == 503 and b"shutting down" in reply.read()
+
+
+def _until_running(server: Process, turns: int) -> None:
+    for _ in range(6000):
+        with urlopen(f"{server.url}/metrics") as metrics:
+            if f"tokengrove_in_flight {turns}.0\n" in metrics.read().decode():
+                return
+        time.sleep(0.01)
+    raise AssertionError("the turns did not start within a minute")
 
 
 async def test_a_long_poll_returns_its_result_raises_its_error_or_returns_none_at_the_end() -> None:

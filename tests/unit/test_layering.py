@@ -126,7 +126,7 @@ PARTS: dict[str, set[str]] = {
     "rendering.templates": {"errors", "rendering", "types"},
     "rendering.tool_calls": {"engine", "errors", "types"},
     "rollout": {"client", "errors"},
-    "serving": {"app", "errors", "hub", "progress", "settings", "workers"},
+    "serving": {"api", "app", "errors", "hub", "progress", "settings", "workers"},
     "sessions": {"errors", "metrics", "parsed_items", "reasons", "settings", "store", "trajectory", "types"},
     "settings": {"errors", "types"},
     "store": {"errors", "reasons", "store.sql", "types"},

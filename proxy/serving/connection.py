@@ -1,0 +1,141 @@
+"""One client's connection, over HTTP/1.1: uvicorn's protocol, which also knows what the connection waits for.
+
+A client that has shut down only its sending side still gets its answer: the end of its data does not end a request
+that has arrived whole. Whether the client has left altogether is asked of the system (`peer`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from enum import Enum
+from typing import TYPE_CHECKING, Any, Protocol
+
+from starlette.types import ASGIApp
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+
+from proxy.api.http import error_response
+from proxy.errors import HeadersTooLarge, ProxyError
+from proxy.serving import peer
+
+if TYPE_CHECKING:
+    from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
+
+MOST_HEADER_BYTES = 64 * 1024
+"""Bytes that may come in a row without a header that ends or a part of a body. The parser keeps all of them."""
+
+
+class Stage(Enum):
+    """What a connection waits for."""
+
+    FRESH = "sent no request"
+    HEAD = "sent half of a request's head"
+    BODY = "sent half of a request's body"
+    REPLY = "waits for its reply"
+    UNREAD = "did not read its reply"
+    IDLE = "sent no further request"
+
+
+class Host(Protocol):
+    """What a connection needs of the server that it belongs to."""
+
+    def admit(self, connection: Connection) -> None:
+        """Decide about a new connection, which belongs to the server's set of connections already."""
+
+    def note(self, what: str) -> None:
+        """Count a connection that the server closes, for the log."""
+
+
+class Connection(HttpToolsProtocol):
+    """A connection. `received`: the bytes of bodies so far.
+
+    `stage`, `mark` (which shows progress within the stage) and `since` (when they last changed, in seconds of the event
+    loop's clock) belong to whoever watches the connection.
+    """
+
+    app: ASGIApp
+    cycle: RequestResponseCycle | None  # type: ignore[assignment]  # uvicorn says that there always is one
+    stage: Stage
+    mark: object
+    since: float
+
+    def __init__(self, *arguments: Any, **more: Any) -> None:
+        super().__init__(*arguments, **more)
+        self.half_closed = False
+        self.received = 0
+        self._unframed = 0
+
+    @property
+    def host(self) -> Host:
+        """The server's connections."""
+        host: Any = self.server_state
+        return host  # type: ignore[no-any-return]
+
+    @property
+    def socket(self) -> socket.socket:
+        """The socket, for options only."""
+        return self.transport.get_extra_info("socket")  # type: ignore[no-any-return]
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self.stage, self.mark, self.since = Stage.FRESH, None, self.loop.time()
+        self.host.admit(self)
+
+    def data_received(self, data: bytes) -> None:
+        cycle = self.cycle
+        self._unframed += len(data)
+        super().data_received(data)
+        if self.cycle is not cycle:
+            self._unframed = 0
+        elif self._unframed > MOST_HEADER_BYTES and not self.transport.is_closing():
+            self.host.note("sent headers that are too long")
+            self.refuse(
+                HeadersTooLarge(f"the headers are longer than {MOST_HEADER_BYTES} bytes; send fewer or shorter ones")
+            )
+
+    def on_body(self, body: bytes) -> None:
+        self.received += len(body)
+        self._unframed = 0
+        super().on_body(body)
+
+    def eof_received(self) -> bool:  # type: ignore[override]
+        """Return whether the connection stays open, to answer a request that has arrived whole."""
+        if not peer.KNOWN or self.look() not in (Stage.REPLY, Stage.UNREAD):
+            return False
+        sock, cycle = self.socket, self.cycle
+        if sock.family == socket.AF_UNIX or cycle is None or peer.has_left(sock):
+            return False
+        cycle.keep_alive = False
+        self.half_closed = True
+        peer.ask_often(sock)
+        return True
+
+    def look(self) -> Stage:
+        """What the connection waits for now."""
+        cycle, pipeline = self.cycle, self.pipeline
+        if self.transport.get_write_buffer_size():
+            return Stage.UNREAD
+        if cycle is not None and not cycle.response_complete:
+            return Stage.BODY if cycle.more_body and not pipeline else Stage.REPLY
+        if self.scope is None:
+            return Stage.FRESH
+        return Stage.HEAD if cycle is None or cycle.scope is not self.scope else Stage.IDLE
+
+    def refuse(self, error: ProxyError) -> None:
+        """Answer a request that has not arrived whole with `error`, and close."""
+        cycle = self.cycle
+        if cycle is None or not cycle.response_started or cycle.response_complete:
+            path = self.scope["path"] if self.scope is not None and "path" in self.scope else "/"
+            self.transport.write(_written(path, error))
+        self.transport.close()
+        if cycle is not None:
+            cycle.disconnected = True
+            cycle.message_event.set()
+
+
+def _written(path: str, error: ProxyError) -> bytes:
+    """A whole reply that closes its connection."""
+    response = error_response(path, error)
+    headers = [*response.raw_headers, (b"connection", b"close")]
+    lines = [b"%s: %s\r\n" % header for header in headers]
+    return b"%s%s\r\n%s" % (STATUS_LINE[response.status_code], b"".join(lines), bytes(response.body))

@@ -1,0 +1,212 @@
+"""All connections of one server: how many there may be, and how long a client may keep the server waiting.
+
+A connection that is not being served ends, in time or to make room. One sweep a second looks at all of them, so a turn
+pays nothing. At the limit those that wait for their client the longest make room; if all are in use, further ones get a
+503 at once. `SPARE` connections beyond the limit are for the endpoints that watch the server.
+
+Many connections are one line in the log.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections import Counter
+from dataclasses import dataclass
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+from uvicorn.server import ServerState
+
+from proxy.api.http import error_response
+from proxy.errors import SHUTTING_DOWN, EngineUnavailable, ProxyError, RequestTimeout, TooManyConnections
+from proxy.serving import peer
+from proxy.serving.connection import Connection, Stage
+
+logger = logging.getLogger(__name__)
+
+SPARE = 16
+"""Connections beyond the limit, which only `WATCHED` answers."""
+
+WATCHED = frozenset({"/health", "/ready", "/metrics"})
+LEAST_BODY_BYTES = 1024
+SWEEP_S = 1.0
+_LOG_EVERY_S = 10.0
+_LARGEST_SHARE = 16
+"""One in so many connections makes room at once, so that a flood is not a search for each."""
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """Seconds that a client may take: for the head of a request, for `LEAST_BODY_BYTES` of a body, to read anything of
+    a reply, and between requests. `ending_s`: to read anything once the server is stopping."""
+
+    head_s: float = 10.0
+    body_s: float = 10.0
+    unread_s: float = 120.0
+    idle_s: float = 75.0
+    ending_s: float = 5.0
+
+
+class Connections(ServerState):
+    """The connections of one server, of which uvicorn keeps the set. `patience`: None trusts the clients."""
+
+    connections: set[Connection]  # type: ignore[assignment]
+
+    def __init__(self, patience: Patience | None) -> None:
+        super().__init__()
+        self.most: int | None = None
+        self._patience = patience
+        self._ending = self._all_used = False
+        self._events: Counter[str] = Counter()
+        self._log_at = 0.0
+
+    def admit(self, connection: Connection) -> None:
+        """Find room for a connection that has just been made; else let it have only `WATCHED`, or refuse it."""
+        if self._ending:
+            connection.transport.close()
+        elif self.most is not None and len(self.connections) > self.most and not self._make_room(connection):
+            error = TooManyConnections(f"all {self.most} connections are in use; try again", retry_after_s=1.0)
+            if len(self.connections) <= self.most + SPARE:
+                connection.app = _Busy(connection.app, error)
+            else:
+                self.note("refused, with all others in use")
+                connection.refuse(error)
+
+    def note(self, what: str) -> None:
+        """Count a connection that is closed, for the log."""
+        self._events[what] += 1
+
+    async def watch(self) -> None:
+        """Sweep until cancelled."""
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(SWEEP_S)
+            try:
+                self.sweep(loop.time())
+            except Exception:
+                logger.exception("a sweep of the connections failed")
+
+    def sweep(self, now: float) -> None:
+        """Close the connections whose clients have kept the server waiting for too long at `now`."""
+        self._all_used = False
+        if self._patience is not None:
+            for connection in list(self.connections):
+                self._look(connection, now, self._patience)
+        if self._events and now >= self._log_at:
+            self._log_at = now + _LOG_EVERY_S
+            self.log()
+
+    def log(self) -> None:
+        """Say how many connections were closed since the last time, and why."""
+        if self._events:
+            reasons = ", ".join(f"{count} {what}" for what, count in self._events.most_common())
+            left = sum(not connection.transport.is_closing() for connection in self.connections)
+            logger.warning("connections closed: %s; %d are open", reasons, left)
+            self._events.clear()
+
+    def end(self, now: float) -> None:
+        """The server is stopping: close what is not being served. A request that has not arrived whole gets a 503."""
+        if self._patience is not None:
+            self._ending = True
+            self.sweep(now)
+
+    def cut(self) -> None:
+        """Close all connections at once."""
+        if self.connections:
+            self._events["cut at the end of the shutdown"] += len(self.connections)
+        for connection in list(self.connections):
+            connection.transport.abort()
+
+    def _look(self, connection: Connection, now: float, patience: Patience) -> None:
+        stage = connection.look()
+        if connection.transport.is_closing() and stage is not Stage.UNREAD:
+            return
+        mark = _mark(connection, stage)
+        if stage is not connection.stage or mark != connection.mark:
+            connection.stage, connection.mark, connection.since = stage, mark, now
+        if connection.half_closed and peer.has_left(connection.socket):
+            connection.transport.abort()
+        elif self._ending and stage in _WITHOUT_REQUEST:
+            connection.transport.close()
+        elif self._ending and stage is Stage.BODY:
+            connection.refuse(EngineUnavailable(SHUTTING_DOWN, retry_after_s=1.0))
+        elif now - connection.since > (limit_s := self._limit_s(connection, stage, patience)):
+            if stage is not Stage.IDLE:
+                self.note(f"{stage.value} within {limit_s:g} s")
+            _close(connection, stage, limit_s)
+
+    def _limit_s(self, connection: Connection, stage: Stage, patience: Patience) -> float:
+        match stage:
+            case Stage.FRESH | Stage.HEAD:
+                return patience.head_s
+            case Stage.BODY:
+                return patience.body_s
+            case Stage.UNREAD:
+                return patience.ending_s if self._ending else patience.unread_s
+            case Stage.IDLE:
+                assert connection.cycle is not None
+                return patience.body_s if connection.cycle.more_body else patience.idle_s  # else a refused body
+        return math.inf
+
+    def _make_room(self, newest: Connection) -> bool:
+        """Close the connections that have waited the longest for their clients; False if there are none."""
+        if self._all_used or self._patience is None:
+            return False
+        now, late_s = newest.since, self._patience.body_s
+        waiting = []
+        for connection in self.connections:
+            stage = connection.look()
+            since = connection.since if stage is connection.stage else now
+            if connection is not newest and (stage in _WITHOUT_REQUEST or (stage in _SLOW and now - since > late_s)):
+                waiting.append((_ORDER[stage], since, connection))
+        waiting.sort(key=lambda entry: entry[:2])
+        chosen = waiting[: max(1, len(self.connections) // _LARGEST_SHARE)]
+        for _, _, connection in chosen:
+            self.note("made room for others")
+            self.connections.discard(connection)  # or the next one would look for room, too
+            connection.transport.abort()
+        self._all_used = not chosen
+        return bool(chosen)
+
+
+class _Busy:
+    """What answers a connection beyond the limit: `WATCHED` as ever, anything else with a 503."""
+
+    def __init__(self, app: ASGIApp, error: ProxyError) -> None:
+        self._app, self._error = app, error
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["path"] in WATCHED:
+            await self._app(scope, receive, send)
+        else:
+            response = error_response(scope["path"], self._error)
+            response.headers["connection"] = "close"
+            await response(scope, receive, send)
+
+
+_WITHOUT_REQUEST = frozenset({Stage.FRESH, Stage.HEAD, Stage.IDLE})
+_SLOW = frozenset({Stage.BODY, Stage.UNREAD})
+_ORDER = {Stage.FRESH: 0, Stage.HEAD: 0, Stage.IDLE: 1, Stage.BODY: 2, Stage.UNREAD: 2}
+
+
+def _mark(connection: Connection, stage: Stage) -> object:
+    """What changes while the client makes progress in a stage."""
+    if stage is Stage.UNREAD:
+        return connection.transport.get_write_buffer_size() + peer.unread_bytes(connection.socket)
+    if stage is Stage.BODY:
+        waits = connection.flow.read_paused or (
+            connection.cycle is not None and connection.cycle.waiting_for_100_continue
+        )
+        return object() if waits else connection.received // LEAST_BODY_BYTES  # it waits for the server, not its client
+    return connection.cycle
+
+
+def _close(connection: Connection, stage: Stage, limit_s: float) -> None:
+    """Close a connection whose client is late; who has begun a request learns why."""
+    if stage in (Stage.HEAD, Stage.BODY):
+        connection.refuse(RequestTimeout(f"the request did not arrive: it {stage.value} within {limit_s:g} s"))
+    elif stage is Stage.UNREAD:
+        connection.transport.abort()
+    else:
+        connection.transport.close()
