@@ -24,6 +24,7 @@ ProxyError                        status  code
 ├── EngineFailed                  502     engine_failed
 ├── EngineUnavailable             503     engine_unavailable
 │   ├── EngineLost                503     engine_lost
+│   │   └── EngineBusy            503     engine_lost
 │   └── EngineIncapable           501     engine_incapable
 ├── StoreUnavailable              503     store_unavailable
 ├── TooManyConnections            503     too_many_connections
@@ -241,6 +242,10 @@ class EngineLost(EngineUnavailable):
     def __init__(self, message: str, *, ran: bool = True) -> None:
         super().__init__(message)
         self.ran = ran
+
+
+class EngineBusy(EngineLost):
+    """The inference server refuses the request because it has too many. That is no failure of the server."""
 
 
 class EngineIncapable(EngineUnavailable):

@@ -47,13 +47,15 @@ class Metrics:
     """The metrics of one process, or the sums of several.
 
     `turns`: by API and status. `reasons`: complete interactions by reason. `tokens`: of complete turns by kind, prompt
-    or output. Use it on the event loop only. It can be pickled.
+    or output. `servers`: engine servers by state, as the process sees them that answers. Use it on the event loop only.
+    It can be pickled.
     """
 
     def __init__(self) -> None:
         self.turns: Counter[tuple[str, str]] = Counter()
         self.reasons: Counter[str] = Counter()
         self.tokens: Counter[str] = Counter()
+        self.servers: Counter[str] = Counter()
         self.unaligned = self.malformed = self.in_flight = self.waiting = self.sessions = 0
         self.first_token, self.duration = Durations(), Durations()
 
@@ -76,6 +78,11 @@ class Metrics:
             "tokengrove_waiting", "Requests that wait for a paused engine, or for an engine server.", self.waiting
         )
         yield GaugeMetricFamily("tokengrove_sessions_in_memory", "Sessions held in memory.", self.sessions)
+        if self.servers:
+            servers = GaugeMetricFamily("tokengrove_engine_servers", "Engine servers, by state.", labels=["state"])
+            for state, count in self.servers.items():
+                servers.add_metric([state], count)
+            yield servers
         yield self.first_token.family(
             "tokengrove_first_token_seconds", "Seconds from the start of a turn to its first token."
         )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -36,4 +38,6 @@ class HealthEndpoints:
     async def metrics(self, request: Request) -> Response:
         """The metrics in Prometheus text format."""
         metrics = self._metrics if isinstance(self._metrics, Metrics) else await self._metrics.total()
+        if self._servers is not None:
+            metrics.servers = Counter(server["state"] for server in await self._servers.show())
         return Response(metrics.text(), media_type=CONTENT_TYPE)

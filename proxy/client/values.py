@@ -240,7 +240,7 @@ class EngineState:
 
 @dataclass(frozen=True, slots=True)
 class EngineServer:
-    """One server of the pool. `state` is `alive`, `ejected`, `leaving` or `missing`; `failure` says why it is down.
+    """One server of the pool. `state` is `alive`, `failing`, `ejected`, `leaving` or `missing`; `failure` says why.
 
     The counts (requests in flight, requests served, sessions that it keeps) and the weight version are None until it
     was reached.

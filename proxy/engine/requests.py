@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from proxy.engine.grammar import Grammar
 from proxy.errors import ContextLengthExceeded, InvalidRequest
 from proxy.prompt_ids import PromptIds
 from proxy.types import Ids, SamplingParams, TurnRequest
+
+
+class Failure(NamedTuple):
+    """An engine server that failed a request: `why`, and when, in seconds of the monotonic clock.
+
+    `lost`: the server was lost, or it lost the request. `counts`: it may be the server's fault.
+    """
+
+    url: str
+    why: str
+    at: float
+    lost: bool
+    counts: bool
 
 
 @dataclass(slots=True)
@@ -19,7 +33,7 @@ class GenerateRequest:
     `session_id`: "" if none; requests of one session prefer the server that has their prefix cached. `turn`: the
     client's request, for engines that answer from messages (mailbox, scripted). `turn_number`: the position of the turn
     in its session, from 0. `whole`: the caller reads the output only when it is complete; ignored if `turn` is set,
-    whose `stream` then decides.
+    whose `stream` then decides. `failures`: notes of the pool of engine servers, for when the rest is submitted again.
     """
 
     request_id: str
@@ -32,6 +46,7 @@ class GenerateRequest:
     turn: TurnRequest | None = None
     turn_number: int = 0
     whole: bool = False
+    failures: list[Failure] = field(default_factory=list)
 
     @property
     def input_ids(self) -> Ids:

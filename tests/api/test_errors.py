@@ -135,6 +135,7 @@ CASES: list[tuple[type[errors.ProxyError], Case, Script, dict[str, Any]]] = [
     (errors.EngineFailed, good, raising(ZeroDivisionError("a bug in the engine")), {}),
     (errors.EngineUnavailable, good, raising(errors.EngineUnavailable("paused")), {}),
     (errors.EngineLost, good, raising(errors.EngineLost("gone")), {}),
+    (errors.EngineBusy, good, raising(errors.EngineBusy("full")), {}),
     (errors.EngineIncapable, get("/engine/servers"), always(), {}),
     (errors.StoreUnavailable, store_closed, always(), {}),
     (errors.EngineTimeout, good, always(HANG), {"engine_timeout_s": 0.05}),

@@ -192,7 +192,8 @@ async def test_clients_that_leave_are_noticed_while_they_wait(
         assert [turn["status"] for turn in await server.tree("begun")] == ["aborted"]
         await wires[0].start()
         assert (await ask(server, "next", most=SHORT)).status_code == 200
-        assert wires[0].wire.engine.requests[0].sampling.max_tokens == SHORT  # nobody else was submitted
+        asked = [request.sampling.max_tokens for request in wires[0].wire.engine.requests]
+        assert asked == [1, SHORT]  # the server's proof; nobody else was submitted
 
 
 async def test_a_shutdown_does_not_wait_for_servers(tmp_path: Path, wires: list[LiveWire]) -> None:

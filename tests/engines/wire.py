@@ -9,14 +9,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import sys
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any
 
 import orjson
 import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from proxy.engine.contract import CollectedReply
@@ -33,7 +33,11 @@ CONTEXT = 8192
 
 
 class Wire:
-    """Common to both kinds: a scripted engine, and the parsing of requests."""
+    """Common to both kinds: a scripted engine, and the parsing of requests.
+
+    `fails`: whether SGLang's answer to a prompt is 500. `breaks_after`: the number of tokens after which its streams
+    report an error. `asked`: the prompts of its requests.
+    """
 
     def __init__(self, delay_s: float, incremental: bool = False) -> None:
         self.engine = ScriptedEngine(model_like(delay_s), vocab_size=VOCABULARY, context_length=CONTEXT)
@@ -43,6 +47,9 @@ class Wire:
         self.before_update.set()
         self.updating = False
         self.flushes = True
+        self.fails: Callable[[Sequence[int]], bool] = lambda prompt: False
+        self.breaks_after: int | None = None
+        self.asked: list[list[int]] = []
         self.calls: list[tuple[str, Any]] = []
 
     def request(self, rid: str, ids: list[int], params: dict[str, Any], most: str, seed: str) -> GenerateRequest:
@@ -67,6 +74,7 @@ class SglangWire(Wire):
             "/begin_weight_update": self.transfer, "/init_weights_update_group": self.transfer,
             "/release_memory_occupation": self.noted, "/resume_memory_occupation": self.noted,
         }  # fmt: skip
+        posts["/wire/fails"] = self.told_to_fail
         gets = {"/model_info": self.model, "/server_info": self.server, "/v1/models": self.models, "/calls": self.told}
         return [Route(p, e, methods=["POST"]) for p, e in posts.items()] + [Route(p, e) for p, e in gets.items()]
 
@@ -89,6 +97,12 @@ class SglangWire(Wire):
     async def noted(self, request: Request) -> Response:
         self.calls.append((request.url.path, await request.json()))
         return JSONResponse({"success": True})
+
+    async def told_to_fail(self, request: Request) -> Response:
+        """Answer every request to generate with 500, or end that."""
+        failing = await request.json()
+        self.fails = lambda prompt: failing
+        return Response()
 
     async def flush(self, request: Request) -> Response:
         """Refused unless `flushes` is set, as by a server that runs requests."""
@@ -125,6 +139,9 @@ class SglangWire(Wire):
 
     async def generate(self, request: Request) -> Response:
         body = await request.json()
+        self.asked.append(body["input_ids"])
+        if self.fails(body["input_ids"]):
+            return JSONResponse({"error": {"message": "an illegal memory access"}}, 500)
         wanted = self.request(
             body["rid"], body["input_ids"], body["sampling_params"], "max_new_tokens", "sampling_seed"
         )
@@ -148,6 +165,9 @@ class SglangWire(Wire):
                     part["meta_info"][name] = part["meta_info"][name][sent:]
                 sent = total
             yield b"data: " + orjson.dumps(part) + b"\n\n"
+            if part["meta_info"]["completion_tokens"] == self.breaks_after:
+                yield b'data: {"error": {"message": "an illegal memory access", "code": 500}}\n\n'
+                return
         yield b"data: [DONE]\n\n"
 
     async def parts(self, wanted: GenerateRequest) -> AsyncIterator[dict[str, Any]]:
@@ -260,12 +280,15 @@ async def _refused(request: Request, error: Exception) -> Response:
 
 
 class LiveWire:
-    """A server on this event loop that can be killed, hung, made to refuse, and restarted on its port."""
+    """A server on this event loop that can be killed, hung, made to refuse, and restarted on its port.
+
+    While `page` is set, it answers every request with a web page.
+    """
 
     def __init__(self, kind: str = "sglang", delay_s: float = 0.0, key: str | None = None) -> None:
         self._kind, self._delay_s, self._key = kind, delay_s, key
         self.port = 0
-        self.refuse_generate = self.hung = False
+        self.refuse_generate = self.hung = self.page = False
         self.arriving = asyncio.Event()
         """While cleared, requests to generate do not arrive."""
         self.arriving.set()
@@ -322,6 +345,8 @@ class LiveWire:
         app: Any = self._app
         if self._key is not None and headers.get(b"authorization") != f"Bearer {self._key}".encode():
             app = Response("wrong key", 401)
+        elif self.page:
+            app = HTMLResponse("<html>It works!</html>\n")
         elif self.refuse_generate and path == "/generate":
             app = Response("the queue is full", 503)
         await app(scope, receive, send_unless_hung)

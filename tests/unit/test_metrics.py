@@ -41,3 +41,13 @@ def test_a_duration_counts_in_every_bucket_from_its_bound_on() -> None:
     assert counts['"600.0"'] == "3.0" and counts['"+Inf"'] == "4.0"
     assert lines(metrics, "tokengrove_turn_seconds_count") == ["tokengrove_turn_seconds_count 4.0"]
     assert float(lines(metrics, "tokengrove_turn_seconds_sum")[0].split()[-1]) == 0.0 + 0.01 + 0.011 + 700.0
+
+
+def test_engine_servers_are_counted_by_state_where_there_are_any() -> None:
+    metrics = Metrics()
+    assert not lines(metrics, "tokengrove_engine_servers")
+    metrics.servers.update(["alive", "failing", "alive"])
+    assert lines(metrics, "tokengrove_engine_servers") == [
+        'tokengrove_engine_servers{state="alive"} 2.0',
+        'tokengrove_engine_servers{state="failing"} 1.0',
+    ]

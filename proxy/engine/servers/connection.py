@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 import orjson
 
 from proxy.engine.servers.http import Disconnected, Exchange, HttpClient, Unreached, fields_of
-from proxy.errors import EngineFailed, EngineLost, EngineUnavailable, InvalidRequest
+from proxy.errors import EngineBusy, EngineFailed, EngineLost, EngineUnavailable, InvalidRequest
 from proxy.prompt_ids import PromptIds
 
 _CONTROL_S = 600.0
@@ -23,8 +23,11 @@ _CONTROL_S = 600.0
 
 _PROBE_S = 5.0
 _OK = 200
-_GONE = (429, 502, 503, 504)
-"""Statuses after which another server may succeed; a server with a full queue sends 429 or 503."""
+_BUSY = (429, 503)
+"""Statuses of a server with a full queue."""
+
+_GONE = (*_BUSY, 502, 504)
+"""Statuses after which another server may succeed. 502 and 504 come from a proxy in front of a server that is gone."""
 
 _EVENT = b"data:"
 _LAST = b"[DONE]"
@@ -49,11 +52,13 @@ class EventStream(Exchange):
     """A reply of server-sent events. `read` gets the JSON of all events that came together.
 
     It returns True if they ended the reply, and raises `Stopped` to end it before the server does. Lines end at
-    newlines only: the text of a model may hold characters that end lines elsewhere, such as U+2028.
+    newlines only: the text of a model may hold characters that end lines elsewhere, such as U+2028. `begun`: True once
+    an event has come, False if only something else has.
     """
 
     def __init__(self, read: Callable[[list[Any]], bool]) -> None:
         super().__init__()
+        self.begun: bool | None = None
         self.complete = False
         self._read, self._rest = read, b""
 
@@ -67,6 +72,7 @@ class EventStream(Exchange):
                     self.complete = True
                     break
                 events.append(orjson.loads(event))
+        self.begun = self.begun or bool(events)
         if events and self._read(events):
             self.complete = True
         return self.complete
@@ -83,15 +89,15 @@ class ServerConnection:
         self._replies: set[Exchange] = set()
 
     async def probe(self, path: str) -> dict[str, Any] | None:
-        """GET the JSON object at `path`; None if the server has no such path. Raises EngineLost, EngineUnavailable."""
+        """GET the JSON object at `path`; None if the server has none there. Raises EngineLost, EngineUnavailable."""
         answer = await self._within(_PROBE_S, "GET", path, self._normal, ())
         if answer.status in _GONE:
             raise EngineLost(f"{self.url} answers {answer.status}")
         self._check_key(answer.status)
         if answer.status != _OK:
             return None
-        value = _json(answer.body, {})
-        return value if isinstance(value, dict) else {}
+        value = _json(answer.body, ())
+        return value if isinstance(value, dict) else None
 
     async def call(self, path: str, body: Mapping[str, Any] | None = None, *, limit_s: float = _CONTROL_S) -> Any:
         """POST `body` as JSON; return the JSON answer. `limit_s`: timeout in seconds.
@@ -111,12 +117,15 @@ class ServerConnection:
     async def stream(self, path: str, body: Sequence[bytes], headers: Mapping[str, str], reply: EventStream) -> None:
         """POST JSON, in parts, without a timeout; return when the reply is complete.
 
-        Raises what `call` raises, what `reply` failed with, and EngineLost if it ends before it is complete.
+        Raises what `call` raises, what `reply` failed with, EngineFailed if the answer is no such stream, and
+        EngineLost if it ends before it is complete.
         """
         try:
             await self._sample(path, body, headers, reply)
         except orjson.JSONDecodeError as error:
             raise EngineFailed(f"the server's answer is not JSON: {error.doc[:80]!r}") from None
+        if reply.begun is False and not reply.complete:
+            raise EngineFailed(f"{self.url} answered {path} with something that is no stream of events")
         if not reply.complete:
             raise EngineLost(f"{self.url} closed the connection in the middle of a reply")
 
@@ -173,7 +182,7 @@ class ServerConnection:
             return
         message = _reason(answer.body)
         if status in _GONE:
-            raise EngineLost(f"{self.url} answers {status}: {message}")
+            raise (EngineBusy if status in _BUSY else EngineLost)(f"{self.url} answers {status}: {message}")
         self._check_key(status)
         if status in (404, 405):
             raise EngineUnavailable(f"{self.url} has no {path} ({message})")

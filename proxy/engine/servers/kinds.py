@@ -51,6 +51,10 @@ def connect(
         except ProxyError:
             await engine.close()
             raise
+        except (AttributeError, LookupError, OverflowError, TypeError, ValueError) as error:
+            await engine.close()
+            why = f"{type(error).__name__}: {error}"
+            raise EngineUnavailable(f"{url} does not describe itself as an engine server does ({why})") from None
         return engine
 
     return to
@@ -64,4 +68,5 @@ async def _kind_of(url: str, keys: Keys) -> ServerKind:
                 return kind
     finally:
         await connection.close()
-    raise EngineUnavailable(f"{url} is neither an SGLang nor a vLLM server")
+    paths = ", ".join(_SIGNS)
+    raise EngineUnavailable(f"{url} is neither an SGLang nor a vLLM server: it has no JSON object at any of {paths}")

@@ -1,14 +1,17 @@
 """Sticky placement: a session's requests go to one server while it lives, new sessions to the least loaded one.
 
-No request goes to a server that is ejected or leaving. A server that has just lost a request is the last choice.
+No request goes to a server that is ejected or leaving, and none to one whose breaker is open while another server takes
+requests. A server that has lost or failed a request and has sampled no token since is the last choice.
 """
 
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from proxy.engine.requests import Failure
+from proxy.engine.servers.breaker import Breaker
 from proxy.engine.servers.remote import RemoteEngine
 from proxy.errors import EngineUnavailable
 
@@ -22,8 +25,8 @@ class Member:
 
     `alive`: it answers and is in the pool's state. `paused`, `released`: it was told to pause or to release memory, and
     not yet told to end that, even if it was restarted meanwhile. `leaving`: it takes no new requests and is dropped
-    after its last one. `doubtful`: it answers, but lost its latest request. `served`: requests so far. `failure`: why
-    it is not alive, "" if it is.
+    after its last one. `doubtful`: it answers, but has lost or failed a request, or joined during a pause, and has
+    sampled no token since. `served`: requests so far. `failure`: why it is not alive or doubtful, "" if it is fine.
     """
 
     engine: RemoteEngine
@@ -35,15 +38,30 @@ class Member:
     in_flight: int = 0
     served: int = 0
     failure: str = ""
+    breaker: Breaker = field(default_factory=Breaker)
 
     @property
     def url(self) -> str:
         return self.engine.url
 
     @property
-    def open(self) -> bool:
-        """True if the server takes new requests."""
+    def takes(self) -> bool:
+        """True if the server takes new requests, if only because no other one does."""
         return self.alive and not self.leaving
+
+    @property
+    def sound(self) -> bool:
+        """True if the server takes new requests while others do, too."""
+        return self.alive and not self.leaving and not self.breaker.open
+
+    @property
+    def state(self) -> str:
+        """The state in one word, as `GET /engine/servers` shows it."""
+        if self.leaving:
+            return "leaving"
+        if not self.alive:
+            return "ejected"
+        return "failing" if self.breaker.open else "alive"
 
 
 def named_failure(url: str, why: str) -> str:
@@ -64,10 +82,15 @@ class SessionPlacement:
         self._remembered = remembered
         self._of_session: OrderedDict[str, Member] = OrderedDict()
 
-    def choose(self, session_id: str) -> Member:
-        """Choose the server for a request; `session_id` may be "". Raises EngineUnavailable."""
+    def choose(self, session_id: str, failures: Sequence[Failure] = ()) -> Member:
+        """Choose the server for a request; `session_id` may be "". Raises EngineUnavailable.
+
+        `failures`: of servers at this request, which are asked only if there is no other.
+        """
         member = self._of_session.get(session_id) if session_id else None
-        if member is None or not member.open or member.doubtful:
+        if failures:
+            member = min(self.untried(failures) or self.candidates(), key=_load)
+        elif member is None or not member.sound or member.doubtful:
             member = min(self.candidates(), key=_load)
         if session_id:
             self._remember(session_id, member)
@@ -76,15 +99,21 @@ class SessionPlacement:
     @property
     def open(self) -> bool:
         """True if a server takes requests."""
-        return any(member.open for member in self._members)
+        return any(member.takes for member in self._members)
 
     def candidates(self) -> list[Member]:
         """Return the servers that take requests, at least one. Raises EngineUnavailable if there is none."""
-        candidates = [member for member in self._members if member.open]
+        candidates = [member for member in self._members if member.sound] or [m for m in self._members if m.takes]
         if not candidates:
             why = "; ".join(named_failure(m.url, m.failure) for m in self._members if m.failure) or "the pool is empty"
             raise EngineUnavailable(f"no engine server is available ({why})", retry_after_s=RETRY_AFTER_S)
         return candidates
+
+    def untried(self, failures: Sequence[Failure]) -> list[Member]:
+        """Return the servers that take requests and have no part in `failures`; those with an open breaker last."""
+        urls = {failure.url for failure in failures}
+        untried = [member for member in self._members if member.takes and member.url not in urls]
+        return [member for member in untried if member.sound] or untried
 
     def forget(self, member: Member) -> None:
         """Forget the sessions of a server; their next requests go to others."""

@@ -1,16 +1,18 @@
 """Several engine servers as one engine: sessions stick to a server, new ones go to the least loaded.
 
 A server that dies is ejected at once, and returns when it answers with the weights of the others; its requests raise
-EngineLost, and the gate submits them again elsewhere. Servers join and leave at run time. Once weights were updated
-through the pool, every server in it serves them: tokens of a server that restarted with older weights are discarded.
+EngineLost, and the gate submits them again elsewhere. A request that a server fails is asked of one other server, and
+the failure counts against the first (`proxy.engine.servers.breaker`) if the other answers. Servers join and leave at
+run time; each samples a token before it is used. Once weights were updated through the pool, every server in it serves
+them: tokens of a server that restarted with older weights are discarded.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from functools import reduce
 from typing import Any, cast
@@ -23,7 +25,15 @@ from proxy.engine.servers.connection import server_url
 from proxy.engine.servers.joining import PoolState, bring, follow, part
 from proxy.engine.servers.placement import RETRY_AFTER_S, Member, SessionPlacement, named_failure
 from proxy.engine.servers.remote import RemoteEngine
-from proxy.errors import ConfigurationError, EngineLost, EngineUnavailable, InvalidRequest, ProxyError
+from proxy.engine.servers.trust import Trust, failure_of
+from proxy.errors import (
+    ConfigurationError,
+    EngineFailed,
+    EngineLost,
+    EngineUnavailable,
+    InvalidRequest,
+    ProxyError,
+)
 from proxy.progress import step
 from proxy.reasons import FinishReason
 
@@ -64,6 +74,7 @@ class Pool:
         self._settled = asyncio.Event()
         self._settled.set()
         self._arrived = asyncio.Event()
+        self._trust = Trust(self._members, lambda: self._resting)
         self._looks: dict[Member | str, asyncio.Task[None]] = {}
         self._watcher: asyncio.Task[None] | None = None
 
@@ -89,23 +100,46 @@ class Pool:
         self._watcher = asyncio.create_task(self._watch())
 
     async def sample(self, request: GenerateRequest, take: TakeChunk) -> FinishReason | None:
-        """Sample a continuation. Raises EngineLost if the server dies, EngineUnavailable if none is alive."""
-        member, state = self._placement.choose(request.session_id), self._state
+        """Sample a continuation. Raises EngineLost if another server is to go on, EngineUnavailable if none is alive.
+
+        Otherwise raises the error of a server that fails.
+        """
+        member, state = self._placement.choose(request.session_id, request.failures), self._state
         member.in_flight += 1
         member.served += 1
+        given = False
 
         def checked(chunk: TokenChunk) -> FinishReason | None:
-            if state.managed and chunk.ids and not self._changes:
+            nonlocal given
+            if not chunk.ids:
+                return take(chunk)
+            if state.managed and not self._changes:
                 self._check_version(member, chunk.version, state)
-            member.doubtful = False
-            return take(chunk)
+            finish = take(chunk)
+            given = True
+            if member.doubtful:
+                self._trust.clear(member)
+            return finish
 
         try:
-            return await member.engine.sample(request, checked)
-        except EngineLost as lost:
-            await self._suspect(member)
-            lost.ran = lost.ran or member.alive
+            finish = await member.engine.sample(request, checked)
+        except EngineLost as error:
+            request.failures.append(failure_of(member, error))
+            await self._suspect(member, error)
+            error.ran = error.ran or member.alive
             raise
+        except (EngineFailed, EngineUnavailable) as error:
+            self._trust.doubt(member, error)
+            begun = given and request.grammar is not None
+            final = begun or not all(failure.lost for failure in request.failures)
+            request.failures.append(failure_of(member, error))
+            if final or not self._placement.untried(request.failures):
+                raise
+            raise EngineLost(error.message) from error
+        else:
+            if finish is not None and finish is not FinishReason.ABORT:
+                self._trust.credit(member, request.failures)
+            return finish
         finally:
             member.in_flight -= 1
             if member.leaving and not member.in_flight:
@@ -122,14 +156,14 @@ class Pool:
 
     async def pause(self, mode: PauseMode) -> None:
         """Pause every server."""
-        with self._change(mode=mode):
+        async with self._change(mode=mode):
             for member in self._alive():
                 member.paused = True
             await self._on_all(lambda engine: engine.pause(mode))
 
     async def resume(self) -> None:
         """Resume every server. One that does not answer is ejected, and resumed when it returns."""
-        with self._change(mode=None):
+        async with self._change(mode=None):
             members = self._alive()
             results = await asyncio.gather(*(m.engine.resume() for m in members), return_exceptions=True)
             for member, result in zip(members, results, strict=True):
@@ -139,7 +173,7 @@ class Pool:
     async def update_weights(self, path: str, version: int | None = None) -> int:
         """Load the same weights on every server. A server that fails is ejected until it has them."""
         new = self._state.version + 1 if version is None else version
-        with self._change(weights=(path, new), version=new, managed=True):
+        async with self._change(weights=(path, new), version=new, managed=True):
             await self._on_all(lambda engine: engine.update_weights(path, new, busy=self.busy_elsewhere))
         return new
 
@@ -156,7 +190,7 @@ class Pool:
         for member in self._alive():
             bodies[member.url] = fields if offset is None else {**fields, "rank_offset": offset}
             offset = None if offset is None else offset + member.engine.world_size
-        with self._change():
+        async with self._change():
             versions = await self._on_all(lambda engine: engine.transfer_weights(step, bodies[engine.url]))
             if fields.get("weight_version") is not None:
                 self._state = replace(self._state, weights=None, version=max(versions), managed=True)
@@ -164,7 +198,7 @@ class Pool:
 
     async def release_memory(self, tags: Sequence[str] = ()) -> None:
         """Release memory on every server."""
-        with self._change(released=self._state.released | frozenset(tags or MEMORY_TAGS)):
+        async with self._change(released=self._state.released | frozenset(tags or MEMORY_TAGS)):
             for member in self._alive():
                 member.released = True
             await self._on_all(lambda engine: engine.release_memory(tags))
@@ -172,7 +206,7 @@ class Pool:
     async def resume_memory(self, tags: Sequence[str] = ()) -> None:
         """Take memory back on every server."""
         left = self._state.released - frozenset(tags or MEMORY_TAGS)
-        with self._change(released=left):
+        async with self._change(released=left):
             if self._alive():  # servers that return have their memory, or take it back as they join
                 await self._on_all(lambda engine: engine.resume_memory(tags))
             for member in self._alive():
@@ -199,6 +233,7 @@ class Pool:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        await self._trust.rest()
         await asyncio.gather(*map(self._part, self._members))
 
     def common(self) -> dict[str, Any]:
@@ -223,6 +258,8 @@ class Pool:
             mode=None if mode is None else PauseMode(mode),
             weights=None if weights is None else (weights[0], weights[1]),
         )
+        if self._resting:
+            await self._trust.rest()
         await self._have(urls)
         version = state.version if state.managed else None
         for member in self._alive():
@@ -264,7 +301,7 @@ class Pool:
         shown = [
             {
                 "url": member.url,
-                "state": "leaving" if member.leaving else "alive" if member.alive else "ejected",
+                "state": member.state,
                 "in_flight": member.in_flight,
                 "served": member.served,
                 "session_count": sessions[member.url],
@@ -313,13 +350,19 @@ class Pool:
         """The servers that pauses and weights apply to: leaving ones too, as they still run requests."""
         return [member for member in self._members if member.alive]
 
-    @contextmanager
-    def _change(self, **fields: Any) -> Iterator[None]:
-        """Change the pool's state by `fields`, unless the body fails. No server joins meanwhile."""
+    @property
+    def _resting(self) -> bool:
+        """True while no server may be asked for a token: they are paused, without their memory, or changing."""
+        return self._state.mode is not None or bool(self._state.released) or self._changes > 0
+
+    @asynccontextmanager
+    async def _change(self, **fields: Any) -> AsyncIterator[None]:
+        """Change the pool's state by `fields`, unless the body fails. No server joins or is proved meanwhile."""
         before, after = self._state, replace(self._state, **fields)
         self._changes += 1
         self._settled.clear()
         try:
+            await self._trust.rest()
             yield
             if fields:
                 self._state = after
@@ -358,9 +401,9 @@ class Pool:
         if version < min(at.version, self._state.version):
             raise EngineLost(f"{member.url} was restarted with weight version {version}")
 
-    async def _suspect(self, member: Member) -> None:
+    async def _suspect(self, member: Member, error: EngineLost) -> None:
         """Handle a lost reply: eject the server unless it answers; if it does, it becomes doubtful."""
-        member.doubtful = True
+        self._trust.doubt(member, error)
         if member.alive:
             with suppress(ProxyError):  # `failure` has the reason
                 await self._examine(member)
@@ -393,22 +436,35 @@ class Pool:
             return await member.engine.check()
         return await member.engine.check()
 
-    async def _agree(self, member: Member) -> None:
+    async def _agree(self, member: Member, *, proven: bool = False) -> None:
         """Bring a server to the pool's state, again if that changes meanwhile, and mark it alive.
 
-        Raises EngineLost or EngineUnavailable.
+        Unless it is `proven`, it samples a token first. While the pool rests that is put off, and the server is doubted
+        until then. Raises EngineLost or EngineUnavailable.
         """
         while True:
             await self._settled.wait()
             state = self._state
             version = await (bring if self.leads else follow)(member, state, alone=not self._alive())
+            if not proven and state is self._state:
+                proven = await self._prove(member.engine)
             if state is self._state and not self._changes and (version == state.version or not self._alive()):
                 break  # else another server joined first, and this one may not keep its own weights
         if version != state.version:
             self._state = replace(state, version=version, weights=None, managed=False)
-        member.alive, member.doubtful, member.failure = True, False, ""
+        member.alive, member.doubtful, member.failure = True, not proven, ""
+        if proven:
+            self._trust.readmit(member)
         self._arrived.set()
         logger.info("engine server %s is in the pool", member.url)
+
+    async def _prove(self, engine: RemoteEngine) -> bool:
+        """Have a server that is to join sample a token; False if that has to wait. Raises EngineUnavailable."""
+        try:
+            return await self._trust.prove(engine)
+        except ProxyError as error:
+            why = named_failure(engine.url, error.message)
+            raise EngineUnavailable(f"the server does not sample a token: {why}") from None
 
     async def _drop(self, member: Member) -> None:
         if member in self._members:
@@ -423,8 +479,8 @@ class Pool:
     async def _reach_all(self) -> None:
         """Connect to all missing servers. The one with the newest weights joins first and sets the version."""
         urls = list(self._missing)
-        results = await asyncio.gather(*map(self._connect, urls), return_exceptions=True)
-        found: list[RemoteEngine] = []
+        results = await asyncio.gather(*map(self._reach, urls), return_exceptions=True)
+        found: list[tuple[RemoteEngine, bool]] = []
         for url, result in zip(urls, results, strict=True):
             if isinstance(result, ProxyError):
                 self._missing[url] = result.message
@@ -432,14 +488,23 @@ class Pool:
                 raise result
             else:
                 found.append(result)
-        for engine in sorted(found, key=lambda engine: -engine.info().weight_version):
-            await self._join(engine)
+        for engine, proven in sorted(found, key=lambda reached: -reached[0].info().weight_version):
+            await self._join(engine, proven=proven)
 
-    async def _join(self, engine: RemoteEngine) -> None:
+    async def _reach(self, url: str) -> tuple[RemoteEngine, bool]:
+        """Connect to a server and have it sample a token; whether it could."""
+        engine = await self._connect(url)
+        try:
+            return engine, await self._prove(engine)
+        except ProxyError:
+            await engine.close()
+            raise
+
+    async def _join(self, engine: RemoteEngine, *, proven: bool) -> None:
         """Let a missing server join. Close the connection if it cannot, or was removed meanwhile."""
         member = Member(engine)
         try:
-            await self._agree(member)
+            await self._agree(member, proven=proven)
         except (EngineLost, EngineUnavailable) as error:
             if engine.url in self._missing:
                 self._missing[engine.url] = error.message
@@ -468,10 +533,11 @@ class Pool:
     async def _look(self, target: Member | str) -> None:
         try:
             if isinstance(target, str):
-                await self._join(await self._connect(target))
+                engine, proven = await self._reach(target)
+                await self._join(engine, proven=proven)
             elif target.alive:
                 await self._examine(target)
-                target.doubtful = False
+                await self._trust.review(target)
             else:
                 await self._agree(target)
         except ProxyError as error:

@@ -30,5 +30,8 @@ class RemoteEngine(Engine, CallbackEngine, Protocol):
         Raises EngineIncapable if it cannot keep the requests of this process through that pause.
         """
 
+    async def rests(self) -> bool:
+        """True if the server says that it is paused; one that cannot tell is taken to run. Raises EngineLost."""
+
     def cut(self) -> None:
         """Abandon all replies in flight without asking the server: each raises EngineLost."""

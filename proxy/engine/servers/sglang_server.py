@@ -85,6 +85,15 @@ class SglangServer:
                 return self._version
         raise EngineUnavailable(f"{self.url} is not an SGLang server: it has no /model_info")
 
+    async def rests(self) -> bool:
+        """True if the server answers, but /ready with 503, as newer versions of SGLang do while they are paused."""
+        try:
+            await self._connection.probe("/ready")
+        except EngineLost:
+            await self.check()
+            return True
+        return False
+
     async def _old_facts(self) -> Mapping[str, Any]:
         """Facts about a router, or a server older than 0.5.4."""
         facts = await self._connection.probe("/get_server_info") or {}

@@ -70,6 +70,10 @@ class VllmServer:
             raise EngineUnavailable(f"{self.url} is not a vLLM server: it has no /version")
         return 0
 
+    async def rests(self) -> bool:
+        """False: this proxy pauses no vLLM server, and its version of the API cannot tell."""
+        return False
+
     async def sample(self, request: GenerateRequest, take: TakeChunk) -> FinishReason | None:
         """Sample a continuation. Raises EngineLost, InvalidRequest, UnsupportedParameter or EngineFailed."""
         check_request(request, self._vocab_size, self._context_length)

@@ -17,12 +17,14 @@ from proxy.engine.chunks import TokenChunk
 from proxy.engine.grammar import Grammar, GrammarPart
 from proxy.engine.requests import GenerateRequest
 from proxy.engine.versions import LARGEST_VERSION, divided, joined, with_run
-from proxy.errors import EngineFailed, InvalidRequest, ProxyError
+from proxy.errors import EngineBusy, EngineFailed, InvalidRequest, ProxyError
 from proxy.reasons import FinishReason
 from proxy.types import Ids, Logprobs, VersionRuns, ids_of
 
 _WHOLE_VOCABULARY = -1
+_MOST_DIGITS = 19
 _BAD_REQUEST, _SERVER_ERROR = 400, 500
+_BUSY = (429, 503)
 _UNSTREAMED_INTERVAL = 32
 """Tokens per part for unstreamed replies: a thirtieth of the work, and stop strings still end a reply soon."""
 
@@ -42,7 +44,7 @@ class VersionNumbers:
     def number(self, name: Any) -> int:
         """Return the integer of a version name, the same on every call."""
         text = str(name)
-        if text.isdecimal() and int(text) <= LARGEST_VERSION:
+        if text.isdecimal() and len(text) < _MOST_DIGITS and int(text) <= LARGEST_VERSION:
             return int(text)
         if text not in self.names:
             self.names.append(text)
@@ -259,6 +261,9 @@ def _refusal(out: Any) -> ProxyError:
     if not isinstance(out, dict):
         return EngineFailed(f"the engine answered with a {type(out).__name__} instead of an object")
     if (error := out.get("error")) is not None:
+        status = error.get("code") if isinstance(error, dict) else None
+        if isinstance(status, int) and status >= _SERVER_ERROR:
+            return _failure(status, f"the engine failed: {_message(error)}")
         return InvalidRequest(f"the engine refused the request: {_message(error)}")
     return EngineFailed("the engine's answer lacks 'meta_info' with 'completion_tokens'")
 
@@ -270,9 +275,15 @@ def _finish(reason: Any) -> FinishReason:
         status = reason.get("status_code") if isinstance(reason, dict) else None
         if status is not None and status >= _BAD_REQUEST:
             message = f"the engine aborted the request: {reason.get('message')}"
-            raise EngineFailed(message) if status >= _SERVER_ERROR else InvalidRequest(message)
+            refused = status < _SERVER_ERROR and status not in _BUSY
+            raise InvalidRequest(message) if refused else _failure(status, message)
         return FinishReason.ABORT
     return FinishReason.LENGTH if kind == "length" else FinishReason.STOP
+
+
+def _failure(status: int, message: str) -> ProxyError:
+    """The exception for an error that is not the request's fault: EngineBusy for a full queue."""
+    return (EngineBusy if status in _BUSY else EngineFailed)(message)
 
 
 def _ranked(top: Sequence[Sequence[Any]]) -> tuple[tuple[int, float], ...]:

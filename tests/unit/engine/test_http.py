@@ -332,6 +332,7 @@ async def test_comments_fields_and_carriage_returns_are_no_events() -> None:
         (pieces(b"data: 1\n\n"), EngineLost),
         (pieces(b"data: 1\n\ndata: {\n\n"), EngineFailed),
         (whole(b""), EngineLost),
+        (whole(b"<html>It works!</html>\n"), EngineFailed),
     ],
 )
 async def test_a_stream_without_its_end_or_with_malformed_json_fails(answer: Answer, error: type[Exception]) -> None:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
 from typing import Any
 
@@ -13,62 +11,20 @@ import pytest
 from starlette.responses import Response
 
 from proxy.engine import gate as gates
-from proxy.engine.contract import complete, request_for
+from proxy.engine.contract import complete
 from proxy.engine.interface import PauseMode, WeightTransfer
-from proxy.engine.requests import GenerateRequest
 from proxy.engine.servers import connection
-from proxy.engine.servers.connection import NO_KEYS, Keys, ServerConnection, server_url
+from proxy.engine.servers.connection import Keys, ServerConnection, server_url
 from proxy.engine.servers.kinds import connect
 from proxy.engine.servers.pool import Pool
-from proxy.engine.servers.remote import RemoteEngine
 from proxy.engine.servers.sglang_server import SglangServer
 from proxy.errors import ConfigurationError, EngineLost, InvalidRequest
-from proxy.types import Message, Role, SamplingParams, TurnRequest, ids_of
+from proxy.types import ids_of
 from tests.engines.gates import AdminGate
+from tests.engines.pools import CHECK_S, PROMPT, SELDOM_S, of_session, opener_of, pool_of, states, wires
 from tests.engines.scripts import VOCABULARY, following
 from tests.engines.wire import LiveWire
 from tests.support import let_pass, until
-
-PROMPT = ids_of(range(40, 60))
-CHECK_S = 0.02
-SELDOM_S = 3600.0
-
-
-def opener_of(keys: Keys = NO_KEYS) -> Callable[[str], Awaitable[RemoteEngine]]:
-    return connect(VOCABULARY, None, processed_logprobs=False, keys=keys)
-
-
-@contextlib.asynccontextmanager
-async def pool_of(*urls: str, check_s: float = CHECK_S, keys: Keys = NO_KEYS) -> AsyncIterator[Pool]:
-    pool = Pool(urls, opener_of(keys), start_timeout_s=5.0, check_s=check_s)
-    try:
-        await pool.start()
-        yield pool
-    finally:
-        await pool.close()
-
-
-@contextlib.asynccontextmanager
-async def wires(count: int, *more: LiveWire, delay_s: float = 0.0) -> AsyncIterator[list[LiveWire]]:
-    started = [*(LiveWire(delay_s=delay_s) for _ in range(count)), *more]
-    for wire in started:
-        await wire.start()
-    try:
-        yield started
-    finally:
-        for wire in started:
-            await wire.kill()
-
-
-def of_session(session_id: str, prompt=PROMPT, tokens: int = 40, *, stream: bool = True) -> GenerateRequest:
-    turn = None
-    if not stream:
-        turn = TurnRequest(api="chat", model="m", messages=(Message(Role.USER, "hi"),), sampling=SamplingParams())
-    return replace(request_for(prompt, tokens), session_id=session_id, turn=turn)
-
-
-def states(pool: Pool) -> dict[str, str]:
-    return {shown["url"]: shown["state"] for shown in pool.servers()}
 
 
 @pytest.mark.parametrize("seed", range(3))

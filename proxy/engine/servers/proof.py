@@ -1,0 +1,82 @@
+"""Proof that an engine server is one: it samples a token and gives its logprob.
+
+A paused server, or one without its memory, is not asked: it would keep the request, or crash on it. Proofs in progress
+end before a pause begins.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+
+from proxy.engine.chunks import TokenChunk, check_chunk
+from proxy.engine.requests import GenerateRequest
+from proxy.engine.servers.remote import RemoteEngine
+from proxy.errors import EngineFailed, EngineLost
+from proxy.prompt_ids import PromptIds
+from proxy.reasons import FinishReason
+from proxy.types import SamplingParams, ids_of
+
+_PROOF_S = 20.0
+"""Limit in seconds: the first request to a server may compile kernels."""
+
+_END_S = 2.0
+"""Seconds that a proof in progress may take when a pause begins; then it is cancelled."""
+
+_serials = itertools.count()
+
+
+async def prove(engine: RemoteEngine) -> bool:
+    """Have a server sample one token; return False if it could not, as it is paused.
+
+    Raises the error of a server that fails: EngineFailed, EngineUnavailable, EngineLost or InvalidRequest.
+    """
+    vocab_size, count = engine.info().vocab_size, 0
+
+    def take(chunk: TokenChunk) -> None:
+        nonlocal count
+        check_chunk(chunk, vocab_size, 1 - count)
+        count += len(chunk.ids)
+
+    sampling = SamplingParams(max_tokens=1, ignore_eos=True)
+    request = GenerateRequest(f"proof-{next(_serials)}", PromptIds(ids_of((0,))), sampling, whole=True)
+    try:
+        async with asyncio.timeout(_PROOF_S):
+            finish = await engine.sample(request, take)
+    except TimeoutError:
+        if await engine.rests():
+            return False
+        raise EngineLost(f"{engine.url} gave no token within {_PROOF_S:g} s") from None
+    if finish is FinishReason.ABORT:
+        return False
+    if not count:
+        raise EngineFailed(f"{engine.url} was asked for a token and gave none")
+    return True
+
+
+class Proofs:
+    """The proofs in progress."""
+
+    def __init__(self) -> None:
+        self._running: set[asyncio.Task[bool]] = set()
+
+    async def prove(self, engine: RemoteEngine) -> bool:
+        """As the function; False also if `end` ended it."""
+        proof = asyncio.create_task(prove(engine))
+        self._running.add(proof)
+        proof.add_done_callback(self._running.discard)
+        try:
+            await asyncio.wait({proof})
+        finally:
+            proof.cancel()
+        return not proof.cancelled() and proof.result()
+
+    async def end(self) -> None:
+        """Wait until no proof is in progress. The caller sees to it that none begins."""
+        if not self._running:
+            return
+        _, slow = await asyncio.wait(self._running, timeout=_END_S)
+        for proof in slow:
+            proof.cancel()
+        if slow:
+            await asyncio.wait(slow)
