@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import tempfile
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 import httpx
 import pytest
@@ -20,6 +21,7 @@ from proxy.engine.create import model_folder
 from proxy.engine.scripted.engine import ScriptedEngine
 from proxy.engine.scripted.scripts import Reply, Script, play
 from proxy.rendering.renderer import Renderer, load_renderer
+from proxy.serving import server
 from proxy.settings import Settings
 from proxy.store import schema
 from proxy.types import Ids, ids_of
@@ -167,6 +169,15 @@ async def serving(
     client = httpx.AsyncClient(transport=transport, base_url="http://t", headers=JSON)
     async with app.router.lifespan_context(app), client as http:
         yield Server(app, http, engine)
+
+
+@contextlib.contextmanager
+def real_server(folder: Path, engine: str = "scripted", **settings: Any) -> Iterator[str]:
+    """Run a server of the built-in model on a real socket, with the database `default_url(folder)`; yield its URL."""
+    configured = Settings(port=0, engine=engine, database_url=default_url(folder), log_level="warning", **settings)
+    renderer = tiny_renderer(configured.thinking_retention)  # the self-check of its template takes longer than a test
+    with mock.patch("proxy.app.load_renderer", lambda settings, folder: renderer), server.serving(configured) as url:
+        yield url
 
 
 class LoopPasses:

@@ -22,11 +22,10 @@ from proxy import client
 from proxy.client import Client, read
 from proxy.client.export_files import export_files
 from proxy.errors import ConfigurationError, InvalidRequest, SessionNotFound, Unauthorized
-from proxy.serving.server import serving
-from proxy.settings import Settings
 from tests.databases import execute
 from tests.e2e.processes import ROOT, run
 from tests.exports import entries
+from tests.support import default_url, real_server
 
 KEY = "admin-key-of-the-test"
 FORMATS = ("json", "jsonl", "areal", "npz", "safetensors", "arrow", "parquet")
@@ -34,19 +33,16 @@ FORMATS = ("json", "jsonl", "areal", "npz", "safetensors", "arrow", "parquet")
 
 @pytest.fixture
 def database(tmp_path: Path) -> str:
-    return f"sqlite:///{tmp_path / 'export.db'}"
+    return default_url(tmp_path)
 
 
 @pytest.fixture
-def url(database: str) -> Iterator[str]:
+def url(tmp_path: Path) -> Iterator[str]:
     """A server with five sessions of two turns each.
 
     Four are in group g, the first of them with two answers to its first question; one is in group h.
     """
-    settings = Settings(
-        port=0, engine="scripted", engine_arg=("tokens=8",), database_url=database, log_level="warning", admin_key=KEY
-    )
-    with serving(settings) as url:
+    with real_server(tmp_path, engine_arg=("tokens=8",), admin_key=KEY) as url:
         for number in range(4):
             play(url, f"s{number}", "g", reward=float(number), again=number == 0)
         play(url, "other", "h", reward=9.0)
@@ -110,7 +106,7 @@ def test_a_file_name_makes_one_file_of_that_name_and_its_format(url: str, tmp_pa
     assert done.returncode == 0, done.stderr
     file = tmp_path / name
     assert file.is_file()
-    assert [each.name for each in file.parent.iterdir() if "export.db" not in each.name] == [file.name]
+    assert [each.name for each in file.parent.iterdir() if "test.db" not in each.name] == [file.name]
     with Client(url, KEY) as client:
         expected = client.export(layout="concat").samples
     found = read(file, file.suffix[1:]).samples

@@ -33,8 +33,7 @@ from proxy.errors import (
     TooManyRequests,
     Unauthorized,
 )
-from proxy.serving.server import serving
-from proxy.settings import Settings
+from tests.support import real_server
 
 ADMIN_KEY = "admin-key-of-the-test"
 
@@ -42,15 +41,7 @@ ADMIN_KEY = "admin-key-of-the-test"
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[str]:
     """The real server on a real socket, which the blocking client needs."""
-    settings = Settings(
-        port=0,
-        engine="scripted",
-        engine_arg=("tokens=8",),
-        admin_key=ADMIN_KEY,
-        database_url=f"sqlite:///{tmp_path / 'client.db'}",
-        log_level="warning",
-    )
-    with serving(settings) as url:
+    with real_server(tmp_path, engine_arg=("tokens=8",), admin_key=ADMIN_KEY) as url:
         yield url
 
 
@@ -415,8 +406,7 @@ def test_granting_capacity_sends_n_and_returns_the_remaining_capacity() -> None:
 
 
 async def test_the_clients_answer_requests_of_the_mailbox(tmp_path: Path) -> None:
-    settings = Settings(port=0, engine="mailbox", database_url=f"sqlite:///{tmp_path / 'm.db'}", log_level="warning")
-    with serving(settings) as url, Client(url) as client, ThreadPoolExecutor() as agents:
+    with real_server(tmp_path, "mailbox") as url, Client(url) as client, ThreadPoolExecutor() as agents:
         with client.session("task") as session:
             asked = agents.submit(chat, session, "hello")
             request = client.next_request(session.session_id, wait_s=60)

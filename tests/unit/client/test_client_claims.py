@@ -12,15 +12,12 @@ from proxy.client import Acknowledged, AsyncClient, Claim, Client, Export, Serve
 from proxy.client.adapters.trl import ClaimingWorker
 from proxy.client.options import Format
 from proxy.errors import InvalidRequest, NotFound
-from proxy.serving.server import serving
-from proxy.settings import Settings
+from tests.support import real_server
 
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[str]:
-    database = f"sqlite:///{tmp_path / 'claims.db'}"
-    settings = Settings(port=0, engine="scripted", database_url=database, log_level="warning")
-    with serving(settings) as url:
+    with real_server(tmp_path) as url:
         yield url
 
 

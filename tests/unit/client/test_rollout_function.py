@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -12,15 +11,12 @@ import pytest
 from proxy.client import Client, Session
 from proxy.client.adapters.trl_rollout import RolloutFunction, session_reward
 from proxy.errors import InvalidRequest
-from proxy.serving.server import serving
-from proxy.settings import Settings
+from tests.support import real_server
 
 
 @pytest.fixture(scope="module")
 def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    folder: Path = tmp_path_factory.mktemp("rollouts")
-    settings = Settings(port=0, engine="scripted", database_url=f"sqlite:///{folder / 'r.db'}", log_level="warning")
-    with serving(settings) as address:
+    with real_server(tmp_path_factory.mktemp("rollouts")) as address:
         yield address
 
 

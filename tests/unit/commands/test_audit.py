@@ -106,12 +106,12 @@ async def test_calls_that_began_and_never_ended_are_counted_and_no_fault(tmp_pat
     assert (result.findings, result.begun_not_ended) == ([], 1)
 
 
-async def test_an_unknown_session_and_a_missing_database_are_named(tmp_path: Path, database_url: str) -> None:
+async def test_an_unknown_session_and_a_missing_database_are_named(tmp_path: Path, unmigrated_url: str) -> None:
     with pytest.raises(ConfigurationError, match="at revision none"):
-        checked(database_url)
-    await grow(tmp_path, database_url)
+        checked(unmigrated_url)
+    await grow(tmp_path, unmigrated_url)
     with pytest.raises(ConfigurationError, match="no session 'nobody'"):
-        checked(database_url, "nobody")
+        checked(unmigrated_url, "nobody")
 
 
 def faults(*nodes: Interaction, ended_order: int | None = None, record: SessionRecord | None = None) -> list[str]:

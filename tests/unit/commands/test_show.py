@@ -18,10 +18,7 @@ from proxy.commands.show import reasons
 from proxy.commands.text_diff import diff
 from proxy.reasons import Explained
 from proxy.rollout.tree_view import session_tree
-from proxy.serving.server import serving
-from proxy.settings import Settings
-from tests.support import assistant, function_tool, says, system, user
-from tests.support import serving as app_serving
+from tests.support import assistant, default_url, function_tool, real_server, says, serving, system, user
 
 WIDE = {"COLUMNS": "200", "TOKENGROVE_DATABASE_URL": ""}
 
@@ -29,13 +26,10 @@ WIDE = {"COLUMNS": "200", "TOKENGROVE_DATABASE_URL": ""}
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str]]:
     """The URLs of a server and of its database, with a session of an agent that rewrites its history."""
-    database = f"sqlite:///{tmp_path_factory.mktemp('show') / 't.db'}"
-    settings = Settings(
-        port=0, database_url=database, engine="scripted", engine_arg=("play=agent",), log_level="warning"
-    )
-    with serving(settings) as url:
+    folder = tmp_path_factory.mktemp("show")
+    with real_server(folder, engine_arg=("play=agent",)) as url:
         _wander(url)
-        yield url, database
+        yield url, default_url(folder)
 
 
 def _wander(url: str) -> None:
@@ -199,7 +193,7 @@ def test_what_identifies_a_message_beside_its_text_is_printed(why: str, value: A
 
 
 async def test_a_database_of_either_kind_is_read_without_a_server(tmp_path: Path, database_url: str) -> None:
-    async with app_serving(tmp_path, says("an answer", "more"), database_url=database_url) as server:
+    async with serving(tmp_path, says("an answer", "more"), database_url=database_url) as server:
         first = await server.answer([user("one")])
         await server.answer([user("one"), assistant("edited"), user("two")])
         await server.ok("/s/rl/end_session", {"outcome": "Finished"})

@@ -24,6 +24,12 @@ from proxy.store.store import Store
 from tests.databases import execute
 
 
+@pytest.fixture
+def database_url(unmigrated_url: str) -> str:
+    """The URL of a database without tables, SQLite and Postgres in turn."""
+    return unmigrated_url
+
+
 def refusal(url: str, **options: bool) -> str:
     """The line of the error that `Store.open` raises."""
     with pytest.raises(ConfigurationError) as caught:
