@@ -66,30 +66,17 @@ def check_chunk(chunk: TokenChunk, vocab_size: int, most: int) -> None:
         if min(ids) < 0 or max(ids) >= vocab_size:
             wrong = min(ids) if min(ids) < 0 else max(ids)
             raise EngineFailed(f"the engine gave token {wrong}, but the model's token ids are 0 to {vocab_size - 1}")
-        _check_logprobs(chunk.logprobs)
         if chunk.top_logprobs and len(chunk.top_logprobs) != len(ids):
             raise EngineFailed(f"the engine gave {len(chunk.top_logprobs)} lists of top logprobs for {len(ids)} tokens")
-        if chunk.unmasked is not None:
-            if len(chunk.unmasked) != len(ids):
-                raise EngineFailed(f"the engine gave {len(chunk.unmasked)} unmasked logprobs for {len(ids)} tokens")
-            _check_logprobs(chunk.unmasked)
-    _check_version(chunk.version)
-    for count, version in chunk.corrected:
-        _check_version(version)
+        if chunk.unmasked is not None and len(chunk.unmasked) != len(ids):
+            raise EngineFailed(f"the engine gave {len(chunk.unmasked)} unmasked logprobs for {len(ids)} tokens")
+        for logprobs in (chunk.logprobs,) if chunk.unmasked is None else (chunk.logprobs, chunk.unmasked):
+            if not math.isfinite(sum(logprobs)):  # float32 values cannot overflow a sum of doubles
+                raise EngineFailed("the engine gave a logprob that is not a finite number")
+            if (highest := max(logprobs)) > LARGEST_LOGPROB:
+                raise EngineFailed(f"the engine gave logprob {highest:g}; the logarithm of a probability is at most 0")
+    for count, version in ((1, chunk.version), *chunk.corrected):
+        if not 0 <= version <= LARGEST_VERSION:
+            raise EngineFailed(f"the engine gave weight version {version}, which is not in 0 .. {LARGEST_VERSION}")
         if count < 1:
             raise EngineFailed("the engine gave a run of corrected versions with fewer than one token")
-
-
-def _check_logprobs(logprobs: Logprobs) -> None:
-    # float32 values cannot overflow a sum of doubles
-    if not math.isfinite(sum(logprobs)):
-        raise EngineFailed("the engine gave a logprob that is not a finite number")
-    if max(logprobs) > LARGEST_LOGPROB:
-        raise EngineFailed(
-            f"the engine gave logprob {max(logprobs):g}, but the logarithm of a probability is at most 0"
-        )
-
-
-def _check_version(version: int) -> None:
-    if not 0 <= version <= LARGEST_VERSION:
-        raise EngineFailed(f"the engine gave weight version {version}, which is not in 0 .. {LARGEST_VERSION}")

@@ -44,7 +44,8 @@ class _Flight:
     the request waits to be submitted again. `running`: submitted to the engine. `cut`: a pause aborted it in the
     engine; it is submitted again afterwards. `again`: that has happened, after its first token. `interrupted`: the
     engine has ended it because it was cut. `expired`: no token came in time, so `task` was cancelled. `cancels`: how
-    many times others had cancelled that task before.
+    many times others had cancelled that task before. `left`: tokens of the budget (`max_tokens`) that are not sampled
+    yet. `vocab_size`: that of the model.
     """
 
     request: GenerateRequest
@@ -53,6 +54,7 @@ class _Flight:
     task: asyncio.Task[Any]
     cancels: int
     heard: float
+    left: int
     vocab_size: int
     output: Ids = field(default_factory=ids_of)
     running: bool = False
@@ -66,16 +68,12 @@ class _Flight:
         """True if the rest can be sampled in a new submission: not under a grammar."""
         return self.request.grammar is None
 
-    @property
-    def left(self) -> int:
-        """Tokens of the budget (`max_tokens`) that are not sampled yet."""
-        return (self.request.sampling.max_tokens or 0) - len(self.output)
-
     def hear(self, chunk: TokenChunk) -> FinishReason | None:
         """Take a chunk from the engine. Raises EngineFailed for one that cannot be right, and takes nothing of it."""
         self.heard = self.clock()
         check_chunk(chunk, self.vocab_size, self.left)
         self.output += chunk.ids
+        self.left -= len(chunk.ids)
         if self.again and chunk.cached_tokens is not None:  # only the first submission counts the prompt alone
             chunk = replace(chunk, cached_tokens=None)
         if chunk.finish is FinishReason.ABORT and self.cut:
@@ -171,7 +169,8 @@ class Gate:
         loop = asyncio.get_running_loop()
         task = asyncio.current_task(loop)
         assert task is not None
-        flight = _Flight(request, take, loop.time, task, task.cancelling(), loop.time(), self.info().vocab_size)
+        left, vocab_size = request.sampling.max_tokens or 0, self.info().vocab_size
+        flight = _Flight(request, take, loop.time, task, task.cancelling(), loop.time(), left, vocab_size)
         self._flights.add(flight)
         if self._alarm is None:
             self._look()
@@ -263,7 +262,7 @@ class Gate:
             except EngineUnavailable:
                 if self._stopping or not self.held:  # else a pause began meanwhile, and ends first
                     raise
-        flight.heard = flight.clock()
+        flight.heard = asyncio.get_running_loop().time()
         if self._alarm is None:
             self._look()
 

@@ -149,54 +149,51 @@ class SglangReply:
 
         Raises InvalidRequest for a refusal, EngineFailed for a part that is malformed or contradicts earlier ones.
         """
-        try:
-            return self._read(parts)
-        except (AttributeError, LookupError, OverflowError, TypeError, ValueError) as error:
-            message = f"the engine's answer does not have SGLang's form: {type(error).__name__}: {error}"
-            raise EngineFailed(message) from None
-
-    def _read(self, parts: Iterable[Any]) -> list[TokenChunk]:
         before, told = len(self.ids), self.said
         ids, logprobs = Ids("i"), Logprobs("f")
         tops: list[tuple[tuple[int, float], ...]] = []
         finish = cached = None
-        for part in parts:
-            meta = part.get("meta_info") if isinstance(part, dict) and part.get("error") is None else None
-            if not isinstance(meta, dict) or "completion_tokens" not in meta:
-                raise _refusal(part)
-            total, reason, sent = int(meta["completion_tokens"]), meta.get("finish_reason"), len(self.ids)
-            new = total - sent
-            if not new and reason is None:
-                continue
-            if reason is not None:
-                finish = _finish(reason)
-            if sent == 0:
-                cached = meta.get("cached_tokens")
-                self._check_prompt(meta.get("prompt_tokens"))
-            else:
-                self._check_said(part.get("output_ids"), whole=finish is not None)
-            spans, name = meta.get("weight_versions"), meta.get("weight_version", 0)
-            if name != self.name:
-                self.name, self.version = name, self.numbers.number(name)
-            told = self._spans(spans, total) if spans else with_run(told, new, self.version)
-            if not new:
-                continue  # the end alone
-            # Shared lists of SGLang may already have grown beyond the tokens of a cumulative part.
-            span = slice(-new, None) if self.incremental else slice(total - new, total)
-            sampled = (meta.get("output_token_logprobs") or [])[span]
-            taken = (part.get("output_ids") or [])[slice(None) if self.incremental else span]
-            if not len(taken) == len(sampled) == new:
-                raise EngineFailed(f"the engine gave {len(taken)} ids and {len(sampled)} logprobs for {new} tokens")
-            try:
-                logprobs.fromlist([entry[0] for entry in sampled])
-                tokens = [entry[1] for entry in sampled]
-                ids.fromlist(tokens)
-            except (TypeError, LookupError, OverflowError):
-                raise EngineFailed("the engine gave a token without its logprob") from None
-            if tokens != taken:
-                raise EngineFailed("the engine gave logprobs of other tokens than it sampled")
-            self.ids += ids[sent - before :]
-            tops += map(_ranked, (meta.get("output_top_logprobs") or [])[span])
+        try:
+            for part in parts:
+                meta = part.get("meta_info") if isinstance(part, dict) and part.get("error") is None else None
+                if not isinstance(meta, dict) or "completion_tokens" not in meta:
+                    raise _refusal(part)
+                total, reason, sent = int(meta["completion_tokens"]), meta.get("finish_reason"), len(self.ids)
+                new = total - sent
+                if not new and reason is None:
+                    continue
+                if reason is not None:
+                    finish = _finish(reason)
+                if sent == 0:
+                    cached = meta.get("cached_tokens")
+                    self._check_prompt(meta.get("prompt_tokens"))
+                elif not self.incremental:
+                    self._check_said(part.get("output_ids"), whole=finish is not None)
+                spans, name = meta.get("weight_versions"), meta.get("weight_version", 0)
+                if name != self.name:
+                    self.name, self.version = name, self.numbers.number(name)
+                told = self._spans(spans, total) if spans else with_run(told, new, self.version)
+                if not new:
+                    continue  # the end alone
+                # Shared lists of SGLang may already have grown beyond the tokens of a cumulative part.
+                span = slice(-new, None) if self.incremental else slice(total - new, total)
+                sampled = (meta.get("output_token_logprobs") or [])[span]
+                taken = (part.get("output_ids") or [])[slice(None) if self.incremental else span]
+                if not len(taken) == len(sampled) == new:
+                    raise EngineFailed(f"the engine gave {len(taken)} ids and {len(sampled)} logprobs for {new} tokens")
+                try:
+                    logprobs.fromlist([entry[0] for entry in sampled])
+                    tokens = [entry[1] for entry in sampled]
+                    ids.fromlist(tokens)
+                except (TypeError, LookupError, OverflowError):
+                    raise EngineFailed("the engine gave a token without its logprob") from None
+                if tokens != taken:
+                    raise EngineFailed("the engine gave logprobs of other tokens than it sampled")
+                self.ids += ids[sent - before :]
+                tops += map(_ranked, (meta.get("output_top_logprobs") or [])[span])
+        except (AttributeError, LookupError, OverflowError, TypeError, ValueError) as error:
+            message = f"the engine's answer does not have SGLang's form: {type(error).__name__}: {error}"
+            raise EngineFailed(message) from None
         if len(self.ids) == before and finish is None:
             return []
         said, runs = divided(told, before)
@@ -215,9 +212,7 @@ class SglangReply:
         The latest of them is compared in each part, which shows a shift at once; `whole`: compare all.
         """
         sent = len(self.ids)
-        if self.incremental or not ids:
-            return
-        if len(ids) < sent or ids[sent - 1] != self.ids[-1] or (whole and ids[:sent] != self.ids.tolist()):
+        if ids and (len(ids) < sent or ids[sent - 1] != self.ids[-1] or (whole and ids[:sent] != self.ids.tolist())):
             raise EngineFailed("the engine changed tokens that it had sent before")
 
     def _spans(self, spans: Sequence[Mapping[str, Any]], total: int) -> VersionRuns:

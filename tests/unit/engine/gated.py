@@ -75,6 +75,51 @@ class StubbornEngine(WatchfulEngine):
         raise InvalidRequest(f"{path} holds no weights", param="path")
 
 
+class PooledEngine(WatchfulEngine):
+    """Loses its only server by `fall`, with the requests that it runs, and gets it back by `rise`."""
+
+    def __init__(self, tick_s: float = TICK_S) -> None:
+        super().__init__(tick_s)
+        self._rises, self._falls = asyncio.Event(), 0
+        self._rises.set()
+
+    @property
+    def alive(self) -> bool:
+        return self._rises.is_set()
+
+    def check_alive(self) -> None:
+        assert self.alive
+
+    async def until_alive(self) -> None:
+        await self._rises.wait()
+
+    def fall(self) -> None:
+        self._rises.clear()
+        self._falls += 1
+
+    def rise(self) -> None:
+        self._rises.set()
+
+    async def show(self) -> list[dict[str, Any]]:
+        return []
+
+    async def add(self, url: str) -> None:
+        pass
+
+    async def remove(self, url: str) -> None:
+        pass
+
+    async def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenChunk, None]:
+        if not self.alive:
+            self.trespassers.append(request.request_id)
+        falls = self._falls
+        async with aclosing(super().generate(request)) as chunks:
+            async for chunk in chunks:
+                if self._falls > falls:
+                    raise EngineLost("the server is gone")
+                yield chunk
+
+
 class HoldingEngine(WatchfulEngine):
     """Releases memory by SGLang's rules: no request runs, and no tag is released or resumed twice."""
 

@@ -8,6 +8,7 @@ from contextlib import aclosing
 
 import pytest
 
+from proxy.engine import gate as gates
 from proxy.engine.chunks import TokenChunk
 from proxy.engine.contract import CollectedReply
 from proxy.engine.interface import PauseMode
@@ -19,6 +20,7 @@ from tests.engines.gates import AdminGate
 from tests.support import let_pass, until
 from tests.unit.engine.gated import (
     HoldingEngine,
+    PooledEngine,
     RefusingEngine,
     StubbornEngine,
     WatchfulEngine,
@@ -545,3 +547,86 @@ async def test_a_shutdown_just_as_the_pause_timeout_expires_refuses_all_waiting_
     gate.send_away()
     outcomes = await asyncio.gather(*waiting, return_exceptions=True)
     assert [type(outcome) for outcome in outcomes] == [EngineUnavailable] * 3 and gate.waiting == 0
+
+
+async def test_the_token_timeout_does_not_run_without_a_server_and_runs_again_with_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    engine = PooledEngine()
+    gate = gate_of(engine, engine_timeout_s=60.0, pause_timeout_s=10_000.0)
+    _, task = await begun(gate, asking("a", 60))
+    engine.fall()
+    await until(lambda: gate.waiting == 1)
+    await let_pass(3600.0, monkeypatch)
+    assert not task.done() and gate.running == 0
+    silent = asyncio.Event()
+    monkeypatch.setattr(engine, "_wait", lambda *_: silent.wait())
+    engine.rise()
+    await until(lambda: gate.running == 1)
+    await let_pass(61.0, monkeypatch)
+    with pytest.raises(EngineTimeout):
+        await task
+
+
+async def test_the_time_of_a_pause_does_not_count_as_a_wait_for_a_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = PooledEngine()
+    gate, request = gate_of(engine, pause_timeout_s=60.0), asking("a", 60)
+    reply, task = await begun(gate, request)
+    engine.fall()
+    await until(lambda: gate.waiting == 1)
+    await gate.admin.pause(PauseMode.ABORT)
+    await let_pass(61.0, monkeypatch)
+    await gate.admin.resume()
+    await until(lambda: gate.waiting == 1)
+    await let_pass(59.0, monkeypatch)
+    assert not task.done()
+    engine.rise()
+    await task
+    assert reply.ids == uninterrupted(request)
+    engine.fall()
+    late = asyncio.create_task(gate.read(asking("b", 3)))
+    await until(lambda: gate.waiting == 1)
+    await let_pass(61.0, monkeypatch)
+    with pytest.raises(EngineUnavailable, match="no engine server has been alive"):
+        await late
+
+
+async def test_without_a_server_a_begun_output_under_a_grammar_fails_and_another_waits() -> None:
+    engine = PooledEngine()
+    gate = gate_of(engine)
+    _, task = await begun(gate, asking("begun", 60, constrained=True))
+    engine.fall()
+    waiting = asyncio.create_task(gate.read(asking("waiting", 9, constrained=True)))
+    with pytest.raises(EngineLost):
+        await task
+    engine.rise()
+    assert (await waiting).ids == uninterrupted(asking("waiting", 9))
+
+
+async def test_from_its_second_lost_server_on_a_request_waits_longer_each_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(gates, "_WAIT_S", 100.0)
+    engine = WatchfulEngine(deaths=[1, 1, 1])
+    gate, request = gate_of(engine), asking("a", 9)
+    reading = asyncio.create_task(gate.read(request))
+    for submissions, wait_s in ((2, 100.0), (3, 200.0)):
+        await until(lambda: len(engine.requests) == submissions and gate.running == 0)  # noqa: B023
+        await let_pass(wait_s - 1.0, monkeypatch)
+        assert len(engine.requests) == submissions
+        await let_pass(1.0, monkeypatch)
+    assert (await reading).ids == uninterrupted(request) and len(engine.requests) == 4
+
+
+async def test_a_shutdown_refuses_requests_that_wait_for_a_server() -> None:
+    engine = PooledEngine()
+    gate = gate_of(engine, pause_timeout_s=10_000.0)
+    _, task = await begun(gate, asking("a", 60))
+    engine.fall()
+    late = asyncio.create_task(gate.read(asking("b", 60)))
+    await until(lambda: gate.waiting == 2)
+    gate.send_away()
+    for refused in (task, late):
+        with pytest.raises(EngineUnavailable, match="shutting down"):
+            await refused
+    assert gate.waiting == gate.running == 0

@@ -11,9 +11,10 @@ import pytest
 from proxy.engine.interface import PauseMode
 from proxy.errors import EngineUnavailable
 from tests.engines.gates import AdminGate
-from tests.unit.engine.gated import HoldingEngine, asking, gate_of, uninterrupted
+from tests.unit.engine.gated import HoldingEngine, PooledEngine, asking, gate_of, uninterrupted
 
 STORMS = 24
+OUTAGES = 8
 
 
 async def disturb(gate: AdminGate, dice: random.Random) -> None:
@@ -71,3 +72,33 @@ async def test_a_storm_changes_no_reply(seed: int) -> None:
         await asyncio.gather(storm(gate, dice), *visits)
     assert (gate.running, gate.waiting, engine.running, engine.trespassers) == (0, 0, [], [])
     assert gate.paused is None and engine.held == {"weights", "kv_cache", "cuda_graph"}
+
+
+@pytest.mark.parametrize("seed", range(OUTAGES))
+async def test_outages_between_pauses_and_updates_change_no_reply(seed: int) -> None:
+    dice = random.Random(seed)
+    engine = PooledEngine()
+    gate = gate_of(engine)
+    visits = [visit(gate, random.Random(1000 * seed + n), f"v{n}", constrained=False) for n in range(10)]
+
+    async def weather() -> None:
+        for _ in range(4):  # a request may lose five servers
+            await asyncio.sleep(dice.choice([0.001, 0.004, 0.01]))
+            engine.fall()
+            if dice.random() < 0.5:
+                await gate.admin.pause(dice.choice([PauseMode.ABORT, PauseMode.IN_PLACE, PauseMode.RETRACT]))
+            await asyncio.sleep(dice.choice([0.0, 0.004]))
+            if dice.random() < 0.5:
+                await gate.admin.update_weights("/weights", None, PauseMode.ABORT)
+            operations = [engine.rise, None]
+            dice.shuffle(operations)
+            for operation in operations:
+                await asyncio.sleep(0.001)
+                if operation is None:
+                    await gate.admin.resume()
+                else:
+                    operation()
+
+    async with asyncio.timeout(30):
+        await asyncio.gather(weather(), *visits)
+    assert (gate.running, gate.waiting, engine.running, engine.trespassers) == (0, 0, [], [])
