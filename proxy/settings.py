@@ -90,8 +90,8 @@ class Settings:
         None, "Sessions that the trainer consumes per weight version; required by --max-staleness."
     )
     max_turns_in_flight: int = _setting(4096, "Limit of turns that run at once; further ones get 429.")
-    max_connections: int | None = _setting(
-        None, "Limit of client connections of a process; none: 8192, or what its limit of open files allows."
+    max_connections: int = _setting(
+        8192, "Limit of client connections of a process; less if its limit of open files has no room for them."
     )
     strict_sampling: bool = _setting(
         False, "Refuse sampling fields that the engine takes only as best effort (a seed, if it is not deterministic)."

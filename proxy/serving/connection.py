@@ -15,7 +15,7 @@ from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from proxy.api.http import error_response
-from proxy.errors import HeadersTooLarge, ProxyError
+from proxy.errors import HeadersTooLarge, InvalidRequest, ProxyError
 from proxy.serving import peer
 
 if TYPE_CHECKING:
@@ -92,6 +92,11 @@ class Connection(HttpToolsProtocol):
             self.refuse(
                 HeadersTooLarge(f"the headers are longer than {MOST_HEADER_BYTES} bytes; send fewer or shorter ones")
             )
+
+    def send_400_response(self, msg: str) -> None:
+        """Refuse what the parser cannot read."""
+        self.host.note("sent what is not HTTP")
+        self.refuse(InvalidRequest("this is not a valid HTTP/1.1 request; the server speaks plain HTTP, without TLS"))
 
     def on_body(self, body: bytes) -> None:
         self.received += len(body)

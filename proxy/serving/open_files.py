@@ -6,9 +6,6 @@ import os
 import sys
 from contextlib import suppress
 
-MOST_CONNECTIONS = 8192
-"""Connections of one process where the limit of open files allows more: each takes some kilobytes."""
-
 _RESERVED = 64
 """Descriptors for the database, temporary files of exports, and connections that only watch the server."""
 _LEAST = 8
@@ -25,13 +22,13 @@ def raise_limit() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
-def connections_within_limit(each: int) -> int:
+def room_for_connections(each: int) -> int:
     """How many clients may be connected, where each needs `each` descriptors, with the files that are open by now."""
     if sys.platform == "win32":
-        return MOST_CONNECTIONS
+        return sys.maxsize
     import resource
 
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:
-        return MOST_CONNECTIONS
-    return min(MOST_CONNECTIONS, max(_LEAST, (soft - len(os.listdir("/dev/fd")) - _RESERVED) // each))
+        return sys.maxsize
+    return max(_LEAST, (soft - len(os.listdir("/dev/fd")) - _RESERVED) // each)

@@ -28,8 +28,10 @@ from proxy.app import build_app
 from proxy.errors import ConfigurationError
 from proxy.serving.connection import Connection
 from proxy.serving.connections import Connections, Patience
-from proxy.serving.open_files import connections_within_limit, raise_limit
+from proxy.serving.open_files import raise_limit, room_for_connections
 from proxy.settings import Settings
+
+logger = logging.getLogger(__name__)
 
 BACKLOG = 2048
 # uvicorn cancels what runs for so long after `--shutdown-timeout-s`. All is cut earlier, so it never comes to that.
@@ -40,6 +42,8 @@ _START_TIMEOUT_S = 120.0
 _GC_THRESHOLDS = 20_000, 0, 60
 _SWITCH_INTERVAL_S = 0.001
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
+_COUNTED = ("Invalid HTTP request", "Unsupported upgrade request", "No supported WebSocket")
+"""How the warnings begin that uvicorn writes for each of such requests."""
 
 
 class Server(uvicorn.Server):
@@ -211,21 +215,29 @@ def new_server(app: ASGIApp, settings: Settings, patience: Patience | None = PAT
     )
     uvicorn_log = logging.getLogger("uvicorn.error")
     uvicorn_log.setLevel(logging.WARNING)
-    uvicorn_log.addFilter(_is_no_cancellation)
+    uvicorn_log.addFilter(_is_news)
     return Server(config, Connections(patience))
 
 
-def _is_no_cancellation(record: logging.LogRecord) -> bool:
-    """Whether a record is none of uvicorn's tracebacks of the requests that a shutdown cancels."""
-    return record.exc_info is None or not isinstance(record.exc_info[1], asyncio.CancelledError)
+def _is_news(record: logging.LogRecord) -> bool:
+    """Whether a record of uvicorn is neither counted already nor the traceback of a request that a shutdown cancels."""
+    if record.exc_info is not None and isinstance(record.exc_info[1], asyncio.CancelledError):
+        return False
+    return not str(record.msg).startswith(_COUNTED)
 
 
 def limit_connections(server: Server, settings: Settings) -> None:
-    """Let a server have as many connections as `--max-connections` and its limit of open files allow."""
+    """Let a server have `--max-connections`, or as many of them as its limit of open files has room for."""
     elsewhere = "//" in settings.engine or settings.workers > 1  # a request then has a connection of its own there
-    server.connections.most = connections_within_limit(2 if elsewhere else 1)
-    if settings.max_connections is not None:
-        server.connections.most = min(server.connections.most, settings.max_connections)
+    room, wanted = room_for_connections(2 if elsewhere else 1), settings.max_connections
+    if wanted > room:
+        logger.warning(
+            "the limit of open files has room for %d connections, not for --max-connections %d: raise the hard limit "
+            "(ulimit -Hn, LimitNOFILE)",
+            room,
+            wanted,
+        )
+    server.connections.most = min(wanted, room)
 
 
 def url_of(settings: Settings, listener: socket.socket) -> str:

@@ -16,6 +16,7 @@ import httpx
 
 from tests.e2e.load import check_database
 from tests.e2e.processes import Process, run, server_process
+from tests.e2e.stalling import stalled
 from tests.support import until, user
 
 TWO = ("--workers", "2", "--engine", "scripted", "--migrate")
@@ -139,6 +140,14 @@ async def test_a_second_signal_ends_all_workers_at_once(tmp_path: Path, postgres
             assert await asyncio.to_thread(server.wait) == 0
             await asyncio.gather(asked, return_exceptions=True)
         await until(lambda: all(map(ended, workers)))
+        assert "Traceback" not in server.output, server.output
+
+
+def test_clients_that_stall_do_not_hold_the_workers(tmp_path: Path, postgres_url: str) -> None:
+    with server_process(tmp_path, *TWO, "--shutdown-timeout-s", "600", database_url=postgres_url) as server:
+        with stalled(server.url, 10):
+            server.terminate()
+            assert server.wait() == 0
         assert "Traceback" not in server.output, server.output
 
 

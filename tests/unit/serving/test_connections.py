@@ -320,6 +320,29 @@ async def test_headers_and_trailers_end_at_64_kib(clients: Clients, head: bytes)
     assert b"HTTP/1.1 431 " in await reader.read()
 
 
+async def test_what_is_not_http_gets_400_and_is_counted(clients: Clients, caplog: pytest.LogCaptureFixture) -> None:
+    for sent in (b"\x16\x03\x01\x02", b"GET /\xff HTTP/1.1\r\n\r\n"):
+        reader, _ = await clients.connect(sent)
+        answer = await reader.read()
+        assert answer.startswith(b"HTTP/1.1 400 ") and b'"invalid_request"' in answer
+    with caplog.at_level(logging.WARNING):
+        clients.sweep(0)
+    assert caplog.messages == ["connections closed: 2 sent what is not HTTP; 0 are open"]
+
+
+async def test_replies_that_are_not_read_end_soon_once_the_server_is_stopping(clients: Clients) -> None:
+    clients.app.stream = True
+    await clients.connect(GET, stage=Stage.UNREAD)
+    await until(lambda: clients.open[0].flow.write_paused)
+    clients.server.ask_to_exit()
+    await until(lambda: clients.server.connections._ending)
+    clients.sweep(0)
+    clients.sweep(4)
+    assert len(clients.open) == 1
+    clients.sweep(2)
+    await until(lambda: clients.app.left == 1)
+
+
 async def test_many_closed_connections_are_one_line_in_the_log(
     clients: Clients, caplog: pytest.LogCaptureFixture
 ) -> None:
