@@ -38,6 +38,11 @@ class Wire:
             assert time.monotonic() < deadline, "the server did not start"
             time.sleep(0.05)
 
+    async def fail(self, failing: bool) -> None:
+        """Answer every request to generate with 500, or end that."""
+        async with httpx.AsyncClient(trust_env=False) as http:
+            assert (await http.post(f"{self.url}/wire/fails", json=failing)).status_code == 200
+
     def kill(self) -> None:
         self._process.kill()
         self._process.join()
@@ -181,6 +186,30 @@ async def test_the_proxy_is_not_ready_while_no_server_is_alive(tmp_path: Path, w
             wires[0] = await asyncio.to_thread(Wire, wires[0].port)
             await state_of(http, wires[0].url, "alive")
             assert (await http.get("/ready")).status_code == 200
+
+
+async def test_agents_do_not_notice_a_server_that_fails_fast_and_it_draws_few_turns(
+    tmp_path: Path, wires: list[Wire]
+) -> None:
+    with proxy_of(tmp_path, wires) as served:
+        async with httpx.AsyncClient(base_url=served.url, timeout=120, trust_env=False) as http:
+            over = asyncio.Event()
+            agents = [asyncio.create_task(agent(http, f"a{n}", stream=n % 2 == 1, over=over)) for n in range(AGENTS)]
+            await served_more(http, 2)
+            broken = wires[0]
+            await broken.fail(True)
+            await state_of(http, broken.url, "failing")
+            before = await servers_of(http)
+            await served_more(http, 2 * AGENTS)
+            after = await servers_of(http)
+            assert after[broken.url]["served"] == before[broken.url]["served"]
+            assert "illegal memory access" in after[broken.url]["failure"] and after[broken.url]["state"] == "failing"
+            assert 'tokengrove_engine_servers{state="failing"} 1.0' in (await http.get("/metrics")).text
+            await broken.fail(False)
+            await state_of(http, broken.url, "alive")
+            over.set()
+            turns = await asyncio.gather(*agents)
+            assert await check_exact(http) == sum(turns)
 
 
 async def test_a_session_stays_on_its_server(tmp_path: Path, wires: list[Wire]) -> None:
