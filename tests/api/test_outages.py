@@ -15,13 +15,14 @@ import httpx
 import pytest
 
 from proxy.app import build_app
+from proxy.engine.contract import CollectedReply
 from proxy.engine.scripted.engine import ScriptedEngine
 from proxy.engine.servers import connection
 from proxy.engine.servers.kinds import connect
 from proxy.engine.servers.pool import Pool
 from proxy.settings import Settings
 from tests.engines.scripts import VOCABULARY, following
-from tests.engines.wire import LiveWire
+from tests.engines.wire import LiveWire, SglangWire
 from tests.support import Server, default_url, tiny_renderer, until, user
 
 LONG, SHORT = 200, 6
@@ -194,6 +195,57 @@ async def test_clients_that_leave_are_noticed_while_they_wait(
         assert (await ask(server, "next", most=SHORT)).status_code == 200
         asked = [request.sampling.max_tokens for request in wires[0].wire.engine.requests]
         assert asked == [1, SHORT]  # the server's proof; nobody else was submitted
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_client_that_disconnects_before_a_server_is_alive_leaves_nothing_behind(
+    tmp_path: Path, wires: list[LiveWire], stream: bool
+) -> None:
+    async with serving_on(tmp_path, wires) as server:
+        await die(wires)
+        await until(lambda: not server.engine.alive)  # type: ignore[attr-defined]
+        left = asyncio.Event()
+        parts = [{"type": "http.request", "body": json.dumps({"messages": [user("hi")], "stream": stream}).encode()}]
+
+        async def receive() -> dict[str, Any]:
+            if parts:
+                return parts.pop()
+            await left.wait()
+            return {"type": "http.disconnect"}
+
+        async def send(_: Any) -> None: ...
+
+        headers = [(b"host", b"127.0.0.1"), (b"content-type", b"application/json")]
+        path = "/s/v1/chat/completions"
+        scope = {"type": "http", "method": "POST", "path": path, "raw_path": path.encode(), "headers": headers,
+                 "query_string": b"", "http_version": "1.1", "scheme": "http", "client": ("127.0.0.1", 1)}  # fmt: skip
+        asking = asyncio.create_task(server.app(scope, receive, send))
+        await waits(server, 1)
+        left.set()
+        await asking
+        assert await shown(server) == 0 and (await server.http.get("/rl/sessions")).json()["sessions"] == []
+
+
+async def test_a_server_that_answers_wrong_is_replaced_by_another_one(tmp_path: Path, wires: list[LiveWire]) -> None:
+    """From the tokens before the wrong one; a session that only wrong servers answer stores nothing to train."""
+
+    def wrong(reply: CollectedReply, wanted: Any) -> Any:
+        meta = SglangWire.meta(wires[0].wire, wanted, reply)
+        if len(reply.ids) > 20:
+            reply.ids[20] = meta["output_token_logprobs"][20][1] = 1_000_000
+        return meta
+
+    async with serving_on(tmp_path, wires) as server:
+        wires[0].wire.meta = lambda wanted, reply: wrong(reply, wanted)
+        answers = await asyncio.gather(*(ask(server, f"a{n}", stream=bool(n % 2), most=40) for n in range(4)))
+        assert {answer.status_code for answer in answers} == {200}
+        for n in range(4):
+            await check_exact(server, f"a{n}", 40)
+        await wires[1].kill()
+        await until(lambda: server.engine.servers()[1]["state"] == "ejected")  # type: ignore[attr-defined]
+        alone = await ask(server, "alone", most=40)
+        assert alone.status_code == 502 and "token 1000000" in alone.json()["error"]["message"]
+        assert [turn["status"] for turn in await server.tree("alone")] == ["failed"]
 
 
 async def test_a_shutdown_does_not_wait_for_servers(tmp_path: Path, wires: list[LiveWire]) -> None:

@@ -547,3 +547,28 @@ async def test_workers_choose_the_same_session_for_a_key_and_after_its_end(
         await workers.start(1)
         assert [await said(workers, number, "last") for number in (1, 0)]
         assert len(await workers[1].tree(f"{name}-2")) == 6
+
+
+# No engine server ----------------------------------------------------------------------------------------------------
+
+
+async def test_requests_of_all_workers_wait_while_no_server_is_alive(tmp_path: Path, url: str, wire: LiveWire) -> None:
+    async with workers_of(tmp_path, url, engine=wire.url) as workers:
+        await workers[1].ok("/engine/update_weights", {"path": "w", "version": 5})
+        turns = await begun(workers, wire, "a", "b")
+        await wire.kill()
+        late = [asyncio.create_task(workers[n].chat([user("hi")], f"late-{n}", max_tokens=5)) for n in (0, 1)]
+        await until(lambda: [workers[n].app.state.turns._gate.waiting for n in (0, 1)] == [2, 2])
+        for number in (0, 1):
+            assert (await state(workers, number))["waiting"] == 4
+            assert (await workers[number].http.get("/ready")).status_code == 503
+            assert (await workers[number].http.get("/health")).status_code == 200
+            assert "tokengrove_waiting 4.0" in (await workers[number].http.get("/metrics")).text
+        await wire.start()
+        await asyncio.gather(*turns, *late)
+        assert [body["weight_version"] for body in calls(wire, "/update_weights_from_disk")] == ["5"]
+        for name in ("a", "b", "late-0", "late-1"):
+            (sample,) = await workers[0].export(name)
+            ids, (start, end) = sample["input_ids"], sample["turns"][0]["span"]
+            assert ids[start:end] == following(ids[:start], end - start)
+            assert set(sample["versions"][start:end]) == {5}

@@ -24,7 +24,7 @@ from tests.engines.gates import AdminGate
 from tests.engines.pools import CHECK_S, PROMPT, SELDOM_S, of_session, opener_of, pool_of, states, wires
 from tests.engines.scripts import VOCABULARY, following
 from tests.engines.wire import LiveWire
-from tests.support import let_pass, until
+from tests.support import until
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -508,16 +508,16 @@ async def test_a_server_that_is_alive_and_loses_each_request_is_not_asked_for_ev
             await AdminGate(pool).read(of_session("s"))
 
 
-async def test_a_reply_that_is_abandoned_as_it_was_sent_did_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_reply_that_is_abandoned_as_it_was_sent_did_not_run() -> None:
     async with wires(1) as live:
         live[0].hung = True
         server = ServerConnection(live[0].url)
         for seconds, ran in ((0.0, False), (connection._PROBE_S + 1.0, True)):
             asking = asyncio.create_task(server.generate("/generate", [b"{}"], {}))
-            await until(lambda: any(reply.sent for reply in server._replies))
-            with monkeypatch.context() as clock:
-                await let_pass(seconds, clock)
-                server.cut()
+            await until(lambda: bool(server._replies))
+            for reply in server._replies:
+                reply.sent -= seconds
+            server.cut()
             with pytest.raises(EngineLost) as lost:
                 await asking
             assert lost.value.ran is ran
