@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -175,9 +176,17 @@ async def serving(
 def real_server(folder: Path, engine: str = "scripted", **settings: Any) -> Iterator[str]:
     """Run a server of the built-in model on a real socket, with the database `default_url(folder)`; yield its URL."""
     configured = Settings(port=0, engine=engine, database_url=default_url(folder), log_level="warning", **settings)
-    renderer = tiny_renderer(configured.thinking_retention)  # the self-check of its template takes longer than a test
-    with mock.patch("proxy.app.load_renderer", lambda settings, folder: renderer), server.serving(configured) as url:
+    with shared_renderer(configured), server.serving(configured) as url:
         yield url
+
+
+def shared_renderer(settings: Settings) -> AbstractContextManager[object]:
+    """Let servers of the built-in model that start in the block share one renderer.
+
+    The self-check of its template takes longer than a test.
+    """
+    renderer = tiny_renderer(settings.thinking_retention)
+    return mock.patch("proxy.app.load_renderer", lambda settings, folder: renderer)
 
 
 class LoopPasses:

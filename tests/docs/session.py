@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from contextlib import AbstractContextManager, ExitStack, closing
+from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
@@ -27,6 +27,7 @@ from proxy import commands
 from proxy.serving.server import serving
 from proxy.settings import Settings
 from tests.docs.pages import ROOT, Block
+from tests.support import shared_renderer
 
 ADDRESS = "127.0.0.1:8080"
 _SERVE = re.compile(r"(?:[A-Z_]+=\S+\s+)*tokengrove serve\b")
@@ -178,10 +179,16 @@ class PageSession(AbstractContextManager["PageSession"]):
         self._stack.close()
         settings = settings_of(command)
         if settings.engine in _OWN_PROCESS:
-            self._url = self._stack.enter_context(serving(self._own(settings)))
+            self._start(settings)
             return
         server = self._stack.enter_context(closing(ServerProcess(command, self._folder, self._environment)))
         self._url = server.url
+
+    def _start(self, settings: Settings) -> None:
+        settings = self._own(settings)
+        own = (settings.model, settings.tokenizer, settings.family, settings.tool_parser, settings.reasoning_parser)
+        with nullcontext() if any(own) else shared_renderer(settings):
+            self._url = self._stack.enter_context(serving(settings))
 
     def _own(self, settings: Settings) -> Settings:
         """The settings of a server in this process, on a free port, with its database in the folder of the page."""
@@ -194,7 +201,7 @@ class PageSession(AbstractContextManager["PageSession"]):
             return text
         if self._url is None:
             settings = Settings(engine="scripted", engine_arg=("play=agent",))
-            self._url = self._stack.enter_context(serving(self._own(settings)))
+            self._start(settings)
         host = self._url.removeprefix("http://")
         return text.replace(ADDRESS, host).replace("localhost:8080", host)
 

@@ -129,7 +129,7 @@ def test_a_third_party_engine_is_loaded_by_name(tmp_path: Path) -> None:
 
 
 def test_the_demo_shows_trees_and_samples(tmp_path: Path) -> None:
-    done = execute("demo", cwd=tmp_path)
+    done = run("demo", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     for word in ("noise", "continued, aligned", "Export, layout concat", "tokengrove serve"):
         assert word in done.stdout

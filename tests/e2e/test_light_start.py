@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import subprocess
@@ -77,30 +78,60 @@ def test_no_heavy_package_is_imported_for_engine_servers_and_each_step_is_told(t
     assert steps[-1] == "reached 1 of 2 engine servers"
 
 
-@pytest.mark.parametrize(
-    "flags",
-    [
-        ("--engine", "scripted", "--engine-arg", "foo=1"),
-        ("--engine", "scripted", "--port", "99999"),
-        ("--engine", "http://user:key@host"),
-        ("--engine", "ftp://host:1"),
-        ("--engine", "http://127.0.0.1:1", "--engine-arg", "kind=other"),
-        ("--engine", "mailbox", "--engine-arg", "foo=1"),
-        ("--engine", "warp"),
-        ("--engine", "scripted", "--model", "nowhere"),
-        ("--engine", "scripted", "--tokenizer", "nowhere"),
-        ("--engine", "scripted", "--tokenizer", ".", "--family", "none-such"),
-        ("--engine", "scripted", "--tokenizer", ".", "--tool-parser", "none-such"),
-        ("--engine", "scripted", "--tokenizer", ".", "--reasoning-parser", "none-such"),
-        ("--engine", "scripted", "--tokenizer", ".", "--database-url", "mysql://host/base"),
-    ],
-    ids=lambda flags: " ".join(flags),
+WRONG = (
+    ("--engine", "scripted", "--engine-arg", "foo=1"),
+    ("--engine", "scripted", "--port", "99999"),
+    ("--engine", "http://user:key@host"),
+    ("--engine", "ftp://host:1"),
+    ("--engine", "http://127.0.0.1:1", "--engine-arg", "kind=other"),
+    ("--engine", "mailbox", "--engine-arg", "foo=1"),
+    ("--engine", "warp"),
+    ("--engine", "scripted", "--model", "nowhere"),
+    ("--engine", "scripted", "--tokenizer", "nowhere"),
+    ("--engine", "scripted", "--tokenizer", ".", "--family", "none-such"),
+    ("--engine", "scripted", "--tokenizer", ".", "--tool-parser", "none-such"),
+    ("--engine", "scripted", "--tokenizer", ".", "--reasoning-parser", "none-such"),
+    ("--engine", "scripted", "--tokenizer", ".", "--database-url", "mysql://host/base"),
 )
-def test_a_wrong_flag_is_refused_before_anything_is_loaded(tmp_path: Path, flags: tuple[str, ...]) -> None:
-    with _listed(tmp_path, *flags) as process:
-        assert process.wait() == 1
-    assert not _imported(tmp_path) & (HEAVY | {"tokenizers", "fastokens"})
-    said = [line for line in (tmp_path / "imports").read_text().splitlines() if not line.startswith("import time:")]
+
+_EACH = """
+import json, os, sys
+import proxy.app
+from proxy.commands import main
+
+for number, flags in enumerate(json.loads(sys.argv[1])):
+    child = os.fork()
+    if child:
+        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+        continue
+    os.dup2(os.open(f"said-{number}", os.O_WRONLY | os.O_CREAT), 2)
+    sys.argv = ["tokengrove", "serve", "--port", "0", *flags]
+    try:
+        main()
+    finally:
+        with open(f"imported-{number}", "w") as listed:
+            listed.write(json.dumps(sorted(sys.modules)))
+"""
+
+
+@pytest.fixture(scope="module")
+def refusals(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with what `serve` says and has imported under each of the wrong flags, in forks of one interpreter."""
+    folder = tmp_path_factory.mktemp("refusals")
+    command = [sys.executable, "-c", _EACH, json.dumps(WRONG)]
+    done = subprocess.run(
+        command, cwd=folder, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split() == ["1"] * len(WRONG), done.stderr
+    return folder
+
+
+@pytest.mark.parametrize("number", range(len(WRONG)), ids=lambda number: " ".join(WRONG[number]))
+def test_a_wrong_flag_is_refused_before_anything_is_loaded(refusals: Path, number: int) -> None:
+    imported = {name.partition(".")[0] for name in json.loads((refusals / f"imported-{number}").read_text())}
+    assert "sqlalchemy" in imported
+    assert not imported & (HEAVY | {"tokenizers", "fastokens"})
+    said = (refusals / f"said-{number}").read_text().splitlines()
     assert len(said) == 1 and said[0].startswith("tokengrove: --")
 
 
