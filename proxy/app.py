@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
@@ -47,7 +48,9 @@ from proxy.engine.gate import Gate
 from proxy.engine.interface import Engine, ServerPool, WeightTransfer
 from proxy.engine.mailbox import Mailbox
 from proxy.errors import InvalidRequest, ProxyError
+from proxy.fair_pool import FairPool
 from proxy.hub import pinned, revision_of
+from proxy.memory import FreedMemory
 from proxy.metrics import Metrics
 from proxy.progress import step
 from proxy.protocols.chat.protocol import ChatProtocol
@@ -79,6 +82,9 @@ from proxy.turns.turns import Turns
 from proxy.workers.group import Group, Place
 
 logger = logging.getLogger(__name__)
+
+# Rendering and encoding leave the interpreter to others for part of the time only.
+_RENDERING_THREADS = 4
 
 
 async def _on_http_exception(request: Request, error: Exception) -> Response:
@@ -130,6 +136,8 @@ def build_app(
     shared = None if place is None else place.share(engine)
     engine = shared or engine
     metrics = Metrics()
+    freed = FreedMemory()
+    pool = FairPool(min(os.cpu_count() or 1, _RENDERING_THREADS), freed)
     gate = Gate(engine, settings, metrics)
     sessions = SessionParts(store, settings, metrics, lambda: gate.info().weight_version)
     turns = Turns(
@@ -142,9 +150,10 @@ def build_app(
         scores=sessions.scores,
         settings=settings,
         metrics=metrics,
+        pool=pool,
         seat=None if place is None else place.seat,
     )
-    bodies = Bodies(settings)
+    bodies = Bodies(settings, freed)
     forwarding = None if place is None else Forwarding(place.peers, bodies)
     parts = _Parts(
         settings=settings,
@@ -159,6 +168,7 @@ def build_app(
         addresses=Addresses(settings),
         turn_endpoints=_turn_endpoints(sessions.access, turns, renderer, bodies, model_name(settings), forwarding),
         group=None if place is None or shared is None else Group(place, shared, gate, metrics),
+        pool=pool,
         bodies=bodies,
         forwarding=forwarding,
     )
@@ -196,6 +206,7 @@ async def _lifespan(parts: _Parts, app: Starlette) -> AsyncIterator[None]:
     """Start the engine; at the end drain the turns, then close the engine and the store."""
     async with AsyncExitStack() as stack:
         stack.push_async_callback(parts.store.close)
+        stack.callback(parts.pool.close)
         if parts.group is not None:
             await parts.group.catch_up()
         await asyncio.to_thread(parts.store.database.rehearse)
@@ -245,6 +256,7 @@ class _Parts:
     addresses: Addresses
     turn_endpoints: Mapping[str, TurnEndpoint]
     group: Group | None
+    pool: FairPool
     bodies: Bodies
     forwarding: Forwarding | None
 

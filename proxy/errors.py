@@ -86,13 +86,16 @@ class ContextLengthExceeded(InvalidRequest):
 
     code = "context_length_exceeded"
 
-    def __init__(self, *, prompt_tokens: int, context_tokens: int, max_tokens: int | None = None) -> None:
+    def __init__(
+        self, *, prompt_tokens: int, context_tokens: int, max_tokens: int | None = None, at_least: bool = False
+    ) -> None:
+        """`at_least`: the prompt was not encoded, and has at least so many tokens."""
         self.prompt_tokens = prompt_tokens
         self.context_tokens = context_tokens
         self.max_tokens = max_tokens
         super().__init__(
             f"This model's maximum context length is {context_tokens} tokens. However, your messages resulted in "
-            f"{prompt_tokens} tokens. Please reduce the length of the messages.",
+            f"{'at least ' if at_least else ''}{prompt_tokens} tokens. Please reduce the length of the messages.",
             param="messages",
         )
 

@@ -18,6 +18,7 @@ from proxy.api.body_weight import CONTAINER, weigh
 from proxy.api.headers import Headers, headers_of, key_in
 from proxy.api.http import as_object, decode_json
 from proxy.errors import BodyTooLarge, InvalidRequest, UnsupportedMediaType
+from proxy.memory import FreedMemory
 from proxy.settings import Settings
 
 _T = TypeVar("_T")
@@ -25,11 +26,15 @@ _T = TypeVar("_T")
 INLINE = 128 * 1024
 """A body of so many bytes is decoded on the event loop: whatever it holds, that takes some milliseconds."""
 
+# A body of so many bytes leaves much memory to be given back.
+_LARGE = 2**20
+
 
 class Bodies:
     """The bodies of all requests to one server process."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, freed: FreedMemory) -> None:
+        self.freed = freed
         self.most = settings.max_body_bytes
         self._most_values = settings.max_body_values
         self.budget = BodyBudget(settings.all_body_bytes)
@@ -84,6 +89,8 @@ class Upload:
     def release(self) -> None:
         """Give back the share, before the end of the block if the body is not used any more."""
         if self._share is not None:
+            if self._share.size > _LARGE:
+                self._bodies.freed.expect()
             self._bodies.budget.release(self._share)
             self._share = None
 

@@ -37,7 +37,7 @@ class TokenizeEndpoints:
         async with self._read(request, parse_tokenize) as (caller, asked):
             if asked.text is not None:
                 await self._access.resolve_if_named(caller)
-                ids = await self._turns.encode(asked.text)
+                ids = await self._turns.encode(asked.text, _sender(caller))
             else:
                 session = await self._access.resolve(caller)
                 try:
@@ -53,7 +53,7 @@ class TokenizeEndpoints:
         """The text of ids, special tokens included."""
         async with self._read(request, lambda body: parse_detokenize(body, self._vocab_size)) as (caller, ids):
             await self._access.resolve_if_named(caller)
-            return JsonResponse({"prompt": await self._turns.decode(ids)})
+            return JsonResponse({"prompt": await self._turns.decode(ids, _sender(caller))})
 
     @asynccontextmanager
     async def _read(
@@ -68,3 +68,7 @@ class TokenizeEndpoints:
             sent = await upload.read()
             body = await self._bodies.decode_object(sent)
             yield Caller(path, key, None if path else hint_in(headers, body)), await parsed(len(sent), parse, body)
+
+
+def _sender(caller: Caller) -> str:
+    return caller.path or caller.key or caller.hint or ""

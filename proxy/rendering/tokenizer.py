@@ -7,14 +7,17 @@ at start-up. Then the other one is dropped: each of them holds the whole vocabul
 from __future__ import annotations
 
 import importlib.util
+import json
 import random
 from array import array
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from proxy.errors import ConfigurationError
 from proxy.rendering.detokenizer import ByteDetokenizer, Detokenizer, WindowDetokenizer
+from proxy.rendering.token_bound import LONG, TokenBound
 from proxy.rendering.tokenizer_files import TokenizerFiles, UnknownTokenizer, read_tokenizer
 from proxy.types import Ids, ids_of
 
@@ -50,6 +53,7 @@ class Tokenizer:
         self.opening = _opening(reference)
         self._pieces = _Pieces(self._spell)
         self._backend, self._encode, self.encoder = _choose(files)
+        self._normal_form = _normal_form(reference)
         decoder = reference.decoder
         self._byte_level = decoder is not None and b"ByteLevel" in decoder.__getstate__() and self._joins_bytes()
 
@@ -68,7 +72,12 @@ class Tokenizer:
             raise _unreadable(folder, error) from error
 
     def encode(self, text: str) -> Ids:
-        """Return the ids of `text`. Special tokens spelled in it are encoded as such; none are added around it."""
+        """Return the ids of `text`. Special tokens spelled in it are encoded as such; none are added around it.
+
+        In a block of `token_bound.at_most`, raises TooManyTokens for a long text that surely has more.
+        """
+        if len(text) > LONG and self._bound is not None:
+            self._bound.check(text)
         return self._encode(text)
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -102,6 +111,13 @@ class Tokenizer:
         """Return a new incremental detokenizer for this vocabulary."""
         return ByteDetokenizer(self._pieces) if self._byte_level else WindowDetokenizer(self.decode)
 
+    @cached_property
+    def _bound(self) -> TokenBound | None:
+        """Made for the first long text: None if the tokens of a text may spell other bytes than the text has."""
+        if not self._byte_level or self._normal_form is None:
+            return None
+        return TokenBound(map(self._spell, range(self.vocab_size)), composed=self._normal_form == "NFC")
+
     def _joins_bytes(self) -> bool:
         """Return whether decoding joins the bytes of tokens, on the sample texts: a decoder may do more than that."""
         sample = self.encode("".join(sample_texts()))
@@ -122,6 +138,19 @@ class Tokenizer:
         if len(text) == 6 and text.startswith("<0x"):
             return bytes([int(text[3:5], 16)])
         return text.replace("\u2581", " ").encode()
+
+
+def _normal_form(backend: Backend) -> str | None:
+    """Return the Unicode form that texts get before they are encoded, "" if none; None if they change otherwise, too.
+
+    Added tokens that swallow the white space beside them change a text as well.
+    """
+    if any(token.lstrip or token.rstrip for token in backend.get_added_tokens_decoder().values()):
+        return None
+    if backend.normalizer is None:
+        return ""
+    kind = json.loads(backend.normalizer.__getstate__())
+    return "NFC" if kind["type"] == "NFC" else "" if kind == {"type": "Sequence", "normalizers": []} else None
 
 
 def _opening(backend: Backend) -> Ids:

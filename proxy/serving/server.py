@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
 import gc
 import logging
 import signal
@@ -26,6 +25,7 @@ from starlette.types import ASGIApp
 
 from proxy.app import build_app
 from proxy.errors import ConfigurationError
+from proxy.memory import return_freed_memory
 from proxy.serving.connection import Connection
 from proxy.serving.connections import Connections, Patience
 from proxy.serving.open_files import raise_limit, room_for_connections
@@ -258,16 +258,10 @@ def tune_interpreter() -> None:
     would get the lock back only after the default switch interval of 5 ms, several times per commit.
     """
     gc.collect()
-    _return_freed_memory()
+    return_freed_memory()  # loading a large vocabulary frees 150 MB
     gc.freeze()
     gc.set_threshold(*_GC_THRESHOLDS)
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
-
-
-def _return_freed_memory() -> None:
-    """Return freed memory to the system. Loading a large vocabulary frees 150 MB, which glibc would keep."""
-    with contextlib.suppress(OSError, AttributeError, TypeError):  # not glibc
-        ctypes.CDLL(None).malloc_trim(0)
 
 
 async def end_requests(app: Starlette, timeout_s: float, *servers: Server) -> None:

@@ -7,6 +7,10 @@ from proxy.sessions.live_session import LiveSession
 from proxy.settings import Settings
 from proxy.types import SamplingParams
 
+# A prompt of so many times the context is still counted.
+_COUNTED = 4
+_ALWAYS_COUNTED = 131_072
+
 
 def apply_budgets(
     sampling: SamplingParams,
@@ -24,9 +28,9 @@ def apply_budgets(
     limits = session.record.limits
     if limits:
         _check_session(session, choices)
-    context = _least(context_length, settings.max_context_tokens, limits.get("max_context_tokens"))
+    context = context_of(session, settings, context_length)
     if prompt_tokens >= context:
-        if limits.get("on_context_overflow") == "length":
+        if _ends_quietly(session):
             return with_most(sampling, 0)
         raise ContextLengthExceeded(prompt_tokens=prompt_tokens, context_tokens=context)
     left = _left_in_session(session, choices)
@@ -38,6 +42,27 @@ def apply_budgets(
         left,
     )
     return sampling if most == sampling.max_tokens else with_most(sampling, most)
+
+
+def context_of(session: LiveSession | None, settings: Settings, context_length: int) -> int:
+    """Return the most tokens of prompt and output together, in a session or outside of any."""
+    of_session = None if session is None else session.record.limits.get("max_context_tokens")
+    return _least(context_length, settings.max_context_tokens, of_session)
+
+
+def most_in_prompt(session: LiveSession, context: int) -> int:
+    """Return the most tokens for which a prompt is built: `context`, or several times as many where a prompt that fills
+    the context ends the turn with `length`."""
+    return _COUNTED * context if _ends_quietly(session) else context
+
+
+def most_counted(context: int) -> int:
+    """Return the most tokens of a prompt that is only counted: clients ask how much too long it is."""
+    return max(_COUNTED * context, _ALWAYS_COUNTED)
+
+
+def _ends_quietly(session: LiveSession) -> bool:
+    return session.record.limits.get("on_context_overflow") == "length"
 
 
 def with_most(sampling: SamplingParams, most: int) -> SamplingParams:

@@ -6,20 +6,21 @@ tokenized again.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Sequence
 from functools import partial
 from operator import attrgetter
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from xxhash import xxh3_64_intdigest
 
 from proxy.engine.grammar import Grammar, GrammarPart
 from proxy.errors import InvalidRequest
+from proxy.fair_pool import FairPool
 from proxy.prompt_ids import PromptIds
 from proxy.reasons import Echo
 from proxy.rendering.bridge import TAIL
 from proxy.rendering.renderer import Renderer
+from proxy.rendering.token_bound import at_most
 from proxy.sessions.live_session import LiveSession
 from proxy.trajectory.cache import Match, Node
 from proxy.trajectory.echoes import restore
@@ -32,6 +33,8 @@ from proxy.types import TOKENS, Api, Ids, Message, PromptText, Role, Tool, ToolC
 _INLINE_CHARS = 40_000
 _CHARS_A_MESSAGE, _CHARS_A_TOOL = 200, 800
 _INLINE_TOKENS = 8_000
+
+_T = TypeVar("_T")
 
 _ASSISTANT = Role.ASSISTANT
 _role_of = attrgetter("role")
@@ -53,13 +56,16 @@ class Prompt(NamedTuple):
 
 
 class Prompts:
-    """Builds prompts with one renderer."""
+    """Builds prompts with one renderer, those that take long in the threads of `pool`."""
 
-    def __init__(self, renderer: Renderer) -> None:
-        self._renderer = renderer
+    def __init__(self, renderer: Renderer, pool: FairPool) -> None:
+        self._renderer, self._pool = renderer, pool
 
-    async def build(self, session: LiveSession, request: TurnRequest, identity: Identity) -> Prompt:
-        """Bridge from the parent if there is one and the template allows it, else render all messages."""
+    async def build(self, session: LiveSession, request: TurnRequest, identity: Identity, most: int) -> Prompt:
+        """Bridge from the parent if there is one and the template allows it, else render all messages.
+
+        Raises TooManyTokens for a prompt that surely has more than `most` tokens, and may return one that has.
+        """
         match = session.cache.find_parent(request, identity)
         echo: tuple[Echo, ...] = ()
         # Only an answer that has no node, or whose node has other call ids, can be an echo that the client changed.
@@ -71,22 +77,24 @@ class Prompts:
                 request = with_messages(request, messages)
                 match = session.cache.find_parent(request, identity)
         if match.parent is not None:
-            bridged = await self._bridge(request, match, match.parent)
+            bridged = await self._bridge(session, request, match, match.parent, most)
             if bridged is not None:
                 return Prompt(bridged, match, request.messages, identity, bridged=True, echo=echo)
-        ids = await self._rendered(request)
+        ids = await self._rendered(session, request, most)
         return Prompt(ids, match, request.messages, identity, bridged=False, echo=echo)
 
-    async def anew(self, request: TurnRequest, prompt: Prompt) -> Prompt:
-        """Return a bridged prompt rendered in full, without the tokens of its parent."""
-        ids = await self._rendered(with_messages(request, prompt.messages))
+    async def anew(self, session: LiveSession, request: TurnRequest, prompt: Prompt, most: int) -> Prompt:
+        """Return a bridged prompt rendered in full, without its parent's tokens. Raises TooManyTokens as `build`."""
+        ids = await self._rendered(session, with_messages(request, prompt.messages), most)
         return prompt._replace(ids=ids, bridged=False)
 
-    async def _rendered(self, request: TurnRequest) -> PromptIds:
-        render = self._renderer.render
-        work = _work(request.messages, request.tools)
-        ids = await _inline_or_thread(work, render, request.messages, request.tools, request.template_options)
-        return PromptIds(self._with_prefill(ids, request))
+    async def _rendered(self, session: LiveSession, request: TurnRequest, most: int) -> PromptIds:
+        work = _work(request.messages, request.prefill) + _work_of_tools(request.tools)
+        return PromptIds(await self._do(session.id, work, most, self._render, request))
+
+    def _render(self, request: TurnRequest) -> Ids:
+        ids = self._renderer.render(request.messages, request.tools, request.template_options)
+        return self._with_prefill(ids, request)
 
     async def given(self, session: LiveSession, ids: Ids) -> Prompt:
         """Return the prompt of a request that sends token ids.
@@ -97,7 +105,7 @@ class Prompts:
         parent = session.cache.find_prefix(ids)
         added = ids[parent.length if parent is not None else 0 :]
         name = f"{TOKENS}{xxh3_64_intdigest(added.tobytes()):016x}"
-        new = Message(Role.USER, await self.decode(added), name=name)
+        new = Message(Role.USER, await self.decode(added, session.id), name=name)
         if parent is None:
             return Prompt(PromptIds(ids), Match(None, 0), (new,), identify((new,), (), {}), bridged=True)
         before = session.cache.conversation(parent)
@@ -106,34 +114,45 @@ class Prompts:
         match = Match(parent, len(before))
         return Prompt(parent.ids.extended(added), match, (*before, new), identity, bridged=True)
 
-    async def encode(self, prompt: PromptText) -> Ids:
-        """Return the ids of a prompt that is no chat."""
+    async def encode(self, prompt: PromptText, most: int, owner: str) -> Ids:
+        """Return the ids of a prompt that is no chat. Raises TooManyTokens as `build`."""
         encode = partial(self._renderer.encode_prompt, special=prompt.special)
-        ids: Ids = await _inline_or_thread(len(prompt.text), encode, prompt.text)
-        return ids
+        return await self._do(owner, len(prompt.text), most, encode, prompt.text)
 
-    async def decode(self, ids: Ids) -> str:
+    async def decode(self, ids: Ids, owner: str) -> str:
         """Return the text of `ids`, special tokens included."""
         decode = self._renderer.decode
-        return decode(ids) if len(ids) <= _INLINE_TOKENS else await asyncio.to_thread(decode, ids)
+        return decode(ids) if len(ids) <= _INLINE_TOKENS else await self._pool.run(owner, len(ids), decode, ids)
 
-    async def _bridge(self, request: TurnRequest, match: Match, parent: Node) -> PromptIds | None:
+    async def _do(self, owner: str, work: int, most: int, function: Callable[..., _T], *arguments: Any) -> _T:
+        """Call a rendering function: inline for little work, in turn by `owner` in a worker thread for much."""
+        if work <= _INLINE_CHARS:
+            return function(*arguments)
+        return await self._pool.run(owner, work, _bounded, most, function, *arguments)
+
+    async def _bridge(
+        self, session: LiveSession, request: TurnRequest, match: Match, parent: Node, most: int
+    ) -> PromptIds | None:
         """Return the parent's exact tokens followed by those of the new messages; None if they cannot be bridged."""
         answer = parent.interaction
         # The bridge reads no more of the parent's prompt, which may be long.
         before = parent.ids.tail(TAIL + len(answer.output_ids))[: -len(answer.output_ids) or None]
         new = match.new_messages(request.messages)
-        suffix = await _inline_or_thread(
-            _work(new),
-            partial(self._renderer.bridge, prefilled=answer.prefill > 0),
-            before,
-            answer.output_ids,
-            answer.output,
-            new,
-            request.tools,
-            request.template_options,
-        )
-        return None if suffix is None else parent.ids.extended(self._with_prefill(suffix, request))
+
+        def bridge() -> Ids | None:
+            suffix = self._renderer.bridge(
+                before,
+                answer.output_ids,
+                answer.output,
+                new,
+                request.tools,
+                request.template_options,
+                prefilled=answer.prefill > 0,
+            )
+            return None if suffix is None else self._with_prefill(suffix, request)
+
+        suffix = await self._do(session.id, _work(new, request.prefill), most - len(parent.ids), bridge)
+        return None if suffix is None else parent.ids.extended(suffix)
 
     def _with_prefill(self, ids: Ids, request: TurnRequest) -> Ids:
         """Return the end of a prompt with the beginning of the answer, if the client wrote one."""
@@ -164,16 +183,25 @@ class Prompts:
         return Grammar((json_part, *calls))
 
 
-async def _inline_or_thread(work: int, function: Callable[..., Any], *arguments: Any) -> Any:
-    """Call a rendering function: inline for little work, in a worker thread for much."""
-    return function(*arguments) if work <= _INLINE_CHARS else await asyncio.to_thread(function, *arguments)
+def _bounded(most: int, function: Callable[..., _T], *arguments: Any) -> _T:
+    with at_most(most):
+        return function(*arguments)
 
 
-def _work(messages: Sequence[Message], tools: Sequence[Tool] = ()) -> int:
+def _work(messages: Sequence[Message], prefill: Message | None) -> int:
     """Return how long rendering takes, in characters."""
-    work = _CHARS_A_TOOL * len(tools)
+    work = 0 if prefill is None else len(prefill.content) + len(prefill.reasoning or "")
     for message in messages:
         work += _CHARS_A_MESSAGE + len(message.content) + len(message.reasoning or "")
         for call in message.tool_calls:
             work += _CHARS_A_MESSAGE + len(call.arguments)
+    return work
+
+
+def _work_of_tools(tools: Sequence[Tool]) -> int:
+    """Return how long rendering the tools takes, in characters."""
+    work = _CHARS_A_TOOL * len(tools)
+    for tool in tools:
+        # `repr` neither refuses anything nor is limited in depth before Python is.
+        work += max(len(tool.description) + len(repr(tool.parameters)) - _CHARS_A_TOOL, 0)
     return work

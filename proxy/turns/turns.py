@@ -17,8 +17,10 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from proxy.engine.gate import Gate
+from proxy.engine.interface import EngineInfo
 from proxy.errors import (
     SHUTTING_DOWN,
+    ContextLengthExceeded,
     EngineFailed,
     EngineUnavailable,
     InvalidRequest,
@@ -27,10 +29,12 @@ from proxy.errors import (
     SessionNotFound,
     TooManyRequests,
 )
+from proxy.fair_pool import FairPool
 from proxy.metrics import Metrics
 from proxy.prompt_ids import PromptIds
 from proxy.reasons import FinishReason, Status
 from proxy.rendering.renderer import Renderer
+from proxy.rendering.token_bound import TooManyTokens
 from proxy.sessions.attempts import Attempt, Stage
 from proxy.sessions.live_session import LiveSession, deleted
 from proxy.sessions.named_sessions import NamedSessions
@@ -41,7 +45,7 @@ from proxy.settings import Settings
 from proxy.store.replica_news import ReplicaNews
 from proxy.store.turn_log import TurnLog
 from proxy.trajectory.matching import Identity, request_hash
-from proxy.turns.budgets import apply_budgets
+from proxy.turns.budgets import apply_budgets, context_of, most_counted, most_in_prompt
 from proxy.turns.choice import Choice
 from proxy.turns.commits import Commits
 from proxy.turns.defaults import best_effort, check_capabilities, with_defaults
@@ -82,6 +86,7 @@ class Turns:
         scores: Scores,
         settings: Settings,
         metrics: Metrics,
+        pool: FairPool,
         seat: Seat | None = None,
     ) -> None:
         """`seat`: this worker's entries among those of the other workers; None without any."""
@@ -93,7 +98,7 @@ class Turns:
         self._named = named
         self._settings = settings
         self._metrics = metrics
-        self._prompts = Prompts(renderer)
+        self._prompts = Prompts(renderer, pool)
         self._running: set[Turn] = set()
         self._choices: dict[Attempt, Sequence[Turn]] = {}
         self._unrecorded: set[asyncio.Task[Any]] = set()
@@ -121,7 +126,7 @@ class Turns:
         """
         session.check_open()
         if request.text is not None:
-            request = replace(request, input_ids=await self._ids_of(request.text), text=None)
+            request = replace(request, input_ids=await self._ids_of(session, request.text), text=None)
         if _is_retry(request) and session.follows is not None:
             earlier = await self._of_predecessor(session, request)
             if earlier is not None:
@@ -137,7 +142,7 @@ class Turns:
         self._check_room(request)
         if self._gate.closed:
             await self._arrive()
-        prompt = await self._prompt(session, request, identity, info.vocab_size)
+        prompt = await self._prompt(session, request, identity, info)
         if prompt.messages is not request.messages:
             request = with_messages(request, prompt.messages)
         self._prompts.check_vocabulary(prompt.ids, info.vocab_size, request)
@@ -202,17 +207,24 @@ class Turns:
             self._check_elsewhere(ended, key)
         return self._earlier(ended, repeated, decide(marked(ended.attempts.get(key, ()), request), request))
 
-    async def _prompt(self, session: LiveSession, request: TurnRequest, identity: Identity, vocab_size: int) -> Prompt:
+    async def _prompt(self, session: LiveSession, request: TurnRequest, identity: Identity, info: EngineInfo) -> Prompt:
         """Return the prompt of a turn.
 
         A history that has a token outside of the vocabulary, of a broken engine or another model, is rendered anew.
         """
-        if request.input_ids is not None:
-            return await self._prompts.given(session, request.input_ids)
-        prompt = await self._prompts.build(session, request, identity)
-        if prompt.bridged and prompt.ids.largest >= vocab_size:
-            return await self._prompts.anew(request, prompt)
-        return prompt
+        context = context_of(session, self._settings, info.context_length)
+        most = most_in_prompt(session, context)
+        try:
+            if request.input_ids is not None:
+                if len(request.input_ids) > most:
+                    raise ContextLengthExceeded(prompt_tokens=len(request.input_ids), context_tokens=context)
+                return await self._prompts.given(session, request.input_ids)
+            prompt = await self._prompts.build(session, request, identity, most)
+            if prompt.bridged and prompt.ids.largest >= info.vocab_size:
+                return await self._prompts.anew(session, request, prompt, most)
+            return prompt
+        except TooManyTokens as found:
+            raise _too_long(found, context) from None
 
     def _check_elsewhere(self, session: LiveSession, key: str) -> None:
         """Raise RunsElsewhere if another worker runs an equal attempt: that one applies the rules of `retries`."""
@@ -244,26 +256,41 @@ class Turns:
                 return [replay(self._renderer, session, request, attempt, i) for i in attempt.interactions]
         return None
 
-    async def _ids_of(self, text: PromptText) -> Ids:
+    async def _ids_of(self, session: LiveSession, text: PromptText) -> Ids:
         """Return the ids of a turn's prompt. Raises InvalidRequest if there are none."""
-        ids = await self._prompts.encode(text)
+        context = context_of(session, self._settings, self._gate.info().context_length)
+        try:
+            ids = await self._prompts.encode(text, most_in_prompt(session, context), session.id)
+        except TooManyTokens as found:
+            raise _too_long(found, context) from None
         if not ids:
             raise InvalidRequest("'prompt' is empty; it must have at least one token", param="prompt")
         return ids
 
-    async def encode(self, text: PromptText) -> Ids:
-        """Return the ids of a text that is no chat."""
-        return await self._prompts.encode(text)
+    async def encode(self, text: PromptText, owner: str) -> Ids:
+        """Return the ids of a text that is no chat. Raises ContextLengthExceeded for several times the context."""
+        context = context_of(None, self._settings, self._gate.info().context_length)
+        try:
+            return await self._prompts.encode(text, most_counted(context), owner)
+        except TooManyTokens as found:
+            raise _too_long(found, context) from None
 
-    async def decode(self, ids: Ids) -> str:
+    async def decode(self, ids: Ids, owner: str) -> str:
         """Return the text of `ids`, special tokens included."""
-        return await self._prompts.decode(ids)
+        return await self._prompts.decode(ids, owner)
 
     async def prompt_ids(self, session: LiveSession, request: TurnRequest) -> PromptIds:
-        """Return the prompt that a turn would have; nothing is recorded. Raises InvalidRequest."""
+        """Return the prompt that a turn would have; nothing is recorded.
+
+        Raises InvalidRequest, and ContextLengthExceeded for several times the context.
+        """
         request = with_history(session, request)
         identity = _identify(session, request)
-        return (await self._prompts.build(session, request, identity)).ids
+        context = context_of(session, self._settings, self._gate.info().context_length)
+        try:
+            return (await self._prompts.build(session, request, identity, most_counted(context))).ids
+        except TooManyTokens as found:
+            raise _too_long(found, context) from None
 
     def leave(self, attempt: Attempt) -> None:
         """Detach a reader. A running attempt without readers is cancelled after `GRACE_S` seconds."""
@@ -408,6 +435,10 @@ class Turns:
         self._background.add(task)
         task.add_done_callback(self._background.discard)
         return task
+
+
+def _too_long(found: TooManyTokens, context: int) -> ContextLengthExceeded:
+    return ContextLengthExceeded(prompt_tokens=found.fewest, context_tokens=context, at_least=True)
 
 
 def _is_retry(request: TurnRequest) -> bool:

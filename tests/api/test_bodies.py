@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import orjson
 import pytest
 
 from proxy.api import bodies
+from proxy.memory import FreedMemory
 from proxy.settings import Settings
 from tests.support import says, serving, user
 
@@ -69,4 +71,68 @@ async def test_what_large_agents_send_is_within_the_default_limit() -> None:
     for body in ({"messages": echo, "tools": tools}, {"input_ids": list(range(1_048_576))}):
         sent = orjson.dumps(body)
         assert len(sent) > bodies.INLINE
-        assert await bodies.Bodies(Settings()).decode(sent) == body
+        assert await bodies.Bodies(Settings(), FreedMemory()).decode(sent) == body
+
+
+LONG_TEXT = "many words " * 60_000
+OF_A_CHAT = {"model": "m", "max_tokens": 5, "messages": [user(LONG_TEXT)]}
+OF_A_TOOL = {"type": "function", "function": {"name": "f", "description": LONG_TEXT, "parameters": {}}}
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/s/v1/chat/completions", OF_A_CHAT),
+        ("/s/v1/chat/completions", {"messages": [user("hi")], "tools": [OF_A_TOOL]}),
+        ("/s/v1/messages", OF_A_CHAT),
+        ("/s/v1/responses", {"model": "m", "input": LONG_TEXT}),
+        ("/s/v1/completions", {"model": "m", "prompt": LONG_TEXT}),
+        ("/s/v1/generate", {"input_ids": [5] * 200_000}),
+        ("/s/v1/messages/count_tokens", OF_A_CHAT),
+        ("/s/v1/responses/input_tokens", {"model": "m", "input": LONG_TEXT}),
+        ("/s/v1/tokenize", {"prompt": LONG_TEXT}),
+        ("/s/v1/tokenize", {"messages": [user(LONG_TEXT)]}),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+async def test_a_text_far_above_the_context_is_refused_before_it_is_encoded(
+    path: str, body: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with serving(tmp_path, says("hi", "ho"), max_context_tokens=2000) as server:
+        tokenizer = server.app.state.renderer._tokenizer
+        encode, encoded = tokenizer._encode, list[int]()
+
+        def watched(text: str) -> Any:
+            encoded.append(len(text))
+            return encode(text)
+
+        monkeypatch.setattr(tokenizer, "_encode", watched)
+        refused = await server.post(path, body)
+        assert refused.status_code == 400, refused.text
+        told = re.search(
+            r"(\d+) tokens > 2000 maximum|length is 2000 tokens.* resulted in [a-z ]*(\d+) tokens", refused.text
+        )
+        assert told is not None, refused.text
+        assert int(told[1] or told[2]) > 2000
+        assert max(encoded, default=0) < 1000
+        await server.ok("/s/v1/chat/completions", {"messages": [user("hi")], "max_tokens": 5})  # nothing was recorded
+        assert [node["reason"] for node in await server.tree()] == ["first"]
+
+
+async def test_a_prompt_above_the_context_is_counted_all_the_same(tmp_path: Path) -> None:
+    body = {"model": "m", "messages": [user("many words " * 1000)], "max_tokens": 5}
+    async with serving(tmp_path, says("hi"), max_context_tokens=2000) as server:
+        counted = (await server.ok("/s/v1/messages/count_tokens", body))["input_tokens"]
+        assert counted > 2000
+        refused = await server.post("/s/v1/messages", body)
+        assert f"{counted} tokens > 2000" in refused.text
+
+
+async def test_a_session_that_ends_quietly_at_the_context_does_so_up_to_four_times_its_length(tmp_path: Path) -> None:
+    limits = {"on_context_overflow": "length"}
+    async with serving(tmp_path, says("hi"), max_context_tokens=20_000) as server:
+        await server.ok("/rl/start_session", {"session_id": "s", "limits": limits})
+        reply = await server.chat([user("many words " * 20_000)], max_tokens=5)
+        assert reply["choices"][0]["finish_reason"] == "length"
+        refused = await server.post("/s/v1/chat/completions", OF_A_CHAT)
+        assert refused.json()["error"]["code"] == "context_length_exceeded"

@@ -13,6 +13,7 @@ from proxy.api import body_budget
 from proxy.api.bodies import Bodies, Upload
 from proxy.api.body_budget import FREE
 from proxy.errors import TooManyRequests
+from proxy.memory import FreedMemory
 from proxy.settings import Settings
 
 MIB = 2**20
@@ -65,7 +66,7 @@ class Client:
 
 
 def bodies_of(most: int = 3 * LONGEST) -> Bodies:
-    return Bodies(Settings(max_body_bytes=LONGEST, max_inflight_body_bytes=most))
+    return Bodies(Settings(max_body_bytes=LONGEST, max_inflight_body_bytes=most), FreedMemory())
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ from proxy.api.bodies import Bodies, Upload
 from proxy.api.forwarding import Forwarding
 from proxy.api.turn_endpoints import TurnEndpoint
 from proxy.api.turnstile import Turnstile
+from proxy.memory import FreedMemory
 from proxy.protocols.chat.protocol import ChatProtocol
 from proxy.sessions.access import Access
 from proxy.settings import Settings
@@ -52,7 +53,7 @@ async def test_a_request_is_passed_on_as_it_was_sent_even_if_it_cannot_be_encode
         cast("Turns", SimpleNamespace(held_up=False, begin=begin)),
         Turnstile(),
         "m",
-        Bodies(Settings()),
+        Bodies(Settings(), FreedMemory()),
         cast("Forwarding", SimpleNamespace(to=to)),
     )
     scope = {"type": "http", "method": "POST", "path": "/s/v1/chat/completions", "path_params": {}}

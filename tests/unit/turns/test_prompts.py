@@ -8,6 +8,8 @@ from typing import Any, cast
 
 import pytest
 
+from proxy.fair_pool import FairPool
+from proxy.memory import FreedMemory
 from proxy.rendering import Renderer
 from proxy.sessions.live_session import LiveSession
 from proxy.trajectory.cache import InteractionCache
@@ -29,6 +31,13 @@ class Where:
         return ids_of([1])
 
 
+def some_tools(number: int) -> tuple[Tool, ...]:
+    """So many tools, or a large one."""
+    if number < 0:
+        return (Tool("t", "", {"properties": {"p": {"enum": ["x" * 50_000]}}}),)
+    return tuple(Tool(f"t{at}") for at in range(number))
+
+
 @pytest.mark.parametrize(
     ("messages", "tools", "inline"),
     [
@@ -39,15 +48,25 @@ class Where:
         ((HI,) * 300, 0, False),
         ((HI, Message(Role.ASSISTANT, "", CALLS)), 0, False),
         ((HI,), 60, False),
+        ((HI,), -1, False),
     ],
-    ids=["short", "some messages", "long text", "long reasoning", "many messages", "many calls", "many tools"],
+    ids=[
+        "short",
+        "some messages",
+        "long text",
+        "long reasoning",
+        "many messages",
+        "many calls",
+        "many tools",
+        "large tool",
+    ],
 )
 async def test_long_conversations_are_rendered_in_a_thread(
     messages: tuple[Message, ...], tools: int, inline: bool
 ) -> None:
     where = Where()
-    session = SimpleNamespace(cache=InteractionCache())
-    request = TurnRequest(Api.CHAT, "any", messages, tools=tuple(Tool(f"t{number}") for number in range(tools)))
-    prompts = Prompts(cast(Renderer, where))
-    prompt = await prompts.build(cast(LiveSession, session), request, identify(messages, (), {}))
+    session = SimpleNamespace(id="s", cache=InteractionCache())
+    request = TurnRequest(Api.CHAT, "any", messages, tools=some_tools(tools))
+    prompts = Prompts(cast(Renderer, where), FairPool(2, FreedMemory()))
+    prompt = await prompts.build(cast(LiveSession, session), request, identify(messages, (), {}), 1000)
     assert (prompt.ids.joined, prompt.bridged, where.inline) == (ids_of([1]), False, inline)

@@ -1,0 +1,76 @@
+"""Worker threads for what takes long, shared fairly: those who wait have their turn one after the other.
+
+Large work runs one at a time, so that smaller work, whoever it is for, does not wait for it, and memory stays bounded.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Hashable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NamedTuple, TypeVar
+
+from proxy.fair_queue import FairQueue
+from proxy.memory import FreedMemory
+
+_T = TypeVar("_T")
+
+LARGE = 1_000_000
+"""Work of this size, in characters, takes seconds at worst, and much memory."""
+
+
+class _Work(NamedTuple):
+    """A function that waits for its turn. `place` is done when it may start."""
+
+    size: int
+    place: asyncio.Future[None]
+
+
+class FairPool:
+    """At least two `threads`, of which large work has one. Use it on one event loop."""
+
+    def __init__(self, threads: int, freed: FreedMemory) -> None:
+        self._threads, self._freed = max(threads, 2), freed
+        self._executor = ThreadPoolExecutor(self._threads, thread_name_prefix="tokengrove-render")
+        self._running = 0
+        self._large = False  # whether large work runs
+        self._waiting: FairQueue[_Work] = FairQueue()
+
+    async def run(self, owner: Hashable, size: int, function: Callable[..., _T], *arguments: Any) -> _T:
+        """Call `function` in a thread, in turn by owner, and return its result.
+
+        If the caller is cancelled while the function runs, its thread stays taken until it has ended.
+        """
+        work = _Work(size, asyncio.get_running_loop().create_future())
+        if not self._start(work):
+            self._waiting.put(owner, work)
+        try:
+            await work.place
+        except asyncio.CancelledError:
+            self._waiting.discard(owner, work)
+            if work.place.done() and not work.place.cancelled():
+                self._end(size)
+            raise
+        running = asyncio.get_running_loop().run_in_executor(self._executor, function, *arguments)
+        running.add_done_callback(lambda _: self._end(size))
+        return await asyncio.shield(running)
+
+    def close(self) -> None:
+        """Start nothing more. What runs goes on to its end."""
+        self._executor.shutdown(wait=False, cancel_futures=True)
+
+    def _start(self, work: _Work) -> bool:
+        if self._running == self._threads or (work.size >= LARGE and self._large):
+            return False
+        self._running += 1
+        self._large |= work.size >= LARGE
+        work.place.set_result(None)
+        return True
+
+    def _end(self, size: int) -> None:
+        self._running -= 1
+        if size >= LARGE:
+            self._large = False
+            self._freed.expect()
+        while self._waiting.take(self._start) is not None:
+            pass

@@ -1,0 +1,29 @@
+"""Gives freed memory back to the system: glibc keeps what a large request has freed, for ever."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+
+_DELAY_S = 1.0
+
+
+def return_freed_memory() -> None:
+    """Return freed memory to the system."""
+    with contextlib.suppress(OSError, AttributeError, TypeError):  # not glibc
+        ctypes.CDLL(None).malloc_trim(0)
+
+
+class FreedMemory:
+    """Returns freed memory some time after work that took much of it. Use it on one event loop."""
+
+    def __init__(self) -> None:
+        self._timer: asyncio.TimerHandle | None = None
+
+    def expect(self) -> None:
+        """Note that much memory is about to be freed. It is returned once a second has passed without another call."""
+        if self._timer is not None:
+            self._timer.cancel()
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(_DELAY_S, loop.run_in_executor, None, return_freed_memory)
