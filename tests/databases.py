@@ -16,10 +16,15 @@ from proxy.store import database
 urls: dict[Path, str] = {}
 
 
-def execute(url: str, statement: str) -> list[tuple[Any, ...]]:
-    """Run one statement and commit it; return the rows of a query."""
+def execute(url: str, statement: str, *, writable: bool = False) -> list[tuple[Any, ...]]:
+    """Run one statement and commit it; return the rows of a query.
+
+    `writable`: also if transactions of the Postgres database are read-only by default.
+    """
     engine = create_engine(database.parse_url(url), poolclass=NullPool)
     with engine.begin() as connection:
+        if writable:
+            connection.exec_driver_sql("SET TRANSACTION READ WRITE")
         result = connection.exec_driver_sql(statement)
         return [tuple(row) for row in result] if result.returns_rows else []
 

@@ -50,6 +50,15 @@ def note_doubt(session: LiveSession, interaction_id: str) -> None:
     session.seen = NOTHING_SEEN
 
 
+def merge_stored(session: LiveSession, attempt: Attempt) -> None:
+    """Merge what the store has of the reply of an attempt that has failed here: its commit was only in doubt."""
+    same, name = session.attempts.get(attempt.key, []), reply_id(attempt.interactions[0].id)
+    for stored in [a for a in same if a.interactions and reply_id(a.interactions[0].id) == name]:
+        if stored is not attempt:
+            _complete(attempt, stored)
+            same.remove(stored)
+
+
 def _fields_of(interaction: Interaction) -> MutableFields:
     i = interaction
     return MutableFields(i.id, i.status, i.reward, dict(i.rewards), i.token_rewards, i.trainable, i.spans)
@@ -94,8 +103,10 @@ def _merge(attempts: dict[str, list[Attempt]], recalled: Mapping[str, list[Attem
 
 
 def _complete(part: Attempt, more: Attempt) -> None:
+    """Add more choices of a reply. A choice whose commit failed for all that this replica knew may be among them."""
     by_id = {interaction.id: interaction for interaction in (*part.interactions, *more.interactions)}
     part.interactions = sorted(by_id.values(), key=lambda i: (len(i.id), i.id))
-    part.stage = Stage.FAILED if Stage.FAILED in (part.stage, more.stage) else Stage.COMPLETE
+    complete = all(interaction.status is Status.COMPLETE for interaction in part.interactions)
+    part.stage = Stage.COMPLETE if complete else Stage.FAILED
     part.written = part.written and more.written
     part.unsettled = part.unsettled or more.unsettled

@@ -18,7 +18,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from proxy.errors import StoreUnavailable
 from proxy.store import database
 from proxy.store.rehearsal import rehearse_turn
-from proxy.store.shared_reads import SharedReads
+from proxy.store.shared_reads import SharedReads, refused_read
 from proxy.store.writer import Writer
 
 logger = logging.getLogger(__name__)
@@ -38,7 +38,7 @@ class OpenDatabase:
     """
 
     def __init__(self, writer_engine: Engine, reader_engine: Engine, lock: database.FileLock | None) -> None:
-        self.write = Writer(writer_engine)
+        self.write = Writer(writer_engine, self.renew)
         self.shared = lock is None
         self.label = database.label(writer_engine.url)
         self._writer_engine = writer_engine
@@ -66,7 +66,13 @@ class OpenDatabase:
             with self._reader_engine.begin() as connection:
                 return read(connection, *args, **kwargs)
         except SQLAlchemyError as error:
-            raise StoreUnavailable(f"the database refused a read: {getattr(error, 'orig', None) or error}") from error
+            raise refused_read(error) from error
+
+    def renew(self) -> None:
+        """Connect anew for whatever comes next: the server behind a connection may not be the primary any more."""
+        self.write.renew()
+        self.shared_reads.renew()
+        self._reader_engine.dispose()
 
     async def erase_log(self) -> None:
         """Remove what was deleted from the write-ahead log of a SQLite file too."""

@@ -7,6 +7,7 @@ began, since its query begins later.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Sequence
 from concurrent.futures import Executor
 
@@ -14,8 +15,11 @@ from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import SQLAlchemyError
 
 from proxy.errors import StoreUnavailable
+from proxy.store.faults import fault_of, reason_of
 from proxy.store.news import News, Seen
 from proxy.store.sql.revisions import Wanted, load_new_turns
+
+logger = logging.getLogger(__name__)
 
 
 class SharedReads:
@@ -27,6 +31,7 @@ class SharedReads:
     def __init__(self, engine: Engine, executor: Executor) -> None:
         self._engine, self._executor = engine, executor
         self._connection: Connection | None = None
+        self._renewing = False
         self._waiting: list[tuple[Wanted, asyncio.Future[News | None]]] = []
         self._task: asyncio.Task[None] | None = None
 
@@ -41,10 +46,16 @@ class SharedReads:
             self._task = asyncio.create_task(self._answer())
         return future
 
+    def renew(self) -> None:
+        """Connect anew before the next query. May be called in any thread."""
+        self._renewing = True
+
     def close(self) -> None:
         """Give up the connection. Blocks."""
         connection, self._connection = self._connection, None
         if connection is not None:
+            if not connection.invalidated:
+                connection.invalidate()
             connection.close()
 
     async def _answer(self) -> None:
@@ -54,10 +65,10 @@ class SharedReads:
             try:
                 found = await asyncio.get_running_loop().run_in_executor(self._executor, self._load, wanted)
             except Exception as error:
-                reason = getattr(error, "orig", None) or error
+                problem = refused_read(error)
                 for _, future in waiting:
                     if not future.done():
-                        future.set_exception(StoreUnavailable(f"the database refused a read: {reason}"))
+                        future.set_exception(problem)
             else:
                 for (_, future), news in zip(waiting, found, strict=True):
                     if future.done():
@@ -69,6 +80,9 @@ class SharedReads:
         self._task = None
 
     def _load(self, wanted: Sequence[Wanted]) -> list[News | Exception | None]:
+        if self._renewing:
+            self._renewing = False
+            self.close()
         if self._connection is not None:
             try:
                 return load_new_turns(self._connection, wanted)
@@ -76,3 +90,9 @@ class SharedReads:
                 self.close()  # the database may have restarted since the last query
         self._connection = self._engine.connect().execution_options(isolation_level="AUTOCOMMIT")
         return load_new_turns(self._connection, wanted)
+
+
+def refused_read(error: Exception) -> StoreUnavailable:
+    """The error for clients whose read failed; the log has the reason."""
+    logger.error("the database refused a read: %s", reason_of(error))
+    return StoreUnavailable(f"the database refused a read: {fault_of(error)}")

@@ -17,7 +17,7 @@ from proxy.store.recordings import Recordings
 from proxy.store.replica_news import ReplicaNews
 from proxy.store.session_changes import SessionChanges
 from proxy.store.session_starts import SessionStarts
-from proxy.store.sql import reads
+from proxy.store.sql import reads, writes
 from proxy.store.turn_log import TurnLog
 
 
@@ -79,7 +79,15 @@ class Store:
         await self.database.close()
 
     async def ping(self) -> None:
-        """Raise StoreUnavailable unless the database answers and the writer thread runs."""
+        """Raise StoreUnavailable unless the database answers and takes writes, and the writer thread runs.
+
+        Something is written only if the last commit was refused: nothing else would tell when that is over.
+        """
         if not self.database.running:
             raise StoreUnavailable("the database writer has stopped; restart the server")
         await self.database.read(reads.ping)
+        if await self.database.read(reads.is_read_only):
+            self.database.renew()
+            raise StoreUnavailable("the database takes no writes: it is read-only")
+        if self.database.write.refusal is not None:
+            await self.database.write.submit(writes.probe, None)

@@ -37,7 +37,7 @@ class TurnLog:
         return seq
 
     async def supersede(self, interaction_id: str) -> None:
-        """Mark a failed or aborted interaction as replaced by a retry. Raises NotFound."""
+        """Mark a failed or aborted interaction as replaced by a retry, recorded or not."""
         await self._write.submit(writes.supersede, interaction_id)
 
     def note_begun(self, interaction_id: str, session_id: str) -> None:

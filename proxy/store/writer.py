@@ -34,6 +34,7 @@ from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import InterfaceError, InternalError, OperationalError, SQLAlchemyError
 
 from proxy.errors import ProxyError, StoreUnavailable
+from proxy.store.faults import fault_of, is_read_only, reason_of
 from proxy.store.sql.locks import is_deadlock, is_disconnect, lock_all
 from proxy.store.sql.pipeline import is_aborted, pipelined
 from proxy.store.sql.writes import OF_TURNS, BatchWrite, append_interactions, insert_intents, set_replied
@@ -91,10 +92,16 @@ Apply = Callable[[Connection, list[Change]], list[ChangeResult]]
 
 
 class Writer:
-    """The queue and its thread. Call `submit` and `note` on an event loop; they never block it."""
+    """The queue and its thread. Call `submit` and `note` on an event loop; they never block it.
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
+    `refusal`: what is wrong with the database if it refused the last transaction, else None.
+    """
+
+    def __init__(self, engine: Engine, on_read_only: Callable[[], None] = lambda: None) -> None:
+        """`on_read_only`: called in the thread when the database takes no writes, as one that was a primary before."""
+        self._engine, self._on_read_only = engine, on_read_only
+        self.refusal: str | None = None
+        self._renewing = False
         self._sqlite = engine.dialect.name == "sqlite"
         self._connection: Connection | None = None
         self._queue: deque[Change] = deque()
@@ -135,6 +142,10 @@ class Writer:
     def note(self, write: BatchWrite, payload: Any, phase: Phase = Phase.ORDERED) -> None:
         """Queue a change without waiting for it; a failure is logged. Raises StoreUnavailable if closed."""
         self._put(Change(write, payload, phase, None, False), asyncio.get_running_loop())
+
+    def renew(self) -> None:
+        """Connect anew before the next transaction. May be called in any thread."""
+        self._renewing = True
 
     def stop(self) -> None:
         """Accept no more changes; the thread ends when the queue is written. Call on the event loop."""
@@ -208,14 +219,23 @@ class Writer:
             )
         except (ProxyError, *_FAULTS) as error:
             if isinstance(error, _REFUSALS) and not is_aborted(error):
-                return _refused(group, error)
+                return self._refuse(group, error)
         try:
             return self._transact(group, _apply_singly)
         except SQLAlchemyError as error:
-            return _refused(group, error)
+            return self._refuse(group, error)
+
+    def _refuse(self, group: Sequence[Change], error: Exception) -> list[ChangeResult]:
+        logger.error("the database refused a commit of %d changes: %s", len(group), reason_of(error))
+        self.refusal = fault_of(error)
+        return [(change, StoreUnavailable(f"the database refused the commit: {self.refusal}")) for change in group]
 
     def _transact(self, group: list[Change], apply: Apply, *, pipeline: bool = False) -> list[ChangeResult]:
         while True:
+            if self._renewing:
+                self._renewing = False
+                self._disconnect()
+                self._engine.dispose()
             kept = self._connection is not None
             outcomes: list[ChangeResult] | None = None
             try:
@@ -226,18 +246,26 @@ class Writer:
                         # The note that a reply was written changes no session.
                         lock_all(connection, [change.payload for change in group if change.write is not set_replied])
                     outcomes = apply(connection, group)
+                self.refusal = None
                 return outcomes
             except SQLAlchemyError as error:
-                self._disconnect()
+                self._disconnect(lost=is_disconnect(error))
+                if is_read_only(error):
+                    self._on_read_only()
                 # A kept connection may be dead. If that shows before the commit, nothing was stored.
                 lost = kept and outcomes is None and is_disconnect(error)
                 if not lost and not is_deadlock(error):  # after a deadlock, the other replica has gone on
                     raise
 
-    def _disconnect(self) -> None:
-        """Give the connection back to the pool, which resets it, and checks it before it is used again."""
+    def _disconnect(self, *, lost: bool = False) -> None:
+        """Give the connection back to the pool, which resets it, and checks it before it is used again.
+
+        `lost`: close it for good, since it is dead or leads to the wrong server.
+        """
         connection, self._connection = self._connection, None
         if connection is not None:
+            if lost and not connection.invalidated:
+                connection.invalidate()
             connection.close()
 
     def _settle(self, outcomes: list[ChangeResult]) -> None:
@@ -296,17 +324,7 @@ def _apply_one(connection: Connection, change: Change) -> Any:
     except _FAULTS as error:
         if isinstance(error, _REFUSALS):
             raise
-        return StoreUnavailable(f"a change cannot be stored: {_reason(error)}")
-
-
-def _refused(group: Sequence[Change], error: Exception) -> list[ChangeResult]:
-    logger.error("the database refused a commit of %d changes: %s", len(group), _reason(error))
-    return [(change, StoreUnavailable(f"the database refused the commit: {_reason(error)}")) for change in group]
-
-
-def _reason(error: BaseException) -> str:
-    """The message of the driver, without the statement and its values."""
-    return str(getattr(error, "orig", None) or error)
+        return StoreUnavailable(f"a change cannot be stored: {reason_of(error)}")
 
 
 def _resolve(settled: list[Settled]) -> None:

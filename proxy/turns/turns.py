@@ -27,6 +27,7 @@ from proxy.errors import (
     PreviousResponseNotFound,
     ProxyError,
     SessionNotFound,
+    StoreUnavailable,
     TooManyRequests,
 )
 from proxy.fair_pool import FairPool
@@ -39,6 +40,7 @@ from proxy.sessions.attempts import Attempt, Stage
 from proxy.sessions.live_session import LiveSession, deleted
 from proxy.sessions.named_sessions import NamedSessions
 from proxy.sessions.registry import Registry
+from proxy.sessions.replica import merge_stored
 from proxy.sessions.scores import Scores
 from proxy.sessions.settling import settle
 from proxy.settings import Settings
@@ -102,6 +104,7 @@ class Turns:
         self._running: set[Turn] = set()
         self._choices: dict[Attempt, Sequence[Turn]] = {}
         self._unrecorded: set[asyncio.Task[Any]] = set()
+        self._unreplaced: set[str] = set()
         self._arriving = 0
         self._draining = False
         self._background: set[asyncio.Task[None]] = set()
@@ -374,6 +377,12 @@ class Turns:
         """End an attempt: all its choices have ended and are recorded."""
         choices = self._choices.pop(attempt)
         attempt.end([turn.interaction for turn in choices])
+        if attempt.stage is Stage.FAILED:
+            merge_stored(session, attempt)
+        elif self._unreplaced:  # the database takes turns
+            for interaction_id in self._unreplaced:
+                self._in_background(self._replace(interaction_id))
+            self._unreplaced = set()
         if attempt.written:
             self._note_replied(attempt)
         if self._seat is not None:
@@ -388,7 +397,14 @@ class Turns:
         if attempt.stage is Stage.FAILED:
             session.attempts[attempt.key].remove(attempt)
             for interaction_id in attempt.failures():
-                self._in_background(self._log.supersede(interaction_id))
+                self._in_background(self._replace(interaction_id))
+
+    async def _replace(self, interaction_id: str) -> None:
+        """Note that a failed turn was replaced; if the database is down, once it takes turns again."""
+        try:
+            await self._log.supersede(interaction_id)
+        except StoreUnavailable:
+            self._unreplaced.add(interaction_id)
 
     def _ended(self, turn: Turn) -> None:
         turn.session.end_turn(complete=turn.interaction.status is Status.COMPLETE)

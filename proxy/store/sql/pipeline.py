@@ -6,12 +6,16 @@ how many rows a statement changed is not known at once. SQLite has no need of it
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from sqlalchemy import Connection
 
 from proxy.store.sql.statement import as_sqlalchemy
+
+# A pipeline whose connection breaks cannot be terminated in order either. The error that broke it is raised anyway.
+logging.getLogger("psycopg").addFilter(lambda record: not str(record.msg).startswith("error ignored terminating"))
 
 
 @contextmanager

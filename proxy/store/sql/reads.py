@@ -7,12 +7,14 @@ from itertools import islice
 from typing import Any, NamedTuple
 
 from sqlalchemy import (
+    Boolean,
     ColumnElement,
     Connection,
     Select,
     and_,
     bindparam,
     case,
+    cast,
     exists,
     func,
     literal,
@@ -81,6 +83,14 @@ _TURNS = Statement(
 def ping(connection: Connection) -> None:
     """Read one row, to see that the database answers."""
     connection.execute(select(sessions.c.number).limit(1)).all()
+
+
+def is_read_only(connection: Connection) -> bool:
+    """Whether the PostgreSQL behind a connection takes no writes, as a replica does. False for SQLite."""
+    if connection.dialect.name == "sqlite":
+        return False
+    default = cast(func.current_setting("default_transaction_read_only"), Boolean)
+    return bool(connection.execute(select(or_(func.pg_is_in_recovery(), default))).scalar())
 
 
 def session_ids(connection: Connection, after: str, limit: int) -> list[str]:

@@ -93,8 +93,10 @@ def _named_postgresql(element: Named, compiler: SQLCompiler, **options: Any) -> 
 
 
 def as_sqlalchemy(connection: Connection, sql: str, error: Exception) -> BaseException:
-    """The error of the driver as SQLAlchemy raises it."""
+    """The error of the driver as SQLAlchemy raises it. A connection that is lost is marked so, as SQLAlchemy does."""
     dialect = connection.dialect
-    lost = dialect.is_disconnect(error, connection.connection, None)  # type: ignore[arg-type]
+    lost = connection.invalidated or dialect.is_disconnect(error, connection.connection, None)  # type: ignore[arg-type]
+    if lost and not connection.invalidated:
+        connection.invalidate(error)
     base = dialect.loaded_dbapi.Error
     return DBAPIError.instance(sql, None, error, base, connection_invalidated=lost, dialect=dialect)

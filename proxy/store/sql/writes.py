@@ -10,6 +10,7 @@ says so, and the caller re-reads and retries.
 from __future__ import annotations
 
 import time
+import uuid
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -37,7 +38,7 @@ from proxy.store.sql import rows
 from proxy.store.sql.locks import lock_sessions, pass_alone
 from proxy.store.sql.starts import Start, check_start, give_back
 from proxy.store.sql.statement import Named, Statement, json_list
-from proxy.store.sql.tables import intents, interactions, returns, sessions, unreplied, withdrawn_keys
+from proxy.store.sql.tables import capacity, intents, interactions, returns, sessions, unreplied, withdrawn_keys
 from proxy.types import Credit, Interaction
 
 BatchWrite = Callable[[Connection, Sequence[Any]], Sequence[Any]]
@@ -271,11 +272,15 @@ def _set_rewards(connection: Connection, rewards: Rewards) -> bool:
 
 
 def supersede(connection: Connection, interaction_ids: Sequence[str]) -> Sequence[None]:
-    """Mark failed or aborted interactions as replaced by a retry. Raises NotFound."""
+    """Mark failed or aborted interactions as replaced by a retry.
+
+    Of one whose failure could not be recorded, only the note that it began is left, which goes.
+    """
     for name in interaction_ids:
         session_id = connection.execute(select(interactions.c.session_id).where(interactions.c.id == name)).scalar()
         if session_id is None:
-            raise _unknown(name)
+            _DELETE_INTENTS.run(connection, [{"names": json_list([name])}])
+            continue
         lock_sessions(connection, {session_id})
         _touch(connection, session_id)
         _update_interaction(connection, session_id, name, {"status": Status.SUPERSEDED.value})
@@ -369,6 +374,14 @@ def _put_returns(connection: Connection, new: Returns) -> None:
 def _set_ended_order(connection: Connection, name: str) -> None:
     pass_alone(connection, "ended order")  # so that two ends at once, on two replicas, get different places
     _SET_ENDED_ORDER.run(connection, [{"of_session": name}])
+
+
+def probe(connection: Connection, batch: Sequence[None]) -> Sequence[None]:
+    """Write a row and delete it again, to see that the database takes writes."""
+    name = f"probe {uuid.uuid4().hex}"
+    connection.execute(insert(capacity).values(name=name, available=0))
+    connection.execute(delete(capacity).where(capacity.c.name == name))
+    return [None] * len(batch)
 
 
 # What turns write. None of these looks at how many rows a statement changed, so they may be run in a pipeline.

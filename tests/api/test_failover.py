@@ -1,0 +1,195 @@
+"""The database fails in the middle of a turn: a retry stores it exactly once, and the server goes on by itself."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import make_url
+
+from tests.api.test_replicas import replicas
+from tests.databases import execute
+from tests.postgres_link import Link, linked
+from tests.support import Server, says, serving, until, user
+
+CHAT = "/s/v1/chat/completions"
+QUESTION = "a-question-that-marks-its-turn"
+BODY = {"model": "m", "messages": [user(QUESTION)]}
+
+
+@pytest.fixture
+def link(postgres: Any) -> Iterator[Link]:
+    """A link to a new database at the newest revision."""
+    with linked(postgres.create_database(postgres.migrated)) as link:
+        yield link
+
+
+async def retried(server: Server, key: str | None, path: str = CHAT, body: Any = BODY) -> Any:
+    """Send a request again as the SDKs do, until it is answered."""
+    for attempt in range(1, 200):
+        headers = {"x-stainless-retry-count": str(attempt)} | ({"idempotency-key": key} if key else {})
+        response = await server.post(path, body, headers=headers)
+        if response.status_code == 200:
+            return response.json()
+        assert (response.status_code, response.headers["x-should-retry"]) == (503, "true"), response.text
+        await asyncio.sleep(0.02)
+    raise AssertionError(response.text)
+
+
+@pytest.mark.parametrize("key", [None, "the-key-of-the-request"])
+@pytest.mark.parametrize("after", [False, True])
+@pytest.mark.parametrize("known", [False, True])
+async def test_a_commit_whose_answer_is_lost_is_found_by_the_retry(
+    tmp_path: Path, link: Link, after: bool, key: str | None, known: bool
+) -> None:
+    """`known`: the session is stored before, so that it stays in memory whatever becomes of the turn."""
+    async with replicas(tmp_path, link.url, says("zero", "one", "two"), says("other")) as (one, two):
+        if known:
+            await one.chat([user("hi")])
+        for stream, elsewhere in ((False, False), (True, False), (False, True), (True, True)):
+            body = {**BODY, "messages": [user(f"{QUESTION}-{stream}-{elsewhere}")]}
+            one.engine.script = two.engine.script = says("first", "again")
+            link.after, link.cut_at = after, QUESTION.encode()
+            link.cut.clear()
+            headers = {"idempotency-key": f"{key}-{stream}-{elsewhere}"} if key else {}
+            failed = await one.post(CHAT, {**body, "stream": stream}, headers=headers)
+            assert link.cut.is_set()
+            assert failed.status_code == (200 if stream else 503)
+            assert "store_unavailable" in failed.text and "[DONE]" not in failed.text
+            reply = await retried(two if elsewhere else one, headers.get("idempotency-key"), body=body)
+            assert reply["choices"][0]["message"]["content"] == ("first" if after else "again")
+        for server in (one, two):
+            tree = await server.tree()
+            assert [turn["status"] for turn in tree].count("complete") == 4 + known
+            assert {turn["status"] for turn in tree} <= {"complete", "superseded"}
+            assert not {turn["reason"] for turn in tree} & {"resampled"}
+        (entry,) = (await one.ok("/trajectories/export", {"session_id": "s"}))["sessions"]
+        assert (entry["complete"], entry["begun_not_ended"]) == (True, 0)
+
+
+def held(server: Server) -> asyncio.Event:
+    """Let the engine of a server answer only once this event is set."""
+    gate, plain = asyncio.Event(), server.engine.generate
+
+    async def generate(request: Any) -> AsyncIterator[Any]:
+        await gate.wait()
+        async for chunk in plain(request):
+            yield chunk
+
+    server.engine.generate = generate  # type: ignore[method-assign]
+    return gate
+
+
+async def ready(server: Server) -> int:
+    return (await server.http.get("/ready")).status_code
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_turns_of_two_servers_outlive_a_database_that_is_down_when_they_end(
+    tmp_path: Path, link: Link, stream: bool
+) -> None:
+    async with replicas(tmp_path, link.url, says("zero", "one", "again"), says("other", "again")) as servers:
+        one, two = servers
+        await one.chat([user("hi")])
+        gates = [held(server) for server in servers]
+        bodies = [{**BODY, "messages": [user(f"{QUESTION} {n}")]} for n in range(2)]
+        turns = [
+            asyncio.ensure_future(server.post(CHAT, {**body, "stream": stream}))
+            for server, body in zip(servers, bodies, strict=True)
+        ]
+        await until(lambda: len(execute(link.behind, "SELECT * FROM intents")) == 2)
+        link.set_down(True)
+        for gate in gates:
+            gate.set()
+        for failed in await asyncio.gather(*turns):
+            assert failed.status_code == (200 if stream else 503)
+            assert "store_unavailable" in failed.text and "[DONE]" not in failed.text
+        for path, body in (
+            (CHAT, bodies[0]),
+            ("/s/rl/set_reward", {"reward": 1.0}),
+            ("/rl/start_session", {"task_id": "t"}),
+        ):
+            refused = await one.post(path, body)
+            assert (refused.status_code, refused.json()["error"]["code"]) == (503, "store_unavailable")
+        assert [await ready(server) for server in servers] == [503, 503]
+        link.set_down(False)
+        replies = [await retried(server, None, body=body) for server, body in zip(servers, bodies, strict=True)]
+        assert [await ready(server) for server in servers] == [200, 200]
+        for server in servers:
+            complete = [turn["id"] for turn in await server.tree() if turn["status"] == "complete"]
+            assert complete[1:] == [reply["id"] for reply in replies]
+        await until(lambda: execute(link.behind, "SELECT * FROM intents") == [])
+        (entry,) = (await two.ok("/trajectories/export", {"session_id": "s"}))["sessions"]
+        assert (entry["complete"], entry["begun_not_ended"], entry["failed"]) == (True, 0, 0)
+
+
+async def test_a_database_that_takes_no_writes_is_left_for_the_primary(tmp_path: Path, link: Link) -> None:
+    """As after a failover: the connections that are kept stay read-only, new ones are not."""
+    async with replicas(tmp_path, link.url, says("zero", "one", "two"), says("three")) as (one, two):
+        await one.chat([user("hi")])
+        name = make_url(link.behind).database
+        gate = held(one)
+        turn = asyncio.ensure_future(one.post(CHAT, BODY))
+        await until(lambda: len(execute(link.behind, "SELECT * FROM intents")) == 1)
+        execute(link.behind, f"ALTER DATABASE {name} SET default_transaction_read_only = on")
+        link.set_down(True)
+        link.set_down(False)
+        gate.set()
+        failed = await turn
+        assert (failed.status_code, failed.json()["error"]["message"]) == (
+            503,
+            "the database refused the commit: it is read-only",
+        )
+        for server in (one, two):
+            refused = await server.post("/s/rl/set_reward", {"reward": 1.0})
+            assert (refused.status_code, await ready(server)) == (503, 503)
+        execute(link.behind, f"ALTER DATABASE {name} RESET default_transaction_read_only", writable=True)
+        await retried(one, None)
+        for server in (one, two):
+            assert await ready(server) == 200
+            await server.ok("/s/rl/set_reward", {"reward": 1.0, "turn": 1})
+        tree = await two.tree()
+        assert [(turn["status"], turn["reward"]) for turn in tree if turn["status"] == "complete"] == [
+            ("complete", None),
+            ("complete", 1.0),
+        ]
+
+
+async def test_connections_that_the_database_ends_cost_no_turn(tmp_path: Path, link: Link) -> None:
+    async with replicas(tmp_path, link.url, says("zero", "one"), says("two")) as (one, two):
+        await one.chat([user("hi")])
+        gate = held(one)
+        turn = asyncio.ensure_future(one.post(CHAT, BODY))
+        await until(lambda: len(execute(link.behind, "SELECT * FROM intents")) == 1)
+        execute(
+            link.behind,
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+            "WHERE datname = current_database() AND pid <> pg_backend_pid()",
+        )
+        gate.set()
+        assert (await turn).status_code == 200
+        assert len(await two.tree()) == 2
+
+
+@pytest.mark.parametrize("path", ["/s/v1/chat/completions", "/s/v1/responses", "/s/v1/messages"])
+async def test_a_stream_whose_commit_is_refused_ends_with_the_error_event_of_its_api(
+    tmp_path: Path, link: Link, path: str
+) -> None:
+    async with serving(tmp_path, says("zero", "one"), database_url=link.url) as server:
+        body = {"model": "m", "max_tokens": 50, "stream": True}
+        body |= {"input": "hi"} if path.endswith("responses") else {"messages": [user("hi")]}
+        gate = held(server)
+        turn = asyncio.ensure_future(server.post(path, body))
+        await until(lambda: len(execute(link.behind, "SELECT * FROM intents")) == 1)
+        link.set_down(True)
+        gate.set()
+        text = (await turn).text
+        events = {"completions": "data: ", "responses": "event: response.failed\n", "messages": "event: error\n"}
+        (failed,) = [block for block in text.split("\n\n") if "the connection to it is lost" in block]
+        assert failed.startswith(events[path.rpartition("/")[2]])
+        for end in ("response.completed", "message_stop", '"finish_reason":"stop"'):
+            assert end not in text
+        assert link.url.partition("host=")[2] not in text
