@@ -178,7 +178,11 @@ class SglangReply:
                 # Shared lists of SGLang may already have grown beyond the tokens of a cumulative part.
                 span = slice(-new, None) if self.incremental else slice(total - new, total)
                 sampled = (meta.get("output_token_logprobs") or [])[span]
-                taken = (part.get("output_ids") or [])[slice(None) if self.incremental else span]
+                taken = part.get("output_ids") or []
+                if not self.incremental:
+                    taken = taken[span]
+                elif finish is FinishReason.ABORT:  # the last id comes twice if the reader is behind
+                    taken = taken[:new]
                 if not len(taken) == len(sampled) == new:
                     raise EngineFailed(f"the engine gave {len(taken)} ids and {len(sampled)} logprobs for {new} tokens")
                 try:

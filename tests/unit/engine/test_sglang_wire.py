@@ -162,6 +162,14 @@ def test_an_incremental_part_with_other_than_its_new_tokens_fails() -> None:
         chunks(part([1], 1), part([1, 2], 2, output_token_logprobs=[[-1.0, 2, None]]), incremental=True)
 
 
+def test_an_abort_that_repeats_the_last_token_gives_it_once() -> None:
+    """SGLang joins what a slow reader has yet to read with the part of the abort, which has the last id again."""
+    lists = [[-0.5 * token, token, None] for token in (1, 2, 3)]
+    joined = part([2, 3, 3], 3, {"type": "abort"}, output_token_logprobs=[*lists[1:], *lists])
+    got = chunks(part([1], 1), joined, incremental=True)
+    assert [list(chunk.ids) for chunk in got] == [[1], [2, 3]] and got[-1].finish is FinishReason.ABORT
+
+
 def test_version_names_are_numbered_in_order_and_integers_stay() -> None:
     numbers = VersionNumbers()
     assert [numbers.number(name) for name in ("default", "step-b", "17", 3, "default")] == [0, 1, 17, 3, 0]
