@@ -210,7 +210,8 @@ class Gate:
         self._mode = None
         now = asyncio.get_running_loop().time()
         for flight in self._flights:
-            flight.heard = now
+            if flight.heard < math.inf:  # else it waits to be submitted again, perhaps for a server
+                flight.heard = now
         self._look()
         self._open.set()
 

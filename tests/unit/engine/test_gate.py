@@ -570,7 +570,7 @@ async def test_the_token_timeout_does_not_run_without_a_server_and_runs_again_wi
 
 async def test_the_time_of_a_pause_does_not_count_as_a_wait_for_a_server(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = PooledEngine()
-    gate, request = gate_of(engine, pause_timeout_s=60.0), asking("a", 60)
+    gate, request = gate_of(engine, engine_timeout_s=50.0, pause_timeout_s=60.0), asking("a", 60)
     reply, task = await begun(gate, request)
     engine.fall()
     await until(lambda: gate.waiting == 1)
