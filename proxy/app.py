@@ -72,6 +72,7 @@ from proxy.sessions.named_sessions import NamedSessions
 from proxy.sessions.new_records import NewRecords
 from proxy.sessions.registry import Registry
 from proxy.sessions.scores import Scores
+from proxy.sessions.session_memory import SessionMemory
 from proxy.sessions.session_series import SessionSeries
 from proxy.sessions.session_starter import SessionStarter
 from proxy.sessions.start_limits import StartLimits
@@ -177,6 +178,7 @@ def build_app(
     guard = Guard(settings)
     app.guard = None if guard.idle else guard
     app.state.turns, app.state.polls, app.state.registry = turns, parts.polls, sessions.registry
+    app.state.memory = sessions.memory
     app.state.engine, app.state.renderer, app.state.store = engine, renderer, store
     app.state.model, app.state.revision = model_name(settings), revision_of(settings)
     if parts.group is not None:
@@ -216,8 +218,11 @@ async def _lifespan(parts: _Parts, app: Starlette) -> AsyncIterator[None]:
             await parts.group.join()
         stack.push_async_callback(parts.engine.close)
         stack.push_async_callback(parts.turns.drain, parts.settings.shutdown_timeout_s)
-        sweeper = asyncio.create_task(parts.sessions.idle_sweep.run())
-        stack.push_async_callback(_cancel, sweeper)
+        stack.push_async_callback(
+            _cancel, asyncio.create_task(parts.sessions.memory.run(parts.renderer.forget_prompts))
+        )
+        if (idle_s := parts.settings.session_idle_s) is not None:
+            stack.push_async_callback(_cancel, asyncio.create_task(parts.sessions.idle_sweep.run(idle_s)))
         yield
 
 
@@ -235,7 +240,8 @@ class SessionParts:
         self.deletion = Deletion(self.registry, store.changes)
         self.rotation = KeyRotation(self.registry, store.changes, keys, settings.key_lifetime_s)
         self.waiter = EndWaiter(self.registry, store.news)
-        self.idle_sweep = IdleSweep(self.registry, store.changes, self.endings, settings.session_idle_s)
+        self.idle_sweep = IdleSweep(self.registry, store.changes, self.endings)
+        self.memory = SessionMemory(self.registry, settings.session_memory_bytes)
         series = SessionSeries(self.registry, self.named, store.starts)
         self.access = Access(self.registry, self.named, series, keys, settings)
 

@@ -102,6 +102,9 @@ class Settings:
     max_inflight_body_bytes: int | None = _setting(
         None, "Limit of the request bodies that are held at once, in bytes; none: four times --max-body-bytes."
     )
+    session_memory_bytes: int = _setting(
+        512 * 1024 * 1024, "Memory of the sessions that stay loaded while turns run, in bytes; others are read again."
+    )
     max_body_values: int = _setting(
         1_500_000, "Limit of the values in a request body; an array, an object or a key counts as 8."
     )
@@ -153,7 +156,7 @@ _ORIGIN = re.compile(r"(?!https?://\*$)[a-z][a-z0-9+.-]*://(\*|(\*\.)?[a-z0-9._-
 _POSITIVE = (
     *("max_context_tokens", "max_tokens_per_turn", "max_body_bytes", "engine_timeout_s", "key_lifetime_s"),
     *("max_live_sessions", "session_idle_s", "max_turns_in_flight", "batch_size", "stream_interval", "workers"),
-    *("max_inflight_body_bytes", "max_body_values", "max_connections"),
+    *("max_inflight_body_bytes", "max_body_values", "session_memory_bytes", "max_connections"),
 )
 
 

@@ -130,6 +130,11 @@ class Server:
         assert response.status_code == 200, response.text
         return response.json()["interactions"]
 
+    def forget_sessions(self) -> None:
+        """Drop all sessions from memory, as if they had been idle for long."""
+        for session in self.app.state.registry.sessions():
+            self.app.state.registry.forget(session)
+
     def prompts(self) -> list[list[int]]:
         """The prompts of the engine as token ids, in order of request."""
         return [list(request.input_ids) for request in self.engine.requests]

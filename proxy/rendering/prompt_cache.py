@@ -21,7 +21,7 @@ class PromptCache:
     """The prompts that were used last, `most_bytes` in all. Thread-safe."""
 
     def __init__(self, most_bytes: int = 32 * 2**20) -> None:
-        self._room = most_bytes // _BYTES_A_TOKEN
+        self._most = self._room = most_bytes // _BYTES_A_TOKEN
         self._prompts: OrderedDict[Hashable, tuple[Ids, int]] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -46,6 +46,12 @@ class PromptCache:
             self._room -= weight
             while self._room < 0:
                 self._forget(next(iter(self._prompts)))
+
+    def clear(self) -> None:
+        """Forget all prompts."""
+        with self._lock:
+            self._prompts.clear()
+            self._room = self._most
 
     def _forget(self, key: Hashable) -> None:
         found = self._prompts.pop(key, None)

@@ -113,6 +113,11 @@ class Renderer:
                 self._prompts.put(key, ids, count_characters(messages))
         return ids
 
+    def forget_prompts(self) -> None:
+        """Give back the memory of the latest prompts and texts."""
+        self._prompts.clear()
+        self._tokenizer.forget_texts()
+
     def bridge(
         self,
         prompt_ids: Ids,

@@ -6,6 +6,7 @@ at start-up. Then the other one is dropped: each of them holds the whole vocabul
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
 import random
@@ -79,6 +80,12 @@ class Tokenizer:
         if len(text) > LONG and self._bound is not None:
             self._bound.check(text)
         return self._encode(text)
+
+    def forget_texts(self) -> None:
+        """Give back the memory of the latest texts, unless one is being encoded now."""
+        if forget := getattr(self._backend, "enable_segment_cache", None):
+            with contextlib.suppress(RuntimeError):
+                forget(_SEGMENT_BYTES)
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of `ids`, special tokens included."""

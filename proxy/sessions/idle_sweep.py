@@ -1,4 +1,4 @@
-"""Idle sessions: they leave memory after ten minutes, and with `--session-idle-s` they end as expired."""
+"""Idle sessions end as expired with `--session-idle-s`."""
 
 from __future__ import annotations
 
@@ -14,28 +14,24 @@ from proxy.types import SessionStatus
 
 logger = logging.getLogger(__name__)
 
-# A session that is not used for this long is loaded from the store when it is needed again.
-_FORGET_S = 600.0
 _SWEEP_S = 60.0
 _PAGE = 1000
 
 
 class IdleSweep:
-    """Looks for idle sessions again and again. `idle_s`: after how long a session expires; None: never."""
+    """Looks for idle sessions again and again."""
 
-    def __init__(self, registry: Registry, changes: SessionChanges, endings: Endings, idle_s: float | None) -> None:
-        self._registry, self._changes, self._endings, self._idle_s = registry, changes, endings, idle_s
+    def __init__(self, registry: Registry, changes: SessionChanges, endings: Endings) -> None:
+        self._registry, self._changes, self._endings = registry, changes, endings
 
-    async def run(self) -> None:
-        """Sweep until cancelled."""
+    async def run(self, idle_s: float) -> None:
+        """Sweep until cancelled. `idle_s`: after how long a session expires."""
         while True:
-            await asyncio.sleep(_SWEEP_S if self._idle_s is None else min(_SWEEP_S, self._idle_s / 4))
-            self._registry.forget_idle(_FORGET_S)
-            if self._idle_s is not None:
-                try:
-                    await self.expire_idle(self._idle_s)
-                except ProxyError as problem:
-                    logger.warning("idle sessions could not be sealed: %s", problem.message)
+            await asyncio.sleep(min(_SWEEP_S, idle_s / 4))
+            try:
+                await self.expire_idle(idle_s)
+            except ProxyError as problem:
+                logger.warning("idle sessions could not be sealed: %s", problem.message)
 
     async def expire_idle(self, idle_s: float) -> None:
         """End sessions as expired that no replica used for `idle_s` seconds; their data stays."""

@@ -18,6 +18,9 @@ from proxy.types import Interaction, SessionRecord, SessionStatus
 LIMIT_COUNTS = frozenset({"max_turns", "max_tokens_per_turn", "max_context_tokens", "max_total_tokens"})
 LIMITS = LIMIT_COUNTS | {"deadline_s", "on_context_overflow"}
 
+# What a session takes in memory, a turn beside its tokens, and a token with its part of the text.
+_SESSION_BYTES, _TURN_BYTES, _TOKEN_BYTES = 4000, 5000, 25
+
 
 @dataclass(eq=False)
 class LiveSession:
@@ -32,6 +35,7 @@ class LiveSession:
     `seen`: how far memory follows the store, except for the turns `begun_here`, which this replica commits itself.
     `attempts`: earlier and running requests by request hash, oldest first.
     `parsed`: what was parsed of its latest bodies.
+    `size`: about how many bytes of memory it takes.
     `used_at`: when it was last used, by the monotonic clock.
     `ending`: its end is being committed; it takes no more turns, unless that fails.
     `deleted`: it was deleted, here or by another replica; nothing of it is stored any more.
@@ -51,6 +55,7 @@ class LiveSession:
     attempts: dict[str, list[Attempt]] = field(default_factory=dict)
     used_at: float = field(default_factory=time.monotonic)
     parsed: ParsedBodies = field(default_factory=dict)
+    size: int = _SESSION_BYTES
     ending: bool = False
     deleted: bool = False
     follows: str | None = None
@@ -112,7 +117,9 @@ class LiveSession:
 
     def record_commit(self, interaction: Interaction) -> None:
         """Count the tokens of a turn that was committed on this replica."""
-        self.sampled_tokens += len(interaction.output_ids)
+        sampled = len(interaction.output_ids)
+        self.sampled_tokens += sampled
+        self.size += _TURN_BYTES + _TOKEN_BYTES * (len(interaction.prompt_suffix) + sampled)
 
     def record_failure(self, interaction_id: str) -> None:
         """Note that this replica recorded the failure of a turn, even if its commit was in doubt before."""
@@ -121,7 +128,7 @@ class LiveSession:
     def record_foreign(self, interaction: Interaction) -> None:
         """Count a complete turn that was committed elsewhere: on another replica, or before this process started."""
         self.turns_taken += 1
-        self.sampled_tokens += len(interaction.output_ids)
+        self.record_commit(interaction)
 
     def touch(self) -> None:
         """Note that the session is in use now, so that it is neither forgotten nor expired as idle."""

@@ -1,4 +1,5 @@
-"""The sessions in memory. A session is loaded from the store when it is used, and forgotten when it is idle.
+"""The sessions in memory. A session is loaded from the store when it is used, and forgotten when it is idle
+(`session_memory`).
 
 Memory and store give the same tree. If replicas share the store, a session is refreshed each time that it is looked up,
 and changes use optimistic locking: the store refuses a change that was decided on an older state, the caller refreshes
@@ -8,7 +9,7 @@ the session and decides again.
 from __future__ import annotations
 
 import asyncio
-import time
+import weakref
 from contextlib import suppress
 
 from proxy.errors import SessionNotFound
@@ -29,11 +30,14 @@ class Registry:
         self.shared = news.shared
         self._news, self._keys, self._metrics = news, keys, metrics
         self._live: dict[str, LiveSession] = {}
-        self._loading: dict[str, asyncio.Task[LiveSession]] = {}
+        self._forgotten: dict[str, weakref.ref[LiveSession]] = {}
+        self._loading: dict[str, asyncio.Task[LiveSession | None]] = {}
 
     async def get(self, session_id: str) -> LiveSession:
         """The session in its newest state, from memory or from the store. Raises SessionNotFound."""
         session = self._live.get(session_id)
+        if session is None and session_id in self._forgotten:
+            session = self._recall(session_id)
         if session is not None:
             if not self.shared:
                 return session
@@ -46,15 +50,19 @@ class Registry:
         if task is None:
             task = self._loading[session_id] = asyncio.create_task(self._load(session_id))
             task.add_done_callback(lambda _: self._loading.pop(session_id, None))
-        return await asyncio.shield(task)
+        session = await asyncio.shield(task)
+        if session is None:
+            raise _not_found(session_id)
+        return session
 
     def excludes(self, session_id: str) -> bool:
         """Whether a session certainly does not exist, neither in memory nor in the store; the answer costs no read."""
-        return session_id not in self._live and self._news.excludes(session_id)
+        known = session_id in self._live or session_id in self._forgotten
+        return not known and self._news.excludes(session_id)
 
     def find(self, session_id: str) -> LiveSession | None:
         """The session if it is in memory."""
-        return self._live.get(session_id)
+        return self._live.get(session_id) or self._recall(session_id)
 
     def add(self, session: LiveSession) -> LiveSession:
         """Keep a session in memory; return the one that was there before, if any."""
@@ -101,19 +109,35 @@ class Registry:
         """The number of sessions in memory whose rows are not in the store yet."""
         return sum(not session.confirmed for session in self._live.values())
 
-    def forget_idle(self, idle_s: float) -> None:
-        """Drop sessions from memory that were not used for `idle_s` seconds; the store keeps everything."""
-        limit = time.monotonic() - idle_s
-        for session in list(self._live.values()):
-            if session.used_at < limit and not session.running and not session.waiting:
-                self.discard(session)
-                self._keys.release(session.record)
+    def sessions(self) -> list[LiveSession]:
+        """The sessions in memory."""
+        return list(self._live.values())
 
-    async def _load(self, session_id: str) -> LiveSession:
+    def forget(self, session: LiveSession) -> None:
+        """Drop a session from memory; the store keeps everything. A request that still holds it shares it with others.
+
+        So there is never a second object of a session, whose tree would not have the turns of the first.
+        """
+        self.discard(session)
+        self._keys.release(session.record)
+        self._forgotten[session.id] = weakref.ref(session)
+
+    def forget_gone(self) -> None:
+        """Drop what is kept of forgotten sessions that nobody holds any more."""
+        self._forgotten = {name: kept for name, kept in self._forgotten.items() if kept() is not None}
+
+    def _recall(self, session_id: str) -> LiveSession | None:
+        """Take back a forgotten session that somebody still holds."""
+        kept = self._forgotten.pop(session_id, None)
+        session = None if kept is None else kept()
+        return None if session is None else self.add(session)
+
+    async def _load(self, session_id: str) -> LiveSession | None:
+        """None if there is no such session: an error that the task kept would hold all that its callers have."""
         # A text that cannot be an id is not looked up: some databases fail on a NUL character.
         news = await self._news.load_news(session_id, NOTHING_SEEN) if is_session_id(session_id) else None
         if news is None or news.record is None:
-            raise _not_found(session_id)
+            return None
         session = LiveSession(news.record, InteractionCache(), seen=NOTHING_SEEN)
         absorb(session, news, elsewhere=self.shared)
         return self.add(session)

@@ -7,7 +7,7 @@ when the node is placed, so concurrent requests that continue the same parent be
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import chain
 from types import MappingProxyType
 from typing import NamedTuple
@@ -26,7 +26,8 @@ _KEPT = 8
 class Node:
     """An interaction in its tree. `start` and `end` are the hash chain before and after its answer.
 
-    `ids`: its whole prompt and its output.
+    `ids`: its whole prompt and its output. It does not know its children: without circles, a session that is dropped
+    gives its memory back at once.
     """
 
     interaction: Interaction
@@ -35,7 +36,6 @@ class Node:
     start: ChainState
     end: ChainState
     ids: PromptIds
-    children: list[Node] = field(default_factory=list)
 
     @property
     def length(self) -> int:
@@ -76,6 +76,7 @@ class InteractionCache:
         self._by_start: dict[int, list[Node]] = {}
         self._by_body: dict[int, list[Node]] = {}
         self._by_call: dict[str, Node] = {}
+        self._children: dict[Node, list[Node]] = {}
         self._conversations: dict[Node, tuple[Message, ...]] = {}
         for interaction in interactions:
             if interaction.status is Status.COMPLETE:
@@ -134,7 +135,7 @@ class InteractionCache:
                 continue
             if best is None or (end, own.seq) > best[:2]:
                 best = end, own.seq, node
-            open_nodes += [(child, end) for child in node.children if child.interaction.aligned]
+            open_nodes += [(child, end) for child in self._children.get(node, ()) if child.interaction.aligned]
         return best[2] if best is not None else None
 
     def proves(self, parent: Node, prompt: PromptIds) -> bool:
@@ -153,7 +154,7 @@ class InteractionCache:
         if self._is_rewrite(request.messages, identity, match):
             return Reason.REWRITTEN
         if match.parent is not None:
-            return Reason.BRANCHED if match.parent.children else Reason.CONTINUED
+            return Reason.BRANCHED if self._children.get(match.parent) else Reason.CONTINUED
         if not self.nodes:
             return Reason.FIRST
         return self._changed_head(request.messages, identity) or Reason.NEW_ROOT
@@ -184,14 +185,14 @@ class InteractionCache:
         self.nodes[node.interaction.id] = node
         self._by_start.setdefault(node.start.key, []).append(node)
         if node.parent is not None:
-            node.parent.children.append(node)
+            self._children.setdefault(node.parent, []).append(node)
 
     def release(self, node: Node) -> None:
         """Undo `reserve` after a failed commit."""
         del self.nodes[node.interaction.id]
         _discard(self._by_start, node.start.key, node)
         if node.parent is not None:
-            node.parent.children.remove(node)
+            self._children[node.parent].remove(node)
 
     def publish(self, node: Node) -> None:
         """Let requests continue a reserved node. Call after its commit."""

@@ -200,7 +200,7 @@ async def test_many_sessions_of_a_task_of_that_name_are_passed_over_in_few_steps
         await end(server)
         for _ in range(20):
             await server.ok("/rl/start_session", {"task_id": "default"})
-        server.app.state.registry.forget_idle(-1.0)
+        server.forget_sessions()
         turn = await said(server)
         loaded = [n for n in range(100) if server.app.state.registry.find(f"default-{n}") is not None]
         assert await holder(server, turn) == "default-32" and loaded == [1, 2, 4, 8, 16, 32]
@@ -219,7 +219,7 @@ async def test_more_keys_than_are_remembered_keep_their_sessions(
             for key in ("one", "two", None):
                 await end(server, key)
         assert [name.rpartition("-")[2] for name in names] == ["1", "1", "1"]
-        server.app.state.registry.forget_idle(-1.0)
+        server.forget_sessions()
         assert await holder(server, await said(server)) == "default-2"
 
 
@@ -247,7 +247,7 @@ async def test_a_retry_of_an_ended_sessions_turn_gets_its_reply_again(
         for _ in range(2):
             assert await said(server, key, "marked", headers=RETRY) == marked
             assert await said(server, key, "keyed", headers={"idempotency-key": "k"}) == keyed
-            server.app.state.registry.forget_idle(-1.0)
+            server.forget_sessions()
         assert await sessions(server) == [name, f"{name}-1"][: 1 + opened]
     async with serving(tmp_path, always(), database_url=database_url) as server:
         assert await said(server, key, "marked", headers=RETRY) == marked

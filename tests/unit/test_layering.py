@@ -132,7 +132,7 @@ PARTS: dict[str, set[str]] = {
     "rendering.tool_calls": {"engine", "errors", "types"},
     "rollout": {"client", "errors"},
     "serving": {"api", "app", "errors", "hub", "memory", "progress", "settings", "workers"},
-    "sessions": {"errors", "metrics", "parsed_items", "reasons", "settings", "store", "trajectory", "types"},
+    "sessions": {"errors", "memory", "metrics", "parsed_items", "reasons", "settings", "store", "trajectory", "types"},
     "settings": {"errors", "types"},
     "store": {"errors", "reasons", "store.sql", "types"},
     "store.sql": {"errors", "reasons", "store", "types"},

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import time
+import weakref
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -11,11 +13,13 @@ import pytest
 
 from proxy.app import SessionParts
 from proxy.metrics import Metrics
+from proxy.sessions import session_memory
 from proxy.sessions.live_session import LiveSession
 from proxy.settings import Settings
 from proxy.store.store import Store
 from proxy.types import SessionStatus
 from tests.databases import execute
+from tests.support import says, serving, user
 
 USES = ["running", "waiting"]
 
@@ -44,18 +48,85 @@ async def unused_for_long(parts: SessionParts, store: Store) -> LiveSession:
 
 async def test_an_idle_session_is_forgotten_and_loaded_again(parts: SessionParts, store: Store) -> None:
     session = await unused_for_long(parts, store)
-    parts.registry.forget_idle(60.0)
+    await parts.memory.sweep()
+    assert parts.registry.sessions() == []
+    created_at = session.record.created_at
+    del session
     assert parts.registry.find("s") is None
     loaded = await parts.registry.get("s")
-    assert loaded is not session and loaded.record.session_id == "s"
+    assert loaded.record.session_id == "s" and loaded.record.created_at == created_at
+
+
+async def test_a_forgotten_session_that_a_request_still_holds_is_the_same_for_the_next_request(
+    parts: SessionParts, store: Store
+) -> None:
+    session = await unused_for_long(parts, store)
+    await parts.memory.sweep()
+    assert parts.registry.sessions() == []
+    assert await parts.registry.get("s") is session
+    assert parts.registry.sessions() == [session]
+
+
+async def test_a_session_without_a_row_is_not_created_twice_while_a_request_holds_it(
+    parts: SessionParts, store: Store
+) -> None:
+    session = await parts.named.get_or_create("s")
+    session.used_at -= 3600
+    await parts.memory.sweep()
+    assert not parts.registry.excludes("s")
+    assert await parts.named.get_or_create("s") is session
+
+
+@pytest.mark.parametrize("quiet", [False, True])
+async def test_sessions_beyond_the_bytes_that_may_stay_leave_in_the_order_of_their_last_use(
+    store: Store, quiet: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All of them are young. While another session is in use, more may stay than in a quiet server."""
+    monkeypatch.setattr(session_memory, "_KEPT_WHEN_QUIET", 250)
+    parts = SessionParts(store, Settings(session_memory_bytes=450), Metrics(), lambda: 0)
+    for age, name in enumerate("abcdef"):
+        session = await parts.named.get_or_create(name)
+        session.used_at -= 20 + age
+        session.size = 100
+    (await parts.named.get_or_create("b")).running = 0 if quiet else 1
+    (await parts.named.get_or_create("f")).waiting = 1
+    assert await parts.memory.sweep() is quiet
+    assert {session.id for session in parts.registry.sessions()} == (set("af") if quiet else set("abcf"))
+
+
+async def test_a_session_that_was_just_used_stays_whatever_its_size(parts: SessionParts) -> None:
+    session = await parts.named.get_or_create("s")
+    session.size = 2**40
+    assert not await parts.memory.sweep()
+    assert parts.registry.sessions() == [session]
+
+
+async def test_dropped_sessions_are_freed_at_once(tmp_path: Path) -> None:
+    """Their trees have no circles, which would stay until a full garbage collection."""
+    async with serving(tmp_path, says("one", "two", "three")) as server:
+        first = await server.answer([user("hi")])
+        await server.answer([user("hi"), first, user("and")])
+        await server.answer([user("hi"), first, user("or")])
+        memory, registry = server.app.state.memory, server.app.state.registry
+        (session,) = registry.sessions()
+        session.used_at -= 3600
+        tree, held = weakref.ref(session.cache), weakref.ref(session)
+        gc.disable()
+        try:
+            del session
+            await memory.sweep()
+            assert tree() is None and held() is None
+        finally:
+            gc.enable()
+        assert [node["reason"] for node in await server.tree()] == ["first", "continued", "branched"]
 
 
 @pytest.mark.parametrize("use", USES)
 async def test_a_session_in_use_is_not_forgotten(parts: SessionParts, store: Store, use: str) -> None:
     session = await unused_for_long(parts, store)
     setattr(session, use, 1)
-    parts.registry.forget_idle(60.0)
-    assert parts.registry.find("s") is session
+    await parts.memory.sweep()
+    assert parts.registry.sessions() == [session]
 
 
 async def test_an_idle_session_expires(parts: SessionParts, store: Store) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -154,9 +153,8 @@ async def test_keys_leave_memory_when_a_session_ends_is_forgotten_or_gets_new_on
         await house.endings.end(session)
         assert await house.lookups(keys) == [True, True, True]
     elif way == "forget":
-        session.used_at = time.monotonic() - 2.0
-        house.registry.forget_idle(1.0)
-        assert house.registry.find("s") is None
+        house.registry.forget(session)
+        assert house.registry.sessions() == []
         assert await house.lookups(keys) == [True, True, True]
     else:
         new = await house.rotation.rotate(session, [*KeyKind], None)

@@ -1,0 +1,78 @@
+"""How long sessions stay in memory: while they are in use, and as long after that as their memory lasts.
+
+While turns run, the sessions used last stay, up to a number of bytes. Once nothing has happened for a while, nearly all
+leave, and the process returns what it freed to the system. The store has everything, so a session is loaded again when
+it is used.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import time
+from collections.abc import Callable
+from operator import attrgetter
+
+from proxy.memory import resident_bytes, return_freed_memory
+from proxy.sessions.live_session import LiveSession
+from proxy.sessions.registry import Registry
+
+# A session that is not used for this long leaves in any case.
+_FORGET_S = 600.0
+_SWEEP_S = 5.0
+# One that was used since then stays, and a server in which one was is not quiet.
+_QUIET_S = 10.0
+# What stays in memory of a quiet server: an agent whose tools take long finds its session there.
+_KEPT_WHEN_QUIET = 8 * 1024 * 1024
+# Freed memory is returned if the process has grown by this much since the last time.
+_GROWN = 4 * 1024 * 1024
+# Sessions that are looked at in one pass of the event loop.
+_AT_ONCE = 1000
+
+_used_at = attrgetter("used_at")
+
+
+class SessionMemory:
+    """Drops idle sessions. `most_bytes`: of the sessions that stay in memory while turns run (`LiveSession.size`)."""
+
+    def __init__(self, registry: Registry, most_bytes: int) -> None:
+        self._registry, self._most_bytes = registry, most_bytes
+        self._resident = 0
+
+    async def run(self, empty_caches: Callable[[], None]) -> None:
+        """Sweep until cancelled. `empty_caches` drops what else the process keeps of its latest turns."""
+        while True:
+            await asyncio.sleep(_SWEEP_S)
+            if await self.sweep() and resident_bytes() > self._resident + _GROWN:
+                await asyncio.to_thread(empty_caches)
+                gc.collect()  # little is left to look at
+                await asyncio.to_thread(return_freed_memory)
+                self._resident = resident_bytes()
+
+    async def sweep(self) -> bool:
+        """Drop what has to leave. Return True if the server is quiet."""
+        sessions = self._registry.sessions()
+        recently = time.monotonic() - _QUIET_S
+        held, quiet = 0, True
+        for start in range(0, len(sessions), _AT_ONCE):
+            for session in sessions[start : start + _AT_ONCE]:
+                held += session.size
+                quiet = quiet and session.used_at < recently and not session.running
+            await asyncio.sleep(0)
+        await self._forget(sessions, held - (min(_KEPT_WHEN_QUIET, self._most_bytes) if quiet else self._most_bytes))
+        self._registry.forget_gone()
+        return quiet
+
+    async def _forget(self, sessions: list[LiveSession], excess: int) -> None:
+        """Drop idle sessions, those first that were not used for longest, until `excess` bytes have gone."""
+        sessions.sort(key=_used_at)
+        now = time.monotonic()
+        for index, session in enumerate(sessions, 1):
+            unused_s = now - session.used_at
+            if unused_s < _FORGET_S and (excess <= 0 or unused_s < _QUIET_S):
+                return
+            if not (session.running or session.waiting):
+                self._registry.forget(session)
+                excess -= session.size
+            if not index % _AT_ONCE:
+                await asyncio.sleep(0)
