@@ -17,7 +17,7 @@ from proxy.engine.interface import MEMORY_TAGS, PauseMode, ServerPool, WeightTra
 from proxy.engine.versions import LARGEST_VERSION
 from proxy.errors import EngineIncapable, InvalidRequest
 from proxy.hub import revision_of
-from proxy.protocols.fields import expect_list, expect_str, optional_int, optional_text
+from proxy.protocols.fields import expect_list, expect_str, json_type, optional_int, optional_text
 from proxy.sessions.access import Access
 from proxy.settings import Settings
 
@@ -76,6 +76,11 @@ class EngineEndpoints:
         fields.pop("version", None)
         if version is not None:
             fields["weight_version"] = str(version)
+        named = fields.get("weight_version")
+        if not isinstance(named, str | int | None):
+            raise InvalidRequest(
+                f"'weight_version' must be a string or an integer, not {json_type(named)}", param="weight_version"
+            )
         note(request, version=version)
         step = WeightTransfer(request.scope["path"].rsplit("/", 1)[-1])
         return await self._state(version=await self._admin.transfer_weights(step, fields))

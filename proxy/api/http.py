@@ -12,6 +12,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from proxy.api.headers import headers_of, hint_in, key_in
+from proxy.api.neutral_errors import is_administration, neutral
 from proxy.errors import InvalidRequest, MethodNotAllowed, NotFound, ProxyError
 from proxy.protocols.error_envelopes import anthropic_error, openai_error
 from proxy.sessions.access import Caller
@@ -96,7 +97,8 @@ def is_messages_path(path: str) -> bool:
 async def on_proxy_error(request: Request, error: Exception) -> Response:
     """Handle a ProxyError."""
     assert isinstance(error, ProxyError)
-    return error_response(request.scope["path"], error)
+    path: str = request.scope["path"]
+    return error_response(path, error if is_administration(path) else neutral(error))
 
 
 def shown_path(request: Request) -> str:

@@ -18,6 +18,7 @@ from starlette.types import Receive, Scope, Send
 
 from proxy.api.connections import connected_until, disconnected, while_connected
 from proxy.api.http import encode_json
+from proxy.api.neutral_errors import neutral
 from proxy.api.session_json import quoted
 from proxy.errors import ProxyError
 from proxy.protocols.sse import CONTENT_TYPE
@@ -164,7 +165,7 @@ class StreamReply:
         except ProxyError as error:
             if not self.started:
                 raise
-            await send({"type": "http.response.body", "body": self._encoder.error(error)})
+            await send({"type": "http.response.body", "body": self._encoder.error(neutral(error))})
             return
         if not self.started:
             events = await self._start(send) + events

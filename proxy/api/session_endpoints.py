@@ -22,6 +22,7 @@ from proxy.protocols.fields import optional_int
 from proxy.sessions.access import Access
 from proxy.sessions.deletion import Deletion
 from proxy.sessions.endings import Endings
+from proxy.sessions.ids import check_dots
 from proxy.sessions.registry import Registry
 from proxy.sessions.scores import Scores
 from proxy.sessions.session_starter import SessionStarter
@@ -109,7 +110,7 @@ class SessionEndpoints:
         self._access.check_admin(key_of(request))
         check_known(request.query_params, ("include",))
         include = parse_include(request.query_params.get("include"), OF_A_SESSION)
-        session = await self._registry.get(request.path_params["session"])
+        session = await self._registry.get(check_dots(request.path_params["session"]))
         begun = await self._registry.count_begun(session.id)
         interactions = await self._recordings.load_interactions(session.id)
         if not include:
@@ -123,7 +124,7 @@ class SessionEndpoints:
         self._access.check_admin(key_of(request))
         check_known(request.query_params, ("include",))
         include = parse_include(request.query_params.get("include"))
-        session = await self._registry.get(request.path_params["session"])
+        session = await self._registry.get(check_dots(request.path_params["session"]))
         interactions = await self._recordings.load_interactions(session.id)
         turn = find_turn(interactions, request.path_params["interaction"])
         # Comparing reads all messages of the session.
@@ -137,7 +138,7 @@ class SessionEndpoints:
         note(request, session=request.path_params["session"])
         self._access.check_admin(key_of(request))
         check_given(await self._body(request), ())
-        session = await self._registry.get(request.path_params["session"])
+        session = await self._registry.get(check_dots(request.path_params["session"]))
         count = await self._deletion.delete(session)
         self._turns.cancel_deleted(session)
         return JsonResponse({"interaction_count": count}, headers=addressed(session.id))

@@ -16,6 +16,7 @@ from proxy.errors import InvalidRequest
 from proxy.protocols.fields import (
     expect_bool,
     expect_list,
+    expect_str,
     optional_float,
     optional_int,
     optional_object,
@@ -34,6 +35,7 @@ _END_FIELDS = (*REWARD_FIELDS, "outcome", "exit_reason", "metrics", "finished")
 _ROTATE_FIELDS = ("keys", "key_lifetime_s")
 _LISTING_FIELDS = ("limit", "cursor")
 _MAX_PAGE = 1000
+_MOST_DIGITS = 18  # `int` refuses numbers of more than 4300
 _SAMPLING_FIELDS = frozenset(SamplingParams._fields) - {"logit_bias", "stop", "ignore_eos"}
 # Levels of lists and objects around a stored object in a reply; no reply has more than four.
 _LEVELS_AROUND = 8
@@ -89,14 +91,15 @@ def parse_page(query: Mapping[str, str]) -> tuple[str | None, int]:
     if "after" in given and "cursor" not in given:
         given["cursor"] = given.pop("after")
     check_known(given, _LISTING_FIELDS)
-    if given.get("limit", "").isdecimal():
-        given["limit"] = int(given["limit"])
-    return given.get("cursor"), optional_int(given, "limit", least=1, most=_MAX_PAGE) or _MAX_PAGE
+    text = given.get("limit", "")
+    if text.isascii() and text.isdecimal() and len(text) <= _MOST_DIGITS:
+        given["limit"] = int(text)
+    return optional_text(given, "cursor"), optional_int(given, "limit", least=1, most=_MAX_PAGE) or _MAX_PAGE
 
 
 def _parse_key_kinds(body: Mapping[str, Any]) -> frozenset[KeyKind]:
     """The keys named in `keys`, else all."""
-    names = [str(name) for name in expect_list(body.get("keys") or [*KeyKind], "keys")]
+    names = [expect_str(name, "keys") for name in expect_list(body.get("keys") or [*KeyKind], "keys")]
     for name in names:
         if name not in list(KeyKind):
             raise InvalidRequest(f"'keys' contains {name!r}, which is none of {', '.join(KeyKind)}", param="keys")

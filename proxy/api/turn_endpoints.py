@@ -17,6 +17,7 @@ from proxy.api.client_hints import add_headers
 from proxy.api.forwarding import Forwarded, Forwarding
 from proxy.api.headers import Headers, headers_of, hint_in, key_in
 from proxy.api.http import CRASH, TOO_DEEP, JsonResponse, encode_json, error_response
+from proxy.api.neutral_errors import neutral
 from proxy.api.replies import StreamReply, UnaryReply, begin_turns, session_header
 from proxy.api.turnstile import Turnstile
 from proxy.errors import InvalidRequest, ProxyError
@@ -57,7 +58,7 @@ class TurnEndpoint:
             reply = await self._begin(scope, receive)
             await reply(scope, receive, send)
         except ProxyError as error:
-            await error_response(scope["path"], error)(scope, receive, send)
+            await error_response(scope["path"], neutral(error))(scope, receive, send)
         except ClientDisconnect:
             await Response(status_code=499)(scope, receive, send)  # nobody reads it
         except Exception:

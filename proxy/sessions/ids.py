@@ -18,8 +18,16 @@ _RESERVED = frozenset(
 
 
 def is_session_id(text: str) -> bool:
-    """Return True if `text` has the characters of an id; its length and reserved words are not checked."""
+    """Return True if `text` has the characters of an id; its length, dots and reserved words are not checked."""
     return _ID_PATTERN.fullmatch(text) is not None
+
+
+def check_dots(text: str, name: str = "session_id") -> str:
+    """Return `text` unless a part of it is `.` or `..`: clients and proxies resolve these in a URL, so that it would
+    reach another session. Raises InvalidRequest."""
+    if "." in text and not {".", ".."}.isdisjoint(text.split("/")):
+        raise InvalidRequest(f"'{name}' must not have the part . or .., which clients take out of a URL", param=name)
+    return text
 
 
 def check_session_id(value: Any, name: str = "session_id") -> str:
@@ -28,7 +36,7 @@ def check_session_id(value: Any, name: str = "session_id") -> str:
         raise InvalidRequest(f"'{name}' must be word characters and . ~ : @ + - in parts joined by /", param=name)
     if len(value.encode()) > MAX_ID_BYTES:
         raise InvalidRequest(f"'{name}' is longer than {MAX_ID_BYTES} bytes", param=name)
-    first, _, _ = value.partition("/")
+    first, _, _ = check_dots(value, name).partition("/")
     if first in _RESERVED:
         raise InvalidRequest(f"'{name}' must not begin with the reserved word {first!r}", param=name)
     return value

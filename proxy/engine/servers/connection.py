@@ -236,7 +236,11 @@ def with_prompt(body: Mapping[str, Any], field: str, prompt: PromptIds) -> list[
 
 
 def _encoded(body: Mapping[str, Any]) -> bytes:
-    return orjson.dumps(body)
+    """Encode a request. Raises InvalidRequest: orjson reads deeper JSON than it writes, and sums may exceed 64 bits."""
+    try:
+        return orjson.dumps(body)
+    except TypeError as error:
+        raise InvalidRequest(f"the engine server cannot be sent this as JSON: {error}", param="body") from None
 
 
 def _json(content: bytes | bytearray, otherwise: Any) -> Any:
