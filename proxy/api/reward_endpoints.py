@@ -16,8 +16,8 @@ from proxy.errors import InvalidRequest
 from proxy.protocols.fields import optional_str
 from proxy.sessions.access import Access
 from proxy.sessions.endings import ended_otherwise
-from proxy.sessions.live_session import LiveSession
-from proxy.sessions.rewards import Changes, has_rewards, last_rewarded, mark_turn
+from proxy.sessions.live_session import Changes, LiveSession
+from proxy.sessions.rewards import has_rewards, last_rewarded, mark_turn
 from proxy.sessions.scores import Scores
 
 

@@ -16,10 +16,9 @@ from proxy.protocols.fields import (
     optional_int,
     optional_str,
 )
-from proxy.sessions.live_session import LiveSession
+from proxy.sessions.live_session import Changes, LiveSession
 from proxy.sessions.rewards import (
     Align,
-    Changes,
     Target,
     reward_step_scores,
     reward_tokens,

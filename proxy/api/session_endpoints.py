@@ -14,6 +14,7 @@ from proxy.api.bodies import Bodies
 from proxy.api.http import JsonResponse, caller_of, key_of
 from proxy.api.known_fields import check_given, check_known
 from proxy.api.reward_endpoints import check_rewards, store_rewards
+from proxy.api.reward_request import parse_reward
 from proxy.api.session_json import addressed, record_json, session_json, started_json
 from proxy.api.session_request import parse_ending, parse_page, parse_start
 from proxy.api.turn_json import OF_A_SESSION, Part, find_turn, parse_include, tree_json, turn_json
@@ -86,15 +87,12 @@ class SessionEndpoints:
         body = await self._body(request)
         ending = parse_ending(body)
         async with session.lock:
-            before = session.record.status
-            if before is SessionStatus.ACTIVE:
-                await store_rewards(self._scores, session, body)
-            elif before is SessionStatus.ENDED:
-                check_rewards(session, body)
-            count = await self._endings.end(session, **ending)
-            if before is SessionStatus.EXPIRED:
-                await store_rewards(self._scores, session, body)
-        return JsonResponse({"interaction_count": count}, headers=addressed(session.id))
+            if not await self._endings.end(session, **ending, rewards=lambda: parse_reward(session, body)):
+                if session.record.status is SessionStatus.EXPIRED:
+                    await store_rewards(self._scores, session, body)
+                else:
+                    check_rewards(session, body)
+        return JsonResponse({"interaction_count": len(session.complete())}, headers=addressed(session.id))
 
     async def index(self, request: Request) -> JsonResponse:
         """A page of sessions, oldest first: at most `limit`, from where the `cursor` of the page before points."""

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
 from proxy.errors import EndedOtherwise
 from proxy.sessions.keys import Keyring
-from proxy.sessions.live_session import LiveSession
+from proxy.sessions.live_session import Changes, LiveSession
 from proxy.sessions.named_sessions import NamedSessions
 from proxy.sessions.registry import Registry
 from proxy.store.session_changes import SessionChanges
@@ -32,15 +32,19 @@ class Endings:
         exit_reason: str | None = None,
         metrics: Mapping[str, Any] | None = None,
         finished: bool | None = None,
-    ) -> int:
-        """Seal a session and store its returns; return the number of complete interactions.
+        rewards: Callable[[], Changes] = dict,
+    ) -> bool:
+        """Seal a session, and store the last rewards and the returns with it; False if it has ended before.
 
-        If it has ended, nothing changes. Raises EndedOtherwise if a given field differs from what its end said then.
+        `rewards` decides on them by what is known of the session then. One commit has all: an end that fails rewards
+        no turn, so that it can be sent again, whatever was committed meanwhile. If the session has ended, nothing
+        changes. Raises EndedOtherwise if a given field differs from what its end said then.
         A session that is to expire stays open if another replica changed it meanwhile: it is in use.
         """
         said = {"outcome": outcome, "exit_reason": exit_reason, "metrics": metrics, "finished": finished}
         await self._registry.refresh(session)
         while session.record.status is SessionStatus.ACTIVE:
+            changes = rewards()
             self._named.ensure_stored(session)
             now = time.time()
             sealed = replace(
@@ -53,32 +57,35 @@ class Endings:
                 metrics=metrics or {},
                 finished=finished,
             )
-            if await self._seal(session, sealed):
-                break
+            if await self._seal(session, sealed, changes):
+                return True
             await self._registry.refresh(session)
             if status is SessionStatus.EXPIRED:
-                break
-        else:
-            if status is not SessionStatus.EXPIRED:  # to expire a session that ended meanwhile is no other end
-                _check_same(session.record, said)
-        return len(session.complete())
+                return False
+        if status is not SessionStatus.EXPIRED:  # to expire a session that ended meanwhile is no other end
+            _check_same(session.record, said)
+        return False
 
-    async def _seal(self, session: LiveSession, sealed: SessionRecord) -> bool:
+    async def _seal(self, session: LiveSession, sealed: SessionRecord, changes: Changes) -> bool:
         """Store the sealed record; no turn begins meanwhile. Return False if another replica changed the session.
 
         Until the commit the session is shown as active: what its end gives back, such as capacity, is not there before.
         """
         session.ending = True
         try:
-            done = await self._changes.end_session(sealed, session.returns(), self._registry.seen(session))
+            done = await self._changes.end_session(
+                sealed, session.returns(changes), self._registry.seen(session), changes
+            )
         except asyncio.CancelledError:
             session.record = sealed  # its commit goes on
+            session.reward(changes)
             raise
         finally:
             session.ending = False
         if done:
             if session.record.status is SessionStatus.ACTIVE:  # a record that was read since the commit is newer
                 session.record = sealed
+                session.reward(changes)
             session.ended.set()
             self._keys.release(sealed)
         return done

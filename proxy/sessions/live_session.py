@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from types import MappingProxyType
+from typing import Any
 
 from proxy.errors import SessionClosed, SessionNotFound
 from proxy.parsed_items import ParsedBodies
@@ -14,6 +17,9 @@ from proxy.store.news import Seen
 from proxy.trajectory.cache import InteractionCache
 from proxy.trajectory.returns import compute_returns
 from proxy.types import Interaction, SessionRecord, SessionStatus
+
+Changes = Mapping[str, Mapping[str, Any]]
+"""By interaction id: those of reward, rewards, token_rewards, trainable and spans that change, with new values."""
 
 LIMIT_COUNTS = frozenset({"max_turns", "max_tokens_per_turn", "max_context_tokens", "max_total_tokens"})
 LIMITS = LIMIT_COUNTS | {"deadline_s", "on_context_overflow"}
@@ -139,9 +145,20 @@ class LiveSession:
         nodes = (node.interaction for node in self.cache.nodes.values())
         return sorted((i for i in nodes if i.seq >= 0), key=lambda i: i.seq)
 
-    def returns(self) -> dict[str, float]:
-        """The return of each complete interaction, by the session's own discount and credit rule."""
-        return compute_returns(self.complete(), self.record.discount, self.record.credit)
+    def returns(self, changes: Changes = MappingProxyType({})) -> dict[str, float]:
+        """The return of each complete interaction, by the session's own discount and credit rule.
+
+        `changes`: rewards that are to be stored with the returns.
+        """
+        complete = self.complete()
+        rewards = {i.id: changes.get(i.id, {}).get("reward", i.reward) for i in complete}
+        return compute_returns(complete, self.record.discount, self.record.credit, rewards)
+
+    def reward(self, changes: Changes) -> None:
+        """Set in memory what was stored of interactions, by id."""
+        for interaction_id, change in changes.items():
+            for name, value in change.items():
+                setattr(self.cache.nodes[interaction_id].interaction, name, value)
 
 
 def deleted(session_id: str) -> SessionNotFound:

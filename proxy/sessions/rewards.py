@@ -6,16 +6,11 @@ from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
 
 from proxy.errors import InvalidRequest, NotFound
-from proxy.sessions.live_session import LiveSession
+from proxy.sessions.live_session import Changes, LiveSession
 from proxy.trajectory.purpose import Purpose, derive_purposes
 from proxy.types import Interaction
-
-Changes = dict[str, dict[str, Any]]
-"""By interaction id: those of reward, rewards, token_rewards, trainable and spans that change, with new values."""
-
 
 # An error names at most this many turns.
 _NAMED = 20

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from contextlib import suppress
-from typing import Any
 
 from proxy.errors import SessionNotFound
-from proxy.sessions.live_session import LiveSession
+from proxy.sessions.live_session import Changes, LiveSession
 from proxy.sessions.registry import Registry
-from proxy.sessions.rewards import Changes
 from proxy.store.session_changes import SessionChanges
 from proxy.types import SessionStatus
 
@@ -29,7 +26,7 @@ class Scores:
         if self._registry.shared:
             await self._registry.refresh(session)
         else:
-            _set_in_memory(session, changes)
+            session.reward(changes)
         if done:
             await self.refresh_returns(session)
         return done
@@ -47,9 +44,3 @@ class Scores:
             if await self._changes.set_returns(session.id, record.discount, record.credit, returns, seen):
                 return
             await self._registry.refresh(session)
-
-
-def _set_in_memory(session: LiveSession, changes: Mapping[str, Mapping[str, Any]]) -> None:
-    for interaction_id, change in changes.items():
-        for name, value in change.items():
-            setattr(session.cache.nodes[interaction_id].interaction, name, value)

@@ -41,13 +41,19 @@ class SessionChanges:
         done: bool = await self._database.write.submit(writes.update_sessions, update)
         return done
 
-    async def end_session(self, record: SessionRecord, returns: Mapping[str, float], seen: Seen | None = None) -> bool:
-        """Store the sealed record and its returns, under its own discount and credit rule, in one commit.
+    async def end_session(
+        self,
+        record: SessionRecord,
+        returns: Mapping[str, float],
+        seen: Seen | None = None,
+        rewards: Mapping[str, Mapping[str, Any]] | None = None,
+    ) -> bool:
+        """Store the sealed record, rewards as in `set_rewards`, and the returns under its own rule, in one commit.
 
-        Raises SessionNotFound, and NotFound for a return of an unknown interaction.
+        Raises SessionNotFound, and NotFound for a return or a reward of an unknown interaction.
         """
         values = writes.Returns(record.session_id, record.discount, record.credit, dict(returns), seen)
-        end = writes.End(rows.session_row(record), values)
+        end = writes.End(rows.session_row(record), values, rewards or {})
         done: bool = await self._database.write.submit(writes.end_sessions, end)
         if done:
             self._ends.ring()

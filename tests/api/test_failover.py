@@ -193,3 +193,24 @@ async def test_a_stream_whose_commit_is_refused_ends_with_the_error_event_of_its
         for end in ("response.completed", "message_stop", '"finish_reason":"stop"'):
             assert end not in text
         assert link.url.partition("host=")[2] not in text
+
+
+@pytest.mark.parametrize("after", [False, True])
+async def test_an_end_that_is_sent_again_rewards_one_turn_once(tmp_path: Path, link: Link, after: bool) -> None:
+    """Also if a turn is committed between the end that failed and the one that is sent again."""
+    async with replicas(tmp_path, link.url, says("one", "two"), says()) as (one, two):
+        first = await one.answer([user("hi")])
+        link.after, link.cut_at = after, b"the-reason-of-the-end"
+        end = {"reward": 1.0, "outcome": "Finished", "exit_reason": "the-reason-of-the-end"}
+        refused = await one.post("/s/rl/end_session", end)
+        assert (refused.status_code, link.cut.is_set()) == (503, True)
+        go_on = await one.post(CHAT, {"messages": [user("hi"), first, user("more")]})
+        assert go_on.status_code == (403 if after else 200)
+        for server in (one, two):
+            counted = await server.ok("/s/rl/end_session", end)
+            assert counted == {"interaction_count": 1 if after else 2}
+            tree = await server.tree()
+            assert [turn["reward"] for turn in tree] == ([1.0] if after else [None, 1.0])
+            assert [turn["return"] for turn in tree] == ([1.0] if after else [1.0, 1.0])
+        (entry,) = (await two.ok("/trajectories/export", {"session_id": "s"}))["sessions"]
+        assert (entry["score"], entry["outcome"]) == (1.0, "Finished")

@@ -13,7 +13,7 @@ import time
 import uuid
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
@@ -78,10 +78,11 @@ class Returns:
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """The final row of a session, and its returns."""
+    """The final row of a session, the rewards that came with its end, and its returns."""
 
     row: rows.RowValues
     returns: Returns
+    rewards: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     @property
     def session_id(self) -> str:
@@ -264,11 +265,15 @@ def set_rewards(connection: Connection, batch: Sequence[Rewards]) -> Sequence[bo
 def _set_rewards(connection: Connection, rewards: Rewards) -> bool:
     if not _lock_as_seen(connection, rewards.session_id, rewards.seen):
         return False
-    for name, change in rewards.updates.items():
-        if change:
-            _update_interaction(connection, rewards.session_id, name, rows.reward_columns(change))
+    _put_rewards(connection, rewards.session_id, rewards.updates)
     _touch(connection, rewards.session_id)
     return True
+
+
+def _put_rewards(connection: Connection, session_id: str, updates: Mapping[str, Mapping[str, Any]]) -> None:
+    for name, change in updates.items():
+        if change:
+            _update_interaction(connection, session_id, name, rows.reward_columns(change))
 
 
 def supersede(connection: Connection, interaction_ids: Sequence[str]) -> Sequence[None]:
@@ -303,9 +308,9 @@ def _update_session(connection: Connection, change: RecordUpdate) -> bool:
 
 
 def end_sessions(connection: Connection, batch: Sequence[End]) -> Sequence[bool]:
-    """Seal sessions with their returns, and give each its place in the order of ends. Raises SessionNotFound.
+    """Seal sessions with their last rewards and their returns, and give each its place in the order of ends.
 
-    False if the session changed since its returns were computed.
+    Raises SessionNotFound. False if the session changed since its returns were computed.
     """
     return [_end_session(connection, end) for end in batch]
 
@@ -313,6 +318,7 @@ def end_sessions(connection: Connection, batch: Sequence[End]) -> Sequence[bool]
 def _end_session(connection: Connection, end: End) -> bool:
     if not _update_session(connection, RecordUpdate(end.row, end.returns.seen)):
         return False
+    _put_rewards(connection, end.session_id, end.rewards)
     _put_returns(connection, end.returns)
     give_back(connection, end.row)
     _set_ended_order(connection, end.session_id)

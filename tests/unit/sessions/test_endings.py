@@ -68,7 +68,7 @@ async def test_a_session_whose_end_was_refused_goes_on(tmp_path: Path, monkeypat
     session.check_open()
     assert not session.ended.is_set()
     held.failure = None
-    assert await parts.endings.end(session) == 0
+    assert await parts.endings.end(session)
     assert session.record.status is SessionStatus.ENDED
     await store.close()
 

@@ -139,7 +139,7 @@ async def test_an_idle_session_expires(parts: SessionParts, store: Store) -> Non
 async def test_a_session_that_ended_before_it_could_expire_keeps_its_end(parts: SessionParts, store: Store) -> None:
     session = await unused_for_long(parts, store)
     await parts.endings.end(session, exit_reason="done")
-    assert await parts.endings.end(session, status=SessionStatus.EXPIRED, exit_reason="unused for 60 s") == 0
+    assert not await parts.endings.end(session, status=SessionStatus.EXPIRED, exit_reason="unused for 60 s")
     assert (session.record.status, session.record.exit_reason) == (SessionStatus.ENDED, "done")
 
 

@@ -302,9 +302,9 @@ async def test_the_writer_continues_after_the_database_refuses_a_write(
     store: Store, session: SessionRecord, node: Any, database_url: str
 ) -> None:
     execute(database_url, "ALTER TABLE interactions RENAME TO elsewhere")
-    with pytest.raises(StoreUnavailable, match="refused|cannot be stored"):
+    with pytest.raises(StoreUnavailable, match=r"refused|cannot be stored"):
         await store.turns.append(node("one"))
-    with pytest.raises(StoreUnavailable, match="refused|cannot be stored"):
+    with pytest.raises(StoreUnavailable, match=r"refused|cannot be stored"):
         await store.recordings.load_interactions("task-0")
     execute(database_url, "ALTER TABLE elsewhere RENAME TO interactions")
     assert await store.turns.append(node("one")) == 0
