@@ -18,6 +18,9 @@ from proxy.errors import EngineUnavailable
 RETRY_AFTER_S = 5.0
 _REMEMBERED_SESSIONS = 65_536
 
+_MORE, _TIMES = 32, 1.5
+"""A session leaves its server if that one runs this many requests more, and as many times as many, as another one."""
+
 
 @dataclass(slots=True, eq=False)
 class Member:
@@ -90,11 +93,21 @@ class SessionPlacement:
         member = self._of_session.get(session_id) if session_id else None
         if failures:
             member = min(self.untried(failures) or self.candidates(), key=_load)
-        elif member is None or not member.sound or member.doubtful:
+        elif member is None or not member.sound or member.doubtful or self._crowded(member):
             member = min(self.candidates(), key=_load)
         if session_id:
             self._remember(session_id, member)
         return member
+
+    def _crowded(self, member: Member) -> bool:
+        """True if a server runs far more than another one, which is idle enough to make up for its empty prefix cache.
+
+        So it is after an outage: everybody who waited went to the server that returned first.
+        """
+        if member.in_flight <= _MORE:
+            return False
+        least = min(other.in_flight for other in self.candidates() if not other.doubtful or other is member)
+        return member.in_flight > max(least + _MORE, least * _TIMES)
 
     @property
     def open(self) -> bool:

@@ -41,6 +41,21 @@ def test_a_session_keeps_its_live_server_and_others_get_the_least_loaded() -> No
         home[session] = chosen
 
 
+@pytest.mark.parametrize(
+    ("own", "other", "moves"), [(32, 0, False), (33, 0, True), (132, 100, False), (150, 100, False), (151, 100, True)]
+)
+def test_a_session_leaves_a_server_that_runs_far_more_than_another_one(own: int, other: int, moves: bool) -> None:
+    members = [Member(Bare(number), alive=True) for number in range(2)]  # type: ignore[arg-type]
+    placement = SessionPlacement(members)
+    home = placement.choose("s")
+    [away] = [member for member in members if member is not home]
+    home.in_flight, away.in_flight = own, other
+    assert placement.choose("s") is (away if moves else home)
+    away.in_flight = 0
+    away.doubtful = home.in_flight > 0
+    assert placement.choose("s") is home  # nobody moves to a server that has just failed
+
+
 def test_the_number_of_remembered_sessions_is_bounded() -> None:
     members = [Member(Bare(0), alive=True)]  # type: ignore[arg-type]
     placement = SessionPlacement(members, remembered=10)
