@@ -83,7 +83,10 @@ def _quoted(name: str, value: Any) -> str:
     """A value in one piece of ASCII without control characters; of an address, without user and password."""
     if name == "url" and isinstance(value, str):
         value = _without_login(value)
-    text = json.dumps(value, separators=(",", ":"))
+    try:
+        text = json.dumps(value, separators=(",", ":"))
+    except RecursionError:  # orjson reads deeper JSON than Python writes
+        text = '"nested too deeply"'
     return text if len(text) <= _MOST_CHARACTERS else f'{text[:_MOST_CHARACTERS]}..."'
 
 

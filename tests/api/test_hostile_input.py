@@ -161,7 +161,7 @@ class Hostile:
         method, path, content = self._of([each for each in self._routes if each[0] != "HEAD"])
         headers = {}
         for name in self._random.sample(HEADERS, 2):
-            text = "".join(letter for letter in self._random.choice(TEXTS) if letter not in "\r\n\0")
+            text = "".join(letter for letter in self._random.choice(TEXTS) if letter not in "\r\n\0\x7f").strip()
             headers[name] = f"Bearer {text}" if name == "authorization" else text
         return method, path, "", headers, content
 
@@ -286,6 +286,19 @@ async def test_no_delivery_fails_the_mailbox(tmp_path: Path, database_url: str) 
                     letter = await server.letter()
         await server.deliver(letter, text="x")
         await waiting
+
+
+@pytest.mark.parametrize("text", ["[" * 1020 + "]" * 1020, '{"a":' * 255 + "1" + "}" * 255, '"\\u0000"', "1e308"])
+async def test_every_field_of_every_body_may_be_anything(tmp_path: Path, text: str) -> None:
+    async with serving(tmp_path, always()) as server:
+        for end, body in BODIES.items():
+            for name in body:
+                sent = json.dumps({**body, name: "HERE" if name != "wait_s" else 0}).replace('"HERE"', text)
+                for path in (end, f"/s{end}"):
+                    response = await server.http.post(path, content=sent)
+                    assert response.status_code < 500 or response.status_code == 501, (path, name, response.text)
+            await server.http.post("/engine/continue_generation")
+            await server.http.request("DELETE", "/engine/servers", content=sent)
 
 
 @pytest.mark.parametrize("digits", [19, 400, 4300, 4301, 50_000])
