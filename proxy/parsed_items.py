@@ -23,6 +23,8 @@ _KEPT = 8
 # The second state is this many items before the end: clients mark their last messages (`cache_control`), and siblings
 # differ in them.
 _TAIL = 8
+# Nothing is kept of more: no conversation that fits a context is longer, and a refused one must not stay in memory.
+_MOST_BYTES = 8 * 2**20
 _ENDS = b",]"
 
 
@@ -65,6 +67,9 @@ class ParsedItems(Generic[S]):
         try:
             array = memoryview(orjson.dumps(items))
         except orjson.JSONEncodeError:  # nested deeper than orjson writes
+            parse(state, items, 0)
+            return state
+        if len(array) > _MOST_BYTES:
             parse(state, items, 0)
             return state
         known = [one for one in self._kept if one.begins(array)]

@@ -29,8 +29,13 @@ class RecentConversations:
     def __init__(self) -> None:
         self.kept: list[Identified] = []
 
-    def identify(self, messages: tuple[Message, ...], tools: Sequence[Tool], options: Mapping[str, Any]) -> Identified:
-        """Identify a conversation, as `matching.identify` does. Messages that an earlier one has are shared with it."""
+    def identify(
+        self, messages: tuple[Message, ...], tools: Sequence[Tool], options: Mapping[str, Any], *, keep: bool = True
+    ) -> Identified:
+        """Identify a conversation, as `matching.identify` does. Messages that an earlier one has are shared with it.
+
+        Without `keep`, it leaves nothing behind.
+        """
         lead = count_leading_system(messages)
         root = root_keys(messages[:lead], tools, options)
         known: Identified | None = None
@@ -42,8 +47,13 @@ class RecentConversations:
             messages = known.messages[:shared] + messages[shared:]
         states += extend(states.pop(), messages[shared:])
         found = Identified(messages, Identity(root, lead, tuple(states)))
-        self._keep(found, known if known is not None and shared == len(known.messages) else None)
+        if keep:
+            self._keep(found, known if known is not None and shared == len(known.messages) else None)
         return found
+
+    def forget(self, messages: tuple[Message, ...]) -> None:
+        """Forget the conversation of these messages, as `identify` returned them: it became no turn."""
+        self.kept = [other for other in self.kept if other.messages is not messages]
 
     def _keep(self, found: Identified, extended: Identified | None) -> None:
         """Keep a conversation in the place of the one that it extends, else of the oldest if there are too many."""

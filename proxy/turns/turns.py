@@ -145,7 +145,11 @@ class Turns:
         self._check_room(request)
         if self._gate.closed:
             await self._arrive()
-        prompt = await self._prompt(session, request, identity, info)
+        try:
+            prompt = await self._prompt(session, request, identity, info)
+        except ContextLengthExceeded:
+            session.cache.recent.forget(request.messages)  # they may be megabytes
+            raise
         if prompt.messages is not request.messages:
             request = with_messages(request, prompt.messages)
         self._prompts.check_vocabulary(prompt.ids, info.vocab_size, request)
@@ -288,7 +292,7 @@ class Turns:
         Raises InvalidRequest, and ContextLengthExceeded for several times the context.
         """
         request = with_history(session, request)
-        identity = _identify(session, request)
+        identity = _identify(session, request, keep=False)
         context = context_of(session, self._settings, self._gate.info().context_length)
         try:
             return (await self._prompts.build(session, request, identity, most_counted(context))).ids
@@ -462,9 +466,9 @@ def _is_retry(request: TurnRequest) -> bool:
     return request.retry or request.idempotency_key is not None
 
 
-def _identify(session: LiveSession, request: TurnRequest) -> Identity:
+def _identify(session: LiveSession, request: TurnRequest, *, keep: bool = True) -> Identity:
     """Return the identity of a request; its messages become those of an earlier request where they are equal."""
     request.messages, identity = session.cache.recent.identify(
-        request.messages, request.tools, request.template_options
+        request.messages, request.tools, request.template_options, keep=keep
     )
     return identity

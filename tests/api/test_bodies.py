@@ -9,6 +9,7 @@ from typing import Any
 import orjson
 import pytest
 
+from proxy import parsed_items
 from proxy.api import bodies
 from proxy.memory import FreedMemory
 from proxy.settings import Settings
@@ -136,3 +137,20 @@ async def test_a_session_that_ends_quietly_at_the_context_does_so_up_to_four_tim
         assert reply["choices"][0]["finish_reason"] == "length"
         refused = await server.post("/s/v1/chat/completions", OF_A_CHAT)
         assert refused.json()["error"]["code"] == "context_length_exceeded"
+
+
+@pytest.mark.parametrize("path", ["/s/v1/messages", "/s/v1/messages/count_tokens", "/s/v1/chat/completions"])
+@pytest.mark.parametrize("messages", [1, 100])
+async def test_a_session_keeps_nothing_of_what_was_refused(
+    path: str, messages: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parsed_items, "_MOST_BYTES", 100_000)
+    async with serving(tmp_path, says("hi"), max_context_tokens=2000) as server:
+        await server.chat([user("hi")], max_tokens=5)
+        session = await server.app.state.registry.get("s")
+        for number in range(3):
+            text = f"{number} {LONG_TEXT[: len(LONG_TEXT) // messages]}"
+            body = {"model": "m", "max_tokens": 5, "messages": [user(text)] * messages}
+            assert (await server.post(path, body)).status_code == 400
+    assert [len(kept.messages) for kept in session.cache.recent.kept] == [1]
+    assert [items._kept for items in session.parsed.values() if items._kept] == []

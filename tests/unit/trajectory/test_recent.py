@@ -67,3 +67,17 @@ def test_few_conversations_are_kept() -> None:
     assert recent.kept == kept[-4:]
     longer = recent.identify((*kept[6].messages, Message(Role.USER, "more")), (), {})
     assert recent.kept == [kept[5], kept[7], kept[8], longer]
+
+
+def test_what_became_no_turn_is_forgotten_and_what_is_only_counted_leaves_nothing_behind() -> None:
+    recent = RecentConversations()
+    first = recent.identify((Message(Role.USER, "first"),), (), {})
+    longer = (*first.messages, Message(Role.ASSISTANT, "a"), Message(Role.USER, "more"))
+    counted = recent.identify(longer, (), {}, keep=False)
+    assert counted.identity == identify(longer, (), {})
+    assert counted.messages[0] is first.messages[0]
+    assert recent.kept == [first]
+    refused = recent.identify((Message(Role.USER, "refused"),), (), {})
+    assert recent.kept == [first, refused]
+    recent.forget(refused.messages)
+    assert recent.kept == [first]
