@@ -51,9 +51,8 @@ class FairPool:
             if work.place.done() and not work.place.cancelled():
                 self._end(size)
             raise
-        running = asyncio.get_running_loop().run_in_executor(self._executor, function, *arguments)
-        running.add_done_callback(lambda _: self._end(size))
-        return await asyncio.shield(running)
+        # No local holds the future: its error would hold this frame, and what the function was given, in a circle.
+        return await asyncio.shield(self._begin(size, function, *arguments))
 
     def close(self) -> None:
         """Start nothing more. What runs goes on to its end."""
@@ -66,6 +65,11 @@ class FairPool:
         self._large |= work.size >= LARGE
         work.place.set_result(None)
         return True
+
+    def _begin(self, size: int, function: Callable[..., _T], *arguments: Any) -> asyncio.Future[_T]:
+        begun = asyncio.get_running_loop().run_in_executor(self._executor, function, *arguments)
+        begun.add_done_callback(lambda _: self._end(size))
+        return begun
 
     def _end(self, size: int) -> None:
         self._running -= 1

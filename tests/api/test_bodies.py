@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import re
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import orjson
@@ -154,3 +156,22 @@ async def test_a_session_keeps_nothing_of_what_was_refused(
             assert (await server.post(path, body)).status_code == 400
     assert [len(kept.messages) for kept in session.cache.recent.kept] == [1]
     assert [items._kept for items in session.parsed.values() if items._kept] == []
+
+
+@pytest.mark.parametrize("path", ["/s/v1/messages", "/s/v1/messages/count_tokens", "/s/v1/responses/input_tokens"])
+async def test_what_was_refused_is_freed_at_once_and_not_by_the_garbage_collection(path: str, tmp_path: Path) -> None:
+    async with serving(tmp_path, says("hi"), max_context_tokens=2000) as server:
+        body = {**OF_A_CHAT, "input": LONG_TEXT}
+        await server.post(path, body)  # makes what is made once
+        gc.collect()
+        try:
+            gc.disable()
+            assert (await server.post(path, body)).status_code == 400
+            gc.set_debug(gc.DEBUG_SAVEALL)
+            gc.collect()
+            left = [str(value) for value in gc.garbage if isinstance(value, FrameType)]
+        finally:
+            gc.set_debug(0)
+            gc.garbage.clear()
+            gc.enable()
+    assert left == []
