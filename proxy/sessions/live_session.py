@@ -7,6 +7,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from operator import attrgetter
 from types import MappingProxyType
 from typing import Any
 
@@ -23,6 +24,8 @@ Changes = Mapping[str, Mapping[str, Any]]
 
 LIMIT_COUNTS = frozenset({"max_turns", "max_tokens_per_turn", "max_context_tokens", "max_total_tokens"})
 LIMITS = LIMIT_COUNTS | {"deadline_s", "on_context_overflow"}
+
+_seq_of = attrgetter("seq")
 
 # What a session takes in memory, a turn beside its tokens, and a token with its part of the text.
 _SESSION_BYTES, _TURN_BYTES, _TOKEN_BYTES = 4000, 5000, 25
@@ -142,8 +145,9 @@ class LiveSession:
 
     def complete(self) -> list[Interaction]:
         """The committed complete interactions by `seq`."""
-        nodes = (node.interaction for node in self.cache.nodes.values())
-        return sorted((i for i in nodes if i.seq >= 0), key=lambda i: i.seq)
+        found = [i for node in self.cache.nodes.values() if (i := node.interaction).seq >= 0]
+        found.sort(key=_seq_of)
+        return found
 
     def returns(self, changes: Changes = MappingProxyType({})) -> dict[str, float]:
         """The return of each complete interaction, by the session's own discount and credit rule.

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import weakref
 from contextlib import suppress
+from dataclasses import replace
 
 from proxy.errors import SessionNotFound
 from proxy.metrics import Metrics
@@ -21,6 +22,9 @@ from proxy.sessions.replica import NOTHING_SEEN, absorb
 from proxy.store.news import News, Seen
 from proxy.store.replica_news import ReplicaNews
 from proxy.trajectory.cache import InteractionCache
+
+# Turns of a stored session that are placed in one pass of the event loop: they take some 10 ms.
+_ABSORBED_AT_ONCE = 100
 
 
 class Registry:
@@ -139,7 +143,12 @@ class Registry:
         if news is None or news.record is None:
             return None
         session = LiveSession(news.record, InteractionCache(), seen=NOTHING_SEEN)
-        absorb(session, news, elsewhere=self.shared)
+        for start in range(0, len(news.interactions), _ABSORBED_AT_ONCE):
+            part = news.interactions[start : start + _ABSORBED_AT_ONCE]
+            seen = news.seen._replace(next_seq=part[-1].seq + 1)
+            absorb(session, replace(news, seen=seen, interactions=part), elsewhere=self.shared)
+            await asyncio.sleep(0)
+        absorb(session, replace(news, interactions=()), elsewhere=self.shared)
         return self.add(session)
 
 

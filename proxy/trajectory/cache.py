@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
+from operator import attrgetter
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -20,6 +21,8 @@ from proxy.types import Ids, Interaction, Message, Role, TurnRequest
 
 # How many whole conversations of a session are kept.
 _KEPT = 8
+
+_seq_of = attrgetter("interaction.seq")
 
 
 @dataclass(slots=True, eq=False)
@@ -91,7 +94,9 @@ class InteractionCache:
                 continue
             if candidates := self._by_end.get(states[index].key):
                 covered = lead + index
-                parent = _prefer(candidates, messages[:covered], request.previous_id)
+                parent = self._named(states[index].key, messages[covered - 1], request.previous_id)
+                if parent is None:
+                    parent = candidates[0] if len(candidates) == 1 else _prefer(candidates, messages[:covered])
                 return Match(parent, covered, _renamed(states[index].calls, parent.end.calls))
         return Match(None, 0)
 
@@ -135,7 +140,9 @@ class InteractionCache:
                 continue
             if best is None or (end, own.seq) > best[:2]:
                 best = end, own.seq, node
-            open_nodes += [(child, end) for child in self._children.get(node, ()) if child.interaction.aligned]
+            for child in self._children.get(node, ()):
+                if child.interaction.aligned:
+                    open_nodes.append((child, end))
         return best[2] if best is not None else None
 
     def proves(self, parent: Node, prompt: PromptIds) -> bool:
@@ -196,7 +203,7 @@ class InteractionCache:
 
     def publish(self, node: Node) -> None:
         """Let requests continue a reserved node. Call after its commit."""
-        self._by_end.setdefault(node.end.key, []).append(node)
+        _keep_newest(self._by_end.setdefault(node.end.key, []), node)
         self._by_body.setdefault(node.end.body_key, []).append(node)
         for call in node.interaction.output.tool_calls:
             self._by_call[call.id] = node
@@ -205,6 +212,18 @@ class InteractionCache:
         """Reserve the place of a committed node and publish it."""
         self.reserve(node)
         self.publish(node)
+
+    def _named(self, key: int, echoed: Message, previous_id: str | None) -> Node | None:
+        """The node with the conversation `key` that a request names, by its id or by the call ids of its answer."""
+        names = (previous_id, echoed.origin)
+        found = [self.nodes[name] for name in names if name is not None and name in self.nodes]
+        if echoed.tool_calls and (caller := self._by_call.get(echoed.tool_calls[0].id)) is not None:
+            found.append(caller)
+        for node in found:
+            named = node.interaction.id in names or _ids_of(node.interaction.output) == _ids_of(echoed)
+            if named and node.end.key == key and node.interaction.seq >= 0:
+                return node
+        return None
 
     def _is_rewrite(self, messages: Sequence[Message], identity: Identity, match: Match) -> bool:
         """Whether the request replaces an answer of this tree, after the parent, by another assistant message."""
@@ -245,36 +264,50 @@ def _discard(index: dict[int, list[Node]], key: int, node: Node) -> None:
         del index[key]
 
 
-def _prefer(candidates: Sequence[Node], messages: Sequence[Message], previous_id: str | None) -> Node:
-    """Choose among nodes with the same conversation.
+def _keep_newest(candidates: list[Node], node: Node) -> None:
+    """Add a node to those with its conversation. Of equal answers to one prompt the newest stays.
 
-    The node named by `previous_id` wins; else the one whose call ids, exact text and reasoning the request echoes best,
-    the latest answer first; else the newest.
+    A request never continues the others unless it names them, and a prompt may be sampled thousands of times.
     """
-    if len(candidates) == 1:
-        return candidates[0]
-    if previous_id is not None:
-        for node in candidates:
-            if node.interaction.id == previous_id:
-                return node
-    return max(candidates, key=lambda node: (_evidence(node, messages), node.interaction.seq))
+    ours = node.interaction.output
+    for at, other in enumerate(candidates):
+        theirs = other.interaction.output
+        same = node.parent is other.parent and ours.content == theirs.content and ours.reasoning == theirs.reasoning
+        if same and not ours.tool_calls and not theirs.tool_calls:
+            if other.interaction.seq > node.interaction.seq:  # another replica's, which was read late
+                return
+            del candidates[at]
+            break
+    candidates.append(node)
 
 
-def _evidence(node: Node, messages: Sequence[Message]) -> list[tuple[bool, bool, bool]]:
-    """For each answer on the node's path, latest first: does the request echo its id or call ids, its text, its
-    reasoning?"""
-    out: list[tuple[bool, bool, bool]] = []
-    current: Node | None = node
-    index = len(messages) - 1
-    while current is not None:
-        ours, echoed = current.interaction.output, messages[index]
-        exact = echoed.origin == current.interaction.id or _same_call_ids(ours, echoed)
-        thought = bool(ours.reasoning) and ours.reasoning == echoed.reasoning
-        out.append((exact, ours.content == echoed.content, thought))
-        index -= len(current.interaction.new_messages) + 1
-        current = current.parent
-    return out
+def _prefer(candidates: Sequence[Node], messages: Sequence[Message]) -> Node:
+    """Choose among nodes with the same conversation that the request does not name.
+
+    It is the one whose call ids, exact text and reasoning the request echoes best, the latest answer first; else the
+    newest.
+    """
+    # Each path from a candidate up: the candidate, the node that was reached, and the index of its answer's echo.
+    paths: list[tuple[Node, Node | None, int]] = [(node, node, len(messages) - 1) for node in candidates]
+    while len({node for _, node, _ in paths}) > 1:
+        climbing = [(leaf, node, index) for leaf, node, index in paths if node is not None]
+        found = [_evidence(node, messages[index]) for _, node, index in climbing]
+        best = max(found)
+        paths = [
+            (leaf, node.parent, index - len(node.interaction.new_messages) - 1)
+            for (leaf, node, index), evidence in zip(climbing, found, strict=True)
+            if evidence == best
+        ]
+    return max([leaf for leaf, _, _ in paths], key=_seq_of)
 
 
-def _same_call_ids(ours: Message, echoed: Message) -> bool:
-    return bool(ours.tool_calls) and [c.id for c in ours.tool_calls] == [c.id for c in echoed.tool_calls]
+def _evidence(node: Node, echoed: Message) -> tuple[bool, bool, bool]:
+    """Whether a request echoes the id or the call ids of a node's answer, its text, its reasoning."""
+    ours = node.interaction.output
+    exact = echoed.origin == node.interaction.id or (bool(ours.tool_calls) and _ids_of(ours) == _ids_of(echoed))
+    thought = bool(ours.reasoning) and ours.reasoning == echoed.reasoning
+    return exact, ours.content == echoed.content, thought
+
+
+def _ids_of(answer: Message) -> list[str]:
+    return [call.id for call in answer.tool_calls]

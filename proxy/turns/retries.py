@@ -68,10 +68,7 @@ def decide(attempts: Sequence[Attempt], request: TurnRequest) -> Decision:
 
 def marked(attempts: Sequence[Attempt], request: TurnRequest) -> list[Attempt]:
     """Those of the attempts, in their order, that the request says it repeats."""
-    return [a for a in attempts if _is_marked(request, a)]
-
-
-def _is_marked(request: TurnRequest, attempt: Attempt) -> bool:
-    if request.idempotency_key is not None and attempt.idempotency_key is not None:
-        return request.idempotency_key == attempt.idempotency_key
-    return request.retry
+    key, retry = request.idempotency_key, request.retry
+    if key is None:
+        return list(attempts) if retry else []
+    return [a for a in attempts if (retry if a.idempotency_key is None else a.idempotency_key == key)]

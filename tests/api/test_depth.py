@@ -14,7 +14,9 @@ import pytest
 
 import proxy
 from proxy.api import bodies
-from tests.support import Server, assistant, call_text, function_tool, says, serving, tool_result, user
+from proxy.trajectory.cache import InteractionCache, Node
+from proxy.types import Interaction
+from tests.support import LoopPasses, Server, assistant, call_text, function_tool, says, serving, tool_result, user
 
 OURS = str(Path(proxy.__file__).parent)
 TOOL = function_tool("read", {"line": {"type": "integer"}})
@@ -126,3 +128,61 @@ async def test_a_turn_that_names_its_history_calls_no_more_functions_late_than_e
             body |= {"previous_response_id": reply["id"], "input": f"and {turn}"}
         assert {node["reason"] for node in await server.tree()} == {"first", "continued"}
     assert entries[60] - entries[20] == Calls()
+
+
+async def same_prompt(server: Server, turn: int) -> None:
+    """A prompt that is sampled again and again, and one of its equal answers is continued."""
+    answer = await server.answer([user("begin")])
+    await server.answer([user("begin"), answer, user(f"and {turn}")])
+
+
+async def own_prompts(server: Server, turn: int) -> None:
+    """Conversations of their own in one session, each with a reward."""
+    reply = await server.chat([user(f"task {turn}")])
+    await server.ok("/s/rl/set_reward", {"interaction_id": reply["id"], "reward": 1.0})
+    await server.ok("/s/rl/set_reward", {"reward": 0.5})
+
+
+async def given_ids(server: Server, turn: int) -> None:
+    ids = [5, 6, 7] * (turn + 1)
+    await server.ok("/s/v1/generate", {"input_ids": ids, "sampling_params": {"max_new_tokens": 4}})
+
+
+@pytest.mark.parametrize("step", [same_prompt, own_prompts, given_ids])
+async def test_a_step_of_a_session_with_many_turns_calls_no_more_functions_than_one_of_a_session_with_few(
+    tmp_path: Path, step: Callable[[Server, int], Awaitable[None]]
+) -> None:
+    entries = {}
+    async with serving(tmp_path, says(*["yes"] * 120)) as server:
+        for turn in range(60):
+            with counted() as calls:
+                await step(server, turn)
+            entries[turn] = calls
+    assert entries[59] - entries[20] == Calls()
+
+
+async def test_a_long_session_is_loaded_in_many_passes_of_the_event_loop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Other requests run between them."""
+    monkeypatch.setattr("proxy.sessions.registry._ABSORBED_AT_ONCE", 2)
+    passes, placed = LoopPasses(monkeypatch), Counter[int]()
+    place = InteractionCache.place_stored
+
+    def counted_place(self: InteractionCache, interaction: Interaction) -> Node:
+        placed[passes.count] += 1
+        return place(self, interaction)
+
+    monkeypatch.setattr(InteractionCache, "place_stored", counted_place)
+    async with serving(tmp_path, says(*["yes"] * 9)) as server:
+        history: list[Any] = []
+        for turn in range(7):
+            history.append(user(f"and {turn}"))
+            history.append(await server.answer(history))
+        await server.answer(history[:1])
+        tree = await server.tree()
+        server.forget_sessions()
+        await server.answer([*history, user("go on")])
+        assert [node["id"] for node in (await server.tree())[:-1]] == [node["id"] for node in tree]
+        assert (await server.tree())[-1]["reason"] == "continued"
+    assert max(placed.values()) == 2 and placed.total() == 8
