@@ -316,6 +316,12 @@ class LiveWire:
     async def kill(self) -> None:
         """Abort all connections and stop listening."""
         self._server.should_exit = self._server.force_exit = True
+        loop = asyncio.get_running_loop()
+        for listener in self._server.servers:
+            for accepting in listener.sockets:
+                loop.remove_reader(accepting.fileno())
+        for _ in range(3):
+            await asyncio.sleep(0)  # what was accepted becomes a connection: a closed listener would leak it
         for listener in self._server.servers:
             listener.close()
         for connection in list(self._server.server_state.connections):

@@ -10,7 +10,7 @@ from proxy.engine.servers.remote import RemoteEngine
 from proxy.engine.servers.sglang_server import SglangServer
 from proxy.engine.servers.vllm_server import VllmServer
 from proxy.engine.sglang.wire import Streams, VersionNumbers
-from proxy.errors import EngineUnavailable, ProxyError
+from proxy.errors import EngineUnavailable
 
 
 class ServerKind(StrEnum):
@@ -19,6 +19,9 @@ class ServerKind(StrEnum):
     SGLANG = "sglang"
     VLLM = "vllm"
 
+
+_MALFORMED = (AttributeError, LookupError, OverflowError, TypeError, ValueError)
+"""What reading an answer of another form raises."""
 
 _SIGNS = {"/model_info": ServerKind.SGLANG, "/get_model_info": ServerKind.SGLANG, "/version": ServerKind.VLLM}
 """Paths that only one kind has, in the order of probing. SGLang first, since some SGLang versions have /version too."""
@@ -48,11 +51,10 @@ def connect(
             engine = SglangServer(url, vocab_size, numbers, keys, streams)
         try:
             await engine.start()
-        except ProxyError:
+        except BaseException as error:
             await engine.close()
-            raise
-        except (AttributeError, LookupError, OverflowError, TypeError, ValueError) as error:
-            await engine.close()
+            if not isinstance(error, _MALFORMED):
+                raise
             why = f"{type(error).__name__}: {error}"
             raise EngineUnavailable(f"{url} does not describe itself as an engine server does ({why})") from None
         return engine

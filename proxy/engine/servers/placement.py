@@ -88,11 +88,13 @@ class SessionPlacement:
     def choose(self, session_id: str, failures: Sequence[Failure] = ()) -> Member:
         """Choose the server for a request; `session_id` may be "". Raises EngineUnavailable.
 
-        `failures`: of servers at this request, which are asked only if there is no other.
+        `failures`: of servers at this request, which are asked only if there is no other; those that lost it first.
         """
         member = self._of_session.get(session_id) if session_id else None
         if failures:
-            member = min(self.untried(failures) or self.candidates(), key=_load)
+            failed = {failure.url for failure in failures if not failure.lost}
+            servers = self.untried(failures) or self.candidates()
+            member = min(servers, key=lambda server: (server.url in failed, *_load(server)))
         elif member is None or not member.sound or member.doubtful or self._crowded(member):
             member = min(self.candidates(), key=_load)
         if session_id:

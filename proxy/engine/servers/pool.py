@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
@@ -38,6 +39,9 @@ from proxy.progress import step
 from proxy.reasons import FinishReason
 
 logger = logging.getLogger(__name__)
+
+_SILENT_S = 20.0
+"""Seconds without a token after which a request that is given up makes its server doubted."""
 
 _CHECK_S = 1.0
 """Seconds between health checks. A request in flight notices the death of its server sooner."""
@@ -107,7 +111,7 @@ class Pool:
         member, state = self._placement.choose(request.session_id, request.failures), self._state
         member.in_flight += 1
         member.served += 1
-        given = False
+        given, began = False, time.monotonic()
 
         def checked(chunk: TokenChunk) -> FinishReason | None:
             nonlocal given
@@ -123,6 +127,10 @@ class Pool:
 
         try:
             finish = await member.engine.sample(request, checked)
+        except asyncio.CancelledError:
+            if not given and time.monotonic() - began >= _SILENT_S:
+                self._trust.doubt(member, EngineLost(f"{member.url} gave no token for {_SILENT_S:g} s"))
+            raise
         except EngineLost as error:
             request.failures.append(failure_of(member, error))
             await self._suspect(member, error)
@@ -496,7 +504,7 @@ class Pool:
         engine = await self._connect(url)
         try:
             return engine, await self._prove(engine)
-        except ProxyError:
+        except BaseException:
             await engine.close()
             raise
 

@@ -261,9 +261,7 @@ def _refusal(out: Any) -> ProxyError:
         return EngineFailed(f"the engine answered with a {type(out).__name__} instead of an object")
     if (error := out.get("error")) is not None:
         status = error.get("code") if isinstance(error, dict) else None
-        if isinstance(status, int) and status >= _SERVER_ERROR:
-            return _failure(status, f"the engine failed: {_message(error)}")
-        return InvalidRequest(f"the engine refused the request: {_message(error)}")
+        return _failure(status, f"the engine refused the request: {_message(error)}")
     return EngineFailed("the engine's answer lacks 'meta_info' with 'completion_tokens'")
 
 
@@ -273,16 +271,16 @@ def _finish(reason: Any) -> FinishReason:
     if kind == "abort":
         status = reason.get("status_code") if isinstance(reason, dict) else None
         if status is not None and status >= _BAD_REQUEST:
-            message = f"the engine aborted the request: {reason.get('message')}"
-            refused = status < _SERVER_ERROR and status not in _BUSY
-            raise InvalidRequest(message) if refused else _failure(status, message)
+            raise _failure(status, f"the engine aborted the request: {reason.get('message')}")
         return FinishReason.ABORT
     return FinishReason.LENGTH if kind == "length" else FinishReason.STOP
 
 
-def _failure(status: int, message: str) -> ProxyError:
-    """The exception for an error that is not the request's fault: EngineBusy for a full queue."""
-    return (EngineBusy if status in _BUSY else EngineFailed)(message)
+def _failure(status: Any, message: str) -> ProxyError:
+    """The exception for an error of a status: EngineBusy for a full queue, InvalidRequest if there is none."""
+    if status in _BUSY:
+        return EngineBusy(message)
+    return EngineFailed(message) if isinstance(status, int) and status >= _SERVER_ERROR else InvalidRequest(message)
 
 
 def _ranked(top: Sequence[Sequence[Any]]) -> tuple[tuple[int, float], ...]:

@@ -14,9 +14,10 @@ from starlette.responses import Response
 from proxy.engine.contract import CollectedReply
 from proxy.engine.interface import PauseMode
 from proxy.engine.servers import breaker, proof
+from proxy.engine.servers import pool as pools
 from proxy.engine.servers.kinds import connect
 from proxy.engine.servers.pool import Pool
-from proxy.errors import ConfigurationError, EngineFailed, EngineLost, InvalidRequest
+from proxy.errors import ConfigurationError, EngineFailed, EngineLost, EngineTimeout, InvalidRequest
 from proxy.types import Ids, ids_of
 from tests.engines.gates import AdminGate
 from tests.engines.pools import CHECK_S, PROMPT, SELDOM_S, of_session, opener_of, pool_of, states, wires
@@ -274,6 +275,51 @@ async def test_a_server_of_each_kind_joins_by_sampling_one_token(kind: str) -> N
             assert served(pool) == {url: 0}
         finally:
             await pool.close()
+
+
+async def test_a_server_that_gives_no_token_loses_its_sessions(quick: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pools, "_SILENT_S", 0.05)
+    monkeypatch.setattr(proof, "_PROOF_S", 0.05)
+    async with wires(2) as live, pool_of(*(wire.url for wire in live)) as pool:
+        live[0].arriving.clear()
+        gate = AdminGate(pool, engine_timeout_s=0.1)
+        with pytest.raises(EngineTimeout):
+            await asyncio.gather(*(gate.read(of_session(name)) for name in "ab"))
+        await until(lambda: states(pool)[live[0].url] == "failing")
+        await read_all(gate, ["a", "b"])
+        live[0].arriving.set()
+        await until(lambda: states(pool)[live[0].url] == "alive")
+
+
+class Odd(LiveWire):
+    """A server that answers `path` with `text`."""
+
+    def __init__(self, kind: str, path: str, text: str) -> None:
+        super().__init__(kind)
+        self.path, self.text = path, text
+
+    async def _answer(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["path"] == self.path:
+            return await Response(self.text)(scope, receive, send)
+        return await super()._answer(scope, receive, send)
+
+
+@pytest.mark.parametrize(
+    ("kind", "path", "text"),
+    [
+        ("sglang", "/server_info", '{"max_req_input_len": "long"}'),
+        ("sglang", "/server_info", '{"max_req_input_len": [1]}'),
+        ("vllm", "/v1/models", '{"data": [5]}'),
+        ("vllm", "/v1/models", '{"data": {"a": 1}}'),
+        ("vllm", "/v1/models", '{"data": [{"id": "m", "max_model_len": "long"}]}'),
+    ],
+)
+async def test_a_server_that_describes_itself_in_another_form_is_refused(kind: str, path: str, text: str) -> None:
+    odd = Odd(kind, path, text)
+    async with wires(1, odd) as (wire, _), pool_of(wire.url) as pool:
+        with pytest.raises(InvalidRequest, match="does not describe itself"):
+            await pool.add(odd.url)
+        assert states(pool) == {wire.url: "alive"}
 
 
 async def during_pause(pool: Pool, gate: AdminGate) -> Callable[[], Awaitable[None]]:

@@ -16,7 +16,7 @@ from proxy.engine.grammar import Grammar, GrammarPart
 from proxy.engine.requests import GenerateRequest
 from proxy.engine.sglang.engine import tensors_of
 from proxy.engine.sglang.wire import SglangReply, Streams, VersionNumbers, sampling_params, structural_tag
-from proxy.errors import EngineFailed, InvalidRequest
+from proxy.errors import EngineBusy, EngineFailed, InvalidRequest
 from proxy.prompt_ids import PromptIds
 from proxy.reasons import FinishReason
 from proxy.types import SamplingParams, ids_of
@@ -226,6 +226,18 @@ def test_a_version_beyond_int32_is_numbered_like_a_name() -> None:
         1,
         0,
     ]
+    assert numbers.number("9" * 5000) == 2
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"), [(400, InvalidRequest), (429, EngineBusy), (500, EngineFailed), (503, EngineBusy)]
+)
+def test_an_error_in_a_stream_is_of_the_class_of_its_status(status: int, kind: type[Exception]) -> None:
+    reason = {"type": "abort", "status_code": status, "message": "no"}
+    for told in (part([], 0, reason), {"error": {"message": "no", "code": status}}):
+        with pytest.raises(kind, match="no") as raised:
+            chunks(told)
+        assert type(raised.value) is kind
 
 
 @pytest.mark.parametrize(("running", "tokens"), [(1, 1), (63, 1), (64, 2), (127, 2), (128, 3), (512, 3), (4096, 3)])
