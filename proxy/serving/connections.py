@@ -153,12 +153,11 @@ class Connections(ServerState):
         """Close the connections that have waited the longest for their clients; False if there are none."""
         if self._all_used or self._patience is None:
             return False
-        now, late_s = newest.since, self._patience.body_s
-        waiting = []
+        now, waiting = newest.since, []
         for connection in self.connections:
             stage = connection.look()
             since = connection.since if stage is connection.stage else now
-            if connection is not newest and (stage in _WITHOUT_REQUEST or (stage in _SLOW and now - since > late_s)):
+            if connection is not newest and now - since >= _SPARED_S[stage]:
                 waiting.append((_ORDER[stage], since, connection))
         waiting.sort(key=lambda entry: entry[:2])
         chosen = waiting[: max(1, len(self.connections) // _LARGEST_SHARE)]
@@ -186,7 +185,9 @@ class _Busy:
 
 
 _WITHOUT_REQUEST = frozenset({Stage.FRESH, Stage.HEAD, Stage.IDLE})
-_SLOW = frozenset({Stage.BODY, Stage.UNREAD})
+_SPARED_S = {**dict.fromkeys(_WITHOUT_REQUEST, 0.0), Stage.BODY: 2.0, Stage.UNREAD: 10.0, Stage.REPLY: math.inf}
+"""Seconds without progress after which a connection may have to make room."""
+
 _ORDER = {Stage.FRESH: 0, Stage.HEAD: 0, Stage.IDLE: 1, Stage.BODY: 2, Stage.UNREAD: 2}
 
 

@@ -294,19 +294,22 @@ async def test_with_all_connections_in_use_only_health_answers_and_others_get_50
     assert caplog.messages == [f"connections closed: 1 refused, with all others in use; {2 + SPARE} are open"]
 
 
-async def test_uploads_and_unread_replies_make_room_once_they_are_late(clients: Clients) -> None:
+async def test_uploads_and_replies_that_stand_still_make_room(clients: Clients) -> None:
     clients.server.connections.most = 2
+    clients.app.stream = True
+    await clients.connect(GET, stage=Stage.UNREAD)
+    upload, _ = await clients.connect(UPLOAD, stage=Stage.BODY)
+    clients.app.stream = False
     clients.app.answering.clear()
-    await clients.connect(UPLOAD, stage=Stage.BODY)
-    await clients.connect(GET, stage=Stage.REPLY)
     late, _ = await clients.connect(GET)
     assert (await late.read()).startswith(b"HTTP/1.1 503 ")
-    clients.sweep(0)
-    for connection in clients.open:
-        connection.since -= 11
-    clients.server.connections._all_used = False
-    await clients.connect(GET, stage=Stage.REPLY)
-    assert [each.look() for each in clients.open] == [Stage.REPLY] * 2
+    for stands_still_s, stages in ((2, {Stage.UNREAD, Stage.REPLY}), (10, {Stage.REPLY})):
+        clients.sweep(0)
+        for connection in clients.open:
+            connection.since -= stands_still_s
+        await clients.connect(GET, stage=Stage.REPLY)
+        assert {each.look() for each in clients.open} == stages and len(clients.open) == 2
+    assert await upload.read() == b""
 
 
 @pytest.mark.parametrize(
