@@ -27,6 +27,7 @@ ProxyError                        status  code
 │   │   └── EngineBusy            503     engine_lost
 │   └── EngineIncapable           501     engine_incapable
 ├── StoreUnavailable              503     store_unavailable
+├── ScratchFull                   503     scratch_full
 ├── TooManyConnections            503     too_many_connections
 └── EngineTimeout                 504     timeout
 ProxyError itself is 500, internal_error. ConfigurationError is raised at startup and ends the process.
@@ -271,6 +272,13 @@ class TooManyConnections(ProxyError):
 
     status = 503
     code = "too_many_connections"
+
+
+class ScratchFull(ProxyError):
+    """The temporary files of an export cannot be written."""
+
+    status = 503
+    code = "scratch_full"
 
 
 class EngineTimeout(ProxyError):

@@ -104,7 +104,9 @@ class ClaimEndpoints:
         try:
             counted = replace(export, ended_by=claimed.ended_by)
             page = await self._records(claimed)
-            response = await self._export.respond(page, counted, encoding, {"cursor": None, **_lease_json(claimed)})
+            response = await self._export.respond(
+                request, page, counted, encoding, {"cursor": None, **_lease_json(claimed)}
+            )
         except ProxyError:
             await self._queue.claim(replace(wanted.claim, limit=0, lease_s=0.0))
             raise

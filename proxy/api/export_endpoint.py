@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+import logging
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import replace
 from typing import Any
 from urllib.parse import quote
@@ -12,11 +14,12 @@ from starlette.requests import Request
 from starlette.responses import StreamingResponse
 
 from proxy.api.bodies import Bodies
+from proxy.api.connections import while_connected
 from proxy.api.export_request import ParsedExport, parse_export
 from proxy.api.http import key_of
 from proxy.api.long_polls import LongPolls
 from proxy.api.pace import Pace
-from proxy.errors import InvalidRequest, SessionNotFound
+from proxy.errors import InvalidRequest, ScratchFull, SessionNotFound
 from proxy.export_formats.create_encoder import encoder
 from proxy.export_formats.encoder import Encoder
 from proxy.sessions.access import Access
@@ -33,6 +36,8 @@ from proxy.trajectory.sample_maker import Decode
 from proxy.trajectory.scored_session import scored_session
 from proxy.trajectory.untrained import LeftOut
 from proxy.types import Interaction, SessionRecord, SessionStatus
+
+logger = logging.getLogger(__name__)
 
 CURSOR_HEADER = "x-tokengrove-cursor"
 """The cursor of the next page, percent-encoded: known in any format before the first byte."""
@@ -74,20 +79,28 @@ class ExportEndpoint:
         records = await self._find(wanted)
         left_out = await self._left_out(wanted)
         cursor = records[wanted.limit - 1].session_id if len(records) > wanted.limit else None
-        return await self.respond(records[: wanted.limit], wanted, encoding, {"cursor": cursor, **left_out})
+        return await self.respond(request, records[: wanted.limit], wanted, encoding, {"cursor": cursor, **left_out})
 
     async def respond(
-        self, page: Sequence[SessionRecord], wanted: ParsedExport, encoding: Encoder, end: Mapping[str, Any]
+        self,
+        request: Request,
+        page: Sequence[SessionRecord],
+        wanted: ParsedExport,
+        encoding: Encoder,
+        end: Mapping[str, Any],
     ) -> StreamingResponse:
         """Stream the samples of these sessions, then the fields `end`. The response closes `encoding`.
 
-        Raises InvalidRequest if a sample is longer than the padded lengths and `on_too_long` is refuse.
+        It begins with its first bytes: a format that is written to disk first has failed by then, if the disk is full.
+        Raises InvalidRequest if a sample is longer than the padded lengths and `on_too_long` is refuse, ScratchFull,
+        and ClientDisconnect.
         """
         groups = await self._groups(page, wanted)
         await self._check_fits(page, wanted.options, groups)
         headers = await self._headers(page, end)
         body = self._page(page, end, encoding, wanted.options, groups)
-        return StreamingResponse(body, media_type=encoding.media_type, headers=headers)
+        first = await while_connected(request.receive, anext(body, b""))
+        return StreamingResponse(_behind(first, body), media_type=encoding.media_type, headers=headers)
 
     async def _left_out(self, wanted: ParsedExport) -> dict[str, Any]:
         """How many sessions the filter leaves out because they are for validation, on the first page."""
@@ -113,7 +126,7 @@ class ExportEndpoint:
         encoding: Encoder,
         options: LayoutOptions,
         groups: Groups,
-    ) -> AsyncIterator[bytes]:
+    ) -> AsyncGenerator[bytes]:
         """Encode the page piece by piece in threads; turns run in between."""
         try:
             for record in page:
@@ -202,11 +215,25 @@ def _add(
         groups.add(group_of(record.session_id, record.group_id), scored.values(), scored.steps())
 
 
+async def _behind(first: bytes, rest: AsyncGenerator[bytes]) -> AsyncIterator[bytes]:
+    """The first piece of a body, and the rest of it, which is closed with this."""
+    async with aclosing(rest):
+        yield first
+        async for piece in rest:
+            yield piece
+
+
 async def _next(pieces: Iterator[bytes]) -> bytes | None:
     """Make the next piece in a thread. If cancelled, wait for the thread first: the encoder is closed afterwards."""
     making = asyncio.ensure_future(asyncio.to_thread(next, pieces, None))
     try:
         return await asyncio.shield(making)
+    except OSError as error:
+        logger.error("an export cannot be written to a temporary file: %s", error)
+        raise ScratchFull(
+            "the server cannot write the temporary files of this export (is their disk full?): free space there, or "
+            "ask for format json or jsonl, which need none"
+        ) from None
     except asyncio.CancelledError:
         await asyncio.wait([making])
         raise

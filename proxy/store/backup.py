@@ -18,6 +18,7 @@ from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 
 from proxy.errors import ConfigurationError
 from proxy.store import database, dump, schema
+from proxy.store.faults import reason_of
 from proxy.store.sql.codec import decode_json
 from proxy.store.sql.tables import capacity, interactions, returns, sessions
 from proxy.types import VALIDATE
@@ -58,7 +59,8 @@ def import_all(database_url: str, path: Path, on_conflict: Conflict, progress: P
     """Add every session of a dump. Returns the imported counts, and the number of skipped sessions.
 
     Raises ConfigurationError, with nothing imported, for a damaged or newer dump, for a SQLite database that a server
-    uses, and for an existing session unless `on_conflict` is SKIP.
+    uses, and for an existing session unless `on_conflict` is SKIP. If the database fails meanwhile, the sessions that
+    were imported stay.
     """
     url = database.parse_url(database_url)
     lock = schema.lock_file(url) if database.is_sqlite(url) else None
@@ -68,6 +70,11 @@ def import_all(database_url: str, path: Path, on_conflict: Conflict, progress: P
             schema.prepare(engine, migrate=True)
             present = _check(engine, path, on_conflict)
             return _import(engine, path, present, progress), len(present)
+        except SQLAlchemyError as error:
+            raise ConfigurationError(
+                f"the database {database.label(url)} cannot be written: {reason_of(error)}; mend that, then complete "
+                "the import with --on-conflict skip"
+            ) from None
         finally:
             engine.dispose()
     finally:

@@ -96,10 +96,19 @@ def reader_engine(url: URL, size: int) -> Engine:
 
 
 def shrink(url: URL) -> None:
-    """Return the space of deleted rows of a SQLite file to the disk. PostgreSQL reuses it by itself."""
+    """Return the space of deleted rows of a SQLite file to the disk. PostgreSQL reuses it by itself.
+
+    Raises ConfigurationError: the disk needs room for a copy of what is left.
+    """
     if is_sqlite(url):
-        with closing(connect(label(url), isolation_level=None)) as connection:
-            connection.execute("VACUUM")
+        try:
+            with closing(connect(label(url), isolation_level=None)) as connection:
+                connection.execute("VACUUM")
+        except sqlite3.Error as error:
+            raise ConfigurationError(
+                f"the sessions are deleted, but {label(url)} cannot be made smaller: {error}; new sessions take the "
+                "space, or give the disk room for a copy of the file and prune again"
+            ) from None
 
 
 def empty_log(url: URL) -> bool:

@@ -9,8 +9,11 @@ import time
 from dataclasses import dataclass
 
 from sqlalchemy import ColumnElement, Connection, Engine, and_, func, not_, or_, select
+from sqlalchemy.exc import SQLAlchemyError
 
+from proxy.errors import ConfigurationError
 from proxy.store import database, schema
+from proxy.store.faults import reason_of
 from proxy.store.sql.deletions import delete_rows
 from proxy.store.sql.tables import interactions, sessions
 from proxy.types import SessionStatus
@@ -44,6 +47,10 @@ def prune(database_url: str, older_than_s: float, *, dry_run: bool) -> Pruned:
         try:
             schema.prepare(engine, migrate=False)
             pruned = _prune(engine, time.time() - older_than_s, dry_run)
+        except SQLAlchemyError as error:
+            raise ConfigurationError(
+                f"the database {database.label(url)} cannot be pruned: {reason_of(error)}"
+            ) from None
         finally:
             engine.dispose()
         if pruned.sessions and not dry_run:

@@ -9,10 +9,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from sqlalchemy import URL, Connection, Engine, inspect, text
-from sqlalchemy.exc import DatabaseError, OperationalError
+from sqlalchemy.exc import DatabaseError, DBAPIError
 
 from proxy.errors import ConfigurationError
 from proxy.store import database
+from proxy.store.faults import reason_of
 
 
 def current(database_url: str) -> str | None:
@@ -114,9 +115,9 @@ def _migrate(engine: Engine) -> None:
             _refuse_foreign_tables(connection)
             config.attributes["connection"] = connection
             command.upgrade(config, "head")
-    except OperationalError as error:
+    except DBAPIError as error:
         raise ConfigurationError(
-            f"the database {database.label(engine.url)} cannot be upgraded: {error.orig}"
+            f"the database {database.label(engine.url)} cannot be upgraded and stays as it is: {reason_of(error)}"
         ) from None
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import httpx
 import pytest
@@ -35,6 +37,13 @@ def raising(error: Exception) -> Script:
 
 async def good(server: Server) -> httpx.Response:
     return await server.post(CHAT, GOOD)
+
+
+async def scratch_full(server: Server) -> httpx.Response:
+    await good(server)
+    full = OSError(errno.ENOSPC, "No space left on device")
+    with patch("proxy.export_formats.spool.TemporaryFile", side_effect=full):
+        return await server.post("/trajectories/export", {"session_id": "s", "format": "npz"})
 
 
 async def audio(server: Server) -> httpx.Response:
@@ -138,6 +147,7 @@ CASES: list[tuple[type[errors.ProxyError], Case, Script, dict[str, Any]]] = [
     (errors.EngineBusy, good, raising(errors.EngineBusy("full")), {}),
     (errors.EngineIncapable, get("/engine/servers"), always(), {}),
     (errors.StoreUnavailable, store_closed, always(), {}),
+    (errors.ScratchFull, scratch_full, always(), {}),
     (errors.EngineTimeout, good, always(HANG), {"engine_timeout_s": 0.05}),
 ]
 OPENAI_TYPES = {

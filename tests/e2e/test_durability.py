@@ -12,6 +12,7 @@ import resource
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -133,6 +134,59 @@ async def through_a_full_disk(process: Process, folder: Path, chance: random.Ran
     assert all(int(headers["retry-after"]) >= 1 for headers in load.refusals)
     assert not load.gone
     return load.seen
+
+
+@pytest.mark.skipif(not hasattr(resource, "prlimit"), reason="needs prlimit")
+def test_whatever_a_full_disk_refuses_is_done_once_when_it_is_sent_again(tmp_path: Path) -> None:
+    with server_process(tmp_path, *FLAGS) as process, httpx.Client(base_url=process.url, timeout=60) as http:
+        for name in ("s", "done", "old"):
+            http.post("/rl/start_session", json={"session_id": name}).raise_for_status()
+            http.post(f"/{name}/v1/chat/completions", json=TURN).raise_for_status()
+        for name in ("done", "old"):
+            http.post(f"/{name}/rl/end_session", json={"reward": 2.0}).raise_for_status()
+        hard = resource.prlimit(process.pid, resource.RLIMIT_FSIZE)[1]
+        resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (0, hard))
+        for method, path, body in WRITES:
+            refused = http.request(method, path, json=body)
+            assert refused.status_code == 503, (path, refused.text)
+            wanted = "scratch_full" if path.endswith("export") else "store_unavailable"
+            assert refused.json()["error"]["code"] == wanted
+            assert int(refused.headers["retry-after"]) >= 1
+            assert str(tmp_path) not in refused.text
+        stream = http.post("/s/v1/chat/completions", json={**TURN, "stream": True, "seed": 1}).text
+        assert "store_unavailable" in stream and "[DONE]" not in stream
+        assert http.get("/ready").status_code == 503
+        assert http.get("/rl/sessions/s").json()["status"] == "active"
+        assert http.post("/trajectories/export", json={"session_id": "done"}).status_code == 200
+        resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (hard, hard))
+        assert http.get("/ready").status_code == 200
+        for method, path, body in WRITES:
+            done = http.request(method, path, json=body, headers={"x-stainless-retry-count": "1"})
+            assert done.status_code == 200, (path, done.text)
+        tree = http.get("/rl/sessions/s").json()
+        complete = [turn for turn in tree["interactions"] if turn["status"] == "complete"]
+        assert [turn["reward"] for turn in complete] == [3.0, 4.0]
+        assert (tree["status"], tree["begun_not_ended"]) == ("ended", 0)
+        assert http.get("/rl/sessions/done").status_code == 404
+    assert "Traceback" not in process.output
+    check_database(sqlite_url(tmp_path))
+
+
+TURN = {"model": "m", "messages": [user("hi")], "max_tokens": 8}
+# Every kind of request that writes to a disk, in an order in which each can be done after the one before it.
+WRITES: list[tuple[str, str, Any]] = [
+    ("POST", "/rl/start_session", {"session_id": "new"}),
+    ("POST", "/s/v1/chat/completions", {**TURN, "seed": 7}),
+    ("POST", "/s/rl/set_reward", {"reward": 3.0, "turn": 0}),
+    ("POST", "/s/rl/mark", {"turn": 0, "trainable": False}),
+    ("POST", "/s/rl/rotate_keys", {}),
+    ("POST", "/s/rl/end_session", {"reward": 4.0}),
+    ("POST", "/trajectories/export", {"session_id": "done", "format": "npz"}),
+    ("POST", "/trajectories/export", {"session_id": "done", "format": "safetensors"}),
+    ("POST", "/trajectories/claim", {"claim_id": "trainer", "limit": 1}),
+    ("POST", "/trajectories/acknowledge", {"session_ids": ["old"]}),
+    ("DELETE", "/rl/sessions/done", {}),
+]
 
 
 @pytest.mark.parametrize("garbage", [0, 5000])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import random
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 import zstandard
 
 from proxy.errors import ConfigurationError
+from proxy.store import database, schema
 from proxy.store.backup import Conflict, export_all, import_all
 from proxy.store.dump import Totals
 from proxy.store.sql.codec import encode_json
@@ -214,3 +216,24 @@ async def test_a_full_disk_leaves_no_file(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="No space left"):
         export_all(url, str(tmp_path / "full.jsonl"), quiet)
     assert not names(tmp_path, "jsonl")
+
+
+async def test_an_import_that_a_full_disk_refuses_is_completed_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, target = (f"sqlite:///{tmp_path / name}" for name in ("test.db", "target.db"))
+    async with serving(tmp_path, says(*"abcdefgh"), database_url=source) as server:
+        for name in "abcdefgh":
+            await server.chat([user(random.Random(name).randbytes(30_000).hex())], session=name)
+    export_all(source, str(tmp_path / "dump.jsonl"), quiet)
+    schema.upgrade(target)
+    [(pages,)] = execute(target, "PRAGMA page_count")
+    with monkeypatch.context() as full:
+        full.setattr(database, "_WRITER_PRAGMAS", (*database._WRITER_PRAGMAS, f"max_page_count={pages + 200}"))
+        with pytest.raises(ConfigurationError, match=r"disk is full; .* --on-conflict skip"):
+            import_all(target, tmp_path / "dump.jsonl", Conflict.REFUSE, quiet)
+    stored = len(execute(target, "SELECT * FROM interactions"))
+    assert 0 < stored < 8
+    assert stored == len(execute(target, "SELECT * FROM sessions"))
+    done, skipped = import_all(target, tmp_path / "dump.jsonl", Conflict.SKIP, quiet)
+    assert (done.sessions, skipped) == (8 - stored, stored)

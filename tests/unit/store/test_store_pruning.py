@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from typer.testing import CliRunner
 
 from proxy import commands
 from proxy.errors import ConfigurationError
+from proxy.store import database
 from proxy.store.pruning import Pruned, prune
 from tests.databases import execute
 from tests.support import assistant, says, serving, user
@@ -146,3 +148,18 @@ def test_an_invalid_duration_is_refused_by_name(text: str) -> None:
     ran = CliRunner().invoke(commands.app, ["db", "prune", "--older-than", text])
     assert isinstance(ran.exception, ConfigurationError) or ran.exit_code == 2
     assert "--older-than" in str(ran.exception) + ran.output
+
+
+async def test_a_disk_without_room_to_shrink_the_file_is_named_after_the_sessions_are_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = f"sqlite:///{tmp_path / 'test.db'}"
+    await grow(tmp_path, url)
+
+    def connect(*_: Any, **__: Any) -> sqlite3.Connection:
+        raise sqlite3.OperationalError("database or disk is full")
+
+    monkeypatch.setattr(database, "connect", connect)
+    with pytest.raises(ConfigurationError, match=r"deleted, but .* cannot be made smaller: database or disk is full"):
+        prune(url, DAY_S, dry_run=False)
+    assert left(url) == {"seen-recent", "unseen", "live"}

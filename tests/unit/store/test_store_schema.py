@@ -102,6 +102,20 @@ def test_the_migrations_go_down_and_up_again_and_keep_what_older_revisions_know(
     assert schema.upgrade(database_url) == schema.head()
 
 
+def test_a_migration_that_a_full_disk_refuses_leaves_the_database_as_it_was(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    schema.upgrade(url)
+    migrate(url, "0001")
+    database.shrink(database.parse_url(url))
+    [(pages,)] = execute(url, "PRAGMA page_count")
+    with monkeypatch.context() as full:
+        full.setattr(database, "_WRITER_PRAGMAS", (*database._WRITER_PRAGMAS, f"max_page_count={pages}"))
+        assert "database or disk is full" in refusal(url)
+    assert schema.current(url) == "0001"
+    assert schema.upgrade(url) == schema.head()
+
+
 def test_replies_that_older_revisions_noted_stay_noted(database_url: str) -> None:
     schema.upgrade(database_url)
     migrate(database_url, "0003")
