@@ -75,6 +75,6 @@ class FairPool:
         self._running -= 1
         if size >= LARGE:
             self._large = False
-            self._freed.expect()
+        self._freed.expect()
         while self._waiting.take(self._start) is not None:
             pass

@@ -98,15 +98,15 @@ class Settings:
     )
     max_context_tokens: int | None = _setting(None, "Limit of prompt plus output tokens; none: the model's.")
     max_tokens_per_turn: int | None = _setting(None, "Limit of sampled tokens in one turn.")
-    max_body_bytes: int = _setting(64 * 1024 * 1024, "Limit of a request body in bytes; longer ones get 413.")
+    max_body_bytes: int = _setting(32 * 1024 * 1024, "Limit of a request body in bytes; longer ones get 413.")
     max_inflight_body_bytes: int | None = _setting(
-        None, "Limit of the request bodies that are held at once, in bytes; none: four times --max-body-bytes."
+        None, "Limit of the request bodies that are held at once, in bytes; none: eight times --max-body-bytes."
     )
     session_memory_bytes: int = _setting(
         512 * 1024 * 1024, "Memory of the sessions that stay loaded while turns run, in bytes; others are read again."
     )
     max_body_values: int = _setting(
-        1_500_000, "Limit of the values in a request body; an array, an object or a key counts as 8."
+        1_250_000, "Limit of the values in a request body; an array, an object or a key counts as 12."
     )
     engine_timeout_s: float = _setting(600.0, "Seconds to wait for the engine's next token; then 504.")
     stream_interval: int | None = _setting(
@@ -136,7 +136,7 @@ class Settings:
     @property
     def all_body_bytes(self) -> int:
         """How many bytes of request bodies one process holds at once."""
-        return self.max_inflight_body_bytes or 4 * self.max_body_bytes
+        return self.max_inflight_body_bytes or 8 * self.max_body_bytes
 
     @property
     def agents_may_reward(self) -> bool:

@@ -18,7 +18,7 @@ FREE = 64 * 1024
 """A body of so many bytes takes nothing. uvicorn reads about as much of each body before anybody asks for it."""
 
 # A request waits so long for others to end. SDKs send it again after a 429.
-_WAIT_S = 10.0
+_WAIT_S = 30.0
 # While others wait, an upload that has not arrived so long after it got its room is given up.
 _ARRIVAL_S = 3.0
 _LOOK_S = 0.5
@@ -40,7 +40,7 @@ class BodyBudget:
         return self._by_owner.total()
 
     async def take(self, share: Share) -> None:
-        """Take the room of a share once it is free, in turn by owner. Raises TooManyRequests after ten seconds."""
+        """Take the room of a share once it is free, in turn by owner. Raises TooManyRequests after half a minute."""
         if not self._take(share):
             self._waiting.put(share.owner, share)
             self._look_later()
