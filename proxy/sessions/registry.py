@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import weakref
-from contextlib import suppress
 from dataclasses import replace
 
 from proxy.errors import SessionNotFound
@@ -45,9 +44,11 @@ class Registry:
         if session is not None:
             if not self.shared:
                 return session
-            with suppress(SessionNotFound):  # deleted elsewhere; another may have its id since
+            try:
                 await self.refresh(session)
                 return session
+            except SessionNotFound:  # deleted elsewhere; another may have its id since
+                pass
         if self.excludes(session_id):
             raise _not_found(session_id)
         task = self._loading.get(session_id)

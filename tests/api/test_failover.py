@@ -214,3 +214,40 @@ async def test_an_end_that_is_sent_again_rewards_one_turn_once(tmp_path: Path, l
             assert [turn["return"] for turn in tree] == ([1.0] if after else [1.0, 1.0])
         (entry,) = (await two.ok("/trajectories/export", {"session_id": "s"}))["sessions"]
         assert (entry["score"], entry["outcome"]) == (1.0, "Finished")
+
+
+@pytest.mark.parametrize(
+    ("state", "times", "told"),
+    [
+        ("53100", 2, "its disk is full"),
+        ("57P03", 2, None),
+        ("40001", 3, ""),
+        ("40P01", 3, ""),
+    ],
+)
+async def test_a_commit_that_fails_with_an_error_of_postgres_is_done_once(
+    tmp_path: Path, link: Link, state: str, times: int, told: str | None
+) -> None:
+    """`told`: what the client is told; nothing if the server tries again by itself."""
+    async with replicas(tmp_path, link.url, says("zero", "one", "again"), says()) as (one, two):
+        await one.chat([user("hi")])
+        execute(link.behind, "CREATE SEQUENCE tries")
+        execute(
+            link.behind,
+            f"CREATE FUNCTION refuse() RETURNS trigger AS $$ BEGIN IF nextval('tries') <= {times} THEN "
+            f"RAISE EXCEPTION 'refused' USING ERRCODE = '{state}'; END IF; RETURN NEW; END $$ LANGUAGE plpgsql",
+        )
+        execute(
+            link.behind,
+            "CREATE TRIGGER refuse BEFORE INSERT ON interactions FOR EACH ROW EXECUTE FUNCTION refuse()",
+        )
+        response = await one.post(CHAT, BODY)
+        if told != "":
+            assert (response.status_code, response.json()["error"]["code"]) == (503, "store_unavailable")
+            assert (told or "") in response.text and "refused'" not in response.text
+            assert await ready(one) == 200  # the probe writes elsewhere, and finds the fault to be over
+            await retried(one, None)
+        complete = [turn for turn in await two.tree() if turn["status"] == "complete"]
+        assert len(complete) == 2
+        (entry,) = (await two.ok("/trajectories/export", {"session_id": "s"}))["sessions"]
+        assert (entry["complete"], entry["begun_not_ended"]) == (True, 0)

@@ -177,6 +177,7 @@ TURN = {"model": "m", "messages": [user("hi")], "max_tokens": 8}
 WRITES: list[tuple[str, str, Any]] = [
     ("POST", "/rl/start_session", {"session_id": "new"}),
     ("POST", "/s/v1/chat/completions", {**TURN, "seed": 7}),
+    ("POST", "/named/v1/chat/completions", TURN),
     ("POST", "/s/rl/set_reward", {"reward": 3.0, "turn": 0}),
     ("POST", "/s/rl/mark", {"turn": 0, "trainable": False}),
     ("POST", "/s/rl/rotate_keys", {}),
