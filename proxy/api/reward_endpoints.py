@@ -13,7 +13,7 @@ from proxy.api.known_fields import check_given
 from proxy.api.reward_request import ONE_TURN, REWARD_FIELDS, kind_of_reward, parse_mark, parse_reward
 from proxy.api.session_json import addressed
 from proxy.errors import InvalidRequest
-from proxy.protocols.fields import optional_str
+from proxy.protocols.fields import optional_str, optional_text
 from proxy.sessions.access import Access
 from proxy.sessions.endings import ended_otherwise
 from proxy.sessions.live_session import Changes, LiveSession
@@ -55,7 +55,7 @@ class RewardEndpoints:
         caller = caller_of(request)
         session = await self._access.for_control(caller)
         body = await self._bodies.read_object(request)
-        return await self._access.for_turn(caller, session, optional_str(body, "interaction_id")), body
+        return await self._access.for_turn(caller, session, optional_text(body, "interaction_id")), body
 
 
 async def store_rewards(scores: Scores, session: LiveSession, body: Mapping[str, Any]) -> Changes:

@@ -15,6 +15,7 @@ from proxy.protocols.fields import (
     json_type,
     optional_int,
     optional_str,
+    optional_text,
 )
 from proxy.sessions.live_session import Changes, LiveSession
 from proxy.sessions.rewards import (
@@ -74,7 +75,7 @@ def kind_of_reward(body: Mapping[str, Any]) -> str | None:
 
 
 def _target(body: Mapping[str, Any]) -> Target:
-    return Target(optional_str(body, "interaction_id"), optional_int(body, "turn", least=0))
+    return Target(optional_text(body, "interaction_id"), optional_int(body, "turn", least=0))
 
 
 def _reward_name(body: Mapping[str, Any]) -> str | None:

@@ -72,6 +72,11 @@ def check_text(text: str, name: str) -> str:
     return text
 
 
+def expect_text(value: Any, name: str) -> str:
+    """Return `value` if it is a string that every database accepts."""
+    return check_text(expect_str(value, name), name)
+
+
 def optional_int(body: Mapping[str, Any], name: str, *, least: int, most: int = 2**31 - 1, at: str = "") -> int | None:
     """Return an integer field between `least` and `most` (both included), or None if it is absent or null.
 

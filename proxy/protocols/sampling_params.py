@@ -12,7 +12,7 @@ from proxy.errors import InvalidRequest
 from proxy.protocols.fields import (
     expect_list,
     expect_object,
-    expect_str,
+    expect_text,
     optional_float,
     optional_int,
     parse_token_ids,
@@ -75,7 +75,7 @@ def _parse_stop(value: Any, at: str) -> tuple[str, ...]:
     if len(strings) > _MAX_STOP_STRINGS:
         message = f"'{name}' has {len(strings)} strings; at most {_MAX_STOP_STRINGS} are allowed"
         raise InvalidRequest(message, param=name)
-    stop = tuple(expect_str(item, f"{name}[{index}]") for index, item in enumerate(strings))
+    stop = tuple(expect_text(item, f"{name}[{index}]") for index, item in enumerate(strings))
     if "" in stop:
         raise InvalidRequest(f"'{name}' must not hold an empty string", param=name)
     return stop

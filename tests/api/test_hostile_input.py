@@ -332,6 +332,18 @@ async def test_a_nul_in_a_cursor_or_an_id_is_refused_alike_by_each_database(tmp_
             body = {"task_id": "t", field: NUL}
             refused = await server.post("/rl/start_session", body)
             assert (refused.status_code, refused.json()["error"]["param"]) == (400, field)
+        await server.ok("/v1/chat/completions", {"model": "m", "messages": [user("x")]})
+        for path, body, field in (
+            ("/rl/set_reward", {"reward": 1, "interaction_id": NUL}, "interaction_id"),
+            ("/rl/mark", {"interaction_id": NUL, "trainable": True}, "interaction_id"),
+            ("/v1/chat/completions", {"model": "m", "messages": [user("x")], "stop": ["a", NUL]}, "stop[1]"),
+            ("/v1/chat/completions", {"model": NUL, "messages": [user("x")]}, "model"),
+            ("/trajectories/acknowledge", {"claim_id": NUL}, "claim_id"),
+            ("/trajectories/export", {"session_id": NUL}, "session_id"),
+            ("/trajectories/export", {"filter": {"group_id": NUL}}, "filter.group_id"),
+        ):
+            refused = await server.post(path, body)
+            assert (refused.status_code, refused.json()["error"]["param"]) == (400, field), refused.text
         # JSON is stored as bytes: what may be any value may hold any character.
         kept = {"a\0b": "\0", "c": ["\0"]}
         await server.ok("/rl/start_session", {"session_id": "kept", "metadata": kept})

@@ -29,6 +29,7 @@ from proxy.protocols.fields import (
     expect_list,
     expect_object,
     expect_str,
+    expect_text,
     optional_bool,
     optional_object,
     optional_str,
@@ -181,7 +182,7 @@ def _parse_sampling(body: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _parse_stop(values: list[Any]) -> tuple[str, ...]:
-    stop = tuple(expect_str(value, f"stop_sequences[{index}]") for index, value in enumerate(values))
+    stop = tuple(expect_text(value, f"stop_sequences[{index}]") for index, value in enumerate(values))
     if len(stop) > _MAX_STOP_SEQUENCES:
         message = f"'stop_sequences' has {len(stop)} strings; at most {_MAX_STOP_SEQUENCES} are allowed"
         raise InvalidRequest(message, param="stop_sequences")
