@@ -71,6 +71,9 @@ _SUMMARY_PROMPTS = (
     "*briefly* summarize this partial conversation",  # aider, as system prompt
 )
 
+# Searched for instead of splitting the text: a message may hold millions of lines, and the event loop waits.
+_SUMMARY_LINES = tuple("\n" + phrase for phrase in _SUMMARY_PROMPTS)
+
 # A system prompt may hold 30,000 characters and comes with every turn; searching it for all phrases takes 0.5 ms.
 _KEPT_SYSTEMS = 64
 _LONGEST_KEPT = 100_000  # characters; longer system prompts are searched each time, so few fill the memory
@@ -86,9 +89,9 @@ def purpose_of_prompt(messages: Sequence[Message]) -> Purpose | None:
     look = _purpose_of_system if len(system) <= _LONGEST_KEPT else _purpose_of_system.__wrapped__
     stated = look(system)
     if stated is None and messages and messages[-1].role is Role.USER:
-        for line in messages[-1].content.lower().split("\n"):
-            if line.startswith(_SUMMARY_PROMPTS):
-                return Purpose.SUMMARY
+        text = messages[-1].content.lower()
+        if text.startswith(_SUMMARY_PROMPTS) or any(line in text for line in _SUMMARY_LINES):
+            return Purpose.SUMMARY
     return stated
 
 

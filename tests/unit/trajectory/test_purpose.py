@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from dataclasses import replace
 
 import pytest
@@ -151,3 +152,18 @@ def test_the_purpose_of_a_system_prompt_does_not_depend_on_its_length(length: in
     prompt = [Message(Role.SYSTEM, words + "You are a title generator. You output ONLY a thread title.")]
     assert purpose_of_prompt(prompt) is Purpose.TITLE
     assert purpose_of_prompt([Message(Role.SYSTEM, words)]) is None
+
+
+def test_a_message_of_very_many_lines_is_searched_without_splitting_it() -> None:
+    lines = "\n" * 1_000_000
+    prompts = [
+        [Message(Role.USER, text)] for text in (lines, lines + "Your task is to create a detailed summary of all.")
+    ]
+    tracemalloc.start()
+    try:
+        purposes = [purpose_of_prompt(prompt) for prompt in prompts]
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert purposes == [None, Purpose.SUMMARY]
+    assert peak < 3 * len(lines), "besides the text in lower case there was a list of its lines"
