@@ -135,7 +135,7 @@ class Registry:
         """Take back a forgotten session that somebody still holds."""
         kept = self._forgotten.pop(session_id, None)
         session = None if kept is None else kept()
-        return None if session is None else self.add(session)
+        return None if session is None or session.deleted else self.add(session)
 
     async def _load(self, session_id: str) -> LiveSession | None:
         """None if there is no such session: an error that the task kept would hold all that its callers have."""

@@ -50,3 +50,12 @@ async def test_a_row_that_was_there_and_is_gone_ends_the_session() -> None:
     with pytest.raises(SessionNotFound):
         await registry.get("s")
     assert registry.find("s") is None and session.ended.is_set()
+
+
+async def test_a_session_that_is_forgotten_while_it_is_deleted_is_not_taken_back() -> None:
+    registry, session = live(EmptyNews(), confirmed=True)
+    registry.forget(session)
+    registry.forget_deleted(session)
+    assert registry.find("s") is None
+    with pytest.raises(SessionNotFound):
+        await registry.get("s")
