@@ -9,11 +9,13 @@ from contextlib import ExitStack, contextmanager
 from urllib.parse import urlsplit
 from urllib.request import urlopen
 
+_HEAD = b" HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: 1000\r\n\r\n{"
 STALLS = (
     b"",
-    b"POST /s/v1/chat/completions HTTP/1.1\r\nhost: t\r\nx-half: ",
-    b"POST /s/v1/chat/completions HTTP/1.1\r\nhost: t\r\ncontent-length: 1000\r\n\r\n{",
-    b"POST /rl/start_session HTTP/1.1\r\nhost: t\r\ncontent-length: 1000\r\n\r\n{",
+    b"POST /s/v1/chat/completions HTTP/1.1\r\nhost: localhost\r\nx-half: ",
+    b"POST /s/v1/chat/completions" + _HEAD,
+    b"POST /rl/start_session" + _HEAD,
+    b"POST /rl/start_session HTTP/1.1\r\nhost: evil.example\r\ncontent-length: 1000\r\n\r\n{",  # refused at once
 )
 """What a client sends before it stalls."""
 
