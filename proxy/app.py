@@ -209,6 +209,7 @@ async def _lifespan(parts: _Parts, app: Starlette) -> AsyncIterator[None]:
     async with AsyncExitStack() as stack:
         stack.push_async_callback(parts.store.close)
         stack.callback(parts.pool.close)
+        stack.callback(parts.bodies.pool.close)
         if parts.group is not None:
             await parts.group.catch_up()
         await asyncio.to_thread(parts.store.database.rehearse)

@@ -31,7 +31,7 @@ class FairPool:
 
     def __init__(self, threads: int, freed: FreedMemory) -> None:
         self._threads, self._freed = max(threads, 2), freed
-        self._executor = ThreadPoolExecutor(self._threads, thread_name_prefix="tokengrove-render")
+        self._executor = ThreadPoolExecutor(self._threads, thread_name_prefix="tokengrove-work")
         self._running = 0
         self._large = False  # whether large work runs
         self._waiting: FairQueue[_Work] = FairQueue()

@@ -1,7 +1,7 @@
 """Request bodies: read within the limits of one body and of all bodies together, and decoded if they are not too much.
 
 Nothing that a client sends may hold up the others. A large body is weighed before it is parsed, because orjson holds
-the interpreter, and what Python makes of it is made in a worker thread.
+the interpreter, and what Python makes of it is made in a worker thread, in turn by sender.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from proxy.api.body_weight import CONTAINER, weigh
 from proxy.api.headers import Headers, headers_of, key_in
 from proxy.api.http import as_object, decode_json
 from proxy.errors import BodyTooLarge, InvalidRequest, UnsupportedMediaType
+from proxy.fair_pool import FairPool
 from proxy.memory import FreedMemory
 from proxy.settings import Settings
 
@@ -26,6 +27,8 @@ _T = TypeVar("_T")
 INLINE = 128 * 1024
 """A body of so many bytes is decoded on the event loop: whatever it holds, that takes some milliseconds."""
 
+# More would only wait for each other: they need the interpreter nearly all the time.
+_THREADS = 2
 # A body of so many bytes leaves much memory to be given back.
 _LARGE = 2**20
 
@@ -35,6 +38,7 @@ class Bodies:
 
     def __init__(self, settings: Settings, freed: FreedMemory) -> None:
         self.freed = freed
+        self.pool = FairPool(_THREADS, freed)
         self.most = settings.max_body_bytes
         self._most_values = settings.max_body_values
         self.budget = BodyBudget(settings.all_body_bytes)
@@ -43,20 +47,13 @@ class Bodies:
         """The body of a request. Use it in a `with` block that ends when the body and what was made of it is used."""
         return Upload(self, scope, headers, receive)
 
-    async def decode(self, body: bytes) -> Any:
-        """Decode JSON. Raises InvalidRequest with the position of the error, or if the body has too many values."""
-        return decode_json(body) if len(body) <= INLINE else await asyncio.to_thread(self._weighed, body)
-
     async def read_object(self, request: Request) -> Mapping[str, Any]:
         """Read a JSON object; an empty body is an empty object. Raises InvalidRequest for anything else."""
         with self.upload(request.scope, headers_of(request.scope), request.receive) as upload:
-            return await self.decode_object(await upload.read())
+            return await upload.decode_object(await upload.read())
 
-    async def decode_object(self, body: bytes) -> Mapping[str, Any]:
-        """Decode a JSON object; an empty body is an empty object. Raises InvalidRequest for anything else."""
-        return as_object(await self.decode(body) if body.strip() else {})
-
-    def _weighed(self, body: bytes) -> Any:
+    def decode(self, body: bytes) -> Any:
+        """Decode JSON. Raises InvalidRequest with the position of the error, or if the body has too many values."""
         if weigh(body, self._most_values) > self._most_values:
             raise InvalidRequest(
                 f"the body has more than {self._most_values} values (an array, an object or a key counts as "
@@ -64,11 +61,6 @@ class Bodies:
                 param="body",
             )
         return decode_json(body)
-
-
-async def parsed(size: int, parse: Callable[..., _T], *arguments: Any) -> _T:
-    """Return what `parse` makes of a decoded body of `size` bytes: in a worker thread if it may take long."""
-    return parse(*arguments) if size <= INLINE else await asyncio.to_thread(parse, *arguments)
 
 
 class Upload:
@@ -131,6 +123,20 @@ class Upload:
         if self._share is not None:
             self._bodies.budget.arrived(self._share, size)
         return b"".join(chunks)
+
+    async def decode(self, body: bytes) -> Any:
+        """Decode JSON. Raises InvalidRequest with the position of the error, or if the body has too many values."""
+        return decode_json(body) if len(body) <= INLINE else await self.do(len(body), self._bodies.decode, body)
+
+    async def decode_object(self, body: bytes) -> Mapping[str, Any]:
+        """Decode a JSON object; an empty body is an empty object. Raises InvalidRequest for anything else."""
+        return as_object(await self.decode(body) if body.strip() else {})
+
+    async def do(self, size: int, function: Callable[..., _T], *arguments: Any) -> _T:
+        """Call what reads a body of `size` bytes: in a worker thread, in turn by sender, if it may take long."""
+        if size <= INLINE:
+            return function(*arguments)
+        return await self._bodies.pool.run(_sender(self._scope, self._headers), size, function, *arguments)
 
     async def _receive_or_give_up(self, share: Share) -> Any:
         try:

@@ -9,7 +9,7 @@ from typing import Any
 
 from starlette.requests import Request
 
-from proxy.api.bodies import Bodies, Upload, parsed
+from proxy.api.bodies import Bodies, Upload
 from proxy.api.client_hints import add_headers
 from proxy.api.connections import while_connected
 from proxy.api.forwarding import Forwarded, Forwarding
@@ -64,8 +64,8 @@ class GenerateEndpoint:
         self, request: Request, session: LiveSession | None, upload: Upload
     ) -> UnaryReply | JsonResponse | Forwarded:
         sent = await upload.read()
-        body = await self._bodies.decode_object(sent)
-        asked, affinity = await parsed(len(sent), self._protocol.parse, body), parse_request_id(body)
+        body = await upload.decode_object(sent)
+        asked, affinity = await upload.do(len(sent), self._protocol.parse, body), parse_request_id(body)
         add_headers(asked, headers_of(request.scope))
         with _errors_named(body):
             if session is None:

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from starlette.requests import Request
 
-from proxy.api.bodies import Bodies, parsed
+from proxy.api.bodies import Bodies
 from proxy.api.headers import headers_of, hint_in, key_in
 from proxy.api.http import TOO_DEEP, JsonResponse
 from proxy.api.replies import ignored_header
@@ -66,8 +66,8 @@ class TokenizeEndpoints:
             await self._access.resolve_if_named(Caller(path, key))
         with self._bodies.upload(request.scope, headers, request.receive) as upload:
             sent = await upload.read()
-            body = await self._bodies.decode_object(sent)
-            yield Caller(path, key, None if path else hint_in(headers, body)), await parsed(len(sent), parse, body)
+            body = await upload.decode_object(sent)
+            yield Caller(path, key, None if path else hint_in(headers, body)), await upload.do(len(sent), parse, body)
 
 
 def _sender(caller: Caller) -> str:

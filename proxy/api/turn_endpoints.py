@@ -12,7 +12,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from proxy.api.bodies import Bodies, Upload, parsed
+from proxy.api.bodies import Bodies, Upload
 from proxy.api.client_hints import add_headers
 from proxy.api.forwarding import Forwarded, Forwarding
 from proxy.api.headers import Headers, headers_of, hint_in, key_in
@@ -81,7 +81,7 @@ class TurnEndpoint:
         """Begin the turn that the body asks for."""
         sent, path = await upload.read(), caller.path
         await self._turnstile.enter()
-        body, size = await self._bodies.decode(sent), len(sent)
+        body, size = await upload.decode(sent), len(sent)
         if self._turns.held_up and size <= _ORDINARY:
             upload.release()  # thousands of requests may wait for a paused engine
         if self._forwarding is None:
@@ -89,7 +89,7 @@ class TurnEndpoint:
         session = await self._access.resolve(caller if path else caller._replace(hint=hint_in(headers, body)))
         if self._access.shared:  # one query has answered for all requests that waited for it
             await self._turnstile.enter()
-        asked = await parsed(size, self._protocol.parse, body, session.parsed)
+        asked = await upload.do(size, self._protocol.parse, body, session.parsed)
         asked.model = asked.model or self._model
         add_headers(asked, headers)
         _check_echo(asked)
@@ -133,9 +133,9 @@ def count_endpoint(
             await access.resolve(Caller(path, key))
         with bodies.upload(request.scope, headers, request.receive) as upload:
             sent = await upload.read()
-            body = await bodies.decode(sent)
+            body = await upload.decode(sent)
             session = await access.resolve(Caller(path, key, None if path else hint_in(headers, body)))
-            asked = await parsed(len(sent), parse, body, session.parsed)
+            asked = await upload.do(len(sent), parse, body, session.parsed)
             try:
                 return JsonResponse({**head, "input_tokens": len(await turns.prompt_ids(session, asked))})
             except RecursionError:

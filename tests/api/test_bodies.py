@@ -61,7 +61,7 @@ async def test_a_body_of_too_many_values_is_refused_by_name_before_it_is_parsed(
     assert parsed == []
 
 
-async def test_what_large_agents_send_is_within_the_default_limit() -> None:
+def test_what_large_agents_send_is_within_the_default_limit() -> None:
     text = 'if x[0] == {"a": [1, 2]}: print(f"{x}, {y}")\n' * 20
     calls = [{"id": "c", "type": "function", "function": {"name": "f", "arguments": '{"a": [1, 2, {"b": 3}]}'}}]
     echo: list[dict[str, Any]] = [user("go")]
@@ -74,7 +74,7 @@ async def test_what_large_agents_send_is_within_the_default_limit() -> None:
     for body in ({"messages": echo, "tools": tools}, {"input_ids": list(range(1_048_576))}):
         sent = orjson.dumps(body)
         assert len(sent) > bodies.INLINE
-        assert await bodies.Bodies(Settings(), FreedMemory()).decode(sent) == body
+        assert bodies.Bodies(Settings(), FreedMemory()).decode(sent) == body
 
 
 LONG_TEXT = "many words " * 60_000

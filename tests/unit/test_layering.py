@@ -23,6 +23,7 @@ PARTS: dict[str, set[str]] = {
         "engine",
         "errors",
         "export_formats",
+        "fair_pool",
         "fair_queue",
         "hub",
         "memory",
