@@ -33,6 +33,8 @@ KEEPALIVE_S = 5.0
 # A replay, or a retry that attaches late, has tens of thousands of tokens to write: so many deltas at once hold nobody
 # up, and what a slow client has yet to read is little. A delta may bring the logprobs of some tens of tokens.
 _DELTAS_AT_ONCE = 64
+# Of a turn that has ended: such replies take turns, so that many at once hold nobody up either.
+_DELTAS_OF_ENDED = 16
 # Proxies refuse headers of some kilobytes.
 _IGNORED_BYTES = 1024
 
@@ -123,9 +125,10 @@ class StreamReply:
         while True:
             changed = self._changed = self._loop.create_future()
             events, behind = b"", False
+            most = _DELTAS_OF_ENDED if over.done() else _DELTAS_AT_ONCE
             for index, choice in enumerate(self._choices):
                 seen = self._seen[index]
-                if deltas := choice.deltas[seen : seen + _DELTAS_AT_ONCE]:
+                if deltas := choice.deltas[seen : seen + most]:
                     self._seen[index] = seen + len(deltas)
                     events += self._encoder.deltas(deltas, index)
                     behind = behind or self._seen[index] < len(choice.deltas)
@@ -136,7 +139,9 @@ class StreamReply:
                     events = await self._start(send) + events
                 self._written_at = self._loop.time()
                 await send({"type": "http.response.body", "body": events, "more_body": True})
-            if behind:
+            if behind and over.done():
+                await self._turns.give_way()
+            elif behind:
                 await asyncio.sleep(0)  # `send` lets nobody run while the connection takes what it is given
             elif not changed.done():  # nothing has come since the deltas were read
                 if over.done():

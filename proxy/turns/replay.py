@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Generator, Iterator
 from dataclasses import dataclass, field
 
 from proxy.protocols.wire_protocol import Answer
@@ -20,6 +20,7 @@ from proxy.types import Ids, Interaction, TurnRequest
 
 # Tokens that are parsed together, and come to a streaming client in one event.
 _RUN = 32
+_DELTAS_A_PART = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -42,12 +43,26 @@ class ReplayedTurn:
         return self.result
 
 
-def replay(
-    renderer: Renderer, session: LiveSession, request: TurnRequest, attempt: Attempt, interaction: Interaction
+async def replay(
+    renderer: Renderer,
+    session: LiveSession,
+    request: TurnRequest,
+    attempt: Attempt,
+    interaction: Interaction,
+    give_way: Callable[[], Awaitable[None]],
 ) -> ReplayedTurn:
-    """Parse the tokens of a committed interaction again, to answer a request that repeats its own."""
+    """Parse the tokens of a committed interaction again, to answer a request that repeats its own.
+
+    `give_way` is awaited between parts of the work.
+    """
     prompt = token_ids(session.cache.nodes[interaction.id])[: interaction.prompt_tokens]
-    deltas, result = parse_again(renderer, request, interaction, prompt)
+    parts = _parse(renderer, request, interaction, prompt)
+    try:
+        while True:
+            next(parts)
+            await give_way()
+    except StopIteration as end:
+        deltas, result = end.value
     ended: asyncio.Future[Interaction] = asyncio.get_running_loop().create_future()
     ended.set_result(interaction)
     return ReplayedTurn(
@@ -62,13 +77,29 @@ def parse_again(
 
     Logprobs come without the alternatives of each token, which are not stored.
     """
+    parts = _parse(renderer, request, interaction, prompt)
+    try:
+        while True:
+            next(parts)
+    except StopIteration as end:
+        parsed: tuple[list[Delta], Answer] = end.value
+        return parsed
+
+
+def _parse(
+    renderer: Renderer, request: TurnRequest, interaction: Interaction, prompt: Ids
+) -> Generator[None, None, tuple[list[Delta], Answer]]:
+    """Do the work of `parse_again` in parts of some hundred tokens."""
     call_ids = iter([call.id for call in interaction.output.tool_calls])  # the recorded ones, again
     parser = new_parser(renderer, request, interaction.sampling, prompt, lambda: next(call_ids, ""))
     report = new_report(request, stop_tokens(request, renderer.stop_token_ids), renderer.piece)
     shown = request.logprobs and interaction.has_logprobs
     deltas: list[Delta] = []
     if shown or request.per_token:
-        deltas += _token_by_token(parser, report, interaction, request, shown)
+        for number, delta in enumerate(_token_by_token(parser, report, interaction, request, shown), 1):
+            deltas.append(delta)
+            if number % _DELTAS_A_PART == 0:
+                yield
     else:
         deltas += parser.feed(interaction.output_ids)
     deltas += map(report.attach, parser.finish())

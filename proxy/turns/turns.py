@@ -108,6 +108,7 @@ class Turns:
         self._arriving = 0
         self._draining = False
         self._background: set[asyncio.Task[None]] = set()
+        self._parts = asyncio.Lock()
         self._commits = Commits(log, registry, scores, metrics, self._in_background)
 
     @property
@@ -155,11 +156,11 @@ class Turns:
         self._prompts.check_vocabulary(prompt.ids, info.vocab_size, request)
         sampling = apply_budgets(wanted, request.n, session, len(prompt.ids), self._settings, info.context_length)
         grammar = self._prompts.grammar(request)
-        # Other turns may have started while this prompt was rendered, so the checks are made again. Nothing is awaited
+        # Other turns may have started while this prompt was rendered, so the checks are made again. Nothing else runs
         # from here to the start.
         session.check_open()
         decision = decide(session.attempts.get(key, ()), request)
-        if (earlier := self._earlier(session, request, decision)) is not None:
+        if (earlier := await self._earlier(session, request, decision)) is not None:
             return earlier
         if self._seat is not None:
             self._check_elsewhere(session, key)
@@ -193,7 +194,7 @@ class Turns:
             return None
         if not request.retry:
             await settle(self._news, session, key)
-        return self._earlier(session, request, decide(session.attempts[key], request))
+        return await self._earlier(session, request, decide(session.attempts[key], request))
 
     async def _of_predecessor(self, session: LiveSession, request: TurnRequest) -> Sequence[Choice] | None:
         """The choices of an attempt of the ended session before this one in its series, if the request is its retry.
@@ -212,7 +213,7 @@ class Turns:
             return None
         if self._seat is not None:
             self._check_elsewhere(ended, key)
-        return self._earlier(ended, repeated, decide(marked(ended.attempts.get(key, ()), request), request))
+        return await self._earlier(ended, repeated, decide(marked(ended.attempts.get(key, ()), request), request))
 
     async def _prompt(self, session: LiveSession, request: TurnRequest, identity: Identity, info: EngineInfo) -> Prompt:
         """Return the prompt of a turn.
@@ -254,14 +255,25 @@ class Turns:
         finally:
             self._arriving -= 1
 
-    def _earlier(self, session: LiveSession, request: TurnRequest, decision: Decision) -> Sequence[Choice] | None:
-        """Return the choices of an earlier attempt that also answers this request, or None if it must be sampled."""
+    async def _earlier(self, session: LiveSession, request: TurnRequest, decision: Decision) -> Sequence[Choice] | None:
+        """Return the choices of an earlier attempt that also answers this request, or None if it must be sampled.
+
+        Only a replay lets others run meanwhile.
+        """
         match decision:
             case Attach(attempt):
                 return self._choices[attempt]
             case Replay(attempt):
-                return [replay(self._renderer, session, request, attempt, i) for i in attempt.interactions]
+                return [
+                    await replay(self._renderer, session, request, attempt, interaction, self.give_way)
+                    for interaction in attempt.interactions
+                ]
         return None
+
+    async def give_way(self) -> None:
+        """Let others run: of all replies that are written again, one does a part of its work in a pass of the loop."""
+        async with self._parts:
+            await asyncio.sleep(0)
 
     async def _ids_of(self, session: LiveSession, text: PromptText) -> Ids:
         """Return the ids of a turn's prompt. Raises InvalidRequest if there are none."""

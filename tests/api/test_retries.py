@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -136,6 +137,36 @@ async def test_a_written_reply_is_replayed_to_a_marked_retry_only(tmp_path: Path
         async with serving(tmp_path, says("two")) as server:
             assert (await ask(server, **mark))["id"] == first["id"]
             assert (await ask(server))["choices"][0]["message"]["content"] == "two"
+
+
+async def test_replays_take_turns_in_the_passes_of_the_event_loop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fifty clients that asked for a long reply again held the others for three seconds."""
+    passes, parts, give_way = 0, Counter[int](), proxy.turns.turns.Turns.give_way
+
+    async def counted(turns: proxy.turns.turns.Turns) -> None:
+        await give_way(turns)
+        parts[passes] += 1
+
+    async def count() -> None:
+        nonlocal passes
+        while True:
+            passes += 1
+            await asyncio.sleep(0)
+
+    monkeypatch.setattr(proxy.turns.turns.Turns, "give_way", counted)
+    body = {**BODY, "logprobs": True}
+    async with serving(tmp_path, play([Reply(sampled("one two three " * 700))])) as server:
+        first = (await server.post(CHAT, body)).json()
+        counting = asyncio.create_task(count())
+        headers = {"x-stainless-retry-count": "1"}
+        asked = [server.post(CHAT, {**body, "stream": stream}, headers=headers) for stream in (True, False) * 4]
+        replies = await asyncio.gather(*asked)
+        counting.cancel()
+        assert all(reply.json() == first for reply in replies[1::2])
+        assert all(reply.content.endswith(b"[DONE]\n\n") for reply in replies[::2])
+        assert sum(parts.values()) > 20 and max(parts.values()) == 1
 
 
 async def test_a_replay_can_stream_a_unary_reply_with_calls_and_reasoning(tmp_path: Path) -> None:

@@ -60,6 +60,9 @@ class FakeTurns:
     def replied(self, attempt: Attempt) -> None:
         self.written.append(attempt)
 
+    async def give_way(self) -> None:
+        await asyncio.sleep(0)
+
 
 class Client:
     """The other side of one reply: `sent` are the bodies, and `open` stays cleared while its connection is full."""
