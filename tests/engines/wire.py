@@ -36,7 +36,7 @@ class Wire:
     """Common to both kinds: a scripted engine, and the parsing of requests.
 
     `fails`: whether SGLang's answer to a prompt is 500. `breaks_after`: the number of tokens after which its streams
-    report an error. `asked`: the prompts of its requests.
+    report an error, or with `stops_short` end without a finish reason. `asked`: the prompts of its requests.
     """
 
     def __init__(self, delay_s: float, incremental: bool = False) -> None:
@@ -49,6 +49,7 @@ class Wire:
         self.flushes = True
         self.fails: Callable[[Sequence[int]], bool] = lambda prompt: False
         self.breaks_after: int | None = None
+        self.stops_short = False
         self.asked: list[list[int]] = []
         self.calls: list[tuple[str, Any]] = []
 
@@ -166,6 +167,8 @@ class SglangWire(Wire):
                 sent = total
             yield b"data: " + orjson.dumps(part) + b"\n\n"
             if part["meta_info"]["completion_tokens"] == self.breaks_after:
+                if self.stops_short:
+                    break
                 yield b'data: {"error": {"message": "an illegal memory access", "code": 500}}\n\n'
                 return
         yield b"data: [DONE]\n\n"

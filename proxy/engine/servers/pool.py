@@ -127,6 +127,8 @@ class Pool:
 
         try:
             finish = await member.engine.sample(request, checked)
+            if finish is None and state is self._state and not self._resting:
+                raise EngineFailed(f"{member.url} ended its output without a finish reason")
         except asyncio.CancelledError:
             if not given and time.monotonic() - began >= _SILENT_S:
                 self._trust.doubt(member, EngineLost(f"{member.url} gave no token for {_SILENT_S:g} s"))

@@ -139,13 +139,14 @@ async def test_of_the_servers_that_all_fail_one_stays_in(quick: None, count: int
         assert "alive" in states(pool).values()
 
 
-async def test_a_reply_that_breaks_off_with_an_error_goes_on_elsewhere_with_the_same_tokens() -> None:
+@pytest.mark.parametrize("stops_short", [False, True])
+async def test_a_reply_that_breaks_off_goes_on_elsewhere_with_the_same_tokens(stops_short: bool) -> None:
     async with (
         wires(2, delay_s=0.002) as live,
         pool_of(*(wire.url for wire in live), check_s=SELDOM_S) as pool,
     ):
         gate = AdminGate(pool)
-        live[0].wire.breaks_after = 30
+        live[0].wire.breaks_after, live[0].wire.stops_short = 30, stops_short
         for number in range(3):
             pool._members[0].served = -1  # so that it is chosen
             pool._members[0].doubtful = False
