@@ -20,6 +20,7 @@ from proxy.engine.scripted.scripts import Reply
 from proxy.errors import EngineFailed, EngineLost, EngineUnavailable, InvalidRequest, ProxyError, StoreUnavailable
 from proxy.settings import Settings
 from proxy.store.open_database import OpenDatabase
+from tests.engines.wire import LiveWire
 from tests.support import JSON, Server, default_url, sampled, tiny_renderer, user
 
 ADMIN = {"authorization": "Bearer admin"}
@@ -124,6 +125,43 @@ async def test_agents_are_told_no_address_and_administrators_find_it(
         tree = (await server.http.get("/rl/sessions/s", headers=ADMIN)).json()["interactions"]
         assert {node["error"] for node in tree} == {PLACES[0]}
         assert caplog.text.count(PLACES[0]) == len(APIS) + 1
+
+
+class RefusingWire(LiveWire):
+    """A server that answers every generation with `status`, once it is set."""
+
+    status = 0
+
+    async def _answer(self, scope: Any, receive: Any, send: Any) -> None:
+        if not self.status or scope["path"] != "/generate":
+            await super()._answer(scope, receive, send)
+            return
+        await send({"type": "http.response.start", "status": self.status, "headers": [(b"content-length", b"2")]})
+        await send({"type": "http.response.body", "body": b"no"})
+
+
+@pytest.mark.parametrize("status", [400, 401, 404, 418, 500])
+async def test_whatever_an_engine_server_answers_its_address_stays_secret(tmp_path: Path, status: int) -> None:
+    wire = RefusingWire()
+    await wire.start()
+    settings = Settings(engine=wire.url, database_url=default_url(tmp_path), migrate=True, pause_timeout_s=0.1)
+    app = build_app(settings, renderer=tiny_renderer())
+    transport = httpx.ASGITransport(app=app, raise_app_exceptions=False)
+    client = httpx.AsyncClient(transport=transport, base_url="http://t", headers=JSON, timeout=60)
+    try:
+        async with app.router.lifespan_context(app), client as http:
+            wire.status = status
+            server = Server(app, http, app.state.engine)
+            port = wire.url.rpartition(":")[2]
+            for stream in (False, True):
+                for path, body in APIS:
+                    response = await server.post(f"/s/v1/{path}", {"model": "m", "stream": stream, **body})
+                    assert response.status_code >= 400, response.text
+                    assert port not in response.text and "127.0.0.1" not in response.text
+            ready = await http.get("/ready")
+            assert port not in ready.text and "127.0.0.1" not in ready.text
+    finally:
+        await wire.kill()
 
 
 async def test_a_database_that_fails_is_not_described_to_agents(

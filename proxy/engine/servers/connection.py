@@ -161,7 +161,7 @@ class ServerConnection:
             await self._send(reply, head + fields_of(headers) if headers else head, body, repeat=True)
         finally:
             self._replies.discard(reply)
-        self._check(reply, path)
+        self._check(reply, path, "the engine server")  # agents read why their request is refused
 
     async def _send(self, exchange: Exchange, head: bytes, body: Sequence[bytes], *, repeat: bool) -> None:
         if self._client.closed:
@@ -176,7 +176,8 @@ class ServerConnection:
         if status in (401, 403):
             raise EngineUnavailable(f"{self.url} needs a key: give --engine-arg api_key=KEY (and admin_api_key=KEY)")
 
-    def _check(self, answer: Exchange, path: str) -> None:
+    def _check(self, answer: Exchange, path: str, refused_by: str | None = None) -> None:
+        """Raise the error of an answer. `refused_by`: what an InvalidRequest calls the server; None: its URL."""
         status = answer.status
         if status == _OK:
             return
@@ -187,7 +188,7 @@ class ServerConnection:
         if status in (404, 405):
             raise EngineUnavailable(f"{self.url} has no {path} ({message})")
         if 400 <= status < 500:
-            raise InvalidRequest(f"{self.url} refused {path}: {message}")
+            raise InvalidRequest(f"{refused_by or self.url} refused {path}: {message}")
         raise EngineFailed(f"{self.url} failed in {path} with {status}: {message}")
 
 
