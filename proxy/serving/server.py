@@ -25,7 +25,7 @@ from starlette.types import ASGIApp
 
 from proxy.app import build_app
 from proxy.errors import ConfigurationError
-from proxy.memory import return_freed_memory
+from proxy.memory import limit_arenas, return_freed_memory
 from proxy.serving.connection import Connection
 from proxy.serving.connections import Connections, Patience
 from proxy.serving.open_files import raise_limit, room_for_connections
@@ -99,6 +99,7 @@ def run(settings: Settings, on_ready: Callable[[Starlette, str], None]) -> None:
     Raises ConfigurationError if the server cannot start.
     """
     raise_limit()
+    limit_arenas()
     with bind(settings) as listener:
         app = build_app(settings)
         runner = asyncio.Runner(loop_factory=loop_factory())

@@ -21,6 +21,7 @@ from starlette.applications import Starlette
 
 from proxy.app import build_app
 from proxy.errors import ConfigurationError
+from proxy.memory import limit_arenas
 from proxy.progress import hide_steps
 from proxy.serving import server
 from proxy.settings import Settings
@@ -57,6 +58,7 @@ class Post:
 def work(settings: Settings, post: Post) -> None:
     """Run until the worker is stopped. Call it in a new process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # until the event loop handles it: the supervisor got it too
+    limit_arenas()
     if not post.place.leads:
         hide_steps()
     try:
