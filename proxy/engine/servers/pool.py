@@ -471,7 +471,7 @@ class Pool:
     async def _prove(self, engine: RemoteEngine) -> bool:
         """Have a server that is to join sample a token; False if that has to wait. Raises EngineUnavailable."""
         try:
-            return await self._trust.prove(engine)
+            return await self._trust.prove(engine, follows=not self.leads and self._watcher is not None)
         except ProxyError as error:
             why = named_failure(engine.url, error.message)
             raise EngineUnavailable(f"the server does not sample a token: {why}") from None

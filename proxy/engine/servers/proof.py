@@ -20,16 +20,20 @@ from proxy.types import SamplingParams, ids_of
 _PROOF_S = 20.0
 """Limit in seconds: the first request to a server may compile kernels."""
 
+_FOLLOWING_S = 2.0
+"""Limit in seconds for a server that another process has let in, and may have paused meanwhile."""
+
 _END_S = 2.0
 """Seconds that a proof in progress may take when a pause begins; then it is cancelled."""
 
 _serials = itertools.count()
 
 
-async def prove(engine: RemoteEngine) -> bool:
+async def prove(engine: RemoteEngine, *, follows: bool = False) -> bool:
     """Have a server sample one token; return False if it could not, as it is paused.
 
-    Raises the error of a server that fails: EngineFailed, EngineUnavailable, EngineLost or InvalidRequest.
+    `follows`: another process has let the server in, so one that gives no token is paused. Raises the error of a server
+    that fails: EngineFailed, EngineUnavailable, EngineLost or InvalidRequest.
     """
     vocab_size, count = engine.info().vocab_size, 0
 
@@ -41,10 +45,10 @@ async def prove(engine: RemoteEngine) -> bool:
     sampling = SamplingParams(max_tokens=1, ignore_eos=True)
     request = GenerateRequest(f"proof-{next(_serials)}", PromptIds(ids_of((0,))), sampling, whole=True)
     try:
-        async with asyncio.timeout(_PROOF_S):
+        async with asyncio.timeout(_FOLLOWING_S if follows else _PROOF_S):
             finish = await engine.sample(request, take)
     except TimeoutError:
-        if await engine.rests():
+        if follows or await engine.rests():
             return False
         raise EngineLost(f"{engine.url} gave no token within {_PROOF_S:g} s") from None
     if finish is FinishReason.ABORT:
@@ -60,9 +64,9 @@ class Proofs:
     def __init__(self) -> None:
         self._running: set[asyncio.Task[bool]] = set()
 
-    async def prove(self, engine: RemoteEngine) -> bool:
+    async def prove(self, engine: RemoteEngine, *, follows: bool = False) -> bool:
         """As the function; False also if `end` ended it."""
-        proof = asyncio.create_task(prove(engine))
+        proof = asyncio.create_task(prove(engine, follows=follows))
         self._running.add(proof)
         proof.add_done_callback(self._running.discard)
         try:

@@ -67,9 +67,12 @@ class Trust:
         member.breaker.close()
         self.clear(member)
 
-    async def prove(self, engine: RemoteEngine) -> bool:
-        """Have a server sample a token; False if that has to wait. Raises the error of a server that fails."""
-        return not self._resting() and await self._proofs.prove(engine)
+    async def prove(self, engine: RemoteEngine, *, follows: bool = False) -> bool:
+        """Have a server sample a token; False if that has to wait. Raises the error of a server that fails.
+
+        `follows`: another process has let the server in.
+        """
+        return not self._resting() and await self._proofs.prove(engine, follows=follows)
 
     async def review(self, member: Member) -> None:
         """Have a server sample a token if it is doubted or its breaker is open, unless it had to just before.
