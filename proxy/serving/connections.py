@@ -194,7 +194,7 @@ _ORDER = {Stage.FRESH: 0, Stage.HEAD: 0, Stage.IDLE: 1, Stage.BODY: 2, Stage.UNR
 def _mark(connection: Connection, stage: Stage) -> object:
     """What changes while the client makes progress in a stage."""
     if stage is Stage.UNREAD:
-        return connection.transport.get_write_buffer_size() + peer.unread_bytes(connection.socket)
+        return connection.transport.get_write_buffer_size(), peer.taken_bytes(connection.socket)
     if stage is Stage.BODY:
         waits = connection.flow.read_paused or (
             connection.cycle is not None and connection.cycle.waiting_for_100_continue

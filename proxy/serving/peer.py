@@ -1,4 +1,4 @@
-"""The other end of a TCP connection: whether it has left, and what it has not read yet.
+"""The other end of a TCP connection: whether it has left, and how much it has taken.
 
 A client that leaves and one that only shuts down its sending side look alike on the wire: their data ends. A socket
 that was closed answers what is written to it with a reset; nothing shows it before. So the system is asked, which knows
@@ -13,10 +13,6 @@ import struct
 import sys
 from contextlib import suppress
 
-if sys.platform != "win32":
-    import fcntl
-    import termios
-
 KNOWN = hasattr(socket, "AF_NETLINK") and hasattr(socket, "TCP_INFO")
 """Whether the system tells. On others the end of the data means that the client has left."""
 
@@ -27,6 +23,9 @@ _SOCK_DIAG, _ANSWERED = 4, 20
 
 _REQUEST = 1
 _ANY_STATE, _ANY_COOKIE = 0xFFFFFFFF, b"\xff" * 8
+_BYTES_ACKED_AT = 120
+"""Where a `tcp_info` has the number of bytes that the other end has acknowledged."""
+
 _INODE_AT = 84
 """Where an `inet_diag_msg` with its `nlmsghdr` has the inode of the socket: 0 when no process has it open."""
 
@@ -49,12 +48,12 @@ def has_left(sock: socket.socket) -> bool:
     return False
 
 
-def unread_bytes(sock: socket.socket) -> int:
-    """The bytes sent that the other end has not taken; 0 if the system does not tell."""
-    if sys.platform == "win32":
-        return 0
-    with suppress(OSError):
-        return int.from_bytes(fcntl.ioctl(sock.fileno(), termios.TIOCOUTQ, bytes(4)), sys.byteorder)
+def taken_bytes(sock: socket.socket) -> int:
+    """How many bytes the other end has taken so far; 0 if the system does not tell."""
+    if KNOWN:
+        with suppress(OSError):
+            info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _BYTES_ACKED_AT + 8)
+            return int.from_bytes(info[_BYTES_ACKED_AT:], sys.byteorder)
     return 0
 
 

@@ -1,8 +1,11 @@
-"""A server in a thread: it starts in time, or says that it did not and leaves nothing behind."""
+"""A server in a thread starts in time, or says that it did not; its connections fit into the limit of open files."""
 
 from __future__ import annotations
 
+import logging
+import resource
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,3 +23,30 @@ def test_a_start_that_takes_too_long_is_said_and_its_thread_ends(
     with pytest.raises(ConfigurationError, match="did not start within 0 s"), server.serving(settings):
         pass
     assert "tokengrove-server" not in {thread.name for thread in threading.enumerate()}
+
+
+@pytest.fixture
+def few_files() -> Iterator[int]:
+    """A limit of open files that leaves room for few connections."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (400, before[1]))
+    yield 400
+    resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+def test_connections_fit_into_the_limit_of_open_files_beside_those_to_engine_servers(
+    few_files: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    def most(**settings: object) -> int:
+        configured = Settings(**settings)  # type: ignore[arg-type]
+        new = server.new_server(lambda *_: None, configured)  # type: ignore[arg-type, return-value]
+        server.limit_connections(new, configured)
+        assert new.connections.most is not None
+        return new.connections.most
+
+    with caplog.at_level(logging.WARNING):
+        assert most(engine="scripted", max_connections=20) == 20
+        assert not caplog.messages
+        alone, beside = most(engine="scripted"), most(engine="http://127.0.0.1:1")
+    assert 2 * beside <= alone < few_files
+    assert f"room for {alone} connections, not for --max-connections 8192" in caplog.text
