@@ -129,6 +129,9 @@ def _namespaces(parsed: nodes.Template) -> set[str]:
 
 def _written_alike(context: Mapping[str, Any]) -> bool:
     """Return whether both engines write these values alike: not too many, and no odd numbers and characters."""
+    for message in context.get("messages", ()):
+        if len(message.get("content") or "") > _MOST_BYTES:  # orjson would hold the interpreter
+            return False
     try:
         text = orjson.dumps(context)  # refuses surrogates and large integers
     except TypeError:
