@@ -36,6 +36,13 @@ class TurnLog:
             interaction.seq = seq
         return seq
 
+    async def outlast(self, session_id: str) -> None:
+        """Wait until every commit to a session that had begun is done or lost, those of broken connections too.
+
+        Raises SessionNotFound.
+        """
+        await self._write.submit(writes.outlast, {"of_sessions": [session_id]})
+
     async def supersede(self, interaction_id: str) -> None:
         """Mark a failed or aborted interaction as replaced by a retry, recorded or not."""
         await self._write.submit(writes.supersede, interaction_id)

@@ -190,11 +190,24 @@ class Turns:
             self._check_elsewhere(session, key)
             if _is_retry(request):  # it may have ended elsewhere since the session was read
                 await self._registry.refresh(session)
+        if self._registry.shared and _is_retry(request):
+            await self._outlast_commits(session, request, key)
         if key not in session.attempts:
             return None
         if not request.retry:
             await settle(self._news, session, key)
         return await self._earlier(session, request, decide(session.attempts[key], request))
+
+    async def _outlast_commits(self, session: LiveSession, request: TurnRequest, key: str) -> None:
+        """Before a retry is sampled, wait for what is being committed to its session, perhaps its earlier attempt.
+
+        The database may still be at the commit of a connection that was lost. A session that it does not have yet is
+        created, so that this waits for whoever does the same.
+        """
+        if isinstance(decide(session.attempts.get(key, ()), request), NewSample):
+            self._named.ensure_stored(session)
+            await self._log.outlast(session.id)
+            await self._registry.refresh(session)
 
     async def _of_predecessor(self, session: LiveSession, request: TurnRequest) -> Sequence[Choice] | None:
         """The choices of an attempt of the ended session before this one in its series, if the request is its retry.

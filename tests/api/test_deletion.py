@@ -9,11 +9,13 @@ from typing import Any
 import httpx
 import pytest
 
+from proxy.client.readers.read import read_page
 from proxy.engine.scripted.scripts import Fault, Reply, play
 from proxy.store.sql.tables import metadata
 from tests.api.test_replicas import replicas
 from tests.databases import execute
 from tests.exports import entries
+from tests.mailboxes import posting
 from tests.support import Server, sampled, says, serving, until, user
 
 ADMIN = {"authorization": "Bearer the-admin-key"}
@@ -264,3 +266,37 @@ async def test_a_turn_that_runs_on_another_server_ends_with_404_and_leaves_nothi
         else:
             await until(lambda: rows_of(postgres_url) == [])  # the note that the turn began goes last
         assert (await two.http.get("/rl/sessions/s")).status_code == (200 if used_again else 404)
+
+
+@pytest.mark.parametrize("format", ["json", "npz", "parquet"])
+async def test_an_export_goes_on_when_one_of_its_sessions_is_deleted(
+    tmp_path: Path, format: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with serving(tmp_path, says("a", "b")) as server:
+        for name in ("a", "b"):
+            await server.ok("/rl/start_session", {"session_id": name, "group_id": "g"})
+            await server.chat([user("hi")], name)
+            await server.ok(f"/{name}/rl/end_session", {"reward": 1.0})
+        registry = server.app.state.registry
+        count_begun = registry.count_begun
+
+        async def after_a_deletion(name: str) -> Any:  # called for each session, before its turns are read
+            await delete(server, "a")
+            return await count_begun(name)
+
+        monkeypatch.setattr(registry, "count_begun", after_a_deletion)
+        body = {"filter": {"group_id": "g"}, "advantages": "grpo", "format": format}
+        page = await server.post("/trajectories/export", body)
+        samples = read_page(page.content, format).export.samples
+        assert [sample.session_id for sample in samples] == ["b"]
+
+
+async def test_a_request_of_a_deleted_session_leaves_the_mailbox(tmp_path: Path) -> None:
+    async with posting(tmp_path) as server:
+        asked = asyncio.ensure_future(server.post("/s/v1/chat/completions", {"messages": [user("hi")]}))
+        letter = await server.letter()
+        assert (await delete(server, "s")).status_code == 200
+        assert (await asked).status_code == 404
+        assert (await server.poll())["status"] == "empty"
+        await server.refused(letter, 404, text="too late")
+        assert (await server.post("/mailbox/next", {"session_id": "s"})).status_code == 404

@@ -11,7 +11,7 @@ import pytest
 from sqlalchemy import make_url
 
 from tests.api.test_replicas import replicas
-from tests.databases import execute
+from tests.databases import execute, meanwhile
 from tests.postgres_link import Link, linked
 from tests.support import Server, says, serving, until, user
 
@@ -251,3 +251,35 @@ async def test_a_commit_that_fails_with_an_error_of_postgres_is_done_once(
         assert len(complete) == 2
         (entry,) = (await two.ok("/trajectories/export", {"session_id": "s"}))["sessions"]
         assert (entry["complete"], entry["begun_not_ended"]) == (True, 0)
+
+
+@pytest.mark.parametrize("known", [False, True])
+async def test_a_retry_waits_for_a_commit_that_the_database_is_still_at(
+    tmp_path: Path, link: Link, known: bool
+) -> None:
+    """The connection of the commit is lost, and its transaction goes on for a while."""
+    async with replicas(tmp_path, link.url, says("zero", "one") if known else says("one"), says("two")) as (one, two):
+        if known:
+            await one.chat([user("hi")])
+        execute(
+            link.behind,
+            "CREATE FUNCTION stall() RETURNS trigger AS $$ BEGIN PERFORM pg_advisory_lock_shared(77); "
+            "PERFORM pg_advisory_unlock_shared(77); RETURN NEW; END $$ LANGUAGE plpgsql",
+        )
+        execute(
+            link.behind,
+            "CREATE CONSTRAINT TRIGGER stall AFTER INSERT ON interactions DEFERRABLE INITIALLY DEFERRED "
+            "FOR EACH ROW EXECUTE FUNCTION stall()",
+        )
+        with meanwhile(link.behind, "SELECT pg_advisory_lock(77)"):
+            turn = asyncio.ensure_future(one.post(CHAT, BODY))
+            stalled = "SELECT 1 FROM pg_stat_activity WHERE wait_event = 'advisory'"
+            await until(lambda: execute(link.behind, stalled) != [])
+            link.set_down(True)
+            assert (await turn).status_code == 503
+            link.set_down(False)
+            again = asyncio.ensure_future(retried(two, None))
+            waiting = "SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND wait_event <> 'advisory'"
+            await until(lambda: again.done() or execute(link.behind, waiting) != [])
+        assert (await again)["choices"][0]["message"]["content"] == "one"
+        assert [turn["status"] for turn in await two.tree()] == ["complete"] * (1 + known)

@@ -382,6 +382,13 @@ def _set_ended_order(connection: Connection, name: str) -> None:
     _SET_ENDED_ORDER.run(connection, [{"of_session": name}])
 
 
+def outlast(connection: Connection, batch: Sequence[rows.RowValues]) -> Sequence[None]:
+    """Wait for the transactions that hold the row of a session, `of_sessions`. Raises SessionNotFound."""
+    for row in batch:
+        lock_sessions(connection, row["of_sessions"])
+    return [None] * len(batch)
+
+
 def probe(connection: Connection, batch: Sequence[None]) -> Sequence[None]:
     """Write a row and delete it again, to see that the database takes writes."""
     name = f"probe {uuid.uuid4().hex}"
