@@ -31,6 +31,9 @@ from proxy.workers.seats import RunsElsewhere
 # A turn whose body is longer keeps its share of the bytes of all bodies while the engine is paused.
 _ORDINARY = 2**20
 
+_LEVELS_AROUND = 12
+"""Levels of lists and objects around these fields where they are repeated; no reply, view or export has more."""
+
 Endpoint = Callable[[Request], Awaitable[JsonResponse]]
 
 
@@ -92,7 +95,8 @@ class TurnEndpoint:
         asked = await upload.do(size, self._protocol.parse, body, session.parsed)
         asked.model = asked.model or self._model
         add_headers(asked, headers)
-        _check_echo(asked)
+        if asked.tools or asked.template_options or asked.echo:
+            await upload.do(size, _check_depth, asked)
         try:
             choices = await begin_turns(receive, self._turns, session, asked, self._protocol)
         except RecursionError:  # Python code and templates recurse into schemas and options
@@ -106,12 +110,14 @@ class TurnEndpoint:
         return reply(self._turns, asked, choices, self._protocol, shown)
 
 
-def _check_echo(asked: TurnRequest) -> None:
-    """Raise InvalidRequest if the reply cannot repeat these fields: orjson decodes deeper than it encodes."""
-    if not asked.echo:
-        return
+def _check_depth(asked: TurnRequest) -> None:
+    """Raise InvalidRequest if replies, views and exports cannot repeat these fields: orjson decodes deeper than it
+    encodes."""
+    repeated: Any = [asked.echo, asked.template_options, [tool.parameters for tool in asked.tools]]
+    for _ in range(_LEVELS_AROUND):
+        repeated = [repeated]
     try:
-        encode_json([[[[asked.echo, [tool.parameters for tool in asked.tools]]]]])
+        encode_json(repeated)
     except (TypeError, RecursionError):
         raise InvalidRequest(TOO_DEEP, param="body") from None
 

@@ -26,7 +26,7 @@ from proxy.engine.scripted.scripts import Reply, Script
 from proxy.settings import Settings
 from tests.engines.wire import LiveWire
 from tests.mailboxes import posting
-from tests.support import JSON, Server, default_url, function_tool, sampled, serving, tiny_renderer, user
+from tests.support import JSON, Server, assistant, default_url, function_tool, sampled, serving, tiny_renderer, user
 
 NUL = "a\0b"
 DIGITS = ["9" * 4301, "9" * 400, "-" + "9" * 4301, "1e999", "nan", "inf", "-0", "0x10", "²", "٣", "1_0", "", "+5", " 5"]
@@ -104,6 +104,7 @@ BODIES: dict[str, Any] = {
     "/mailbox/next": {"session_id": "s", "wait_s": 0},
     "/mailbox/deliver": DELIVERY,
 }
+CHAT_OF_ONE = {"model": "m", "messages": [user("hi")], "max_tokens": 2}
 HEADERS = [
     *("authorization", "x-api-key", "x-session-id", "session-id", "x-claude-code-session-id", "x-parent-session-id"),
     *("x-stainless-retry-count", "idempotency-key", "x-tokengrove-state-hash", "x-tokengrove-agent", "accept"),
@@ -299,6 +300,40 @@ async def test_every_field_of_every_body_may_be_anything(tmp_path: Path, text: s
                     assert response.status_code < 500 or response.status_code == 501, (path, name, response.text)
             await server.http.post("/engine/continue_generation")
             await server.http.request("DELETE", "/engine/servers", content=sent)
+
+
+@pytest.mark.parametrize("depth", [230, 240, 245, 250, 300, 700])
+async def test_a_turn_that_is_taken_can_be_shown_and_exported(tmp_path: Path, depth: int) -> None:
+    nested = '{"a":' * depth + "{}" + "}" * depth
+    fields: list[dict[str, Any]] = [
+        {"tools": [{"type": "function", "function": {"name": "f", "parameters": "HERE"}}]},
+        {"chat_template_kwargs": {"a": "HERE"}},
+        {"metadata": {"a": "HERE"}},
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": "HERE"}}},
+        {
+            "messages": [
+                user("x"),
+                assistant(None, tool_calls=[{"id": "c", "function": {"name": "f", "arguments": "{}", "x": "HERE"}}]),
+                user("y"),
+            ]
+        },
+        {"messages": [{"role": "user", "content": [{"type": "text", "text": "x", "cache_control": "HERE"}]}]},
+    ]
+    async with serving(tmp_path, always()) as server:
+        for name, more in enumerate(fields):
+            text = json.dumps({**CHAT_OF_ONE, **more})
+            for _ in range(2):
+                taken = await server.http.post(f"/s{name}/v1/chat/completions", content=text.replace('"HERE"', nested))
+                assert taken.status_code in (200, 400), taken.text
+            if taken.status_code == 400:
+                continue
+            include = "messages,ids,logprobs,reply,times,compared"
+            for path in (f"s{name}/interactions/0?include={include}", f"s{name}/interactions/1?include={include}"):
+                assert (await server.http.get(f"/rl/sessions/{path}")).status_code == 200, more
+            assert (await server.http.get(f"/rl/sessions/s{name}?include=compared")).status_code == 200, more
+            for layout in ("json", "jsonl", "npz", "areal"):
+                wanted = {"session_id": f"s{name}", "format": layout, "include": ["messages", "text"]}
+                assert (await server.post("/trajectories/export", wanted)).status_code == 200, (layout, more)
 
 
 @pytest.mark.parametrize("digits", [19, 400, 4300, 4301, 50_000])
