@@ -14,7 +14,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.types import Receive, Scope
 
 from proxy.api.body_budget import FREE, BodyBudget, Share
-from proxy.api.body_weight import CONTAINER, weigh
+from proxy.api.body_weight import CONTAINER, weigh, weighs_at_most
 from proxy.api.headers import Headers, headers_of, key_in
 from proxy.api.http import as_object, decode_json
 from proxy.errors import BodyTooLarge, InvalidRequest, UnsupportedMediaType
@@ -54,9 +54,10 @@ class Bodies:
 
     def decode(self, body: bytes) -> Any:
         """Decode JSON. Raises InvalidRequest with the position of the error, or if the body has too many values."""
-        if weigh(body, self._most_values) > self._most_values:
+        most = self._most_values
+        if weighs_at_most(body) > most and weigh(body, most) > most:
             raise InvalidRequest(
-                f"the body has more than {self._most_values} values (an array, an object or a key counts as "
+                f"the body has more than {most} values (an array, an object or a key counts as "
                 f"{CONTAINER}); send less in one request, or raise the limit with --max-body-values",
                 param="body",
             )

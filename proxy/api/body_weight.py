@@ -18,6 +18,11 @@ _WEIGHTS[ord(",")] = 1
 _WEIGHTS[[ord(mark) for mark in "[{:"]] = CONTAINER
 
 
+def weighs_at_most(text: bytes) -> int:
+    """Return what a JSON text weighs, or more: marks in strings count too. It takes a quarter of the time."""
+    return text.count(b",") + CONTAINER * (text.count(b"[") + text.count(b"{") + text.count(b":"))
+
+
 def weigh(text: bytes, most: int) -> int:
     """Return the weight of a JSON text, or any larger number than `most` if it has more.
 
