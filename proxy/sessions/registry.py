@@ -91,6 +91,9 @@ class Registry:
             self.forget_deleted(session)
             raise deleted(session.id)
         if news is not None:
+            if _is_other(session, news):  # another replica created the row first: this one's own was refused
+                assert news.record is not None
+                session.record, session.seen = news.record, NOTHING_SEEN
             session.stored = session.confirmed = True
             absorb(session, news, elsewhere=True)
 

@@ -1,4 +1,4 @@
-"""Refreshing a session whose row is committed, or deleted, while the store is queried for it."""
+"""Refreshing a session whose row is committed, here or by another replica, or deleted, while the store is queried."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from proxy.metrics import Metrics
 from proxy.sessions.keys import Keyring
 from proxy.sessions.live_session import LiveSession
 from proxy.sessions.registry import Registry
+from proxy.store.news import News, first_seen
 from proxy.trajectory.cache import InteractionCache
 from proxy.types import SessionRecord
 
@@ -43,6 +44,28 @@ async def test_a_row_inserted_during_the_lookup_leaves_the_session_unchanged() -
     news.meanwhile = session
     assert await registry.get("s") is session
     assert registry.find("s") is session and not session.ended.is_set()
+
+
+class NewsOf(EmptyNews):
+    """News of a store that has one row, which another replica created."""
+
+    def __init__(self, record: SessionRecord) -> None:
+        super().__init__()
+        self.record = record
+
+    async def load_news(self, session_id: str, seen: Any) -> News:
+        return News(first_seen(self.record.created_at), self.record, [], set(), ())
+
+
+@pytest.mark.parametrize("earlier_s", [1.0, -1.0])
+async def test_a_session_that_another_replica_created_at_the_same_time_is_that_one(earlier_s: float) -> None:
+    theirs = SessionRecord("s", created_at=1_000.0)
+    registry, session = live(NewsOf(theirs), confirmed=False)
+    session.record.created_at = theirs.created_at + earlier_s
+    session.seen = first_seen(session.record.created_at)
+    for _ in range(2):
+        assert await registry.get("s") is session
+    assert session.record is theirs and session.seen == first_seen(theirs.created_at)
 
 
 async def test_a_row_that_was_there_and_is_gone_ends_the_session() -> None:
