@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import deque
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -18,7 +19,7 @@ from proxy.errors import EngineFailed, ProxyError, SessionNotFound, StoreUnavail
 from proxy.metrics import Metrics
 from proxy.reasons import FinishReason, Reason, Status
 from proxy.sessions.attempts import Stage
-from proxy.sessions.live_session import deleted
+from proxy.sessions.live_session import LiveSession, deleted
 from proxy.sessions.registry import Registry
 from proxy.sessions.replica import note_commit, note_doubt
 from proxy.sessions.scores import Scores
@@ -28,6 +29,12 @@ from proxy.turns.turn import Turn
 from proxy.types import Interaction
 
 logger = logging.getLogger(__name__)
+
+# Failed turns that are kept until the database takes them; each has the tokens that it sampled.
+_MOST_UNRECORDED = 1000
+_RECORD_EVERY_S = 1.0
+# A failure is recorded as one that nobody retried after this long.
+_RETRIED_WITHIN_S = 60.0
 
 
 class Commits:
@@ -43,6 +50,8 @@ class Commits:
     ) -> None:
         self._log, self._registry, self._scores, self._metrics = log, registry, scores, metrics
         self._in_background = in_background
+        self._unrecorded: deque[Turn] = deque(maxlen=_MOST_UNRECORDED)
+        self._record_at = 0.0
 
     async def complete(self, turn: Turn, finish: FinishReason) -> Interaction:
         """Commit a turn that the engine finished. Raises EngineFailed if it aborted the turn, or StoreUnavailable."""
@@ -108,6 +117,32 @@ class Commits:
         self._count(turn)
         if session.closed:
             self._in_background(self._scores.add_late_turn(session))
+        if self._unrecorded and time.monotonic() >= self._record_at:  # the database takes turns again
+            self._record_at = time.monotonic() + _RECORD_EVERY_S
+            self._in_background(self._record_late())
+
+    async def _record_late(self) -> None:
+        """Record failures that the database refused, once a retry had time to be answered elsewhere.
+
+        Of one that a retry has answered nothing stays.
+        """
+        late = list(self._unrecorded)
+        self._unrecorded.clear()
+        for turn in late:
+            try:
+                session = self._registry.find(turn.session.id) or turn.session
+                await self._registry.refresh(session)
+                if _answered_since(session, turn):
+                    await self._log.supersede(turn.interaction.id)
+                elif time.time() < (turn.interaction.completed_at or 0.0) + _RETRIED_WITHIN_S:
+                    self._unrecorded.append(turn)
+                else:
+                    await self._log.append(turn.interaction)
+                    turn.session.record_failure(turn.interaction.id)
+            except StoreUnavailable:
+                self._unrecorded.append(turn)
+            except ProxyError:
+                pass  # it was committed after all, or its session was deleted
 
     def _describe(self, turn: Turn, finish: FinishReason) -> None:
         interaction, parser = turn.interaction, turn.parser
@@ -148,6 +183,8 @@ class Commits:
                 self._log.note_deleted(interaction.id)
                 return
             logger.error("could not record the %s turn %s: %s", status, interaction.id, problem.message)
+            if isinstance(problem, StoreUnavailable):
+                self._unrecorded.append(turn)
             return
         turn.session.record_failure(interaction.id)
         if seq is not None:
@@ -170,3 +207,13 @@ class Commits:
         if interaction.first_token_at is not None:
             metrics.first_token.observe(interaction.first_token_at - interaction.created_at)
         metrics.duration.observe(time.time() - interaction.created_at)
+
+
+def _answered_since(session: LiveSession, turn: Turn) -> bool:
+    """Whether an equal request was answered after a turn had failed."""
+    failed_at = turn.interaction.completed_at or 0.0
+    same = session.attempts.get(turn.attempt.key, ())
+    return any(
+        attempt.stage is Stage.COMPLETE and any((i.completed_at or 0.0) >= failed_at for i in attempt.interactions)
+        for attempt in same
+    )

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from sqlalchemy import make_url
 
+from proxy.turns import commits
 from tests.api.test_replicas import replicas
 from tests.databases import execute, meanwhile
 from tests.postgres_link import Link, linked
@@ -283,3 +284,27 @@ async def test_a_retry_waits_for_a_commit_that_the_database_is_still_at(
             await until(lambda: again.done() or execute(link.behind, waiting) != [])
         assert (await again)["choices"][0]["message"]["content"] == "one"
         assert [turn["status"] for turn in await two.tree()] == ["complete"] * (1 + known)
+
+
+@pytest.mark.parametrize("again", [False, True])
+async def test_a_failure_that_could_not_be_recorded_is_recorded_later_unless_another_server_answered(
+    tmp_path: Path, link: Link, again: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(commits, "_RETRIED_WITHIN_S", 0.0)
+    async with replicas(tmp_path, link.url, says("zero", "one", "more"), says("again")) as (one, two):
+        await one.chat([user("hi")])
+        gate = held(one)
+        turn = asyncio.ensure_future(one.post(CHAT, BODY))
+        begun = "SELECT * FROM intents"
+        await until(lambda: len(execute(link.behind, begun)) == 1)
+        link.set_down(True)
+        gate.set()
+        assert (await turn).status_code == 503
+        link.set_down(False)
+        if again:
+            await retried(two, None)
+        assert len(execute(link.behind, begun)) == 1
+        await one.chat([user("more")], "another")
+        await until(lambda: execute(link.behind, begun) == [])
+        (entry,) = (await two.ok("/trajectories/export", {"session_id": "s"}))["sessions"]
+        assert (entry["complete"], entry["begun_not_ended"], entry["failed"]) == (again, 0, 0 if again else 1)
