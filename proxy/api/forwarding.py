@@ -31,7 +31,7 @@ class Forwarding:
             return self.to(LEADER, await upload.read(), upload)
 
     def to(self, worker: int, body: bytes, upload: Upload) -> Forwarded:
-        """The reply to a request whose body has been read; it keeps the share of `upload` until it has ended."""
+        """The reply to a request whose body has been read; it keeps the share of `upload` until the answer begins."""
         return Forwarded(self._peers, worker, body, upload.handed_on())
 
 
@@ -53,6 +53,7 @@ class Forwarded:
         asked += [(PEER, "{}:{}".format(*scope["client"]).encode())] if scope.get("client") else []
         try:
             async with self._peers.request(self._worker, scope["method"], target, asked, self._body) as answer:
+                self._upload.release()  # a stream may run for minutes
                 headers = [(k, v) for k, v in answer.headers.raw if k.lower() not in _NOT_ANSWERED]
                 await send({"type": "http.response.start", "status": answer.status_code, "headers": headers})
                 self.started = True
