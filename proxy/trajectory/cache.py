@@ -203,7 +203,10 @@ class InteractionCache:
 
     def publish(self, node: Node) -> None:
         """Let requests continue a reserved node. Call after its commit."""
-        _keep_newest(self._by_end.setdefault(node.end.key, []), node)
+        if candidates := self._by_end.get(node.end.key):
+            _keep_newest(candidates, node)
+        else:
+            self._by_end[node.end.key] = [node]
         self._by_body.setdefault(node.end.body_key, []).append(node)
         for call in node.interaction.output.tool_calls:
             self._by_call[call.id] = node
