@@ -11,6 +11,7 @@ import socket
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Protocol
 
+import httptools
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
@@ -84,7 +85,13 @@ class Connection(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         cycle = self.cycle
         self._unframed += len(data)
-        super().data_received(data)
+        self._unset_keepalive_if_required()
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserError:
+            self.send_400_response("")
+        except httptools.HttpParserUpgrade as offer:
+            self._decline(data[offer.args[0] :])
         if self.cycle is not cycle:
             self._unframed = 0
         elif self._unframed > MOST_HEADER_BYTES and not self.transport.is_closing():
@@ -92,6 +99,24 @@ class Connection(HttpToolsProtocol):
             self.refuse(
                 HeadersTooLarge(f"the headers are longer than {MOST_HEADER_BYTES} bytes; send fewer or shorter ones")
             )
+
+    def _should_upgrade(self) -> bool:
+        """True: begin no request whose head offers another protocol. `_decline` reads that request again."""
+        return True
+
+    def _decline(self, rest: bytes) -> None:
+        """Read a request again without its offer of another protocol. `rest`: what came after its head.
+
+        The parser takes the body for data of that protocol. Java's HTTP client offers HTTP/2 with every first request.
+        """
+        method = self.parser.get_method()
+        if method == b"CONNECT":
+            self.send_400_response("")
+            return
+        headers = [b"%s: %s\r\n" % header for header in self.headers if header[0] != b"upgrade"]
+        self.parser = httptools.HttpRequestParser(self)
+        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
+        self.data_received(b"%s %s HTTP/1.1\r\n%s\r\n%s" % (method, self.url, b"".join(headers), rest))
 
     def send_400_response(self, msg: str) -> None:
         """Refuse what the parser cannot read."""

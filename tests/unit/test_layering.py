@@ -161,7 +161,7 @@ PARTS: dict[str, set[str]] = {
 OUTSIDE: dict[str, set[str]] = {
     "alembic": {"store"},
     "fastokens": {"rendering"},
-    "httptools": {"engine.servers"},
+    "httptools": {"engine.servers", "serving"},
     "httpx": {"client", "workers"},
     "huggingface_hub": {"hub"},
     "jinja2": {"rendering.templates"},

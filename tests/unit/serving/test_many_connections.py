@@ -323,14 +323,36 @@ async def test_headers_and_trailers_end_at_64_kib(clients: Clients, head: bytes)
     assert b"HTTP/1.1 431 " in await reader.read()
 
 
+OFFER = (
+    b"POST /any HTTP/1.1\r\nhost: t\r\nconnection: Upgrade, HTTP2-Settings\r\nupgrade: h2c\r\n"
+    b"http2-settings: AAEAAEAA\r\ncontent-length: 6\r\n\r\nabcdef"
+)
+"""As Java's HTTP client offers HTTP/2 with its first request."""
+
+
+@pytest.mark.parametrize(("cut", "stage"), [(len(OFFER), None), (40, Stage.HEAD), (len(OFFER) - 4, Stage.BODY)])
+async def test_a_request_that_offers_another_protocol_is_read_whole(
+    clients: Clients, cut: int, stage: Stage | None
+) -> None:
+    reader, writer = await clients.connect(OFFER[:cut], stage=stage)
+    writer.write(OFFER[cut:])
+    for request in (OFFER, GET, OFFER):  # the connection goes on
+        head = await reader.readuntil(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 200 ")
+        assert b"whole" in await reader.readuntil(b"0\r\n\r\n")
+        writer.write(request)
+    [connection] = clients.open
+    await until(lambda: connection.received == 3 * 6)
+
+
 async def test_what_is_not_http_gets_400_and_is_counted(clients: Clients, caplog: pytest.LogCaptureFixture) -> None:
-    for sent in (b"\x16\x03\x01\x02", b"GET /\xff HTTP/1.1\r\n\r\n"):
+    for sent in (b"\x16\x03\x01\x02", b"GET /\xff HTTP/1.1\r\n\r\n", b"CONNECT a:1 HTTP/1.1\r\nhost: a\r\n\r\n"):
         reader, _ = await clients.connect(sent)
         answer = await reader.read()
         assert answer.startswith(b"HTTP/1.1 400 ") and b'"invalid_request"' in answer
     with caplog.at_level(logging.WARNING):
         clients.sweep(0)
-    assert caplog.messages == ["connections closed: 2 sent what is not HTTP; 0 are open"]
+    assert caplog.messages == ["connections closed: 3 sent what is not HTTP; 0 are open"]
 
 
 async def test_replies_that_are_not_read_end_soon_once_the_server_is_stopping(clients: Clients) -> None:
