@@ -48,9 +48,7 @@ from proxy.engine.gate import Gate
 from proxy.engine.interface import Engine, ServerPool, WeightTransfer
 from proxy.engine.mailbox import Mailbox
 from proxy.errors import InvalidRequest, ProxyError
-from proxy.fair_pool import FairPool
 from proxy.hub import pinned, revision_of
-from proxy.memory import FreedMemory
 from proxy.metrics import Metrics
 from proxy.progress import step
 from proxy.protocols.chat.protocol import ChatProtocol
@@ -61,6 +59,8 @@ from proxy.protocols.responses.protocol import ResponsesProtocol
 from proxy.protocols.wire_protocol import WireProtocol
 from proxy.rendering.examination import Examination, examine
 from proxy.rendering.renderer import Renderer, load_renderer
+from proxy.resources.fair_pool import FairPool
+from proxy.resources.memory import FreedMemory
 from proxy.sessions.access import Access
 from proxy.sessions.deletion import Deletion
 from proxy.sessions.end_waiter import EndWaiter

@@ -18,8 +18,8 @@ from proxy.api.body_weight import CONTAINER, weigh, weighs_at_most
 from proxy.api.headers import Headers, headers_of, key_in
 from proxy.api.http import as_object, decode_json
 from proxy.errors import BodyTooLarge, InvalidRequest, UnsupportedMediaType
-from proxy.fair_pool import FairPool
-from proxy.memory import FreedMemory
+from proxy.resources.fair_pool import FairPool
+from proxy.resources.memory import FreedMemory
 from proxy.settings import Settings
 
 _T = TypeVar("_T")

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Hashable
 
 from proxy.errors import TooManyRequests
-from proxy.fair_queue import FairQueue
+from proxy.resources.fair_queue import FairQueue
 
 FREE = 64 * 1024
 """A body of so many bytes takes nothing. uvicorn reads about as much of each body before anybody asks for it."""

@@ -25,7 +25,7 @@ from starlette.types import ASGIApp
 
 from proxy.app import build_app
 from proxy.errors import ConfigurationError
-from proxy.memory import limit_arenas, return_freed_memory
+from proxy.resources.memory import limit_arenas, return_freed_memory
 from proxy.serving.connection import Connection
 from proxy.serving.connections import Connections, Patience
 from proxy.serving.open_files import raise_limit, room_for_connections

@@ -21,8 +21,8 @@ from starlette.applications import Starlette
 
 from proxy.app import build_app
 from proxy.errors import ConfigurationError
-from proxy.memory import limit_arenas
 from proxy.progress import hide_steps
+from proxy.resources.memory import limit_arenas
 from proxy.serving import server
 from proxy.settings import Settings
 from proxy.workers.group import Place

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from operator import attrgetter
 
-from proxy.memory import resident_bytes, return_freed_memory
+from proxy.resources.memory import resident_bytes, return_freed_memory
 from proxy.sessions.live_session import LiveSession
 from proxy.sessions.registry import Registry
 

@@ -15,12 +15,12 @@ from xxhash import xxh3_64_intdigest
 
 from proxy.engine.grammar import Grammar, GrammarPart
 from proxy.errors import InvalidRequest
-from proxy.fair_pool import FairPool
 from proxy.prompt_ids import PromptIds
 from proxy.reasons import Echo
 from proxy.rendering.bridge import TAIL
 from proxy.rendering.renderer import Renderer
 from proxy.rendering.token_bound import at_most
+from proxy.resources.fair_pool import FairPool
 from proxy.sessions.live_session import LiveSession
 from proxy.trajectory.cache import Match, Node
 from proxy.trajectory.echoes import restore

@@ -30,12 +30,12 @@ from proxy.errors import (
     StoreUnavailable,
     TooManyRequests,
 )
-from proxy.fair_pool import FairPool
 from proxy.metrics import Metrics
 from proxy.prompt_ids import PromptIds
 from proxy.reasons import FinishReason, Status
 from proxy.rendering.renderer import Renderer
 from proxy.rendering.token_bound import TooManyTokens
+from proxy.resources.fair_pool import FairPool
 from proxy.sessions.attempts import Attempt, Stage
 from proxy.sessions.live_session import LiveSession, deleted
 from proxy.sessions.named_sessions import NamedSessions

@@ -13,7 +13,7 @@ import pytest
 
 from proxy import parsed_items
 from proxy.api import bodies
-from proxy.memory import FreedMemory
+from proxy.resources.memory import FreedMemory
 from proxy.settings import Settings
 from tests.support import says, serving, user
 

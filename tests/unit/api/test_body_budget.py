@@ -13,7 +13,7 @@ from proxy.api import body_budget
 from proxy.api.bodies import Bodies, Upload
 from proxy.api.body_budget import FREE
 from proxy.errors import TooManyRequests
-from proxy.memory import FreedMemory
+from proxy.resources.memory import FreedMemory
 from proxy.settings import Settings
 
 MIB = 2**20

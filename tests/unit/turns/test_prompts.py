@@ -8,9 +8,9 @@ from typing import Any, cast
 
 import pytest
 
-from proxy.fair_pool import FairPool
-from proxy.memory import FreedMemory
 from proxy.rendering import Renderer
+from proxy.resources.fair_pool import FairPool
+from proxy.resources.memory import FreedMemory
 from proxy.sessions.live_session import LiveSession
 from proxy.trajectory.cache import InteractionCache
 from proxy.trajectory.matching import identify

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from proxy.fair_pool import LARGE, FairPool
-from proxy.memory import FreedMemory
+from proxy.resources.fair_pool import LARGE, FairPool
+from proxy.resources.memory import FreedMemory
 
 
 class Gated:

@@ -10,8 +10,8 @@ from collections.abc import Callable, Hashable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple, TypeVar
 
-from proxy.fair_queue import FairQueue
-from proxy.memory import FreedMemory
+from proxy.resources.fair_queue import FairQueue
+from proxy.resources.memory import FreedMemory
 
 _T = TypeVar("_T")
 

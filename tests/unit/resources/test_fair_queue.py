@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from proxy.fair_queue import FairQueue
+from proxy.resources.fair_queue import FairQueue
 
 
 def anything(_: str) -> bool:

@@ -10,7 +10,7 @@ import pytest
 
 ARENAS_OF_THREADS = """
 import ctypes, threading
-from proxy.memory import limit_arenas
+from proxy.resources.memory import limit_arenas
 
 limit_arenas()
 libc = ctypes.CDLL(None)
