@@ -84,13 +84,14 @@ class TurnEndpoint:
         """Begin the turn that the body asks for."""
         sent, path = await upload.read(), caller.path
         await self._turnstile.enter()
+        entered = self._turnstile.passes
         body, size = await upload.decode(sent), len(sent)
         if self._turns.held_up and size <= _ORDINARY:
             upload.release()  # thousands of requests may wait for a paused engine
         if self._forwarding is None:
             sent = b""
         session = await self._access.resolve(caller if path else caller._replace(hint=hint_in(headers, body)))
-        if self._access.shared:  # one query has answered for all requests that waited for it
+        if self._turnstile.passes != entered:  # one query may have answered for all requests that waited for it
             await self._turnstile.enter()
         asked = await upload.do(size, self._protocol.parse, body, session.parsed)
         asked.model = asked.model or self._model

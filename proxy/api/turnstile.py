@@ -12,12 +12,14 @@ _AT_ONCE = 8
 class Turnstile:
     """One for all turns of an event loop. Between its passes, the loop reads and writes for everybody else.
 
+    `passes` grows with each pass after a turn entered: if it did not, that turn has not waited since.
+
     `_entered` counts from one call of `_next_pass` to the next, `_before` from the call before that to the last one. A
     pass of the loop has a part of each, so together they stay within the limit.
     """
 
     def __init__(self) -> None:
-        self._entered = self._before = 0
+        self._entered = self._before = self.passes = 0
         self._waiting: deque[asyncio.Future[None]] = deque()
 
     async def enter(self) -> None:
@@ -37,6 +39,7 @@ class Turnstile:
 
     def _next_pass(self) -> None:
         """Wake as many as may begin in the next pass."""
+        self.passes += 1
         self._before, self._entered = self._entered, 0
         while self._waiting and self._entered < _AT_ONCE:
             place = self._waiting.popleft()

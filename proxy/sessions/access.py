@@ -55,7 +55,6 @@ class Access:
     """Finds the session that a caller addresses, and refuses callers without access to it.
 
     `open_server`: the server has no admin key, so every caller on this machine has access.
-    `shared`: the state of each session is read from a database that other replicas write to.
     """
 
     def __init__(
@@ -64,7 +63,6 @@ class Access:
         self._registry, self._named, self._series = registry, named, series
         self._keys, self._settings = keys, settings
         self.open_server = settings.admin_key is None
-        self.shared = registry.shared
 
     async def resolve(self, caller: Caller) -> LiveSession:
         """Return the open session that a turn belongs to. Raises Unauthorized, SessionNotFound or SessionClosed."""
