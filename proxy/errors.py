@@ -24,7 +24,7 @@ ProxyError                        status  code
 ├── EngineFailed                  502     engine_failed
 ├── EngineUnavailable             503     engine_unavailable
 │   ├── EngineLost                503     engine_lost
-│   │   └── EngineBusy            503     engine_lost
+│   │   └── EngineBusy            503     engine_busy
 │   └── EngineIncapable           501     engine_incapable
 ├── StoreUnavailable              503     store_unavailable
 ├── ScratchFull                   503     scratch_full
@@ -250,6 +250,8 @@ class EngineLost(EngineUnavailable):
 
 class EngineBusy(EngineLost):
     """The inference server refuses the request because it has too many. That is no failure of the server."""
+
+    code = "engine_busy"
 
 
 class EngineIncapable(EngineUnavailable):

@@ -20,6 +20,7 @@ from pathlib import Path
 
 import certifi
 import pytest
+from hypothesis import HealthCheck, settings
 from sqlalchemy import make_url
 
 from proxy.store import schema
@@ -28,6 +29,12 @@ from tests import databases
 MEMORY = Path("/dev/shm")
 if MEMORY.is_dir() and os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free > 4 * 2**30:
     os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))
+
+
+# How long an example takes depends on what else the machine does. Fixtures are made for all examples of a test at once.
+_CHECKS = [HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
+settings.register_profile("of_this_project", deadline=None, suppress_health_check=_CHECKS)
+settings.load_profile("of_this_project")
 
 
 def pytest_collection_finish() -> None:

@@ -366,7 +366,7 @@ BODY = st.fixed_dictionaries(
 async def test_no_body_at_all_gives_a_5xx(server: Server, session: str) -> None:
     loop = asyncio.get_running_loop()
 
-    @settings(max_examples=150, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=150, database=None, suppress_health_check=list(HealthCheck))
     @given(body=BODY)
     def search(body: Any) -> None:
         sent = json.dumps(body)

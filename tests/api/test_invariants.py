@@ -280,7 +280,7 @@ def without_dangling_results(history: list[Any]) -> list[Any]:
     return [message for message in history if message["role"] != "tool" or message["tool_call_id"] in calls]
 
 
-AgentMachine.TestCase.settings = settings(max_examples=25, stateful_step_count=15, deadline=None)
+AgentMachine.TestCase.settings = settings(max_examples=25, stateful_step_count=15)
 TestInvariants1And2And3And5And6HoldWhateverTheAgentDoes = AgentMachine.TestCase
 
 
@@ -378,7 +378,7 @@ def wait_until(holds: Callable[[], bool]) -> None:
         time.sleep(0.01)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.lists(st.floats(-10, 10), min_size=1, max_size=4), st.floats(0, 1), st.sampled_from(Credit))
 def test_invariant_7_rewards_stay_as_set_and_returns_follow_from_them(
     rewards: list[float], discount: float, credit: Credit

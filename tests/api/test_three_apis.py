@@ -8,7 +8,7 @@ from typing import Any
 
 import httpx
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from proxy.engine.requests import GenerateRequest
@@ -301,7 +301,7 @@ SHAPES = st.sampled_from(
 
 
 @pytest.mark.parametrize("path", [*PATHS, COUNT])
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60)
 @given(fields=st.dictionaries(st.sampled_from(FIELDS), json_values | st.lists(SHAPES | json_values, max_size=3)))
 def test_fuzzed_bodies_never_give_a_500(tmp_path_factory: Any, path: str, fields: dict[str, Any]) -> None:
     import asyncio

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from rendering_folders import ENDS, write_folder
 
@@ -183,7 +183,7 @@ turns = st.lists(
 )
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=100)
 @given(
     history=st.lists(texts, max_size=4),
     output=st.sampled_from(["", "Yo", "Yo<|im_end|>", "<think>hm", "<think>hm</think>Yo<|im_end|>", "<|endoftext|>"]),

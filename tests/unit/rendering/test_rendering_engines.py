@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from jinja2.exceptions import TemplateError
 from rendering_folders import ENDS
@@ -23,7 +23,7 @@ from proxy.rendering.templates.minijinja_template import compile_minijinja
 from proxy.rendering.templates.template_text import TemplateText
 from proxy.rendering.tokenizer import Tokenizer
 
-quick = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+quick = settings(max_examples=60)
 
 # What engines strip, escape or print in different ways.
 ODD = [

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from format_samples import EXPECTED, SAMPLES, TOOLS, Reading, joined, parser_for, read
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from rendering_folders import write_folder
 
@@ -23,7 +23,7 @@ from proxy.rendering.tool_calls.known_formats import TOOL_FORMATS, tool_format
 from proxy.rendering.tool_calls.tool_format import read_calls, split_marks
 from proxy.types import Message, Role, Tool
 
-quick = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+quick = settings(max_examples=60)
 NAMES = sorted(SAMPLES)
 
 

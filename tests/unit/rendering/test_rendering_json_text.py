@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from proxy.rendering.tool_calls.json_calls import loads
 from proxy.rendering.tool_calls.json_text import MAX_DEPTH, JsonText
 
-quick = settings(max_examples=300, deadline=None)
+quick = settings(max_examples=300)
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),

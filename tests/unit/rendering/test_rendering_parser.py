@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from format_samples import library_reading
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from proxy.rendering import OutputParser, Renderer, load_renderer
@@ -23,7 +23,7 @@ TOOLS = (Tool("read", "Read a file.", {"type": "object", "properties": {"path": 
 CALL = '<tool_call>\n{"name": "read", "arguments": {"path": "a"}}\n</tool_call>'
 OPEN = "<|im_start|>assistant\n<think>\n"
 PROMPT = "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
-quick = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+quick = settings(max_examples=150)
 
 FRAGMENTS = st.sampled_from(
     [

@@ -23,7 +23,7 @@ from typing import Any
 
 import pytest
 from format_samples import SAMPLES, TOOLS, library_reading, parser_for, read
-from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from rendering_folders import write_folder
 
@@ -34,7 +34,7 @@ from proxy.rendering.tool_calls.known_formats import TOOL_FORMATS, tool_format
 from proxy.rendering.tool_calls.tool_format import split_marks
 from proxy.types import Message
 
-quick = settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+quick = settings(max_examples=80)
 
 
 @dataclass(frozen=True)

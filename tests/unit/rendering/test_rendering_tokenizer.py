@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import tokenizers
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
@@ -18,7 +18,7 @@ from proxy.rendering import Renderer
 from proxy.rendering.detokenizer import WindowDetokenizer
 from proxy.rendering.tokenizer import Tokenizer, sample_texts
 
-quick = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+quick = settings(max_examples=150)
 markers = st.sampled_from(["<|im_start|>", "<|im_end|>", "<tool_call>", "<think>", "<|endoftext|>"])
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from rendering_folders import ASSETS, ROOT
 from transformers import AutoTokenizer
@@ -262,7 +262,7 @@ def qwen2(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[
     return Tokenizer(read_tokenizer(folder)), AutoTokenizer.from_pretrained(folder)
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=200)
 @given(text=st.text(max_size=40))
 def test_any_text_has_the_ids_of_a_built_class(qwen2: tuple[Tokenizer, Any], text: str) -> None:
     ours, theirs = qwen2
