@@ -70,10 +70,10 @@ class Guard:
         return allowed
 
     def _check_host(self, hosts: list[str], scope: Scope) -> None:
+        if not hosts:
+            return  # no browser: a health check over HTTP/1.0, or a client in this process
         if len(hosts) == 1 and (self._hosts.accepts(hosts[0]) or _is_own(hosts[0], scope)):
             return
-        if not hosts and not is_address((scope.get("server") or ("", None))[0]):
-            return  # in process, or over a Unix socket: no browser
         names = "localhost, 127.0.0.1, [::1], the host of --public-url and those of --allowed-hosts"
         if len(hosts) != 1:
             raise HostNotAllowed(f"a request needs one 'Host' header, and this one has {len(hosts)}; known are {names}")
