@@ -14,6 +14,7 @@ from starlette.requests import Request
 from starlette.routing import Route
 
 from proxy import errors
+from proxy.engine import gate
 from proxy.engine.requests import GenerateRequest
 from proxy.engine.scripted.scripts import Fault, Reply, Script
 from tests.support import Server, sampled, serving, user
@@ -179,8 +180,14 @@ def test_every_error_class_has_a_case() -> None:
     ("kind", "case", "script", "settings"), CASES, ids=lambda value: getattr(value, "__name__", "")
 )
 async def test_each_error_has_its_status_and_openai_envelope(
-    tmp_path: Path, kind: type[errors.ProxyError], case: Case, script: Script, settings: dict[str, Any]
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    kind: type[errors.ProxyError],
+    case: Case,
+    script: Script,
+    settings: dict[str, Any],
 ) -> None:
+    monkeypatch.setattr(gate, "_WAIT_S", 0.0)
     async with serving(tmp_path, script, **settings) as server:
         response = await case(server)
         assert response.status_code == kind.status, response.text
