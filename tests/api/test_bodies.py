@@ -51,6 +51,7 @@ async def test_a_body_of_too_many_values_is_refused_by_name_before_it_is_parsed(
 
     monkeypatch.setattr(bodies, "decode_json", watched)
     monkeypatch.setattr(bodies, "INLINE", 10_000)
+    monkeypatch.setattr(bodies, "INLINE_WORK", 10_000)
     async with serving(tmp_path, says("hi"), max_body_values=100_000) as server:
         await server.ok("/s/v1/chat/completions", {"model": "m", "messages": [user("hi")]})  # the session exists
         parsed.clear()
