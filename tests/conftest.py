@@ -15,6 +15,7 @@ import tempfile
 import uuid
 import warnings
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from functools import cached_property
 from pathlib import Path
 
@@ -84,6 +85,16 @@ class Postgres:
         url: str = self._server.get_uri(name)
         return url
 
+    @contextmanager
+    def database(self, template: str = "template1") -> Iterator[str]:
+        """As `create_database`; the database goes at the end: it takes 6 MB, which are of the memory."""
+        import psycopg
+
+        url = self.create_database(template)
+        yield url
+        with suppress(psycopg.OperationalError), psycopg.connect(self._server.get_uri(), autocommit=True) as connection:
+            connection.execute(f"DROP DATABASE {make_url(url).database} WITH (FORCE)".encode())
+
     @cached_property
     def migrated(self) -> str:
         """The name of a database at the newest revision, to be copied."""
@@ -116,23 +127,25 @@ def postgres() -> Iterator[Postgres]:
 
 
 @pytest.fixture
-def postgres_url(postgres: Postgres) -> str:
+def postgres_url(postgres: Postgres) -> Iterator[str]:
     """The URL of a new Postgres database with empty tables."""
-    return postgres.create_database(postgres.migrated)
+    with postgres.database(postgres.migrated) as url:
+        yield url
 
 
 @pytest.fixture
-def unmigrated_postgres_url(postgres: Postgres) -> str:
+def unmigrated_postgres_url(postgres: Postgres) -> Iterator[str]:
     """The URL of a Postgres database without tables."""
-    return postgres.create_database()
+    with postgres.database() as url:
+        yield url
 
 
 @pytest.fixture(autouse=os.environ.get("TOKENGROVE_TEST_DATABASE") == "postgres")
 def everything_on_postgres(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[None]:
     """With TOKENGROVE_TEST_DATABASE=postgres, tests that name no database run on Postgres instead of a file."""
     server: Postgres = request.getfixturevalue("postgres")
-    databases.urls[tmp_path] = server.create_database(server.migrated)
-    yield
+    with server.database(server.migrated) as databases.urls[tmp_path]:
+        yield
     del databases.urls[tmp_path]
 
 

@@ -156,7 +156,8 @@ async def test_a_step_of_a_session_with_many_turns_calls_no_more_functions_than_
     tmp_path: Path, step: Callable[[Server, int], Awaitable[None]]
 ) -> None:
     entries = {}
-    async with serving(tmp_path, says(*["yes"] * 120)) as server:
+    file = f"sqlite:///{tmp_path / 'test.db'}"  # a shared database is asked for the rewards of all turns after each
+    async with serving(tmp_path, says(*["yes"] * 120), database_url=file) as server:
         for turn in range(60):
             with counted() as calls:
                 await step(server, turn)

@@ -22,9 +22,9 @@ BODY = {"model": "m", "messages": [user(QUESTION)]}
 
 
 @pytest.fixture
-def link(postgres: Any) -> Iterator[Link]:
+def link(postgres_url: str) -> Iterator[Link]:
     """A link to a new database at the newest revision."""
-    with linked(postgres.create_database(postgres.migrated)) as link:
+    with linked(postgres_url) as link:
         yield link
 
 

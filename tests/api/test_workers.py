@@ -16,7 +16,6 @@ from proxy.engine.interface import PauseMode
 from proxy.engine.scripted.engine import ScriptedEngine
 from proxy.engine.scripted.scripts import Reply
 from proxy.workers import common_metrics
-from tests.conftest import Postgres
 from tests.engines.scripts import following
 from tests.engines.wire import LiveWire
 from tests.exports import entries
@@ -30,9 +29,9 @@ MARKS: list[dict[str, str]] = [RETRY, {"idempotency-key": "k"}]
 
 
 @pytest.fixture
-def url(postgres: Postgres) -> str:
+def url(postgres_url: str) -> str:
     """The URL of a migrated Postgres database."""
-    return postgres.create_database(postgres.migrated)
+    return postgres_url
 
 
 @pytest.fixture
