@@ -431,6 +431,7 @@ async def test_a_single_server_on_sqlite_reads_nothing_for_a_turn(tmp_path: Path
     url = f"sqlite:///{tmp_path / 'alone.db'}"
     async with serving(tmp_path, says("one", "two", "three"), database_url=url) as server:
         first = await server.answer([user("hi")])
+        await until(lambda: _is(server.app.state.store.news.excludes("another")))  # the ids of stored sessions are read
         reads: list[Any] = []
         event.listen(server.app.state.store.database._reader_engine, "checkout", lambda *seen: reads.append(seen))
         await server.answer([user("hi"), first, user("more")])
