@@ -49,7 +49,6 @@ from proxy.engine.interface import Engine, ServerPool, WeightTransfer
 from proxy.engine.mailbox import Mailbox
 from proxy.errors import InvalidRequest, ProxyError
 from proxy.hub import pinned, revision_of
-from proxy.metrics import Metrics
 from proxy.progress import step
 from proxy.protocols.chat.protocol import ChatProtocol
 from proxy.protocols.completions.protocol import CompletionsProtocol
@@ -79,6 +78,7 @@ from proxy.sessions.start_limits import StartLimits
 from proxy.settings import Settings
 from proxy.store.database import label, parse_url
 from proxy.store.store import Store
+from proxy.telemetry.metrics import Metrics
 from proxy.turns.turns import Turns
 from proxy.workers.group import Group, Place
 

@@ -10,8 +10,8 @@ from starlette.responses import Response
 from proxy.api.http import JsonResponse
 from proxy.engine.gate import Gate
 from proxy.engine.interface import ServerPool
-from proxy.metrics import CONTENT_TYPE, Metrics
 from proxy.store.store import Store
+from proxy.telemetry.metrics import CONTENT_TYPE, Metrics
 from proxy.workers.common_metrics import CommonMetrics
 
 

@@ -21,9 +21,9 @@ from proxy.engine.chunks import TakeChunk, TokenChunk, check_chunk
 from proxy.engine.interface import Engine, EngineInfo, PauseMode, ServerPool
 from proxy.engine.requests import GenerateRequest, rest_of
 from proxy.errors import SHUTTING_DOWN, EngineFailed, EngineLost, EngineTimeout, EngineUnavailable
-from proxy.metrics import Metrics
 from proxy.reasons import FinishReason
 from proxy.settings import Settings
+from proxy.telemetry.metrics import Metrics
 from proxy.types import Ids, Logprobs, ids_of
 
 _RETRY_AFTER_S = 5.0

@@ -13,13 +13,13 @@ import weakref
 from dataclasses import replace
 
 from proxy.errors import SessionNotFound
-from proxy.metrics import Metrics
 from proxy.sessions.ids import is_session_id
 from proxy.sessions.keys import Keyring
 from proxy.sessions.live_session import LiveSession, deleted
 from proxy.sessions.replica import NOTHING_SEEN, absorb
 from proxy.store.news import News, Seen
 from proxy.store.replica_news import ReplicaNews
+from proxy.telemetry.metrics import Metrics
 from proxy.trajectory.cache import InteractionCache
 
 # Turns of a stored session that are placed in one pass of the event loop: they take some 10 ms.

@@ -16,7 +16,6 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from proxy.errors import EngineFailed, ProxyError, SessionNotFound, StoreUnavailable
-from proxy.metrics import Metrics
 from proxy.reasons import FinishReason, Reason, Status
 from proxy.sessions.attempts import Stage
 from proxy.sessions.live_session import LiveSession, deleted
@@ -24,6 +23,7 @@ from proxy.sessions.registry import Registry
 from proxy.sessions.replica import note_commit, note_doubt
 from proxy.sessions.scores import Scores
 from proxy.store.turn_log import TurnLog
+from proxy.telemetry.metrics import Metrics
 from proxy.trajectory.cache import Node
 from proxy.turns.turn import Turn
 from proxy.types import Interaction

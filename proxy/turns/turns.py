@@ -30,7 +30,6 @@ from proxy.errors import (
     StoreUnavailable,
     TooManyRequests,
 )
-from proxy.metrics import Metrics
 from proxy.prompt_ids import PromptIds
 from proxy.reasons import FinishReason, Status
 from proxy.rendering.renderer import Renderer
@@ -46,6 +45,7 @@ from proxy.sessions.settling import settle
 from proxy.settings import Settings
 from proxy.store.replica_news import ReplicaNews
 from proxy.store.turn_log import TurnLog
+from proxy.telemetry.metrics import Metrics
 from proxy.trajectory.matching import Identity, request_hash
 from proxy.turns.budgets import apply_budgets, context_of, most_counted, most_in_prompt
 from proxy.turns.choice import Choice

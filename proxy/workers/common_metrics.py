@@ -9,7 +9,7 @@ import os
 import pickle
 from pathlib import Path
 
-from proxy.metrics import Metrics
+from proxy.telemetry.metrics import Metrics
 from proxy.workers.peers import Peers
 
 _ANSWER_S = 3.0

@@ -15,8 +15,8 @@ from proxy.engine.interface import Engine, ServerPool, SharedEngine
 from proxy.engine.mailbox import Mailbox
 from proxy.engine.requests import GenerateRequest
 from proxy.errors import ConfigurationError
-from proxy.metrics import Metrics
 from proxy.reasons import FinishReason
+from proxy.telemetry.metrics import Metrics
 from proxy.workers.common_metrics import CommonMetrics
 from proxy.workers.leader import LEADER, CommonPool, Follower, Gates, Leader
 from proxy.workers.mailbox_client import MailboxClient

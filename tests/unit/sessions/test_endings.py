@@ -11,9 +11,9 @@ import pytest
 from proxy.app import SessionParts
 from proxy.engine.interface import PauseMode
 from proxy.errors import SessionClosed, StoreUnavailable
-from proxy.metrics import Metrics
 from proxy.settings import Settings
 from proxy.store.store import Store
+from proxy.telemetry.metrics import Metrics
 from proxy.types import SessionStatus
 from tests.databases import execute
 from tests.support import default_url, says, serving, until, user

@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 from proxy.app import SessionParts
-from proxy.metrics import Metrics
 from proxy.sessions import session_memory
 from proxy.sessions.live_session import LiveSession
 from proxy.settings import Settings
 from proxy.store.store import Store
+from proxy.telemetry.metrics import Metrics
 from proxy.types import SessionStatus
 from tests.databases import execute
 from tests.support import says, serving, user

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from proxy.metrics import Metrics
 from proxy.sessions.endings import Endings
 from proxy.sessions.ids import is_session_id
 from proxy.sessions.issued_keys import IssuedKeys, KeyKind
@@ -23,6 +22,7 @@ from proxy.settings import Settings
 from proxy.store.key_index import KeyIndex
 from proxy.store.sql.reads import KeyHolder
 from proxy.store.store import Store
+from proxy.telemetry.metrics import Metrics
 from proxy.types import SessionRecord
 
 RECORD = SessionRecord("s", api_key_hash=hash_key("agent"), control_key_hash=hash_key("control"))

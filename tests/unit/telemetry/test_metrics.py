@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from proxy.metrics import Metrics
 from proxy.reasons import Reason, Status
+from proxy.telemetry.metrics import Metrics
 from proxy.types import Api
 
 

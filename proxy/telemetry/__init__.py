@@ -1,0 +1,1 @@
+"""What the server tells its operator. Nothing here imports another part of the server."""
