@@ -8,14 +8,11 @@ them.
 from __future__ import annotations
 
 import ipaddress
-import os
-import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
-from typing import Any, get_type_hints
-from urllib.parse import urlsplit
+from dataclasses import dataclass, field
+from typing import Any
 
 from proxy.errors import ConfigurationError
+from proxy.settings import checks
 from proxy.types import Credit
 
 
@@ -144,66 +141,11 @@ class Settings:
         return (self.rewards_by or ("control" if self.admin_key else "session")) == "session"
 
 
-def listed(text: str | None) -> list[str]:
-    """The parts of a setting that are separated by commas."""
-    return [part.strip() for part in (text or "").split(",") if part.strip()]
-
-
-VARIABLE_PREFIX = "TOKENGROVE_"
-_HOST = re.compile(r"(\*\.)?[a-z0-9_-]+(\.[a-z0-9_-]+)*|\[[0-9a-f:.]+\]")
-# `https://*` would be every site. Sandboxed pages of every site have the origin `null`, which is no URL.
-_ORIGIN = re.compile(r"(?!https?://\*$)[a-z][a-z0-9+.-]*://(\*|(\*\.)?[a-z0-9._-]+|\[[0-9a-f:.]+\])(:[0-9]{1,5})?")
 _POSITIVE = (
     *("max_context_tokens", "max_tokens_per_turn", "max_body_bytes", "engine_timeout_s", "key_lifetime_s"),
     *("max_live_sessions", "session_idle_s", "max_turns_in_flight", "batch_size", "stream_interval", "workers"),
     *("max_inflight_body_bytes", "max_body_values", "session_memory_bytes", "max_connections"),
 )
-
-
-def from_environment(given: Mapping[str, Any], environ: Mapping[str, str] = os.environ) -> Settings:
-    """Read settings from flags (None: not given) and environment variables.
-
-    Raises ConfigurationError that names the flag or variable.
-    """
-    hints = get_type_hints(Settings)
-    values: dict[str, Any] = {}
-    for spec in fields(Settings):
-        if given.get(spec.name) not in (None, ()):
-            values[spec.name] = given[spec.name]
-        elif (text := environ.get(VARIABLE_PREFIX + spec.name.upper())) is not None:
-            values[spec.name] = _parse(spec.name, text, hints[spec.name])
-    return Settings(**values)
-
-
-def _parse(name: str, text: str, kind: Any) -> Any:
-    parse, expected = _PARSERS.get(kind, (str, "text"))
-    try:
-        return parse(text)
-    except (ValueError, KeyError):
-        raise ConfigurationError(f"{VARIABLE_PREFIX}{name.upper()}={text!r} is not {expected}") from None
-
-
-def _parse_bool(text: str) -> bool:
-    return {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}[text.lower()]
-
-
-def _parse_list(text: str) -> tuple[str, ...]:
-    return tuple(part for part in text.split(";") if part)
-
-
-_BOOL = (_parse_bool, "true or false (1, true, yes, 0, false, no)")
-_INT = (int, "an integer")
-_FLOAT = (float, "a number")
-_PARSERS: Mapping[Any, tuple[Callable[[str], Any], str]] = {
-    bool: _BOOL,
-    bool | None: _BOOL,
-    int: _INT,
-    int | None: _INT,
-    float: _FLOAT,
-    float | None: _FLOAT,
-    Credit: (Credit, " or ".join(Credit)),
-    tuple[str, ...]: (_parse_list, "a list separated by semicolons"),
-}
 
 
 def _check(settings: Settings) -> None:
@@ -217,15 +159,15 @@ def _check(settings: Settings) -> None:
         raise ConfigurationError(f"--port {settings.port} must be between 0 and 65535")
     if not 0.0 <= settings.discount <= 1.0:
         raise ConfigurationError(f"--discount {settings.discount} must be between 0 and 1")
-    _check_choice("--rewards-by", settings.rewards_by, ("control", "session", None))
-    _check_choice("--thinking-retention", settings.thinking_retention, ("all", "template"))
-    _check_choice("--log-level", settings.log_level, ("debug", "info", "warning", "error"))
-    _check_admin_key(settings.admin_key)
-    _check_proxies(settings.forwarded_allow_ips)
-    _check_public_url(settings.public_url)
-    _check_listed("--allowed-hosts", settings.allowed_hosts, _HOST, "a host name without a port, or *.SUFFIX")
-    _check_listed(
-        "--allowed-origins", settings.allowed_origins, _ORIGIN, "https://HOST[:PORT], https://*.SUFFIX or SCHEME://*"
+    checks.check_choice("--rewards-by", settings.rewards_by, ("control", "session", None))
+    checks.check_choice("--thinking-retention", settings.thinking_retention, ("all", "template"))
+    checks.check_choice("--log-level", settings.log_level, ("debug", "info", "warning", "error"))
+    checks.check_admin_key(settings.admin_key)
+    checks.check_proxies(settings.forwarded_allow_ips)
+    checks.check_public_url(settings.public_url)
+    checks.check_listed("--allowed-hosts", settings.allowed_hosts, checks.HOST, "a host name without a port, or *.SUFFIX")
+    checks.check_listed(
+        "--allowed-origins", settings.allowed_origins, checks.ORIGIN, "https://HOST[:PORT], https://*.SUFFIX or SCHEME://*"
     )
     for name in _POSITIVE:
         value = getattr(settings, name)
@@ -259,43 +201,3 @@ def _check_workers(settings: Settings) -> None:
             f"--workers {settings.workers} cannot share --engine {settings.engine}, which belongs to one process; "
             "start engine servers and give their addresses: --engine http://HOST:PORT[,http://HOST:PORT...]"
         )
-
-
-def _check_admin_key(key: str | None) -> None:
-    if key is not None and not all(part.strip() == part and part for part in key.split(",")):
-        raise ConfigurationError(
-            "--admin-key is empty or has white space around a key; separate several keys by commas without spaces"
-        )
-
-
-def _check_proxies(text: str | None) -> None:
-    for name in (text or "").split(","):
-        try:
-            if name.strip() not in ("", "*"):
-                ipaddress.ip_network(name.strip(), strict=False)
-        except ValueError:
-            raise ConfigurationError(
-                f"--forwarded-allow-ips {name.strip()!r} is not an IP address, a network such as 10.0.0.0/8, or *"
-            ) from None
-
-
-def _check_public_url(url: str | None) -> None:
-    try:
-        known = url is None or urlsplit(url).hostname
-    except ValueError:
-        known = None
-    if not known:
-        raise ConfigurationError(f"--public-url {url!r} is not a URL such as https://rollouts.example.org")
-
-
-def _check_listed(flag: str, text: str | None, form: re.Pattern[str], meaning: str) -> None:
-    """Raise ConfigurationError for the first part of a list that does not have the form, or if there is none."""
-    parts = listed(text)
-    wrong = next((part for part in parts if not form.fullmatch(part.lower())), None if parts or text is None else text)
-    if wrong is not None:
-        raise ConfigurationError(f"{flag} {wrong!r} is not {meaning}; separate several by commas")
-
-
-def _check_choice(flag: str, value: str | None, choices: tuple[str | None, ...]) -> None:
-    if value not in choices:
-        raise ConfigurationError(f"{flag} {value} must be one of {', '.join(c for c in choices if c)}")
