@@ -165,9 +165,14 @@ def _check(settings: Settings) -> None:
     checks.check_admin_key(settings.admin_key)
     checks.check_proxies(settings.forwarded_allow_ips)
     checks.check_public_url(settings.public_url)
-    checks.check_listed("--allowed-hosts", settings.allowed_hosts, checks.HOST, "a host name without a port, or *.SUFFIX")
     checks.check_listed(
-        "--allowed-origins", settings.allowed_origins, checks.ORIGIN, "https://HOST[:PORT], https://*.SUFFIX or SCHEME://*"
+        "--allowed-hosts", settings.allowed_hosts, checks.HOST, "a host name without a port, or *.SUFFIX"
+    )
+    checks.check_listed(
+        "--allowed-origins",
+        settings.allowed_origins,
+        checks.ORIGIN,
+        "https://HOST[:PORT], https://*.SUFFIX or SCHEME://*",
     )
     for name in _POSITIVE:
         value = getattr(settings, name)
