@@ -12,6 +12,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from proxy.reasons import Echo, FinishReason, Reason, Status
+from proxy.telemetry.timeline import Timeline
 
 if TYPE_CHECKING:
     Ids = array[int]
@@ -253,7 +254,7 @@ class TurnRequest:
     prompt and of each choice. `per_token`: it has every sampled token, in order, with its logprob if `logprobs` is
     set (`TokensDelta`). `names_ids`: logprobs name a token by its id instead of its text. `prefill`: the beginning
     of the answer, which the client wrote and the model continues; it is not one of `messages`. Headers set some of
-    the fields (`api.client_hints`); then the request stays as it is.
+    the fields (`api.client_hints`); then the request stays as it is. `timeline`: what it has reached so far.
     """
 
     api: Api
@@ -285,6 +286,7 @@ class TurnRequest:
     per_token: bool = False
     names_ids: bool = False
     prefill: Message | None = None
+    timeline: Timeline = field(default_factory=Timeline, compare=False, repr=False)
 
 
 @dataclass(slots=True)

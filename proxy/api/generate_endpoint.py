@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -56,17 +57,20 @@ class GenerateEndpoint:
 
     async def generate(self, request: Request) -> UnaryReply | JsonResponse | Forwarded:
         """Sample from token ids: as a turn of the session if one is named."""
+        received = time.monotonic()
         session = await self._access.resolve_if_named(caller_of(request))
         with self._bodies.upload(request.scope, headers_of(request.scope), request.receive) as upload:
-            return await self._from(request, session, upload)
+            return await self._from(request, session, upload, received)
 
     async def _from(
-        self, request: Request, session: LiveSession | None, upload: Upload
+        self, request: Request, session: LiveSession | None, upload: Upload, received: float
     ) -> UnaryReply | JsonResponse | Forwarded:
         sent = await upload.read()
+        read = time.monotonic()
         body = await upload.decode_object(sent)
         asked, affinity = await upload.do(len(sent), self._protocol.parse, body), parse_request_id(body)
         add_headers(asked, headers_of(request.scope))
+        asked.timeline.received, asked.timeline.read = received, read
         with _errors_named(body):
             if session is None:
                 upload.release()  # all that is left of the body are the ids, which the engine needs

@@ -5,6 +5,7 @@ A turn is answered without Starlette's requests and middleware, which would cost
 
 from __future__ import annotations
 
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
@@ -56,9 +57,10 @@ class TurnEndpoint:
         self._turnstile, self._forwarding = turnstile, forwarding
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        received = time.monotonic()
         reply: UnaryReply | StreamReply | Forwarded | None = None
         try:
-            reply = await self._begin(scope, receive)
+            reply = await self._begin(scope, receive, received)
             await reply(scope, receive, send)
         except ProxyError as error:
             await error_response(scope["path"], neutral(error))(scope, receive, send)
@@ -69,20 +71,21 @@ class TurnEndpoint:
                 await error_response(scope["path"], CRASH)(scope, receive, send)
             raise  # the server logs the traceback
 
-    async def _begin(self, scope: Scope, receive: Receive) -> UnaryReply | StreamReply | Forwarded:
+    async def _begin(self, scope: Scope, receive: Receive, received: float) -> UnaryReply | StreamReply | Forwarded:
         """Begin the turn and return its reply. Raises ProxyError or ClientDisconnect."""
         headers = headers_of(scope)
         caller = Caller(scope["path_params"].get("session"), key_in(headers))
         if not self._access.open_server:  # then no access depends on the body, so a stranger's is not read
             await self._access.resolve(caller)
         with self._bodies.upload(scope, headers, receive) as upload:
-            return await self._begin_as_asked(caller, headers, receive, upload)
+            return await self._begin_as_asked(caller, headers, receive, upload, received)
 
     async def _begin_as_asked(
-        self, caller: Caller, headers: Headers, receive: Receive, upload: Upload
+        self, caller: Caller, headers: Headers, receive: Receive, upload: Upload, received: float
     ) -> UnaryReply | StreamReply | Forwarded:
         """Begin the turn that the body asks for."""
         sent, path = await upload.read(), caller.path
+        read = time.monotonic()
         await self._turnstile.enter()
         entered = self._turnstile.passes
         body, size = await upload.decode(sent), len(sent)
@@ -96,6 +99,7 @@ class TurnEndpoint:
         asked = await upload.do(size, self._protocol.parse, body, session.parsed)
         asked.model = asked.model or self._model
         add_headers(asked, headers)
+        asked.timeline.received, asked.timeline.read = received, read
         if asked.tools or asked.template_options or asked.echo:
             await upload.do(size, _check_depth, asked)
         try:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import time
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
@@ -166,6 +167,7 @@ class Gate:
         of an output under a grammar; EngineUnavailable if no engine server is alive for `--pause-timeout-s`.
         """
         await self.enter()
+        request.timeline.admitted = time.monotonic()
         loop = asyncio.get_running_loop()
         task = asyncio.current_task(loop)
         assert task is not None
@@ -299,6 +301,7 @@ class Gate:
                     if not flight.cut:
                         raise EngineFailed("the engine ended its output without a finish reason")
             except EngineLost as lost:
+                flight.request.timeline.note("engine lost", reason=lost.message)
                 losses += lost.ran
                 if losses > _MOST_LOSSES or (flight.output and not flight.continuable):
                     raise
@@ -311,6 +314,7 @@ class Gate:
                 return flight.take(last) or FinishReason.LENGTH
             if wait_s or self.closed:
                 await self._readmitted(flight, wait_s)
+            flight.request.timeline.note("submitted again", tokens=len(flight.output))
 
     async def _until(self, condition: Callable[[], bool]) -> None:
         while not condition():

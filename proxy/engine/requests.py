@@ -8,6 +8,7 @@ from typing import NamedTuple
 from proxy.engine.grammar import Grammar
 from proxy.errors import ContextLengthExceeded, InvalidRequest
 from proxy.prompt_ids import PromptIds
+from proxy.telemetry.timeline import Timeline
 from proxy.types import Ids, SamplingParams, TurnRequest
 
 
@@ -34,6 +35,7 @@ class GenerateRequest:
     client's request, for engines that answer from messages (mailbox, scripted). `turn_number`: the position of the turn
     in its session, from 0. `whole`: the caller reads the output only when it is complete; ignored if `turn` is set,
     whose `stream` then decides. `failures`: notes of the pool of engine servers, for when the rest is submitted again.
+    `timeline`: when it was admitted, and what happened to it in the engine.
     """
 
     request_id: str
@@ -47,6 +49,7 @@ class GenerateRequest:
     turn_number: int = 0
     whole: bool = False
     failures: list[Failure] = field(default_factory=list)
+    timeline: Timeline = field(default_factory=Timeline, compare=False, repr=False)
 
     @property
     def input_ids(self) -> Ids:

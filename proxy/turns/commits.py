@@ -77,8 +77,10 @@ class Commits:
     async def _commit(self, turn: Turn) -> Node:
         """Optimistic locking: when another replica commits first, refresh the session, decide the reason, retry."""
         turn.committing = True  # no longer cancelled: the commit may already be durable
+        turn.timeline.commit_begun = time.monotonic()
         try:
             while (node := await self._place(turn)) is None:
+                turn.timeline.note("overtaken by another replica")
                 await self._registry.refresh(turn.session)
         except ProxyError as error:
             turn.committing = False
@@ -114,6 +116,7 @@ class Commits:
         session.cache.publish(node)
         session.record_commit(turn.interaction)
         turn.release()
+        turn.timeline.committed = time.monotonic()
         self._count(turn)
         if session.closed:
             self._in_background(self._scores.add_late_turn(session))
@@ -170,6 +173,7 @@ class Commits:
             return
         turn.attempt.stage = Stage.ENDING  # from here on, no retry attaches to it
         turn.committing = True  # no longer cancelled, so that the failure is recorded
+        turn.timeline.failed = time.monotonic()
         interaction.status, interaction.error, interaction.completed_at = status, error, time.time()
         turn.prove()
         turn.parser.finish()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from copy import copy
 from dataclasses import dataclass
 
 from proxy.engine.grammar import Grammar
@@ -61,6 +62,7 @@ def _make_turn(plan: ReplyPlan, k: int, order: ChoiceOrder | None, renderer: Ren
         session_id=plan.session.id,
         turn=request,
         turn_number=plan.session.turns_taken + k,
+        timeline=request.timeline if k == 0 else copy(request.timeline),
     )
     make_id = new_call_id if request.api is not Api.MESSAGES else new_tool_use_id
     parser = new_parser(renderer, request, sampling, prompt.ids.tail(TAIL), make_id)

@@ -6,6 +6,7 @@ tokenized again.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from operator import attrgetter
@@ -76,6 +77,7 @@ class Prompts:
                 messages, identity, echo = restored
                 request = with_messages(request, messages)
                 match = session.cache.find_parent(request, identity)
+        request.timeline.matched = time.monotonic()
         if match.parent is not None:
             bridged = await self._bridge(session, request, match, match.parent, most)
             if bridged is not None:
@@ -96,13 +98,14 @@ class Prompts:
         ids = self._renderer.render(request.messages, request.tools, request.template_options)
         return self._with_prefill(ids, request)
 
-    async def given(self, session: LiveSession, ids: Ids) -> Prompt:
+    async def given(self, session: LiveSession, request: TurnRequest, ids: Ids) -> Prompt:
         """Return the prompt of a request that sends token ids.
 
         The parent is the deepest node whose tokens are a prefix of `ids`. The conversation is that of the parent, plus
         one user message with the text of the remaining tokens.
         """
         parent = session.cache.find_prefix(ids)
+        request.timeline.matched = time.monotonic()
         added = ids[parent.length if parent is not None else 0 :]
         name = f"{TOKENS}{xxh3_64_intdigest(added.tobytes()):016x}"
         new = Message(Role.USER, await self.decode(added, session.id), name=name)

@@ -20,6 +20,7 @@ from proxy.rendering import OutputParser
 from proxy.rendering.deltas import Delta, TokensDelta, ToolCallArguments, ToolCallEnd
 from proxy.sessions.attempts import Attempt
 from proxy.sessions.live_session import LiveSession
+from proxy.telemetry.timeline import Timeline
 from proxy.turns.choice_order import ChoiceOrder
 from proxy.turns.logprob_report import LogprobReport
 from proxy.turns.prompts import Prompt
@@ -34,7 +35,7 @@ class Turn:
 
     `index`: its index among the choices of the reply. `order`: when it may be committed; None for the only choice.
     `encode` tokenizes text from engines that return no token ids. `committing`: the turn is on its way to the database
-    and can no longer be cancelled.
+    and can no longer be cancelled. `timeline`: when it reached what; complete once the turn has `ended`.
     """
 
     interaction: Interaction
@@ -52,6 +53,7 @@ class Turn:
     committing: bool = False
     task: asyncio.Task[Interaction] | None = None
     watchers: list[Callable[[], None]] = field(default_factory=list)
+    timeline: Timeline = field(init=False)
     _held: list[Delta] = field(default_factory=list)
     _ends: frozenset[int] = field(init=False)
     _takes_whole_chunks: bool = field(init=False)
@@ -59,6 +61,7 @@ class Turn:
 
     def __post_init__(self) -> None:
         self._ends = frozenset(self.generate.stop_token_ids)
+        self.timeline = self.generate.timeline
         request = self.request
         self._takes_whole_chunks = not request.logprobs and (request.parallel_tool_calls or not request.tools)
 
@@ -101,7 +104,7 @@ class Turn:
             ids, finish = _until_end(ids, self._ends), FinishReason.STOP
             tokens = ids.tolist()
         if ids and not interaction.output_ids:
-            interaction.first_token_at = time.time()
+            interaction.first_token_at, self.timeline.first_token = time.time(), time.monotonic()
         if self._takes_whole_chunks:
             return self._add(ids, chunk, 0, self.parser.feed(tokens)) or finish
         return self._take_apart(ids, chunk) or finish

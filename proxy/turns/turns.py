@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -46,6 +47,7 @@ from proxy.settings import Settings
 from proxy.store.replica_news import ReplicaNews
 from proxy.store.turn_log import TurnLog
 from proxy.telemetry.metrics import Metrics
+from proxy.telemetry.timeline import Timeline
 from proxy.trajectory.matching import Identity, request_hash
 from proxy.turns.budgets import apply_budgets, context_of, most_counted, most_in_prompt
 from proxy.turns.choice import Choice
@@ -128,6 +130,7 @@ class Turns:
         subclasses, SessionClosed, LimitReached, TooManyRequests and EngineUnavailable, all before anything is sampled;
         RunsElsewhere if another worker must decide.
         """
+        request.timeline.begun = time.monotonic()
         session.check_open()
         if request.text is not None:
             request = replace(request, input_ids=await self._ids_of(session, request.text), text=None)
@@ -145,7 +148,7 @@ class Turns:
             return earlier
         self._check_room(request)
         if self._gate.closed:
-            await self._arrive()
+            await self._arrive(request.timeline)
         try:
             prompt = await self._prompt(session, request, identity, info)
         except ContextLengthExceeded:
@@ -156,6 +159,7 @@ class Turns:
         self._prompts.check_vocabulary(prompt.ids, info.vocab_size, request)
         sampling = apply_budgets(wanted, request.n, session, len(prompt.ids), self._settings, info.context_length)
         grammar = self._prompts.grammar(request)
+        request.timeline.rendered = time.monotonic()
         # Other turns may have started while this prompt was rendered, so the checks are made again. Nothing else runs
         # from here to the start.
         session.check_open()
@@ -239,7 +243,7 @@ class Turns:
             if request.input_ids is not None:
                 if len(request.input_ids) > most:
                     raise ContextLengthExceeded(prompt_tokens=len(request.input_ids), context_tokens=context)
-                return await self._prompts.given(session, request.input_ids)
+                return await self._prompts.given(session, request, request.input_ids)
             prompt = await self._prompts.build(session, request, identity, most)
             if prompt.bridged and prompt.ids.largest >= info.vocab_size:
                 return await self._prompts.anew(session, request, prompt, most)
@@ -260,11 +264,13 @@ class Turns:
         if here + request.n + (self._seat.turns_elsewhere() if self._seat is not None else 0) > most:
             raise TooManyRequests(f"{most} turns are running (--max-turns-in-flight); try again", retry_after_s=1.0)
 
-    async def _arrive(self) -> None:
+    async def _arrive(self, timeline: Timeline) -> None:
         """Wait until the gate lets requests in. A waiting request counts against the limit of turns in flight."""
         self._arriving += 1
+        timeline.held = time.monotonic()
         try:
             await self._gate.enter()
+            timeline.let_in = time.monotonic()
         finally:
             self._arriving -= 1
 
@@ -275,8 +281,10 @@ class Turns:
         """
         match decision:
             case Attach(attempt):
+                request.timeline.note("attached")
                 return self._choices[attempt]
             case Replay(attempt):
+                request.timeline.note("replayed")
                 return [
                     await replay(self._renderer, session, request, attempt, interaction, self.give_way)
                     for interaction in attempt.interactions
@@ -436,6 +444,7 @@ class Turns:
             self._unreplaced.add(interaction_id)
 
     def _ended(self, turn: Turn) -> None:
+        turn.timeline.ended = time.monotonic()
         turn.session.end_turn(complete=turn.interaction.status is Status.COMPLETE)
         self._running.discard(turn)
         self._metrics.in_flight -= 1
@@ -448,6 +457,7 @@ class Turns:
             finish = FinishReason.LENGTH
             if turn.generate.sampling.max_tokens:
                 finish = await self._gate.sample(turn.generate, turn.take)
+            turn.timeline.sampled = time.monotonic()
             return await self._commits.complete(turn, finish)
         except ProxyError as error:
             await self._commits.record_failure(turn, Status.FAILED, error.message)

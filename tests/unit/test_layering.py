@@ -160,7 +160,7 @@ PARTS: dict[str, set[str]] = {
         "types",
         "workers",
     },
-    "types": {"reasons"},
+    "types": {"reasons", "telemetry"},
     "workers": {"engine", "errors", "telemetry", "reasons"},
 }
 OUTSIDE: dict[str, set[str]] = {
