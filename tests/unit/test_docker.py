@@ -1,9 +1,11 @@
-"""Every path, command, flag, port and variable in docker/ exists in the code. Docker is not needed."""
+"""Every path, command, flag, port and variable of images and compose files exists in the code. Docker is not needed."""
 
 from __future__ import annotations
 
 import re
 import shlex
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
@@ -20,7 +22,6 @@ ROOT = Path(__file__).resolve().parents[2]
 DOCKER = ROOT / "docker"
 DOCKERFILES = [DOCKER / "Dockerfile", DOCKER / "Dockerfile.gpu"]
 COMPOSE = [DOCKER / "compose.yml", DOCKER / "compose.scale.yml"]
-SIDECAR = DOCKER / "kubernetes" / "sidecar.yaml"
 VARIABLES = {VARIABLE_PREFIX + spec.name.upper() for spec in fields(Settings)}
 HEALTH = {"/health", "/ready"}
 
@@ -128,6 +129,12 @@ def test_a_compose_file_has_only_known_flags_variables_and_files(path: Path) -> 
     from_environment({"forwarded_allow_ips": server["environment"].get("TOKENGROVE_FORWARDED_ALLOW_IPS")}, {})
 
 
+def test_compose_files_keep_to_the_schema_of_the_compose_specification() -> None:
+    command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", "vendor.compose-spec"]
+    checked = subprocess.run([*command, *DOCKER.glob("compose*.yml")], capture_output=True, text=True)
+    assert checked.returncode == 0, checked.stdout
+
+
 def test_nginx_passes_on_to_the_servers_of_its_compose_file_and_holds_nothing_back() -> None:
     text = (DOCKER / "nginx.conf").read_text()
     found = services(DOCKER / "compose.scale.yml")
@@ -152,28 +159,6 @@ def test_the_workers_listen_where_the_router_asks_and_the_router_where_the_serve
         assert str(found[name]["command"][found[name]["command"].index("--port") + 1]) == port
     engine = found["tokengrove"]["command"][found["tokengrove"]["command"].index("--engine") + 1]
     assert engine == f"http://router:{flags[flags.index('--port') + 1]}"
-
-
-def test_the_sidecar_is_on_the_loopback_of_its_agent() -> None:
-    pod = yaml.safe_load(SIDECAR.read_text())["spec"]
-    server, agent = pod["initContainers"][0], pod["containers"][0]
-    assert server["restartPolicy"] == "Always"
-    assert [*faults_of_command(server["args"])] == []
-    port = int(server["args"][server["args"].index("--port") + 1])
-    assert Settings(host=server["args"][server["args"].index("--host") + 1]).loopback
-    for probe in ("startupProbe", "livenessProbe"):
-        assert health_url(server[probe]["exec"]["command"][-1])[0] == port
-        assert health_url(server[probe]["exec"]["command"][-1])[1] in HEALTH
-    variables = {entry["name"]: entry["value"] for entry in server["env"]}
-    assert [*faults_of_environment([*variables])] == []
-    mounted = server["volumeMounts"][0]
-    assert variables["TOKENGROVE_DATABASE_URL"].startswith(f"sqlite:///{mounted['mountPath']}/")
-    assert mounted["name"] in [volume["name"] for volume in pod["volumes"]]
-    for entry in agent["env"]:
-        if entry["name"].endswith("_URL"):
-            assert entry["value"].startswith(f"http://127.0.0.1:{port}/")
-    assert server["securityContext"]["runAsUser"] == pod["securityContext"]["fsGroup"] == 10001
-    assert [*faults_of_image(server["image"])] == []
 
 
 @pytest.mark.parametrize(
