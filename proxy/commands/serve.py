@@ -18,6 +18,9 @@ def serve(**flags: Any) -> None:
     """Serve a model to agents and record their sessions. Default: a tiny built-in model on 127.0.0.1:8080."""
     settings = from_environment(flags)
     from proxy.api.audit_log import show_audit_lines
+    from proxy.serving.stop import end_at_signal, end_process
+
+    end_at_signal()
 
     if settings.log_level in ("debug", "info"):
         show_steps()
@@ -30,6 +33,7 @@ def serve(**flags: Any) -> None:
         from proxy.serving import server
 
         server.run(settings, lambda served, url: _show(_banner(served, url, settings)))
+    end_process()
 
 
 def _show(text: str) -> None:

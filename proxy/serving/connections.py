@@ -118,6 +118,11 @@ class Connections(ServerState):
         for connection in list(self.connections):
             connection.transport.abort()
 
+    def in_use(self) -> list[str]:
+        """The path of each request that has not been answered whole."""
+        busy = (connection for connection in self.connections if connection.look() in _WITH_REQUEST)
+        return [connection.cycle.scope["path"] for connection in busy if connection.cycle is not None]
+
     def _look(self, connection: Connection, now: float, patience: Patience) -> None:
         stage = connection.look()
         if connection.transport.is_closing() and stage is not Stage.UNREAD:
@@ -185,6 +190,7 @@ class _Busy:
 
 
 _WITHOUT_REQUEST = frozenset({Stage.FRESH, Stage.HEAD, Stage.IDLE})
+_WITH_REQUEST = frozenset({Stage.BODY, Stage.REPLY, Stage.UNREAD})
 _SPARED_S = {**dict.fromkeys(_WITHOUT_REQUEST, 0.0), Stage.BODY: 2.0, Stage.UNREAD: 10.0, Stage.REPLY: math.inf}
 """Seconds without progress after which a connection may have to make room."""
 

@@ -2,7 +2,7 @@
 
 Shutdown answers long polls at once, lets running turns finish within `--shutdown-timeout-s`, and cancels the others.
 Then the lifespan of `app` closes the engine, and the store last, with every write flushed. A second signal cancels all
-running turns at once.
+running turns at once. `proxy.serving.stop` tells all this.
 
 Every reason not to start is a ConfigurationError with a one-line message, raised before the first request is served.
 """
@@ -13,11 +13,10 @@ import asyncio
 import contextlib
 import gc
 import logging
-import signal
 import socket
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import uvicorn
 from starlette.applications import Starlette
@@ -29,6 +28,7 @@ from proxy.resources.memory import limit_arenas, return_freed_memory
 from proxy.serving.connection import Connection
 from proxy.serving.connections import Connections, Patience
 from proxy.serving.open_files import raise_limit, room_for_connections
+from proxy.serving.stop import LOOK_S, SIGNALS, Ended, Left, Stop
 from proxy.settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -41,7 +41,7 @@ _LOOKS, _LOOK_S = 30, 0.01
 _START_TIMEOUT_S = 120.0
 _GC_THRESHOLDS = 20_000, 0, 60
 _SWITCH_INTERVAL_S = 0.001
-_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+_EXPORTS = ("/trajectories/export", "/export_trajectories", "/trajectories/claim")
 _COUNTED = ("Invalid HTTP request", "Unsupported upgrade request", "No supported WebSocket")
 """How the warnings begin that uvicorn writes for each of such requests."""
 
@@ -104,7 +104,9 @@ def run(settings: Settings, on_ready: Callable[[Starlette, str], None]) -> None:
         app = build_app(settings)
         runner = asyncio.Runner(loop_factory=loop_factory())
         with runner:
-            runner.run(_serve(app, settings, listener, on_ready, signals=True))
+            stopping = Stopping(app, settings)
+            runner.run(_serve(app, settings, listener, on_ready, stopping, signals=True))
+        stopping.end()
 
 
 @contextlib.contextmanager
@@ -127,7 +129,8 @@ def serving(settings: Settings) -> Iterator[str]:
         def target() -> None:
             try:
                 with asyncio.Runner(loop_factory=loop_factory()) as runner:
-                    runner.run(_serve(app, settings, listener, on_ready, signals=False, stop=stop))
+                    stopping = Stopping(app, settings)
+                    runner.run(_serve(app, settings, listener, on_ready, stopping, signals=False, stop=stop))
             except BaseException as error:
                 failure.append(error)
             finally:
@@ -173,6 +176,7 @@ async def _serve(
     settings: Settings,
     listener: socket.socket,
     on_ready: Callable[[Starlette, str], None],
+    stopping: Stopping,
     *,
     signals: bool,
     stop: threading.Event | None = None,
@@ -181,17 +185,15 @@ async def _serve(
     tune_interpreter()
     async with app.router.lifespan_context(app):
         if signals:
-            for number in _SIGNALS:
+            for number in SIGNALS:
                 asyncio.get_running_loop().add_signal_handler(number, server.ask_to_exit)
         watcher = asyncio.create_task(_watch(stop, server)) if stop is not None else None
         limit_connections(server, settings)
         on_ready(app, url_of(settings, listener))
-        ending = asyncio.create_task(end_requests(app, settings.shutdown_timeout_s, server))
+        ending = asyncio.create_task(stopping.end_requests(server))
         await server.serve(sockets=[listener])
         ending.cancel()
-        # Turns that still run have no client, or a second signal came: cancel them.
-        await app.state.turns.drain(0.0)
-        await server.cut()
+        await stopping.cut(server)
         if watcher is not None:
             await watcher
 
@@ -265,19 +267,70 @@ def tune_interpreter() -> None:
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
 
 
-async def end_requests(app: Starlette, timeout_s: float, *servers: Server) -> None:
-    """When the first server is asked to exit, end long polls, and let running requests finish within `timeout_s`.
+class Stopping:
+    """The end of all requests of one server process. `told`: False if another process tells what a stop does."""
 
-    Turns that take longer are cancelled; their clients get an error. Then everything else is cut.
-    """
-    await servers[0].exiting.wait()
-    app.state.polls.end()
-    loop = asyncio.get_running_loop()
-    ends_at = loop.time() + timeout_s
-    await app.state.turns.drain(timeout_s)
-    await asyncio.sleep(ends_at - loop.time())
-    for server in servers:
-        await server.cut()
+    def __init__(self, app: Starlette, settings: Settings, *, told: bool = True) -> None:
+        self._app, self._timeout_s, self._told = app, settings.shutdown_timeout_s, told
+        self._stop: Stop | None = None
+        self._interrupted = 0
+        self._finished_before = 0
+
+    @property
+    def ended(self) -> Ended:
+        """The turns that have ended since the stop began."""
+        return Ended(self._app.state.turns.finished - self._finished_before, self._interrupted)
+
+    async def end_requests(self, *servers: Server) -> None:
+        """When the first server is asked to exit, end long polls, and let running requests finish within the timeout.
+
+        Turns that take longer are cancelled; their clients get an error. Then everything else is cut.
+        """
+        await servers[0].exiting.wait()
+        turns = self._app.state.turns
+        self._finished_before = turns.finished
+        self._app.state.polls.end()
+        if self._told:
+            self._stop = Stop(self._timeout_s, self._left(servers))
+        telling = asyncio.create_task(self._tell(servers))
+        try:
+            loop = asyncio.get_running_loop()
+            ends_at = loop.time() + self._timeout_s
+            await self._drain(self._timeout_s)
+            await asyncio.sleep(ends_at - loop.time())
+            for server in servers:
+                await server.cut()
+        finally:
+            telling.cancel()
+
+    async def cut(self, *servers: Server) -> None:
+        """End what still runs: turns that have no client, and everything if a second signal came."""
+        if self._stop is not None and servers[0].force_exit:
+            self._stop.at_once()
+        await self._drain(0.0)
+        for server in servers:
+            await server.cut()
+
+    def end(self) -> None:
+        """Say that the server has stopped, once its engine and its store are closed."""
+        if self._stop is not None:
+            self._stop.end(self.ended)
+
+    async def _drain(self, timeout_s: float) -> None:
+        interrupted = await self._app.state.turns.drain(timeout_s)
+        self._interrupted += interrupted
+        if self._stop is not None:
+            self._stop.interrupt(interrupted)
+
+    async def _tell(self, servers: Sequence[Server]) -> None:
+        while self._stop is not None:
+            await asyncio.sleep(LOOK_S)
+            self._stop.look(self._left(servers))
+
+    def _left(self, servers: Sequence[Server]) -> Left:
+        paths = [path for server in servers for path in server.connections.in_use()]
+        exports = sum(path.endswith(_EXPORTS) for path in paths)
+        return Left(self._app.state.turns.running, exports, len(paths))
 
 
 async def _watch(stop: threading.Event, server: Server) -> None:

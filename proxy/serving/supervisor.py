@@ -26,6 +26,7 @@ from proxy.errors import ConfigurationError
 from proxy.hub import pinned
 from proxy.serving import server, worker
 from proxy.serving.open_files import raise_limit
+from proxy.serving.stop import LOOK_S, SIGNALS, Ended, Left, Stop
 from proxy.serving.worker import Banner, Order, Post, Report
 from proxy.settings import Settings
 from proxy.workers.group import Place
@@ -36,7 +37,6 @@ logger = logging.getLogger(__name__)
 _AGAIN_S, _LONGEST_AGAIN_S = 1.0, 30.0
 """Seconds before a worker is started again that has died before it was ready; they double each time."""
 
-_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _KILL_S = 10.0
 """Seconds beyond all timeouts after which a worker that does not stop is killed."""
 
@@ -153,21 +153,34 @@ class _Supervisor:
     def _end(self, wakened: socket.socket) -> None:
         """Stop all workers and wait for them; kill those that do not end."""
         told = 0
+        stop = Stop(self._settings.shutdown_timeout_s, self._left()) if self._stops else None
         limit = time.monotonic() + self._settings.shutdown_timeout_s + server.BACKSTOP_S + _KILL_S
         while alive := [running for running in self._workers.values() if running.process.is_alive()]:
             if told < max(self._stops, 1):
                 told = max(self._stops, 1)
+                if stop is not None and told > 1:
+                    stop.at_once()
                 for running in alive:
                     running.process.terminate()
                     if told > 1:
                         _tell(running, Order.STOP_NOW)
-            wait([wakened, *(running.process.sentinel for running in alive)], timeout=limit - time.monotonic())
+            left_s = min(limit - time.monotonic(), LOOK_S)
+            wait([wakened, *(running.process.sentinel for running in alive)], timeout=left_s)
             _drain(wakened)
+            if stop is not None:
+                stop.look(self._left())
             if time.monotonic() >= limit:
                 for running in alive:
                     running.process.kill()
         for running in self._workers.values():
             running.process.join()
+        if stop is not None:
+            ended = [_ended(running) for running in self._workers.values()]
+            stop.interrupt(sum(each.interrupted for each in ended))
+            stop.end(Ended(*map(sum, zip(Ended(), *ended, strict=True))))
+
+    def _left(self) -> Left:
+        return Left(self._seats.turns())
 
     def _speaking(self, wakened: socket.socket, timeout_s: float | None) -> Sequence[int]:
         """Wait; return the workers that have said something or have ended."""
@@ -183,7 +196,7 @@ def _work(settings: Settings, post: Post, inherited: Sequence[Connection]) -> No
     try:
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
         for pipe in inherited:  # else the others would not notice that the supervisor is gone
             pipe.close()
         worker.work(settings, post)
@@ -204,6 +217,16 @@ def _hear(running: _Running) -> tuple[Report, str]:
     code, name = running.process.exitcode or 0, running.process.name
     how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
     return Report.FAILED, f"{name} (process {running.process.pid}) {how}"
+
+
+def _ended(running: _Running) -> Ended:
+    """The turns that ended on a worker during its stop, as it has told before it ended."""
+    with suppress(EOFError, OSError):
+        while True:
+            report, what = running.pipe.recv()
+            if report is Report.STOPPED:
+                return Ended(*what)
+    return Ended()
 
 
 def _tell(running: _Running, order: Order) -> None:
@@ -235,20 +258,20 @@ def _signals(stop: Callable[[], None]) -> Iterator[socket.socket]:
     with wakened, waking:
         wakened.setblocking(False)
         waking.setblocking(False)
-        before = [signal.signal(number, lambda *_: stop()) for number in _SIGNALS]
+        before = [signal.signal(number, lambda *_: stop()) for number in SIGNALS]
         descriptor = signal.set_wakeup_fd(waking.fileno())
         try:
             yield wakened
         finally:
             signal.set_wakeup_fd(descriptor)
-            for number, handler in zip(_SIGNALS, before, strict=True):
+            for number, handler in zip(SIGNALS, before, strict=True):
                 signal.signal(number, handler)
 
 
 @contextmanager
 def _held_back() -> Iterator[None]:
     """Hold signals back. A worker that is forked meanwhile gets them once it has given up the supervisor's handlers."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     try:
         yield
     finally:

@@ -38,11 +38,12 @@ class Order(Enum):
 
 
 class Report(Enum):
-    """What a worker tells its supervisor. READY comes with the banner, FAILED with the reason."""
+    """What a worker tells its supervisor. READY comes with the banner, FAILED with the reason, STOPPED with `Ended`."""
 
     READY = 0
     LISTENING = 1
     FAILED = 2
+    STOPPED = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,18 +101,16 @@ class _Worker:
             self._say(Report.READY, self._post.banner(self._app, url, self._settings))
             await self._may_listen.wait()
             server.limit_connections(self._public, self._settings)
-            ending = asyncio.create_task(
-                server.end_requests(self._app, self._settings.shutdown_timeout_s, self._public, self._private)
-            )
+            stopping = server.Stopping(self._app, self._settings, told=False)
+            ending = asyncio.create_task(stopping.end_requests(self._public, self._private))
             if not self._stopping:
                 listener.listen(server.BACKLOG)
                 self._say(Report.LISTENING, "")
                 await self._public.serve(sockets=[listener])
             await answering  # requests of other workers, too, have been answered
             ending.cancel()
-            await self._app.state.turns.drain(0.0)
-            for each in (self._public, self._private):
-                await each.cut()
+            await stopping.cut(self._public, self._private)
+            self._say(Report.STOPPED, stopping.ended)
 
     def _follow_orders(self) -> None:
         loop = asyncio.get_running_loop()
@@ -139,9 +138,9 @@ class _Worker:
             for each in (self._public, self._private):
                 each.ask_to_exit()
 
-    def _say(self, report: Report, text: str) -> None:
+    def _say(self, report: Report, what: object) -> None:
         with suppress(OSError):  # the supervisor is gone; the worker notices it as an order to stop
-            self._post.pipe.send((report, text))
+            self._post.pipe.send((report, what))
 
 
 def _public_socket(settings: Settings, address: tuple[str, int]) -> socket.socket:

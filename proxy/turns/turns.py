@@ -119,6 +119,16 @@ class Turns:
         return bool(self._running or self._unrecorded or self._arriving)
 
     @property
+    def running(self) -> int:
+        """The number of turns that run."""
+        return len(self._running) + len(self._unrecorded)
+
+    @property
+    def finished(self) -> int:
+        """The number of turns that were completed so far."""
+        return sum(count for (_, status), count in self._metrics.turns.items() if status is Status.COMPLETE)
+
+    @property
     def held_up(self) -> bool:
         """True while the engine is paused or no server of it is alive: a new turn waits before it starts."""
         return self._gate.closed
@@ -368,23 +378,26 @@ class Turns:
         task.add_done_callback(self._unrecorded.discard)
         return task
 
-    async def drain(self, timeout_s: float) -> None:
-        """Wait up to `timeout_s` for running turns, then cancel them and record what they sampled."""
+    async def drain(self, timeout_s: float) -> int:
+        """Wait up to `timeout_s` for running turns, then cancel them and record what they sampled.
+
+        Return how many were cancelled.
+        """
         self._draining = True
         self._gate.send_away()
         tasks = [turn.task for turn in self._running if turn.task is not None]
         if others := [*tasks, *self._unrecorded]:
             await asyncio.wait(others, timeout=timeout_s)
-        for turn in list(self._running):
-            if turn.task is not None and not turn.committing:
-                turn.task.cancel()
-        for task in self._unrecorded:
+        running = (turn.task for turn in self._running if turn.task is not None and not turn.committing)
+        slow: list[asyncio.Task[Any]] = [*running, *self._unrecorded]
+        for task in slow:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         for task in self._background:
             if task.get_name() == _GRACE:
                 task.cancel()
         await asyncio.gather(*self._background, return_exceptions=True)
+        return len(slow)
 
     def _start(self, plan: ReplyPlan, choices: Sequence[Turn]) -> None:
         session, attempt = plan.session, plan.attempt

@@ -33,6 +33,10 @@ class Seats:
         self.memory = mmap.mmap(-1, workers * self.part)
         self.words = memoryview(self.memory).cast("Q")
 
+    def turns(self) -> int:
+        """The number of turns that run on all workers."""
+        return sum(self.words[worker * self.part // _WORD + 1] for worker in range(self.workers))
+
     def clear(self, worker: int) -> None:
         """Forget the entries of a worker that has died."""
         head = worker * self.part // _WORD
