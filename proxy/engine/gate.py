@@ -301,7 +301,7 @@ class Gate:
                     if not flight.cut:
                         raise EngineFailed("the engine ended its output without a finish reason")
             except EngineLost as lost:
-                flight.request.timeline.note("engine lost", reason=lost.message)
+                flight.request.timeline.note("engine_lost", reason=lost.message)
                 losses += lost.ran
                 if losses > _MOST_LOSSES or (flight.output and not flight.continuable):
                     raise
@@ -314,7 +314,7 @@ class Gate:
                 return flight.take(last) or FinishReason.LENGTH
             if wait_s or self.closed:
                 await self._readmitted(flight, wait_s)
-            flight.request.timeline.note("submitted again", tokens=len(flight.output))
+            flight.request.timeline.note("submitted_again", tokens=len(flight.output))
 
     async def _until(self, condition: Callable[[], bool]) -> None:
         while not condition():

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
 
 
@@ -31,7 +31,6 @@ class Phase(NamedTuple):
 class Timeline:
     """When a turn reached what. Seconds of `time.monotonic()`; None: not reached, or not passed by this turn.
 
-    made          the timeline was made; `made_at` is the same moment in Unix time
     received      the head of its request has come
     read          its body has been read
     begun         the body is parsed and the session found: the turn begins
@@ -50,8 +49,6 @@ class Timeline:
     `events`: what happened besides, in order. The choices of one reply share the moments until `rendered`.
     """
 
-    made: float = field(default_factory=time.monotonic)
-    made_at: float = field(default_factory=time.time)
     received: float | None = None
     read: float | None = None
     begun: float | None = None
@@ -71,10 +68,6 @@ class Timeline:
     def note(self, name: str, **attributes: str | int) -> None:
         """Add an event of now."""
         self.events += (Event(time.monotonic(), name, attributes),)
-
-    def unix_time(self, moment: float) -> float:
-        """A moment in seconds of Unix time. That clock was read once, so differences are those of the monotonic one."""
-        return self.made_at + (moment - self.made)
 
     def phases(self) -> list[Phase]:
         """What the turn has spent its time with, in order; the last phase of a failed turn ends with the failure.

@@ -80,7 +80,7 @@ class Commits:
         turn.timeline.commit_begun = time.monotonic()
         try:
             while (node := await self._place(turn)) is None:
-                turn.timeline.note("overtaken by another replica")
+                turn.timeline.note("overtaken")  # by another replica
                 await self._registry.refresh(turn.session)
         except ProxyError as error:
             turn.committing = False

@@ -108,5 +108,5 @@ async def test_a_pause_that_interrupts_a_turn_is_among_its_events(tmp_path: Path
         await server.ok("/engine/pause_generation", {"mode": "abort"})
         await server.ok("/engine/continue_generation", {})
         await turn
-        assert [event.name for event in latest(server).events] == ["submitted again"]
+        assert [event.name for event in latest(server).events] == ["submitted_again"]
         assert latest(server) is server.engine.requests[0].timeline
