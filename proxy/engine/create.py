@@ -34,7 +34,6 @@ BUILTIN_NAME = "tokengrove-tiny"
 def model_folder(settings: Settings) -> Path:
     """Return the model folder. Without `--model`, build the built-in model if need be. Raises ConfigurationError."""
     if settings.model is None:
-        _require("the built-in model", "safetensors")
         from proxy.engine.tiny.model import builtin_model_folder
 
         return builtin_model_folder()

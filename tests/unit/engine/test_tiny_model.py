@@ -1,11 +1,16 @@
+import ast
 import json
 import os
 import random
+import re
+import sys
+import tomllib
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
+from proxy.engine.tiny import model
 from proxy.engine.tiny.model import CONTEXT_LENGTH, VOCAB_SIZE, build_tiny_model, builtin_model_folder
 from proxy.engine.tiny.template import MARKER_TOKENS, SPECIAL_TOKENS
 from proxy.errors import ConfigurationError
@@ -131,3 +136,12 @@ def test_qwen3s_renderer_gives_the_tokens_of_the_template(tokenizer):
             messages[:count], tools=[TOOL], add_generation_prompt=True, return_dict=False
         )
         assert list(rendered.token_ids) == list(expected)
+
+
+def test_the_built_in_model_is_built_without_the_extras() -> None:
+    """A server with the scripted engine or the mailbox starts after `pip install .`."""
+    project = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text())["project"]
+    plain = {re.split(r"[<>=\[;]", line)[0] for line in project["dependencies"]}
+    source = ast.parse(Path(model.__file__).read_text())
+    imported = {node.module.split(".")[0] for node in ast.walk(source) if isinstance(node, ast.ImportFrom)}
+    assert imported - sys.stdlib_module_names - {"proxy"} <= plain
