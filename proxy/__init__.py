@@ -2,3 +2,5 @@
 
 `ARCHITECTURE.md` beside this file says which package does what. Packages import from the layers below them only.
 """
+
+__version__ = "0.1.0"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 import typer.core
@@ -15,11 +15,11 @@ from proxy.commands.export import export
 from proxy.commands.failure import fail
 from proxy.commands.serve import serve
 from proxy.commands.show import ShowHelp, show
+from proxy.commands.version import show_version
 from proxy.errors import ConfigurationError
 
 app = typer.Typer(
     name="tokengrove",
-    help="Standalone rollout proxy for agentic reinforcement learning.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
@@ -38,6 +38,18 @@ def main() -> None:
         app(prog_name="tokengrove")
     except ConfigurationError as error:
         fail(str(error))
+
+
+@app.callback()
+def _tokengrove(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", "-V", is_eager=True, callback=show_version, help="Show the versions that bug reports need."
+        ),
+    ] = False,
+) -> None:
+    """Standalone rollout proxy for agentic reinforcement learning."""
 
 
 app.command(cls=_PlainHelp)(serve)

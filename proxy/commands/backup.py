@@ -10,16 +10,16 @@ from typing import Annotated, Any
 
 import typer
 
-from proxy.commands.database_url import DatabaseUrl, database_url_of
+from proxy.commands.database_url import ConfigFile, DatabaseUrl, database_url_of
 from proxy.errors import ConfigurationError
 
 
-def back_up(output: str, database_url: str | None) -> None:
+def back_up(output: str, database_url: str) -> None:
     """Write every session of the database to `output`, which is a file or `-` (stdout)."""
     from proxy.store.backup import export_all
 
     with _counting("exported") as progress:
-        totals = export_all(database_url_of(database_url), output, progress)
+        totals = export_all(database_url, output, progress)
     print(f"exported {totals.sessions} sessions, {totals.interactions} interactions to {output}", file=sys.stderr)
 
 
@@ -29,6 +29,7 @@ def import_(
         str, typer.Option(help="Sessions that the database already has: refuse (import nothing) or skip them.")
     ] = "refuse",
     database_url: DatabaseUrl = None,
+    config: ConfigFile = None,
 ) -> None:
     """Add every session of a backup to the database, which is created or upgraded if necessary."""
     from proxy.store.backup import Conflict, import_all
@@ -36,7 +37,7 @@ def import_(
     if on_conflict not in list(Conflict):
         raise ConfigurationError(f"--on-conflict {on_conflict} is not one of {', '.join(Conflict)}")
     with _counting("imported") as progress:
-        done, passed = import_all(database_url_of(database_url), path, Conflict(on_conflict), progress)
+        done, passed = import_all(database_url_of(database_url, config), path, Conflict(on_conflict), progress)
     kept = f", skipped {passed} that the database already had" if passed else ""
     print(f"imported {done.sessions} sessions, {done.interactions} interactions{kept}", file=sys.stderr)
 

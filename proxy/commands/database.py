@@ -6,26 +6,26 @@ from typing import Annotated
 
 import typer
 
-from proxy.commands.database_url import DatabaseUrl, database_url_of
+from proxy.commands.database_url import ConfigFile, DatabaseUrl, database_url_of
 from proxy.errors import ConfigurationError
 
 db_app = typer.Typer(no_args_is_help=True, help="Maintain the database; needs no running server.")
 
 
 @db_app.command("upgrade")
-def db_upgrade(database_url: DatabaseUrl = None) -> None:
+def db_upgrade(database_url: DatabaseUrl = None, config: ConfigFile = None) -> None:
     """Upgrade the database to the newest revision, creating it if necessary."""
     from proxy.store import schema
 
-    print(f"the database is at revision {schema.upgrade(database_url_of(database_url))}")
+    print(f"the database is at revision {schema.upgrade(database_url_of(database_url, config))}")
 
 
 @db_app.command("current")
-def db_current(database_url: DatabaseUrl = None) -> None:
+def db_current(database_url: DatabaseUrl = None, config: ConfigFile = None) -> None:
     """Print the revision of the database. The exit code is 1 if this version of tokengrove needs another."""
     from proxy.store import schema
 
-    found, needed = schema.current(database_url_of(database_url)), schema.head()
+    found, needed = schema.current(database_url_of(database_url, config)), schema.head()
     print(f"revision {found or 'none'}, this tokengrove needs {needed}")
     if found != needed:
         raise typer.Exit(1)
@@ -34,13 +34,14 @@ def db_current(database_url: DatabaseUrl = None) -> None:
 @db_app.command("check")
 def db_check(
     database_url: DatabaseUrl = None,
+    config: ConfigFile = None,
     session: Annotated[str | None, typer.Option(help="Only this session.")] = None,
 ) -> None:
     """Check that no stored session has missing, damaged or doubly trained data. Changes nothing."""
     from proxy.commands.audit import audit
     from proxy.store.inspection import inspecting
 
-    with inspecting(database_url_of(database_url)) as inspection:
+    with inspecting(database_url_of(database_url, config)) as inspection:
         result = audit(inspection, session)
     for finding in result.findings:
         print(finding)
@@ -57,11 +58,12 @@ def db_prune(
     ],
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print what would be deleted.")] = False,
     database_url: DatabaseUrl = None,
+    config: ConfigFile = None,
 ) -> None:
     """Delete old sessions that were exported, acknowledged or have expired. Other sessions are never deleted."""
     from proxy.store.pruning import prune
 
-    pruned = prune(database_url_of(database_url), _duration_s(older_than), dry_run=dry_run)
+    pruned = prune(database_url_of(database_url, config), _duration_s(older_than), dry_run=dry_run)
     verb = "would delete" if dry_run else "deleted"
     print(f"{verb} {pruned.sessions} sessions, {pruned.interactions} interactions, {pruned.tokens} tokens")
     if pruned.kept:

@@ -6,7 +6,9 @@ from typing import Annotated
 
 import typer
 
-from proxy.settings import from_environment
+from proxy.commands.database_url import ConfigFile
+from proxy.commands.failure import warn
+from proxy.settings.sources import read_sources
 
 
 def doctor(
@@ -17,6 +19,7 @@ def doctor(
     family: Annotated[str | None, typer.Option(help="Renderer family.")] = None,
     tool_parser: Annotated[str | None, typer.Option(help="Tool-call format.")] = None,
     reasoning_parser: Annotated[str | None, typer.Option(help="Reasoning format.")] = None,
+    config: ConfigFile = None,
 ) -> None:
     """Check a model's tokenizer and chat template without its weights: what is joined, parsed, forked or refused."""
     from rich.console import Console
@@ -26,8 +29,11 @@ def doctor(
     from proxy.app import examine_model
 
     given = {"model": model, "tokenizer": tokenizer, "family": family}
-    settings = from_environment({**given, "tool_parser": tool_parser, "reasoning_parser": reasoning_parser})
-    found = examine_model(settings)
+    given |= {"tool_parser": tool_parser, "reasoning_parser": reasoning_parser}
+    sources = read_sources(given, config=config, only=(*given, "thinking_retention"))
+    warn(sources.warning)
+    with sources.named():
+        found = examine_model(sources.settings)
     console = Console()
     for name, value in found.facts:
         console.print(f"{name:12}{value}", markup=False, highlight=False, soft_wrap=True)

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from proxy.commands.backup import back_up
-from proxy.commands.database_url import DatabaseUrl
+from proxy.commands.database_url import ConfigFile, DatabaseUrl, database_url_of
 from proxy.commands.export_flags import ExportFlags
 from proxy.commands.failure import fail
 from proxy.commands.signatures import takes_export_flags
@@ -30,6 +30,7 @@ def export(
         ),
     ] = "-",
     database_url: DatabaseUrl = None,
+    config: ConfigFile = None,
     url: Url = None,
     admin_key: Key = None,
     require_complete: Annotated[
@@ -45,9 +46,11 @@ def export(
         raise ConfigurationError(
             "give either --url URL (training samples from a server) or --all (backup of the database)"
         )
-    _check_of_one_kind(url, {"database_url": database_url}, {"require_complete": require_complete or None, **flags})
+    _check_of_one_kind(
+        url, {"database_url": database_url, "config": config}, {"require_complete": require_complete or None, **flags}
+    )
     if url is None:
-        back_up(output, database_url)
+        back_up(output, database_url_of(database_url, config))
         return
     from proxy.client import ServerUnreachable, export_files
 

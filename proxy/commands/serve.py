@@ -3,20 +3,43 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
+import typer
+
+from proxy.commands.database_url import ConfigFile
+from proxy.commands.effective import effective
+from proxy.commands.failure import warn
 from proxy.commands.signatures import takes_settings
 from proxy.progress import show_steps
-from proxy.settings import Settings, from_environment
+from proxy.settings import Settings
+from proxy.settings.sources import read_sources
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
 
 
+PrintConfig = Annotated[
+    bool,
+    typer.Option(
+        "--print-config", help="Print the settings, where each comes from, and exit. Keys and passwords are masked."
+    ),
+]
+
+
 @takes_settings
-def serve(**flags: Any) -> None:
+def serve(config: ConfigFile = None, print_config: PrintConfig = False, **flags: Any) -> None:
     """Serve a model to agents and record their sessions. Default: a tiny built-in model on 127.0.0.1:8080."""
-    settings = from_environment(flags)
+    sources = read_sources(flags, config=config)
+    if print_config:
+        print(effective(sources))
+        return
+    warn(sources.warning)
+    with sources.named():
+        _serve(sources.settings)
+
+
+def _serve(settings: Settings) -> None:
     from proxy.api.audit_log import show_audit_lines
     from proxy.serving.stop import end_at_signal, end_process
 

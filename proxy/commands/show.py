@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Protocol
 import typer
 import typer.core
 
-from proxy.commands.database_url import DatabaseUrl, database_url_of
+from proxy.commands.database_url import ConfigFile, DatabaseUrl, database_url_of
 from proxy.commands.failure import fail
 from proxy.errors import ConfigurationError, ProxyError
 
@@ -64,6 +64,7 @@ def show(
         str | None, typer.Option(envvar="TOKENGROVE_ADMIN_KEY", help="Admin key of the server, if it has one.")
     ] = None,
     database_url: DatabaseUrl = None,
+    config: ConfigFile = None,
 ) -> None:
     """Print the tree of a session, live or ended, and what each fork differs in from the nearest turn."""
     if url is not None and database_url is not None:
@@ -72,7 +73,7 @@ def show(
 
     console = Console(highlight=False, soft_wrap=True)
     if url is None:
-        _print(_stored(database_url_of(database_url), session), console, diff)
+        _print(_stored(database_url_of(database_url, config), session), console, diff)
         return
     from proxy.client import Client, ServerUnreachable
 

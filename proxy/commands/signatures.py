@@ -10,7 +10,8 @@ from typing import Annotated, Any, get_type_hints
 import typer
 
 from proxy.commands.export_flags import ExportFlags
-from proxy.settings import VARIABLE_PREFIX, Settings
+from proxy.settings import Settings
+from proxy.settings.variables import variable_of
 
 Command = Callable[..., None]
 
@@ -37,7 +38,7 @@ def _with_flags(command: Command, flags: Sequence[inspect.Parameter]) -> Command
 
 
 def _settings_flag(spec: Field[Any], kind: Any) -> inspect.Parameter:
-    text = f"{spec.metadata['help']} [{VARIABLE_PREFIX}{spec.name.upper()}; default: {_default_text(spec.default)}]"
+    text = f"{spec.metadata['help']} [{variable_of(spec.name)}; default: {_default_text(spec.default)}]"
     name = _flag_name(spec)
     if kind in (bool, bool | None):
         name = f"{name}/--no-{name.removeprefix('--')}"

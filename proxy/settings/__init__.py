@@ -2,6 +2,7 @@
 
 from proxy.settings.checks import listed
 from proxy.settings.settings import Settings
-from proxy.settings.variables import VARIABLE_PREFIX, from_environment
+from proxy.settings.sources import read_settings
+from proxy.settings.variables import VARIABLE_PREFIX
 
-__all__ = ["VARIABLE_PREFIX", "Settings", "from_environment", "listed"]
+__all__ = ["VARIABLE_PREFIX", "Settings", "listed", "read_settings"]

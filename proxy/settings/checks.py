@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import math
 import re
 from urllib.parse import urlsplit
 
@@ -11,6 +12,7 @@ from proxy.errors import ConfigurationError
 HOST = re.compile(r"(\*\.)?[a-z0-9_-]+(\.[a-z0-9_-]+)*|\[[0-9a-f:.]+\]")
 # `https://*` would be every site. Sandboxed pages of every site have the origin `null`, which is no URL.
 ORIGIN = re.compile(r"(?!https?://\*$)[a-z][a-z0-9+.-]*://(\*|(\*\.)?[a-z0-9._-]+|\[[0-9a-f:.]+\])(:[0-9]{1,5})?")
+_NAME = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_-]*[A-Za-z0-9_])?(\.[A-Za-z0-9_]([A-Za-z0-9_-]*[A-Za-z0-9_])?)*\.?")
 
 
 def listed(text: str | None) -> list[str]:
@@ -37,12 +39,39 @@ def check_proxies(text: str | None) -> None:
 
 
 def check_public_url(url: str | None) -> None:
+    """A path is allowed: a gateway may serve this server below one."""
+    if url is None:
+        return
     try:
-        known = url is None or urlsplit(url).hostname
+        parts = urlsplit(url)
+        good = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0 and "@" not in parts.netloc
     except ValueError:
-        known = None
-    if not known:
-        raise ConfigurationError(f"--public-url {url!r} is not a URL such as https://rollouts.example.org")
+        good = False
+    if not good or set("?# ") & set(url):
+        raise ConfigurationError(
+            f"--public-url {url!r} is not a URL such as https://rollouts.example.org or https://example.org/a: it "
+            "begins with http:// or https:// and a host, and has no user, query or fragment"
+        )
+
+
+def check_host(host: str) -> None:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        if not _NAME.fullmatch(host):
+            raise ConfigurationError(
+                f"--host {host!r} is neither an IP address nor a host name; the port has a flag of its own, --port"
+            ) from None
+
+
+def check_text(flag: str, text: str) -> None:
+    if not text.strip():
+        raise ConfigurationError(f"{flag} is empty; give a value, or leave it out for the default")
+
+
+def check_finite(flag: str, number: float) -> None:
+    if not math.isfinite(number):
+        raise ConfigurationError(f"{flag} {number} is not a finite number; leave it out for the default")
 
 
 def check_listed(flag: str, text: str | None, form: re.Pattern[str], meaning: str) -> None:

@@ -1,14 +1,13 @@
-"""The settings of one server, read once at startup. A flag overrides its TOKENGROVE_* variable, which overrides the
-default.
+"""The settings of one server, read once at startup (`settings.sources`).
 
-Each field of `Settings` is a flag of `tokengrove serve`, an environment variable and a documented line; a test compares
-them.
+Each field of `Settings` is a flag of `tokengrove serve`, an environment variable, a key of the configuration file and a
+documented line; a test compares them.
 """
 
 from __future__ import annotations
 
 import ipaddress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from proxy.errors import ConfigurationError
@@ -16,13 +15,14 @@ from proxy.settings import checks
 from proxy.types import Credit
 
 
-def _setting(default: Any, help_text: str) -> Any:
-    return field(default=default, metadata={"help": help_text})
+def _setting(default: Any, help_text: str, *, secret: bool = False) -> Any:
+    """`secret`: the value is a key."""
+    return field(default=default, metadata={"help": help_text, "secret": secret})
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """How one server runs. Build it with keyword arguments, or with `from_environment`. Raises ConfigurationError."""
+    """How one server runs. Build it with keyword arguments, or with `read_settings`. Raises ConfigurationError."""
 
     host: str = _setting("127.0.0.1", "Address to listen on. Addresses beyond loopback require --admin-key.")
     port: int = _setting(8080, "Port to listen on; 0 picks a free port.")
@@ -54,7 +54,9 @@ class Settings:
     database_url: str = _setting("sqlite:///tokengrove.db", "SQLAlchemy URL of the database.")
     migrate: bool | None = _setting(None, "Upgrade an older database schema at startup; none: for SQLite files only.")
     admin_key: str | None = _setting(
-        None, "Administrator's key, or several separated by commas. Prefer the variable: flags are visible in ps."
+        None,
+        "Administrator's key, or several separated by commas. Prefer the variable: flags are visible in ps.",
+        secret=True,
     )
     rewards_by: str | None = _setting(
         None, "Key that sets rewards: control or session; none: session without --admin-key, else control."
@@ -150,6 +152,13 @@ _POSITIVE = (
 
 def _check(settings: Settings) -> None:
     """Raise ConfigurationError for the first setting that is not valid."""
+    for spec in fields(settings):
+        value = getattr(settings, spec.name)
+        if isinstance(value, str):
+            checks.check_text(_flag(spec.name), value)
+        elif isinstance(value, float):
+            checks.check_finite(_flag(spec.name), value)
+    checks.check_host(settings.host)
     if not settings.loopback and not settings.admin_key:
         raise ConfigurationError(
             f"--host {settings.host} is reachable from other machines: set TOKENGROVE_ADMIN_KEY (or --admin-key), "
@@ -177,12 +186,10 @@ def _check(settings: Settings) -> None:
     for name in _POSITIVE:
         value = getattr(settings, name)
         if value is not None and value <= 0:
-            raise ConfigurationError(f"--{name.replace('_', '-')} {value} is not positive; give a number above 0")
+            raise ConfigurationError(f"{_flag(name)} {value} is not positive; give a number above 0")
     for name in ("shutdown_timeout_s", "pause_timeout_s", "max_staleness"):
         if (getattr(settings, name) or 0) < 0:
-            raise ConfigurationError(
-                f"--{name.replace('_', '-')} {getattr(settings, name)} is negative; give 0 or more"
-            )
+            raise ConfigurationError(f"{_flag(name)} {getattr(settings, name)} is negative; give 0 or more")
     if settings.all_body_bytes < 2 * settings.max_body_bytes:
         raise ConfigurationError(
             f"--max-inflight-body-bytes {settings.all_body_bytes} must be at least twice --max-body-bytes "
@@ -192,6 +199,27 @@ def _check(settings: Settings) -> None:
         raise ConfigurationError("--max-staleness and --batch-size work only together: give both or neither")
     if settings.workers > 1:
         _check_workers(settings)
+    if settings.admin_key is None:
+        _check_open(settings)
+    turn, context = settings.max_tokens_per_turn, settings.max_context_tokens
+    if turn is not None and context is not None and turn > context:
+        raise ConfigurationError(
+            f"--max-tokens-per-turn {turn} is more than --max-context-tokens {context}, so it has no effect; lower it"
+        )
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
+def _check_open(settings: Settings) -> None:
+    """Raise ConfigurationError for what has no effect on a server that takes any key or none."""
+    for name in ("require_key", "key_lifetime_s"):
+        if getattr(settings, name):
+            raise ConfigurationError(
+                f"{_flag(name)} has no effect without --admin-key: the server then takes any key or none; "
+                "set TOKENGROVE_ADMIN_KEY, or leave it out"
+            )
 
 
 def _check_workers(settings: Settings) -> None:

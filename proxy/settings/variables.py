@@ -1,60 +1,50 @@
-"""Settings from flags and TOKENGROVE_* variables."""
+"""Settings from TOKENGROVE_* variables. A variable that is none of ours is an error: it would have no effect.
+
+Kubernetes puts variables for each Service into the containers of its namespace. Those of a Service whose name begins
+with `tokengrove` look like ours, and `TOKENGROVE_PORT=tcp://10.0.0.1:80` even is one by name. They are left alone.
+"""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Mapping
-from dataclasses import fields
-from typing import Any, get_type_hints
+import re
+from collections.abc import Mapping
+from typing import Any
 
 from proxy.errors import ConfigurationError
-from proxy.settings.settings import Settings
-from proxy.types import Credit
+from proxy.settings.kinds import KINDS, did_you_mean, parse
 
 VARIABLE_PREFIX = "TOKENGROVE_"
+CONFIG_VARIABLE = "TOKENGROVE_CONFIG"
+_OF_TESTS = "TOKENGROVE_TEST_"
+_OF_SERVICES = re.compile(r".*_(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)")
+_SERVICE_ADDRESS = re.compile(r"(tcp|udp|sctp)://.*")
 
 
-def from_environment(given: Mapping[str, Any], environ: Mapping[str, str] = os.environ) -> Settings:
-    """Read settings from flags (None: not given) and environment variables.
-
-    Raises ConfigurationError that names the flag or variable.
-    """
-    hints = get_type_hints(Settings)
-    values: dict[str, Any] = {}
-    for spec in fields(Settings):
-        if given.get(spec.name) not in (None, ()):
-            values[spec.name] = given[spec.name]
-        elif (text := environ.get(VARIABLE_PREFIX + spec.name.upper())) is not None:
-            values[spec.name] = _parse(spec.name, text, hints[spec.name])
-    return Settings(**values)
+def variable_of(name: str) -> str:
+    """The variable of a setting."""
+    return VARIABLE_PREFIX + name.upper()
 
 
-def _parse(name: str, text: str, kind: Any) -> Any:
-    parse, expected = _PARSERS.get(kind, (str, "text"))
-    try:
-        return parse(text)
-    except (ValueError, KeyError):
-        raise ConfigurationError(f"{VARIABLE_PREFIX}{name.upper()}={text!r} is not {expected}") from None
+def read_variables(environ: Mapping[str, str]) -> dict[str, Any]:
+    """The values of the settings that have a variable; an empty one is none. Raises ConfigurationError naming it."""
+    values = {}
+    for variable in sorted(environ):
+        text = environ[variable]
+        if not variable.startswith(VARIABLE_PREFIX) or text == "" or _is_of_others(variable, text):
+            continue
+        name = variable.removeprefix(VARIABLE_PREFIX).lower()
+        if variable_of(name) != variable or name not in KINDS:
+            raise ConfigurationError(_unknown(variable))
+        values[name] = parse(variable, text, KINDS[name])
+    return values
 
 
-def _parse_bool(text: str) -> bool:
-    return {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}[text.lower()]
+def _is_of_others(variable: str, text: str) -> bool:
+    if variable == CONFIG_VARIABLE or variable.startswith(_OF_TESTS) or _OF_SERVICES.fullmatch(variable):
+        return True
+    return variable.endswith("_PORT") and _SERVICE_ADDRESS.fullmatch(text) is not None
 
 
-def _parse_list(text: str) -> tuple[str, ...]:
-    return tuple(part for part in text.split(";") if part)
-
-
-_BOOL = (_parse_bool, "true or false (1, true, yes, 0, false, no)")
-_INT = (int, "an integer")
-_FLOAT = (float, "a number")
-_PARSERS: Mapping[Any, tuple[Callable[[str], Any], str]] = {
-    bool: _BOOL,
-    bool | None: _BOOL,
-    int: _INT,
-    int | None: _INT,
-    float: _FLOAT,
-    float | None: _FLOAT,
-    Credit: (Credit, " or ".join(Credit)),
-    tuple[str, ...]: (_parse_list, "a list separated by semicolons"),
-}
+def _unknown(variable: str) -> str:
+    near = did_you_mean(variable, [CONFIG_VARIABLE, *map(variable_of, KINDS)])
+    return f"the variable {variable} is no setting{near or ';'} `tokengrove serve --help` lists the variables"

@@ -19,7 +19,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 REPLY_TOKENS = 128
-REPLY_VARIABLE = "TOKENGROVE_BENCH_REPLY"
+REPLY_VARIABLE = "TOKENGROVE_TEST_BENCH_REPLY"
 START_TIMEOUT_S = 60.0
 
 

@@ -1,8 +1,8 @@
 """Unmodified coding agents from the npm registry: their loop over two user messages is one sample.
 
 The second message continues the session in a new process, or in the same one through the Agent Client Protocol.
-`TOKENGROVE_CLIS`: a folder with a folder for each package, such as `codex`, in which it is installed; otherwise each is
-installed into a temporary folder, with a node for those that need a newer one.
+`TOKENGROVE_TEST_CLIS`: a folder with a folder for each package, such as `codex`, in which it is installed;
+otherwise each is installed into a temporary folder, with a node for those that need a newer one.
 """
 
 from __future__ import annotations
@@ -218,7 +218,7 @@ Install = Callable[[str], Path]
 @pytest.fixture(scope="session")
 def install(tmp_path_factory: pytest.TempPathFactory) -> Install:
     """Return a folder of programs with a package's own and a node; skip the test with the reason if that fails."""
-    given = os.environ.get("TOKENGROVE_CLIS")
+    given = os.environ.get("TOKENGROVE_TEST_CLIS")
     folders: dict[str, Path] = {}
 
     def programs(name: str) -> Path:

@@ -1,7 +1,7 @@
 """Unmodified JavaScript clients run `loop` over each API that they speak; each session exports as one chain.
 
-`TOKENGROVE_JS`: a folder where the packages of `js/package.json` are installed; otherwise they are installed into a
-temporary folder. The scripts in `js` are what a user would write: a client, a tool, and a conversation.
+`TOKENGROVE_TEST_JS`: a folder where the packages of `js/package.json` are installed; otherwise they are installed
+into a temporary folder. The scripts in `js` are what a user would write: a client, a tool, and a conversation.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ CASES = [
 @pytest.fixture(scope="session")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a folder with the scripts and their packages, among them a node that all of them run on."""
-    given = os.environ.get("TOKENGROVE_JS")
+    given = os.environ.get("TOKENGROVE_TEST_JS")
     folder = tmp_path_factory.mktemp("js")
     shutil.copytree(SCRIPTS, folder, dirs_exist_ok=True)
     if given:

@@ -19,7 +19,7 @@ import pytest
 import yaml
 
 from proxy.serving.server import BACKSTOP_S
-from proxy.settings import VARIABLE_PREFIX, Settings, from_environment
+from proxy.settings import VARIABLE_PREFIX, Settings, read_settings
 from proxy.store.backup import Conflict, import_all
 from tests.bench.servers import free_port
 from tests.deployment.containers import KUBERNETES, ROOT, Machine, containers_of, documents, pods_of, variables_of
@@ -78,7 +78,7 @@ def test_a_kustomization_builds_objects_that_refer_to_each_other(name: str) -> N
         maps = [source["configMapRef"]["name"] for c in containers_of(spec) for source in c.get("envFrom", ())]
         assert all(("ConfigMap", found) in names for found in maps)
     settings = next(item["data"] for item in objects if item["kind"] == "ConfigMap")
-    from_environment({}, {**settings, "TOKENGROVE_ADMIN_KEY": "k"})  # raises for a setting that is refused
+    read_settings({}, {**settings, "TOKENGROVE_ADMIN_KEY": "k"})  # raises for a setting that is refused
 
 
 def test_engine_servers_have_the_addresses_that_the_proxy_is_given() -> None:
@@ -113,7 +113,7 @@ def test_pods_pass_the_restricted_security_standard_and_ignore_the_variables_of_
 def test_the_server_of_a_sidecar_is_open_and_on_the_loopback_of_its_agent() -> None:
     server = container(pod("sidecar.yaml", "episode"), "tokengrove")
     assert server["restartPolicy"] == "Always"
-    settings = from_environment({}, variables_of(server, {"POD_NAME": POD_NAME}))
+    settings = read_settings({}, variables_of(server, {"POD_NAME": POD_NAME}))
     assert settings.loopback and settings.admin_key is None
     mounts = {mount["mountPath"] for mount in server["volumeMounts"]}
     assert settings.database_url.startswith("sqlite:////data/") and {"/data", "/trajectories"} <= mounts

@@ -140,7 +140,8 @@ class PageSession(AbstractContextManager["PageSession"]):
 
     def _bash(self, block: Block) -> str:
         command = "\n".join(line for line in block.text.splitlines() if not line.startswith("#")).strip()
-        if _SERVE.match(command) and "\n" not in command.replace("\\\n", ""):
+        ends = block.directive == "fails" or "--print-config" in command
+        if _SERVE.match(command) and "\n" not in command.replace("\\\n", "") and not ends:
             self._serve(command.replace("\\\n", ""))
             return ""
         kept = self._folder / _KEPT

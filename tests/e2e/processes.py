@@ -36,7 +36,7 @@ class Process:
         arguments = ["serve", "--port", "0", *flags]
         arguments += ["--database-url", database_url or f"sqlite:///{folder / 'served.db'}"]
         # The tests of clients may run in an environment without the server's packages.
-        python = os.environ.get("TOKENGROVE_SERVER_PYTHON", python)
+        python = os.environ.get("TOKENGROVE_TEST_SERVER_PYTHON", python)
         self._process: _Running = _Executed(python, arguments, folder) if python else _Forked(arguments, folder)
         self.output = ""
         self._lines: queue.SimpleQueue[str] = queue.SimpleQueue()

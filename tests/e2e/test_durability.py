@@ -1,6 +1,6 @@
 """Durable before done: no fault of the server, the database or the disk loses a reply that a client received whole.
 
-After each fault, `tokengrove db check` audits the database. TOKENGROVE_SEED repeats a run.
+After each fault, `tokengrove db check` audits the database. TOKENGROVE_TEST_SEED repeats a run.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ FLAGS = ("--engine", "scripted", "--engine-arg", "tokens=40", "--engine-arg", "c
 
 @pytest.fixture
 def chance() -> random.Random:
-    seed = int(os.environ.get("TOKENGROVE_SEED", random.randrange(10**6)))
-    print(f"TOKENGROVE_SEED={seed}")
+    seed = int(os.environ.get("TOKENGROVE_TEST_SEED", random.randrange(10**6)))
+    print(f"TOKENGROVE_TEST_SEED={seed}")
     return random.Random(seed)
 
 

@@ -16,7 +16,7 @@ import typer.main
 import yaml
 
 from proxy import commands
-from proxy.settings import VARIABLE_PREFIX, Settings, from_environment
+from proxy.settings import VARIABLE_PREFIX, Settings, read_settings
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCKER = ROOT / "docker"
@@ -53,7 +53,7 @@ def faults_of_command(arguments: list[str]) -> Iterator[str]:
             given[known[flag].name] = next(rest, None)
     if "port" in given:
         given["port"] = int(given["port"])
-    from_environment(given, {f"{VARIABLE_PREFIX}ADMIN_KEY": "k"})  # raises for an invalid value
+    read_settings(given, {f"{VARIABLE_PREFIX}ADMIN_KEY": "k"})  # raises for an invalid value
 
 
 def faults_of_environment(names: list[str]) -> Iterator[str]:
@@ -126,7 +126,7 @@ def test_a_compose_file_has_only_known_flags_variables_and_files(path: Path) -> 
             assert not source.startswith(".") or (path.parent / source).is_file(), mount
     assert server["environment"]["TOKENGROVE_DATABASE_URL"].endswith("@postgres/tokengrove")
     assert found["postgres"]["environment"]["POSTGRES_DB"] == "tokengrove"
-    from_environment({"forwarded_allow_ips": server["environment"].get("TOKENGROVE_FORWARDED_ALLOW_IPS")}, {})
+    read_settings({"forwarded_allow_ips": server["environment"].get("TOKENGROVE_FORWARDED_ALLOW_IPS")}, {})
 
 
 def test_compose_files_keep_to_the_schema_of_the_compose_specification() -> None:

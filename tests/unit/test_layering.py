@@ -71,6 +71,7 @@ PARTS: dict[str, set[str]] = {
         "client",
         "errors",
         "progress",
+        "proxy",
         "reasons",
         "rollout",
         "serving",

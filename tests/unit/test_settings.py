@@ -11,7 +11,9 @@ from typer.testing import CliRunner
 
 from proxy import commands
 from proxy.errors import ConfigurationError
-from proxy.settings import VARIABLE_PREFIX, Settings, from_environment
+from proxy.settings import VARIABLE_PREFIX, Settings, read_settings
+from proxy.settings.kinds import masked
+from proxy.settings.sources import flag_of
 from proxy.types import Credit
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -59,9 +61,9 @@ def test_help_cuts_no_name_on_a_narrow_terminal(command: str, monkeypatch: pytes
 
 
 def test_a_flag_wins_over_its_variable_and_a_variable_over_the_default() -> None:
-    environ = {"TOKENGROVE_PORT": "1", "TOKENGROVE_CREDIT": "linear", "TOKENGROVE_REQUIRE_KEY": "true"}
-    settings = from_environment({"port": 2}, environ)
-    assert (settings.port, settings.credit, settings.require_key, settings.host) == (
+    environ = {"TOKENGROVE_PORT": "1", "TOKENGROVE_CREDIT": "linear", "TOKENGROVE_MIGRATE": "true"}
+    settings = read_settings({"port": 2}, environ)
+    assert (settings.port, settings.credit, settings.migrate, settings.host) == (
         2,
         Credit.LINEAR,
         True,
@@ -70,14 +72,96 @@ def test_a_flag_wins_over_its_variable_and_a_variable_over_the_default() -> None
 
 
 def test_empty_entries_of_a_list_variable_are_left_out() -> None:
-    assert from_environment({}, {"TOKENGROVE_ENGINE_ARG": "a=1;;b=2;"}).engine_arg == ("a=1", "b=2")
+    assert read_settings({}, {"TOKENGROVE_ENGINE_ARG": "a=1;;b=2;"}).engine_arg == ("a=1", "b=2")
+
+
+def test_an_empty_variable_is_none() -> None:
+    """Compose files and manifests make such for what is not set."""
+    environ = dict.fromkeys(["TOKENGROVE_MODEL", "TOKENGROVE_PORT", "TOKENGROVE_CONFIG", "TOKENGROVE_NO_SETTING"], "")
+    assert read_settings({}, environ) == Settings()
+
+
+@pytest.mark.parametrize("name", [spec.name for spec in fields(Settings) if spec.type in ("str", "str | None")])
+def test_an_empty_text_is_refused_by_its_flag(name: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"^{flag_of(name)} is empty"):
+        Settings(**{name: " "})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", [spec.name for spec in fields(Settings) if "float" in str(spec.type)])
+@pytest.mark.parametrize("number", ["nan", "inf", "-inf"])
+def test_a_number_that_is_not_finite_is_refused_with_its_flag_and_its_variable(name: str, number: str) -> None:
+    variable = f"TOKENGROVE_{name.upper()}"
+    with pytest.raises(
+        ConfigurationError, match=rf"^{flag_of(name)} {number} is not .*{flag_of(name)} is {variable}\)"
+    ):
+        read_settings({}, {variable: number})
+
+
+@pytest.mark.parametrize(
+    "url", ["https://rollouts.example.org", "http://[::1]:8080", "https://example.org/rollouts/a/"]
+)
+def test_a_public_url_may_have_a_port_and_a_path(url: str) -> None:
+    assert Settings(public_url=url).public_url == url
+
+
+@pytest.mark.parametrize(
+    ("variable", "word"),
+    [
+        ("TOKENGROVE_PROT", "did you mean TOKENGROVE_PORT?"),
+        ("TOKENGROVE_ADMINKEY", "did you mean TOKENGROVE_ADMIN_KEY?"),
+        ("TOKENGROVE_port", "did you mean TOKENGROVE_PORT?"),
+        ("TOKENGROVE_CONFIG_FILE", "did you mean TOKENGROVE_CONFIG?"),
+        ("TOKENGROVE_QQ", "serve --help` lists"),
+        ("TOKENGROVE_PORT_8080", "did you mean TOKENGROVE_PORT?"),
+    ],
+)
+def test_a_variable_that_is_no_setting_is_refused_with_the_nearest(variable: str, word: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"variable {variable} is no setting.*{re.escape(word)}") as refused:
+        read_settings({}, {variable: "secret"})
+    assert "secret" not in str(refused.value)
+
+
+def test_the_variables_of_a_kubernetes_service_are_neither_settings_nor_errors() -> None:
+    """As Kubernetes sets them for Services named `tokengrove` and `tokengrove-db` in the namespace of the container."""
+    environ = {
+        "TOKENGROVE_SERVICE_HOST": "10.0.0.1",
+        "TOKENGROVE_SERVICE_PORT": "80",
+        "TOKENGROVE_SERVICE_PORT_HTTP_API": "80",
+        "TOKENGROVE_PORT": "tcp://10.0.0.1:80",
+        "TOKENGROVE_PORT_80_TCP": "tcp://10.0.0.1:80",
+        "TOKENGROVE_PORT_80_TCP_PROTO": "tcp",
+        "TOKENGROVE_PORT_80_TCP_PORT": "80",
+        "TOKENGROVE_PORT_80_TCP_ADDR": "10.0.0.1",
+        "TOKENGROVE_DB_SERVICE_HOST": "10.0.0.2",
+        "TOKENGROVE_DB_PORT": "tcp://10.0.0.2:5432",
+        "TOKENGROVE_DB_PORT_5432_TCP_ADDR": "10.0.0.2",
+    }
+    assert read_settings({}, environ) == Settings()
+    assert read_settings({"port": 9000}, environ).port == 9000
+
+
+def test_variables_of_the_tests_are_no_errors() -> None:
+    assert read_settings({}, {"TOKENGROVE_TEST_ASSETS": "/somewhere"}) == Settings()
+
+
+@pytest.mark.parametrize(
+    "name", [spec.name for spec in fields(Settings) if spec.name.endswith("_key") and "str" in str(spec.type)]
+)
+def test_every_key_is_masked(name: str) -> None:
+    assert masked(name, "s3cret") == "***"
+
+
+def test_passwords_and_keys_within_settings_are_masked() -> None:
+    assert masked("database_url", "postgresql://u:p@w/d@h/db") == "postgresql://u:***@h/db"
+    assert masked("database_url", "postgresql://h/db?user=u&password=p") == "postgresql://h/db?user=u&password=***"
+    assert masked("database_url", "postgresql://u@h/db") == "postgresql://u@h/db"
+    assert masked("engine_arg", ("api_key=a=b", "kind=sglang")) == ("api_key=***", "kind=sglang")
 
 
 @pytest.mark.parametrize(
     ("name", "text", "kind"),
     [
         ("PORT", "many", "an integer"),
-        ("PORT", "", "an integer"),
         ("BATCH_SIZE", "1.5", "an integer"),
         ("ENGINE_TIMEOUT_S", "long", "a number"),
         ("MIGRATE", "maybe", "true or false"),
@@ -86,13 +170,25 @@ def test_empty_entries_of_a_list_variable_are_left_out() -> None:
 )
 def test_an_invalid_variable_is_named_with_its_valid_values(name: str, text: str, kind: str) -> None:
     with pytest.raises(ConfigurationError, match=f"^TOKENGROVE_{name}={text!r} is not {kind}"):
-        from_environment({}, {f"TOKENGROVE_{name}": text})
+        read_settings({}, {f"TOKENGROVE_{name}": text})
 
 
 @pytest.mark.parametrize(
     ("given", "word"),
     [
         ({"host": "0.0.0.0"}, "admin-key"),
+        ({"host": "http://127.0.0.1"}, "--host 'http://127.0.0.1'.*--port"),
+        ({"host": "127.0.0.1:80", "admin_key": "k"}, "--host '127.0.0.1:80'.*--port"),
+        ({"require_key": True}, "--require-key has no effect without --admin-key"),
+        ({"key_lifetime_s": 60.0}, "--key-lifetime-s has no effect without --admin-key"),
+        ({"max_tokens_per_turn": 9, "max_context_tokens": 8}, "--max-tokens-per-turn 9.*--max-context-tokens 8"),
+        *(
+            ({"public_url": url}, re.escape(f"--public-url {url!r} is not a URL such as https://"))
+            for url in (
+                *("foo", "foo:8080", "//foo", "ftp://foo", "http://", "http://foo:port", "http://foo:0", "http://[::1"),
+                *("http://user:word@foo", "http://foo?a=1", "http://foo/x#y", "http://foo/a b"),
+            )
+        ),
         ({"port": 70000}, "--port"),
         ({"discount": 1.5}, "--discount"),
         ({"rewards_by": "anyone"}, "--rewards-by"),

@@ -1,0 +1,87 @@
+"""Where settings come from: a flag overrides its TOKENGROVE_* variable, that the configuration file, and that the
+default.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from proxy.errors import ConfigurationError
+from proxy.settings.config_file import read_config_file, readable_secret
+from proxy.settings.kinds import KINDS
+from proxy.settings.settings import Settings
+from proxy.settings.variables import CONFIG_VARIABLE, read_variables, variable_of
+
+
+@dataclass(frozen=True, slots=True)
+class Sources:
+    """Settings with the places that they come from.
+
+    `origins`: for each setting that has not its default: its flag, its variable, or its place in the file. `warning`:
+    what the operator should know of the file.
+    """
+
+    settings: Settings
+    origins: Mapping[str, str]
+    warning: str | None = None
+
+    @contextmanager
+    def named(self) -> Iterator[None]:
+        """Add to each ConfigurationError of the block where the settings come from whose flags it names."""
+        try:
+            yield
+        except ConfigurationError as error:
+            raise _with_origins(error, self.origins) from None
+
+
+def flag_of(name: str) -> str:
+    """The flag of a setting."""
+    return f"--{name.replace('_', '-')}"
+
+
+def read_sources(
+    flags: Mapping[str, Any],
+    environ: Mapping[str, str] = os.environ,
+    *,
+    config: Path | None = None,
+    only: Collection[str] = tuple(KINDS),
+) -> Sources:
+    """Read settings from flags (None: not given), variables, and a file, which TOKENGROVE_CONFIG names if not `config`.
+
+    `only`: the settings to use; the others have their defaults, so they need not fit. Raises ConfigurationError that
+    names the flag, the variable or the place in the file.
+    """
+    path = config or (Path(environ[CONFIG_VARIABLE]) if environ.get(CONFIG_VARIABLE) else None)
+    found = {} if path is None else dict(read_config_file(path))
+    warning = None if path is None else readable_secret(path, found)
+    found |= {name: (value, variable_of(name)) for name, value in read_variables(environ).items()}
+    for name, value in flags.items():
+        if value is not None:
+            found[name] = (tuple(value) if isinstance(value, list) else value, flag_of(name))
+    found = {name: found[name] for name in found if name in only}
+    origins = {name: origin for name, (_, origin) in found.items()}
+    try:
+        return Sources(Settings(**{name: value for name, (value, _) in found.items()}), origins, warning)
+    except ConfigurationError as error:
+        raise _with_origins(error, origins) from None
+
+
+def read_settings(
+    flags: Mapping[str, Any], environ: Mapping[str, str] = os.environ, *, config: Path | None = None
+) -> Settings:
+    """Read settings as `read_sources` does."""
+    return read_sources(flags, environ, config=config).settings
+
+
+def _with_origins(error: ConfigurationError, origins: Mapping[str, str]) -> ConfigurationError:
+    """The same error, with the origin of each setting whose flag it names and that was not given as a flag."""
+    flags = dict.fromkeys(re.findall(r"--[a-z][a-z-]*", str(error)))
+    by_flag = {flag_of(name): origin for name, origin in origins.items()}
+    told = [f"{flag} is {by_flag[flag]}" for flag in flags if by_flag.get(flag, flag) != flag]
+    return ConfigurationError(f"{error} ({'; '.join(told)})") if told else error
