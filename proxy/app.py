@@ -16,7 +16,6 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
-from starlette.routing import Route
 
 from proxy.api import http
 from proxy.api.addresses import Addresses
@@ -35,6 +34,7 @@ from proxy.api.mailbox_endpoints import MailboxEndpoints
 from proxy.api.model_endpoints import ModelEndpoints
 from proxy.api.pace import Pace
 from proxy.api.reward_endpoints import RewardEndpoints
+from proxy.api.routes import Route
 from proxy.api.session_endpoints import SessionEndpoints
 from proxy.api.tokenize_endpoints import TokenizeEndpoints
 from proxy.api.turn_endpoints import TurnEndpoint, count_endpoint
@@ -91,7 +91,7 @@ _RENDERING_THREADS = 4
 async def _on_http_exception(request: Request, error: Exception) -> Response:
     """Answer errors that Starlette raises itself, other than 404 and 405."""
     assert isinstance(error, HTTPException)
-    return http.error_response(request.url.path, InvalidRequest(error.detail))
+    return http.error_response(request.scope, InvalidRequest(error.detail))
 
 
 _ERROR_HANDLERS: dict[Any, Callable[[Request, Exception], Awaitable[Response]]] = {
@@ -182,7 +182,7 @@ def build_app(
     app.state.engine, app.state.renderer, app.state.store = engine, renderer, store
     app.state.model, app.state.revision = model_name(settings), revision_of(settings)
     if parts.group is not None:
-        app.state.for_workers = WorkerEndpoints(parts.group.steps(), app.admitted, parts.group.joined)
+        app.state.for_workers = WorkerEndpoints(parts.group.steps(), app.passed_on, parts.group.joined)
     return app
 
 
@@ -455,8 +455,9 @@ def _aliases(path: str, endpoint: object, methods: list[str]) -> list[Route]:
 
     Some clients drop `/v1`: AReaL's workflow gives its agents the root URL of the server and a session's key.
     """
+    label = f"/v1{path}".replace(":path}", "}")
     prefixes = ("/v1", "/{session:path}/v1", "/{session:path}", "")
-    return [Route(prefix + path, endpoint, methods=methods) for prefix in prefixes]  # type: ignore[arg-type]
+    return [Route(prefix + path, endpoint, methods=methods, label=label) for prefix in prefixes]  # type: ignore[arg-type]
 
 
 async def _cancel(task: asyncio.Task[None]) -> None:

@@ -11,6 +11,7 @@ from proxy.api.bodies import Bodies, Upload
 from proxy.api.connections import while_connected
 from proxy.api.headers import headers_of
 from proxy.api.http import error_response
+from proxy.telemetry.http_request import request_of
 from proxy.workers.leader import LEADER
 from proxy.workers.peers import PASSED, PEER, Peers, Unreachable
 
@@ -43,6 +44,7 @@ class Forwarded:
         self.started = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request_of(scope).elsewhere = True
         with self._upload, suppress(ClientDisconnect):
             await while_connected(receive, self._pump(scope, receive, send))
 
@@ -62,4 +64,5 @@ class Forwarded:
                 await send({"type": "http.response.body", "body": b""})
         except Unreachable as error:
             if not self.started:  # else the reply breaks off: one that failed must not end like one that succeeded
-                await error_response(scope["path"], error)(scope, receive, send)
+                request_of(scope).elsewhere = False
+                await error_response(scope, error)(scope, receive, send)

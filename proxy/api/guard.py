@@ -11,12 +11,14 @@ import re
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from proxy.api.answers import identified
 from proxy.api.headers import Headers, headers_of
 from proxy.api.hosts import Hosts, host_name, is_address, is_loopback
 from proxy.api.http import error_response
 from proxy.api.origins import Origins, answer_preflight, is_preflight, shared_with
 from proxy.errors import Forbidden, HostNotAllowed, OriginNotAllowed
 from proxy.settings import Settings
+from proxy.telemetry.http_request import request_of
 
 _CHECKED = frozenset({b"host", b"origin", b"sec-fetch-site"})
 _WEB = re.compile("https?://(.*)")
@@ -41,12 +43,12 @@ class Guard:
         try:
             origin = self._admitted(scope)
         except Forbidden as error:
-            await error_response(scope["path"], error)(scope, receive, send)
+            await error_response(scope, error)(scope, receive, send)
             return
         if origin is None:
             await app(scope, receive, send)
         elif is_preflight(scope):
-            await answer_preflight(scope, shared_with(origin, send))
+            await answer_preflight(scope, identified(scope, request_of(scope), shared_with(origin, send)))
         else:
             await app(scope, receive, shared_with(origin, send))
 

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import re
-import uuid
 from collections.abc import Mapping
 from typing import Any
 
 import orjson
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
+from starlette.types import Scope
 
+from proxy.api.answers import id_header, is_messages_path
 from proxy.api.headers import headers_of, hint_in, key_in
 from proxy.api.neutral_errors import is_administration, neutral
 from proxy.errors import InvalidRequest, MethodNotAllowed, NotFound, ProxyError
 from proxy.protocols.error_envelopes import anthropic_error, openai_error
 from proxy.sessions.access import Caller
+from proxy.telemetry.http_request import request_of
 
 _SECRET = re.compile("~[^/]*")
 # After a longer wait the openai SDK does not retry; the anthropic SDK sleeps through it.
@@ -71,15 +73,20 @@ def key_of(request: Request) -> str | None:
     return key_in(headers_of(request.scope))
 
 
-def error_response(path: str, error: ProxyError) -> Response:
-    """The response for `error`, in the envelope of the API that `path` belongs to."""
-    request_id = f"req_{uuid.uuid4().hex}"
-    status, body = error.status, envelope(path, error, request_id)
-    headers = {"request-id": request_id, "x-should-retry": "true" if error.retryable else "false"}
+def error_response(scope: Scope, error: ProxyError) -> Response:
+    """The response for `error`, in the envelope of the API that the path belongs to; the request's record notes it.
+
+    Agents are told of no place behind the server; the record has the whole message.
+    """
+    path, request = scope["path"], request_of(scope)
+    told = error if is_administration(path) else neutral(error)
+    status, body = error.status, envelope(path, told, request.name())
+    headers = {id_header(path): request.name(), "x-should-retry": "true" if error.retryable else "false"}
     if status in (429, 503):
         headers["retry-after"] = str(min(max(round(error.retry_after_s or 1), 1), _MAX_RETRY_AFTER_S))
     if status == 503 and is_messages_path(path):
         status = 529
+    request.fail(status, error.code, error.message)
     return JsonResponse(body, status, headers)
 
 
@@ -88,17 +95,10 @@ def envelope(path: str, error: ProxyError, request_id: str) -> dict[str, Any]:
     return anthropic_error(error, request_id) if is_messages_path(path) else openai_error(error)
 
 
-def is_messages_path(path: str) -> bool:
-    """Whether a path belongs to Anthropic's Messages API, also one that has no endpoint here (`batches`)."""
-    _, version, rest = path.rpartition("/v1/")
-    return path.endswith(("/messages", "/messages/count_tokens")) or (bool(version) and rest.startswith("messages/"))
-
-
 async def on_proxy_error(request: Request, error: Exception) -> Response:
     """Handle a ProxyError."""
     assert isinstance(error, ProxyError)
-    path: str = request.scope["path"]
-    return error_response(path, error if is_administration(path) else neutral(error))
+    return error_response(request.scope, error)
 
 
 def shown_path(request: Request) -> str:
@@ -108,7 +108,7 @@ def shown_path(request: Request) -> str:
 
 async def on_not_found(request: Request, error: Exception) -> Response:
     """Handle a path that no route has."""
-    return error_response(request.scope["path"], NotFound(_NOT_FOUND.format(f"{request.method} {shown_path(request)}")))
+    return error_response(request.scope, NotFound(_NOT_FOUND.format(f"{request.method} {shown_path(request)}")))
 
 
 async def on_method_not_allowed(request: Request, error: Exception) -> Response:
@@ -116,7 +116,7 @@ async def on_method_not_allowed(request: Request, error: Exception) -> Response:
     headers = dict(getattr(error, "headers", None) or {})
     allowed = headers.get("Allow", "another method")
     problem = MethodNotAllowed(f"{shown_path(request)} does not support {request.method}; use {allowed}")
-    response = error_response(request.scope["path"], problem)
+    response = error_response(request.scope, problem)
     response.headers.update(headers)
     return response
 
@@ -129,4 +129,4 @@ async def on_disconnect(request: Request, error: Exception) -> Response:
 
 async def on_crash(request: Request, error: Exception) -> Response:
     """Handle an unexpected exception: the client gets one sentence, the log the traceback."""
-    return error_response(request.scope["path"], CRASH)
+    return error_response(request.scope, CRASH)

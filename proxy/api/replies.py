@@ -24,6 +24,7 @@ from proxy.errors import ProxyError
 from proxy.protocols.sse import CONTENT_TYPE
 from proxy.protocols.wire_protocol import WireProtocol
 from proxy.sessions.live_session import LiveSession
+from proxy.telemetry.http_request import HttpRequest, request_of
 from proxy.turns.choice import Choice
 from proxy.turns.turns import Turns
 from proxy.types import Api, TurnRequest
@@ -59,26 +60,27 @@ class UnaryReply:
         self.started = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        attempt = self._choices[0].attempt
+        request, attempt = _named(request_of(scope), self._choices), self._choices[0].attempt
         attempt.join()
         try:
             for choice in self._choices:
                 if not await connected_until(choice.ended, receive):
+                    request.left = True
                     return
-            await self._answer(send)
+            await self._answer(request, send)
             self._turns.replied(attempt)
         finally:
             self._turns.leave(attempt)
 
-    async def _answer(self, send: Send) -> None:
+    async def _answer(self, request: HttpRequest, send: Send) -> None:
         body = encode_json(self._protocol.reply(self._asked, [choice.answer() for choice in self._choices]))
         headers = [
             (b"content-length", b"%d" % len(body)),
             (b"content-type", b"application/json"),
-            request_id_header(self._protocol.api, self._choices[0].interaction.id),
+            request_id_header(self._protocol.api, request),
             *self._headers,
         ]
-        self.started = True
+        self.started, request.status = True, 200
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body", "body": body})
 
@@ -111,15 +113,17 @@ class StreamReply:
         self.started = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        attempt = self._choices[0].attempt
+        request, attempt = _named(request_of(scope), self._choices), self._choices[0].attempt
         attempt.join()
         try:
-            with self._watching(), suppress(ClientDisconnect):
-                await while_connected(receive, self._write(send))
+            with self._watching():
+                await while_connected(receive, self._write(request, send))
+        except ClientDisconnect:
+            request.left = True
         finally:
             self._turns.leave(attempt)
 
-    async def _write(self, send: Send) -> None:
+    async def _write(self, request: HttpRequest, send: Send) -> None:
         over = asyncio.gather(*(choice.ended for choice in self._choices))
         over.add_done_callback(self._on_end)
         while True:
@@ -136,7 +140,7 @@ class StreamReply:
                 events = self._encoder.keepalive()
             if events:
                 if not self.started:
-                    events = await self._start(send) + events
+                    events = await self._start(request, send) + events
                 self._written_at = self._loop.time()
                 await send({"type": "http.response.body", "body": events, "more_body": True})
             if behind and over.done():
@@ -147,33 +151,33 @@ class StreamReply:
                 if over.done():
                     break
                 await changed
-        await self._end(send, over)
+        await self._end(request, send, over)
 
-    async def _start(self, send: Send) -> bytes:
+    async def _start(self, request: HttpRequest, send: Send) -> bytes:
         """Send the headers, and return the events that precede all others."""
-        self.started = True
-        interaction = self._choices[0].interaction
+        self.started, request.status = True, 200
         headers = [
             (b"content-type", CONTENT_TYPE.encode()),
             (b"cache-control", b"no-cache"),
             (b"x-accel-buffering", b"no"),
-            request_id_header(interaction.api, interaction.id),
+            request_id_header(self._choices[0].interaction.api, request),
             *self._headers,
         ]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         return self._head
 
-    async def _end(self, send: Send, over: asyncio.Future[Any]) -> None:
+    async def _end(self, request: HttpRequest, send: Send, over: asyncio.Future[Any]) -> None:
         try:
             over.result()
             events = self._encoder.finish([choice.answer() for choice in self._choices])
         except ProxyError as error:
             if not self.started:
                 raise
+            request.fail(error.status, error.code, error.message)
             await send({"type": "http.response.body", "body": self._encoder.error(neutral(error))})
             return
         if not self.started:
-            events = await self._start(send) + events
+            events = await self._start(request, send) + events
         await send({"type": "http.response.body", "body": events})
         self._turns.replied(self._choices[0].attempt)
 
@@ -229,10 +233,17 @@ def ignored_header(dropped: Sequence[str]) -> tuple[Header, ...]:
     return ((b"x-tokengrove-ignored", ",".join(names).encode()),)
 
 
-def request_id_header(api: Api, interaction_id: str) -> Header:
-    """The request id header, made of the interaction's id, so that a client can report a reply by it."""
-    name = b"request-id" if api is Api.MESSAGES else b"x-request-id"
-    return name, f"req_{interaction_id.partition('_')[2] or interaction_id}".encode()
+def _named(request: HttpRequest, choices: Sequence[Choice]) -> HttpRequest:
+    """The record of a request, which is named after its interaction unless its client has named it."""
+    if request.id is None:
+        interaction_id = choices[0].interaction.id
+        request.id = f"req_{interaction_id.partition('_')[2] or interaction_id}"
+    return request
+
+
+def request_id_header(api: Api, request: HttpRequest) -> Header:
+    """The header of the request id, so that a client can report a reply by it."""
+    return b"request-id" if api is Api.MESSAGES else b"x-request-id", request.name().encode()
 
 
 async def begin_turns(

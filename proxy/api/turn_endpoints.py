@@ -18,13 +18,13 @@ from proxy.api.client_hints import add_headers
 from proxy.api.forwarding import Forwarded, Forwarding
 from proxy.api.headers import Headers, headers_of, hint_in, key_in
 from proxy.api.http import CRASH, TOO_DEEP, JsonResponse, encode_json, error_response
-from proxy.api.neutral_errors import neutral
 from proxy.api.replies import StreamReply, UnaryReply, begin_turns, session_header
 from proxy.api.turnstile import Turnstile
 from proxy.errors import InvalidRequest, ProxyError
 from proxy.parsed_items import ParsedBodies
 from proxy.protocols.wire_protocol import WireProtocol
 from proxy.sessions.access import Access, Caller
+from proxy.telemetry.http_request import HttpRequest, request_of
 from proxy.turns.turns import Turns
 from proxy.types import TurnRequest
 from proxy.workers.seats import RunsElsewhere
@@ -57,31 +57,35 @@ class TurnEndpoint:
         self._turnstile, self._forwarding = turnstile, forwarding
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        received = time.monotonic()
         reply: UnaryReply | StreamReply | Forwarded | None = None
+        request = request_of(scope)
         try:
-            reply = await self._begin(scope, receive, received)
+            reply = await self._begin(request, scope, receive)
             await reply(scope, receive, send)
         except ProxyError as error:
-            await error_response(scope["path"], neutral(error))(scope, receive, send)
+            await error_response(scope, error)(scope, receive, send)
         except ClientDisconnect:
             await Response(status_code=499)(scope, receive, send)  # nobody reads it
         except Exception:
             if reply is None or not reply.started:
-                await error_response(scope["path"], CRASH)(scope, receive, send)
+                await error_response(scope, CRASH)(scope, receive, send)
+            else:
+                request.fail(CRASH.status, CRASH.code, CRASH.message)
             raise  # the server logs the traceback
 
-    async def _begin(self, scope: Scope, receive: Receive, received: float) -> UnaryReply | StreamReply | Forwarded:
+    async def _begin(
+        self, request: HttpRequest, scope: Scope, receive: Receive
+    ) -> UnaryReply | StreamReply | Forwarded:
         """Begin the turn and return its reply. Raises ProxyError or ClientDisconnect."""
         headers = headers_of(scope)
         caller = Caller(scope["path_params"].get("session"), key_in(headers))
         if not self._access.open_server:  # then no access depends on the body, so a stranger's is not read
             await self._access.resolve(caller)
         with self._bodies.upload(scope, headers, receive) as upload:
-            return await self._begin_as_asked(caller, headers, receive, upload, received)
+            return await self._begin_as_asked(request, caller, headers, receive, upload)
 
     async def _begin_as_asked(
-        self, caller: Caller, headers: Headers, receive: Receive, upload: Upload, received: float
+        self, request: HttpRequest, caller: Caller, headers: Headers, receive: Receive, upload: Upload
     ) -> UnaryReply | StreamReply | Forwarded:
         """Begin the turn that the body asks for."""
         sent, path = await upload.read(), caller.path
@@ -94,12 +98,13 @@ class TurnEndpoint:
         if self._forwarding is None:
             sent = b""
         session = await self._access.resolve(caller if path else caller._replace(hint=hint_in(headers, body)))
+        request.session = session.id
         if self._turnstile.passes != entered:  # one query may have answered for all requests that waited for it
             await self._turnstile.enter()
         asked = await upload.do(size, self._protocol.parse, body, session.parsed)
         asked.model = asked.model or self._model
         add_headers(asked, headers)
-        asked.timeline.received, asked.timeline.read = received, read
+        asked.timeline.received, asked.timeline.read = request.started, read
         if asked.tools or asked.template_options or asked.echo:
             await upload.do(size, _check_depth, asked)
         try:

@@ -7,7 +7,9 @@ from collections.abc import Mapping
 from starlette.applications import Starlette
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from proxy.api.answers import identified
 from proxy.api.guard import Guard
+from proxy.telemetry.http_request import HttpRequest, RequestEnd, request_of, set_route
 
 _PREFIX = "/v1"
 
@@ -15,21 +17,22 @@ _PREFIX = "/v1"
 class TurnRoutes:
     """Finds the endpoint of a turn by the end of its path, such as `/responses`.
 
-    It recognises a subset of what the routes of the same endpoints match, with the same `path_params`.
+    It recognises a subset of what the routes of the same endpoints match, with the same `path_params` and label.
     """
 
     def __init__(self, endpoints: Mapping[str, ASGIApp]) -> None:
-        self._endpoints = tuple(endpoints.items())
+        self._endpoints = tuple((end, _PREFIX + end, endpoint) for end, endpoint in endpoints.items())
 
     def find(self, scope: Scope) -> ASGIApp | None:
-        """Return the endpoint and set `path_params`, or return None for a request that is not surely a turn."""
+        """Return the endpoint, and set `path_params` and route; None for a request that is not surely a turn."""
         if scope["type"] != "http" or scope["method"] != "POST" or scope.get("root_path"):
             return None
         path: str = scope["path"]
-        for end, endpoint in self._endpoints:
+        for end, label, endpoint in self._endpoints:
             if path.endswith(end) and path[0] == "/" and "\n" not in path:
                 prefix = path.removesuffix(end)
                 scope["path_params"] = {} if prefix in ("", _PREFIX) else {"session": prefix.removesuffix(_PREFIX)[1:]}
+                set_route(scope, label)
                 return endpoint
         return None
 
@@ -37,18 +40,37 @@ class TurnRoutes:
 class App(Starlette):
     """A Starlette application that serves turns past its middleware and router. Its routes hold them all the same.
 
-    `guard`: what requests pass before anything else; None if nothing has to be checked.
+    `guard`: what requests pass before anything else; None if nothing has to be checked. `on_end`: gets the record of
+    each request once it has ended.
     """
 
     turn_routes = TurnRoutes({})
     guard: Guard | None = None
+    on_end: RequestEnd | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if self.guard is not None and scope["type"] == "http":
-            await self.guard(self.admitted, scope, receive, send)
-        else:
-            await self.admitted(scope, receive, send)
+        if scope["type"] != "http":
+            await super().__call__(scope, receive, send)
+            return
+        request = HttpRequest(scope, self.on_end)
+        try:
+            if self.guard is not None:
+                await self.guard(self._admitted, scope, receive, send)
+            else:
+                await self._admitted(scope, receive, send)
+        finally:
+            request.end(scope)
 
-    async def admitted(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request that has passed the guard, here or in another worker."""
-        await (self.turn_routes.find(scope) or super().__call__)(scope, receive, send)
+    async def passed_on(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request that has passed the guard of another worker, which does not tell of it."""
+        request = HttpRequest(scope, self.on_end)
+        try:
+            await self._admitted(scope, receive, send)
+        finally:
+            request.end(scope)
+
+    async def _admitted(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if (endpoint := self.turn_routes.find(scope)) is not None:
+            await endpoint(scope, receive, send)  # it knows its status itself: no call more for each part of a stream
+        else:
+            await super().__call__(scope, receive, identified(scope, request_of(scope), send))

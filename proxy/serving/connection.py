@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from collections.abc import MutableMapping
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -18,6 +19,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from proxy.api.http import error_response
 from proxy.errors import HeadersTooLarge, InvalidRequest, ProxyError
 from proxy.serving import peer
+from proxy.telemetry.http_request import HttpRequest, RequestEnd, found_in
 
 if TYPE_CHECKING:
     from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
@@ -38,7 +40,9 @@ class Stage(Enum):
 
 
 class Host(Protocol):
-    """What a connection needs of the server that it belongs to."""
+    """What a connection needs of the server that it belongs to. `on_end`: gets the record of a request at its end."""
+
+    on_end: RequestEnd | None
 
     def admit(self, connection: Connection) -> None:
         """Decide about a new connection, which belongs to the server's set of connections already."""
@@ -155,17 +159,26 @@ class Connection(HttpToolsProtocol):
         """Answer a request that has not arrived whole with `error`, and close."""
         cycle = self.cycle
         if cycle is None or not cycle.response_started or cycle.response_complete:
-            path = self.scope["path"] if self.scope is not None and "path" in self.scope else "/"
-            self.transport.write(_written(path, error))
+            scope = self._refused()
+            request = found_in(scope) or HttpRequest(scope, self.host.on_end)
+            self.transport.write(_written(scope, error))
+            request.end(scope)
         self.transport.close()
         if cycle is not None:
             cycle.disconnected = True
             cycle.message_event.set()
 
+    def _refused(self) -> MutableMapping[str, Any]:
+        """The scope of the request that is refused; one of its own if its head has not arrived whole."""
+        known: MutableMapping[str, Any] | None = self.scope if self.scope and "path" in self.scope else None  # type: ignore[assignment]
+        if known is not None and not (self.cycle is not None and self.cycle.response_complete):
+            return known
+        return {"method": "", "path": "/" if known is None else known["path"], "headers": []}
 
-def _written(path: str, error: ProxyError) -> bytes:
+
+def _written(scope: MutableMapping[str, Any], error: ProxyError) -> bytes:
     """A whole reply that closes its connection."""
-    response = error_response(path, error)
+    response = error_response(scope, error)
     headers = [*response.raw_headers, (b"connection", b"close")]
     lines = [b"%s: %s\r\n" % header for header in headers]
     return b"%s%s\r\n%s" % (STATUS_LINE[response.status_code], b"".join(lines), bytes(response.body))

@@ -22,6 +22,7 @@ from proxy.api.http import error_response
 from proxy.errors import SHUTTING_DOWN, EngineUnavailable, ProxyError, RequestTimeout, TooManyConnections
 from proxy.serving import peer
 from proxy.serving.connection import Connection, Stage
+from proxy.telemetry.http_request import HttpRequest, RequestEnd
 
 logger = logging.getLogger(__name__)
 
@@ -49,12 +50,16 @@ class Patience:
 
 
 class Connections(ServerState):
-    """The connections of one server, of which uvicorn keeps the set. `patience`: None trusts the clients."""
+    """The connections of one server, of which uvicorn keeps the set. `patience`: None trusts the clients.
+
+    `on_end`: gets the records of requests that are refused before they reach the application.
+    """
 
     connections: set[Connection]  # type: ignore[assignment]
 
-    def __init__(self, patience: Patience | None) -> None:
+    def __init__(self, patience: Patience | None, on_end: RequestEnd | None = None) -> None:
         super().__init__()
+        self.on_end = on_end
         self.most: int | None = None
         self._patience = patience
         self._ending = self._all_used = False
@@ -68,7 +73,7 @@ class Connections(ServerState):
         elif self.most is not None and len(self.connections) > self.most and not self._make_room(connection):
             error = TooManyConnections(f"all {self.most} connections are in use; try again", retry_after_s=1.0)
             if len(self.connections) <= self.most + SPARE:
-                connection.app = _Busy(connection.app, error)
+                connection.app = _Busy(connection.app, error, self.on_end)
             else:
                 self.note("refused, with all others in use")
                 connection.refuse(error)
@@ -177,16 +182,18 @@ class Connections(ServerState):
 class _Busy:
     """What answers a connection beyond the limit: `WATCHED` as ever, anything else with a 503."""
 
-    def __init__(self, app: ASGIApp, error: ProxyError) -> None:
-        self._app, self._error = app, error
+    def __init__(self, app: ASGIApp, error: ProxyError, on_end: RequestEnd | None) -> None:
+        self._app, self._error, self._on_end = app, error, on_end
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["path"] in WATCHED:
             await self._app(scope, receive, send)
         else:
-            response = error_response(scope["path"], self._error)
+            request = HttpRequest(scope, self._on_end)
+            response = error_response(scope, self._error)
             response.headers["connection"] = "close"
             await response(scope, receive, send)
+            request.end(scope)
 
 
 _WITHOUT_REQUEST = frozenset({Stage.FRESH, Stage.HEAD, Stage.IDLE})

@@ -22,6 +22,7 @@ import uvicorn
 from starlette.applications import Starlette
 from starlette.types import ASGIApp
 
+from proxy.api.turn_routes import App
 from proxy.app import build_app
 from proxy.errors import ConfigurationError
 from proxy.resources.memory import limit_arenas, return_freed_memory
@@ -30,6 +31,7 @@ from proxy.serving.connections import Connections, Patience
 from proxy.serving.open_files import raise_limit, room_for_connections
 from proxy.serving.stop import LOOK_S, SIGNALS, Ended, Left, Stop
 from proxy.settings import Settings
+from proxy.telemetry.http_request import RequestEnd
 
 logger = logging.getLogger(__name__)
 
@@ -172,7 +174,7 @@ def new_socket(settings: Settings) -> socket.socket:
 
 
 async def _serve(
-    app: Starlette,
+    app: App,
     settings: Settings,
     listener: socket.socket,
     on_ready: Callable[[Starlette, str], None],
@@ -181,7 +183,7 @@ async def _serve(
     signals: bool,
     stop: threading.Event | None = None,
 ) -> None:
-    server = new_server(app, settings)
+    server = new_server(app, settings, on_end=app.on_end)
     tune_interpreter()
     async with app.router.lifespan_context(app):
         if signals:
@@ -198,8 +200,11 @@ async def _serve(
             await watcher
 
 
-def new_server(app: ASGIApp, settings: Settings, patience: Patience | None = PATIENCE) -> Server:
+def new_server(
+    app: ASGIApp, settings: Settings, patience: Patience | None = PATIENCE, on_end: RequestEnd | None = None
+) -> Server:
     """A server of `app`, which still has to be given its sockets. `patience`: with its clients; None for a trusted one.
+    `on_end`: gets the records of requests that do not reach `app`.
 
     uvicorn's own limits do not do: `limit_concurrency` refuses `/health` too and keeps silent connections, a silent
     connection has no timeout before its first request, and its limits of headers are those of another parser.
@@ -219,7 +224,7 @@ def new_server(app: ASGIApp, settings: Settings, patience: Patience | None = PAT
     uvicorn_log = logging.getLogger("uvicorn.error")
     uvicorn_log.setLevel(logging.WARNING)
     uvicorn_log.addFilter(_is_news)
-    return Server(config, Connections(patience))
+    return Server(config, Connections(patience, on_end))
 
 
 def _is_news(record: logging.LogRecord) -> bool:

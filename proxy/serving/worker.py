@@ -19,6 +19,7 @@ from pathlib import Path
 
 from starlette.applications import Starlette
 
+from proxy.api.turn_routes import App
 from proxy.app import build_app
 from proxy.errors import ConfigurationError
 from proxy.progress import hide_steps
@@ -76,9 +77,9 @@ def work(settings: Settings, post: Post) -> None:
 class _Worker:
     """A worker that has been built."""
 
-    def __init__(self, app: Starlette, settings: Settings, post: Post) -> None:
+    def __init__(self, app: App, settings: Settings, post: Post) -> None:
         self._app, self._settings, self._post = app, settings, post
-        self._public = server.new_server(app, settings)
+        self._public = server.new_server(app, settings, on_end=app.on_end)
         self._private = server.new_server(app.state.for_workers, settings, patience=None)
         self._may_listen = asyncio.Event()
         self._stopping = False

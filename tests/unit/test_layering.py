@@ -128,7 +128,7 @@ PARTS: dict[str, set[str]] = {
     "rendering.tool_calls": {"engine", "errors", "types"},
     "resources": set(),
     "rollout": {"client", "errors"},
-    "serving": {"api", "app", "errors", "hub", "progress", "resources", "settings", "workers"},
+    "serving": {"api", "app", "errors", "hub", "progress", "resources", "settings", "telemetry", "workers"},
     "sessions": {
         "errors",
         "telemetry",

@@ -1,0 +1,29 @@
+"""Routes whose requests are counted and logged under a template, never under a path: it has sessions and secrets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from starlette import routing
+from starlette.routing import Match
+from starlette.types import Scope
+
+from proxy.telemetry.http_request import set_route
+
+
+class Route(routing.Route):
+    """A route of Starlette. `label`: what its requests are counted under; its own template by default."""
+
+    def __init__(
+        self, path: str, endpoint: Callable[..., Any], *, methods: list[str], label: str | None = None
+    ) -> None:
+        super().__init__(path, endpoint, methods=methods)
+        self.label = label or path.replace(":path}", "}")
+
+    def matches(self, scope: Scope) -> tuple[Match, Scope]:
+        """As in Starlette; what matches by its path, whatever the method, has this label."""
+        match, found = super().matches(scope)
+        if match is not Match.NONE:
+            set_route(found, self.label)
+        return match, found

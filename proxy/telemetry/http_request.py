@@ -1,0 +1,103 @@
+"""One HTTP request as its log line and its counts need it: made at the entrance, ended once, whatever happens to it."""
+
+from __future__ import annotations
+
+import re
+import time
+import uuid
+from collections.abc import Callable, MutableMapping
+from typing import Any
+
+RequestEnd = Callable[["HttpRequest"], None]
+"""Called with each request once it has ended, on the event loop."""
+
+CLIENT_LEFT = 499
+"""The status of a request whose client left before its answer began, as nginx counts it."""
+
+UNMATCHED = "unmatched"
+"""The route of a request that no route takes, or that was refused before one was looked for."""
+
+_SCOPE = "tokengrove.request"
+_ROUTE = "tokengrove.route"
+_ID = b"x-request-id"
+_SANE = re.compile(rb"[\x21-\x7e]{1,200}")
+_SECRET = re.compile("~[^/]*")
+
+
+class HttpRequest:
+    """One request. What is not known yet is None.
+
+    `id`: its request id, as the client sent it (`client_id`) or as the answer has it. `route`: the template of its
+    path, which never holds a session or a secret. `code` and `message`: of the error that it was answered with.
+    `session`: the id of its session. `left`: the client left before the end of its answer. `elsewhere`: another worker
+    answers it, and tells of it. `started`: seconds of the monotonic clock, `began`: Unix seconds. `tell`: says what
+    there is to say of it at its end, in place of the line that every request has. `noted`: more fields of that line.
+    """
+
+    __slots__ = (
+        *("method", "route", "id", "client_id", "status", "code", "message", "session", "left", "elsewhere"),
+        *("started", "began", "tell", "noted", "_on_end"),
+    )
+
+    def __init__(self, scope: MutableMapping[str, Any], on_end: RequestEnd | None = None) -> None:
+        """Put the record into the `scope` of its request."""
+        scope[_SCOPE] = self
+        self.method: str = scope["method"]
+        self.route = UNMATCHED
+        self.client_id = self.id = _sent_id(scope["headers"])
+        self.status: int | None = None
+        self.code: str | None = None
+        self.message: str | None = None
+        self.session: str | None = None
+        self.left = self.elsewhere = False
+        self.started, self.began = time.monotonic(), time.time()
+        self.tell: RequestEnd | None = None
+        self.noted: dict[str, Any] = {}
+        self._on_end = on_end
+
+    def name(self) -> str:
+        """Return its id; one is made if the client sent none."""
+        if self.id is None:
+            self.id = f"req_{uuid.uuid4().hex}"
+        return self.id
+
+    def fail(self, status: int, code: str, message: str) -> None:
+        """Note the error that it is answered with."""
+        self.status, self.code, self.message = status, code, message
+
+    def end(self, scope: MutableMapping[str, Any]) -> None:
+        """Tell of the request. What is called a second time does nothing."""
+        on_end, self._on_end = self._on_end, None
+        if on_end is None or self.elsewhere:
+            return
+        self.route = scope.get(_ROUTE, UNMATCHED)
+        if self.session is None:
+            self.session = scope.get("path_params", {}).get("session")
+        if self.session is not None and "~" in self.session:
+            self.session = _SECRET.sub("~...", self.session)
+        if self.status is None:
+            self.status, self.left = CLIENT_LEFT, True
+        on_end(self)
+
+
+def found_in(scope: MutableMapping[str, Any]) -> HttpRequest | None:
+    """The record of the request with this ASGI scope, if it has reached the entrance."""
+    return scope.get(_SCOPE)
+
+
+def request_of(scope: MutableMapping[str, Any]) -> HttpRequest:
+    """The record of the request with this ASGI scope; a new one, of which nobody is told, if it has none."""
+    return scope.get(_SCOPE) or HttpRequest(scope)
+
+
+def set_route(scope: MutableMapping[str, Any], template: str) -> None:
+    """Note which route takes a request."""
+    scope[_ROUTE] = template
+
+
+def _sent_id(headers: list[tuple[bytes, bytes]]) -> str | None:
+    """The client's id of a request, if it is at most 200 visible ASCII characters: it goes into headers and logs."""
+    for name, value in headers:
+        if name == _ID:
+            return value.decode("ascii") if _SANE.fullmatch(value) else None
+    return None
