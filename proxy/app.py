@@ -79,6 +79,7 @@ from proxy.settings import Settings
 from proxy.store.database import label, parse_url
 from proxy.store.store import Store
 from proxy.telemetry.metrics import Metrics
+from proxy.telemetry.process_metrics import ProcessMetrics
 from proxy.turns.turns import Turns
 from proxy.workers.group import Group, Place
 
@@ -136,10 +137,10 @@ def build_app(
     engine, renderer, store = _loaded(settings, engine, renderer, store)
     shared = None if place is None else place.share(engine)
     engine = shared or engine
-    metrics = Metrics()
+    metrics = _metrics(store, engine)
     freed = FreedMemory()
     pool = FairPool(min(os.cpu_count() or 1, _RENDERING_THREADS), freed)
-    gate = Gate(engine, settings, metrics)
+    gate = Gate(engine, settings, metrics.engine)
     sessions = SessionParts(store, settings, metrics, lambda: gate.info().weight_version)
     turns = Turns(
         gate=gate,
@@ -150,11 +151,12 @@ def build_app(
         named=sessions.named,
         scores=sessions.scores,
         settings=settings,
-        metrics=metrics,
+        metrics=metrics.turns,
         pool=pool,
         seat=None if place is None else place.seat,
     )
     bodies = Bodies(settings, freed)
+    _watch_room(metrics.process, bodies, pool)
     forwarding = None if place is None else Forwarding(place.peers, bodies)
     parts = _Parts(
         settings=settings,
@@ -177,6 +179,7 @@ def build_app(
     app.turn_routes = TurnRoutes(parts.turn_endpoints)
     guard = Guard(settings)
     app.guard = None if guard.idle else guard
+    app.state.metrics = metrics
     app.state.turns, app.state.polls, app.state.registry = turns, parts.polls, sessions.registry
     app.state.memory = sessions.memory
     app.state.engine, app.state.renderer, app.state.store = engine, renderer, store
@@ -203,6 +206,25 @@ def _loaded(
     return engine, renderer, store
 
 
+def _metrics(store: Store, engine: Engine) -> Metrics:
+    """The metrics of this process, which read the engine's servers if it has several."""
+    metrics = Metrics(store.metrics)
+    if isinstance(engine, ServerPool):
+
+        async def see_servers() -> None:
+            metrics.engine.see(await engine.show())
+
+        metrics.sources.append(see_servers)
+    return metrics
+
+
+def _watch_room(metrics: ProcessMetrics, bodies: Bodies, pool: FairPool) -> None:
+    """Let the metrics read what requests share."""
+    metrics.body_bytes.watch(lambda: bodies.budget.held)
+    metrics.body_room.watch(lambda: bodies.budget.most)
+    metrics.work.watch(lambda: {("render",): pool.waiting, ("body",): bodies.pool.waiting})
+
+
 @asynccontextmanager
 async def _lifespan(parts: _Parts, app: Starlette) -> AsyncIterator[None]:
     """Start the engine; at the end drain the turns, then close the engine and the store."""
@@ -222,6 +244,7 @@ async def _lifespan(parts: _Parts, app: Starlette) -> AsyncIterator[None]:
         stack.push_async_callback(
             _cancel, asyncio.create_task(parts.sessions.memory.run(parts.renderer.forget_prompts))
         )
+        stack.push_async_callback(_cancel, asyncio.create_task(parts.metrics.process.watch_loop()))
         if (idle_s := parts.settings.session_idle_s) is not None:
             stack.push_async_callback(_cancel, asyncio.create_task(parts.sessions.idle_sweep.run(idle_s)))
         yield
@@ -387,6 +410,7 @@ def _export_routes(parts: _Parts) -> list[Route]:
         parts.bodies,
         parts.polls,
         Pace(lambda: turns.busy),
+        parts.metrics.exports,
         parts.renderer.decode,
     )
     claims = ClaimEndpoints(access, store.claims, store.recordings, export, parts.bodies, parts.polls)
@@ -398,8 +422,8 @@ def _export_routes(parts: _Parts) -> list[Route]:
 
 
 def _health_routes(parts: _Parts) -> list[Route]:
-    metrics = parts.metrics if parts.group is None else parts.group.metrics
-    health = HealthEndpoints(parts.gate, parts.store, metrics, parts.server_pool)
+    numbers = parts.metrics.now if parts.group is None else parts.group.metrics.total
+    health = HealthEndpoints(parts.gate, parts.store, parts.metrics, numbers, parts.server_pool)
     return [
         Route("/health", health.health, methods=["GET"]),
         Route("/ready", health.ready, methods=["GET"]),
@@ -416,7 +440,7 @@ def _of_leader(parts: _Parts, routes: list[Route]) -> list[Route]:
 
 def _engine_routes(parts: _Parts) -> list[Route]:
     """The routes that administer the engine."""
-    admin, pool = EngineAdmin(parts.engine, parts.gate), parts.server_pool
+    admin, pool = EngineAdmin(parts.engine, parts.gate, parts.metrics.engine), parts.server_pool
     if parts.group is not None and parts.group.admin is not None:
         admin, pool = parts.group.admin, parts.group.pool
     engine = EngineEndpoints(parts.sessions.access, parts.gate, admin, pool, parts.bodies, parts.settings)

@@ -28,7 +28,7 @@ class BodyBudget:
     """`most` bytes in all. Use it on one event loop."""
 
     def __init__(self, most: int) -> None:
-        self._most = most
+        self.most = most
         self._by_owner: Counter[Hashable] = Counter()
         self._shares: set[Share] = set()
         self._waiting: FairQueue[Share] = FairQueue()
@@ -66,13 +66,13 @@ class BodyBudget:
     def full(self) -> TooManyRequests:
         """The error of a request that finds no room."""
         return TooManyRequests(
-            f"the bodies of other requests fill the {self._most} bytes that the server has for them, half of it for "
+            f"the bodies of other requests fill the {self.most} bytes that the server has for them, half of it for "
             "one sender (--max-inflight-body-bytes); send the request again",
             retry_after_s=1.0,
         )
 
     def _take(self, share: Share) -> bool:
-        if not (self._is_within_half(share) and self.held + share.size <= self._most):
+        if not (self._is_within_half(share) and self.held + share.size <= self.most):
             return False
         self._by_owner[share.owner] += share.size
         self._shares.add(share)
@@ -82,7 +82,7 @@ class BodyBudget:
         return True
 
     def _is_within_half(self, share: Share) -> bool:
-        return self._by_owner[share.owner] + share.size <= self._most // 2
+        return self._by_owner[share.owner] + share.size <= self.most // 2
 
     def _give_back(self, share: Share, size: int) -> None:
         share.size -= size

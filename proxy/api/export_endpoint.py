@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
@@ -27,6 +28,7 @@ from proxy.sessions.end_waiter import EndWaiter
 from proxy.sessions.registry import Registry
 from proxy.store.recordings import Recordings
 from proxy.store.session_query import SessionQuery
+from proxy.telemetry.export_metrics import ExportMetrics
 from proxy.trajectory.advantages import Groups, group_of
 from proxy.trajectory.certificate import certificate
 from proxy.trajectory.laid import Laid
@@ -63,11 +65,12 @@ class ExportEndpoint:
         bodies: Bodies,
         polls: LongPolls,
         pace: Pace,
+        metrics: ExportMetrics,
         decode: Decode | None = None,
     ) -> None:
         self._access, self._registry, self._waiter, self._bodies = access, registry, waiter, bodies
         self._recordings = recordings
-        self._polls, self._pace, self._decode = polls, pace, decode
+        self._polls, self._pace, self._metrics, self._decode = polls, pace, metrics, decode
 
     async def export(self, request: Request) -> StreamingResponse:
         """Stream a page session by session: memory holds one of them."""
@@ -98,7 +101,7 @@ class ExportEndpoint:
         groups = await self._groups(page, wanted)
         await self._check_fits(page, wanted.options, groups)
         headers = await self._headers(page, end)
-        body = self._page(page, end, encoding, wanted.options, groups)
+        body = self._page(page, end, encoding, wanted, groups)
         first = await while_connected(request.receive, anext(body, b""))
         return StreamingResponse(_behind(first, body), media_type=encoding.media_type, headers=headers)
 
@@ -124,21 +127,26 @@ class ExportEndpoint:
         page: Sequence[SessionRecord],
         end: Mapping[str, Any],
         encoding: Encoder,
-        options: LayoutOptions,
+        wanted: ParsedExport,
         groups: Groups,
     ) -> AsyncGenerator[bytes]:
         """Encode the page piece by piece in threads; turns run in between."""
+        options, begun, samples = wanted.options, time.perf_counter(), 0
         try:
             for record in page:
                 laid, entry = await self._pace.work(self._session(record, options, groups))
                 if laid.dropped and options.padding is not None and options.padding.on_too_long is TooLong.REFUSE:
                     raise _too_long(record, laid)  # it grew since the check: break off the stream
+                samples += len(laid.rows)
                 async for piece in self._pieces(encoding.add(laid.rows, entry)):
                     yield piece
             async for piece in self._pieces(encoding.finish(end)):
                 yield piece
         finally:
             encoding.close()
+        self._metrics.duration.observe(time.perf_counter() - begun, wanted.format)
+        self._metrics.sessions.by[()] += len(page)
+        self._metrics.samples.by[()] += samples
         # A session that was active when it was read may have ended since, with turns that are not in this export.
         if ended := [record.session_id for record in page if record.status is not SessionStatus.ACTIVE]:
             self._recordings.note_exported(ended)

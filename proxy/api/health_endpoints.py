@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
+import time
+from collections.abc import Awaitable, Callable
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -11,16 +12,23 @@ from proxy.api.http import JsonResponse
 from proxy.engine.gate import Gate
 from proxy.engine.interface import ServerPool
 from proxy.store.store import Store
-from proxy.telemetry.metrics import CONTENT_TYPE, Metrics
-from proxy.workers.common_metrics import CommonMetrics
+from proxy.telemetry.metrics import Metrics, Snapshot
 
 
 class HealthEndpoints:
     """`/health`, `/ready` and `/metrics`."""
 
-    def __init__(self, gate: Gate, store: Store, metrics: Metrics | CommonMetrics, servers: ServerPool | None) -> None:
-        """`metrics`: of this process, or of all workers. `servers`: the engine's server pool; None if it is no pool."""
-        self._gate, self._store, self._metrics, self._servers = gate, store, metrics, servers
+    def __init__(
+        self,
+        gate: Gate,
+        store: Store,
+        metrics: Metrics,
+        numbers: Callable[[], Awaitable[Snapshot]],
+        servers: ServerPool | None,
+    ) -> None:
+        """`numbers` reads the metrics of this process, or of all workers. `servers`: the pool that the engine is."""
+        self._gate, self._store, self._servers = gate, store, servers
+        self._metrics, self._numbers = metrics, numbers
 
     async def health(self, request: Request) -> JsonResponse:
         """200 while the process runs."""
@@ -36,8 +44,8 @@ class HealthEndpoints:
         return JsonResponse({**state, "version": info.weight_version})
 
     async def metrics(self, request: Request) -> Response:
-        """The metrics in Prometheus text format."""
-        metrics = self._metrics if isinstance(self._metrics, Metrics) else await self._metrics.total()
-        if self._servers is not None:
-            metrics.servers = Counter(server["state"] for server in await self._servers.show())
-        return Response(metrics.text(), media_type=CONTENT_TYPE)
+        """The metrics as Prometheus or OpenMetrics text, as the `Accept` header asks."""
+        backlog = await self._store.backlog.read()
+        self._metrics.sessions.see(backlog, time.time(), up=backlog is not None and not self._store.refused)
+        text, media_type = self._metrics.text(await self._numbers(), request.headers.get("accept", ""))
+        return Response(text, headers={"content-type": media_type})

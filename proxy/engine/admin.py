@@ -7,6 +7,7 @@ engine first, then lets requests in. An operation that needs a pause ends it onl
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Protocol
@@ -14,6 +15,7 @@ from typing import Any, Protocol
 from proxy.engine.gate import Load
 from proxy.engine.interface import MEMORY_TAGS, Capability, EngineControl, PauseMode, WeightTransfer
 from proxy.errors import EngineIncapable, EngineUnavailable, ProxyError
+from proxy.telemetry.engine_metrics import EngineMetrics
 
 
 class GateControl(Protocol):
@@ -42,8 +44,10 @@ class EngineAdmin:
     `passing`: the pause in force ends with the operation that began it.
     """
 
-    def __init__(self, engine: EngineControl, gate: GateControl) -> None:
+    def __init__(self, engine: EngineControl, gate: GateControl, metrics: EngineMetrics | None = None) -> None:
         self._engine, self._gate = engine, gate
+        self._metrics = metrics or EngineMetrics()
+        self._paused_at = time.monotonic()
         self._lock = asyncio.Lock()
         self._released: frozenset[str] = frozenset()
         self._paused_for_memory = False
@@ -147,6 +151,7 @@ class EngineAdmin:
         if self._gate.paused is not None:
             return
         await self._gate.hold(mode)
+        self._paused_at = time.monotonic()
         try:
             await self._engine.pause(_engine_mode(mode))
         except BaseException as error:
@@ -158,9 +163,10 @@ class EngineAdmin:
 
     async def _reopen(self) -> None:
         """End the pause, if one is in force."""
-        if self._gate.paused is not None:
+        if (mode := self._gate.paused) is not None:
             await self._engine.resume()
             await self._gate.let_in()
+            self._metrics.pauses.observe(time.monotonic() - self._paused_at, mode)
         self._paused_for_memory = False
 
     async def _empty(self, mode: PauseMode) -> None:

@@ -24,7 +24,7 @@ from proxy.engine.requests import GenerateRequest, rest_of
 from proxy.errors import SHUTTING_DOWN, EngineFailed, EngineLost, EngineTimeout, EngineUnavailable
 from proxy.reasons import FinishReason
 from proxy.settings import Settings
-from proxy.telemetry.metrics import Metrics
+from proxy.telemetry.engine_metrics import EngineMetrics
 from proxy.types import Ids, Logprobs, ids_of
 
 _RETRY_AFTER_S = 5.0
@@ -98,10 +98,10 @@ class Load(NamedTuple):
 class Gate:
     """The only path of requests to the engine. `EngineAdmin` holds it while it pauses the engine, and lets in again."""
 
-    def __init__(self, engine: Engine, settings: Settings, metrics: Metrics | None = None) -> None:
+    def __init__(self, engine: Engine, settings: Settings, metrics: EngineMetrics | None = None) -> None:
         self._engine, self._sample = engine, sampler(engine)
         self._servers = engine if isinstance(engine, ServerPool) else None
-        self._metrics = metrics or Metrics()
+        self._metrics = metrics or EngineMetrics()
         self._settings = settings
         self._flights: set[_Flight] = set()
         self._alarm: asyncio.TimerHandle | None = None
@@ -111,6 +111,10 @@ class Gate:
         self._arrivals: set[asyncio.Timeout] = set()
         self._stopping = False
         self._mode: PauseMode | None = None
+        self._waiting = 0
+        self._metrics.waiting.watch(lambda: self._waiting)
+        self._metrics.paused.watch(lambda: self._mode is not None)
+        self._metrics.version.watch(lambda: self.info().weight_version)
 
     def info(self) -> EngineInfo:
         """Facts about the engine behind the gate."""
@@ -129,7 +133,7 @@ class Gate:
     @property
     def waiting(self) -> int:
         """The number of requests that wait to be admitted, or for an engine server to go on with what they have."""
-        return self._metrics.waiting
+        return self._waiting
 
     @property
     def held(self) -> bool:
@@ -233,7 +237,7 @@ class Gate:
     async def _patiently(self, waiting: Coroutine[Any, Any, None]) -> None:
         """Wait as one of `waiting`. Raises EngineUnavailable after `--pause-timeout-s` or on shutdown."""
         limit_s = self._settings.pause_timeout_s
-        self._metrics.waiting += 1
+        self._waiting += 1
         try:
             async with asyncio.timeout(0 if self._stopping else limit_s) as timer:
                 self._arrivals.add(timer)
@@ -248,7 +252,7 @@ class Gate:
             raise EngineUnavailable(why, retry_after_s=_RETRY_AFTER_S) from None
         finally:
             self._arrivals.discard(timer)
-            self._metrics.waiting -= 1
+            self._waiting -= 1
 
     async def _readmitted(self, flight: _Flight, wait_s: float) -> None:
         """Wait `wait_s`, then until an interrupted request can be submitted again: through pauses, and patiently for a
@@ -292,7 +296,7 @@ class Gate:
         losses = 0
         while True:
             flight.running, flight.cut, flight.interrupted = True, False, False
-            flight.again, wait_s = bool(flight.output), 0.0
+            flight.again, wait_s, cause = bool(flight.output), 0.0, "pause"
             try:
                 finish = await self._sample(rest_of(flight.request, flight.output), flight.hear)
                 if not (flight.interrupted and finish is FinishReason.ABORT):
@@ -302,7 +306,7 @@ class Gate:
                         raise EngineFailed("the engine ended its output without a finish reason")
             except EngineLost as lost:
                 flight.request.timeline.note("engine_lost", reason=lost.message)
-                losses += lost.ran
+                cause, losses = "lost", losses + lost.ran
                 if losses > _MOST_LOSSES or (flight.output and not flight.continuable):
                     raise
                 wait_s = _WAIT_S * 2 ** (losses - 2) if lost.ran and losses > 1 else 0.0
@@ -315,6 +319,7 @@ class Gate:
             if wait_s or self.closed:
                 await self._readmitted(flight, wait_s)
             flight.request.timeline.note("submitted_again", tokens=len(flight.output))
+            self._metrics.resubmissions.by[(cause,)] += 1
 
     async def _until(self, condition: Callable[[], bool]) -> None:
         while not condition():

@@ -36,6 +36,11 @@ class FairPool:
         self._large = False  # whether large work runs
         self._waiting: FairQueue[_Work] = FairQueue()
 
+    @property
+    def waiting(self) -> int:
+        """How many pieces of work wait for a thread."""
+        return sum(1 for _ in self._waiting)
+
     async def run(self, owner: Hashable, size: int, function: Callable[..., _T], *arguments: Any) -> _T:
         """Call `function` in a thread, in turn by owner, and return its result.
 

@@ -23,6 +23,7 @@ from proxy.errors import SHUTTING_DOWN, EngineUnavailable, ProxyError, RequestTi
 from proxy.serving import peer
 from proxy.serving.connection import Connection, Stage
 from proxy.telemetry.http_request import HttpRequest, RequestEnd
+from proxy.telemetry.process_metrics import ProcessMetrics
 
 logger = logging.getLogger(__name__)
 
@@ -65,6 +66,15 @@ class Connections(ServerState):
         self._ending = self._all_used = False
         self._events: Counter[str] = Counter()
         self._log_at = 0.0
+
+    def show(self, metrics: ProcessMetrics) -> None:
+        """Let the metrics read how many connections there are, by what they wait for, and how many there may be."""
+        metrics.connections.watch(self._by_state)
+        metrics.most_connections.watch(lambda: self.most or 0)
+
+    def _by_state(self) -> dict[tuple[str, ...], int]:
+        states = Counter(_STATES[connection.look()] for connection in self.connections)
+        return {(state,): states[state] for state in _STATES.values()}
 
     def admit(self, connection: Connection) -> None:
         """Find room for a connection that has just been made; else let it have only `WATCHED`, or refuse it."""
@@ -200,6 +210,14 @@ _WITHOUT_REQUEST = frozenset({Stage.FRESH, Stage.HEAD, Stage.IDLE})
 _WITH_REQUEST = frozenset({Stage.BODY, Stage.REPLY, Stage.UNREAD})
 _SPARED_S = {**dict.fromkeys(_WITHOUT_REQUEST, 0.0), Stage.BODY: 2.0, Stage.UNREAD: 10.0, Stage.REPLY: math.inf}
 """Seconds without progress after which a connection may have to make room."""
+
+_STATES = {
+    **dict.fromkeys(_WITHOUT_REQUEST, "idle"),
+    Stage.BODY: "receiving",
+    Stage.REPLY: "replying",
+    Stage.UNREAD: "unread",
+}
+"""What a metric calls the stages."""
 
 _ORDER = {Stage.FRESH: 0, Stage.HEAD: 0, Stage.IDLE: 1, Stage.BODY: 2, Stage.UNREAD: 2}
 

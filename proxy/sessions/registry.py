@@ -31,8 +31,9 @@ class Registry:
 
     def __init__(self, news: ReplicaNews, keys: Keyring, metrics: Metrics) -> None:
         self.shared = news.shared
-        self._news, self._keys, self._metrics = news, keys, metrics
+        self._news, self._keys = news, keys
         self._live: dict[str, LiveSession] = {}
+        metrics.sessions.in_memory.watch(self._live.__len__)
         self._forgotten: dict[str, weakref.ref[LiveSession]] = {}
         self._loading: dict[str, asyncio.Task[LiveSession | None]] = {}
 
@@ -72,14 +73,12 @@ class Registry:
     def add(self, session: LiveSession) -> LiveSession:
         """Keep a session in memory; return the one that was there before, if any."""
         session = self._live.setdefault(session.id, session)
-        self._metrics.sessions = len(self._live)
         return session
 
     def discard(self, session: LiveSession) -> None:
         """Drop a session from memory; the next request looks for it in the store again."""
         if self._live.get(session.id) is session:
             del self._live[session.id]
-            self._metrics.sessions = len(self._live)
 
     async def refresh(self, session: LiveSession) -> None:
         """Read what other replicas changed; without replicas this costs nothing. Raises SessionNotFound."""

@@ -20,6 +20,7 @@ from proxy.store import database
 from proxy.store.rehearsal import rehearse_turn
 from proxy.store.shared_reads import SharedReads, refused_read
 from proxy.store.writer import Writer
+from proxy.telemetry.store_metrics import StoreMetrics
 
 logger = logging.getLogger(__name__)
 
@@ -38,7 +39,8 @@ class OpenDatabase:
     """
 
     def __init__(self, writer_engine: Engine, reader_engine: Engine, lock: database.FileLock | None) -> None:
-        self.write = Writer(writer_engine, self.renew)
+        self.metrics = StoreMetrics()
+        self.write = Writer(writer_engine, self.metrics, self.renew)
         self.shared = lock is None
         self.label = database.label(writer_engine.url)
         self._writer_engine = writer_engine

@@ -13,14 +13,16 @@ from proxy.store.bell import Bell
 from proxy.store.news import Seen
 from proxy.store.open_database import OpenDatabase
 from proxy.store.sql import deletions, reads, rows, writes
-from proxy.types import Credit, SessionRecord
+from proxy.types import Credit, SessionRecord, SessionStatus
+
+_REWARDS = frozenset({"reward", "rewards", "token_rewards"})
 
 
 class SessionChanges:
     """Changes of records, rewards and returns. `ends` rings when a session ends here."""
 
     def __init__(self, database: OpenDatabase, ends: Bell) -> None:
-        self._database, self._ends = database, ends
+        self._database, self._ends, self._metrics = database, ends, database.metrics
 
     async def set_rewards(
         self, session_id: str, updates: Mapping[str, Mapping[str, Any]], seen: Seen | None = None
@@ -31,6 +33,8 @@ class SessionChanges:
         """
         change = writes.Rewards(session_id, updates, seen)
         done: bool = await self._database.write.submit(writes.set_rewards, change)
+        if done:
+            self._count_rewards(updates)
         return done
 
     async def update_session(
@@ -57,6 +61,11 @@ class SessionChanges:
         done: bool = await self._database.write.submit(writes.end_sessions, end)
         if done:
             self._ends.ring()
+            if record.status is SessionStatus.EXPIRED:
+                self._metrics.expired.by[()] += 1
+            else:
+                self._metrics.ended.by[(record.outcome or "none",)] += 1
+            self._count_rewards(rewards or {})
         return done
 
     async def set_returns(
@@ -75,9 +84,13 @@ class SessionChanges:
     async def delete_session(self, session_id: str) -> int:
         """Delete a session for good; return the number of its turns. Raises SessionNotFound."""
         turns: int = await self._database.write.submit(deletions.delete_sessions, deletions.Deletion(session_id))
+        self._metrics.deleted.by[()] += 1
         await self._database.erase_log()
         return turns
 
     async def find_idle(self, before: float, limit: int) -> list[str]:
         """Live sessions in which nothing was committed, rewarded or begun since `before` (Unix seconds)."""
         return await self._database.read(reads.find_idle, before, limit)
+
+    def _count_rewards(self, updates: Mapping[str, Mapping[str, Any]]) -> None:
+        self._metrics.rewards.by[()] += sum(not _REWARDS.isdisjoint(changes) for changes in updates.values())

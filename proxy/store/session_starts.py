@@ -16,7 +16,7 @@ class SessionStarts:
     """Creates session rows; every limit is checked in the transaction that creates the row."""
 
     def __init__(self, database: OpenDatabase, known: KnownSessions) -> None:
-        self._database, self._known = database, known
+        self._database, self._known, self._metrics = database, known, database.metrics
 
     def create_session(
         self,
@@ -37,9 +37,11 @@ class SessionStarts:
         start = Start(rows.session_row(record), chosen_key, max_live, max_taken)
         free = not (chosen_key or record.took_capacity) and max_live is None and max_taken is None
         if free:
-            return self._database.write.submit(writes.create_freely, start, Phase.SESSIONS, urgent=urgent)
-        # In order: the end of another session, queued before, may free the key or the place.
-        return self._database.write.submit(writes.create_sessions, start, urgent=urgent)
+            creation = self._database.write.submit(writes.create_freely, start, Phase.SESSIONS, urgent=urgent)
+        else:  # in order: the end of another session, queued before, may free the key or the place
+            creation = self._database.write.submit(writes.create_sessions, start, urgent=urgent)
+        creation.add_done_callback(self._created)
+        return creation
 
     async def grant_capacity(self, number: int) -> int:
         """Allow `number` more sessions to start; return how many may start now."""
@@ -65,3 +67,7 @@ class SessionStarts:
     async def count_sessions(self, task_id: str) -> int:
         """The number of sessions of a task: where the search for a free `<task_id>-<n>` begins."""
         return await self._database.read(reads.count_sessions, task_id)
+
+    def _created(self, creation: asyncio.Future[None]) -> None:
+        if not creation.cancelled() and creation.exception() is None:
+            self._metrics.started.by[()] += 1

@@ -10,6 +10,7 @@ from proxy.errors import StoreUnavailable
 from proxy.store import database, schema
 from proxy.store.bell import Bell
 from proxy.store.claim_queue import ClaimQueue
+from proxy.store.counted_backlog import CountedBacklog
 from proxy.store.key_index import KeyIndex
 from proxy.store.known_sessions import KnownSessions
 from proxy.store.open_database import READER_THREADS, OpenDatabase
@@ -31,6 +32,8 @@ class Store:
     `keys`: sessions by key.
     `recordings`: reads for listings and exports.
     `claims`: the trainers' queue of ended sessions.
+    `backlog`: how many sessions are active or wait in that queue.
+    `metrics`: what all of them count.
     """
 
     def __init__(self, opened: OpenDatabase) -> None:
@@ -46,6 +49,8 @@ class Store:
         self.keys = KeyIndex(opened, known)
         self.recordings = Recordings(opened)
         self.claims = ClaimQueue(opened, ends)
+        self.backlog = CountedBacklog(opened)
+        self.metrics = opened.metrics
 
     @property
     def label(self) -> str:
@@ -77,6 +82,11 @@ class Store:
     async def close(self) -> None:
         """Commit what is queued, then release threads, connections and the lock. May be called again."""
         await self.database.close()
+
+    @property
+    def refused(self) -> bool:
+        """True if the writer has stopped, or the database refused its last transaction."""
+        return not self.database.running or self.database.write.refusal is not None
 
     async def ping(self) -> None:
         """Raise StoreUnavailable unless the database answers and takes writes, and the writer thread runs.

@@ -38,6 +38,7 @@ from proxy.store.faults import fault_of, is_read_only, reason_of
 from proxy.store.sql.locks import is_deadlock, is_disconnect, lock_all
 from proxy.store.sql.pipeline import is_aborted, pipelined
 from proxy.store.sql.writes import OF_TURNS, BatchWrite, append_interactions, insert_intents, set_replied
+from proxy.telemetry.store_metrics import StoreMetrics
 
 logger = logging.getLogger(__name__)
 
@@ -97,14 +98,17 @@ class Writer:
     `refusal`: what is wrong with the database if it refused the last transaction, else None.
     """
 
-    def __init__(self, engine: Engine, on_read_only: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self, engine: Engine, metrics: StoreMetrics | None = None, on_read_only: Callable[[], None] = lambda: None
+    ) -> None:
         """`on_read_only`: called in the thread when the database takes no writes, as one that was a primary before."""
-        self._engine, self._on_read_only = engine, on_read_only
+        self._engine, self._metrics, self._on_read_only = engine, metrics or StoreMetrics(), on_read_only
         self.refusal: str | None = None
         self._renewing = False
         self._sqlite = engine.dialect.name == "sqlite"
         self._connection: Connection | None = None
         self._queue: deque[Change] = deque()
+        self._metrics.queued.watch(self._queue.__len__)
         self._bell: SimpleQueue[None] = SimpleQueue()
         self._rung = False
         self._linger: asyncio.TimerHandle | None = None
@@ -226,6 +230,7 @@ class Writer:
             return self._refuse(group, error)
 
     def _refuse(self, group: Sequence[Change], error: Exception) -> list[ChangeResult]:
+        self._metrics.refused.by[()] += 1
         logger.error("the database refused a commit of %d changes: %s", len(group), reason_of(error))
         self.refusal = fault_of(error)
         return [(change, StoreUnavailable(f"the database refused the commit: {self.refusal}")) for change in group]
@@ -238,6 +243,7 @@ class Writer:
                 self._engine.dispose()
             kept = self._connection is not None
             outcomes: list[ChangeResult] | None = None
+            begun = time.perf_counter()
             try:
                 # Kept from group to group: taking one from the pool costs more than the other calls of a commit.
                 connection = self._connection = self._connection or self._engine.connect()
@@ -247,6 +253,8 @@ class Writer:
                         lock_all(connection, [change.payload for change in group if change.write is not set_replied])
                     outcomes = apply(connection, group)
                 self.refusal = None
+                self._metrics.transaction.observe(time.perf_counter() - begun)
+                self._metrics.changes.observe(len(group))
                 return outcomes
             except SQLAlchemyError as error:
                 self._disconnect(lost=is_disconnect(error))

@@ -23,7 +23,7 @@ from proxy.sessions.registry import Registry
 from proxy.sessions.replica import note_commit, note_doubt
 from proxy.sessions.scores import Scores
 from proxy.store.turn_log import TurnLog
-from proxy.telemetry.metrics import Metrics
+from proxy.telemetry.turn_metrics import TurnMetrics
 from proxy.trajectory.cache import Node
 from proxy.turns.turn import Turn
 from proxy.types import Interaction
@@ -45,7 +45,7 @@ class Commits:
         log: TurnLog,
         registry: Registry,
         scores: Scores,
-        metrics: Metrics,
+        metrics: TurnMetrics,
         in_background: Callable[[Coroutine[Any, Any, None]], object],
     ) -> None:
         self._log, self._registry, self._scores, self._metrics = log, registry, scores, metrics
@@ -178,7 +178,7 @@ class Commits:
         turn.prove()
         turn.parser.finish()
         interaction.output = turn.parser.message
-        self._metrics.turns[turn.request.api, status] += 1
+        self._metrics.ended.by[turn.request.api, status] += 1
         try:
             seq = await self._log.append(interaction)
         except ProxyError as problem:
@@ -196,21 +196,29 @@ class Commits:
 
     def _count(self, turn: Turn) -> None:
         interaction, metrics = turn.interaction, self._metrics
-        metrics.turns[interaction.api, interaction.status] += 1
-        metrics.reasons[interaction.reason] += 1
-        metrics.tokens["prompt"] += interaction.prompt_tokens
-        metrics.tokens["output"] += len(interaction.output_ids)
-        metrics.malformed += interaction.malformed_calls
+        metrics.ended.by[interaction.api, interaction.status] += 1
+        metrics.interactions.by[(interaction.reason,)] += 1
+        sampled = len(interaction.output_ids)
+        metrics.tokens.by[("prompt",)] += interaction.prompt_tokens
+        metrics.tokens.by[("output",)] += sampled
+        metrics.cached.by[()] += interaction.cached_tokens or 0
+        metrics.malformed.by[()] += interaction.malformed_calls
         if interaction.parent_id is not None and not interaction.aligned:
-            metrics.unaligned += 1
+            metrics.unaligned.by[()] += 1
             logger.warning(
                 "interaction %s is not aligned with its parent, so its tokens start a new sample: %s",
                 interaction.id,
                 interaction.reason,
             )
-        if interaction.first_token_at is not None:
-            metrics.first_token.observe(interaction.first_token_at - interaction.created_at)
-        metrics.duration.observe(time.time() - interaction.created_at)
+        timeline = turn.timeline
+        if timeline.begun is not None:
+            metrics.duration.observe(time.monotonic() - timeline.begun)
+            if timeline.first_token is not None:
+                metrics.first_token.observe(timeline.first_token - timeline.begun)
+        if timeline.first_token is not None and timeline.sampled is not None and sampled > 1:
+            metrics.token_interval.observe((timeline.sampled - timeline.first_token) / (sampled - 1))
+        for phase in timeline.phases():
+            metrics.phases.observe(phase.end - phase.start, phase.name)
 
 
 def _answered_since(session: LiveSession, turn: Turn) -> bool:

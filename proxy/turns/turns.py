@@ -46,8 +46,8 @@ from proxy.sessions.settling import settle
 from proxy.settings import Settings
 from proxy.store.replica_news import ReplicaNews
 from proxy.store.turn_log import TurnLog
-from proxy.telemetry.metrics import Metrics
 from proxy.telemetry.timeline import Timeline
+from proxy.telemetry.turn_metrics import TurnMetrics
 from proxy.trajectory.matching import Identity, request_hash
 from proxy.turns.budgets import apply_budgets, context_of, most_counted, most_in_prompt
 from proxy.turns.choice import Choice
@@ -89,7 +89,7 @@ class Turns:
         named: NamedSessions,
         scores: Scores,
         settings: Settings,
-        metrics: Metrics,
+        metrics: TurnMetrics,
         pool: FairPool,
         seat: Seat | None = None,
     ) -> None:
@@ -104,6 +104,7 @@ class Turns:
         self._metrics = metrics
         self._prompts = Prompts(renderer, pool)
         self._running: set[Turn] = set()
+        metrics.in_flight.watch(self._running.__len__)
         self._choices: dict[Attempt, Sequence[Turn]] = {}
         self._unrecorded: set[asyncio.Task[Any]] = set()
         self._unreplaced: set[str] = set()
@@ -126,7 +127,7 @@ class Turns:
     @property
     def finished(self) -> int:
         """The number of turns that were completed so far."""
-        return sum(count for (_, status), count in self._metrics.turns.items() if status is Status.COMPLETE)
+        return sum(count for (_, status), count in self._metrics.ended.by.items() if status is Status.COMPLETE)
 
     @property
     def held_up(self) -> bool:
@@ -292,9 +293,11 @@ class Turns:
         match decision:
             case Attach(attempt):
                 request.timeline.note("attached")
+                self._metrics.retries.by[("attached",)] += 1
                 return self._choices[attempt]
             case Replay(attempt):
                 request.timeline.note("replayed")
+                self._metrics.retries.by[("replayed",)] += 1
                 return [
                     await replay(self._renderer, session, request, attempt, interaction, self.give_way)
                     for interaction in attempt.interactions
@@ -419,7 +422,6 @@ class Turns:
             session.begin_turn(turn.interaction.id)
             self._log.note_begun(turn.interaction.id, session.id)
             self._running.add(turn)
-            self._metrics.in_flight += 1
             turn.task = asyncio.create_task(self._run(turn))
             turn.task.add_done_callback(lambda _, turn=turn: ended(turn))  # type: ignore[misc]
 
@@ -460,7 +462,6 @@ class Turns:
         turn.timeline.ended = time.monotonic()
         turn.session.end_turn(complete=turn.interaction.status is Status.COMPLETE)
         self._running.discard(turn)
-        self._metrics.in_flight -= 1
         if turn.task is not None and not turn.task.cancelled():
             # Retrieve the exception: otherwise asyncio warns about a failed turn without a reader.
             turn.task.exception()

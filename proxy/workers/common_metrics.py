@@ -9,7 +9,7 @@ import os
 import pickle
 from pathlib import Path
 
-from proxy.telemetry.metrics import Metrics
+from proxy.telemetry.metrics import Metrics, Snapshot
 from proxy.workers.peers import Peers
 
 _ANSWER_S = 3.0
@@ -23,20 +23,16 @@ class CommonMetrics:
         self._metrics, self._peers, self._folder = metrics, peers, folder
         self._own = f"{peers.number}-{os.getpid()}.counts"
 
-    async def count(self) -> tuple[str, Metrics]:
+    async def count(self) -> tuple[str, Snapshot]:
         """The counts of this worker, and the name of the file that keeps them."""
         new = self._folder / f"{self._own}.new"
-        new.write_bytes(pickle.dumps(self._metrics))
+        numbers = await self._metrics.now()
+        new.write_bytes(pickle.dumps(numbers))
         new.rename(self._folder / self._own)
-        return self._own, self._metrics
+        return self._own, numbers
 
-    async def total(self) -> Metrics:
+    async def total(self) -> Snapshot:
         """The sums over all workers, and over those that have died or do not answer."""
         alive = dict([await self.count(), *await self._peers.ask_all("count", limit_s=_ANSWER_S)])
-        total = Metrics()
-        for metrics in alive.values():
-            total.add(metrics, gauges=True)
-        for file in self._folder.glob("*.counts"):
-            if file.name not in alive:
-                total.add(pickle.loads(file.read_bytes()), gauges=False)
-        return total
+        gone = [file for file in self._folder.glob("*.counts") if file.name not in alive]
+        return self._metrics.total(list(alive.values()), [pickle.loads(file.read_bytes()) for file in gone])

@@ -58,7 +58,7 @@ class Group:
         self.metrics = CommonMetrics(metrics, place.peers, place.folder)
         self._follower = Follower(engine, gate)
         gates = Gates(gate, place.peers)
-        self._leader = Leader(engine, gates, self._follower, place.peers) if place.leads else None
+        self._leader = Leader(engine, gates, self._follower, place.peers, metrics.engine) if place.leads else None
 
     @property
     def admin(self) -> EngineAdmin | None:

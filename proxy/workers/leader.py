@@ -15,6 +15,7 @@ from typing import Any
 from proxy.engine.admin import EngineAdmin
 from proxy.engine.gate import Gate, Load
 from proxy.engine.interface import EngineInfo, PauseMode, ServerPool, SharedEngine, WeightTransfer
+from proxy.telemetry.engine_metrics import EngineMetrics
 from proxy.workers.peers import Peers
 
 LEADER = 0
@@ -106,9 +107,11 @@ class Follower:
 class Leader:
     """Implements `proxy.engine.interface.EngineControl`: changes the engine, then tells the other workers."""
 
-    def __init__(self, engine: SharedEngine, gates: Gates, follower: Follower, peers: Peers) -> None:
+    def __init__(
+        self, engine: SharedEngine, gates: Gates, follower: Follower, peers: Peers, metrics: EngineMetrics
+    ) -> None:
         self._engine, self._gates, self._follower, self._peers = engine, gates, follower, peers
-        self.admin = EngineAdmin(self, gates)
+        self.admin = EngineAdmin(self, gates, metrics)
 
     async def take_over(self) -> None:
         """Lead from now on. After a restart: bring engine and gates to the state that the others know.

@@ -15,6 +15,7 @@ import proxy.turns.turns
 from proxy.engine.interface import PauseMode
 from proxy.engine.scripted.engine import ScriptedEngine
 from proxy.engine.scripted.scripts import Reply
+from proxy.telemetry.metrics import Metrics
 from proxy.workers import common_metrics
 from tests.engines.scripts import following
 from tests.engines.wire import LiveWire
@@ -490,7 +491,7 @@ async def test_metrics_are_sums_that_no_lost_worker_lowers(tmp_path: Path, url: 
         assert wanted["tokengrove_turn_seconds_count"] == 4.0
         await workers.stop(1)
         left = await metrics(workers, 0)
-        assert left == {**wanted, "tokengrove_sessions_in_memory": 2.0}
+        assert left == {**wanted, "tokengrove_sessions_in_memory": 2.0, "tokengrove_processes": 1.0}
         await workers.start(1)
 
 
@@ -505,12 +506,16 @@ async def test_metrics_do_not_wait_for_a_worker_that_hangs(
         stuck = asyncio.Event()
         monkeypatch.setitem(workers[1].app.state.for_workers._steps, "count", stuck.wait)
         async with asyncio.timeout(30):
-            assert await metrics(workers, 0) == {**wanted, "tokengrove_sessions_in_memory": 1.0}
+            left = {"tokengrove_sessions_in_memory": 1.0, "tokengrove_processes": 1.0}
+            assert await metrics(workers, 0) == {**wanted, **left}
 
 
 async def metrics(workers: Workers, number: int) -> dict[str, float]:
+    """The series of turns and of sessions in memory, and the number of processes: what else there is, never rests."""
     text = (await workers[number].http.get("/metrics")).text
-    lines = [line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#")]
+    shown = Metrics()
+    names = [family.name for family in (*shown.turns.families(), shown.sessions.in_memory, shown.process.processes)]
+    lines = [line.rsplit(" ", 1) for line in text.splitlines() if line.startswith(tuple(names))]
     return {name: float(value) for name, value in lines}
 
 

@@ -1,0 +1,47 @@
+"""The backlog of the database for whoever watches the server, however often he asks.
+
+The database is asked at most every 10 s, for at most a twentieth of the time, by one query at a time. What it has not
+answered in time is not known: an older answer is never given instead.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from proxy.errors import StoreUnavailable
+from proxy.store.open_database import OpenDatabase
+from proxy.store.sql import backlog
+from proxy.store.sql.backlog import Backlog
+
+MOST_COUNTED = 100_000
+"""Where each count ends."""
+ANSWER_S = 3.0
+_EVERY_S = 10.0
+_SHARE = 20
+
+
+class CountedBacklog:
+    """Asks the database. Use it on one event loop."""
+
+    def __init__(self, database: OpenDatabase) -> None:
+        self._database = database
+        self._asking: asyncio.Task[Backlog | None] | None = None
+        self._again_at = 0.0
+
+    async def read(self) -> Backlog | None:
+        """The counts of the last 10 s (of longer, if they took the database long); None if it does not answer."""
+        if self._asking is None or (self._asking.done() and time.monotonic() >= self._again_at):
+            self._asking = asyncio.create_task(self._ask())
+        await asyncio.wait([self._asking], timeout=ANSWER_S)
+        return self._asking.result() if self._asking.done() else None
+
+    async def _ask(self) -> Backlog | None:
+        begun = time.monotonic()
+        try:
+            return await self._database.read(backlog.count, MOST_COUNTED, time.time())
+        except StoreUnavailable:
+            return None
+        finally:
+            now = time.monotonic()
+            self._again_at = now + max(_EVERY_S, _SHARE * (now - begun))

@@ -1,0 +1,189 @@
+"""Families of metrics: a name, its meaning, and plain numbers by the values of the labels.
+
+A number is counted where something happens, and becomes one of Prometheus' metrics only when it is read. What is read
+(`now`) is plain data, which the processes of one server send each other and add up (`total`).
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from enum import Enum
+from typing import Any
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.utils import floatToGoString
+
+Labels = tuple[str, ...]
+"""The values of a family's labels, in their order; () without labels."""
+Numbers = Mapping[Labels, float]
+
+SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
+"""Bounds for what a client or a model takes."""
+SHORT_SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+"""Bounds for what the server takes itself."""
+
+
+class Family(ABC):
+    """A family. `labels` have few values: never ids, model names or paths as clients send them."""
+
+    def __init__(self, name: str, text: str, *labels: str) -> None:
+        """`name`: that of Prometheus, without the `_total` of a counter. `text`: what it means, for its HELP line."""
+        self.name, self.text, self.labels = name, text, labels
+
+    @abstractmethod
+    def now(self) -> Any:
+        """The numbers at this moment, as plain data that later counts do not change."""
+
+    @abstractmethod
+    def total(self, alive: Sequence[Any], gone: Sequence[Any]) -> Any:
+        """The numbers of several processes as one: those that are `alive`, the one that answers first, and those gone.
+
+        Counts of a process that is gone still count, or a sum would fall.
+        """
+
+    @abstractmethod
+    def metric(self, data: Any) -> Metric:
+        """Numbers of this family as Prometheus has them."""
+
+
+class Numbered(Family):
+    """A family of one number for each label. `by`: the numbers, by labels; what is missing is not shown."""
+
+    def __init__(self, name: str, text: str, *labels: str) -> None:
+        super().__init__(name, text, *labels)
+        self.by: dict[Labels, float] = {}
+        self._read: Callable[[], Numbers | float] | None = None
+
+    def watch(self, read: Callable[[], Numbers | float]) -> None:
+        """Read the numbers from whoever has them, each time that they are asked for."""
+        self._read = read
+
+    def now(self) -> Numbers:
+        read = self.by if self._read is None else self._read()
+        return {(): read} if isinstance(read, int | float) else dict(read)
+
+
+class Counts(Numbered):
+    """A counter: how often something has happened, in whole numbers where it is counted here."""
+
+    by: Counter[Labels]  # type: ignore[assignment]
+
+    def __init__(self, name: str, text: str, *labels: str, known: Iterable[Labels] = ()) -> None:
+        """`known`: labels that are shown with 0 from the start, so that their first count is an increase."""
+        super().__init__(name, text, *labels)
+        self.by = Counter(dict.fromkeys(known if labels else [()], 0))
+
+    def total(self, alive: Sequence[Numbers], gone: Sequence[Numbers]) -> Numbers:
+        return _sum([*alive, *gone])
+
+    def metric(self, data: Numbers) -> Metric:
+        family = CounterMetricFamily(self.name, self.text, labels=self.labels)
+        for labels, number in data.items():
+            family.add_metric(labels, number)
+        return family
+
+
+class Merge(Enum):
+    """What the gauge of several processes is: the sum, the extreme, or that of the process which answers."""
+
+    SUM = 0
+    MOST = 1
+    LEAST = 2
+    OWN = 3
+
+
+class Gauge(Numbered):
+    """A gauge: how much there is of something."""
+
+    def __init__(self, name: str, text: str, *labels: str, merge: Merge = Merge.SUM) -> None:
+        super().__init__(name, text, *labels)
+        self._merge = merge
+
+    def total(self, alive: Sequence[Numbers], gone: Sequence[Numbers]) -> Numbers:
+        match self._merge:
+            case Merge.SUM:
+                return _sum(alive)
+            case Merge.OWN:
+                return alive[0]
+        choose = max if self._merge is Merge.MOST else min
+        found: dict[Labels, list[float]] = {}
+        for numbers in alive:
+            for labels, number in numbers.items():
+                found.setdefault(labels, []).append(number)
+        return {labels: choose(values) for labels, values in found.items()}
+
+    def metric(self, data: Numbers) -> Metric:
+        family = GaugeMetricFamily(self.name, self.text, labels=self.labels)
+        for labels, number in data.items():
+            family.add_metric(labels, number)
+        return family
+
+
+Distribution = tuple[Sequence[int], float]
+"""How many values are in each bucket, the last one without a bound; and their sum."""
+
+
+class Histogram(Family):
+    """A histogram with the same bounds for all labels."""
+
+    def __init__(self, name: str, text: str, *labels: str, bounds: Sequence[float] = SECONDS) -> None:
+        super().__init__(name, text, *labels)
+        self._bounds = bounds
+        self._counts: dict[Labels, list[int]] = {}
+        self._sums: dict[Labels, float] = {}
+        if not labels:
+            self._begin(())
+
+    def observe(self, value: float, *labels: str) -> None:
+        """Count one value."""
+        if labels not in self._counts:
+            self._begin(labels)
+        self._counts[labels][bisect_left(self._bounds, value)] += 1
+        self._sums[labels] += value
+
+    def now(self) -> Mapping[Labels, Distribution]:
+        return {labels: (list(counts), self._sums[labels]) for labels, counts in self._counts.copy().items()}
+
+    def total(
+        self, alive: Sequence[Mapping[Labels, Distribution]], gone: Sequence[Mapping[Labels, Distribution]]
+    ) -> Mapping[Labels, Distribution]:
+        found: dict[Labels, Distribution] = {}
+        for distributions in (*alive, *gone):
+            for labels, (counts, values) in distributions.items():
+                before, earlier = found.get(labels, ([0] * len(counts), 0.0))
+                found[labels] = [one + more for one, more in zip(before, counts, strict=True)], earlier + values
+        return found
+
+    def metric(self, data: Mapping[Labels, Distribution]) -> Metric:
+        """Each bucket of Prometheus counts all values up to its bound."""
+        family = HistogramMetricFamily(self.name, self.text, labels=self.labels)
+        bounds = [*map(floatToGoString, self._bounds), "+Inf"]
+        for labels, (counts, values) in data.items():
+            total, buckets = 0, []
+            for bound, count in zip(bounds, counts, strict=True):
+                total += count
+                buckets.append((bound, total))
+            family.add_metric(labels, buckets, values)
+        return family
+
+    def _begin(self, labels: Labels) -> None:
+        self._sums[labels] = 0.0  # before the counts, by which another thread knows that they are there
+        self._counts[labels] = [0] * (len(self._bounds) + 1)
+
+
+class Group:
+    """Families that belong together: the attributes of an object."""
+
+    def families(self) -> list[Family]:
+        """The families, in the order of their definition."""
+        return [value for value in vars(self).values() if isinstance(value, Family)]
+
+
+def _sum(numbers: Iterable[Numbers]) -> Numbers:
+    total: Counter[Labels] = Counter()
+    for each in numbers:
+        total.update(each)
+    return total

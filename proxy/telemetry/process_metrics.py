@@ -1,0 +1,79 @@
+"""The process itself: what the system says of it, how late its event loop is, and what its requests share.
+
+With several workers the numbers of the system are sums over them, except for the start: that of the youngest, so that a
+worker which was started again shows.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError, version
+
+from prometheus_client import ProcessCollector
+
+from proxy.telemetry.families import SHORT_SECONDS, Counts, Gauge, Group, Histogram, Merge, Numbers
+
+_TICK_S = 0.25
+"""Seconds from one look at the event loop to the next: what blocks it for longer never passes unseen."""
+
+
+class ProcessMetrics(Group):
+    """Read from the system, and from the parts that share out room, threads and connections."""
+
+    def __init__(self) -> None:
+        self.build = Gauge("tokengrove_build_info", "Always 1; the version is a label.", "version", merge=Merge.OWN)
+        self.build.by = {(_version(),): 1}
+        self.processes = Gauge("tokengrove_processes", "Processes of the server that answered (see --workers).")
+        self.processes.by = {(): 1}
+        self.lag = Histogram(
+            "tokengrove_loop_lag_seconds",
+            "Seconds that the event loop was late, looked at four times a second.",
+            bounds=SHORT_SECONDS,
+        )
+        self.body_bytes = Gauge("tokengrove_body_bytes", "Bytes of request bodies that are held.")
+        self.body_room = Gauge("tokengrove_body_bytes_limit", "Bytes of request bodies that may be held at once.")
+        self.work = Gauge(
+            "tokengrove_work_waiting", "Pieces of work that wait for a thread, by kind: render or body.", "kind"
+        )
+        self.connections = Gauge(
+            "tokengrove_connections",
+            "Connections of clients, by state: idle, receiving, replying or unread.",
+            "state",
+        )
+        self.most_connections = Gauge(
+            "tokengrove_connections_limit", "Connections of clients that may be open at once."
+        )
+        self._collector = ProcessCollector(registry=None)
+        self.cpu = Counts("process_cpu_seconds", "Seconds of processor time, of the user and the system.")
+        self.memory = Gauge("process_resident_memory_bytes", "Resident memory in bytes.")
+        self.virtual_memory = Gauge("process_virtual_memory_bytes", "Virtual memory in bytes.")
+        self.open_files = Gauge("process_open_fds", "Open file descriptors.")
+        self.most_files = Gauge("process_max_fds", "File descriptors that may be open at once.")
+        self.start = Gauge("process_start_time_seconds", "Start of the process, Unix seconds.", merge=Merge.MOST)
+        for family in (self.cpu, self.memory, self.virtual_memory, self.open_files, self.most_files, self.start):
+            family.watch(self._system(family.name))
+
+    def _system(self, name: str) -> Callable[[], Numbers]:
+        """What the system says under a name; nothing where it says nothing."""
+
+        def read() -> Numbers:
+            found = [metric.samples[0].value for metric in self._collector.collect() if metric.name == name]
+            return dict.fromkeys([()], found[0]) if found else {}
+
+        return read
+
+    async def watch_loop(self) -> None:
+        """Look how late the event loop is, until cancelled."""
+        loop = asyncio.get_running_loop()
+        while True:
+            due = loop.time() + _TICK_S
+            await asyncio.sleep(_TICK_S)
+            self.lag.observe(max(loop.time() - due, 0.0))
+
+
+def _version() -> str:
+    try:
+        return version("tokengrove")
+    except PackageNotFoundError:  # run from a checkout
+        return "unknown"

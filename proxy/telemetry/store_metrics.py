@@ -1,0 +1,26 @@
+"""Commits: how long they take, how many changes share one, and what they did to sessions."""
+
+from __future__ import annotations
+
+from proxy.telemetry.families import SHORT_SECONDS, Counts, Gauge, Group, Histogram
+
+_CHANGES = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0)
+
+
+class StoreMetrics(Group):
+    """Counted by the store. The writer's thread counts transactions, the event loop everything else."""
+
+    def __init__(self) -> None:
+        self.transaction = Histogram(
+            "tokengrove_transaction_seconds", "Seconds of a transaction that writes.", bounds=SHORT_SECONDS
+        )
+        self.changes = Histogram("tokengrove_transaction_changes", "Changes that share a transaction.", bounds=_CHANGES)
+        self.refused = Counts("tokengrove_refused_commits", "Transactions that the database refused.")
+        self.queued = Gauge("tokengrove_queued_changes", "Changes that wait for the writer.")
+        self.started = Counts("tokengrove_sessions_started", "Sessions that were created in the database.")
+        self.ended = Counts(
+            "tokengrove_sessions_ended", "Sessions that were ended, by outcome (none: not given).", "outcome"
+        )
+        self.expired = Counts("tokengrove_sessions_expired", "Sessions that ended because nobody used them.")
+        self.deleted = Counts("tokengrove_sessions_deleted", "Sessions that were deleted by a request.")
+        self.rewards = Counts("tokengrove_rewards_set", "Turns whose reward or rewards were set.")

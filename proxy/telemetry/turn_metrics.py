@@ -1,0 +1,41 @@
+"""Turns: how they end, what they cost in tokens and time, and what their retries became."""
+
+from __future__ import annotations
+
+from proxy.telemetry.families import SHORT_SECONDS, Counts, Gauge, Group, Histogram
+
+
+class TurnMetrics(Group):
+    """Counted by `turns`, once a turn has ended."""
+
+    def __init__(self) -> None:
+        self.ended = Counts("tokengrove_turns", "Turns that ended, by API and status.", "api", "status")
+        self.interactions = Counts("tokengrove_interactions", "Complete interactions, by reason.", "reason")
+        self.unaligned = Counts("tokengrove_unaligned", "Complete interactions not aligned with their parent.")
+        self.malformed = Counts("tokengrove_malformed_calls", "Malformed tool calls, left as text.")
+        self.retries = Counts(
+            "tokengrove_retries",
+            "Requests that got an earlier attempt's answer: attached to it while it ran, or replayed.",
+            "kind",
+            known=[("attached",), ("replayed",)],
+        )
+        self.tokens = Counts("tokengrove_tokens", "Tokens of complete turns, by kind: prompt or output.", "kind")
+        self.cached = Counts(
+            "tokengrove_cached_tokens", "Prompt tokens of complete turns that the engine had in its prefix cache."
+        )
+        self.in_flight = Gauge("tokengrove_in_flight", "Turns that are running.")
+        self.first_token = Histogram(
+            "tokengrove_first_token_seconds", "Seconds from the start of a turn to its first token."
+        )
+        self.token_interval = Histogram(
+            "tokengrove_output_token_seconds",
+            "Mean seconds from one output token of a turn to the next, without the first.",
+            bounds=SHORT_SECONDS,
+        )
+        self.phases = Histogram(
+            "tokengrove_turn_phase_seconds",
+            "Seconds that complete turns spent in a phase: queue, match, render, generate or commit.",
+            "phase",
+            bounds=SHORT_SECONDS,
+        )
+        self.duration = Histogram("tokengrove_turn_seconds", "Seconds from the start of a turn to its commit.")
