@@ -17,6 +17,14 @@ class Explained(StrEnum):
         member._value_, member.meaning = value, meaning
         return member
 
+    @classmethod
+    def _of_newer_version(cls, value: object) -> Self:
+        """A word that a newer server wrote into the same database, shown as it is."""
+        word = str.__new__(cls, value)
+        word._name_ = word._value_ = str(value)
+        word.meaning = "A newer version wrote it."
+        return word
+
 
 class Status(Explained):
     """The state of an interaction."""
@@ -86,6 +94,10 @@ class Reason(Explained):
         "is a bug; please report it.",
     )
 
+    @classmethod
+    def _missing_(cls, value: object) -> Self:
+        return cls._of_newer_version(value)
+
 
 class Echo(Explained):
     """How a client changed answers of ours that it sent back, where the turn goes on with the sampled tokens anyway."""
@@ -108,3 +120,7 @@ class Echo(Explained):
         "nulls_added",
         "Arguments came back with nulls for keys that the tool's schema makes optional, at any depth.",
     )
+
+    @classmethod
+    def _missing_(cls, value: object) -> Self:
+        return cls._of_newer_version(value)

@@ -212,7 +212,7 @@ class SamplingParams(NamedTuple):
 
     @classmethod
     def from_json(cls, data: Mapping[str, Json]) -> SamplingParams:
-        values = dict(data)
+        values = {name: value for name, value in data.items() if name in cls._fields}  # a newer server may know more
         if "logit_bias" in values:
             values["logit_bias"] = tuple((int(token), float(bias)) for token, bias in values["logit_bias"])
         for name in ("stop", "stop_token_ids"):

@@ -7,6 +7,7 @@ from alembic import op
 
 revision = "0002"
 down_revision = "0001"
+oldest_server = "0002"
 
 
 def upgrade() -> None:

@@ -7,6 +7,7 @@ from alembic import op
 
 revision = "0003"
 down_revision = "0002"
+oldest_server = "0003"
 
 _WAITING = sa.text("acknowledged_at IS NULL AND ended_order IS NOT NULL")
 

@@ -7,6 +7,7 @@ from alembic import op
 
 revision = "0004"
 down_revision = "0003"
+oldest_server = "0004"
 
 _SPARSE = ("group_id", "api_key_hash", "control_key_hash", "claimed_by")
 

@@ -7,6 +7,7 @@ from alembic import op
 
 revision = "0005"
 down_revision = "0004"
+oldest_server = "0005"
 
 
 def upgrade() -> None:

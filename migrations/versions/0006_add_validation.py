@@ -9,6 +9,7 @@ from proxy.store.sql.codec import decode_json
 
 revision = "0006"
 down_revision = "0005"
+oldest_server = "0006"
 
 _PAGE = 1000
 

@@ -7,6 +7,7 @@ from alembic import op
 
 revision = "0007"
 down_revision = "0006"
+oldest_server = "0007"
 
 
 def upgrade() -> None:

@@ -7,6 +7,7 @@ from alembic import op
 
 revision = "0008"
 down_revision = "0007"
+oldest_server = "0008"
 
 
 def upgrade() -> None:

@@ -7,6 +7,7 @@ from alembic import op
 
 revision = "0009"
 down_revision = "0008"
+oldest_server = "0009"
 
 
 def upgrade() -> None:

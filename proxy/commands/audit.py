@@ -23,6 +23,7 @@ from proxy.types import Interaction, SessionRecord, SessionStatus
 # A logprob comes from a float32 log-softmax, whose rounding may lift it above 0.
 _LOGPROB_SLACK = 1e-4
 _RETURN_SLACK = 1e-9
+_REASONS = frozenset(Reason)
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,8 +135,11 @@ def _check_parents(stored: Stored) -> Faults:
 
 
 def _check_reasons(stored: Stored) -> Faults:
-    """One root has the reason `first`, and at most one child of a parent has the reason `continued`."""
+    """A reason is known; one root has the reason `first`, and at most one child of a parent the reason `continued`."""
     complete = _complete(stored)
+    for node in complete:
+        if node.reason not in _REASONS:
+            yield node.id, f"its reason {node.reason.value!r} is unknown, at least to this version"
     firsts = [node for node in complete if node.reason is Reason.FIRST]
     if complete and (len(firsts) != 1 or firsts[0].parent_id is not None):
         yield None, f"{len(firsts)} interactions have the reason 'first'; it must be one root"

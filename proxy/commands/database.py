@@ -14,7 +14,7 @@ db_app = typer.Typer(no_args_is_help=True, help="Maintain the database; needs no
 
 @db_app.command("upgrade")
 def db_upgrade(database_url: DatabaseUrl = None, config: ConfigFile = None) -> None:
-    """Upgrade the database to the newest revision, creating it if necessary."""
+    """Upgrade the database to the newest revision, creating it if necessary. On PostgreSQL servers may run on."""
     from proxy.store import schema
 
     print(f"the database is at revision {schema.upgrade(database_url_of(database_url, config))}")
@@ -22,12 +22,13 @@ def db_upgrade(database_url: DatabaseUrl = None, config: ConfigFile = None) -> N
 
 @db_app.command("current")
 def db_current(database_url: DatabaseUrl = None, config: ConfigFile = None) -> None:
-    """Print the revision of the database. The exit code is 1 if this version of tokengrove needs another."""
-    from proxy.store import schema
+    """Print the revision of the database. The exit code is 1 if this version of tokengrove cannot run on it."""
+    from proxy.store import migrations, schema
 
-    found, needed = schema.current(database_url_of(database_url, config)), schema.head()
-    print(f"revision {found or 'none'}, this tokengrove needs {needed}")
-    if found != needed:
+    state = schema.current(database_url_of(database_url, config))
+    takes = f"; it takes servers from {state.oldest_server} on" if state.oldest_server else ""
+    print(f"revision {state.revision or 'none'}, this tokengrove needs {migrations.head()}{takes}")
+    if not state.served:
         raise typer.Exit(1)
 
 

@@ -17,7 +17,7 @@ from sqlalchemy import Connection, Engine, Table, func, insert, select
 from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 
 from proxy.errors import ConfigurationError
-from proxy.store import database, dump, schema
+from proxy.store import database, dump, migrations, schema
 from proxy.store.faults import reason_of
 from proxy.store.sql.codec import decode_json
 from proxy.store.sql.tables import capacity, interactions, returns, sessions
@@ -40,10 +40,12 @@ def export_all(database_url: str, output: str, progress: Progress) -> dump.Total
     Raises ConfigurationError for a database at another revision and for a file that cannot be written.
     """
     url = database.parse_url(database_url)
-    found = schema.current(database_url)
-    if found != schema.head():
+    state = schema.current(database_url)
+    state.check(database.label(url))
+    if state.newer:
         raise ConfigurationError(
-            f"the database is at revision {found or 'none'} and needs {schema.head()}; run: tokengrove db upgrade"
+            f"the database is at revision {state.revision}, of which this tokengrove ({migrations.head()}) would leave "
+            "out what was added: export with the newer one"
         )
     engine = database.reader_engine(url, 1)
     try:
@@ -90,7 +92,7 @@ def _export(connection: Connection, file: IO[bytes], progress: Progress) -> dump
         file.write(line)
         totals.add(line, entry)
 
-    header = {"tokengrove": "dump", "format": dump.FORMAT, "revision": schema.head(), "created_at": time.time()}
+    header = {"tokengrove": "dump", "format": dump.FORMAT, "revision": migrations.head(), "created_at": time.time()}
     write(header)
     for row in connection.execute(select(capacity)).mappings():
         write({"capacity": dump.encode_row(capacity, row)})
@@ -145,7 +147,7 @@ def _check(engine: Engine, path: Path, on_conflict: Conflict) -> set[str]:
 
 
 def _check_header(header: Mapping[str, Any], path: Path) -> None:
-    if header["format"] > dump.FORMAT or header["revision"] > schema.head():
+    if header["format"] > dump.FORMAT or header["revision"] > migrations.head():
         raise ConfigurationError(f"{path} was written by a newer tokengrove; upgrade this one")
 
 

@@ -19,6 +19,7 @@ from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url, 
 from sqlalchemy.exc import ArgumentError, NoSuchModuleError
 
 from proxy.errors import ConfigurationError
+from proxy.store import migrations
 from proxy.store.sql.statement import Statement
 
 # The driver looks at each such value for a method that adapts it, in vain and for half a microsecond, unless an adapter
@@ -45,6 +46,8 @@ _POSTGRES_CONNECTION = {
     "tcp_user_timeout": 20_000,
     "options": "-c lock_timeout=20s -c idle_in_transaction_session_timeout=60s",
 }
+# The name by which PostgreSQL knows a connection, with the revision of the code behind it: `upgrade` reads it.
+_PROGRAM = "tokengrove "
 _READER_PRAGMAS = ("query_only=ON", f"busy_timeout={BUSY_TIMEOUT_MS}")
 _BEGIN_WRITING, _BEGIN_READING = Statement(text("BEGIN IMMEDIATE")), Statement(text("BEGIN"))
 
@@ -93,6 +96,11 @@ def reader_engine(url: URL, size: int) -> Engine:
         _prepare(engine, _READER_PRAGMAS, begin=_BEGIN_READING)
         return engine
     return engine.execution_options(postgresql_readonly=True)
+
+
+def revision_of(program: str) -> str | None:
+    """The revision of the code behind a PostgreSQL connection, by its `application_name`; None for other programs."""
+    return program.removeprefix(_PROGRAM) if program.startswith(_PROGRAM) else None
 
 
 def shrink(url: URL) -> None:
@@ -203,7 +211,8 @@ def _engine(url: URL, size: int, isolation: str) -> Engine:
     else:
         # Positional parameters, as in SQLite: `sql.statement` gives both drivers tuples.
         options |= {"pool_pre_ping": True, "paramstyle": "format"}
-        options |= {"connect_args": _POSTGRES_CONNECTION, "isolation_level": isolation}
+        arguments = {**_POSTGRES_CONNECTION, "application_name": _PROGRAM + migrations.head()}
+        options |= {"connect_args": arguments, "isolation_level": isolation}
     try:
         return create_engine(url, **options)
     except (ModuleNotFoundError, NoSuchModuleError):

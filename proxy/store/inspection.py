@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TypeVar
 
 from sqlalchemy import Connection, RowMapping, func, select, text
@@ -128,14 +127,8 @@ class Inspection:
 @contextmanager
 def inspecting(database_url: str) -> Iterator[Inspection]:
     """Open a database for inspection. Raises ConfigurationError if it is missing, unreadable or at another revision."""
-    found = schema.current(database_url)
     url = database.parse_url(database_url)
-    if found != schema.head():
-        where = Path(database.label(url)).name if database.is_sqlite(url) else database.label(url)
-        raise ConfigurationError(
-            f"{where} is at revision {found or 'none'}, this tokengrove needs {schema.head()}; name another with "
-            "--database-url, or run: tokengrove db upgrade"
-        )
+    schema.current(database_url).check(database.label(url))
     engine = database.reader_engine(url, 1)
     try:
         with engine.connect() as connection:

@@ -1,35 +1,85 @@
-"""The revision of a database must be exactly that of this code: older databases are migrated, newer ones refused.
+"""Which databases this code runs on: those of its own revision, and newer ones that say that they take its servers.
 
-Revisions are read from the file names of the migrations, so a start with a current database does not import alembic,
-which takes longer than the rest of the start.
+Older databases are migrated. Each migration declares the oldest revision whose servers run on a database after it, and
+leaves it in the table `compatibility`. So servers of two releases run side by side while replicas are replaced.
 """
 
 from __future__ import annotations
 
+import logging
+import time
 from pathlib import Path
+from typing import NamedTuple
 
-from sqlalchemy import URL, Connection, Engine, inspect, text
+from sqlalchemy import URL, Connection, Engine, inspect, select, text
 from sqlalchemy.exc import DatabaseError, DBAPIError
 
 from proxy.errors import ConfigurationError
-from proxy.store import database
+from proxy.progress import step
+from proxy.store import database, migrations
 from proxy.store.faults import reason_of
+from proxy.store.sql.tables import compatibility
+
+logger = logging.getLogger(__name__)
+
+# A migration that waits for the lock of a table holds up every turn behind it. So it waits briefly, as
+# `migrations/env.py` says, and tries again after a pause, for as long as a long read may take.
+_PAUSE_S = 1.0
+_PATIENCE_S = 120.0
+_LOCK_NOT_AVAILABLE = "55P03"
 
 
-def current(database_url: str) -> str | None:
-    """The revision of the database; None if it has no tables yet. Raises ConfigurationError."""
+class State(NamedTuple):
+    """What a database says of itself: its revision, None without tables; the oldest revision of servers that it takes.
+
+    Before revision 0010 a database takes servers of its own revision only, and says nothing: `oldest_server` is None.
+    """
+
+    revision: str | None
+    oldest_server: str | None
+
+    @property
+    def newer(self) -> bool:
+        """Whether a newer tokengrove has migrated it."""
+        return self.revision is not None and self.revision > migrations.head()
+
+    @property
+    def served(self) -> bool:
+        """Whether this tokengrove runs on it as it is."""
+        if self.newer:
+            return self.oldest_server is not None and self.oldest_server <= migrations.head()
+        return self.revision == migrations.head()
+
+    def check(self, name: str) -> None:
+        """Raise ConfigurationError with the way out unless this tokengrove runs on the database called `name`."""
+        if self.served:
+            return
+        if not self.newer:
+            raise ConfigurationError(
+                f"the database {name} is at revision {self.revision or 'none'} and needs {migrations.head()}; "
+                "run: tokengrove db upgrade, or serve with --migrate"
+            )
+        oldest = f", and the database takes servers from {self.oldest_server} on" if self.oldest_server else ""
+        raise ConfigurationError(
+            f"the database {name} was made by a newer tokengrove (revision {self.revision}); upgrade tokengrove: this "
+            f"one has revision {migrations.head()}{oldest}"
+        )
+
+
+def current(database_url: str) -> State:
+    """What a database says of itself. Raises ConfigurationError."""
     url = database.parse_url(database_url)
     if database.is_sqlite(url) and not Path(database.label(url)).exists():
-        return None
+        return State(None, None)
     engine = database.writer_engine(url)
     try:
-        return _revision(engine)
+        return _state(engine)
     finally:
         engine.dispose()
 
 
 def upgrade(database_url: str) -> str:
-    """Upgrade a database to the newest revision, and return that.
+    """Upgrade a database to the newest revision, and return its revision: a newer one if it takes our servers.
 
     Raises ConfigurationError, for example if a server uses the SQLite file.
     """
@@ -38,13 +88,12 @@ def upgrade(database_url: str) -> str:
     try:
         engine = database.writer_engine(url)
         try:
-            prepare(engine, migrate=True)
+            return prepare(engine, migrate=True)
         finally:
             engine.dispose()
     finally:
         if lock is not None:
             lock.release()
-    return head()
 
 
 def lock_file(url: URL) -> database.FileLock:
@@ -53,72 +102,82 @@ def lock_file(url: URL) -> database.FileLock:
     return database.FileLock(url)
 
 
-def head() -> str:
-    """The newest revision that this code has a migration for."""
-    return max(_known())
+def prepare(engine: Engine, *, migrate: bool) -> str:
+    """Bring an older database to our revision with `migrate`. Return the revision that it has then.
 
-
-def prepare(engine: Engine, *, migrate: bool) -> None:
-    """Bring the database to `head()`. Raises ConfigurationError if it is newer, or older without `migrate`."""
-    found, name = _revision(engine), database.label(engine.url)
-    if found == head():
-        return
-    if found is not None and found not in _known():
-        raise ConfigurationError(
-            f"the database {name} was made by a newer tokengrove (revision {found}); upgrade tokengrove"
+    Raises ConfigurationError if this tokengrove does not run on it.
+    """
+    state, name = _state(engine), database.label(engine.url)
+    if migrate and not state.newer and not state.served:
+        _migrate(engine)
+        return migrations.head()
+    state.check(name)
+    if state.newer:
+        logger.warning(
+            "the database %s is at revision %s, newer than ours (%s), and takes servers from %s on: this one runs",
+            *(name, state.revision, migrations.head(), state.oldest_server),
         )
-    if not migrate:
-        raise ConfigurationError(
-            f"the database {name} is at revision {found or 'none'} and needs {head()}; "
-            "run: tokengrove db upgrade, or serve with --migrate"
-        )
-    _migrate(engine)
+    return str(state.revision)
 
 
-def migrations_folder() -> Path:
-    """The folder of the migrations: in the installed package, or beside it in a checkout. Raises ConfigurationError."""
-    package = Path(__file__).resolve().parents[1]
-    for folder in (package / "migrations", package.parent / "migrations"):
-        if (folder / "env.py").is_file():
-            return folder
-    raise ConfigurationError("the migrations are missing from this installation; install tokengrove again")
-
-
-def _known() -> set[str]:
-    names = {path.name.partition("_")[0] for path in (migrations_folder() / "versions").glob("[0-9]*_*.py")}
-    if not names:
-        raise ConfigurationError("the migrations are missing from this installation; install tokengrove again")
-    return names
-
-
-def _revision(engine: Engine) -> str | None:
+def _state(engine: Engine) -> State:
     try:
         with engine.connect() as connection:
-            if not inspect(connection).has_table("alembic_version"):
-                return None
-            return connection.execute(text("SELECT version_num FROM alembic_version")).scalar()
+            tables = inspect(connection)
+            if not tables.has_table("alembic_version"):
+                return State(None, None)
+            revision = connection.execute(text("SELECT version_num FROM alembic_version")).scalar()
+            says = tables.has_table(compatibility.name)
+            return State(revision, connection.execute(select(compatibility)).scalar() if says else None)
     except DatabaseError as error:
         reason = " ".join(str(error.orig).split())
         raise ConfigurationError(f"the database {database.label(engine.url)} cannot be opened: {reason}") from None
 
 
 def _migrate(engine: Engine) -> None:
+    until = time.monotonic() + _PATIENCE_S
+    while True:
+        try:
+            return _try_to_migrate(engine)
+        except DBAPIError as error:
+            holder = _oldest_transaction(engine) if getattr(error.orig, "sqlstate", "") == _LOCK_NOT_AVAILABLE else ""
+            if not holder or time.monotonic() > until:
+                raise ConfigurationError(
+                    f"the database {database.label(engine.url)} cannot be upgraded and stays as it is: "
+                    f"{reason_of(error)}{holder and f'; {holder}: end it, or try again later'}"
+                ) from None
+            step(f"the migration waits for a lock: {holder}")
+        time.sleep(_PAUSE_S)
+
+
+def _try_to_migrate(engine: Engine) -> None:
     from alembic import command
     from alembic.config import Config
 
     config = Config()
     # Alembic takes a percent sign in a path for the start of a variable.
-    config.set_main_option("script_location", str(migrations_folder()).replace("%", "%%"))
+    config.set_main_option("script_location", str(migrations.folder()).replace("%", "%%"))
     config.set_main_option("path_separator", "os")
-    try:
-        with engine.begin() as connection:
-            _refuse_foreign_tables(connection)
-            config.attributes["connection"] = connection
-            command.upgrade(config, "head")
-    except DBAPIError as error:
-        raise ConfigurationError(
-            f"the database {database.label(engine.url)} cannot be upgraded and stays as it is: {reason_of(error)}"
-        ) from None
+    with engine.connect() as connection:
+        _refuse_foreign_tables(connection)
+        connection.rollback()
+        config.attributes["connection"] = connection
+        command.upgrade(config, "head")
+
+
+def _oldest_transaction(engine: Engine) -> str:
+    """The transaction of others that has run for the longest on a PostgreSQL, which most likely holds the lock."""
+    query = text(
+        "SELECT pid, coalesce(nullif(application_name, ''), 'an unnamed program'), xact_start FROM pg_stat_activity "
+        "WHERE datname = current_database() AND pid <> pg_backend_pid() AND xact_start IS NOT NULL "
+        "ORDER BY xact_start LIMIT 1"
+    )
+    with engine.connect() as connection:
+        found = connection.execute(query).first()
+    if found is None:
+        return "its transaction has ended since"
+    pid, program, began = found
+    return f"the oldest transaction is that of {program}, process {pid}, since {began:%Y-%m-%d %H:%M:%S %Z}"
 
 
 def _refuse_foreign_tables(connection: Connection) -> None:

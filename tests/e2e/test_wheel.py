@@ -15,12 +15,12 @@ from tests.e2e.processes import ROOT
 
 pytestmark = pytest.mark.engines  # pip downloads the build backend
 
-# Prints the location of the package. The schema is the only module that reads files beside the code.
+# Prints the location of the package. The module of migrations is the only one that reads files beside the code.
 _IMPORTS = """
 import proxy, tokengrove
 from tokengrove import Client
-from proxy.store import schema
-print(tokengrove.__file__, proxy.__file__, Client.__name__, schema.head())
+from proxy.store import migrations
+print(tokengrove.__file__, proxy.__file__, Client.__name__, migrations.head())
 """
 
 

@@ -141,7 +141,7 @@ PARTS: dict[str, set[str]] = {
         "types",
     },
     "settings": {"errors", "types"},
-    "store": {"errors", "reasons", "store.sql", "telemetry", "types"},
+    "store": {"errors", "progress", "reasons", "store.sql", "telemetry", "types"},
     "store.sql": {"errors", "reasons", "store", "types"},
     "tokengrove": {"client"},
     "trajectory": {"prompt_ids", "reasons", "types"},

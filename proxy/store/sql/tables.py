@@ -170,3 +170,10 @@ withdrawn_keys = Table(
     Column("session_id", Text, primary_key=True, index=True),
     sqlite_with_rowid=False,
 )
+
+# One row, written by each migration: a server of an older revision than the database's reads there whether it may run.
+compatibility = Table(
+    "compatibility",
+    metadata,
+    Column("oldest_server", Text, primary_key=True, comment="the oldest revision of servers that run on this database"),
+)

@@ -74,7 +74,7 @@ async def test_what_is_marked_as_not_to_be_trained_is_no_finding(tmp_path: Path)
             "UPDATE interactions SET reason = 'new_root' WHERE session_id = 't'",
             "0 interactions have the reason",
         ),
-        ("UPDATE interactions SET reason = 'nonsense' WHERE session_id = 't'", "cannot be decoded"),
+        ("UPDATE interactions SET reason = 'nonsense' WHERE session_id = 't'", "its reason 'nonsense' is unknown"),
         ("UPDATE interactions SET status = 'nonsense' WHERE session_id = 't'", "cannot be decoded"),
         ("UPDATE sessions SET credit = 'nonsense' WHERE session_id = 't'", "cannot be decoded"),
         ("UPDATE sessions SET ended_at = NULL WHERE session_id = 's'", "with ended_at None"),

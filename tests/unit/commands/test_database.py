@@ -8,17 +8,18 @@ import pytest
 from typer.testing import CliRunner
 
 from proxy import commands
-from proxy.store import schema
+from proxy.store import migrations, schema
 
 
 def test_the_revision_check_fails_for_a_database_that_this_version_cannot_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    url, newest = f"sqlite:///{tmp_path / 'test.db'}", schema.head()
+    url, newest = f"sqlite:///{tmp_path / 'test.db'}", migrations.head()
     check = ["db", "current", "--database-url", url]
     schema.upgrade(url)
     ran = CliRunner().invoke(commands.app, check)
-    assert (ran.exit_code, ran.output) == (0, f"revision {newest}, this tokengrove needs {newest}\n")
-    monkeypatch.setattr(schema, "head", lambda: "9999")
+    takes = "it takes servers from 0009 on\n"
+    assert (ran.exit_code, ran.output) == (0, f"revision {newest}, this tokengrove needs {newest}; {takes}")
+    monkeypatch.setattr(migrations, "head", lambda: "9999")
     ran = CliRunner().invoke(commands.app, check)
-    assert (ran.exit_code, ran.output) == (1, f"revision {newest}, this tokengrove needs 9999\n")
+    assert (ran.exit_code, ran.output) == (1, f"revision {newest}, this tokengrove needs 9999; {takes}")

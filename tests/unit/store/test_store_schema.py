@@ -17,7 +17,7 @@ from alembic.config import Config
 from alembic.migration import MigrationContext
 
 from proxy.errors import ConfigurationError
-from proxy.store import database, schema
+from proxy.store import database, migrations, schema
 from proxy.store.sql.codec import encode_json
 from proxy.store.sql.tables import metadata
 from proxy.store.store import Store
@@ -48,22 +48,24 @@ def test_the_migrations_make_exactly_the_tables(database_url: str) -> None:
 
 
 def test_the_head_is_the_number_of_the_newest_file_and_each_file_names_itself() -> None:
-    files = sorted((schema.migrations_folder() / "versions").glob("*.py"))
+    files = sorted((migrations.folder() / "versions").glob("*.py"))
     numbers = [path.name[:4] for path in files]
     assert numbers == [f"{n:04}" for n in range(1, len(files) + 1)]
-    assert schema.head() == numbers[-1]
+    assert migrations.head() == numbers[-1]
     for path, number in zip(files, numbers, strict=True):
         spec = importlib.util.spec_from_file_location("migration", path)
         assert spec is not None and spec.loader is not None
         migration = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(migration)
         assert migration.revision == number
+        assert migration.oldest_server <= number
         assert migration.down_revision == (f"{int(number) - 1:04}" if number != "0001" else None)
 
 
 def test_current_is_none_before_and_head_after_the_upgrade(database_url: str) -> None:
-    assert schema.current(database_url) is None
-    assert schema.upgrade(database_url) == schema.upgrade(database_url) == schema.current(database_url) == schema.head()
+    assert schema.current(database_url).revision is None
+    assert schema.upgrade(database_url) == schema.upgrade(database_url) == migrations.head()
+    assert schema.current(database_url).revision == migrations.head()
 
 
 def test_asking_for_the_revision_makes_no_file(url: str, tmp_path: Path) -> None:
@@ -84,8 +86,11 @@ def test_a_start_with_a_current_database_needs_no_alembic(database_url: str) -> 
 def test_a_newer_database_is_refused_and_left_alone(database_url: str) -> None:
     schema.upgrade(database_url)
     execute(database_url, "UPDATE alembic_version SET version_num = '9999'")
-    assert "was made by a newer tokengrove (revision 9999); upgrade tokengrove" in refusal(database_url)
-    assert schema.current(database_url) == "9999"
+    execute(database_url, "UPDATE compatibility SET oldest_server = '9998'")
+    line = refusal(database_url, migrate=True)
+    assert "was made by a newer tokengrove (revision 9999); upgrade tokengrove" in line
+    assert f"this one has revision {migrations.head()}, and the database takes servers from 9998 on" in line
+    assert schema.current(database_url).revision == "9999"
 
 
 def test_the_migrations_go_down_and_up_again_and_keep_what_older_revisions_know(database_url: str) -> None:
@@ -93,13 +98,13 @@ def test_the_migrations_go_down_and_up_again_and_keep_what_older_revisions_know(
     insert = "INSERT INTO sessions (session_id, task_id, status, discount, credit, created_at, updated_at, next_seq)"
     execute(database_url, f"{insert} VALUES ('s', 't', 'active', 1, 'tree', 0, 0, 0)")
     migrate(database_url, "0001")
-    assert schema.current(database_url) == "0001"
+    assert schema.current(database_url).revision == "0001"
     assert "tokengrove db upgrade" in refusal(database_url, migrate=False)
     schema.upgrade(database_url)
     assert execute(database_url, "SELECT session_id, revision FROM sessions") == [("s", 0)]
     migrate(database_url, "base")
-    assert schema.current(database_url) is None
-    assert schema.upgrade(database_url) == schema.head()
+    assert schema.current(database_url).revision is None
+    assert schema.upgrade(database_url) == migrations.head()
 
 
 def test_a_migration_that_a_full_disk_refuses_leaves_the_database_as_it_was(
@@ -112,8 +117,8 @@ def test_a_migration_that_a_full_disk_refuses_leaves_the_database_as_it_was(
     with monkeypatch.context() as full:
         full.setattr(database, "_WRITER_PRAGMAS", (*database._WRITER_PRAGMAS, f"max_page_count={pages}"))
         assert "database or disk is full" in refusal(url)
-    assert schema.current(url) == "0001"
-    assert schema.upgrade(url) == schema.head()
+    assert schema.current(url).revision == "0001"
+    assert schema.upgrade(url) == migrations.head()
 
 
 def test_replies_that_older_revisions_noted_stay_noted(database_url: str) -> None:
@@ -157,10 +162,10 @@ def test_validation_sessions_of_older_revisions_are_marked(database_url: str) ->
 def migrate(url: str, revision: str) -> None:
     """Downgrade to a revision, as a developer would."""
     config = Config()
-    config.set_main_option("script_location", str(schema.migrations_folder()))
+    config.set_main_option("script_location", str(migrations.folder()))
     config.set_main_option("path_separator", "os")
     engine = database.writer_engine(database.parse_url(url))
-    with engine.begin() as connection:
+    with engine.connect() as connection:
         config.attributes["connection"] = connection
         command.downgrade(config, revision)
     engine.dispose()
