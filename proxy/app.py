@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import socket
+import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
@@ -47,6 +49,7 @@ from proxy.engine.create import model_name, prepare_engine, tokenizer_folder
 from proxy.engine.gate import Gate
 from proxy.engine.interface import Engine, ServerPool, WeightTransfer
 from proxy.engine.mailbox import Mailbox
+from proxy.engine.pauses import NotedEngine, Pauses
 from proxy.errors import InvalidRequest, ProxyError
 from proxy.hub import pinned, revision_of
 from proxy.progress import step
@@ -140,6 +143,8 @@ def build_app(
     metrics = _metrics(store, engine)
     freed = FreedMemory()
     pool = FairPool(min(os.cpu_count() or 1, _RENDERING_THREADS), freed)
+    if isinstance(engine, NotedEngine):
+        engine.pauses = Pauses(store.pauses, _name_of(settings), leads=place is None or place.leads)
     gate = Gate(engine, settings, metrics.engine)
     sessions = SessionParts(store, settings, metrics, lambda: gate.info().weight_version)
     turns = Turns(
@@ -174,6 +179,7 @@ def build_app(
         pool=pool,
         bodies=bodies,
         forwarding=forwarding,
+        admin=EngineAdmin(engine, gate, metrics.engine),
     )
     app = App(routes=_routes(parts), exception_handlers=_ERROR_HANDLERS, lifespan=partial(_lifespan, parts))
     app.turn_routes = TurnRoutes(parts.turn_endpoints)
@@ -225,6 +231,11 @@ def _watch_room(metrics: ProcessMetrics, bodies: Bodies, pool: FairPool) -> None
     metrics.work.watch(lambda: {("render",): pool.waiting, ("body",): bodies.pool.waiting})
 
 
+def _name_of(settings: Settings) -> str:
+    """The name that this server has at every start, and no other server has at the same time."""
+    return f"{socket.gethostname()}:{settings.port or uuid.uuid4().hex}"
+
+
 @asynccontextmanager
 async def _lifespan(parts: _Parts, app: Starlette) -> AsyncIterator[None]:
     """Start the engine; at the end drain the turns, then close the engine and the store."""
@@ -239,6 +250,8 @@ async def _lifespan(parts: _Parts, app: Starlette) -> AsyncIterator[None]:
         await parts.engine.start()
         if parts.group is not None:
             await parts.group.join()
+        elif isinstance(parts.engine, NotedEngine) and (pause := parts.engine.left_over) is not None:
+            await parts.admin.go_on(*pause)
         stack.push_async_callback(parts.engine.close)
         stack.push_async_callback(parts.turns.drain, parts.settings.shutdown_timeout_s)
         stack.push_async_callback(
@@ -289,6 +302,7 @@ class _Parts:
     pool: FairPool
     bodies: Bodies
     forwarding: Forwarding | None
+    admin: EngineAdmin
 
     def audited(self, action: str, endpoint: Endpoint) -> Endpoint:
         return audited(self.sessions.access, action, endpoint)
@@ -440,7 +454,7 @@ def _of_leader(parts: _Parts, routes: list[Route]) -> list[Route]:
 
 def _engine_routes(parts: _Parts) -> list[Route]:
     """The routes that administer the engine."""
-    admin, pool = EngineAdmin(parts.engine, parts.gate, parts.metrics.engine), parts.server_pool
+    admin, pool = parts.admin, parts.server_pool
     if parts.group is not None and parts.group.admin is not None:
         admin, pool = parts.group.admin, parts.group.pool
     engine = EngineEndpoints(parts.sessions.access, parts.gate, admin, pool, parts.bodies, parts.settings)

@@ -369,6 +369,20 @@ class Interaction:
         return self.output._replace(content=self.output.content[self.prefill :], reasoning=None)
 
 
+class PauseNote(NamedTuple):
+    """That the server `owner` has paused the engine server at `url`, in the form of the database.
+
+    `mode`: a PauseMode. `released`: the kinds of memory that it had released, with commas. `until`: when the note
+    counts no more unless it is renewed, in Unix seconds.
+    """
+
+    url: str
+    owner: str
+    mode: str
+    released: str
+    until: float
+
+
 @dataclass(slots=True)
 class SessionRecord:
     """The stored fields of a session, without its interactions. Times are Unix seconds.

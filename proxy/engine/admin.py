@@ -75,6 +75,11 @@ class EngineAdmin:
                 await self._engine.resume()
                 await self._gate.let_in()
 
+    async def go_on(self, mode: PauseMode, released: frozenset[str]) -> None:
+        """Go on with the pause of a server that ended after it had released memory (`released`)."""
+        await self._gate.hold(mode)
+        await self.take_over(released)
+
     async def pause(self, mode: PauseMode) -> None:
         """Stop sampling and admit no request; no effect if paused already. Raises what the engine raises."""
         async with self._lock:

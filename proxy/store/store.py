@@ -11,6 +11,7 @@ from proxy.store import database, schema
 from proxy.store.bell import Bell
 from proxy.store.claim_queue import ClaimQueue
 from proxy.store.counted_backlog import CountedBacklog
+from proxy.store.engine_pauses import EnginePauses
 from proxy.store.key_index import KeyIndex
 from proxy.store.known_sessions import KnownSessions
 from proxy.store.open_database import READER_THREADS, OpenDatabase
@@ -34,6 +35,7 @@ class Store:
     `claims`: the trainers' queue of ended sessions.
     `backlog`: how many sessions are active or wait in that queue.
     `metrics`: what all of them count.
+    `pauses`: notes of paused engine servers.
     """
 
     def __init__(self, opened: OpenDatabase) -> None:
@@ -51,6 +53,7 @@ class Store:
         self.claims = ClaimQueue(opened, ends)
         self.backlog = CountedBacklog(opened)
         self.metrics = opened.metrics
+        self.pauses = EnginePauses(opened)
 
     @property
     def label(self) -> str:

@@ -15,6 +15,7 @@ from typing import Any
 from proxy.engine.admin import EngineAdmin
 from proxy.engine.gate import Gate, Load
 from proxy.engine.interface import EngineInfo, PauseMode, ServerPool, SharedEngine, WeightTransfer
+from proxy.engine.pauses import NotedEngine
 from proxy.telemetry.engine_metrics import EngineMetrics
 from proxy.workers.peers import Peers
 
@@ -122,6 +123,8 @@ class Leader:
         last = self._follower.last
         if last is not None or any(await self._peers.ask_all("held")):
             await self.admin.take_over(frozenset(last.common.get("released", ()) if last is not None else ()))
+        elif isinstance(self._engine, NotedEngine) and (pause := self._engine.left_over) is not None:
+            await self.admin.go_on(*pause)
 
     async def pause(self, mode: PauseMode) -> None:
         """Pause the engine once, while all gates are held."""

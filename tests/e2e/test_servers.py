@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import random
+import signal
 import socket
 import time
 from collections.abc import Iterator
@@ -43,6 +45,20 @@ class Wire:
         async with httpx.AsyncClient(trust_env=False) as http:
             assert (await http.post(f"{self.url}/wire/fails", json=failing)).status_code == 200
 
+    async def hold_update(self) -> None:
+        """Finish no weight update."""
+        async with httpx.AsyncClient(trust_env=False) as http:
+            assert (await http.post(f"{self.url}/wire/holds_updates")).status_code == 200
+
+    async def until_updating(self) -> None:
+        """Wait until a weight update has begun."""
+        async with httpx.AsyncClient(trust_env=False) as http:
+            for _ in range(6000):
+                if (await http.get(f"{self.url}/wire/updating")).json():
+                    return
+                await asyncio.sleep(0.01)
+        raise AssertionError("no weight update has begun")
+
     def kill(self) -> None:
         self._process.kill()
         self._process.join()
@@ -60,6 +76,10 @@ def wires() -> Iterator[list[Wire]]:
     yield started
     for wire in started:
         wire.kill()
+
+
+def children_of(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
 @contextlib.contextmanager
@@ -221,3 +241,43 @@ async def test_a_session_stays_on_its_server(tmp_path: Path, wires: list[Wire]) 
             shown = (await servers_of(http)).values()
             assert sorted(server["served"] for server in shown) == [TURNS, TURNS, TURNS]
             assert [server["session_count"] for server in shown] == [1, 1, 1]
+
+
+@pytest.mark.parametrize("inside", ["a pause", "a weight update"])
+async def test_servers_are_continued_after_a_kill_of_the_proxy_inside_a_pause(
+    tmp_path: Path, wires: list[Wire], inside: str
+) -> None:
+    with proxy_of(tmp_path, wires) as served:
+        async with httpx.AsyncClient(base_url=served.url, timeout=120, trust_env=False) as http:
+            if inside == "a pause":
+                assert (await http.post("/engine/pause_generation")).status_code == 200
+                served.kill()
+            else:
+                await wires[0].hold_update()
+                updating = asyncio.create_task(http.post("/engine/update_weights", json={"path": "/weights/3"}))
+                await wires[0].until_updating()
+                served.kill()
+                with pytest.raises(httpx.TransportError):
+                    await updating
+    with proxy_of(tmp_path, wires) as served:
+        async with httpx.AsyncClient(base_url=served.url, timeout=120, trust_env=False) as http:
+            assert (await http.get("/engine")).json()["paused"] is None
+            await asyncio.gather(*(agent(http, f"a{n}", stream=n % 2 == 1) for n in range(4)))
+            assert await check_exact(http) == 4 * TURNS
+        assert served.output.count("ended without that") == len(wires), served.output
+
+
+async def test_workers_continue_the_servers_that_a_kill_of_all_of_them_left_paused(
+    tmp_path: Path, wires: list[Wire], postgres_url: str
+) -> None:
+    flags = ("--workers", "2", "--engine", wires[0].url, "--port", str(_free_port()))
+    with server_process(tmp_path, *flags, database_url=postgres_url) as served:
+        async with httpx.AsyncClient(base_url=served.url, timeout=120, trust_env=False) as http:
+            assert (await http.post("/engine/pause_generation")).status_code == 200
+        for pid in (served.pid, *children_of(served.pid)):
+            os.kill(pid, signal.SIGKILL)
+        served.wait()
+    with server_process(tmp_path, *flags, database_url=postgres_url) as served:
+        async with httpx.AsyncClient(base_url=served.url, timeout=120, trust_env=False) as http:
+            assert await agent(http, "a", stream=False) == TURNS
+        assert served.output.count("ended without that") == 1, served.output

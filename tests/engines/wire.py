@@ -75,8 +75,9 @@ class SglangWire(Wire):
             "/begin_weight_update": self.transfer, "/init_weights_update_group": self.transfer,
             "/release_memory_occupation": self.noted, "/resume_memory_occupation": self.noted,
         }  # fmt: skip
-        posts["/wire/fails"] = self.told_to_fail
+        posts |= {"/wire/fails": self.told_to_fail, "/wire/holds_updates": self.told_to_hold_updates}
         gets = {"/model_info": self.model, "/server_info": self.server, "/v1/models": self.models, "/calls": self.told}
+        gets["/wire/updating"] = self.shown_updating
         return [Route(p, e, methods=["POST"]) for p, e in posts.items()] + [Route(p, e) for p, e in gets.items()]
 
     async def model(self, request: Request) -> Response:
@@ -104,6 +105,14 @@ class SglangWire(Wire):
         failing = await request.json()
         self.fails = lambda prompt: failing
         return Response()
+
+    async def told_to_hold_updates(self, request: Request) -> Response:
+        """Let weight updates wait for ever."""
+        self.before_update.clear()
+        return Response()
+
+    async def shown_updating(self, request: Request) -> Response:
+        return JSONResponse(self.updating)
 
     async def flush(self, request: Request) -> Response:
         """Refused unless `flushes` is set, as by a server that runs requests."""

@@ -78,7 +78,7 @@ async def part(member: Member) -> None:
         with suppress(ProxyError, TimeoutError):  # the server is gone or hangs
             async with asyncio.timeout(_PART_S):
                 await member.engine.resume()
-        member.paused = False
+                member.paused = False
     await member.engine.close()
 
 

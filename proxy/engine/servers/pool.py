@@ -4,7 +4,8 @@ A server that dies is ejected at once, and returns when it answers with the weig
 EngineLost, and the gate submits them again elsewhere. A request that a server fails is asked of one other server, and
 the failure counts against the first (`proxy.engine.servers.breaker`) if the other answers. Servers join and leave at
 run time; each samples a token before it is used. Once weights were updated through the pool, every server in it serves
-them: tokens of a server that restarted with older weights are discarded.
+them: tokens of a server that restarted with older weights are discarded. What the pool pauses is noted before
+(`proxy.engine.pauses`), so that a pause ends even if this process does not live to end it.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from typing import Any, cast
 from proxy.engine.callbacks import generated
 from proxy.engine.chunks import TakeChunk, TokenChunk
 from proxy.engine.interface import MEMORY_TAGS, Capability, EngineInfo, PauseMode, WeightTransfer
+from proxy.engine.pauses import Pauses
 from proxy.engine.requests import GenerateRequest
 from proxy.engine.servers.connection import server_url
 from proxy.engine.servers.joining import PoolState, bring, follow, part
@@ -68,6 +70,7 @@ class Pool:
         self._start_timeout_s = start_timeout_s
         self._check_s = check_s
         self.leads, self.busy_elsewhere = True, False
+        self.pauses = Pauses()
         self._members: list[Member] = []
         self._missing = dict.fromkeys(map(server_url, urls), "not reached yet")
         self._placement = SessionPlacement(self._members)
@@ -81,11 +84,14 @@ class Pool:
         self._trust = Trust(self._members, lambda: self._resting)
         self._looks: dict[Member | str, asyncio.Task[None]] = {}
         self._watcher: asyncio.Task[None] | None = None
+        self._renewer: asyncio.Task[None] | None = None
+        self._restored: set[str] = set()
 
     async def start(self) -> None:
         """Wait until a server answers. Raises ConfigurationError if none does in time."""
         deadline, told = asyncio.get_running_loop().time() + self._start_timeout_s, False
         while True:
+            await self._find_left()
             await self._reach_all()
             if self._members:
                 break
@@ -102,6 +108,7 @@ class Pool:
         self._info = self.info()
         step(f"reached {len(self._members)} of {len(self._members) + len(self._missing)} engine servers")
         self._watcher = asyncio.create_task(self._watch())
+        self._renewer = asyncio.create_task(self.pauses.run(self._continue_left))
 
     async def sample(self, request: GenerateRequest, take: TakeChunk) -> FinishReason | None:
         """Sample a continuation. Raises EngineLost if another server is to go on, EngineUnavailable if none is alive.
@@ -167,6 +174,7 @@ class Pool:
     async def pause(self, mode: PauseMode) -> None:
         """Pause every server."""
         async with self._change(mode=mode):
+            await self.pauses.begin([member.url for member in self._alive()], mode, self._state.released)
             for member in self._alive():
                 member.paused = True
             await self._on_all(lambda engine: engine.pause(mode))
@@ -179,6 +187,7 @@ class Pool:
             for member, result in zip(members, results, strict=True):
                 member.paused = isinstance(result, BaseException)
                 self._judge(member, result)
+            await self._end_notes()
 
     async def update_weights(self, path: str, version: int | None = None) -> int:
         """Load the same weights on every server. A server that fails is ejected until it has them."""
@@ -208,7 +217,9 @@ class Pool:
 
     async def release_memory(self, tags: Sequence[str] = ()) -> None:
         """Release memory on every server."""
-        async with self._change(released=self._state.released | frozenset(tags or MEMORY_TAGS)):
+        released = self._state.released | frozenset(tags or MEMORY_TAGS)
+        async with self._change(released=released):
+            await self._note_memory(released)
             for member in self._alive():
                 member.released = True
             await self._on_all(lambda engine: engine.release_memory(tags))
@@ -221,6 +232,7 @@ class Pool:
                 await self._on_all(lambda engine: engine.resume_memory(tags))
             for member in self._alive():
                 member.released = bool(left)
+            await self._note_memory(left)
 
     async def flush_cache(self) -> None:
         """Empty the prefix cache of every server."""
@@ -239,12 +251,13 @@ class Pool:
 
     async def close(self) -> None:
         """Close the connections. The servers keep running; those that the pool paused are resumed."""
-        tasks = [*([self._watcher] if self._watcher else []), *self._looks.values()]
+        tasks = [task for task in (self._watcher, self._renewer, *self._looks.values()) if task is not None]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         await self._trust.rest()
         await asyncio.gather(*map(self._part, self._members))
+        await self._end_notes()
 
     def common(self) -> dict[str, Any]:
         """The state of the pool, and the URLs of its servers."""
@@ -289,6 +302,11 @@ class Pool:
             self._missing[url] = "joining"
         if self._watcher is not None:
             await asyncio.gather(*map(self._look_at, new))
+
+    @property
+    def left_over(self) -> tuple[PauseMode, frozenset[str]] | None:
+        """After `start`: the pause of an earlier server that goes on, and the kinds of memory that it had released."""
+        return None if self._state.mode is None else (self._state.mode, self._state.released)
 
     @property
     def alive(self) -> bool:
@@ -452,16 +470,23 @@ class Pool:
         Unless it is `proven`, it samples a token first. While the pool rests that is put off, and the server is doubted
         until then. Raises EngineLost or EngineUnavailable.
         """
+        await self._continue(member.engine)
         while True:
             await self._settled.wait()
             state = self._state
-            version = await (bring if self.leads else follow)(member, state, alone=not self._alive())
+            if state.mode is not None and self.leads:
+                await self.pauses.begin([member.url], state.mode, state.released)
+            leads = self.leads and member.url not in self._restored
+            version = await (bring if leads else follow)(member, state, alone=not self._alive())
             if not proven and state is self._state:
                 proven = await self._prove(member.engine)
             if state is self._state and not self._changes and (version == state.version or not self._alive()):
                 break  # else another server joined first, and this one may not keep its own weights
         if version != state.version:
             self._state = replace(state, version=version, weights=None, managed=False)
+        self._restored.discard(member.url)
+        if not member.paused:
+            await self.pauses.end([member.url])
         member.alive, member.doubtful, member.failure = True, not proven, ""
         if proven:
             self._trust.readmit(member)
@@ -481,10 +506,53 @@ class Pool:
             self._members.remove(member)
             self._placement.forget(member)
             await self._part(member)
+            await self.pauses.end([member.url])
 
     async def _part(self, member: Member) -> None:
         """Close the connection to a server. Only the process that leads has paused it."""
         await (part(member) if self.leads else member.engine.close())
+
+    async def _find_left(self) -> None:
+        """Find what an earlier server left paused. If its memory was released, the pause goes on until it is back.
+
+        To sample without that memory would crash the server, and only the trainer knows when it can be taken back.
+        """
+        await self.pauses.look()
+        released = [note for note in self.pauses.left.values() if note.released]
+        if released and not self._resting:
+            mode, kinds = PauseMode(released[0].mode), frozenset(released[0].released.split(","))
+            logger.warning(
+                "the pause of an earlier server goes on, as it had released memory (%s): %s",
+                released[0].released,
+                "POST /engine/resume_memory takes it back and lets requests in",
+            )
+            self._state = replace(self._state, mode=mode, released=kinds)
+            self._restored |= self.pauses.left.keys()
+            self.pauses.take_over()
+
+    async def _continue_left(self) -> None:
+        """Continue the servers that another server left paused."""
+        for member in self._alive():
+            with suppress(ProxyError):  # the next look at the notes tries again
+                await self._continue(member.engine)
+
+    async def _continue(self, engine: RemoteEngine) -> None:
+        """Continue a server if a server that ended within its pause left it paused. Raises what `resume` raises."""
+        note = self.pauses.left.get(engine.url)
+        if note is None or self._resting or not self.pauses.leads:
+            return
+        await engine.resume()
+        logger.warning("engine server %s is continued: %s paused it and ended without that", engine.url, note.owner)
+        await self.pauses.continued(engine.url)
+
+    async def _end_notes(self) -> None:
+        """Forget the notes of the servers that run again."""
+        paused = {member.url for member in self._members if member.paused}
+        await self.pauses.end([url for url in self.pauses.held if url not in paused])
+
+    async def _note_memory(self, released: frozenset[str]) -> None:
+        if self._state.mode is not None:
+            await self.pauses.begin([member.url for member in self._alive()], self._state.mode, released)
 
     async def _reach_all(self) -> None:
         """Connect to all missing servers. The one with the newest weights joins first and sets the version."""
@@ -505,6 +573,7 @@ class Pool:
         """Connect to a server and have it sample a token; whether it could."""
         engine = await self._connect(url)
         try:
+            await self._continue(engine)
             return engine, await self._prove(engine)
         except BaseException:
             await engine.close()

@@ -177,3 +177,15 @@ compatibility = Table(
     metadata,
     Column("oldest_server", Text, primary_key=True, comment="the oldest revision of servers that run on this database"),
 )
+
+# Engine servers that a server has paused and not continued yet; the next start continues those of one that has crashed.
+engine_pauses = Table(
+    "engine_pauses",
+    metadata,
+    Column("url", Text, primary_key=True),
+    Column("owner", Text, primary_key=True, comment="the server that paused it: HOST:PORT"),
+    Column("mode", Text, nullable=False),
+    Column("released", Text, nullable=False, comment="kinds of memory, with commas"),
+    Column("until", Double, nullable=False, comment="a lease, Unix seconds"),
+    sqlite_with_rowid=False,
+)

@@ -1,0 +1,148 @@
+"""Which engine servers this server has paused, noted durably, so that a crash leaves none of them paused for ever.
+
+A note is a lease, written before the pause and renewed while it lasts. What is not renewed any more belongs to a server
+that ended within its pause: the next server of the same name finds it at its start, and with a shared database so does
+every other server on it. A server that nobody noted is never continued: somebody else has paused it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Collection
+from typing import Protocol, runtime_checkable
+
+from proxy.engine.interface import PauseMode
+from proxy.errors import ProxyError
+from proxy.types import PauseNote
+
+logger = logging.getLogger(__name__)
+
+LEASE_S = 30.0
+"""Seconds after which a note that is not renewed belongs to nobody. The clocks of all hosts must agree so far."""
+
+_RENEW_S = 10.0
+_WRITE_S = 5.0
+"""Limit in seconds for the database: a pause does not wait for one that is down."""
+
+
+@runtime_checkable
+class NotedEngine(Protocol):
+    """Additional interface of an engine over servers that outlive this process, and stay paused if it dies."""
+
+    pauses: Pauses
+
+    @property
+    def left_over(self) -> tuple[PauseMode, frozenset[str]] | None:
+        """After `start`: the pause of an earlier server that goes on, and the kinds of memory that it had released."""
+
+
+class PauseTable(Protocol):
+    """Where notes are kept. Every method raises StoreUnavailable."""
+
+    @property
+    def shared(self) -> bool:
+        """True if other servers may have notes in it."""
+
+    async def note(self, notes: Collection[PauseNote]) -> None:
+        """Write notes, in place of those of the same server and owner."""
+
+    async def forget(self, notes: Collection[PauseNote]) -> None:
+        """Delete notes, unless they were renewed meanwhile."""
+
+    async def noted(self) -> list[PauseNote]:
+        """All notes."""
+
+
+class Pauses:
+    """The notes of this server. Without a `table` there are none, as for an engine of tests.
+
+    `owner`: a name that this server has at every start and no other one has. `leads`: False for a worker that does not
+    administer the engine; it only reads. `left`: notes of servers that ended within their pause, by the URL of the
+    engine server, as of the last `look`.
+    """
+
+    def __init__(
+        self,
+        table: PauseTable | None = None,
+        owner: str = "",
+        *,
+        leads: bool = True,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._table, self._owner, self.leads, self._clock = table, owner, leads, clock
+        self._held: dict[str, PauseNote] = {}
+        self.left: dict[str, PauseNote] = {}
+
+    @property
+    def held(self) -> Collection[str]:
+        """The URLs of the engine servers that this server has noted."""
+        return self._held.keys()
+
+    async def begin(self, urls: Collection[str], mode: PauseMode, released: Collection[str] = ()) -> None:
+        """Note that servers are about to be paused, with the kinds of memory that they are about to release.
+
+        If the database does not take it, that is logged and the pause goes on: a weight update must not fail for it.
+        """
+        if self._table is None or not self.leads:
+            return
+        until = self._clock() + LEASE_S
+        for url in urls:
+            self.left.pop(url, None)
+        self._held |= {url: PauseNote(url, self._owner, mode.value, ",".join(sorted(released)), until) for url in urls}
+        await self._write(self._table.note([self._held[url] for url in urls]), "noted")
+
+    async def end(self, urls: Collection[str]) -> None:
+        """Note that servers have been continued."""
+        if self._table is not None and (notes := [self._held.pop(url) for url in urls if url in self._held]):
+            await self._write(self._table.forget(notes), "forgotten")
+
+    async def look(self) -> None:
+        """Find what servers have left that ended within their pause."""
+        if self._table is None:
+            return
+        try:
+            notes = await self._table.noted()
+        except ProxyError as error:
+            logger.warning("it cannot be seen which engine servers were left paused: %s", error.message)
+            return
+        now = self._clock()
+        self.left = {note.url: note for note in notes if self._is_left(note, now)}
+
+    async def continued(self, url: str) -> None:
+        """Note that a server that was left paused has been continued."""
+        if self._table is not None and (note := self.left.pop(url, None)) is not None:
+            await self._write(self._table.forget([note]), "forgotten")
+
+    def take_over(self) -> None:
+        """What was left is this server's own from now on."""
+        if self.leads:
+            self._held |= {url: note._replace(owner=self._owner) for url, note in self.left.items()}
+        self.left = {}
+
+    async def run(self, found: Callable[[], Awaitable[None]]) -> None:
+        """Until cancelled, renew the notes, or call `found` if other servers have left some."""
+        while self._table is not None and self._table.shared and self.leads:
+            await asyncio.sleep(_RENEW_S)
+            if self._held:
+                until = self._clock() + LEASE_S
+                self._held = {url: note._replace(until=until) for url, note in self._held.items()}
+                await self._write(self._table.note(list(self._held.values())), "noted")
+            else:
+                await self.look()
+                if self.left:
+                    await found()
+
+    def _is_left(self, note: PauseNote, now: float) -> bool:
+        assert self._table is not None
+        if note.owner == self._owner:
+            return note.url not in self._held
+        return not self._table.shared or note.until < now
+
+    async def _write(self, writing: Awaitable[None], what: str) -> None:
+        try:
+            async with asyncio.timeout(_WRITE_S):
+                await writing
+        except (ProxyError, TimeoutError) as error:
+            logger.warning("the pause of the engine servers cannot be %s in the database: %s", what, error or "timeout")

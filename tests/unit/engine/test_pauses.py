@@ -1,0 +1,181 @@
+"""Engine servers that a server left paused when it crashed are continued by its successor, and no others."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Collection
+
+import pytest
+
+from proxy.engine import pauses
+from proxy.engine.interface import PauseMode
+from proxy.engine.pauses import LEASE_S, Pauses
+from proxy.engine.servers import proof
+from proxy.engine.servers.pool import Pool
+from proxy.errors import StoreUnavailable
+from proxy.types import PauseNote
+from tests.engines.gates import AdminGate
+from tests.engines.pools import PROMPT, SELDOM_S, of_session, opener_of, wires
+from tests.engines.scripts import following
+from tests.engines.wire import LiveWire
+from tests.support import until
+
+
+class Table:
+    """Notes in memory. `shared`: other servers have notes here, too. `down`: it refuses everything."""
+
+    def __init__(self, *, shared: bool = False) -> None:
+        self.shared, self.down, self.notes = shared, False, dict[tuple[str, str], PauseNote]()
+
+    async def note(self, notes: Collection[PauseNote]) -> None:
+        self._check()
+        self.notes |= {(note.url, note.owner): note for note in notes}
+
+    async def forget(self, notes: Collection[PauseNote]) -> None:
+        self._check()
+        for note in notes:
+            if self.notes[note.url, note.owner].until <= note.until:
+                del self.notes[note.url, note.owner]
+
+    async def noted(self) -> list[PauseNote]:
+        self._check()
+        return list(self.notes.values())
+
+    def _check(self) -> None:
+        if self.down:
+            raise StoreUnavailable("the database is down")
+
+
+@contextlib.asynccontextmanager
+async def server(
+    table: Table, *live: LiveWire, owner: str = "one:8080", now: float = 0.0, crashes: bool = False
+) -> AsyncIterator[tuple[Pool, AdminGate]]:
+    """A server before these engine servers; `crashes`: it ends without continuing what it has paused."""
+    pool = Pool([wire.url for wire in live], opener_of(), start_timeout_s=5.0, check_s=SELDOM_S)
+    pool.pauses = Pauses(table, owner, clock=lambda: now)
+    try:
+        await pool.start()
+        yield pool, AdminGate(pool)
+    finally:
+        if crashes:
+            for member in pool._members:
+                member.paused = False
+            pool.pauses = Pauses()
+        await pool.close()
+
+
+def paused(wire: LiveWire) -> bool:
+    return not wire.wire.engine._resumed.is_set()
+
+
+async def test_servers_that_a_crash_left_paused_are_continued_at_the_next_start(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    table = Table()
+    async with wires(2) as live:
+        async with server(table, *live, crashes=True) as (_, gate):
+            await gate.admin.pause(PauseMode.ABORT)
+            assert {note.url for note in table.notes.values()} == {wire.url for wire in live}
+        assert all(map(paused, live))
+        with caplog.at_level(logging.WARNING):
+            async with server(table, *live) as (_, gate):
+                assert not any(map(paused, live)) and not table.notes
+                assert (await gate.read(of_session("s"))).ids == following(PROMPT, 40)
+        assert caplog.text.count("is continued: one:8080 paused it and ended without that") == 2
+
+
+async def test_a_note_is_written_before_the_pause_and_forgotten_after_it() -> None:
+    table, seen = Table(), list[tuple[bool, int]]()
+    async with wires(1) as (wire,), server(table, wire) as (_, gate):
+        write, forget = table.note, table.forget
+
+        async def note(notes: Collection[PauseNote]) -> None:
+            await write(notes)
+            seen.append((paused(wire), len(table.notes)))
+
+        async def forgotten(notes: Collection[PauseNote]) -> None:
+            seen.append((paused(wire), len(table.notes)))
+            await forget(notes)
+
+        table.note, table.forget = note, forgotten  # type: ignore[method-assign]
+        for _ in range(2):
+            await gate.admin.update_weights("/weights/1", None, PauseMode.ABORT)
+        assert seen == [(False, 1)] * 4 and not table.notes
+
+
+async def test_a_server_that_is_stopped_in_a_pause_continues_it_and_leaves_no_note() -> None:
+    table = Table()
+    async with wires(1) as (wire,):
+        async with server(table, wire) as (_, gate):
+            await gate.admin.pause(PauseMode.IN_PLACE)
+        assert not paused(wire) and not table.notes
+
+
+async def test_what_somebody_else_has_paused_stays_paused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(proof, "_PROOF_S", 0.05)
+    table = Table()
+    async with wires(2) as live:
+        await live[0].wire.engine.pause(PauseMode.IN_PLACE)  # a trainer, at the engine server itself
+        async with server(table, *live) as (pool, _):
+            assert [paused(wire) for wire in live] == [True, False]
+            assert [shown["state"] for shown in pool.servers()] == ["alive", "missing"]
+
+
+async def test_another_server_on_the_database_continues_a_pause_once_its_lease_has_expired(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(pauses, "_RENEW_S", 0.0)
+    table = Table(shared=True)
+    async with wires(1) as (wire,), server(table, wire, owner="two:8080", now=LEASE_S) as (other, _):
+        async with server(table, wire, crashes=True) as (_, gate):
+            await gate.admin.pause(PauseMode.IN_PLACE)
+        await other.pauses.look()
+        assert paused(wire) and not other.pauses.left  # until the lease expires, its owner may live
+        (note,) = table.notes.values()
+        table.notes[note.url, note.owner] = note._replace(until=LEASE_S - 1)
+        await until(lambda: not paused(wire))
+        await until(lambda: not table.notes)
+
+
+async def test_a_server_that_lives_renews_its_notes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pauses, "_RENEW_S", 0.0)
+    table, now = Table(shared=True), [0.0]
+    mine = Pauses(table, "one", clock=lambda: now[0])
+    await mine.begin(["http://a"], PauseMode.ABORT)
+    now[0] = 100.0
+    renewing = asyncio.create_task(mine.run(lambda: asyncio.sleep(0)))
+    await until(lambda: [note.until for note in table.notes.values()] == [100.0 + LEASE_S])
+    renewing.cancel()
+    other = Pauses(table, "two", clock=lambda: now[0])
+    await other.look()
+    assert not other.left
+
+
+async def test_a_pause_whose_memory_was_released_goes_on_until_the_memory_is_back() -> None:
+    """Without its memory an engine server would crash, and only the trainer knows when it can be taken back."""
+    table = Table()
+    async with wires(1) as (wire,):
+        async with server(table, wire, crashes=True) as (_, gate):
+            await gate.admin.release_memory(("weights",), PauseMode.ABORT)
+        before = len(wire.wire.calls), len(wire.wire.asked)
+        async with server(table, wire) as (pool, gate):
+            assert paused(wire) and (len(wire.wire.calls), len(wire.wire.asked)) == before
+            assert pool.left_over == (PauseMode.ABORT, frozenset({"weights"}))
+            await gate.admin.go_on(*pool.left_over)
+            assert gate.paused is PauseMode.ABORT and gate.admin.released == {"weights"} and len(table.notes) == 1
+            await gate.admin.resume_memory(())
+            assert not paused(wire) and not table.notes
+            assert (await gate.read(of_session("s"))).ids == following(PROMPT, 40)
+
+
+async def test_a_pause_does_not_fail_if_the_database_takes_no_note(caplog: pytest.LogCaptureFixture) -> None:
+    table = Table()
+    async with wires(1) as (wire,), server(table, wire) as (_, gate):
+        table.down = True
+        await gate.admin.pause(PauseMode.ABORT)
+        assert paused(wire)
+        await gate.admin.resume()
+        assert not paused(wire)
+    assert "cannot be noted in the database: the database is down" in caplog.text
