@@ -12,7 +12,7 @@ from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -83,8 +83,12 @@ from proxy.store.database import label, parse_url
 from proxy.store.store import Store
 from proxy.telemetry.metrics import Metrics
 from proxy.telemetry.process_metrics import ProcessMetrics
+from proxy.telemetry.tracing import start_tracing
 from proxy.turns.turns import Turns
 from proxy.workers.group import Group, Place
+
+if TYPE_CHECKING:
+    from proxy.telemetry.spans import Tracing
 
 logger = logging.getLogger(__name__)
 
@@ -163,6 +167,7 @@ def build_app(
     bodies = Bodies(settings, freed)
     _watch_room(metrics.process, bodies, pool)
     forwarding = None if place is None else Forwarding(place.peers, bodies)
+    tracing = start_tracing(warn=place is None or place.leads)
     parts = _Parts(
         settings=settings,
         sessions=sessions,
@@ -174,12 +179,15 @@ def build_app(
         renderer=renderer,
         polls=LongPolls(),
         addresses=Addresses(settings),
-        turn_endpoints=_turn_endpoints(sessions.access, turns, renderer, bodies, model_name(settings), forwarding),
+        turn_endpoints=_turn_endpoints(
+            sessions.access, turns, renderer, bodies, model_name(settings), forwarding, tracing
+        ),
         group=None if place is None or shared is None else Group(place, shared, gate, metrics),
         pool=pool,
         bodies=bodies,
         forwarding=forwarding,
         admin=EngineAdmin(engine, gate, metrics.engine),
+        tracing=tracing,
     )
     app = App(routes=_routes(parts), exception_handlers=_ERROR_HANDLERS, lifespan=partial(_lifespan, parts))
     app.turn_routes = TurnRoutes(parts.turn_endpoints)
@@ -240,6 +248,8 @@ def _name_of(settings: Settings) -> str:
 async def _lifespan(parts: _Parts, app: Starlette) -> AsyncIterator[None]:
     """Start the engine; at the end drain the turns, then close the engine and the store."""
     async with AsyncExitStack() as stack:
+        if parts.tracing is not None:
+            stack.push_async_callback(parts.tracing.close)
         stack.push_async_callback(parts.store.close)
         stack.callback(parts.pool.close)
         stack.callback(parts.bodies.pool.close)
@@ -303,6 +313,7 @@ class _Parts:
     bodies: Bodies
     forwarding: Forwarding | None
     admin: EngineAdmin
+    tracing: Tracing | None
 
     def audited(self, action: str, endpoint: Endpoint) -> Endpoint:
         return audited(self.sessions.access, action, endpoint)
@@ -361,12 +372,18 @@ def _protocols(renderer: Renderer) -> dict[str, WireProtocol]:
 
 
 def _turn_endpoints(
-    access: Access, turns: Turns, renderer: Renderer, bodies: Bodies, model: str, forwarding: Forwarding | None
+    access: Access,
+    turns: Turns,
+    renderer: Renderer,
+    bodies: Bodies,
+    model: str,
+    forwarding: Forwarding | None,
+    tracing: Tracing | None,
 ) -> dict[str, TurnEndpoint]:
     """The endpoints of turns by their paths."""
     turnstile = Turnstile()
     return {
-        path: TurnEndpoint(protocol, access, turns, turnstile, model, bodies, forwarding)
+        path: TurnEndpoint(protocol, access, turns, turnstile, model, bodies, forwarding, tracing)
         for path, protocol in _protocols(renderer).items()
     }
 
@@ -379,7 +396,14 @@ def _agent_routes(parts: _Parts) -> list[Route]:
     input_tokens = count_endpoint(ResponsesProtocol().parse, {"object": "response.input_tokens"}, access, turns, bodies)
     tokens = TokenizeEndpoints(access, turns, parts.gate, parts.renderer.vocab_size, parts.settings, bodies)
     generate = GenerateEndpoint(
-        access, turns, parts.gate, parts.settings, bodies, parts.renderer.stop_token_ids, parts.forwarding
+        access,
+        turns,
+        parts.gate,
+        parts.settings,
+        bodies,
+        parts.renderer.stop_token_ids,
+        parts.forwarding,
+        parts.tracing,
     )
     return [
         *(route for path, endpoint in parts.turn_endpoints.items() for route in _aliases(path, endpoint, ["POST"])),

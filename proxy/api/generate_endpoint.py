@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from starlette.requests import Request
 
@@ -25,11 +25,16 @@ from proxy.protocols.generate import GenerateProtocol, generation_reply, parse_r
 from proxy.sessions.access import Access
 from proxy.sessions.live_session import LiveSession
 from proxy.settings import Settings
+from proxy.telemetry.http_request import HttpRequest, request_of
 from proxy.turns.defaults import check_capabilities, stop_tokens
 from proxy.turns.generation import sample
+from proxy.turns.spans import trace_request, trace_turns
 from proxy.turns.turns import Turns
 from proxy.types import SamplingParams, TurnRequest
 from proxy.workers.seats import RunsElsewhere
+
+if TYPE_CHECKING:
+    from proxy.telemetry.spans import Tracing
 
 _SAMPLING = frozenset(SamplingParams._fields)
 # Prefix of the routing key of requests without a session. No session id contains a space, so none can be equal.
@@ -48,29 +53,34 @@ class GenerateEndpoint:
         bodies: Bodies,
         stop_token_ids: tuple[int, ...],
         forwarding: Forwarding | None = None,
+        tracing: Tracing | None = None,
     ) -> None:
-        """`forwarding`: to the other workers; None without any."""
+        """`forwarding`: to the other workers; None without any. `tracing`: None if no traces are made."""
         self._bodies = bodies
         self._access, self._turns, self._gate, self._settings = access, turns, gate, settings
         self._stop_token_ids = stop_token_ids
-        self._protocol, self._forwarding = GenerateProtocol(), forwarding
+        self._protocol, self._forwarding, self._tracing = GenerateProtocol(), forwarding, tracing
 
     async def generate(self, request: Request) -> UnaryReply | JsonResponse | Forwarded:
         """Sample from token ids: as a turn of the session if one is named."""
-        received = time.monotonic()
+        record = request_of(request.scope)
+        if self._tracing is not None:
+            record.begin_trace(self._tracing, request.scope)
         session = await self._access.resolve_if_named(caller_of(request))
         with self._bodies.upload(request.scope, headers_of(request.scope), request.receive) as upload:
-            return await self._from(request, session, upload, received)
+            return await self._from(request, record, session, upload)
 
     async def _from(
-        self, request: Request, session: LiveSession | None, upload: Upload, received: float
+        self, request: Request, record: HttpRequest, session: LiveSession | None, upload: Upload
     ) -> UnaryReply | JsonResponse | Forwarded:
         sent = await upload.read()
         read = time.monotonic()
         body = await upload.decode_object(sent)
         asked, affinity = await upload.do(len(sent), self._protocol.parse, body), parse_request_id(body)
         add_headers(asked, headers_of(request.scope))
-        asked.timeline.received, asked.timeline.read = received, read
+        asked.timeline.received, asked.timeline.read = record.started, read
+        if record.trace is not None:
+            trace_request(record.trace, asked)
         with _errors_named(body):
             if session is None:
                 upload.release()  # all that is left of the body are the ids, which the engine needs
@@ -81,6 +91,8 @@ class GenerateEndpoint:
             except RunsElsewhere as found:
                 assert self._forwarding is not None
                 return self._forwarding.to(found.worker, sent, upload)
+        if record.trace is not None:
+            trace_turns(record.trace, asked, turns)
         return UnaryReply(self._turns, asked, turns, self._protocol)
 
     def _generate_request(self, asked: TurnRequest, affinity: str | None) -> GenerateRequest:
@@ -97,6 +109,7 @@ class GenerateEndpoint:
             stop_token_ids=stop_tokens(asked, self._stop_token_ids),
             session_id=_AFFINITY + affinity if affinity else "",
             whole=True,
+            timeline=asked.timeline,
         )
 
     def _within_limit(self, sampling: SamplingParams) -> SamplingParams:

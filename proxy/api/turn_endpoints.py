@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
@@ -25,6 +25,7 @@ from proxy.parsed_items import ParsedBodies
 from proxy.protocols.wire_protocol import WireProtocol
 from proxy.sessions.access import Access, Caller
 from proxy.telemetry.http_request import HttpRequest, request_of
+from proxy.turns.spans import trace_request, trace_turns
 from proxy.turns.turns import Turns
 from proxy.types import TurnRequest
 from proxy.workers.seats import RunsElsewhere
@@ -34,6 +35,9 @@ _ORDINARY = 2**20
 
 _LEVELS_AROUND = 12
 """Levels of lists and objects around these fields where they are repeated; no reply, view or export has more."""
+
+if TYPE_CHECKING:
+    from proxy.telemetry.spans import Tracing
 
 Endpoint = Callable[[Request], Awaitable[JsonResponse]]
 
@@ -50,15 +54,20 @@ class TurnEndpoint:
         model: str,
         bodies: Bodies,
         forwarding: Forwarding | None = None,
+        tracing: Tracing | None = None,
     ) -> None:
-        """`model`: the served name, for requests without one. `forwarding`: to the other workers; None without any."""
+        """`model`: the served name, for requests without one. `forwarding`: to the other workers; None without any.
+        `tracing`: None if no traces are made.
+        """
         self._protocol, self._access, self._turns, self._bodies = protocol, access, turns, bodies
         self._model = model
-        self._turnstile, self._forwarding = turnstile, forwarding
+        self._turnstile, self._forwarding, self._tracing = turnstile, forwarding, tracing
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         reply: UnaryReply | StreamReply | Forwarded | None = None
         request = request_of(scope)
+        if self._tracing is not None:
+            request.begin_trace(self._tracing, scope)
         try:
             reply = await self._begin(request, scope, receive)
             await reply(scope, receive, send)
@@ -105,6 +114,8 @@ class TurnEndpoint:
         asked.model = asked.model or self._model
         add_headers(asked, headers)
         asked.timeline.received, asked.timeline.read = request.started, read
+        if request.trace is not None:
+            trace_request(request.trace, asked)
         if asked.tools or asked.template_options or asked.echo:
             await upload.do(size, _check_depth, asked)
         try:
@@ -114,6 +125,8 @@ class TurnEndpoint:
         except RunsElsewhere as found:
             assert self._forwarding is not None
             return self._forwarding.to(found.worker, sent, upload)
+        if request.trace is not None:
+            trace_turns(request.trace, asked, choices)
         reply = StreamReply if asked.stream else UnaryReply
         # Who names no session learns which one it is.
         shown = () if path or not self._access.open_server else (session_header(choices),)

@@ -6,7 +6,10 @@ import re
 import time
 import uuid
 from collections.abc import Callable, MutableMapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from proxy.telemetry.spans import Trace, Tracing
 
 RequestEnd = Callable[["HttpRequest"], None]
 """Called with each request once it has ended, on the event loop."""
@@ -32,11 +35,12 @@ class HttpRequest:
     `session`: the id of its session. `left`: the client left before the end of its answer. `elsewhere`: another worker
     answers it, and tells of it. `started`: seconds of the monotonic clock, `began`: Unix seconds. `tell`: says what
     there is to say of it at its end, in place of the line that every request has. `noted`: more fields of that line.
+    `trace`: of a turn's request, if traces are made.
     """
 
     __slots__ = (
         *("method", "route", "id", "client_id", "status", "code", "message", "session", "left", "elsewhere"),
-        *("started", "began", "tell", "noted", "_on_end"),
+        *("started", "began", "tell", "noted", "trace", "_on_end", "_ended"),
     )
 
     def __init__(self, scope: MutableMapping[str, Any], on_end: RequestEnd | None = None) -> None:
@@ -53,7 +57,19 @@ class HttpRequest:
         self.started, self.began = time.monotonic(), time.time()
         self.tell: RequestEnd | None = None
         self.noted: dict[str, Any] = {}
-        self._on_end = on_end
+        self.trace: Trace | None = None
+        self._on_end, self._ended = on_end, False
+
+    def begin_trace(self, tracing: Tracing, scope: MutableMapping[str, Any]) -> None:
+        """Begin the trace of this request; its end ends the trace."""
+        route = scope.get(_ROUTE, UNMATCHED)
+        attributes = {
+            "http.request.method": self.method,
+            "http.route": route,
+            "url.path": _SECRET.sub("~...", scope["path"]),
+            "url.scheme": scope["scheme"],
+        }
+        self.trace = tracing.begin(f"{self.method} {route}", scope["headers"], self.started, attributes)
 
     def name(self) -> str:
         """Return its id; one is made if the client sent none."""
@@ -67,9 +83,9 @@ class HttpRequest:
 
     def end(self, scope: MutableMapping[str, Any]) -> None:
         """Tell of the request. What is called a second time does nothing."""
-        on_end, self._on_end = self._on_end, None
-        if on_end is None or self.elsewhere:
+        if self._ended or self.elsewhere:
             return
+        self._ended = True
         self.route = scope.get(_ROUTE, UNMATCHED)
         if self.session is None:
             self.session = scope.get("path_params", {}).get("session")
@@ -77,7 +93,16 @@ class HttpRequest:
             self.session = _SECRET.sub("~...", self.session)
         if self.status is None:
             self.status, self.left = CLIENT_LEFT, True
-        on_end(self)
+        if self.trace is not None:
+            self._end_trace(self.trace)
+        if self._on_end is not None:
+            self._on_end(self)
+
+    def _end_trace(self, trace: Trace) -> None:
+        attributes = {"http.response.status_code": self.status, "tokengrove.request.id": self.name()}
+        if self.session is not None:
+            attributes["tokengrove.session.id"] = attributes["gen_ai.conversation.id"] = self.session
+        trace.end(self.code or ("client_left" if self.left else None), attributes)
 
 
 def found_in(scope: MutableMapping[str, Any]) -> HttpRequest | None:

@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from proxy.telemetry.trace_context import TraceContext
+
 
 class Event(NamedTuple):
     """Something that happened to a turn at a moment `at`, such as a submission to another engine server."""
@@ -46,7 +48,8 @@ class Timeline:
     failed        it failed or was cancelled, and that is now recorded
     ended         all is over, also the recording of a failure
 
-    `events`: what happened besides, in order. The choices of one reply share the moments until `rendered`.
+    `events`: what happened besides, in order. `trace`: where its request is in a trace, if traces are made. The choices
+    of one reply share the moments until `rendered`.
     """
 
     received: float | None = None
@@ -64,6 +67,7 @@ class Timeline:
     failed: float | None = None
     ended: float | None = None
     events: tuple[Event, ...] = ()
+    trace: TraceContext | None = None
 
     def note(self, name: str, **attributes: str | int) -> None:
         """Add an event of now."""

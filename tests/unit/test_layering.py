@@ -189,6 +189,7 @@ OUTSIDE: dict[str, set[str]] = {
         "trajectory",
     },
     "openai": {"rollout"},
+    "opentelemetry": {"telemetry"},
     "orjson": {
         "api",
         "client",
@@ -226,12 +227,15 @@ OUTSIDE: dict[str, set[str]] = {
     "zstandard": {"store"},
 }
 LAZY = {
-    *("torch", "transformers", "sglang", "renderers", "fastokens", "llguidance"),
+    *("torch", "transformers", "sglang", "renderers", "fastokens", "llguidance", "opentelemetry"),
     *("tensordict", "trl", "datasets", "verl", "pyarrow"),
 }
 """Heavy or optional packages: imported inside functions only, so that the command line and the app start without."""
-TORCH_MODULES = {f"proxy.engine.transformers.{name}" for name in ("batching", "sampler", "steering")}
-"""Modules that import torch: their importers do so inside a function."""
+LATE_MODULES = {
+    *(f"proxy.engine.transformers.{name}" for name in ("batching", "sampler", "steering")),
+    "proxy.telemetry.spans",
+}
+"""Modules that import torch or OpenTelemetry: their importers do so inside a function."""
 WIRE_APIS = {"chat", "responses", "messages", "generate"}
 
 
@@ -333,7 +337,7 @@ def test_no_api_knows_another(api: str) -> None:
 def test_heavy_packages_are_imported_inside_functions_only() -> None:
     for module, file in modules().items():
         top = {name for node in ast.parse(file.read_text()).body for name in names_of(node)}
-        assert module in TORCH_MODULES or not top & LAZY, module
+        assert module in LATE_MODULES or not top & LAZY, module
 
 
 def test_the_app_and_the_command_line_import_without_heavy_packages() -> None:

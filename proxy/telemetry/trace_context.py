@@ -1,0 +1,34 @@
+"""Where a request stands in its trace, as W3C Trace Context writes it: for log lines, engine servers and links."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class TraceContext:
+    """The span of a request. `trace_id` has 128 bits, `span_id` 64; `flags` and `state` as in the W3C headers.
+
+    `promised`: the ids that the spans of generations will have, by turn. Engine servers are told of them before they
+    are made.
+    """
+
+    trace_id: int
+    span_id: int
+    flags: int
+    state: str = ""
+    promised: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def hex_id(self) -> str:
+        """The trace id, 32 hex digits."""
+        return f"{self.trace_id:032x}"
+
+    def headers(self, turn_id: str) -> dict[str, str]:
+        """The headers by which an engine server makes its spans children of the generation of a turn."""
+        span_id = self.promised.setdefault(turn_id, random.getrandbits(64) or 1)
+        headers = {"traceparent": f"00-{self.hex_id}-{span_id:016x}-{self.flags:02x}"}
+        if self.state:
+            headers["tracestate"] = self.state
+        return headers

@@ -1,0 +1,77 @@
+"""Whether the server makes traces: the variables of OpenTelemetry decide, and without them nothing of it is imported.
+
+OTEL_TRACES_EXPORTER or an endpoint (OTEL_EXPORTER_OTLP_ENDPOINT, OTEL_EXPORTER_OTLP_TRACES_ENDPOINT) turns traces on,
+OTEL_TRACES_EXPORTER=none or OTEL_SDK_DISABLED=true off.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Mapping
+from importlib.metadata import entry_points
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from proxy.telemetry.spans import Tracing
+
+_EXPORTER, _DISABLED = "OTEL_TRACES_EXPORTER", "OTEL_SDK_DISABLED"
+_ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
+_PROTOCOLS = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
+_HTTP = "http/protobuf"
+_INSTALLED = {"grpc": "otlp_proto_grpc"}
+"""Exporters that other packages of OpenTelemetry register, by the protocol that asks for them."""
+
+logger = logging.getLogger(__name__)
+
+
+def tracing_asked_for(environment: Mapping[str, str] = os.environ) -> str | None:
+    """Return the variable that turns traces on, None if they are off. An empty variable counts as unset."""
+    if environment.get(_DISABLED, "").strip().lower() == "true" or environment.get(_EXPORTER, "").strip() == "none":
+        return None
+    return next((name for name in (_EXPORTER, *_ENDPOINTS) if environment.get(name, "").strip()), None)
+
+
+def start_tracing(environment: Mapping[str, str] = os.environ, *, warn: bool = True) -> Tracing | None:
+    """Return what makes traces, None if they are off, or with a warning if they cannot be made.
+
+    It starts a thread, so call it after the process was forked. `warn` False: another worker warns.
+    """
+    asked = tracing_asked_for(environment)
+    if asked is None:
+        return None
+    try:
+        return _start(environment)
+    except ImportError as error:
+        problem = f"the package {error.name or error} is missing: pip install 'tokengrove[otel]'"
+    except (ValueError, LookupError) as error:
+        problem = str(error)
+    if warn:
+        logger.warning("%s is set, but there are no traces: %s", asked, problem)
+    return None
+
+
+def _start(environment: Mapping[str, str]) -> Tracing:
+    """Raises ImportError, LookupError for an unknown exporter, or ValueError for a wrong variable of the SDK."""
+    from proxy.telemetry.spans import Tracing
+
+    name = environment.get(_EXPORTER, "").strip() or "otlp"
+    return Tracing(_exporter(name, environment))
+
+
+def _exporter(name: str, environment: Mapping[str, str]) -> Any:
+    protocol = next((environment[key].strip() for key in _PROTOCOLS if environment.get(key, "").strip()), _HTTP)
+    if name == "otlp" and protocol == _HTTP:
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+
+        return OTLPSpanExporter()
+    if name == "console":
+        from opentelemetry.sdk.trace.export import ConsoleSpanExporter
+
+        return ConsoleSpanExporter()
+    wanted = _INSTALLED.get(protocol, protocol) if name == "otlp" else name
+    found = next(iter(entry_points(group="opentelemetry_traces_exporter", name=wanted)), None)
+    if found is None:
+        known = f"otlp (with protocol {_HTTP}), console or none"
+        raise LookupError(f"no package has the exporter {wanted!r}; without further packages {_EXPORTER} is {known}")
+    return found.load()()
