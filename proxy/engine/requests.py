@@ -56,6 +56,11 @@ class GenerateRequest:
         """The ids of the whole prompt in one array, which the engine must not change."""
         return self.prompt.joined
 
+    def trace_headers(self) -> dict[str, str]:
+        """The headers by which an engine server continues the trace of the turn; none without a trace."""
+        trace = self.timeline.trace
+        return {} if trace is None else trace.headers(self.request_id)
+
     @property
     def streamed(self) -> bool:
         """True if the caller reads tokens as they are sampled."""

@@ -37,6 +37,7 @@ class Wire:
 
     `fails`: whether SGLang's answer to a prompt is 500. `breaks_after`: the number of tokens after which its streams
     report an error, or with `stops_short` end without a finish reason. `asked`: the prompts of its requests.
+    `headers`: the headers of each request to generate.
     """
 
     def __init__(self, delay_s: float, incremental: bool = False) -> None:
@@ -51,6 +52,7 @@ class Wire:
         self.breaks_after: int | None = None
         self.stops_short = False
         self.asked: list[list[int]] = []
+        self.headers: list[Mapping[str, str]] = []
         self.calls: list[tuple[str, Any]] = []
 
     def request(self, rid: str, ids: list[int], params: dict[str, Any], most: str, seed: str) -> GenerateRequest:
@@ -149,6 +151,7 @@ class SglangWire(Wire):
 
     async def generate(self, request: Request) -> Response:
         body = await request.json()
+        self.headers.append(request.headers)
         self.asked.append(body["input_ids"])
         if self.fails(body["input_ids"]):
             return JSONResponse({"error": {"message": "an illegal memory access"}}, 500)
@@ -252,6 +255,7 @@ class VllmWire(Wire):
 
     async def complete(self, request: Request) -> Response:
         body = await request.json()
+        self.headers.append(request.headers)
         assert body["return_token_ids"] and body["return_tokens_as_token_ids"] and body["model"] == "wire"
         wanted = self.request(f"v{id(body)}", body["prompt"], body, "max_tokens", "seed")
         wanted = GenerateRequest(

@@ -121,7 +121,9 @@ class SglangServer:
         self._rids[request.request_id] = rid
         self._streams.running += request.streamed
         try:
-            headers = {"x-smg-routing-key": session} if session else {}
+            headers = request.trace_headers()
+            if session:
+                headers["x-smg-routing-key"] = session
             if body["stream"]:
                 await self._stream(body, request.prompt, headers, read)
             else:

@@ -94,7 +94,7 @@ class VllmServer:
         reply = self._replies[request.request_id] = EventStream(read)
         try:
             sent = with_prompt(self._body(request), "prompt", request.prompt)
-            await self._connection.stream("/v1/completions", sent, {}, reply)
+            await self._connection.stream("/v1/completions", sent, request.trace_headers(), reply)
         except Stopped:  # the connection is closed, on which vLLM ends the request
             if finish is None:
                 return take(TokenChunk(ids_of(), Logprobs("f"), 0, FinishReason.ABORT)) or FinishReason.ABORT
