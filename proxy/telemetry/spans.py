@@ -113,8 +113,9 @@ class Tracing:
             await asyncio.wait_for(closed.wait(), FLUSH_S)
         except TimeoutError:
             logger.warning("the last traces were not exported: the collector did not take them within %g s", FLUSH_S)
+            self._errors.muted = True  # what the thread says from now on, this line has said
             self._exporter.shutdown()  # ends its wait for another attempt
-        finally:
+        else:
             self._errors.remove()
 
 
@@ -249,11 +250,15 @@ def _resource() -> Resource:
 
 
 class _LimitedErrors(logging.Handler):
-    """Passes on what OpenTelemetry logs, one line a minute: a collector that is away would fill the log."""
+    """Passes on what OpenTelemetry logs, one line a minute: a collector that is away would fill the log.
+
+    `muted`: passes nothing on.
+    """
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
         self._next, self._left_out = 0.0, 0
+        self.muted = False
 
     def install(self) -> None:
         """Take all lines of OpenTelemetry from other handlers."""
@@ -269,7 +274,7 @@ class _LimitedErrors(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         now = time.monotonic()
-        if now < self._next:
+        if self.muted or now < self._next:
             self._left_out += 1
             return
         more = f" ({self._left_out} lines like this were left out)" if self._left_out else ""

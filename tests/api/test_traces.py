@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -240,6 +241,18 @@ async def test_token_ids_without_a_session_are_a_trace_with_a_generation(tmp_pat
     async with serving(tmp_path, says("hello")) as server:
         await server.ok("/v1/generate", {"input_ids": [1, 2, 3]})
     assert exported.tree() == [("POST /v1/generate", ["generate"])]
+
+
+async def test_a_server_without_the_package_says_so_once_and_serves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:1")
+    monkeypatch.delitem(sys.modules, "proxy.telemetry.spans", raising=False)
+    monkeypatch.setitem(sys.modules, "opentelemetry.sdk.resources", None)
+    async with serving(tmp_path, says("hello")) as server:
+        await server.chat([user("hi")])
+    (line,) = [message for message in caplog.messages if "OTEL_" in message]
+    assert "pip install 'tokengrove[otel]'" in line
 
 
 async def test_requests_that_are_no_turns_have_no_spans(tmp_path: Path, exported: Exported) -> None:

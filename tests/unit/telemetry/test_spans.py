@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
+import threading
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
 import pytest
 import pytest_asyncio
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
@@ -259,6 +262,25 @@ async def test_a_collector_that_does_not_answer_ends_neither_the_wait_nor_the_se
     await tracing.close()
     assert exporter.began and exporter.shut
     assert any("were not exported" in message for message in caplog.messages)
+
+
+async def test_a_collector_that_is_away_is_one_line_and_one_at_the_end(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(spans, "FLUSH_S", 0.1)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        away = f"http://127.0.0.1:{free.getsockname()[1]}/v1/traces"
+    tracing = Tracing(OTLPSpanExporter(endpoint=away))
+    for _ in range(3):
+        tracing.begin("r", [], time.monotonic(), {}).end(None, {})
+    await tracing.close()
+    for thread in threading.enumerate():
+        if thread.name in ("OtelBatchSpanRecordProcessor", "tokengrove-traces"):
+            thread.join(60)
+    first, last = caplog.messages
+    assert first.startswith("traces: ") and "Connection refused" in first
+    assert "were not exported" in last
 
 
 async def test_the_service_is_called_tokengrove_unless_the_environment_names_it(
