@@ -194,6 +194,7 @@ def build_app(
     guard = Guard(settings)
     app.guard = None if guard.idle else guard
     app.state.metrics = metrics
+    app.on_end = metrics.http.count
     app.state.turns, app.state.polls, app.state.registry = turns, parts.polls, sessions.registry
     app.state.memory = sessions.memory
     app.state.engine, app.state.renderer, app.state.store = engine, renderer, store
@@ -461,7 +462,7 @@ def _export_routes(parts: _Parts) -> list[Route]:
 
 def _health_routes(parts: _Parts) -> list[Route]:
     numbers = parts.metrics.now if parts.group is None else parts.group.metrics.total
-    health = HealthEndpoints(parts.gate, parts.store, parts.metrics, numbers, parts.server_pool)
+    health = HealthEndpoints(parts.gate, parts.store, parts.metrics, numbers, parts.server_pool, parts.settings)
     return [
         Route("/health", health.health, methods=["GET"]),
         Route("/ready", health.ready, methods=["GET"]),

@@ -8,9 +8,12 @@ from collections.abc import Awaitable, Callable
 from starlette.requests import Request
 from starlette.responses import Response
 
-from proxy.api.http import JsonResponse
+from proxy.api.http import JsonResponse, key_of
 from proxy.engine.gate import Gate
 from proxy.engine.interface import ServerPool
+from proxy.errors import Unauthorized
+from proxy.sessions.keys import KeySet, hash_key
+from proxy.settings import Settings
 from proxy.store.store import Store
 from proxy.telemetry.metrics import Metrics, Snapshot
 
@@ -25,10 +28,12 @@ class HealthEndpoints:
         metrics: Metrics,
         numbers: Callable[[], Awaitable[Snapshot]],
         servers: ServerPool | None,
+        settings: Settings,
     ) -> None:
         """`numbers` reads the metrics of this process, or of all workers. `servers`: the pool that the engine is."""
         self._gate, self._store, self._servers = gate, store, servers
         self._metrics, self._numbers = metrics, numbers
+        self._keys = [KeySet(settings.metrics_key), KeySet(settings.admin_key)] if settings.metrics_key else []
 
     async def health(self, request: Request) -> JsonResponse:
         """200 while the process runs."""
@@ -44,8 +49,14 @@ class HealthEndpoints:
         return JsonResponse({**state, "version": info.weight_version})
 
     async def metrics(self, request: Request) -> Response:
-        """The metrics as Prometheus or OpenMetrics text, as the `Accept` header asks."""
+        """The metrics as Prometheus or OpenMetrics text, as the `Accept` header asks. Raises Unauthorized."""
+        self._check_key(key_of(request))
         backlog = await self._store.backlog.read()
         self._metrics.sessions.see(backlog, time.time(), up=backlog is not None and not self._store.refused)
         text, media_type = self._metrics.text(await self._numbers(), request.headers.get("accept", ""))
         return Response(text, headers={"content-type": media_type})
+
+    def _check_key(self, key: str | None) -> None:
+        digest = hash_key(key or "")
+        if self._keys and not any([keys.holds(digest) for keys in self._keys]):
+            raise Unauthorized("/metrics needs its key or the admin key (--metrics-key): Authorization: Bearer KEY")

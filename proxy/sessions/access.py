@@ -23,7 +23,7 @@ three keys: `api_key` for the agent, `control_key` for the environment, and the 
 (5) Only with `--rewards-by session`, which is the default on open servers only.
 
 With an admin key, expired keys open nothing: the administrator rotates them. An ended session takes no turns, but
-rewards and marks. `/models`, `/health`, `/ready` and `/metrics` need no key.
+rewards and marks. `/models`, `/health`, `/ready` and, without --metrics-key, `/metrics` need no key.
 """
 
 from __future__ import annotations

@@ -50,12 +50,27 @@ class Grant:
     withdrawn: bool = False
 
 
+class KeySet:
+    """The keys of a setting, separated by commas; none without it."""
+
+    def __init__(self, keys: str | None) -> None:
+        self._hashes = [hash_key(key) for key in keys.split(",")] if keys is not None else []
+
+    def __bool__(self) -> bool:
+        return bool(self._hashes)
+
+    def holds(self, digest: str) -> bool:
+        """Whether the key with this hash is one of them."""
+        # A list, not a generator: all keys are compared, so the time tells nothing.
+        return any([hmac.compare_digest(digest, known) for known in self._hashes])
+
+
 class Keyring:
     """Finds what a key permits: in memory for sessions of this process, else in the store."""
 
     def __init__(self, index: KeyIndex, admin_key: str | None) -> None:
         self._index = index
-        self._admin_hashes = [hash_key(key) for key in admin_key.split(",")] if admin_key is not None else []
+        self._admin = KeySet(admin_key)
         self._agents: dict[str, str] = {}
         self._controls: dict[str, str] = {}
         self._paths: dict[str, str | None] = {}
@@ -84,11 +99,11 @@ class Keyring:
 
     def is_admin(self, key: str | None) -> bool:
         """Return True if `key` is an admin key."""
-        return key is not None and self._is_admin(hash_key(key))
+        return key is not None and self._admin.holds(hash_key(key))
 
     def check_admin(self, key: str | None) -> None:
         """Raise Unauthorized without a key, Forbidden for another key. An open server admits everybody."""
-        if not self._admin_hashes or self.is_admin(key):
+        if not self._admin or self.is_admin(key):
             return
         if key is None:
             raise Unauthorized("this needs the admin key: Authorization: Bearer KEY")
@@ -99,7 +114,7 @@ class Keyring:
         if key is None:
             return Grant()
         digest = hash_key(key)
-        if self._is_admin(digest):
+        if self._admin.holds(digest):
             return Grant(admin=True)
         if (session_id := self._controls.get(digest)) is not None:
             return Grant(session_id=session_id, control=True)
@@ -129,10 +144,6 @@ class Keyring:
             self._remember_path(record)
             return _same(record.path_key_hash, secret)
         return _same(self._paths[session_id], secret)
-
-    def _is_admin(self, digest: str) -> bool:
-        # A list, not a generator: all keys are compared, so the time tells nothing.
-        return any([hmac.compare_digest(digest, known) for known in self._admin_hashes])
 
     def _remember_agent(self, digest: str, record: SessionRecord) -> None:
         if record.status is SessionStatus.ACTIVE and not self._index.shared:

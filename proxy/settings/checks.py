@@ -20,10 +20,10 @@ def listed(text: str | None) -> list[str]:
     return [part.strip() for part in (text or "").split(",") if part.strip()]
 
 
-def check_admin_key(key: str | None) -> None:
+def check_key(flag: str, key: str | None) -> None:
     if key is not None and not all(part.strip() == part and part for part in key.split(",")):
         raise ConfigurationError(
-            "--admin-key is empty or has white space around a key; separate several keys by commas without spaces"
+            f"{flag} is empty or has white space around a key; separate several keys by commas without spaces"
         )
 
 

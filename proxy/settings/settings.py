@@ -58,6 +58,11 @@ class Settings:
         "Administrator's key, or several separated by commas. Prefer the variable: flags are visible in ps.",
         secret=True,
     )
+    metrics_key: str | None = _setting(
+        None,
+        "Key that /metrics needs, or several separated by commas; the admin key opens it too. None: it is open.",
+        secret=True,
+    )
     rewards_by: str | None = _setting(
         None, "Key that sets rewards: control or session; none: session without --admin-key, else control."
     )
@@ -171,7 +176,8 @@ def _check(settings: Settings) -> None:
     checks.check_choice("--rewards-by", settings.rewards_by, ("control", "session", None))
     checks.check_choice("--thinking-retention", settings.thinking_retention, ("all", "template"))
     checks.check_choice("--log-level", settings.log_level, ("debug", "info", "warning", "error"))
-    checks.check_admin_key(settings.admin_key)
+    checks.check_key("--admin-key", settings.admin_key)
+    checks.check_key("--metrics-key", settings.metrics_key)
     checks.check_proxies(settings.forwarded_allow_ips)
     checks.check_public_url(settings.public_url)
     checks.check_listed(

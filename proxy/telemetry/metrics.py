@@ -12,6 +12,7 @@ from prometheus_client.exposition import choose_encoder
 from proxy.telemetry.engine_metrics import EngineMetrics
 from proxy.telemetry.export_metrics import ExportMetrics
 from proxy.telemetry.families import Family
+from proxy.telemetry.http_metrics import HttpMetrics
 from proxy.telemetry.process_metrics import ProcessMetrics
 from proxy.telemetry.session_metrics import SessionMetrics
 from proxy.telemetry.store_metrics import StoreMetrics
@@ -26,6 +27,7 @@ class Metrics:
 
     def __init__(self, store: StoreMetrics | None = None) -> None:
         """`store`: what the store counts."""
+        self.http = HttpMetrics()
         self.turns = TurnMetrics()
         self.engine = EngineMetrics()
         self.sessions = SessionMetrics()
@@ -37,7 +39,7 @@ class Metrics:
     @property
     def families(self) -> list[Family]:
         """All families."""
-        groups = (self.turns, self.engine, self.sessions, self.store, self.exports, self.process)
+        groups = (self.http, self.turns, self.engine, self.sessions, self.store, self.exports, self.process)
         return [family for group in groups for family in group.families()]
 
     async def now(self) -> Snapshot:
