@@ -84,7 +84,11 @@ def settings_of(command: str) -> Settings:
     """The settings with which a `tokengrove serve ...` would start. Raises AssertionError if it would not."""
     found: list[Settings] = []
     words = shlex.split(command, comments=True)
-    with mock.patch("proxy.serving.server.run", lambda settings, _: found.append(settings)):
+    with (
+        mock.patch("proxy.serving.server.run", lambda settings, _: found.append(settings)),
+        mock.patch("proxy.serving.stop.end_at_signal"),
+        mock.patch("proxy.serving.stop.end_process"),  # else this process would end, with exit code 0
+    ):
         run = CliRunner().invoke(commands.app, words[words.index("serve") :])
     assert found, f"{command} does not start: {run.output} {run.exception}"
     return found[0]
