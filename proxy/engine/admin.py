@@ -7,6 +7,7 @@ engine first, then lets requests in. An operation that needs a pause ends it onl
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -16,6 +17,8 @@ from proxy.engine.gate import Load
 from proxy.engine.interface import MEMORY_TAGS, Capability, EngineControl, PauseMode, WeightTransfer
 from proxy.errors import EngineIncapable, EngineUnavailable, ProxyError
 from proxy.telemetry.engine_metrics import EngineMetrics
+
+logger = logging.getLogger(__name__)
 
 
 class GateControl(Protocol):
@@ -103,7 +106,7 @@ class EngineAdmin:
             try:
                 await self._shut(mode)
                 try:
-                    return await self._engine.update_weights(path, version)
+                    return await self._load_weights(path, version)
                 finally:
                     if not was_paused:
                         await self._reopen()
@@ -113,12 +116,15 @@ class EngineAdmin:
     async def transfer_weights(self, step: WeightTransfer, fields: Mapping[str, Any]) -> int:
         """Pass one step of a weight transfer to the engine, without a pause: the trainer pauses around all steps."""
         async with self._lock:
-            return await self._engine.transfer_weights(step, fields)
+            version = await self._engine.transfer_weights(step, fields)
+            logger.info("weights transferred", {"step": step.value, "version": version})
+            return version
 
     async def flush_cache(self) -> None:
         """Empty the prefix cache."""
         async with self._lock:
             await self._engine.flush_cache()
+            logger.info("prefix cache flushed")
 
     async def release_memory(self, tags: Sequence[str], mode: PauseMode) -> None:
         """Pause by `mode` (ABORT or DRAIN, since nothing may run) and release memory: `tags`, or all. Stays paused.
@@ -139,6 +145,7 @@ class EngineAdmin:
                 raise
             self._released |= kinds
             self._paused_for_memory = self._paused_for_memory or not was_paused
+            logger.info("engine memory released", {"released": ",".join(sorted(self._released))})
 
     async def resume_memory(self, tags: Sequence[str]) -> None:
         """Take memory back: `tags`, or all that is released. Once all is back, end the pause that releasing began."""
@@ -148,6 +155,7 @@ class EngineAdmin:
             if kinds:
                 await self._engine.resume_memory(_tags(kinds))
             self._released -= kinds
+            logger.info("engine memory resumed", {"still_released": ",".join(sorted(self._released)) or None})
             if self._paused_for_memory and not self._released:
                 await self._reopen()
 
@@ -158,6 +166,7 @@ class EngineAdmin:
         await self._gate.hold(mode)
         self._paused_at = time.monotonic()
         try:
+            in_flight = (await self._gate.load()).in_flight
             await self._engine.pause(_engine_mode(mode))
         except BaseException as error:
             if isinstance(error, ProxyError):
@@ -165,13 +174,25 @@ class EngineAdmin:
                     await self._engine.resume()
             await self._gate.let_in()
             raise
+        logger.info("engine paused", {"mode": mode.value, "in_flight": in_flight})
+
+    async def _load_weights(self, path: str, version: int | None) -> int:
+        before, began = self._engine.info().weight_version, time.monotonic()
+        new = await self._engine.update_weights(path, version)
+        fields = {"before": before, "version": new, "seconds": round(time.monotonic() - began, 3), "path": path}
+        logger.info("weights updated", fields)
+        return new
 
     async def _reopen(self) -> None:
         """End the pause, if one is in force."""
         if (mode := self._gate.paused) is not None:
             await self._engine.resume()
+            waiting = (await self._gate.load()).waiting
             await self._gate.let_in()
-            self._metrics.pauses.observe(time.monotonic() - self._paused_at, mode)
+            paused_s = time.monotonic() - self._paused_at
+            self._metrics.pauses.observe(paused_s, mode)
+            fields = {"mode": mode.value, "paused_s": round(paused_s, 3), "waiting": waiting}
+            logger.info("engine resumed", fields)
         self._paused_for_memory = False
 
     async def _empty(self, mode: PauseMode) -> None:

@@ -105,7 +105,9 @@ class Pauses:
         try:
             notes = await self._table.noted()
         except ProxyError as error:
-            logger.warning("it cannot be seen which engine servers were left paused: %s", error.message)
+            logger.warning(
+                "it cannot be seen which engine servers were left paused: %(reason)s", {"reason": error.message}
+            )
             return
         now = self._clock()
         self.left = {note.url: note for note in notes if self._is_left(note, now)}
@@ -145,4 +147,8 @@ class Pauses:
             async with asyncio.timeout(_WRITE_S):
                 await writing
         except (ProxyError, TimeoutError) as error:
-            logger.warning("the pause of the engine servers cannot be %s in the database: %s", what, error or "timeout")
+            reason = error.message if isinstance(error, ProxyError) else f"no answer within {_WRITE_S:g} s"
+            logger.warning(
+                "the pause of the engine servers cannot be %(what)s in the database: %(reason)s",
+                {"what": what, "reason": reason},
+            )

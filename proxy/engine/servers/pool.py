@@ -25,6 +25,7 @@ from proxy.engine.interface import MEMORY_TAGS, Capability, EngineInfo, PauseMod
 from proxy.engine.pauses import Pauses
 from proxy.engine.requests import GenerateRequest
 from proxy.engine.servers.connection import server_url
+from proxy.engine.servers.events import ServerEvents
 from proxy.engine.servers.joining import PoolState, bring, follow, part
 from proxy.engine.servers.placement import RETRY_AFTER_S, Member, SessionPlacement, named_failure
 from proxy.engine.servers.remote import RemoteEngine
@@ -81,7 +82,9 @@ class Pool:
         self._settled = asyncio.Event()
         self._settled.set()
         self._arrived = asyncio.Event()
-        self._trust = Trust(self._members, lambda: self._resting)
+        self._events = ServerEvents(lambda: not self.pauses.leads)
+        # Each process counts failures for itself, so each tells of them.
+        self._trust = Trust(self._members, lambda: self._resting, ServerEvents())
         self._looks: dict[Member | str, asyncio.Task[None]] = {}
         self._watcher: asyncio.Task[None] | None = None
         self._renewer: asyncio.Task[None] | None = None
@@ -102,11 +105,16 @@ class Pool:
                     "check the URLs, or wait longer with --engine-arg start_timeout_s=SECONDS"
                 )
             if not told:
-                logger.warning("no engine server answers yet; waiting up to %g s (%s)", self._start_timeout_s, reasons)
+                logger.warning(
+                    "no engine server answers yet; waiting up to %(limit_s)g s (%(reasons)s)",
+                    {"limit_s": self._start_timeout_s, "reasons": reasons},
+                )
                 told = True
             await asyncio.sleep(self._check_s)
         self._info = self.info()
         step(f"reached {len(self._members)} of {len(self._members) + len(self._missing)} engine servers")
+        for url, why in self._missing.items():
+            self._events.warning("engine server is missing", url, reason=why)
         self._watcher = asyncio.create_task(self._watch())
         self._renewer = asyncio.create_task(self.pauses.run(self._continue_left))
 
@@ -432,6 +440,7 @@ class Pool:
     async def _suspect(self, member: Member, error: EngineLost) -> None:
         """Handle a lost reply: eject the server unless it answers; if it does, it becomes doubtful."""
         self._trust.doubt(member, error)
+        self._events.lost(member.url, error.message)
         if member.alive:
             with suppress(ProxyError):  # `failure` has the reason
                 await self._examine(member)
@@ -439,9 +448,10 @@ class Pool:
     def _eject(self, member: Member, why: str) -> None:
         """Eject a server and cut its replies, which may hang or stay paused; the gate submits them again elsewhere."""
         if member.alive:
-            logger.warning("engine server %s is ejected: %s", member.url, why)
+            self._events.warning("engine server is lost", member.url, reason=why, requests=member.in_flight or None)
         member.alive, member.failure = False, why
         member.engine.cut()
+        self._tell_alive()
 
     async def _examine(self, member: Member) -> None:
         """Eject a server that is gone (raises its error) or serves older weights than the pool loaded."""
@@ -456,6 +466,7 @@ class Pool:
         if state.managed and version < state.version:
             self._eject(member, f"it serves weight version {version}, the others serve {state.version}")
         elif version > state.version:  # weights were updated on the servers directly
+            self._events.info("engine server has newer weights", member.url, version=version, before=state.version)
             self._state = replace(state, version=version, weights=None, managed=False)
 
     async def _version_of(self, member: Member) -> int:
@@ -491,7 +502,7 @@ class Pool:
         if proven:
             self._trust.readmit(member)
         self._arrived.set()
-        logger.info("engine server %s is in the pool", member.url)
+        self._events.info("engine server joined", member.url, version=version, proven=proven)
 
     async def _prove(self, engine: RemoteEngine) -> bool:
         """Have a server that is to join sample a token; False if that has to wait. Raises EngineUnavailable."""
@@ -504,6 +515,7 @@ class Pool:
     async def _drop(self, member: Member) -> None:
         if member in self._members:
             self._members.remove(member)
+            self._events.info("engine server left", member.url)
             self._placement.forget(member)
             await self._part(member)
             await self.pauses.end([member.url])
@@ -522,13 +534,18 @@ class Pool:
         if released and not self._resting:
             mode, kinds = PauseMode(released[0].mode), frozenset(released[0].released.split(","))
             logger.warning(
-                "the pause of an earlier server goes on, as it had released memory (%s): %s",
-                released[0].released,
+                "the pause of an earlier server goes on, as it had released memory (%(released)s): "
                 "POST /engine/resume_memory takes it back and lets requests in",
+                {"released": released[0].released, "mode": mode.value},
             )
             self._state = replace(self._state, mode=mode, released=kinds)
             self._restored |= self.pauses.left.keys()
             self.pauses.take_over()
+
+    def _tell_alive(self) -> None:
+        alive = self._placement.open
+        reasons = [named_failure(member.url, member.failure) for member in self._members if member.failure]
+        self._events.alive(alive, next((member.url for member in self._alive()), "") if alive else "; ".join(reasons))
 
     async def _continue_left(self) -> None:
         """Continue the servers that another server left paused."""
@@ -542,7 +559,10 @@ class Pool:
         if note is None or self._resting or not self.pauses.leads:
             return
         await engine.resume()
-        logger.warning("engine server %s is continued: %s paused it and ended without that", engine.url, note.owner)
+        logger.warning(
+            "engine server %(server)s is continued: %(owner)s paused it and ended without that",
+            {"server": engine.url, "owner": note.owner},
+        )
         await self.pauses.continued(engine.url)
 
     async def _end_notes(self) -> None:
@@ -591,6 +611,7 @@ class Pool:
             if self._missing.pop(engine.url, None) is not None:
                 self._members.append(member)
                 self._arrived.set()
+                self._tell_alive()
                 return
         await engine.close()
 
@@ -598,6 +619,8 @@ class Pool:
         """Check all servers periodically, until cancelled. Each runs in its own task, so a slow one delays no other."""
         while True:
             await asyncio.sleep(self._check_s)
+            self._events.sweep()
+            self._trust.events.sweep()
             targets: list[Member | str] = [*self._members, *self._missing]
             for target in targets:
                 self._look_at(target)
@@ -619,6 +642,7 @@ class Pool:
                 await self._trust.review(target)
             else:
                 await self._agree(target)
+                self._tell_alive()
         except ProxyError as error:
             if isinstance(target, Member):
                 target.failure = error.message

@@ -6,18 +6,16 @@ breaker counts the failures that another server has shown to be its own, and a p
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from proxy.engine.requests import Failure
+from proxy.engine.servers.events import ServerEvents
 from proxy.engine.servers.placement import Member
 from proxy.engine.servers.proof import Proofs
 from proxy.engine.servers.remote import RemoteEngine
 from proxy.errors import EngineBusy, EngineLost, ProxyError
-
-logger = logging.getLogger(__name__)
 
 
 def failure_of(member: Member, error: ProxyError) -> Failure:
@@ -34,8 +32,8 @@ def failure_of(member: Member, error: ProxyError) -> Failure:
 class Trust:
     """Judges `members`, the pool's own list. `resting` is true while no server may be asked for a token."""
 
-    def __init__(self, members: Sequence[Member], resting: Callable[[], bool]) -> None:
-        self._members, self._resting = members, resting
+    def __init__(self, members: Sequence[Member], resting: Callable[[], bool], events: ServerEvents) -> None:
+        self._members, self._resting, self.events = members, resting, events
         self._proofs = Proofs()
 
     def doubt(self, member: Member, error: ProxyError) -> None:
@@ -63,7 +61,7 @@ class Trust:
     def readmit(self, member: Member) -> None:
         """Close the breaker of a server that has sampled a token, and end the doubt."""
         if member.breaker.open:
-            logger.info("engine server %s gets requests again: it samples tokens", member.url)
+            self.events.info("engine server gets requests again", member.url)
         member.breaker.close()
         self.clear(member)
 
@@ -102,8 +100,8 @@ class Trust:
         """Count a failure against a server: another one has answered the request."""
         if member.alive and member.breaker.blame(failure.at, alone=not self._others(member)):
             member.failure = failure.why
-            logger.warning(
-                "engine server %s fails requests that others answer, and gets no more: %s", member.url, failure.why
+            self.events.warning(
+                "engine server is shut out: others answer what it fails", member.url, reason=failure.why
             )
 
     def _others(self, member: Member) -> list[Member]:

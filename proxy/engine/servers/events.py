@@ -1,0 +1,92 @@
+"""What the log says of engine servers. A server that joins and leaves again and again does not fill it.
+
+Each server has a few lines a minute; what goes beyond is counted, and told in one line when the minute is over.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+
+logger = logging.getLogger(__name__)
+
+_MINUTE_S = 60.0
+_LINES = 4
+"""Lines of one server in a minute."""
+
+_LOST_EVERY_S = 10.0
+
+
+@dataclass(slots=True)
+class _Minute:
+    """The lines of one server since `began`: `count` of them, of which those beyond `_LINES` were not written."""
+
+    began: float
+    count: int = 0
+    last: str = ""
+
+
+class ServerEvents:
+    """The lines of one pool. `quiet`: another process tells of the same servers, so they are for `debug` only."""
+
+    def __init__(self, quiet: Callable[[], bool] = lambda: False, clock: Callable[[], float] = time.monotonic) -> None:
+        self._quiet, self._clock = quiet, clock
+        self._minutes: dict[str, _Minute] = {}
+        self._lost: Counter[str] = Counter()
+        self._lost_why: dict[str, str] = {}
+        self._lost_told_at = clock()
+        self._down_since: float | None = None
+
+    def info(self, event: str, server: str, **fields: object) -> None:
+        """Tell what became better with a server."""
+        self._tell(logging.INFO, event, server, fields)
+
+    def warning(self, event: str, server: str, **fields: object) -> None:
+        """Tell what became worse with a server."""
+        self._tell(logging.WARNING, event, server, fields)
+
+    def lost(self, server: str, why: str) -> None:
+        """Count a request that a server lost or failed and that is submitted again elsewhere."""
+        self._lost[server] += 1
+        self._lost_why[server] = why
+
+    def alive(self, alive: bool, why: str) -> None:
+        """Note whether any server takes requests. `why`: what is wrong with them, or which one is back."""
+        if alive == (self._down_since is None):
+            return
+        if alive:
+            down_s = self._clock() - (self._down_since or 0.0)
+            self._down_since = None
+            self._tell(logging.INFO, "engine servers are back", "", {"first": why, "down_s": round(down_s, 3)})
+        else:
+            self._down_since = self._clock()
+            self._tell(logging.ERROR, "all engine servers are down", "", {"reason": why})
+
+    def sweep(self) -> None:
+        """Tell what was only counted, once its time is over. Call it every second or so."""
+        now = self._clock()
+        if self._lost and now - self._lost_told_at >= _LOST_EVERY_S:
+            self._lost_told_at = now
+            for server, count in self._lost.items():
+                fields = {"server": server, "requests": count, "reason": self._lost_why[server]}
+                logger.warning("engine server lost requests, which are submitted again", fields)
+            self._lost.clear()
+            self._lost_why.clear()
+        for server, minute in list(self._minutes.items()):
+            if now - minute.began >= _MINUTE_S:
+                del self._minutes[server]
+                if minute.count > _LINES:
+                    fields = {"server": server or None, "changes": minute.count, "latest": minute.last}
+                    logger.warning("engine server keeps changing", fields)
+
+    def _tell(self, level: int, event: str, server: str, fields: dict[str, object]) -> None:
+        if self._quiet():
+            logger.debug(event, {"server": server or None, **fields})
+            return
+        minute = self._minutes.setdefault(server, _Minute(self._clock()))
+        minute.count, minute.last = minute.count + 1, event
+        if minute.count <= _LINES:
+            logger.log(level, event, {"server": server or None, **fields})
