@@ -52,7 +52,7 @@ from proxy.engine.mailbox import Mailbox
 from proxy.engine.pauses import NotedEngine, Pauses
 from proxy.errors import InvalidRequest, ProxyError
 from proxy.hub import pinned, revision_of
-from proxy.progress import step
+from proxy.progress import doing
 from proxy.protocols.chat.protocol import ChatProtocol
 from proxy.protocols.completions.protocol import CompletionsProtocol
 from proxy.protocols.generate import GenerateProtocol
@@ -60,7 +60,7 @@ from proxy.protocols.messages.protocol import MessagesProtocol
 from proxy.protocols.responses.protocol import ResponsesProtocol
 from proxy.protocols.wire_protocol import WireProtocol
 from proxy.rendering.examination import Examination, examine
-from proxy.rendering.renderer import Renderer, load_renderer
+from proxy.rendering.renderer import Renderer, check_folder, check_names, load_renderer
 from proxy.resources.fair_pool import FairPool
 from proxy.resources.memory import FreedMemory
 from proxy.sessions.access import Access
@@ -79,6 +79,7 @@ from proxy.sessions.session_series import SessionSeries
 from proxy.sessions.session_starter import SessionStarter
 from proxy.sessions.start_limits import StartLimits
 from proxy.settings import Settings
+from proxy.store import schema
 from proxy.store.database import label, parse_url
 from proxy.store.store import Store
 from proxy.telemetry.metrics import Metrics
@@ -208,16 +209,22 @@ def _loaded(
     settings: Settings, engine: Engine | None, renderer: Renderer | None, store: Store | None
 ) -> tuple[Engine, Renderer, Store]:
     """Build what is not given. What can be refused without loading anything comes first. Raises ConfigurationError."""
+    if renderer is None:
+        check_names(settings)
+        if settings.model or settings.tokenizer:
+            check_folder(tokenizer_folder(settings), settings.family)
+    if store is None:
+        with doing(f"checking the database {label(parse_url(settings.database_url))}"):
+            schema.check(settings.database_url, migrate=settings.migrate)
     make_engine = None if engine is not None else prepare_engine(settings)
-    parse_url(settings.database_url)
     if renderer is None:
         renderer = load_renderer(settings, tokenizer_folder(settings))
     if engine is None:
         assert make_engine is not None
         engine = make_engine(renderer.vocab_size, renderer)
     if store is None:
-        step(f"opening the database {label(parse_url(settings.database_url))}")
-        store = Store.open(settings.database_url, migrate=settings.migrate)
+        with doing(f"opening the database {label(parse_url(settings.database_url))}"):
+            store = Store.open(settings.database_url, migrate=settings.migrate)
     return engine, renderer, store
 
 
@@ -257,8 +264,8 @@ async def _lifespan(parts: _Parts, app: Starlette) -> AsyncIterator[None]:
         if parts.group is not None:
             await parts.group.catch_up()
         await asyncio.to_thread(parts.store.database.rehearse)
-        step(f"starting the engine ({parts.settings.engine})")
-        await parts.engine.start()
+        with doing(f"starting the engine ({parts.settings.engine})"):
+            await parts.engine.start()
         if parts.group is not None:
             await parts.group.join()
         elif isinstance(parts.engine, NotedEngine) and (pause := parts.engine.left_over) is not None:

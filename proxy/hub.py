@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from proxy.errors import ConfigurationError
-from proxy.progress import step
+from proxy.progress import doing
 from proxy.settings import Settings
 
 _NAME = re.compile(r"(?P<repo>[A-Za-z0-9_][\w.-]*/[A-Za-z0-9_][\w.-]*)(?:@(?P<revision>[\w./-]+))?", re.ASCII)
@@ -23,8 +23,8 @@ _DESCRIPTION = (
     *("vocab*", "merges.txt", "tekken.json", "*.model", "*.tiktoken", "*.py"),
     *("chat_template*", "additional_chat_templates/*"),
 )
-# The first kind that a model has.
-_WEIGHTS = (("*.safetensors", "*.safetensors.index.json"), ("*.bin", "*.bin.index.json"))
+WEIGHTS = ("*.safetensors", "*.bin")
+"""Files of weights. The first kind that a model has is loaded."""
 # Copies of the weights in other layouts.
 _COPIES = ("*/*", "consolidated*")
 
@@ -58,8 +58,8 @@ def pinned(settings: Settings) -> Settings:
         source = getattr(settings, flag)
         name = None if source is None else parse_name(source)
         if name is not None:
-            step(f"fetching the tokenizer of {name} from the Hugging Face hub")
-            commits[flag] = str(HubName(name.repo, _snapshot(flag, name, _DESCRIPTION).name))
+            with doing(f"fetching the tokenizer of {name} from the Hugging Face hub"):
+                commits[flag] = str(HubName(name.repo, _snapshot(flag, name, _DESCRIPTION).name))
         elif source is not None:
             folder_of(flag, source)
     return replace(settings, **commits)  # type: ignore[arg-type]
@@ -82,18 +82,27 @@ def folder_of(flag: str, source: str) -> Path:
     return folder
 
 
+def check_weights(source: str | None) -> None:
+    """Raise ConfigurationError if `--model SOURCE` is a local folder without weights."""
+    if source is None or parse_name(source) is not None:
+        return
+    folder = folder_of("model", source)
+    if not any(any(folder.glob(kind)) for kind in WEIGHTS):
+        raise ConfigurationError(f"--model {source} has no weights ({', '.join(WEIGHTS)})")
+
+
 def fetch_weights(source: str | None) -> None:
     """Fetch the weights of `--model SOURCE` if it is a name. Raises ConfigurationError if it has none."""
     name = None if source is None else parse_name(source)
     if name is None:
         return
-    step(f"fetching the weights of {name} from the Hugging Face hub")
-    for patterns in _WEIGHTS:
-        folder = _snapshot("model", name, patterns, _COPIES)
-        if any(folder.glob(patterns[0])):
-            return
+    with doing(f"fetching the weights of {name} from the Hugging Face hub"):
+        for kind in WEIGHTS:
+            folder = _snapshot("model", name, (kind, f"{kind}.index.json"), _COPIES)
+            if any(folder.glob(kind)):
+                return
     raise ConfigurationError(
-        f"--model {name} has no weights ({', '.join(kind[0] for kind in _WEIGHTS)}) in {folder}; without "
+        f"--model {name} has no weights ({', '.join(WEIGHTS)}) in {folder}; without "
         "HF_HUB_OFFLINE they are fetched from the Hugging Face hub, if it has them"
     )
 

@@ -1,15 +1,34 @@
-"""What a server does while it starts, one line each on stderr. Nothing is shown until `show_steps` is called."""
+"""What takes time while a server or a command starts, one line each on stderr.
+
+Nothing is shown until `show_steps` is called.
+"""
 
 from __future__ import annotations
 
 import logging
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 _log = logging.getLogger("proxy.start")
+_LONG_S = 1.0
+"""Seconds from which on it is told how long a step took."""
 
 
 def step(text: str) -> None:
     """Say what is done next."""
     _log.info(text)
+
+
+@contextmanager
+def doing(text: str) -> Iterator[None]:
+    """Say what is done in the block, and how long it took if it took long."""
+    step(text)
+    began = time.monotonic()
+    yield
+    took_s = time.monotonic() - began
+    if took_s >= _LONG_S:
+        step(f"{text} took {took_s:.1f} s")
 
 
 def show_steps() -> None:

@@ -37,7 +37,7 @@ def main() -> None:
     try:
         app(prog_name="tokengrove")
     except ConfigurationError as error:
-        fail(str(error))
+        fail(" ".join(str(error).split("\n")))
 
 
 @app.callback()

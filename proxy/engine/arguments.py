@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 
 from proxy.errors import ConfigurationError
@@ -24,3 +25,14 @@ def check_known(keys: Iterable[str], known: Iterable[str], engine: str) -> None:
     for key in sorted(set(keys) - set(names)):
         options = f"its options are {', '.join(names)}" if names else "it has no options"
         raise ConfigurationError(f"--engine-arg {key}: {engine} has no option '{key}'; {options}")
+
+
+def seconds(key: str, text: str) -> float:
+    """The seconds of `--engine-arg KEY=TEXT`, finite and at least 0. Raises ConfigurationError."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not 0 <= number < math.inf:
+        raise ConfigurationError(f"--engine-arg {key}={text}: the value must be a number of seconds, at least 0")
+    return number

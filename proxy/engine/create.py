@@ -13,10 +13,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from proxy.engine.arguments import check_known, parse_arguments
+from proxy.engine.arguments import check_known, parse_arguments, seconds
 from proxy.engine.interface import Engine, EngineControl
 from proxy.errors import ConfigurationError, InvalidRequest
-from proxy.hub import fetch_weights, folder_of, local, short_name
+from proxy.hub import check_weights, fetch_weights, folder_of, local, short_name
 from proxy.settings import Settings
 
 if TYPE_CHECKING:
@@ -60,26 +60,35 @@ def create_engine(settings: Settings, vocab_size: int, speech: Speech | None = N
 
 
 def prepare_engine(settings: Settings) -> EngineMaker:
-    """Check `--engine` and its arguments, and return the function that creates the engine without starting it.
+    """Check `--engine`, its arguments and its model, and return the function that creates the engine, not started.
 
-    This comes before the tokenizer is loaded, so that a wrong flag is refused at once. Raises ConfigurationError.
+    Nothing is loaded or made for it, so that a wrong flag is refused at once. Raises ConfigurationError.
     """
     name = settings.engine
     if name == "sglang" or (name == "auto" and _has_gpu_engine()):
         if importlib.util.find_spec("sglang") is None:
             raise ConfigurationError("--engine sglang needs the package sglang: pip install 'tokengrove[sglang]'")
         from proxy.engine.sglang.engine import SglangEngine
+        from proxy.engine.sglang.option_names import option_names
 
-        return _with_weights(SglangEngine(settings, model_folder(settings)), settings)
+        if (names := option_names()) is not None:
+            given = (key.replace("-", "_") for key in parse_arguments(settings.engine_arg))
+            check_known(given, names, "SGLang")
+        _check_model(settings)
+        return _with_weights(lambda: SglangEngine(settings, model_folder(settings)), settings)
     if name in ("auto", "transformers"):
         _require("the transformers engine", "transformers", "torch", "llguidance")
         from proxy.engine.transformers.engine import TransformersEngine
+        from proxy.engine.transformers.loading import parse_options
 
-        return _with_weights(TransformersEngine(settings, model_folder(settings)), settings)
+        parse_options(settings.engine_arg)
+        _check_model(settings)
+        check_weights(settings.model)
+        return _with_weights(lambda: TransformersEngine(settings, model_folder(settings)), settings)
     if name == "scripted":
-        from proxy.engine.scripted.arguments import parse_options
+        from proxy.engine.scripted import arguments
 
-        options = parse_options(parse_arguments(settings.engine_arg))
+        options = arguments.parse_options(parse_arguments(settings.engine_arg))
         return lambda vocab_size, speech: options.engine(vocab_size, _SCRIPTED_CONTEXT, speech)
     if name == "mailbox":
         from proxy.engine.mailbox import Mailbox
@@ -97,12 +106,23 @@ def prepare_engine(settings: Settings) -> EngineMaker:
     )
 
 
-def _with_weights(engine: Engine, settings: Settings) -> EngineMaker:
+def _check_model(settings: Settings) -> None:
+    """Raise ConfigurationError unless there is a model to load. The built-in model is not made for that."""
+    if settings.model is not None:
+        model_folder(settings)
+    elif settings.tokenizer is not None:
+        raise ConfigurationError(
+            f"--tokenizer {settings.tokenizer} does not fit the built-in model, which has a vocabulary of its own; "
+            "give --model too"
+        )
+
+
+def _with_weights(create: Callable[[], Engine], settings: Settings) -> EngineMaker:
     """Return a function that fetches the weights, which takes long: the tokenizer has been checked before that."""
 
     def make(vocab_size: int, speech: Speech | None) -> Engine:
         fetch_weights(settings.model)
-        return engine
+        return create()
 
     return make
 
@@ -128,10 +148,7 @@ def _prepare_pool(settings: Settings) -> EngineMaker:
         raise ConfigurationError(f"--engine-arg kind={kind} must be one of {', '.join(ServerKind)}")
     if mode not in ("raw_logprobs", "processed_logprobs"):
         raise ConfigurationError(f"--engine-arg logprobs_mode={mode} must be one of raw_logprobs, processed_logprobs")
-    try:
-        start_timeout_s = float(arguments.get("start_timeout_s", _SERVERS_START_S))
-    except ValueError:
-        raise ConfigurationError("--engine-arg start_timeout_s must be a number of seconds") from None
+    start_timeout_s = seconds("start_timeout_s", arguments.get("start_timeout_s", str(_SERVERS_START_S)))
     try:
         urls = [server_url(url) for url in settings.engine.split(",") if url.strip()]
     except InvalidRequest as error:
@@ -157,7 +174,10 @@ def _model_vocabulary(settings: Settings) -> int | None:
     path = None if settings.model is None else folder_of("model", settings.model) / "config.json"
     if path is None or not path.is_file():
         return None
-    config = json.loads(path.read_text(encoding="utf-8"))
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ConfigurationError(f"{path} cannot be read: {error}") from None
     size = config.get("vocab_size") or config.get("text_config", {}).get("vocab_size")
     return int(size) if size else None
 

@@ -53,8 +53,8 @@ def choose_template(tokenizer: Tokenizer, folder: Path, named: str | None, reten
     return TemplateChoice(given, chat, chat, "--family; the folder's chat template")
 
 
-def _without_template(family: Family | None, tokenizer: Tokenizer, folder: Path, retention: str) -> TemplateChoice:
-    """Choose the first renderer of `family` that fits the tokenizer. Raises ConfigurationError if none does."""
+def require_library(family: Family | None, folder: Path) -> Family:
+    """Return the family if its renderers can stand in for a chat template. Raises ConfigurationError otherwise."""
     if family is None or not family.library:
         raise ConfigurationError(
             f"no chat template in {folder}: add chat_template.jinja, or chat_template in tokenizer_config.json"
@@ -64,7 +64,12 @@ def _without_template(family: Family | None, tokenizer: Tokenizer, folder: Path,
             f"--family {family.name} without a chat template in {folder} needs the package renderers: "
             "pip install 'tokengrove[renderers]'"
         )
-    failure = None
+    return family
+
+
+def _without_template(family: Family | None, tokenizer: Tokenizer, folder: Path, retention: str) -> TemplateChoice:
+    """Choose the first renderer of `family` that fits the tokenizer. Raises ConfigurationError if none does."""
+    family, failure = require_library(family, folder), None
     for name in family.library:
         try:
             template = LibraryTemplate(name, tokenizer, retention)

@@ -13,11 +13,12 @@ from typing import Any
 
 from proxy.engine.grammar import Grammar, GrammarPart
 from proxy.errors import InvalidRequest, UnsupportedParameter
-from proxy.progress import step
+from proxy.progress import doing
 from proxy.rendering.bridge import Bridge
 from proxy.rendering.choose_formats import choose_reasoning, choose_tool_format, stop_tokens
-from proxy.rendering.choose_template import TemplateChoice, choose_template
+from proxy.rendering.choose_template import TemplateChoice, choose_template, require_library
 from proxy.rendering.families import family_named
+from proxy.rendering.json_files import read_json
 from proxy.rendering.parsing.output_parser import OutputParser
 from proxy.rendering.parsing.parser_factory import ParserFactory
 from proxy.rendering.prefill import Prefills
@@ -25,6 +26,7 @@ from proxy.rendering.prompt_cache import PromptCache, count_characters, prompt_k
 from proxy.rendering.reasoning_formats import ReasoningFormat, reasoning_format
 from proxy.rendering.templates.chat_template import require_no_images
 from proxy.rendering.tokenizer import Tokenizer
+from proxy.rendering.tokenizer_files import chat_templates, require_vocabulary
 from proxy.rendering.tool_calls.known_formats import tool_format
 from proxy.rendering.tool_calls.tool_format import ToolFormat, split_marks
 from proxy.settings import Settings
@@ -35,22 +37,31 @@ log = logging.getLogger(__name__)
 
 def load_renderer(settings: Settings, folder: Path) -> Renderer:
     """Load the renderer of the model in `folder`. Raises ConfigurationError (one line) if the folder is unusable."""
-    _check_names(settings)
-    step(f"loading the tokenizer in {folder}")
-    tokenizer = Tokenizer.load(folder)
-    step("checking the chat template")
-    choice = choose_template(tokenizer, folder, settings.family, settings.thinking_retention)
-    return Renderer(
-        tokenizer,
-        choice,
-        stop_token_ids=stop_tokens(tokenizer, choice, folder),
-        reasoning=choose_reasoning(choice, settings.reasoning_parser),
-        tool_format=choose_tool_format(choice, settings.tool_parser),
-        retention=settings.thinking_retention,
-    )
+    check_names(settings)
+    check_folder(folder, settings.family)
+    with doing(f"loading the tokenizer in {folder}"):
+        tokenizer = Tokenizer.load(folder)
+    with doing("checking the chat template"):
+        choice = choose_template(tokenizer, folder, settings.family, settings.thinking_retention)
+        return Renderer(
+            tokenizer,
+            choice,
+            stop_token_ids=stop_tokens(tokenizer, choice, folder),
+            reasoning=choose_reasoning(choice, settings.reasoning_parser),
+            tool_format=choose_tool_format(choice, settings.tool_parser),
+            retention=settings.thinking_retention,
+        )
 
 
-def _check_names(settings: Settings) -> None:
+def check_folder(folder: Path, family: str | None) -> None:
+    """Raise ConfigurationError for a folder without a vocabulary, or without a chat template that `family` makes up
+    for, before anything is loaded."""
+    require_vocabulary(folder)
+    if not chat_templates(folder, read_json(folder / "tokenizer_config.json")):
+        require_library(None if family is None else family_named(family), folder)
+
+
+def check_names(settings: Settings) -> None:
     """Raise ConfigurationError for an unknown name, listing the known ones, before anything is loaded."""
     for name, find in (
         (settings.family, family_named),

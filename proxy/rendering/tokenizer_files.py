@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from proxy.errors import ConfigurationError
 from proxy.rendering.json_files import read_json
 
 if TYPE_CHECKING:
@@ -68,6 +69,17 @@ _OTHER_TYPES = ("mistral", "ministral", "mixtral", "pixtral", "voxtral", "siglip
 
 _BUILT_DEFAULTS = dict.fromkeys(("unk_token", "eos_token", "pad_token"), "<|endoftext|>")
 _CHANGING = ("auto_map", "fast_tokenizer_files", "split_special_tokens", "fix_mistral_regex", "init_inputs")
+
+
+_VOCABULARIES = ("tokenizer.json", "tokenizer.model", "vocab*", "merges.txt", "tekken.json", "*.model", "*.tiktoken")
+
+
+def require_vocabulary(folder: Path) -> None:
+    """Raise ConfigurationError for a folder without a file of any kind that tokenizers are built from."""
+    if not any(any(folder.glob(pattern)) for pattern in _VOCABULARIES):
+        raise ConfigurationError(
+            f"no tokenizer in {folder}: it has no tokenizer.json, nor any other vocabulary; give a folder that has one"
+        )
 
 
 def read_tokenizer(folder: Path) -> TokenizerFiles:

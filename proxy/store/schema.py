@@ -15,7 +15,7 @@ from sqlalchemy import URL, Connection, Engine, inspect, select, text
 from sqlalchemy.exc import DatabaseError, DBAPIError
 
 from proxy.errors import ConfigurationError
-from proxy.progress import step
+from proxy.progress import doing, step
 from proxy.store import database, migrations
 from proxy.store.faults import reason_of
 from proxy.store.sql.tables import compatibility
@@ -78,6 +78,26 @@ def current(database_url: str) -> State:
         engine.dispose()
 
 
+def check(database_url: str, *, migrate: bool | None) -> None:
+    """Raise ConfigurationError if `Store.open` would refuse the database. Changes nothing, and creates no database."""
+    url = database.parse_url(database_url)
+    if database.is_sqlite(url):
+        database.check_file(url)
+        if not Path(database.label(url)).exists():
+            return
+        database.FileLock(url).release()
+    engine = database.reader_engine(url, 1)
+    try:
+        state = _state(engine)
+        if state.revision is None:
+            with engine.connect() as connection:
+                _refuse_foreign_tables(connection)
+    finally:
+        engine.dispose()
+    if state.newer or not (database.is_sqlite(url) if migrate is None else migrate):
+        state.check(database.label(url))
+
+
 def upgrade(database_url: str) -> str:
     """Upgrade a database to the newest revision, and return its revision: a newer one if it takes our servers.
 
@@ -109,7 +129,9 @@ def prepare(engine: Engine, *, migrate: bool) -> str:
     """
     state, name = _state(engine), database.label(engine.url)
     if migrate and not state.newer and not state.served:
-        _migrate(engine)
+        old, new = state.revision, migrations.head()
+        with doing(f"upgrading the database from revision {old} to {new}" if old else "creating the tables"):
+            _migrate(engine)
         return migrations.head()
     state.check(name)
     if state.newer:

@@ -98,7 +98,7 @@ PARTS: dict[str, set[str]] = {
     "engine.servers": {"engine", "engine.sglang", "errors", "progress", "prompt_ids", "reasons", "types"},
     "engine.sglang": {"engine", "errors", "hub", "reasons", "settings", "types"},
     "engine.tiny": {"errors"},
-    "engine.transformers": {"engine", "errors", "hub", "reasons", "settings", "types"},
+    "engine.transformers": {"engine", "errors", "hub", "progress", "reasons", "settings", "types"},
     "errors": set(),
     "export_formats": {"errors", "trajectory"},
     "hub": {"errors", "progress", "settings"},

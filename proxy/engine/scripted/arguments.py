@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from proxy.engine.arguments import check_known
+from proxy.engine.arguments import check_known, seconds
 from proxy.engine.scripted.acting import Speech, act
 from proxy.engine.scripted.engine import ScriptedEngine
 from proxy.engine.scripted.scripts import Script, babble
@@ -54,7 +53,7 @@ def parse_options(arguments: Mapping[str, str]) -> ScriptedOptions:
         tokens=tokens,
         think=bool(_integer(arguments, "think", default=0, least=0)),
         chunk=_integer(arguments, "chunk", default=tokens if playing == "babble" else 1, least=1),
-        delay_s=_seconds(arguments, "delay_s"),
+        delay_s=seconds("delay_s", arguments.get("delay_s", "0")),
     )
 
 
@@ -63,14 +62,3 @@ def _integer(arguments: Mapping[str, str], key: str, *, default: int, least: int
     if not text.isdecimal() or int(text) < least:
         raise ConfigurationError(f"--engine-arg {key}={text}: the value must be an integer of at least {least}")
     return int(text)
-
-
-def _seconds(arguments: Mapping[str, str], key: str) -> float:
-    text = arguments.get(key, "0")
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = math.nan
-    if not 0 <= seconds < math.inf:
-        raise ConfigurationError(f"--engine-arg {key}={text}: the value must be a number of seconds, at least 0")
-    return seconds

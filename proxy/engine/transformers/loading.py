@@ -11,6 +11,8 @@ from typing import Any
 from proxy.engine.arguments import check_known, parse_arguments
 from proxy.engine.transformers.batching import PAGE_TOKENS, BatchSizes
 from proxy.errors import ConfigurationError, InvalidRequest
+from proxy.hub import WEIGHTS
+from proxy.progress import doing
 from proxy.settings import Settings
 
 _SMALL_MODEL = 20_000_000
@@ -54,15 +56,22 @@ def parse_options(arguments: tuple[str, ...]) -> EngineOptions:
 
 def load_model(folder: Path, options: EngineOptions) -> Any:
     """Load the causal language model in `folder` onto its device. Raises ConfigurationError."""
-    import torch
+    with doing("importing torch and transformers"):
+        import torch
 
-    quieten()
+        quieten()
     if not (folder / "config.json").is_file():
         raise ConfigurationError(f"--model {folder} is not a Hugging Face model folder (it has no config.json)")
     device = options.device or best_device()
     try:
-        model = read_model(folder, device).to(device)
-    except (OSError, ValueError, RuntimeError, AssertionError) as error:  # AssertionError: torch was built without CUDA
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:  # AssertionError: torch was built without CUDA
+        raise ConfigurationError(f"--engine-arg device={device} is no device of this torch: {error}") from None
+    megabytes = sum(path.stat().st_size for kind in WEIGHTS for path in folder.glob(kind)) / 1e6
+    try:
+        with doing(f"loading the weights in {folder} ({megabytes:,.1f} MB) on {device}"):
+            model = read_model(folder, device).to(device)
+    except (OSError, ValueError, RuntimeError) as error:
         raise ConfigurationError(f"--model {folder} cannot be loaded on {device}: {error}") from error
     if model.device.type == "cpu":
         small = sum(weight.numel() for weight in model.parameters()) < _SMALL_MODEL

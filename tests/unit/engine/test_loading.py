@@ -33,7 +33,7 @@ def test_a_missing_device_is_a_configuration_error(tmp_path, device: str) -> Non
     if device in ("cuda", "mps") and best_device() == device:
         pytest.skip(f"{device} is here")
     build_tiny_model(tmp_path)
-    with pytest.raises(ConfigurationError, match=f"cannot be loaded on {device}"):
+    with pytest.raises(ConfigurationError, match=f"--engine-arg device={device} is no device"):
         load_model(tmp_path, EngineOptions(device=device))
 
 

@@ -31,11 +31,26 @@ def database_url(unmigrated_url: str) -> str:
 
 
 def refusal(url: str, **options: bool) -> str:
-    """The line of the error that `Store.open` raises."""
+    """The line of the error that `Store.open` raises, and `schema.check` before anything is loaded."""
     with pytest.raises(ConfigurationError) as caught:
         Store.open(url, **options)
+    with pytest.raises(ConfigurationError) as early:
+        schema.check(url, migrate=options.get("migrate"))
+    assert str(early.value) == str(caught.value)
     assert "\n" not in str(caught.value)
     return str(caught.value)
+
+
+def test_a_check_passes_what_can_be_served_and_changes_nothing(database_url: str, tmp_path: Path) -> None:
+    before = schema.current(database_url).revision
+    schema.check(database_url, migrate=True)
+    assert schema.current(database_url).revision == before is None
+    new = tmp_path / "new"
+    new.mkdir()
+    schema.check(f"sqlite:///{new}/base.db", migrate=None)
+    assert list(new.iterdir()) == []
+    schema.upgrade(database_url)
+    schema.check(database_url, migrate=False)
 
 
 def test_the_migrations_make_exactly_the_tables(database_url: str) -> None:
@@ -116,7 +131,8 @@ def test_a_migration_that_a_full_disk_refuses_leaves_the_database_as_it_was(
     [(pages,)] = execute(url, "PRAGMA page_count")
     with monkeypatch.context() as full:
         full.setattr(database, "_WRITER_PRAGMAS", (*database._WRITER_PRAGMAS, f"max_page_count={pages}"))
-        assert "database or disk is full" in refusal(url)
+        with pytest.raises(ConfigurationError, match="database or disk is full"):
+            Store.open(url)
     assert schema.current(url).revision == "0001"
     assert schema.upgrade(url) == migrations.head()
 
