@@ -60,8 +60,12 @@ def _serve(settings: Settings) -> None:
 
 
 def _show(text: str) -> None:
+    """Print the banner of a server that listens, and tell systemd that it does."""
+    from proxy.serving.systemd import tell_ready
+
     print(text)
     sys.stdout.flush()
+    tell_ready()
 
 
 def _banner(served: Starlette, url: str, settings: Settings) -> str:

@@ -19,8 +19,15 @@ from typing import Any
 
 import yaml
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.docs.pages import ROOT, blocks_of
+
 KUBERNETES = ROOT / "docker" / "kubernetes"
+
+
+def shown(name: str) -> str:
+    """The file that docs/deployment.md shows under this name."""
+    blocks = blocks_of(ROOT / "docs" / "deployment.md")
+    return next(block.text for block in blocks if block.directive == "file" and block.argument == name)
 
 
 def documents(path: Path) -> list[dict[str, Any]]:
@@ -87,7 +94,7 @@ class Machine:
         return printed
 
     def _here(self, text: str) -> str:
-        text = re.sub(r"(?<![\w.])/(data|trajectories)\b", lambda found: str(self.path(found[1])), text)
+        text = re.sub(r"(?<![\w.])/(data|trajectories|var/lib|tmp)\b", lambda found: str(self.path(found[1])), text)
         return re.sub(r"\b8080\b", str(self.port), text)
 
     def _environment(self) -> dict[str, str]:
@@ -98,6 +105,8 @@ class Machine:
                 script = tools / name
                 script.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)}{arguments} "$@"\n')
                 script.chmod(0o755)
+            self.path("tmp").mkdir()
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("TOKENGROVE_")}
         path = f"{tools}:{inherited['PATH']}"
-        return {**inherited, "PATH": path, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
+        home = "/proc/none"  # of an image that cannot be written; a manifest may name another
+        return {**inherited, "PATH": path, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1", "HOME": home}

@@ -22,7 +22,8 @@ from proxy.serving.server import BACKSTOP_S
 from proxy.settings import VARIABLE_PREFIX, Settings, read_settings
 from proxy.store.backup import Conflict, import_all
 from tests.bench.servers import free_port
-from tests.deployment.containers import KUBERNETES, ROOT, Machine, containers_of, documents, pods_of, variables_of
+from tests.deployment.containers import KUBERNETES, Machine, containers_of, documents, pods_of, variables_of
+from tests.docs.pages import ROOT
 
 MANIFESTS = sorted(path for path in KUBERNETES.rglob("*.yaml") if path.name != "kustomization.yaml")
 KUSTOMIZATIONS = ["server", "engines"]
