@@ -104,6 +104,7 @@ class Tracing:
 
         def close() -> None:
             self._provider.shutdown()
+            self._errors.remove()
             with suppress(RuntimeError):  # the loop has not waited
                 loop.call_soon_threadsafe(closed.set)
 
@@ -115,8 +116,6 @@ class Tracing:
             logger.warning("the last traces were not exported: the collector did not take them within %g s", FLUSH_S)
             self._errors.muted = True  # what the thread says from now on, this line has said
             self._exporter.shutdown()  # ends its wait for another attempt
-        else:
-            self._errors.remove()
 
 
 class Trace:

@@ -236,6 +236,13 @@ async def test_errors_of_the_exporter_are_one_line_a_minute(
     assert caplog.messages[-1] == "after the end"
 
 
+def join_the_rest() -> None:
+    """Wait for the threads that a close has not waited for."""
+    for thread in threading.enumerate():
+        if thread.name == "tokengrove-traces":
+            thread.join(60)
+
+
 class Hanging(SpanExporter):
     """Takes an export and does not return, as for a collector that does not answer."""
 
@@ -260,6 +267,7 @@ async def test_a_collector_that_does_not_answer_ends_neither_the_wait_nor_the_se
     tracing = Tracing(exporter)
     tracing.begin("r", [], time.monotonic(), {}).end(None, {})
     await tracing.close()
+    join_the_rest()
     assert exporter.began and exporter.shut
     assert any("were not exported" in message for message in caplog.messages)
 
@@ -275,9 +283,7 @@ async def test_a_collector_that_is_away_is_one_line_and_one_at_the_end(
     for _ in range(3):
         tracing.begin("r", [], time.monotonic(), {}).end(None, {})
     await tracing.close()
-    for thread in threading.enumerate():
-        if thread.name in ("OtelBatchSpanRecordProcessor", "tokengrove-traces"):
-            thread.join(60)
+    join_the_rest()
     first, last = caplog.messages
     assert first.startswith("traces: ") and "Connection refused" in first
     assert "were not exported" in last
