@@ -129,6 +129,25 @@ async def test_a_pause_shows_while_it_lasts_and_is_counted_at_its_end(server: Se
     assert found['tokengrove_engine_pause_seconds_count{mode="in_place"}'] == 1.0
 
 
+async def test_a_scrape_has_every_metric_with_the_labels_that_it_declares(server: Server) -> None:
+    await server.ok("/rl/start_session", {"session_id": "s", "task_id": "t"})
+    await server.chat([user("hi")], "s")
+    await server.ok("/s/rl/end_session", {"reward": 1.0})
+    await server.ok("/trajectories/export", {})
+    await server.post("/s/v1/chat/completions", {})
+    await server.ok("/engine/pause_generation", {"mode": "abort"})
+    await server.ok("/engine/continue_generation", {})
+    declared = {family.name: set(family.labels) for family in server.app.state.metrics.families}
+    found = list(text_string_to_metric_families((await server.http.get("/metrics")).text))
+    assert [family.name for family in found] == [*declared]
+    for family in found:
+        assert family.documentation, family.name
+        assert all(sample.labels.keys() - {"le"} == declared[family.name] for sample in family.samples), family.name
+    of_pools = {name for name in declared if name.startswith("tokengrove_engine_server")}
+    of_sockets = {"tokengrove_connections", "tokengrove_connections_limit"}
+    assert {family.name for family in found if not family.samples} == of_pools | of_sockets
+
+
 async def test_the_process_and_its_room_are_shown(server: Server) -> None:
     found = await shown(server)
     assert found["tokengrove_processes"] == 1.0 and found["process_resident_memory_bytes"] > 1e7
