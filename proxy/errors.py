@@ -35,6 +35,8 @@ ProxyError itself is 500, internal_error. ConfigurationError is raised at startu
 
 from __future__ import annotations
 
+import shlex
+import sys
 from collections.abc import Mapping
 from typing import ClassVar
 
@@ -292,3 +294,10 @@ class EngineTimeout(ProxyError):
 
 class ConfigurationError(Exception):
     """An invalid setting, folder or file that prevents the start; its text is the one line that the user sees."""
+
+
+def how_to_get(package: str) -> str:
+    """How to get an optional package, for the end of an error's text. The one-file build cannot be added to."""
+    if getattr(sys, "frozen", False):
+        return f"the one-file build lacks it; use an installation in Python with {package}"
+    return f"pip install {shlex.quote(package)}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
-from proxy.errors import InvalidRequest
+from proxy.errors import InvalidRequest, how_to_get
 
 
 def library(name: str) -> Any:
@@ -16,4 +16,4 @@ def library(name: str) -> Any:
         package = name.partition(".")[0]
         if (error.name or "").partition(".")[0] != package:
             raise
-        raise InvalidRequest(f"this needs {package}: pip install {package}") from None
+        raise InvalidRequest(f"this needs {package}: {how_to_get(package)}") from None

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from proxy.engine.arguments import check_known, parse_arguments, seconds
 from proxy.engine.interface import Engine, EngineControl
-from proxy.errors import ConfigurationError, InvalidRequest
+from proxy.errors import ConfigurationError, InvalidRequest, how_to_get
 from proxy.hub import check_weights, fetch_weights, folder_of, local, short_name
 from proxy.settings import Settings
 
@@ -67,7 +67,7 @@ def prepare_engine(settings: Settings) -> EngineMaker:
     name = settings.engine
     if name == "sglang" or (name == "auto" and _has_gpu_engine()):
         if importlib.util.find_spec("sglang") is None:
-            raise ConfigurationError("--engine sglang needs the package sglang: pip install 'tokengrove[sglang]'")
+            raise ConfigurationError(f"--engine sglang needs the package sglang: {how_to_get('tokengrove[sglang]')}")
         from proxy.engine.sglang.engine import SglangEngine
         from proxy.engine.sglang.option_names import option_names
 
@@ -186,8 +186,8 @@ def _require(what: str, *packages: str) -> None:
     for package in packages:
         if importlib.util.find_spec(package) is None:
             raise ConfigurationError(
-                f"{what} needs the package {package}: pip install 'tokengrove[cpu]' (on a GPU with "
-                "SGLang: 'tokengrove[sglang]')"
+                f"{what} needs the package {package}: {how_to_get('tokengrove[cpu]')} (on a GPU with SGLang: "
+                "'tokengrove[sglang]'); --engine scripted, mailbox or the URLs of engine servers do without"
             )
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from proxy.errors import UnsupportedParameter
+from proxy.errors import UnsupportedParameter, how_to_get
 from proxy.export_formats.encoder import Entry, Fields, dumps
 from proxy.export_formats.outgoing import Outgoing
 from proxy.trajectory.columns import Column
@@ -37,7 +37,7 @@ class RecordBatches:
         try:
             import pyarrow as pa
         except ImportError:
-            message = "formats arrow and parquet need pyarrow on the server: pip install 'tokengrove[export]'"
+            message = f"formats arrow and parquet need pyarrow on the server: {how_to_get('tokengrove[export]')}"
             raise UnsupportedParameter(message, param="format") from None
         self._columns = columns
         labels = {name: pa.string() for name in (*_TEXTS, *_JSON_LABELS)}

@@ -11,7 +11,7 @@ import logging
 from dataclasses import dataclass
 from pathlib import Path
 
-from proxy.errors import ConfigurationError
+from proxy.errors import ConfigurationError, how_to_get
 from proxy.rendering.families import Family, candidates, family_named
 from proxy.rendering.json_files import read_json
 from proxy.rendering.templates.chat_template import ChatTemplate, Template
@@ -62,7 +62,7 @@ def require_library(family: Family | None, folder: Path) -> Family:
     if importlib.util.find_spec("renderers") is None:
         raise ConfigurationError(
             f"--family {family.name} without a chat template in {folder} needs the package renderers: "
-            "pip install 'tokengrove[renderers]'"
+            f"{how_to_get('tokengrove[renderers]')}"
         )
     return family
 

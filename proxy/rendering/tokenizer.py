@@ -16,7 +16,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from proxy.errors import ConfigurationError
+from proxy.errors import ConfigurationError, how_to_get
 from proxy.rendering.detokenizer import ByteDetokenizer, Detokenizer, WindowDetokenizer
 from proxy.rendering.token_bound import LONG, TokenBound
 from proxy.rendering.tokenizer_files import TokenizerFiles, UnknownTokenizer, read_tokenizer
@@ -172,7 +172,7 @@ def _read_by_transformers(folder: Path, reason: str) -> TokenizerFiles:
     """Read a tokenizer that only transformers can build, for this `reason`. Raises ConfigurationError."""
     if importlib.util.find_spec("transformers") is None:
         raise ConfigurationError(
-            f"the tokenizer in {folder} needs the package transformers ({reason}): pip install 'tokengrove[cpu]'"
+            f"the tokenizer in {folder} needs the package transformers ({reason}): {how_to_get('tokengrove[cpu]')}"
         )
     from transformers import AutoTokenizer
 

@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from proxy.client import Client, Sample, Session
-from proxy.errors import ConfigurationError
+from proxy.errors import ConfigurationError, how_to_get
 from proxy.rollout.tree_view import printable, session_tree
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def run_demo(url: str, console: Console, admin_key: str | None = None) -> None:
     Raises ConfigurationError if the `openai` package is missing, and the errors of `Client` and `openai`.
     """
     if find_spec("openai") is None:
-        raise ConfigurationError("the demo's agents need the package openai: pip install openai")
+        raise ConfigurationError(f"the demo's agents need the package openai: {how_to_get('openai')}")
     console.print(
         "The built-in model is tiny and has random weights: [bold]its words are noise[/]. Everything else is real.\n"
     )

@@ -26,7 +26,7 @@ from rich.text import Text
 
 from proxy.client import AsyncClient, Export
 from proxy.client.options import SampleOptions
-from proxy.errors import ConfigurationError, ProxyError
+from proxy.errors import ConfigurationError, ProxyError, how_to_get
 from proxy.rollout.curve import html_page, svg_curve, text_curve
 from proxy.rollout.trainer import Trainer, TrainingStep
 from proxy.rollout.word_chain import OPENINGS, Chain, Game, play
@@ -121,7 +121,7 @@ async def training(
     """
     for package in ("openai", "torch", "transformers"):
         if find_spec(package) is None:
-            raise ConfigurationError(f"training needs the package {package}: pip install {package}")
+            raise ConfigurationError(f"training needs the package {package}: {how_to_get(package)}")
     from openai import AsyncOpenAI
 
     trainer, dice = Trainer(model), random.Random(seed)

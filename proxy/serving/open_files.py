@@ -31,4 +31,13 @@ def room_for_connections(each: int) -> int:
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:
         return sys.maxsize
-    return max(_LEAST, (soft - len(os.listdir("/dev/fd")) - _RESERVED) // each)
+    return max(_LEAST, (soft - _open_files() - _RESERVED) // each)
+
+
+def _open_files() -> int:
+    try:
+        return len(os.listdir("/dev/fd"))
+    except (
+        FileNotFoundError
+    ):  # a bare /dev, as a chroot may have it; the reserve has room for what is open at the start
+        return 0

@@ -72,11 +72,11 @@ def _move_into_place(aside: Path, folder: Path) -> None:
 
 
 def _user_cache() -> Path:
-    home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    folder = Path(home) / "tokengrove"
-    try:
+    try:  # a service account may have no home folder, or no home at all
+        home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+        folder = Path(home) / "tokengrove"
         folder.mkdir(parents=True, exist_ok=True)
-    except OSError:  # a service account may have no home folder
+    except (OSError, RuntimeError):
         folder = Path(tempfile.gettempdir()) / f"tokengrove-{os.getuid() if hasattr(os, 'getuid') else 0}"
     return folder
 

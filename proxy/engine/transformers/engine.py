@@ -36,6 +36,7 @@ from proxy.errors import (
     EngineFailed,
     EngineIncapable,
     UnsupportedParameter,
+    how_to_get,
 )
 from proxy.hub import folder_of, short_name
 from proxy.settings import Settings
@@ -75,7 +76,9 @@ class TransformersEngine:
     async def start(self) -> None:
         """Load the model and start the batching thread. Raises ConfigurationError."""
         if find_spec("torch") is None:
-            raise ConfigurationError("the transformers engine needs the package torch: pip install 'tokengrove[cpu]'")
+            raise ConfigurationError(
+                f"the transformers engine needs the package torch: {how_to_get('tokengrove[cpu]')}"
+            )
         await self._on_control(self._load)
         self._down = ""
         threading.Thread(target=self._watch, name="tokengrove-watch", daemon=True).start()
@@ -209,7 +212,7 @@ class TransformersEngine:
     def _compile(self, request: GenerateRequest) -> GrammarState:
         if self._grammars is None or request.grammar is None:
             raise UnsupportedParameter(
-                "constrained output needs the package llguidance: pip install 'tokengrove[cpu]'", param="tools"
+                f"constrained output needs the package llguidance: {how_to_get('tokengrove[cpu]')}", param="tools"
             )
         return self._grammars.compile(request.grammar, request.stop_token_ids or end_token_ids(self._model))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import socket
+import sys
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 
@@ -55,6 +56,16 @@ def test_a_missing_sglang_is_refused_with_the_command_to_install_it(monkeypatch:
     machine(monkeypatch, gpu=True, sglang=False)
     with pytest.raises(ConfigurationError, match=r"pip install 'tokengrove\[sglang\]'"):
         create_engine(Settings(engine="sglang"), VOCABULARY)
+
+
+def test_the_one_file_build_names_no_package_to_add_but_what_it_can_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
+    monkeypatch.setattr(sys, "frozen", True, raising=False)
+    with pytest.raises(
+        ConfigurationError, match=r"one-file build lacks it.*engine scripted, mailbox or the URLs"
+    ) as refused:
+        create_engine(Settings(), VOCABULARY)
+    assert "pip install" not in str(refused.value)
 
 
 def test_an_argument_of_the_mailbox_is_refused_by_name() -> None:

@@ -4,6 +4,7 @@ import os
 import random
 import re
 import sys
+import tempfile
 import tomllib
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -55,6 +56,16 @@ def test_the_folder_is_built_once_even_by_concurrent_builders(tmp_path):
 def test_the_default_folder_is_in_the_users_cache(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert builtin_model_folder().parent == tmp_path / "tokengrove"
+
+
+def test_without_a_home_the_folder_is_in_the_temporary_one(tmp_path, monkeypatch):
+    def no_home() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(Path, "home", no_home)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    assert builtin_model_folder().parent.parent == tmp_path
 
 
 def test_a_cache_that_cannot_be_written_is_a_configuration_error(tmp_path):
