@@ -42,6 +42,7 @@ class HealthEndpoints:
     async def ready(self, request: Request) -> JsonResponse:
         """200 if the store answers and the engine runs or is paused. Raises StoreUnavailable or EngineUnavailable."""
         await self._store.ping()
+        self._gate.check_alive()
         if self._servers is not None:
             self._servers.check_alive()
         info, paused = self._gate.info(), self._gate.paused

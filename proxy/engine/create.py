@@ -164,7 +164,7 @@ def _prepare_pool(settings: Settings) -> EngineMaker:
             keys=keys,
             interval=settings.stream_interval,
         )
-        return Pool(urls, opener, start_timeout_s=start_timeout_s)
+        return Pool(urls, opener, start_timeout_s=start_timeout_s, engine_timeout_s=settings.engine_timeout_s)
 
     return make
 

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from proxy.engine.callbacks import sampler
 from proxy.engine.chunks import TakeChunk, TokenChunk, check_chunk
-from proxy.engine.interface import Engine, EngineInfo, PauseMode, ServerPool
+from proxy.engine.interface import Engine, EngineInfo, MortalEngine, PauseMode, ServerPool
 from proxy.engine.requests import GenerateRequest, rest_of
 from proxy.errors import SHUTTING_DOWN, EngineFailed, EngineLost, EngineTimeout, EngineUnavailable
 from proxy.reasons import FinishReason
@@ -45,8 +45,9 @@ class _Flight:
     the request waits to be submitted again. `running`: submitted to the engine. `cut`: a pause aborted it in the
     engine; it is submitted again afterwards. `again`: that has happened, after its first token. `interrupted`: the
     engine has ended it because it was cut. `expired`: no token came in time, so `task` was cancelled. `cancels`: how
-    many times others had cancelled that task before. `left`: tokens of the budget (`max_tokens`) that are not sampled
-    yet. `vocab_size`: that of the model.
+    many times others had cancelled that task before. `forgiven`: the request had expired once, and was submitted
+    again to another server. `left`: tokens of the budget (`max_tokens`) that are not sampled yet. `vocab_size`: that of
+    the model.
     """
 
     request: GenerateRequest
@@ -63,6 +64,7 @@ class _Flight:
     again: bool = False
     interrupted: bool = False
     expired: bool = False
+    forgiven: bool = False
 
     @property
     def continuable(self) -> bool:
@@ -144,6 +146,11 @@ class Gate:
     def closed(self) -> bool:
         """True while new requests must wait: a pause holds them, or no engine server is alive."""
         return not self._open.is_set() or (self._servers is not None and not self._servers.alive)
+
+    def check_alive(self) -> None:
+        """Raise EngineUnavailable if the engine has died, which no request outlives."""
+        if isinstance(self._engine, MortalEngine) and self._engine.failure:
+            raise EngineUnavailable(f"{self._engine.failure}; restart the server")
 
     def send_away(self) -> None:
         """Server shutdown: requests that wait to be admitted or for an engine server raise EngineUnavailable at once.
@@ -310,6 +317,12 @@ class Gate:
                 if losses > _MOST_LOSSES or (flight.output and not flight.continuable):
                     raise
                 wait_s = _WAIT_S * 2 ** (losses - 2) if lost.ran and losses > 1 else 0.0
+            except asyncio.CancelledError:
+                if not self._may_go_elsewhere(flight):
+                    raise
+                flight.request.timeline.note("engine_lost", reason="no token in time")
+                cause = "lost"
+                self._forgive(flight)
             finally:
                 flight.running = False
                 self._ended.set()
@@ -320,6 +333,25 @@ class Gate:
                 await self._readmitted(flight, wait_s)
             flight.request.timeline.note("submitted_again", tokens=len(flight.output))
             self._metrics.resubmissions.by[(cause,)] += 1
+
+    def _may_go_elsewhere(self, flight: _Flight) -> bool:
+        """True if the request was given up here, for the first time, and a server that was not asked can go on."""
+        return (
+            flight.expired
+            and not flight.forgiven
+            and flight.task.cancelling() == flight.cancels + 1  # nobody else has cancelled it
+            and (flight.continuable or not flight.output)
+            and self._servers is not None
+            and self._servers.has_other(flight.request.failures)
+        )
+
+    def _forgive(self, flight: _Flight) -> None:
+        """Undo that a request was given up, and wait for its next token anew."""
+        flight.task.uncancel()
+        flight.expired, flight.forgiven = False, True
+        flight.heard = asyncio.get_running_loop().time()
+        if self._alarm is None:
+            self._look()
 
     async def _until(self, condition: Callable[[], bool]) -> None:
         while not condition():

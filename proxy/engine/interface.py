@@ -12,7 +12,7 @@ from enum import StrEnum
 from typing import Any, Protocol, runtime_checkable
 
 from proxy.engine.chunks import TokenChunk
-from proxy.engine.requests import GenerateRequest
+from proxy.engine.requests import Failure, GenerateRequest
 
 MEMORY_TAGS = ("weights", "kv_cache", "cuda_graph")
 """Kinds of memory that an engine may release, under SGLang's names."""
@@ -131,6 +131,15 @@ class Engine(EngineControl, Protocol):
 
 
 @runtime_checkable
+class MortalEngine(Protocol):
+    """Additional interface of an engine in this process that may die while the process lives on."""
+
+    @property
+    def failure(self) -> str:
+        """Why the engine answers nothing any more; "" while it runs."""
+
+
+@runtime_checkable
 class SharedEngine(Engine, Protocol):
     """Additional interface of an engine that several processes of one server use at once.
 
@@ -161,6 +170,9 @@ class ServerPool(Protocol):
 
     async def until_alive(self) -> None:
         """Wait until a server takes requests."""
+
+    def has_other(self, failures: Sequence[Failure]) -> bool:
+        """True if a server that has no part in `failures` takes requests."""
 
     async def show(self) -> list[dict[str, Any]]:
         """One dict per server: url, state, failure; once reached also in_flight, served, session_count, version."""

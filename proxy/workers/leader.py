@@ -16,6 +16,7 @@ from proxy.engine.admin import EngineAdmin
 from proxy.engine.gate import Gate, Load
 from proxy.engine.interface import EngineInfo, PauseMode, ServerPool, SharedEngine, WeightTransfer
 from proxy.engine.pauses import NotedEngine
+from proxy.engine.requests import Failure
 from proxy.telemetry.engine_metrics import EngineMetrics
 from proxy.workers.peers import Peers
 
@@ -209,6 +210,10 @@ class CommonPool:
     async def until_alive(self) -> None:
         """Wait until a server takes requests of this worker."""
         await self._pool.until_alive()
+
+    def has_other(self, failures: Sequence[Failure]) -> bool:
+        """True if a server that has no part in `failures` takes requests of this worker."""
+        return self._pool.has_other(failures)
 
     async def show(self) -> list[dict[str, Any]]:
         """The servers as this worker sees them, with the numbers of all workers."""

@@ -159,6 +159,16 @@ async def test_the_state_describes_the_engine(tmp_path: Path) -> None:
 # Pauses ------------------------------------------------------------------------------------------------------------
 
 
+async def test_a_server_whose_engine_has_died_is_not_ready(tmp_path: Path) -> None:
+    async with serving(tmp_path, goes_on()) as server:
+        server.engine.failure = ""  # type: ignore[attr-defined]
+        assert (await server.http.get("/ready")).status_code == 200
+        server.engine.failure = "the engine's batching thread has ended: out of memory"  # type: ignore[attr-defined]
+        refused = await server.http.get("/ready")
+        assert refused.status_code == 503
+        assert "has ended: out of memory; restart the server" in refused.json()["error"]["message"]
+
+
 @pytest.mark.parametrize("mode", MODES)
 async def test_a_paused_server_reports_it_and_requests_wait(tmp_path: Path, mode: str) -> None:
     async with serving(tmp_path, goes_on()) as server:

@@ -12,6 +12,7 @@ import pytest
 
 from proxy.engine.chunks import TokenChunk
 from proxy.engine.contract import CHECKS, CollectedReply, ContractCheck, check_grammar_gives_json, complete, request_for
+from proxy.engine.gate import Gate
 from proxy.engine.grammar import Grammar, GrammarPart
 from proxy.engine.interface import Capability, Engine, PauseMode
 from proxy.engine.tiny.model import build_tiny_model
@@ -290,7 +291,7 @@ async def test_a_request_longer_than_the_cache_is_refused(own_engine) -> None:
         await complete(own_engine, request_for(ids_of([3] * 2000), 49))
 
 
-async def test_a_dead_batching_thread_fails_every_request(own_engine) -> None:
+async def test_a_dead_batching_thread_fails_every_request_and_is_told(own_engine, caplog) -> None:
     def break_down(*_: object) -> None:
         raise RuntimeError("out of luck")
 
@@ -301,6 +302,9 @@ async def test_a_dead_batching_thread_fails_every_request(own_engine) -> None:
     assert all(isinstance(result, EngineFailed) for result in results)
     with pytest.raises(EngineFailed, match="out of luck"):
         await complete(own_engine, request_for(PROMPT, 50))
+    with pytest.raises(EngineUnavailable, match=r"out of luck; restart the server"):
+        Gate(own_engine, Settings()).check_alive()
+    assert [record.levelname for record in caplog.records if record.getMessage() == "engine is dead"] == ["CRITICAL"]
 
 
 async def test_nan_logits_fail_their_request_alone(own_engine) -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
@@ -23,7 +24,7 @@ from proxy.engine.callbacks import generated
 from proxy.engine.chunks import TakeChunk, TokenChunk
 from proxy.engine.interface import MEMORY_TAGS, Capability, EngineInfo, PauseMode, WeightTransfer
 from proxy.engine.pauses import Pauses
-from proxy.engine.requests import GenerateRequest
+from proxy.engine.requests import Failure, GenerateRequest
 from proxy.engine.servers.connection import server_url
 from proxy.engine.servers.events import ServerEvents
 from proxy.engine.servers.joining import PoolState, bring, follow, part
@@ -44,7 +45,10 @@ from proxy.reasons import FinishReason
 logger = logging.getLogger(__name__)
 
 _SILENT_S = 20.0
-"""Seconds without a token after which a request that is given up makes its server doubted."""
+"""The longest time without a token after which a request that is given up makes its server doubted."""
+
+_NEARLY = 0.9
+"""The part of the gate's timeout that a request has been here when the gate gives up: it waited there, too."""
 
 _CHECK_S = 1.0
 """Seconds between health checks. A request in flight notices the death of its server sooner."""
@@ -60,8 +64,10 @@ class Pool:
         *,
         start_timeout_s: float,
         check_s: float = _CHECK_S,
+        engine_timeout_s: float = math.inf,
     ) -> None:
-        """`connect` starts the engine of a URL. `start_timeout_s` limits `start`; `check_s` is between health checks.
+        """`connect` starts the engine of a URL. `start_timeout_s` limits `start`; `check_s` is between health checks;
+        after `engine_timeout_s` without a token the gate gives up.
 
         Raises ConfigurationError without URLs, InvalidRequest for a malformed one.
         """
@@ -70,6 +76,7 @@ class Pool:
         self._connect = connect
         self._start_timeout_s = start_timeout_s
         self._check_s = check_s
+        self._silent_s = min(_SILENT_S, _NEARLY * engine_timeout_s)
         self.leads, self.busy_elsewhere = True, False
         self.pauses = Pauses()
         self._members: list[Member] = []
@@ -145,8 +152,10 @@ class Pool:
             if finish is None and state is self._state and not self._resting:
                 raise EngineFailed(f"{member.url} ended its output without a finish reason")
         except asyncio.CancelledError:
-            if not given and time.monotonic() - began >= _SILENT_S:
-                self._trust.doubt(member, EngineLost(f"{member.url} gave no token for {_SILENT_S:g} s"))
+            silent = EngineLost(f"{member.url} gave no token for {time.monotonic() - began:.0f} s")
+            if not given and time.monotonic() - began >= self._silent_s:
+                self._trust.doubt(member, silent)
+            request.failures.append(failure_of(member, silent))  # for the gate, if it was the one who gave up waiting
             raise
         except EngineLost as error:
             request.failures.append(failure_of(member, error))
@@ -320,6 +329,10 @@ class Pool:
     def alive(self) -> bool:
         """True while a server is known to take requests."""
         return self._placement.open
+
+    def has_other(self, failures: Sequence[Failure]) -> bool:
+        """True if a server that has no part in `failures` takes requests."""
+        return bool(self._placement.untried(failures))
 
     def check_alive(self) -> None:
         """Raise EngineUnavailable, which says why, unless a server is known to take requests."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
 import threading
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -43,6 +44,8 @@ from proxy.settings import Settings
 
 if TYPE_CHECKING:
     import torch
+
+logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -158,6 +161,11 @@ class TransformersEngine:
             batch = self._batch
             await self._on_control(lambda: batch.stop(_STOP_TIMEOUT_S))
         self._control.shutdown(wait=False)
+
+    @property
+    def failure(self) -> str:
+        """Why the engine answers nothing any more; "" while it runs."""
+        return self._down
 
     # The methods below run on the event loop.
 
@@ -311,7 +319,9 @@ class TransformersEngine:
                 self._fail(*failure)
             if not threading.main_thread().is_alive():  # the process exits without `close`: do not keep it alive
                 batch.stop(_STOP_TIMEOUT_S)
-        self._down = self._down or batch.reason_of_death
+        if not self._down:
+            self._down = batch.reason_of_death
+            logger.critical("engine is dead", {"reason": self._down})
         post((flight, EngineFailed(self._down)) for flight in self._in_flight())
 
     def _fail(self, serial: str, reason: str) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 from proxy.engine.chunks import TokenChunk
 from proxy.engine.grammar import Grammar, GrammarPart
 from proxy.engine.interface import Capability, EngineInfo, PauseMode
-from proxy.engine.requests import GenerateRequest
+from proxy.engine.requests import Failure, GenerateRequest
 from proxy.engine.scripted.engine import ScriptedEngine
 from proxy.errors import EngineLost, EngineUnavailable, InvalidRequest
 from proxy.prompt_ids import PromptIds
@@ -92,6 +92,9 @@ class PooledEngine(WatchfulEngine):
 
     async def until_alive(self) -> None:
         await self._rises.wait()
+
+    def has_other(self, failures: Sequence[Failure]) -> bool:
+        return False
 
     def fall(self) -> None:
         self._rises.clear()

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from starlette.responses import Response
 
+from proxy.engine.chunks import TokenChunk
 from proxy.engine.contract import CollectedReply
 from proxy.engine.interface import PauseMode
 from proxy.engine.servers import breaker, proof
@@ -18,6 +19,7 @@ from proxy.engine.servers import pool as pools
 from proxy.engine.servers.kinds import connect
 from proxy.engine.servers.pool import Pool
 from proxy.errors import ConfigurationError, EngineFailed, EngineLost, EngineTimeout, InvalidRequest
+from proxy.reasons import FinishReason
 from proxy.types import Ids, ids_of
 from tests.engines.gates import AdminGate
 from tests.engines.pools import CHECK_S, PROMPT, SELDOM_S, of_session, opener_of, pool_of, states, wires
@@ -288,8 +290,7 @@ async def test_a_server_that_gives_no_token_loses_its_sessions(quick: None, monk
     async with wires(2) as live, pool_of(*(wire.url for wire in live)) as pool:
         live[0].arriving.clear()
         gate = AdminGate(pool, engine_timeout_s=0.1)
-        with pytest.raises(EngineTimeout):
-            await asyncio.gather(*(gate.read(of_session(name)) for name in "ab"))
+        await read_all(gate, ["a", "b"])
         await until(lambda: states(pool)[live[0].url] == "failing")
         await read_all(gate, ["a", "b"])
         live[0].arriving.set()
@@ -426,3 +427,35 @@ async def test_random_failures_fail_no_healthy_turn_and_poison_opens_no_breaker(
             await until(lambda: all(not member.doubtful and member.sound for member in pool._members))
             blamed.clear()
         assert all(shown["in_flight"] == 0 for shown in pool.servers())
+
+
+@pytest.mark.parametrize("tokens", [0, 5])
+async def test_what_a_server_that_hangs_was_sampling_goes_on_elsewhere_below_any_engine_timeout(tokens: int) -> None:
+    """The server answers probes, so it stays alive. At most once: the next server has the whole timeout."""
+    async with wires(2, delay_s=0.002) as live, pool_of(*(wire.url for wire in live), check_s=SELDOM_S) as pool:
+        gate, reply = AdminGate(pool, engine_timeout_s=0.3), CollectedReply()
+
+        def take(chunk: TokenChunk) -> FinishReason | None:
+            reply.add(chunk)
+            if len(reply.ids) == tokens:
+                live[0].wire.engine._resumed.clear()
+            return None
+
+        if not tokens:
+            live[0].wire.engine._resumed.clear()
+        await gate.sample(of_session("s"), take)
+        assert reply.ids == following(PROMPT, 40)
+        assert served(pool) == {live[0].url: 1, live[1].url: 1}
+        for wire in live:
+            wire.wire.engine._resumed.clear()
+        with pytest.raises(EngineTimeout):
+            await gate.read(of_session("t"))
+        assert served(pool) == {live[0].url: 2, live[1].url: 2}
+
+
+async def test_a_request_without_another_server_fails_at_its_first_timeout() -> None:
+    async with wires(1) as (wire,), pool_of(wire.url, check_s=SELDOM_S) as pool:
+        wire.wire.engine._resumed.clear()
+        with pytest.raises(EngineTimeout):
+            await AdminGate(pool, engine_timeout_s=0.05).read(of_session("s"))
+        assert served(pool) == {wire.url: 1}
