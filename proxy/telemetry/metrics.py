@@ -23,7 +23,7 @@ Snapshot = Mapping[str, Any]
 
 
 class Metrics:
-    """The metrics of one process. Use it on the event loop only."""
+    """The metrics of one process. Use it on the event loop only, but for `text`."""
 
     def __init__(self, store: StoreMetrics | None = None) -> None:
         """`store`: what the store counts."""
@@ -34,7 +34,7 @@ class Metrics:
         self.store = store or StoreMetrics()
         self.exports = ExportMetrics()
         self.process = ProcessMetrics()
-        self.sources: list[Callable[[], Awaitable[None]]] = []
+        self.sources: list[Callable[[], Awaitable[None]]] = [self.process.look]
 
     @property
     def families(self) -> list[Family]:

@@ -7,12 +7,11 @@ worker which was started again shows.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 
 from prometheus_client import ProcessCollector
 
-from proxy.telemetry.families import SHORT_SECONDS, Counts, Gauge, Group, Histogram, Merge, Numbers
+from proxy.telemetry.families import SHORT_SECONDS, Counts, Gauge, Group, Histogram, Merge
 
 _TICK_S = 0.25
 """Seconds from one look at the event loop to the next: what blocks it for longer never passes unseen."""
@@ -51,17 +50,14 @@ class ProcessMetrics(Group):
         self.open_files = Gauge("process_open_fds", "Open file descriptors.")
         self.most_files = Gauge("process_max_fds", "File descriptors that may be open at once.")
         self.start = Gauge("process_start_time_seconds", "Start of the process, Unix seconds.", merge=Merge.MOST)
-        for family in (self.cpu, self.memory, self.virtual_memory, self.open_files, self.most_files, self.start):
-            family.watch(self._system(family.name))
+        system = (self.cpu, self.memory, self.virtual_memory, self.open_files, self.most_files, self.start)
+        self._system: dict[str, Numbered] = {family.name: family for family in system}
 
-    def _system(self, name: str) -> Callable[[], Numbers]:
-        """What the system says under a name; nothing where it says nothing."""
-
-        def read() -> Numbers:
-            found = [metric.samples[0].value for metric in self._collector.collect() if metric.name == name]
-            return dict.fromkeys([()], found[0]) if found else {}
-
-        return read
+    async def look(self) -> None:
+        """Read what the system says, once for all; where it says nothing, nothing is shown."""
+        for metric in self._collector.collect():
+            if (family := self._system.get(metric.name)) is not None:
+                family.by[()] = metric.samples[0].value
 
     async def watch_loop(self) -> None:
         """Look how late the event loop is, until cancelled."""
