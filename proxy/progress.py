@@ -20,6 +20,12 @@ def step(text: str) -> None:
     _log.info(text)
 
 
+def warn(message: str | None) -> None:
+    """Say what the operator should change, if anything."""
+    if message is not None:
+        _log.warning(message)
+
+
 @contextmanager
 def doing(text: str) -> Iterator[None]:
     """Say what is done in the block, and how long it took if it took long."""

@@ -51,8 +51,13 @@ class Audit:
     findings: list[Finding] = field(default_factory=list)
 
 
-def audit(inspection: Inspection, session_id: str | None = None) -> Audit:
-    """Check every session, or the given one. Raises ConfigurationError if that does not exist."""
+def audit(
+    inspection: Inspection, session_id: str | None = None, progress: Callable[[int, int], None] = lambda *_: None
+) -> Audit:
+    """Check every session, or the given one. Raises ConfigurationError if that does not exist.
+
+    `progress` is called with the numbers of sessions and interactions that are checked.
+    """
     result = Audit()
     if session_id is None:
         result.findings += [Finding(None, None, fault) for fault in inspection.faults()]
@@ -62,6 +67,7 @@ def audit(inspection: Inspection, session_id: str | None = None) -> Audit:
         result.output_tokens += sum(len(node.output_ids) for node in _whole(stored))
         result.begun_not_ended += len(stored.begun - stored.existing)
         result.findings += check_session(stored)
+        progress(result.sessions, result.interactions)
     return result
 
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import sys
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
+from proxy.commands.counting import counting
 from proxy.commands.database_url import ConfigFile, DatabaseUrl, database_url_of
 from proxy.errors import ConfigurationError
 
@@ -18,8 +17,8 @@ def back_up(output: str, database_url: str) -> None:
     """Write every session of the database to `output`, which is a file or `-` (stdout)."""
     from proxy.store.backup import export_all
 
-    with _counting("exported") as progress:
-        totals = export_all(database_url, output, progress)
+    with counting("exported") as tell:
+        totals = export_all(database_url, output, lambda done: tell(done.sessions, done.interactions))
     print(f"exported {totals.sessions} sessions, {totals.interactions} interactions to {output}", file=sys.stderr)
 
 
@@ -36,16 +35,8 @@ def import_(
 
     if on_conflict not in list(Conflict):
         raise ConfigurationError(f"--on-conflict {on_conflict} is not one of {', '.join(Conflict)}")
-    with _counting("imported") as progress:
-        done, passed = import_all(database_url_of(database_url, config), path, Conflict(on_conflict), progress)
+    url = database_url_of(database_url, config)
+    with counting("imported") as tell:
+        done, passed = import_all(url, path, Conflict(on_conflict), lambda done: tell(done.sessions, done.interactions))
     kept = f", skipped {passed} that the database already had" if passed else ""
     print(f"imported {done.sessions} sessions, {done.interactions} interactions{kept}", file=sys.stderr)
-
-
-@contextlib.contextmanager
-def _counting(verb: str) -> Iterator[Callable[[Any], None]]:
-    """Show a line on the terminal that counts sessions. Without a terminal nothing is shown."""
-    from rich.console import Console
-
-    with Console(stderr=True).status(f"{verb} nothing yet") as status:
-        yield lambda totals: status.update(f"{verb} {totals.sessions} sessions, {totals.interactions} interactions")

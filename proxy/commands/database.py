@@ -6,8 +6,10 @@ from typing import Annotated
 
 import typer
 
+from proxy.commands.counting import counting
 from proxy.commands.database_url import ConfigFile, DatabaseUrl, database_url_of
 from proxy.errors import ConfigurationError
+from proxy.progress import show_steps
 
 db_app = typer.Typer(no_args_is_help=True, help="Maintain the database; needs no running server.")
 
@@ -17,6 +19,7 @@ def db_upgrade(database_url: DatabaseUrl = None, config: ConfigFile = None) -> N
     """Upgrade the database to the newest revision, creating it if necessary. On PostgreSQL servers may run on."""
     from proxy.store import schema
 
+    show_steps()
     print(f"the database is at revision {schema.upgrade(database_url_of(database_url, config))}")
 
 
@@ -42,8 +45,8 @@ def db_check(
     from proxy.commands.audit import audit
     from proxy.store.inspection import inspecting
 
-    with inspecting(database_url_of(database_url, config)) as inspection:
-        result = audit(inspection, session)
+    with inspecting(database_url_of(database_url, config)) as inspection, counting("checked") as tell:
+        result = audit(inspection, session, tell)
     for finding in result.findings:
         print(finding)
     counts = f"{result.sessions} sessions, {result.interactions} interactions, {result.output_tokens} sampled tokens"
@@ -64,7 +67,9 @@ def db_prune(
     """Delete old sessions that were exported, acknowledged or have expired. Other sessions are never deleted."""
     from proxy.store.pruning import prune
 
-    pruned = prune(database_url_of(database_url, config), _duration_s(older_than), dry_run=dry_run)
+    url, older_than_s = database_url_of(database_url, config), _duration_s(older_than)
+    with counting("deleted") as tell:
+        pruned = prune(url, older_than_s, dry_run=dry_run, progress=lambda sessions: tell(sessions, None))
     verb = "would delete" if dry_run else "deleted"
     print(f"{verb} {pruned.sessions} sessions, {pruned.interactions} interactions, {pruned.tokens} tokens")
     if pruned.kept:

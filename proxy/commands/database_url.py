@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from proxy.commands.failure import warn
+from proxy.progress import warn
 from proxy.settings.sources import read_sources
 
 DatabaseUrl = Annotated[

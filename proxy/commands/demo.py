@@ -10,6 +10,7 @@ import typer
 
 from proxy.commands.failure import fail
 from proxy.errors import ConfigurationError, ProxyError
+from proxy.progress import show_steps
 from proxy.settings import Settings
 
 
@@ -26,6 +27,7 @@ def demo(
     ] = None,
 ) -> None:
     """Run two short agents against the built-in model, reward them, and show their trees and the exported samples."""
+    show_steps()
     if train:
         _train_demo(seed or 0, plot)
         return

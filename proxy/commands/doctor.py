@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from proxy.commands.database_url import ConfigFile
-from proxy.commands.failure import warn
+from proxy.progress import show_steps, warn
 from proxy.settings.sources import read_sources
 
 
@@ -31,6 +31,7 @@ def doctor(
     given = {"model": model, "tokenizer": tokenizer, "family": family}
     given |= {"tool_parser": tool_parser, "reasoning_parser": reasoning_parser}
     sources = read_sources(given, config=config, only=(*given, "thinking_retention"))
+    show_steps()
     warn(sources.warning)
     with sources.named():
         found = examine_model(sources.settings)

@@ -9,9 +9,8 @@ import typer
 
 from proxy.commands.database_url import ConfigFile
 from proxy.commands.effective import effective
-from proxy.commands.failure import warn
 from proxy.commands.signatures import takes_settings
-from proxy.progress import show_steps
+from proxy.progress import show_steps, warn
 from proxy.settings import Settings
 from proxy.settings.sources import read_sources
 
@@ -34,7 +33,10 @@ def serve(config: ConfigFile = None, print_config: PrintConfig = False, **flags:
     if print_config:
         print(effective(sources))
         return
+    if sources.settings.log_level in ("debug", "info"):
+        show_steps()
     warn(sources.warning)
+    warn(sources.settings.weak_key)
     with sources.named():
         _serve(sources.settings)
 
@@ -44,9 +46,6 @@ def _serve(settings: Settings) -> None:
     from proxy.serving.stop import end_at_signal, end_process
 
     end_at_signal()
-
-    if settings.log_level in ("debug", "info"):
-        show_steps()
     show_audit_lines()
     if settings.workers > 1:
         from proxy.serving import supervisor

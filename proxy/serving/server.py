@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import gc
 import logging
 import socket
@@ -161,9 +162,17 @@ def bind(settings: Settings) -> socket.socket:
     except OSError as error:
         listener.close()
         raise ConfigurationError(
-            f"cannot listen on {settings.host}:{settings.port}: {error.strerror or error}; choose another --port"
+            f"cannot listen on {settings.host}:{settings.port}: {error.strerror or error}; {_way_out(settings, error)}"
         ) from None
     return listener
+
+
+def _way_out(settings: Settings, error: OSError) -> str:
+    if isinstance(error, socket.gaierror) or error.errno in (errno.EADDRNOTAVAIL, errno.EINVAL):
+        return f"--host {settings.host} is no address of this machine: give one that is, 127.0.0.1, or 0.0.0.0 for all"
+    if error.errno == errno.EACCES:
+        return "only privileged users may listen on such a port: choose a --port from 1024 on"
+    return "choose another --port"
 
 
 def new_socket(settings: Settings) -> socket.socket:

@@ -138,6 +138,15 @@ class Settings:
             return False
 
     @property
+    def weak_key(self) -> str | None:
+        """A warning of a key that can be guessed, on a server that other machines reach; None without such a key."""
+        if self.loopback or all(len(key) >= _KEY_LENGTH for key in (self.admin_key or "").split(",")):
+            return None
+        return (
+            f"--admin-key has a key of fewer than {_KEY_LENGTH} characters, which can be guessed: openssl rand -hex 32"
+        )
+
+    @property
     def all_body_bytes(self) -> int:
         """How many bytes of request bodies one process holds at once."""
         return self.max_inflight_body_bytes or 8 * self.max_body_bytes
@@ -148,6 +157,7 @@ class Settings:
         return (self.rewards_by or ("control" if self.admin_key else "session")) == "session"
 
 
+_KEY_LENGTH = 16
 _POSITIVE = (
     *("max_context_tokens", "max_tokens_per_turn", "max_body_bytes", "engine_timeout_s", "key_lifetime_s"),
     *("max_live_sessions", "session_idle_s", "max_turns_in_flight", "batch_size", "stream_interval", "workers"),

@@ -6,6 +6,7 @@ All other sessions stay, live ones above all. The server never prunes by itself.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from sqlalchemy import ColumnElement, Connection, Engine, and_, func, not_, or_, select
@@ -35,9 +36,12 @@ class Pruned:
     kept: int
 
 
-def prune(database_url: str, older_than_s: float, *, dry_run: bool) -> Pruned:
+def prune(
+    database_url: str, older_than_s: float, *, dry_run: bool, progress: Callable[[int], None] = lambda _: None
+) -> Pruned:
     """Delete sessions that ended more than `older_than_s` seconds ago, then shrink a SQLite file.
 
+    `progress` is called with the number of sessions that are deleted.
     Raises ConfigurationError for a SQLite database that a server uses, and for a database at another revision.
     """
     url = database.parse_url(database_url)
@@ -46,7 +50,7 @@ def prune(database_url: str, older_than_s: float, *, dry_run: bool) -> Pruned:
         engine = database.writer_engine(url)
         try:
             schema.prepare(engine, migrate=False)
-            pruned = _prune(engine, time.time() - older_than_s, dry_run)
+            pruned = _prune(engine, time.time() - older_than_s, dry_run, progress)
         except SQLAlchemyError as error:
             raise ConfigurationError(
                 f"the database {database.label(url)} cannot be pruned: {reason_of(error)}"
@@ -61,7 +65,8 @@ def prune(database_url: str, older_than_s: float, *, dry_run: bool) -> Pruned:
             lock.release()
 
 
-def _prune(engine: Engine, before: float, dry_run: bool) -> Pruned:
+def _prune(engine: Engine, before: float, dry_run: bool, progress: Callable[[int], None]) -> Pruned:
+    deleted = 0
     gone = and_(sessions.c.ended_at < before, sessions.c.status != SessionStatus.ACTIVE.value)
     done = or_(
         sessions.c.exported_at.is_not(None),
@@ -77,6 +82,8 @@ def _prune(engine: Engine, before: float, dry_run: bool) -> Pruned:
             if not names:
                 break
             delete_rows(connection, names)
+        deleted += len(names)
+        progress(deleted)
     return pruned
 
 

@@ -151,6 +151,21 @@ def test_every_key_is_masked(name: str) -> None:
     assert masked(name, "s3cret") == "***"
 
 
+@pytest.mark.parametrize(
+    ("host", "key", "weak"),
+    [
+        ("0.0.0.0", "k" * 15, True),
+        ("0.0.0.0", f"{'k' * 16},short", True),
+        ("0.0.0.0", "k" * 16, False),
+        ("127.0.0.1", "short", False),
+    ],
+)
+def test_a_short_key_beyond_loopback_is_warned_of(host: str, key: str, weak: bool) -> None:
+    warning = Settings(host=host, admin_key=key).weak_key
+    assert (warning is not None) == weak
+    assert warning is None or key not in warning
+
+
 def test_passwords_and_keys_within_settings_are_masked() -> None:
     assert masked("database_url", "postgresql://u:p@w/d@h/db") == "postgresql://u:***@h/db"
     assert masked("database_url", "postgresql://h/db?user=u&password=p") == "postgresql://h/db?user=u&password=***"

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import resource
+import socket
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,6 +25,33 @@ def test_a_start_that_takes_too_long_is_said_and_its_thread_ends(
     with pytest.raises(ConfigurationError, match="did not start within 0 s"), server.serving(settings):
         pass
     assert "tokengrove-server" not in {thread.name for thread in threading.enumerate()}
+
+
+@pytest.mark.parametrize(
+    ("host", "port", "word"),
+    [
+        ("127.0.0.1", None, "choose another --port"),
+        ("203.0.113.7", 0, "--host 203.0.113.7 is no address of this machine"),
+        ("name.invalid", 0, "--host name.invalid is no address of this machine"),
+    ],
+)
+def test_an_address_that_cannot_be_listened_on_is_refused_with_the_way_out(
+    host: str, port: int | None, word: str
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        settings = Settings(host=host, port=taken.getsockname()[1] if port is None else port, admin_key="k")
+        with pytest.raises(ConfigurationError, match=f"cannot listen on {host}:.*{word}"):
+            server.bind(settings)
+
+
+@pytest.mark.parametrize("code", [errno.EACCES, errno.EADDRINUSE])
+def test_a_port_that_needs_a_privilege_is_told_from_one_in_use(code: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(code, "refused")
+
+    monkeypatch.setattr(socket.socket, "bind", refuse)
+    with pytest.raises(ConfigurationError, match="from 1024 on" if code == errno.EACCES else "another --port"):
+        server.bind(Settings(port=80))
 
 
 @pytest.fixture
