@@ -6,6 +6,7 @@ Nothing is shown until `show_steps` is called.
 from __future__ import annotations
 
 import logging
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -39,11 +40,17 @@ def doing(text: str) -> Iterator[None]:
 
 def show_steps() -> None:
     """Show the steps of this process on stderr."""
-    handler = logging.StreamHandler()
-    handler.setFormatter(logging.Formatter("%(message)s"))
-    _log.addHandler(handler)
+    if not _log.handlers:
+        _log.addHandler(_Stderr())
     _log.setLevel(logging.INFO)
     _log.propagate = False
+
+
+class _Stderr(logging.Handler):
+    """Writes lines to what is stderr at that time, which may change within a process."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        print(record.getMessage(), file=sys.stderr, flush=True)
 
 
 def hide_steps() -> None:

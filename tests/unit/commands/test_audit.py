@@ -45,6 +45,15 @@ async def test_a_whole_database_has_no_findings(tmp_path: Path, database_url: st
     assert result.output_tokens > 4
 
 
+async def test_an_audit_tells_how_far_it_is(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'grove.db'}"
+    await grow(tmp_path, url)
+    told: list[tuple[int, int]] = []
+    with inspecting(url) as inspection:
+        audit(inspection, progress=lambda *done: told.append(done))
+    assert told == [(1, 3), (2, 4)]
+
+
 async def test_what_is_marked_as_not_to_be_trained_is_no_finding(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path / 'grove.db'}"
     async with serving(tmp_path, says("one", "two"), database_url=url) as server:

@@ -23,3 +23,16 @@ def test_the_revision_check_fails_for_a_database_that_this_version_cannot_read(
     monkeypatch.setattr(migrations, "head", lambda: "9999")
     ran = CliRunner().invoke(commands.app, check)
     assert (ran.exit_code, ran.output) == (1, f"revision {newest}, this tokengrove needs 9999; {takes}")
+
+
+def test_an_upgrade_tells_its_steps_on_stderr_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    url, newest = f"sqlite:///{tmp_path / 'test.db'}", migrations.head()
+    command = ["db", "upgrade", "--database-url", url]
+    done = CliRunner().invoke(commands.app, command)
+    assert (done.exit_code, done.stdout) == (0, f"the database is at revision {newest}\n")
+    assert done.stderr.splitlines()[0] == "creating the tables"
+    with monkeypatch.context() as older:
+        older.setattr(schema, "_migrate", lambda engine: None)
+        older.setattr(migrations, "head", lambda: "9999")
+        done = CliRunner().invoke(commands.app, command)
+    assert done.stderr.splitlines()[0] == f"upgrading the database from revision {newest} to 9999"

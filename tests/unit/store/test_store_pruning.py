@@ -46,7 +46,9 @@ async def test_only_old_sessions_that_were_exported_or_expired_go(tmp_path: Path
     assert (would.sessions, would.interactions, would.kept) == (2, 2, 1)
     assert would.tokens > 0
     assert left(database_url) == everything
-    assert prune(database_url, DAY_S, dry_run=False) == would
+    told: list[int] = []
+    assert prune(database_url, DAY_S, dry_run=False, progress=told.append) == would
+    assert told == [2]
     assert left(database_url) == left(database_url, "interactions") == {"seen-recent", "unseen", "live"}
     assert left(database_url, "withdrawn_keys") == left(database_url)
     assert execute(database_url, "SELECT count(*) FROM returns") == [(2,)]
