@@ -37,8 +37,9 @@ def documents(path: Path) -> list[dict[str, Any]]:
 
 def pods_of(objects: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
     """The pod specs in `objects` by the name of what makes the pods."""
-    makers = ("Deployment", "StatefulSet", "Job")
-    return {item["metadata"]["name"]: item["spec"]["template"]["spec"] for item in objects if item["kind"] in makers}
+    specs = [(item["metadata"]["name"], item.get("spec", {})) for item in objects]
+    templates = [(name, spec.get("jobTemplate", {"spec": spec})["spec"].get("template")) for name, spec in specs]
+    return {name: template["spec"] for name, template in templates if template}
 
 
 def containers_of(pod: dict[str, Any]) -> list[dict[str, Any]]:
@@ -94,7 +95,9 @@ class Machine:
         return printed
 
     def _here(self, text: str) -> str:
-        text = re.sub(r"(?<![\w.])/(data|trajectories|var/lib|tmp)\b", lambda found: str(self.path(found[1])), text)
+        text = re.sub(
+            r"(?<![\w.])/(data|trajectories|backups|var/lib|tmp)\b", lambda found: str(self.path(found[1])), text
+        )
         return re.sub(r"\b8080\b", str(self.port), text)
 
     def _environment(self) -> dict[str, str]:

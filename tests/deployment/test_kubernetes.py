@@ -5,10 +5,12 @@ No cluster is needed: schemas are those of the Kubernetes API, and containers ru
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import signal
 import subprocess
+import time
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -183,6 +185,22 @@ def test_the_pod_of_the_deployment_migrates_serves_and_stops(unmigrated_postgres
         assert httpx.post(f"{url}{path}/chat/completions", json=turn).status_code == 200
         process.send_signal(signal.SIGTERM)
         assert process.wait(spec["terminationGracePeriodSeconds"]) == 0
+
+
+def test_the_nightly_backup_is_a_file_of_the_day_and_old_ones_go(postgres_url: str, tmp_path: Path) -> None:
+    machine = Machine(tmp_path, 0)
+    folder = machine.path("backups")
+    folder.mkdir()
+    for name, days in (("2020-01-01.jsonl.zst", 15), ("2020-01-02.jsonl.zst", 13)):
+        (folder / name).touch()
+        moment = time.time() - days * 86_400 - 3_600
+        os.utime(folder / name, (moment, moment))
+    backup = container(pod("server/backup.yaml", "backup"), "backup")
+    next(entry for entry in backup["env"] if entry["name"] == "TOKENGROVE_DATABASE_URL")["value"] = postgres_url
+    machine.run(backup, {"POSTGRES_PASSWORD": "p"})
+    kept = sorted(path.name for path in folder.iterdir())
+    assert kept[0] == "2020-01-02.jsonl.zst" and re.fullmatch(r"20\d\d-\d\d-\d\d\.jsonl\.zst", kept[1])
+    assert len(kept) == 2
 
 
 def test_the_sidecar_exports_before_the_pod_ends(tmp_path: Path) -> None:

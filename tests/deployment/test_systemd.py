@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import shlex
 import shutil
 import signal
 import socket
@@ -15,6 +17,7 @@ import pytest
 from proxy.serving import systemd
 from proxy.serving.server import BACKSTOP_S
 from proxy.settings import Settings
+from proxy.store import schema
 from tests.bench.servers import free_port
 from tests.deployment.containers import Machine, shown
 
@@ -33,15 +36,16 @@ def analyze(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(["systemd-analyze", *arguments], capture_output=True, text=True)
 
 
-def saved(folder: Path) -> Path:
-    """The unit in a file, with a program that exists."""
-    path = folder / "tokengrove.service"
-    path.write_text(shown("tokengrove.service").replace("/opt/tokengrove/bin/tokengrove", "/bin/true"))
+def saved(folder: Path, name: str = "tokengrove.service") -> Path:
+    """A unit in a file, with a program that exists."""
+    path = folder / name
+    path.write_text(shown(name).replace("/opt/tokengrove/bin/tokengrove", "/bin/true"))
     return path
 
 
-def test_systemd_accepts_the_unit(tmp_path: Path) -> None:
-    verified = analyze("verify", saved(tmp_path))
+def test_systemd_accepts_the_units(tmp_path: Path) -> None:
+    names = ("tokengrove.service", "tokengrove-backup.service", "tokengrove-backup.timer")
+    verified = analyze("verify", *(saved(tmp_path, name) for name in names))
     assert (verified.returncode, verified.stderr) == (0, "")
 
 
@@ -84,6 +88,24 @@ def test_the_service_is_ready_once_it_listens_and_stops_in_its_time(tmp_path: Pa
             process.send_signal(signal.SIGTERM)
             assert process.wait(float(unit()["TimeoutStopSec"])) == 0
     assert machine.path(database).exists()
+
+
+def test_the_backup_of_the_timer_is_a_file_of_the_day(tmp_path: Path) -> None:
+    machine = Machine(tmp_path, 0)
+    lines = [line.partition("=") for line in shown("tokengrove-backup.service").splitlines()]
+    directives = {name: value for name, _, value in lines}
+    folders = directives["StateDirectory"].split()
+    for folder in folders:
+        machine.path(f"/var/lib/{folder}").mkdir(parents=True)
+    database = f"sqlite:///{tmp_path / 'kept.db'}"
+    schema.upgrade(database)
+    variables = [{"name": "TOKENGROVE_DATABASE_URL", "value": database}]
+    for name in ("ExecStart", "ExecStartPost"):
+        text = directives[name].replace("$$", "$").replace("%%", "%").replace("/opt/tokengrove/bin/", "")
+        program, *arguments = shlex.split(text)
+        machine.run({"command": [program], "args": arguments, "env": variables}, {})
+    (made,) = machine.path(f"/var/lib/{folders[-1]}").iterdir()
+    assert re.fullmatch(r"20\d\d-\d\d-\d\d\.jsonl\.zst", made.name)
 
 
 def test_an_abstract_socket_is_told_too(monkeypatch: pytest.MonkeyPatch) -> None:
