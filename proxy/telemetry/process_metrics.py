@@ -7,11 +7,11 @@ worker which was started again shows.
 from __future__ import annotations
 
 import asyncio
-from importlib.metadata import PackageNotFoundError, version
 
 from prometheus_client import ProcessCollector
 
-from proxy.telemetry.families import SHORT_SECONDS, Counts, Gauge, Group, Histogram, Merge
+from proxy import __version__
+from proxy.telemetry.families import SHORT_SECONDS, Counts, Gauge, Group, Histogram, Merge, Numbered
 
 _TICK_S = 0.25
 """Seconds from one look at the event loop to the next: what blocks it for longer never passes unseen."""
@@ -22,7 +22,7 @@ class ProcessMetrics(Group):
 
     def __init__(self) -> None:
         self.build = Gauge("tokengrove_build_info", "Always 1; the version is a label.", "version", merge=Merge.OWN)
-        self.build.by = {(_version(),): 1}
+        self.build.by = {(__version__,): 1}
         self.processes = Gauge("tokengrove_processes", "Processes of the server that answered (see --workers).")
         self.processes.by = {(): 1}
         self.lag = Histogram(
@@ -66,10 +66,3 @@ class ProcessMetrics(Group):
             due = loop.time() + _TICK_S
             await asyncio.sleep(_TICK_S)
             self.lag.observe(max(loop.time() - due, 0.0))
-
-
-def _version() -> str:
-    try:
-        return version("tokengrove")
-    except PackageNotFoundError:  # run from a checkout
-        return "unknown"

@@ -102,7 +102,7 @@ PARTS: dict[str, set[str]] = {
     "errors": set(),
     "export_formats": {"errors", "trajectory"},
     "hub": {"errors", "progress", "settings"},
-    "telemetry": set(),
+    "telemetry": {"proxy"},
     "parsed_items": {"types"},
     "progress": set(),
     "prompt_ids": {"types"},
