@@ -32,12 +32,21 @@ _forks.set_forkserver_preload(["tests.e2e.preloaded"])
 class Process:
     """`tokengrove serve` on a free port. `url`: its address, once it listens. `output`: everything printed so far."""
 
-    def __init__(self, folder: Path, *flags: str, database_url: str | None = None, python: str | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *flags: str,
+        database_url: str | None = None,
+        python: str | None = None,
+        root: Path = ROOT,
+    ) -> None:
         arguments = ["serve", "--port", "0", *flags]
         arguments += ["--database-url", database_url or f"sqlite:///{folder / 'served.db'}"]
         # The tests of clients may run in an environment without the server's packages.
         python = os.environ.get("TOKENGROVE_TEST_SERVER_PYTHON", python)
-        self._process: _Running = _Executed(python, arguments, folder) if python else _Forked(arguments, folder)
+        if root != ROOT:
+            python = python or sys.executable
+        self._process: _Running = _Executed(python, arguments, folder, root) if python else _Forked(arguments, folder)
         self.output = ""
         self._lines: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._reader = threading.Thread(target=self._read, daemon=True)
@@ -88,10 +97,10 @@ class Process:
 
 @contextlib.contextmanager
 def server_process(
-    folder: Path, *flags: str, database_url: str | None = None, python: str | None = None
+    folder: Path, *flags: str, database_url: str | None = None, python: str | None = None, root: Path = ROOT
 ) -> Iterator[Process]:
-    """Run a server during the block; `python`: the interpreter to start, instead of a fork."""
-    process = Process(folder, *flags, database_url=database_url, python=python)
+    """Run a server during the block; `python`: the interpreter to start, instead of a fork; `root`: of a checkout."""
+    process = Process(folder, *flags, database_url=database_url, python=python, root=root)
     try:
         yield process
     finally:
@@ -109,10 +118,12 @@ def run(*arguments: str, cwd: Path, **environment: str) -> subprocess.CompletedP
         return subprocess.CompletedProcess(arguments, forked.wait(START_TIMEOUT_S), output, errors.result())
 
 
-def execute(*arguments: str, cwd: Path, timeout_s: float = START_TIMEOUT_S) -> subprocess.CompletedProcess[str]:
-    """Run `tokengrove ARGUMENTS` in a new interpreter until it ends."""
+def execute(
+    *arguments: str, cwd: Path, timeout_s: float = START_TIMEOUT_S, root: Path = ROOT
+) -> subprocess.CompletedProcess[str]:
+    """Run `tokengrove ARGUMENTS` in a new interpreter until it ends. `root`: of another checkout."""
     command = [sys.executable, "-m", "proxy.commands", *arguments]
-    environment = _environment({})
+    environment = _environment({"PYTHONPATH": str(root)})
     return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=timeout_s)
 
 
@@ -135,11 +146,11 @@ class _Running(Protocol):
 
 
 class _Executed:
-    def __init__(self, python: str, arguments: list[str], folder: Path) -> None:
+    def __init__(self, python: str, arguments: list[str], folder: Path, root: Path) -> None:
         self._process = subprocess.Popen(
             [python, "-m", "proxy.commands", *arguments],
             cwd=folder,
-            env=_environment({"PYTHONUNBUFFERED": "1"}),
+            env=_environment({"PYTHONUNBUFFERED": "1", "PYTHONPATH": str(root)}),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
