@@ -131,7 +131,6 @@ def build_app(
     *,
     engine: Engine | None = None,
     renderer: Renderer | None = None,
-    store: Store | None = None,
     place: Place | None = None,
 ) -> App:
     """Build the server as an ASGI application. Parts that are not given are built from `settings`.
@@ -142,7 +141,11 @@ def build_app(
     Raises ConfigurationError if a part cannot be built.
     """
     settings = pinned(settings)
-    engine, renderer, store = _loaded(settings, engine, renderer, store)
+    if place is None:
+        check(settings)
+    engine, renderer = _loaded(settings, engine, renderer)
+    with doing(f"opening the database {label(parse_url(settings.database_url))}"):
+        store = Store.open(settings.database_url, migrate=settings.migrate)
     shared = None if place is None else place.share(engine)
     engine = shared or engine
     metrics = _metrics(store, engine)
@@ -205,27 +208,24 @@ def build_app(
     return app
 
 
-def _loaded(
-    settings: Settings, engine: Engine | None, renderer: Renderer | None, store: Store | None
-) -> tuple[Engine, Renderer, Store]:
-    """Build what is not given. What can be refused without loading anything comes first. Raises ConfigurationError."""
-    if renderer is None:
-        check_names(settings)
-        if settings.model or settings.tokenizer:
-            check_folder(tokenizer_folder(settings), settings.family)
-    if store is None:
-        with doing(f"checking the database {label(parse_url(settings.database_url))}"):
-            schema.check(settings.database_url, migrate=settings.migrate)
+def check(settings: Settings) -> None:
+    """Raise ConfigurationError for what can be told of pinned settings without loading anything."""
+    check_names(settings)
+    if settings.model or settings.tokenizer:
+        check_folder(tokenizer_folder(settings), settings.family)
+    with doing(f"checking the database {label(parse_url(settings.database_url))}"):
+        schema.check(settings.database_url, migrate=settings.migrate)
+
+
+def _loaded(settings: Settings, engine: Engine | None, renderer: Renderer | None) -> tuple[Engine, Renderer]:
+    """Build what is not given. A wrong engine is refused before the tokenizer is loaded. Raises ConfigurationError."""
     make_engine = None if engine is not None else prepare_engine(settings)
     if renderer is None:
         renderer = load_renderer(settings, tokenizer_folder(settings))
     if engine is None:
         assert make_engine is not None
         engine = make_engine(renderer.vocab_size, renderer)
-    if store is None:
-        with doing(f"opening the database {label(parse_url(settings.database_url))}"):
-            store = Store.open(settings.database_url, migrate=settings.migrate)
-    return engine, renderer, store
+    return engine, renderer
 
 
 def _metrics(store: Store, engine: Engine) -> Metrics:

@@ -22,8 +22,10 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
+from proxy.app import check
 from proxy.errors import ConfigurationError
 from proxy.hub import pinned
+from proxy.progress import doing
 from proxy.serving import server, worker
 from proxy.serving.open_files import raise_limit
 from proxy.serving.stop import LOOK_S, SIGNALS, Ended, Left, Stop
@@ -50,6 +52,7 @@ def run(settings: Settings, banner: Banner, show: Callable[[str], None]) -> None
         raise ConfigurationError("--workers needs fork and SO_REUSEPORT, which this system does not have")
     raise_limit()
     settings = pinned(settings)  # once: all workers take the same commit
+    check(settings)
     with _reserved(settings) as address, tempfile.TemporaryDirectory(prefix="tokengrove-workers-") as folder:
         supervisor = _Supervisor(settings, banner, address, Path(folder))
         with _signals(supervisor.stop) as wakened:
@@ -82,9 +85,10 @@ class _Supervisor:
     def run(self, show: Callable[[str], None], wakened: socket.socket) -> None:
         """Start all workers, watch them, and return once all have stopped. Raises ConfigurationError."""
         try:
-            for number in range(self._settings.workers):
-                self._start(number, 0)
-            self._until_ready(wakened)
+            with doing(f"starting {self._settings.workers} workers"):
+                for number in range(self._settings.workers):
+                    self._start(number, 0)
+                self._until_ready(wakened)
             for running in self._workers.values():
                 _tell(running, Order.LISTEN)
             while not self._stops:

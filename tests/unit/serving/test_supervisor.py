@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from proxy.errors import ConfigurationError
 from proxy.serving import supervisor
 from proxy.settings import Settings
 
@@ -32,3 +33,10 @@ def test_a_worker_that_is_told_to_stop_just_after_its_fork_stops(
         process.kill()
         process.join()
     assert process.exitcode == -signal.SIGTERM
+
+
+def test_a_database_that_refuses_is_told_once_before_any_worker_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervisor._Supervisor, "_start", lambda *_: pytest.fail("a worker is started"))
+    settings = Settings(port=0, workers=2, engine="scripted", database_url="postgresql://127.0.0.1:1/none")
+    with pytest.raises(ConfigurationError, match="cannot be opened"):
+        supervisor.run(settings, lambda *_: "", print)
