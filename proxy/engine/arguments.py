@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import difflib
 import math
 from collections.abc import Iterable, Sequence
 
 from proxy.errors import ConfigurationError
+
+_FEW = 20
+"""How many options are all named in an error."""
 
 
 def parse_arguments(arguments: Sequence[str]) -> dict[str, str]:
@@ -23,8 +27,14 @@ def check_known(keys: Iterable[str], known: Iterable[str], engine: str) -> None:
     """Raise ConfigurationError for the first of `keys` that is not in `known`; `engine` says whose options they are."""
     names = sorted(known)
     for key in sorted(set(keys) - set(names)):
-        options = f"its options are {', '.join(names)}" if names else "it has no options"
-        raise ConfigurationError(f"--engine-arg {key}: {engine} has no option '{key}'; {options}")
+        raise ConfigurationError(f"--engine-arg {key}: {engine} has no option '{key}'; {_instead(key, names)}")
+
+
+def _instead(key: str, names: Sequence[str]) -> str:
+    if len(names) <= _FEW:
+        return f"its options are {', '.join(names)}" if names else "it has no options"
+    near = difflib.get_close_matches(key, names, 1)
+    return f"did you mean {near[0]}?" if near else f"it has {len(names)} others"
 
 
 def seconds(key: str, text: str) -> float:

@@ -33,5 +33,7 @@ def _fields_below(folder: Path) -> Iterator[str]:
                 yield from (
                     part.target.id
                     for part in node.body
-                    if isinstance(part, ast.AnnAssign) and isinstance(part.target, ast.Name)
+                    if isinstance(part, ast.AnnAssign)
+                    and isinstance(part.target, ast.Name)
+                    and not part.target.id.startswith("_")
                 )
