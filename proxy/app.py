@@ -35,6 +35,7 @@ from proxy.api.long_polls import LongPolls
 from proxy.api.mailbox_endpoints import MailboxEndpoints
 from proxy.api.model_endpoints import ModelEndpoints
 from proxy.api.pace import Pace
+from proxy.api.request_lines import RequestLines
 from proxy.api.reward_endpoints import RewardEndpoints
 from proxy.api.routes import Route
 from proxy.api.session_endpoints import SessionEndpoints
@@ -195,6 +196,7 @@ def build_app(
     )
     app = App(routes=_routes(parts), exception_handlers=_ERROR_HANDLERS, lifespan=partial(_lifespan, parts))
     app.turn_routes = TurnRoutes(parts.turn_endpoints)
+    app.on_end = RequestLines()
     guard = Guard(settings)
     app.guard = None if guard.idle else guard
     app.state.metrics = metrics

@@ -1,6 +1,6 @@
-"""What takes time while a server or a command starts, one line each on stderr.
+"""What takes time while a server or a command starts: one line each, at log level `info`.
 
-Nothing is shown until `show_steps` is called.
+A server writes them like all lines of its log; other commands call `show_steps` for the words alone.
 """
 
 from __future__ import annotations

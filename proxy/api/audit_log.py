@@ -1,16 +1,14 @@
 """One line for each control action: who changed the engine, replaced keys or deleted a session, and whether it worked.
 
 A line has the action, what it concerned, by whose right, a fingerprint of the key and never the key, the client's
-address and the HTTP status. Text of clients is quoted and cut, so that no id or folder can begin a line of its own.
-Refused actions are logged like others. With several workers, the one that carries an action out writes the line.
+address and the HTTP status. Refused actions are logged like others. With several workers, the one that carries an
+action out writes the line. It stands in place of the line that every request has.
 """
 
 from __future__ import annotations
 
-import json
 import logging
-import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from starlette.requests import ClientDisconnect, Request
@@ -20,23 +18,13 @@ from proxy.api.http import key_of
 from proxy.errors import ProxyError
 from proxy.sessions.access import Access
 from proxy.sessions.keys import fingerprint
+from proxy.telemetry.http_request import HttpRequest, request_of
+from proxy.telemetry.log import AUDIT
 
 Endpoint = Callable[[Request], Awaitable[Response]]
 
-_log = logging.getLogger("tokengrove.audit")
+_log = logging.getLogger(AUDIT)
 _NOTED = "tokengrove.audit"
-_MOST_CHARACTERS = 200
-
-
-def show_audit_lines() -> None:
-    """Write the lines of this process, and of those that it forks, to stderr, whatever the log level."""
-    formatter = logging.Formatter("%(asctime)s.%(msecs)03dZ audit %(message)s", "%Y-%m-%dT%H:%M:%S")
-    formatter.converter = time.gmtime
-    handler = logging.StreamHandler()
-    handler.setFormatter(formatter)
-    _log.addHandler(handler)
-    _log.setLevel(logging.INFO)
-    _log.propagate = False
 
 
 def note(request: Request, **what: Any) -> None:
@@ -66,28 +54,30 @@ def audited(access: Access, action: str, endpoint: Endpoint) -> Endpoint:
 
 
 def _write(access: Access, action: str, request: Request, status: int) -> None:
-    key, noted = key_of(request), request.scope.get(_NOTED, {})
-    by = {"by": access.right_of(key), "key": None if key is None else fingerprint(key), "client": _client_of(request)}
-    _log.info("%s %s", action, _shown({**noted, **by, "status": status}))
+    key, noted, record = key_of(request), request.scope.get(_NOTED, {}), request_of(request.scope)
+    if isinstance(noted.get("url"), str):
+        noted["url"] = _without_login(noted["url"])
+    record.tell = _told_already
+    _log.info(
+        "audit",
+        {
+            "action": action,
+            **noted,
+            "by": access.right_of(key),
+            "key": None if key is None else fingerprint(key),
+            "client": _client_of(request),
+            "status": status,
+            "request_id": record.name(),
+        },
+    )
+
+
+def _told_already(record: HttpRequest) -> None:
+    """Say nothing: the audit line is the line of its request."""
 
 
 def _client_of(request: Request) -> str | None:
     return None if request.client is None else f"{request.client.host}:{request.client.port}"
-
-
-def _shown(told: Mapping[str, Any]) -> str:
-    return " ".join(f"{name}={_quoted(name, value)}" for name, value in told.items() if value is not None)
-
-
-def _quoted(name: str, value: Any) -> str:
-    """A value in one piece of ASCII without control characters; of an address, without user and password."""
-    if name == "url" and isinstance(value, str):
-        value = _without_login(value)
-    try:
-        text = json.dumps(value, separators=(",", ":"))
-    except RecursionError:  # orjson reads deeper JSON than Python writes
-        text = '"nested too deeply"'
-    return text if len(text) <= _MOST_CHARACTERS else f'{text[:_MOST_CHARACTERS]}..."'
 
 
 def _without_login(url: str) -> str:

@@ -5,12 +5,9 @@ Administrators read the whole error: in the replies of their own endpoints, in t
 
 from __future__ import annotations
 
-import logging
 import re
 
 from proxy.errors import EngineFailed, EngineLost, EngineUnavailable, ProxyError, StoreUnavailable
-
-_log = logging.getLogger(__name__)
 
 _ADMINISTRATION = (
     *("/engine", "/mailbox/", "/trajectories/", "/export_trajectories", "/rl/sessions", "/rl/start_session"),
@@ -42,7 +39,6 @@ def neutral(error: ProxyError) -> ProxyError:
     """The same error, or one of its class that names no place, whose whole text is then in the log."""
     if error.status < 500 or not _PLACE.search(error.message):
         return error
-    _log.warning("an agent's request failed: %s", error.message)
     told = next(text for kind, text in _NEUTRAL if isinstance(error, kind))
     shown = type(error).__new__(type(error))  # a class may make its message of other arguments
     shown.__dict__.update(error.__dict__)

@@ -20,6 +20,7 @@ from proxy.api.connections import connected_until, disconnected, while_connected
 from proxy.api.http import encode_json
 from proxy.api.neutral_errors import neutral
 from proxy.api.session_json import quoted
+from proxy.api.turn_lines import TurnLines
 from proxy.errors import ProxyError
 from proxy.protocols.sse import CONTENT_TYPE
 from proxy.protocols.wire_protocol import WireProtocol
@@ -60,7 +61,7 @@ class UnaryReply:
         self.started = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        request, attempt = _named(request_of(scope), self._choices), self._choices[0].attempt
+        request, attempt = _named(request_of(scope), self._turns, self._choices), self._choices[0].attempt
         attempt.join()
         try:
             for choice in self._choices:
@@ -113,7 +114,7 @@ class StreamReply:
         self.started = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        request, attempt = _named(request_of(scope), self._choices), self._choices[0].attempt
+        request, attempt = _named(request_of(scope), self._turns, self._choices), self._choices[0].attempt
         attempt.join()
         try:
             with self._watching():
@@ -233,8 +234,9 @@ def ignored_header(dropped: Sequence[str]) -> tuple[Header, ...]:
     return ((b"x-tokengrove-ignored", ",".join(names).encode()),)
 
 
-def _named(request: HttpRequest, choices: Sequence[Choice]) -> HttpRequest:
+def _named(request: HttpRequest, turns: Turns, choices: Sequence[Choice]) -> HttpRequest:
     """The record of a request, which is named after its interaction unless its client has named it."""
+    request.tell = TurnLines(choices, content=turns.log_content)
     if request.id is None:
         interaction_id = choices[0].interaction.id
         request.id = f"req_{interaction_id.partition('_')[2] or interaction_id}"

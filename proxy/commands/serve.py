@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
+import json
+import logging
+import os
 import sys
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from proxy import __version__
 from proxy.commands.database_url import ConfigFile
 from proxy.commands.effective import effective
 from proxy.commands.signatures import takes_settings
-from proxy.progress import show_steps, warn
+from proxy.errors import ConfigurationError
+from proxy.progress import warn
 from proxy.settings import Settings
-from proxy.settings.sources import read_sources
+from proxy.settings.sources import Sources, read_sources
+from proxy.settings.variables import variable_of
+from proxy.telemetry import log
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
 
+logger = logging.getLogger(__name__)
 
 PrintConfig = Annotated[
     bool,
@@ -29,42 +38,93 @@ PrintConfig = Annotated[
 @takes_settings
 def serve(config: ConfigFile = None, print_config: PrintConfig = False, **flags: Any) -> None:
     """Serve a model to agents and record their sessions. Default: a tiny built-in model on 127.0.0.1:8080."""
-    sources = read_sources(flags, config=config)
-    if print_config:
-        print(effective(sources))
-        return
-    if sources.settings.log_level in ("debug", "info"):
-        show_steps()
-    warn(sources.warning)
-    warn(sources.settings.weak_key)
-    with sources.named():
-        _serve(sources.settings)
+    if (flags.get("log_format") or os.environ.get(variable_of("log_format"))) == "json":
+        log.set_up("json", "info")  # wrong settings are lines, too
+    try:
+        sources = read_sources(flags, config=config)
+        if print_config:
+            print(effective(sources))
+            return
+        with sources.named():
+            _serve(sources)
+    except ConfigurationError as error:
+        if not log.is_json():
+            raise
+        logger.error("start failed", {"error": str(error)})
+        sys.exit(1)
 
 
-def _serve(settings: Settings) -> None:
-    from proxy.api.audit_log import show_audit_lines
+def _serve(sources: Sources) -> None:
     from proxy.serving.stop import end_at_signal, end_process
 
+    settings = sources.settings
+    log.set_up(settings.log_format, settings.log_level, workers=settings.workers > 1)
+    warn(sources.warning)
+    warn(settings.weak_key)
     end_at_signal()
-    show_audit_lines()
     if settings.workers > 1:
         from proxy.serving import supervisor
 
-        supervisor.run(settings, _banner, _show)
+        supervisor.run(settings, _told, _tell)
     else:
         from proxy.serving import server
 
-        server.run(settings, lambda served, url: _show(_banner(served, url, settings)))
+        log.start_writing()
+        server.run(settings, lambda served, url: _tell(_told(served, url, settings)))
     end_process()
 
 
-def _show(text: str) -> None:
-    """Print the banner of a server that listens, and tell systemd that it does."""
+def _told(served: Starlette, url: str, settings: Settings) -> str:
+    """What is told once the server listens: the banner, or the fields of its line in JSON."""
+    return json.dumps(_facts(served, url, settings)) if log.is_json() else _banner(served, url, settings)
+
+
+def _tell(text: str) -> None:
+    """Tell whoever reads the output, and systemd, that the server listens."""
     from proxy.serving.systemd import tell_ready
 
-    print(text)
-    sys.stdout.flush()
+    log.flush()
+    if log.is_json():
+        _log_facts(json.loads(text))
+    else:
+        print(text)
+        sys.stdout.flush()
     tell_ready()
+
+
+def _log_facts(facts: Mapping[str, Any]) -> None:
+    logger.setLevel(logging.INFO)  # like the banner: whoever starts the server waits for its URL
+    logger.info(
+        "started",
+        {
+            "url": facts["url"],
+            "model": facts["model"],
+            "revision": facts["revision"],
+            "engine": facts["engine"],
+            "weight_version": facts["weight_version"],
+            "context_tokens": facts["context_tokens"],
+            "database": facts["database"],
+            "workers": facts["workers"],
+            "access": facts["access"],
+            "version": facts["version"],
+        },
+    )
+
+
+def _facts(served: Starlette, url: str, settings: Settings) -> dict[str, Any]:
+    info = served.state.engine.info()
+    return {
+        "url": url,
+        "model": served.state.model,
+        "revision": served.state.revision,
+        "engine": info.name,
+        "weight_version": info.weight_version,
+        "context_tokens": info.context_length,
+        "database": served.state.store.label,
+        "workers": settings.workers,
+        "access": "key" if settings.admin_key else "open",
+        "version": __version__,
+    }
 
 
 def _banner(served: Starlette, url: str, settings: Settings) -> str:

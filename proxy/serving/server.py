@@ -224,7 +224,7 @@ def new_server(
         http=Connection,
         ws="none",
         lifespan="off",
-        log_level=settings.log_level if settings.log_level != "info" else "warning",
+        log_config=None,
         access_log=False,
         timeout_graceful_shutdown=int(settings.shutdown_timeout_s) + BACKSTOP_S,
         timeout_keep_alive=75,

@@ -26,6 +26,7 @@ from proxy.progress import hide_steps
 from proxy.resources.memory import limit_arenas
 from proxy.serving import server
 from proxy.settings import Settings
+from proxy.telemetry import log
 from proxy.workers.group import Place
 
 Banner = Callable[[Starlette, str, Settings], str]
@@ -61,6 +62,7 @@ def work(settings: Settings, post: Post) -> None:
     """Run until the worker is stopped. Call it in a new process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # until the event loop handles it: the supervisor got it too
     limit_arenas()
+    log.start_writing(post.place.number)
     if not post.place.leads:
         hide_steps()
     try:

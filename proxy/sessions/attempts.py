@@ -29,14 +29,16 @@ class Attempt:
     """One requested reply with its `n` choices. It fails if any choice fails.
 
     `interactions`: one per choice, empty until the attempt has ended. `written`: the end of the reply was sent to a
-    client. `readers`: clients connected to it now; after the last one leaves, `grace` is the task that cancels it.
-    `superseded`: a newer attempt replaces it. `unsettled`: another replica committed it and may still be sending it.
+    client. `joined`: a client has read of it. `readers`: clients connected to it now; after the last one leaves,
+    `grace` is the task that cancels it. `superseded`: a newer attempt replaces it. `unsettled`: another replica
+    committed it and may still be sending it.
     """
 
     key: str
     idempotency_key: str | None = None
     stage: Stage = Stage.RUNNING
     interactions: list[Interaction] = field(default_factory=list)
+    joined: bool = False
     readers: int = 0
     written: bool = False
     superseded: bool = False
@@ -49,6 +51,7 @@ class Attempt:
 
     def join(self) -> None:
         """Count one more reader, and stop the grace period if it is running."""
+        self.joined = True
         self.readers += 1
         self.stop_grace()
 

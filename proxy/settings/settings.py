@@ -123,6 +123,10 @@ class Settings:
     discount: float = _setting(1.0, "Discount per step of rewards that flow back to earlier turns, 0 to 1.")
     credit: Credit = _setting(Credit.TREE, "How rewards flow back: tree (to ancestors) or linear (to earlier turns).")
     log_level: str = _setting("info", "debug, info, warning or error.")
+    log_format: str = _setting("pretty", "pretty (for people) or json (one object a line).")
+    log_content: bool = _setting(
+        False, "Log the beginning of each turn's new messages and answer, with --log-level debug."
+    )
 
     def __post_init__(self) -> None:
         _check(self)
@@ -186,6 +190,9 @@ def _check(settings: Settings) -> None:
     checks.check_choice("--rewards-by", settings.rewards_by, ("control", "session", None))
     checks.check_choice("--thinking-retention", settings.thinking_retention, ("all", "template"))
     checks.check_choice("--log-level", settings.log_level, ("debug", "info", "warning", "error"))
+    checks.check_choice("--log-format", settings.log_format, ("pretty", "json"))
+    if settings.log_content and settings.log_level != "debug":
+        raise ConfigurationError("--log-content has no effect without --log-level debug; add it, or leave this out")
     checks.check_key("--admin-key", settings.admin_key)
     checks.check_key("--metrics-key", settings.metrics_key)
     checks.check_proxies(settings.forwarded_allow_ips)

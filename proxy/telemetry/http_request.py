@@ -34,13 +34,13 @@ class HttpRequest:
     path, which never holds a session or a secret. `code` and `message`: of the error that it was answered with.
     `session`: the id of its session. `left`: the client left before the end of its answer. `elsewhere`: another worker
     answers it, and tells of it. `started`: seconds of the monotonic clock, `began`: Unix seconds. `tell`: says what
-    there is to say of it at its end, in place of the line that every request has. `noted`: more fields of that line.
+    there is to say of it at its end, in place of the line that every request has.
     `trace`: of a turn's request, if traces are made.
     """
 
     __slots__ = (
         *("method", "route", "id", "client_id", "status", "code", "message", "session", "left", "elsewhere"),
-        *("started", "began", "tell", "noted", "trace", "_on_end", "_ended"),
+        *("started", "began", "tell", "trace", "_on_end", "_ended"),
     )
 
     def __init__(self, scope: MutableMapping[str, Any], on_end: RequestEnd | None = None) -> None:
@@ -56,7 +56,6 @@ class HttpRequest:
         self.left = self.elsewhere = False
         self.started, self.began = time.monotonic(), time.time()
         self.tell: RequestEnd | None = None
-        self.noted: dict[str, Any] = {}
         self.trace: Trace | None = None
         self._on_end, self._ended = on_end, False
 

@@ -76,7 +76,10 @@ _RETRY = "this reply was cancelled because its client disconnected; send the req
 
 
 class Turns:
-    """Starts turns on one engine, and keeps those that are running, by attempt."""
+    """Starts turns on one engine, and keeps those that are running, by attempt.
+
+    `log_content`: whether their lines may have text of messages.
+    """
 
     def __init__(
         self,
@@ -101,6 +104,7 @@ class Turns:
         self._news = news
         self._named = named
         self._settings = settings
+        self.log_content = settings.log_content
         self._metrics = metrics
         self._prompts = Prompts(renderer, pool)
         self._running: set[Turn] = set()
@@ -171,6 +175,8 @@ class Turns:
         sampling = apply_budgets(wanted, request.n, session, len(prompt.ids), self._settings, info.context_length)
         grammar = self._prompts.grammar(request)
         request.timeline.rendered = time.monotonic()
+        if logger.isEnabledFor(logging.DEBUG):
+            _log_prompt(session, request, prompt)
         # Other turns may have started while this prompt was rendered, so the checks are made again. Nothing else runs
         # from here to the start.
         session.check_open()
@@ -504,6 +510,22 @@ class Turns:
         self._background.add(task)
         task.add_done_callback(self._background.discard)
         return task
+
+
+def _log_prompt(session: LiveSession, request: TurnRequest, prompt: Prompt) -> None:
+    parent = prompt.match.parent
+    logger.debug(
+        "prompt",
+        {
+            "session": session.id,
+            "api": request.api.value,
+            "parent": None if parent is None else parent.interaction.id,
+            "bridged": prompt.bridged,
+            "prompt_tokens": len(prompt.ids),
+            "messages": len(request.messages),
+            "matched_messages": prompt.match.covered,
+        },
+    )
 
 
 def _too_long(found: TooManyTokens, context: int) -> ContextLengthExceeded:

@@ -151,7 +151,7 @@ def proxy_server(
 def serving(port: int, folder: Path, tokenizer: Path | None, engine: str = "scripted") -> list[str]:
     """Return the command line of a proxy whose database is in `folder`. `engine`: scripted, or the URL of a server."""
     arguments = ["serve", "--port", str(port), "--database-url", f"sqlite:///{folder / 'bench.db'}"]
-    arguments += ["--engine", engine, "--log-level", "warning"]
+    arguments += ["--engine", engine]
     if engine == "scripted":
         arguments += ["--engine-arg", f"tokens={REPLY_TOKENS}"]
     return arguments + (["--tokenizer", str(tokenizer)] if tokenizer else [])

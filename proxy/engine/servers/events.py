@@ -79,8 +79,8 @@ class ServerEvents:
             if now - minute.began >= _MINUTE_S:
                 del self._minutes[server]
                 if minute.count > _LINES:
-                    fields = {"server": server or None, "changes": minute.count, "latest": minute.last}
-                    logger.warning("engine server keeps changing", fields)
+                    changes = {"server": server or None, "changes": minute.count, "latest": minute.last}
+                    logger.warning("engine server keeps changing", changes)
 
     def _tell(self, level: int, event: str, server: str, fields: dict[str, object]) -> None:
         if self._quiet():

@@ -137,6 +137,8 @@ def quieten() -> None:
 
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
+    transformers_logging.disable_default_handler()
+    transformers_logging.enable_propagation()  # its lines are lines like any other
     logging.getLogger("ContinuousBatchingLogger").setLevel(logging.CRITICAL)
 
 

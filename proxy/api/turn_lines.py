@@ -1,0 +1,96 @@
+"""The line of a turn, once its request has ended and the turn, too: what it was, what it took, and how it ended.
+
+Each request of a turn has one, also a retry that attached to a turn or got its reply again. Of `n` choices each has
+one. If the client left, the turn goes on for a while, and the line comes at its end.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+
+from proxy.reasons import Status
+from proxy.telemetry.http_request import HttpRequest
+from proxy.turns.choice import Choice
+from proxy.turns.replay import ReplayedTurn
+from proxy.types import Interaction
+
+logger = logging.getLogger(__name__)
+
+
+class TurnLines:
+    """Tells of the choices of one reply at the end of its request. Make it before the reply joins their attempt.
+
+    `content`: also the beginning of what was said, for `--log-content`.
+    """
+
+    def __init__(self, choices: Sequence[Choice], *, content: bool) -> None:
+        self._choices, self._content = choices, content
+        self._retry = None
+        if isinstance(choices[0], ReplayedTurn):
+            self._retry = "replayed"
+        elif choices[0].attempt.joined:
+            self._retry = "attached"
+
+    def __call__(self, request: HttpRequest) -> None:
+        for index, choice in enumerate(self._choices):
+            if choice.ended.done():
+                self._tell(request, index, choice)
+            else:
+                choice.ended.add_done_callback(lambda _, i=index, c=choice: self._tell(request, i, c))  # type: ignore[misc]
+
+    def _tell(self, request: HttpRequest, index: int, choice: Choice) -> None:
+        turn, new, error = choice.interaction, self._retry is None, _error_of(choice)
+        failed = turn.status is Status.FAILED or (error is not None and not request.left)
+        level = logging.WARNING if failed else logging.INFO
+        if not logger.isEnabledFor(level):
+            return
+        logger.log(
+            level,
+            "turn",
+            {
+                "session": request.session,
+                "interaction": turn.id,
+                "choice": index if len(self._choices) > 1 else None,
+                "api": turn.api,
+                "model": turn.model,
+                "status": turn.status,
+                "reason": turn.reason if turn.status is Status.COMPLETE else None,
+                "retry": self._retry,
+                "prompt_tokens": choice.prompt_tokens,
+                "cached_tokens": turn.cached_tokens,
+                "output_tokens": len(turn.output_ids),
+                "finish": turn.finish_reason,
+                "first_token_s": turn.first_token_at - request.began if new and turn.first_token_at else None,
+                "total_s": time.monotonic() - request.started,
+                "http_status": request.status,
+                "client_left": request.left or None,
+                "error": error,
+                "request_id": request.id,
+            },
+        )
+        if self._content and new:
+            _tell_content(turn, request)
+
+
+def _error_of(choice: Choice) -> str | None:
+    """Why a choice failed, if it did."""
+    if choice.interaction.error is not None:
+        return choice.interaction.error
+    problem = None if choice.ended.cancelled() else choice.ended.exception()
+    return None if problem is None else str(problem)
+
+
+def _tell_content(turn: Interaction, request: HttpRequest) -> None:
+    asked = " | ".join(f"{message.role}: {message.content}" for message in turn.new_messages)
+    logger.debug(
+        "content",
+        {
+            "session": request.session,
+            "interaction": turn.id,
+            "messages": asked,
+            "answer": turn.output.content,
+            "reasoning": turn.output.reasoning,
+        },
+    )

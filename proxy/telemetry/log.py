@@ -1,0 +1,101 @@
+"""What the server says: every record of the standard library's logging, its own and of libraries, as lines on stderr.
+
+Modules use `logging.getLogger(__name__)`. Only `tokengrove serve` calls `set_up`; as a library the server leaves
+logging to its program.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import tempfile
+import threading
+from types import TracebackType
+from typing import Any
+
+from proxy.telemetry.log_lines import JsonLines, LineFormatter, PrettyLines
+from proxy.telemetry.log_writer import LogWriter
+
+FORMATS = ("pretty", "json")
+LEVELS = ("debug", "info", "warning", "error")
+
+AUDIT = "tokengrove.audit"
+"""The logger of audit lines, which are written at any level."""
+
+_OWN = ("proxy", "tokengrove")
+_TALKATIVE = ("httpx", "httpcore", "sqlalchemy", "alembic", "urllib3", "asyncio", "filelock", "huggingface_hub")
+"""Libraries whose info lines are about each call of theirs, with URLs or texts in them: from warnings on."""
+
+logger = logging.getLogger(__name__)
+_writer: LogWriter | None = None
+_lock: Any = None
+
+
+def set_up(form: str, level: str, *, workers: bool = False) -> None:
+    """Write the records of this process, and of those that it forks, to stderr from now on.
+
+    `form`: one of FORMATS. `level`: of this server's own records, one of LEVELS; libraries say nothing below `info`.
+    `workers`: several processes will write.
+    """
+    global _writer, _lock
+    least = logging.getLevelNamesMapping()[level.upper()]
+    if workers:
+        _lock = tempfile.TemporaryFile()  # noqa: SIM115  it is closed with the process
+    _writer = LogWriter(sys.stderr.fileno(), _lines(form), None if _lock is None else _lock.fileno())
+    root = logging.getLogger()
+    root.handlers[:] = [_writer]
+    root.setLevel(max(least, logging.INFO))
+    for name in _OWN:
+        logging.getLogger(name).setLevel(least)
+    for name in _TALKATIVE:
+        logging.getLogger(name).setLevel(max(least, logging.WARNING))
+    logging.getLogger(AUDIT).setLevel(logging.INFO)
+    logging.captureWarnings(True)
+    sys.excepthook, threading.excepthook, sys.unraisablehook = _on_crash, _on_thread_crash, _on_unraisable
+    # No line has what these look up for each record; they are the switches that logging's documentation names.
+    logging._srcfile = None
+    logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
+
+
+def start_writing(worker: int | None = None) -> None:
+    """Write in a thread from now on, so that a stalled reader stalls nothing. Call it once nothing will fork any more.
+
+    `worker`: the number of this process among the workers of its server.
+    """
+    if _writer is not None:
+        _writer.formatter.worker = worker
+        _writer.start()
+
+
+def flush() -> None:
+    """Wait until what was said is written, before something else is."""
+    if _writer is not None:
+        _writer.flush()
+
+
+def is_json() -> bool:
+    """Whether `set_up` was asked for JSON: then nothing else may be printed."""
+    return _writer is not None and isinstance(_writer.formatter, JsonLines)
+
+
+def _lines(form: str) -> LineFormatter:
+    colour = sys.stderr.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+    return JsonLines() if form == "json" else PrettyLines(colour=colour)
+
+
+def _on_crash(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
+    if not issubclass(kind, KeyboardInterrupt):
+        logger.critical("crash", {"error": kind.__name__}, exc_info=(kind, error, traceback))
+
+
+def _on_thread_crash(crash: threading.ExceptHookArgs) -> None:
+    name = None if crash.thread is None else crash.thread.name
+    if crash.exc_value is not None:
+        told = (crash.exc_type, crash.exc_value, crash.exc_traceback)
+        logger.error("crash", {"error": crash.exc_type.__name__, "thread": name}, exc_info=told)
+
+
+def _on_unraisable(crash: Any) -> None:
+    told = (crash.exc_type, crash.exc_value, crash.exc_traceback)
+    logger.error("crash", {"error": crash.exc_type.__name__}, exc_info=told)

@@ -1,0 +1,151 @@
+"""Records of the standard library's logging as lines: JSON for collectors, or `pretty` for people.
+
+No text of a client can begin a line or steer a terminal: control characters and line ends are escaped in both formats.
+Whatever it is called with, a formatter returns a line, cut to a length that a collector takes.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import re
+import time
+from collections.abc import Mapping
+from typing import Any
+
+Value = str | int | float | bool
+"""A value of a field in a line."""
+
+_MOST_CHARACTERS = 300
+_MOST_OF_TRACEBACK = 16_000
+_SHORT = 100
+_BARE = re.compile(r"[\w.:/+-]+", re.ASCII)
+_SECRETS = re.compile(r"(?<=~)[\w-]{20,}|\b[sc]k-[\w-]{20,}|(?<=://)[^/@\s]+(?=@)")
+"""What follows `~` in a path, keys that this server has made, and the login in a URL: a library's error may quote them.
+"""
+
+_OWN = ("proxy.", "tokengrove.")
+_COLOURS = {"debug": "2", "warning": "33", "error": "31", "critical": "31;1"}
+
+
+class LineFormatter(logging.Formatter):
+    """What both formats share. `worker`: the number of this process among the workers of its server, if it is one."""
+
+    worker: int | None = None
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the line of a record, without a line end that is not its own."""
+        try:
+            return self.line(record, event_of(record), self._fields(record))
+        except Exception as error:  # a broken line must not end the thread that writes
+            return self.line(record, f"a record of {record.pathname} could not be written: {type(error).__name__}", {})
+
+    def line(self, record: logging.LogRecord, event: str, fields: Mapping[str, Value]) -> str:
+        """Return a line."""
+        raise NotImplementedError
+
+    def traceback(self, record: logging.LogRecord) -> str | None:
+        """Return the end of a record's traceback, if it has one."""
+        if not record.exc_info or record.exc_info[0] is None:
+            return None
+        text = without_secrets(self.formatException(record.exc_info))
+        return text if len(text) <= _MOST_OF_TRACEBACK else f"...{text[-_MOST_OF_TRACEBACK:]}"
+
+    def _fields(self, record: logging.LogRecord) -> dict[str, Value]:
+        fields: dict[str, Value] = {} if self.worker is None else {"worker": self.worker}
+        if type(record.args) is dict:
+            for name, value in record.args.items():
+                if value is None:
+                    continue
+                # Each turn has a line: numbers, and what is short and cannot hold a secret, cost no call.
+                if isinstance(value, str):
+                    short = len(value) <= _SHORT and _BARE.fullmatch(value) is not None and "k-" not in value
+                    fields[name] = value if short else plain(value)
+                else:
+                    fields[name] = value if type(value) is int else plain(value)
+        return fields
+
+
+class JsonLines(LineFormatter):
+    """One JSON object a line, in ASCII: `time`, `level`, `logger`, `event`, the fields, and `traceback`."""
+
+    def line(self, record: logging.LogRecord, event: str, fields: Mapping[str, Value]) -> str:
+        head = {"time": moment(record), "level": record.levelname.lower(), "logger": record.name, "event": event}
+        said = {**fields, **head}
+        if (traceback := self.traceback(record)) is not None:
+            said["traceback"] = traceback
+        return json.dumps({**head, **said})
+
+
+class PrettyLines(LineFormatter):
+    """`TIME level event name=value ...`; a traceback follows, indented. `colour`: levels are coloured."""
+
+    def __init__(self, *, colour: bool) -> None:
+        super().__init__()
+        self._colour = colour
+
+    def line(self, record: logging.LogRecord, event: str, fields: Mapping[str, Value]) -> str:
+        level = record.levelname.lower()
+        shown = f"{level:7}"
+        if self._colour and level in _COLOURS:
+            shown = f"\x1b[{_COLOURS[level]}m{shown}\x1b[0m"
+        named = str(record.msg)
+        parts = []
+        for name, value in fields.items():
+            if f"%({name})" not in named:
+                bare = _BARE.fullmatch(value) if isinstance(value, str) else not isinstance(value, bool)
+                parts.append(f"{name}={value if bare else json.dumps(value)}")
+        if not record.name.startswith(_OWN):
+            parts.append(f"logger={record.name}")
+        lines = [f"{moment(record)} {shown} {printable(' '.join([event, *parts]))}"]
+        if (traceback := self.traceback(record)) is not None:
+            lines += [f"    | {printable(line)}" for line in traceback.split("\n")]
+        return "\n".join(lines)
+
+
+def event_of(record: logging.LogRecord) -> str:
+    """The name of an event, or the sentence of a record that is none."""
+    message = record.msg
+    if type(record.args) is dict:
+        if not isinstance(message, str) or "%" not in message:
+            return str(message)
+        return message % {name: None if value is None else plain(value) for name, value in record.args.items()}
+    return cut(without_secrets(record.getMessage()), 4 * _MOST_CHARACTERS)
+
+
+def plain(value: Any) -> Value:
+    """A value that fits into a line: a number, or a text that is cut."""
+    if isinstance(value, str):
+        return cut(without_secrets(value), _MOST_CHARACTERS)
+    if isinstance(value, bool | int):
+        return value
+    if isinstance(value, float):
+        return round(value, 6) if math.isfinite(value) else str(value)
+    try:
+        return plain(json.dumps(value, separators=(",", ":"), default=str))
+    except RecursionError:  # orjson reads deeper JSON than Python writes
+        return "nested too deeply"
+
+
+def cut(text: str, most: int) -> str:
+    """The beginning of a text, with `...` where something is left out."""
+    return text if len(text) <= most else f"{text[:most]}..."
+
+
+def without_secrets(text: str) -> str:
+    """A text with `...` for what looks like a secret."""
+    return _SECRETS.sub("...", text) if "~" in text or "k-" in text or "://" in text else text
+
+
+def printable(text: str) -> str:
+    """A text with its control characters, line ends and lone surrogates escaped."""
+    if text.isprintable():
+        return text
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
+
+
+def moment(record: logging.LogRecord) -> str:
+    """When a record was made, in RFC 3339: UTC, with milliseconds."""
+    seconds, milliseconds = divmod(int(record.created * 1000), 1000)
+    return f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(seconds))}.{milliseconds:03d}Z"

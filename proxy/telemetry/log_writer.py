@@ -1,0 +1,154 @@
+"""Log lines on their way to a file descriptor: a reader that stalls never holds up the process.
+
+While the writer runs, records go into a queue, and a thread writes them, several at a time. If the queue is full, lines
+are dropped, counted, and the count is written once there is room. Without the thread (in a supervisor, which forks, and
+in a process that was forked) lines are written at once, and dropped after a second's wait.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import logging
+import math
+import os
+import select
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from queue import SimpleQueue
+
+from proxy.telemetry.log_lines import LineFormatter
+
+MOST_WAITING = 10_000
+"""Records that wait for a reader at most."""
+
+_GATHER_S = 0.02
+"""Seconds in which records are gathered for one write: a thread that wakes for each line would take the interpreter
+from the event loop each time."""
+_AT_ONCE = 200
+_FLUSH_S = 2.0
+_DIRECT_S = 1.0
+
+
+class LogWriter(logging.Handler):
+    """Writes the lines of all records to `descriptor`. `lock`: a file that several processes lock for each write.
+
+    What a pipe takes at once is 4 KiB, so longer lines of processes that share one would be mixed.
+    """
+
+    def __init__(self, descriptor: int, lines: LineFormatter, lock: int | None = None) -> None:
+        super().__init__()
+        self.formatter: LineFormatter = lines
+        self._descriptor, self._lock_file = descriptor, lock
+        self._reset()
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=self._reset)
+
+    def _reset(self) -> None:
+        """Begin without a thread and with an empty queue: what waits here, the process that forked this one writes."""
+        self._queue: SimpleQueue[logging.LogRecord | threading.Event] = SimpleQueue()
+        self._hurry = threading.Event()
+        self._dropped = self._told = 0
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Write in a thread from now on."""
+        self._thread = threading.Thread(target=self._run, name="tokengrove-log", daemon=True)
+        self._thread.start()
+
+    def handle(self, record: logging.LogRecord) -> bool:
+        """Take a record. Without the lock of `logging.Handler`: the queue needs none."""
+        if self._thread is None:
+            self._write_at_once(record)
+        elif self._queue.qsize() >= MOST_WAITING:
+            self._dropped += 1
+        else:
+            self._queue.put(record if isinstance(record.args, Mapping) else _settled(record))
+        return True
+
+    def flush(self) -> None:
+        """Wait until all that was said is written, for two seconds at most."""
+        if self._thread is not None and self._thread.is_alive() and self._thread is not threading.current_thread():
+            written = threading.Event()
+            self._queue.put(written)
+            self._hurry.set()
+            written.wait(_FLUSH_S)
+
+    def _run(self) -> None:
+        while True:
+            first = self._queue.get()
+            self._hurry.wait(_GATHER_S)
+            waiting = [first, *(self._queue.get() for _ in range(min(self._queue.qsize(), _AT_ONCE)))]
+            self._write("".join(self._lines(waiting)).encode("utf-8", "backslashreplace"))
+            for item in waiting:
+                if isinstance(item, threading.Event):
+                    self._hurry.clear()
+                    item.set()
+
+    def _lines(self, waiting: list[logging.LogRecord | threading.Event]) -> Iterator[str]:
+        for item in waiting:
+            if isinstance(item, logging.LogRecord):
+                yield f"{self.formatter.format(item)}\n"
+        if dropped := self._dropped - self._told:  # two counters, because two threads change them
+            self._told += dropped
+            yield f"{self.formatter.format(_dropped_lines(dropped))}\n"
+
+    def _write(self, data: bytes) -> None:
+        """Write all of `data`, however long that takes; nothing if nobody reads it any more."""
+        with contextlib.suppress(OSError), self._alone():
+            while data:
+                try:
+                    data = data[os.write(self._descriptor, data) :]
+                except BlockingIOError:  # somebody has made it non-blocking
+                    select.select((), (self._descriptor,), ())
+
+    @contextlib.contextmanager
+    def _alone(self, until: float = math.inf) -> Iterator[None]:
+        """Hold the lock of all processes that write here. The system releases it if this process dies.
+
+        Raises TimeoutError if another process holds it at `until`, in seconds of the monotonic clock.
+        """
+        if self._lock_file is None:
+            yield
+            return
+        import fcntl
+
+        while True:
+            try:
+                fcntl.lockf(self._lock_file, fcntl.LOCK_EX if until == math.inf else fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() >= until:
+                    raise TimeoutError from None
+                time.sleep(_DIRECT_S / 100)
+        try:
+            yield
+        finally:
+            fcntl.lockf(self._lock_file, fcntl.LOCK_UN)
+
+    def _write_at_once(self, record: logging.LogRecord) -> None:
+        """Write a record here; drop it if the reader takes nothing for a second."""
+        until = time.monotonic() + _DIRECT_S
+        data = "".join(self._lines([record])).encode("utf-8", "backslashreplace")
+        try:
+            with self._alone(until):
+                while data:
+                    if not select.select((), (self._descriptor,), (), max(0.0, until - time.monotonic()))[1]:
+                        raise TimeoutError
+                    data = data[os.write(self._descriptor, data[: select.PIPE_BUF]) :]
+        except TimeoutError:
+            self._dropped += 1
+        except OSError:
+            pass  # nobody reads it any more
+
+
+def _settled(record: logging.LogRecord) -> logging.LogRecord:
+    """The same record with its text: its arguments may change before it is written."""
+    settled = copy.copy(record)
+    settled.msg, settled.args = record.getMessage(), None
+    return settled
+
+
+def _dropped_lines(count: int) -> logging.LogRecord:
+    return logging.LogRecord(__name__, logging.WARNING, __file__, 0, "log lines dropped", ({"lines": count},), None)
