@@ -83,6 +83,7 @@ from proxy.settings import Settings
 from proxy.store import schema
 from proxy.store.database import label, parse_url
 from proxy.store.store import Store
+from proxy.telemetry.http_request import HttpRequest, RequestEnd
 from proxy.telemetry.metrics import Metrics
 from proxy.telemetry.process_metrics import ProcessMetrics
 from proxy.telemetry.tracing import start_tracing
@@ -196,11 +197,10 @@ def build_app(
     )
     app = App(routes=_routes(parts), exception_handlers=_ERROR_HANDLERS, lifespan=partial(_lifespan, parts))
     app.turn_routes = TurnRoutes(parts.turn_endpoints)
-    app.on_end = RequestLines()
     guard = Guard(settings)
     app.guard = None if guard.idle else guard
     app.state.metrics = metrics
-    app.on_end = metrics.http.count
+    app.on_end = _each(metrics.http.count, RequestLines())
     app.state.turns, app.state.polls, app.state.registry = turns, parts.polls, sessions.registry
     app.state.memory = sessions.memory
     app.state.engine, app.state.renderer, app.state.store = engine, renderer, store
@@ -208,6 +208,16 @@ def build_app(
     if parts.group is not None:
         app.state.for_workers = WorkerEndpoints(parts.group.steps(), app.passed_on, parts.group.joined)
     return app
+
+
+def _each(*listeners: RequestEnd) -> RequestEnd:
+    """What tells all listeners of the end of a request."""
+
+    def ended(request: HttpRequest) -> None:
+        for listener in listeners:
+            listener(request)
+
+    return ended
 
 
 def check(settings: Settings) -> None:

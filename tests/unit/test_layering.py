@@ -70,6 +70,7 @@ PARTS: dict[str, set[str]] = {
         "app",
         "client",
         "errors",
+        "progress",
         "proxy",
         "reasons",
         "rollout",
