@@ -98,8 +98,8 @@ class Pool:
         self._restored: set[str] = set()
 
     async def start(self) -> None:
-        """Wait until a server answers. Raises ConfigurationError if none does in time."""
-        deadline, told = asyncio.get_running_loop().time() + self._start_timeout_s, False
+        """Wait until a server answers, and say why none does. Raises ConfigurationError if none does in time."""
+        deadline, told = asyncio.get_running_loop().time() + self._start_timeout_s, ""
         while True:
             await self._find_left()
             await self._reach_all()
@@ -111,12 +111,12 @@ class Pool:
                     f"--engine: no engine server answered within {self._start_timeout_s:g} s ({reasons}); "
                     "check the URLs, or wait longer with --engine-arg start_timeout_s=SECONDS"
                 )
-            if not told:
+            if reasons != told:
                 logger.warning(
                     "no engine server answers yet; waiting up to %(limit_s)g s (%(reasons)s)",
                     {"limit_s": self._start_timeout_s, "reasons": reasons},
                 )
-                told = True
+                told = reasons
             await asyncio.sleep(self._check_s)
         self._info = self.info()
         step(f"reached {len(self._members)} of {len(self._members) + len(self._missing)} engine servers")

@@ -484,6 +484,22 @@ async def test_a_pool_without_a_server_logs_once_that_it_waits(caplog: pytest.Lo
         await wire.kill()
 
 
+async def test_a_pool_that_waits_says_why_when_the_reason_changes(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reasons = iter([EngineLost("refused"), EngineLost("refused"), EngineLost("loading"), LookupError("enough")])
+
+    async def reach(url: str) -> object:
+        raise next(reasons)
+
+    pool = Pool(["http://h:1"], connect(VOCABULARY, None, processed_logprobs=False), start_timeout_s=30.0, check_s=0.0)
+    monkeypatch.setattr(pool, "_reach", reach)
+    with pytest.raises(LookupError):
+        await pool.start()
+    said = [record.getMessage().rpartition("(")[2] for record in caplog.records]
+    assert said == ["http://h:1: refused)", "http://h:1: loading)"]
+
+
 async def test_servers_that_are_gone_before_they_get_a_request_are_no_losses_of_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
