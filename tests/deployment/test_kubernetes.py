@@ -163,7 +163,8 @@ def test_the_pod_of_the_deployment_migrates_serves_and_stops(unmigrated_postgres
     """The init container and the server, with the variables of the manifest, on a real Postgres."""
     spec = pod("server/server.yaml", "tokengrove")
     machine = Machine(tmp_path, free_port())
-    given = {"POSTGRES_PASSWORD": "p", "TOKENGROVE_ADMIN_KEY": "k", "TOKENGROVE_METRICS_KEY": "m", **settings_file(), "TOKENGROVE_HOST": "127.0.0.1"}
+    secrets = {"POSTGRES_PASSWORD": "p", "TOKENGROVE_ADMIN_KEY": "k", "TOKENGROVE_METRICS_KEY": "m"}
+    given = {**secrets, **settings_file(), "TOKENGROVE_HOST": "127.0.0.1"}
     migrate, server = container(spec, "migrate"), container(spec, "tokengrove")
     for each in (migrate, server):
         entries = {entry["name"]: entry for entry in each["env"]}
