@@ -48,6 +48,7 @@ def serve(config: ConfigFile = None, print_config: PrintConfig = False, **flags:
         with sources.named():
             _serve(sources)
     except ConfigurationError as error:
+        log.flush()
         if not log.is_json():
             raise
         logger.error("start failed", {"error": str(error)})
