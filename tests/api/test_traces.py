@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,9 @@ BODIES: dict[str, dict[str, Any]] = {
 }
 CHAT = "/s/v1/chat/completions"
 BODY = {"model": "m", "messages": [user(SECRET)]}
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = ROOT / "docs" / "monitoring.md"
+SOURCES = "".join(path.read_text() for path in (ROOT / "proxy").rglob("*.py"))
 TRACE_ID = "0af7651916cd43dd8448eb211c80319c"
 TRACEPARENT = f"00-{TRACE_ID}-b7ad6b7169203331-01"
 
@@ -253,6 +257,46 @@ async def test_a_server_without_the_package_says_so_once_and_serves(
         await server.chat([user("hi")])
     (line,) = [message for message in caplog.messages if "OTEL_" in message]
     assert "pip install 'tokengrove[otel]'" in line
+
+
+async def test_the_docs_name_every_span_event_and_attribute(
+    tmp_path: Path, exported: Exported, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = play(
+        [
+            Reply(sampled("<think>\nhm\n</think>\n\nhi")),
+            Reply(sampled("one two"), delay_s=0.03),
+            *[Reply(sampled("a"))] * 3,
+        ]
+    )
+    async with serving(tmp_path, script) as server:
+        reply = await server.chat([user("hi")], stream=False)
+        plain = server.engine.generate
+
+        async def cached(request: Any) -> Any:
+            async for chunk in plain(request):
+                yield replace(chunk, cached_tokens=7)
+
+        server.engine.generate = cached  # type: ignore[method-assign]
+        history = [user("hi"), reply["choices"][0]["message"], user("and")]
+        retry = {"idempotency-key": "k"}
+        body = {"model": "m", "messages": history, "stream": True}
+        first = asyncio.create_task(server.post(CHAT, body, headers=retry))
+        await until(lambda: len(server.engine.requests) == 2)
+        await asyncio.gather(first, server.post(CHAT, body, headers=retry))
+        await server.post(CHAT, body, headers=retry)
+        await server.chat([user("hi")], n=2)
+        await server.post(CHAT, {})
+    traces = PAGE.read_text().partition("## Traces")[2].partition("\n## ")[0]
+    spans, events, attributes = (
+        {name for row in re.findall(r"^\| (`[^|]+) \|", table, re.M) for name in re.findall(r"`([^`]+)`", row)}
+        for table in re.split(r"\n\| (?:span|event|attribute) \|", traces)[1:4]
+    )
+    finished = exported.exporter.get_finished_spans()
+    assert {span.name for span in finished} == spans
+    assert {name for span in finished for name in said(span)} == attributes
+    assert {event.name for span in finished for event in span.events} <= events
+    assert events == {"first_token", "attached", "replayed", *re.findall(r'\.note\("(\w+)"', SOURCES)}
 
 
 async def test_requests_that_are_no_turns_have_no_spans(tmp_path: Path, exported: Exported) -> None:
