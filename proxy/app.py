@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 import socket
+import time
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
@@ -277,7 +278,10 @@ async def _lifespan(parts: _Parts, app: Starlette) -> AsyncIterator[None]:
             await parts.group.catch_up()
         await asyncio.to_thread(parts.store.database.rehearse)
         with doing(f"starting the engine ({parts.settings.engine})"):
-            await parts.engine.start()
+            began = time.monotonic()
+        await parts.engine.start()
+        info, seconds = parts.engine.info(), round(time.monotonic() - began, 3)
+        logger.info("engine started", {"engine": info.name, "version": info.weight_version, "seconds": seconds})
         if parts.group is not None:
             await parts.group.join()
         elif isinstance(parts.engine, NotedEngine) and (pause := parts.engine.left_over) is not None:

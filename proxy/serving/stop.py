@@ -47,14 +47,20 @@ class Stop:
         """Say that the stop begins, and what it waits for."""
         self._clock, self._said, self._said_at = clock, left, clock()
         self._ends_at = self._said_at + timeout_s
-        logger.info("stopping: %s", f"{_listed(left)}, up to {timeout_s:g} s" if any(left) else "nothing runs")
+        if any(left):
+            logger.info(
+                f"stopping: {_named(left)}, up to %(limit_s)s s", {**_counts(left), "limit_s": f"{timeout_s:g}"}
+            )
+        else:
+            logger.info("stopping: nothing runs")
 
     def look(self, left: Left) -> None:
         """Say what is left, if it has changed or was not said for a while."""
         now = self._clock()
         if any(left) and (left != self._said or now - self._said_at >= _AGAIN_S):
             self._said, self._said_at = left, now
-            logger.info("stopping: still %s, up to %.0f s more", _listed(left), max(0.0, self._ends_at - now))
+            left_s = round(max(0.0, self._ends_at - now))
+            logger.info(f"stopping: still {_named(left)}, up to %(left_s)d s more", {**_counts(left), "left_s": left_s})
 
     def at_once(self) -> None:
         """Say that a second signal ends the wait."""
@@ -63,11 +69,12 @@ class Stop:
     def interrupt(self, turns: int) -> None:
         """Say how many turns are interrupted, if any are."""
         if turns:
-            logger.warning("stopping: interrupted %s", _count(turns, "turn"))
+            logger.warning(f"stopping: interrupted {_count('turns', turns)}", {"turns": turns})
 
     def end(self, ended: Ended) -> None:
         """Say that the stop is over."""
-        logger.info("stopped: %s finished, %d interrupted", _count(ended.finished, "turn"), ended.interrupted)
+        named = _count("finished", ended.finished, "turn")
+        logger.info(f"stopped: {named} finished, %(interrupted)d interrupted", ended._asdict())
 
 
 def end_at_signal() -> None:
@@ -92,15 +99,20 @@ def end_process() -> NoReturn:
 
 
 def _end_start(number: int, _: FrameType | None) -> None:
-    logger.info("stopped by %s during the start", signal.Signals(number).name)
+    logger.info("stopped by %(signal)s during the start", {"signal": signal.Signals(number).name})
     logging.shutdown()
     os._exit(0)
 
 
-def _listed(left: Left) -> str:
-    counts = zip(left, ("turn", "export", "connection"), strict=True)
-    return ", ".join(_count(number, noun) for number, noun in counts if number)
+def _counts(left: Left) -> dict[str, int]:
+    return {name: count for name, count in left._asdict().items() if count}
 
 
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+def _named(left: Left) -> str:
+    return ", ".join(_count(name, count) for name, count in _counts(left).items())
+
+
+def _count(name: str, count: int, noun: str | None = None) -> str:
+    """The field `name` in a sentence, with its noun: the name itself, without its last letter for one."""
+    noun = noun or name.removesuffix("s")
+    return f"%({name})d {noun}" if count == 1 else f"%({name})d {noun}s"

@@ -31,13 +31,15 @@ class IdleSweep:
             try:
                 await self.expire_idle(idle_s)
             except ProxyError as problem:
-                logger.warning("idle sessions could not be sealed: %s", problem.message)
+                logger.warning("idle sessions could not be sealed: %(reason)s", {"reason": problem.message})
 
     async def expire_idle(self, idle_s: float) -> None:
         """End sessions as expired that no replica used for `idle_s` seconds; their data stays."""
         before = time.time() - idle_s
         while names := await self._changes.find_idle(before, _PAGE):
             expired = [name for name in names if await self._expire(name, idle_s, before)]
+            if expired:
+                logger.info("idle sessions expired", {"sessions": len(expired), "idle_s": idle_s})
             if len(expired) < len(names) or len(names) < _PAGE:
                 return  # the remaining ones are in use; the next sweep looks again
 

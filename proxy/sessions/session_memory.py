@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import logging
 import time
 from collections.abc import Callable
 from operator import attrgetter
@@ -16,6 +17,8 @@ from operator import attrgetter
 from proxy.resources.memory import resident_bytes, return_freed_memory
 from proxy.sessions.live_session import LiveSession
 from proxy.sessions.registry import Registry
+
+logger = logging.getLogger(__name__)
 
 # A session that is not used for this long leaves in any case.
 _FORGET_S = 600.0
@@ -66,13 +69,16 @@ class SessionMemory:
     async def _forget(self, sessions: list[LiveSession], excess: int) -> None:
         """Drop idle sessions, those first that were not used for longest, until `excess` bytes have gone."""
         sessions.sort(key=_used_at)
-        now = time.monotonic()
+        now, forgotten = time.monotonic(), 0
         for index, session in enumerate(sessions, 1):
             unused_s = now - session.used_at
             if unused_s < _FORGET_S and (excess <= 0 or unused_s < _QUIET_S):
-                return
+                break
             if not (session.running or session.waiting):
                 self._registry.forget(session)
                 excess -= session.size
+                forgotten += 1
             if not index % _AT_ONCE:
                 await asyncio.sleep(0)
+        if forgotten:
+            logger.debug("sessions left memory", {"sessions": forgotten, "left": len(sessions) - forgotten})

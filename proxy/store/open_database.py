@@ -17,6 +17,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from proxy.errors import StoreUnavailable
 from proxy.store import database
+from proxy.store.outage import Outage
 from proxy.store.rehearsal import rehearse_turn
 from proxy.store.shared_reads import SharedReads, refused_read
 from proxy.store.writer import Writer
@@ -47,7 +48,8 @@ class OpenDatabase:
         self._reader_engine = reader_engine
         self._lock = lock
         self._readers = ThreadPoolExecutor(READER_THREADS, thread_name_prefix="store-reader")
-        self.shared_reads = SharedReads(reader_engine, self._readers)
+        self._outage = Outage("reads")
+        self.shared_reads = SharedReads(reader_engine, self._readers, self._outage)
 
     @property
     def running(self) -> bool:
@@ -66,9 +68,11 @@ class OpenDatabase:
         """Run a function of `sql` in this thread. Blocks. Raises StoreUnavailable when the database refuses."""
         try:
             with self._reader_engine.begin() as connection:
-                return read(connection, *args, **kwargs)
+                result = read(connection, *args, **kwargs)
         except SQLAlchemyError as error:
-            raise refused_read(error) from error
+            raise refused_read(error, self._outage) from error
+        self._outage.over()
+        return result
 
     def renew(self) -> None:
         """Connect anew for whatever comes next: the server behind a connection may not be the primary any more."""

@@ -7,7 +7,6 @@ began, since its query begins later.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Sequence
 from concurrent.futures import Executor
 
@@ -17,9 +16,8 @@ from sqlalchemy.exc import SQLAlchemyError
 from proxy.errors import StoreUnavailable
 from proxy.store.faults import fault_of, reason_of
 from proxy.store.news import News, Seen
+from proxy.store.outage import Outage
 from proxy.store.sql.revisions import Wanted, load_new_turns
-
-logger = logging.getLogger(__name__)
 
 
 class SharedReads:
@@ -28,8 +26,8 @@ class SharedReads:
     Its connection is kept, and in no transaction, so a query is one round trip.
     """
 
-    def __init__(self, engine: Engine, executor: Executor) -> None:
-        self._engine, self._executor = engine, executor
+    def __init__(self, engine: Engine, executor: Executor, outage: Outage) -> None:
+        self._engine, self._executor, self._outage = engine, executor, outage
         self._connection: Connection | None = None
         self._renewing = False
         self._waiting: list[tuple[Wanted, asyncio.Future[News | None]]] = []
@@ -65,11 +63,12 @@ class SharedReads:
             try:
                 found = await asyncio.get_running_loop().run_in_executor(self._executor, self._load, wanted)
             except Exception as error:
-                problem = refused_read(error)
+                problem = refused_read(error, self._outage)
                 for _, future in waiting:
                     if not future.done():
                         future.set_exception(problem)
             else:
+                self._outage.over()
                 for (_, future), news in zip(waiting, found, strict=True):
                     if future.done():
                         continue
@@ -92,7 +91,8 @@ class SharedReads:
         return load_new_turns(self._connection, wanted)
 
 
-def refused_read(error: Exception) -> StoreUnavailable:
+def refused_read(error: Exception, outage: Outage) -> StoreUnavailable:
     """The error for clients whose read failed; the log has the reason."""
-    logger.error("the database refused a read: %s", reason_of(error))
-    return StoreUnavailable(f"the database refused a read: {fault_of(error)}")
+    fault = fault_of(error)
+    outage.refused(fault, reason_of(error))
+    return StoreUnavailable(f"the database refused a read: {fault}")

@@ -35,6 +35,7 @@ from sqlalchemy.exc import InterfaceError, InternalError, OperationalError, SQLA
 
 from proxy.errors import ProxyError, StoreUnavailable
 from proxy.store.faults import fault_of, is_read_only, reason_of
+from proxy.store.outage import Outage
 from proxy.store.sql.locks import is_deadlock, is_disconnect, lock_all
 from proxy.store.sql.pipeline import is_aborted, pipelined
 from proxy.store.sql.writes import OF_TURNS, BatchWrite, append_interactions, insert_intents, set_replied
@@ -57,6 +58,10 @@ _LINGER_S = 0.05
 # The largest group. After a stall of the disk, thousands of changes wait, and none shall wait for all of them.
 _GROUP_CHANGES = 256
 _GROUP_BYTES = 16 * 1024 * 1024
+# From when on the log says that the disk, or the database, is slow.
+_SLOW_S = 5.0
+_BEHIND_CHANGES = 4 * _GROUP_CHANGES
+_BEHIND_EVERY_S = 10.0
 # How many futures are resolved in one pass of the event loop: their callers all run before its next pass.
 _RESOLVED_AT_ONCE = 32
 
@@ -104,6 +109,8 @@ class Writer:
         """`on_read_only`: called in the thread when the database takes no writes, as one that was a primary before."""
         self._engine, self._metrics, self._on_read_only = engine, metrics or StoreMetrics(), on_read_only
         self.refusal: str | None = None
+        self._outage = Outage("commits")
+        self._behind_told_at = -_BEHIND_EVERY_S
         self._renewing = False
         self._sqlite = engine.dialect.name == "sqlite"
         self._connection: Connection | None = None
@@ -213,6 +220,9 @@ class Writer:
             awaited += change.urgent
             size += change.size
         self._company = awaited > 1
+        if len(self._queue) >= _BEHIND_CHANGES and time.monotonic() - self._behind_told_at >= _BEHIND_EVERY_S:
+            self._behind_told_at = time.monotonic()
+            logger.warning("the database writer is behind", {"queued": len(self._queue)})
         return len(group) == _GROUP_CHANGES or size >= _GROUP_BYTES
 
     def _commit(self, group: list[Change]) -> list[ChangeResult]:
@@ -231,8 +241,8 @@ class Writer:
 
     def _refuse(self, group: Sequence[Change], error: Exception) -> list[ChangeResult]:
         self._metrics.refused.by[()] += 1
-        logger.error("the database refused a commit of %d changes: %s", len(group), reason_of(error))
         self.refusal = fault_of(error)
+        self._outage.refused(self.refusal, reason_of(error))
         return [(change, StoreUnavailable(f"the database refused the commit: {self.refusal}")) for change in group]
 
     def _transact(self, group: list[Change], apply: Apply, *, pipeline: bool = False) -> list[ChangeResult]:
@@ -252,8 +262,13 @@ class Writer:
                         # The note that a reply was written changes no session.
                         lock_all(connection, [change.payload for change in group if change.write is not set_replied])
                     outcomes = apply(connection, group)
-                self.refusal = None
-                self._metrics.transaction.observe(time.perf_counter() - begun)
+                if self.refusal is not None:
+                    self.refusal = None
+                    self._outage.over()
+                seconds = time.perf_counter() - begun
+                if seconds >= _SLOW_S:
+                    logger.warning("slow transaction", {"seconds": round(seconds, 1), "changes": len(group)})
+                self._metrics.transaction.observe(seconds)
                 self._metrics.changes.observe(len(group))
                 return outcomes
             except SQLAlchemyError as error:
@@ -264,6 +279,8 @@ class Writer:
                 lost = kept and outcomes is None and is_disconnect(error)
                 if not lost and not is_deadlock(error):  # after a deadlock, the other replica has gone on
                     raise
+                if lost:
+                    logger.warning("database connection lost, connecting again", {"reason": reason_of(error)})
 
     def _disconnect(self, *, lost: bool = False) -> None:
         """Give the connection back to the pool, which resets it, and checks it before it is used again.
@@ -283,7 +300,7 @@ class Writer:
             if change.future is not None:
                 loops.setdefault(change.future.get_loop(), []).append((change.future, outcome))
             elif isinstance(outcome, ProxyError):
-                logger.warning("a note could not be stored: %s", outcome.message)
+                logger.warning("a note could not be stored: %(reason)s", {"reason": outcome.message})
         for loop, settled in loops.items():
             # No caller can still wait on a closed loop.
             with contextlib.suppress(RuntimeError):
