@@ -12,7 +12,7 @@ from starlette.responses import Response
 from proxy.api.http import JsonResponse, key_of
 from proxy.engine.gate import Gate
 from proxy.engine.interface import ServerPool
-from proxy.errors import Unauthorized
+from proxy.errors import NotFound, Unauthorized
 from proxy.sessions.keys import KeySet, hash_key
 from proxy.settings import Settings
 from proxy.store.store import Store
@@ -34,6 +34,7 @@ class HealthEndpoints:
         """`numbers` reads the metrics of this process, or of all workers. `servers`: the pool that the engine is."""
         self._gate, self._store, self._servers = gate, store, servers
         self._metrics, self._numbers = metrics, numbers
+        self._port = settings.metrics_port
         self._keys = [KeySet(settings.metrics_key), KeySet(settings.admin_key)] if settings.metrics_key else []
 
     async def health(self, request: Request) -> JsonResponse:
@@ -51,7 +52,9 @@ class HealthEndpoints:
         return JsonResponse({**state, "version": info.weight_version})
 
     async def metrics(self, request: Request) -> Response:
-        """The metrics as Prometheus or OpenMetrics text, as the `Accept` header asks. Raises Unauthorized."""
+        """The metrics as Prometheus or OpenMetrics text, as `Accept` asks. Raises Unauthorized and NotFound."""
+        if self._port is not None and _port_of(request) != self._port:
+            raise NotFound(f"/metrics is at port {self._port} of this server (--metrics-port)")
         self._check_key(key_of(request))
         backlog = await self._store.backlog.read()
         self._metrics.sessions.see(backlog, time.time(), up=backlog is not None and not self._store.refused)
@@ -63,3 +66,9 @@ class HealthEndpoints:
         digest = hash_key(key or "")
         if self._keys and not any([keys.holds(digest) for keys in self._keys]):
             raise Unauthorized("/metrics needs its key or the admin key (--metrics-key): Authorization: Bearer KEY")
+
+
+def _port_of(request: Request) -> int | None:
+    """The port of the server that the client has reached."""
+    server = request.scope.get("server")
+    return None if server is None else server[1]

@@ -81,6 +81,11 @@ class Connection(HttpToolsProtocol):
         """The socket, for options only."""
         return self.transport.get_extra_info("socket")  # type: ignore[no-any-return]
 
+    @property
+    def local_port(self) -> int | None:
+        """The port of the server that the client has reached; None for a Unix socket."""
+        return None if self.server is None else self.server[1]
+
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self.stage, self.mark, self.since = Stage.FRESH, None, self.loop.time()

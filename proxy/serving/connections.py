@@ -19,7 +19,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.server import ServerState
 
 from proxy.api.http import error_response
-from proxy.errors import SHUTTING_DOWN, EngineUnavailable, ProxyError, RequestTimeout, TooManyConnections
+from proxy.errors import SHUTTING_DOWN, EngineUnavailable, NotFound, ProxyError, RequestTimeout, TooManyConnections
 from proxy.serving import peer
 from proxy.serving.connection import Connection, Stage
 from proxy.telemetry.http_request import HttpRequest, RequestEnd
@@ -62,6 +62,7 @@ class Connections(ServerState):
         super().__init__()
         self.on_end = on_end
         self.most: int | None = None
+        self.metrics_port: int | None = None
         self._patience = patience
         self._ending = self._all_used = False
         self._events: Counter[str] = Counter()
@@ -77,13 +78,19 @@ class Connections(ServerState):
         return {(state,): states[state] for state in _STATES.values()}
 
     def admit(self, connection: Connection) -> None:
-        """Find room for a connection that has just been made; else let it have only `WATCHED`, or refuse it."""
+        """Find room for a connection that has just been made; else let it have only `WATCHED`, or refuse it.
+
+        A connection to `metrics_port` has only `WATCHED` in any case.
+        """
+        if self.metrics_port is not None and connection.local_port == self.metrics_port:
+            other = NotFound(f"this port has only {', '.join(sorted(WATCHED))} (--metrics-port)")
+            connection.app = _Limited(connection.app, other, self.on_end)
         if self._ending:
             connection.transport.close()
         elif self.most is not None and len(self.connections) > self.most and not self._make_room(connection):
             error = TooManyConnections(f"all {self.most} connections are in use; try again", retry_after_s=1.0)
             if len(self.connections) <= self.most + SPARE:
-                connection.app = _Busy(connection.app, error, self.on_end)
+                connection.app = _Limited(connection.app, error, self.on_end)
             else:
                 self.note("refused, with all others in use")
                 connection.refuse(error)
@@ -189,8 +196,8 @@ class Connections(ServerState):
         return bool(chosen)
 
 
-class _Busy:
-    """What answers a connection beyond the limit: `WATCHED` as ever, anything else with a 503."""
+class _Limited:
+    """What answers a connection that has only `WATCHED`, and gets `error` for anything else."""
 
     def __init__(self, app: ASGIApp, error: ProxyError, on_end: RequestEnd | None) -> None:
         self._app, self._error, self._on_end = app, error, on_end

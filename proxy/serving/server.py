@@ -103,12 +103,12 @@ def run(settings: Settings, on_ready: Callable[[Starlette, str], None]) -> None:
     """
     raise_limit()
     limit_arenas()
-    with bind(settings) as listener:
+    with listening(settings) as listeners:
         app = build_app(settings)
         runner = asyncio.Runner(loop_factory=loop_factory())
         with runner:
             stopping = Stopping(app, settings)
-            runner.run(_serve(app, settings, listener, on_ready, stopping, signals=True))
+            runner.run(_serve(app, settings, listeners, on_ready, stopping, signals=True))
         stopping.end()
 
 
@@ -118,7 +118,7 @@ def serving(settings: Settings) -> Iterator[str]:
 
     Raises the errors of its start, and ConfigurationError if the start takes longer than two minutes.
     """
-    with bind(settings) as listener:
+    with listening(settings) as listeners:
         app = build_app(settings)
         ready: list[str] = []
         failure: list[BaseException] = []
@@ -133,7 +133,7 @@ def serving(settings: Settings) -> Iterator[str]:
             try:
                 with asyncio.Runner(loop_factory=loop_factory()) as runner:
                     stopping = Stopping(app, settings)
-                    runner.run(_serve(app, settings, listener, on_ready, stopping, signals=False, stop=stop))
+                    runner.run(_serve(app, settings, listeners, on_ready, stopping, signals=False, stop=stop))
             except BaseException as error:
                 failure.append(error)
             finally:
@@ -153,26 +153,39 @@ def serving(settings: Settings) -> Iterator[str]:
             thread.join()
 
 
-def bind(settings: Settings) -> socket.socket:
-    """Return a listening socket. Raises ConfigurationError if the port is in use or the address is not local."""
+@contextlib.contextmanager
+def listening(settings: Settings) -> Iterator[Sequence[socket.socket]]:
+    """The listening sockets of a server: that of `--port`, and that of `--metrics-port` if there is one.
+
+    Raises ConfigurationError if a port is in use or the address is not local.
+    """
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(bind(settings, settings.port, "--port"))]
+        if settings.metrics_port is not None:
+            sockets.append(stack.enter_context(bind(settings, settings.metrics_port, "--metrics-port")))
+        yield sockets
+
+
+def bind(settings: Settings, port: int, flag: str) -> socket.socket:
+    """Return a listening socket; `flag` chose its port. Raises ConfigurationError."""
     listener = new_socket(settings)
     try:
-        listener.bind((settings.host, settings.port))
+        listener.bind((settings.host, port))
         listener.listen(BACKLOG)
     except OSError as error:
         listener.close()
         raise ConfigurationError(
-            f"cannot listen on {settings.host}:{settings.port}: {error.strerror or error}; {_way_out(settings, error)}"
+            f"cannot listen on {settings.host}:{port}: {error.strerror or error}; {_way_out(settings, error, flag)}"
         ) from None
     return listener
 
 
-def _way_out(settings: Settings, error: OSError) -> str:
+def _way_out(settings: Settings, error: OSError, flag: str) -> str:
     if isinstance(error, socket.gaierror) or error.errno in (errno.EADDRNOTAVAIL, errno.EINVAL):
         return f"--host {settings.host} is no address of this machine: give one that is, 127.0.0.1, or 0.0.0.0 for all"
     if error.errno == errno.EACCES:
-        return "only privileged users may listen on such a port: choose a --port from 1024 on"
-    return "choose another --port"
+        return f"only privileged users may listen on such a port: choose a {flag} from 1024 on"
+    return f"choose another {flag}"
 
 
 def new_socket(settings: Settings) -> socket.socket:
@@ -185,7 +198,7 @@ def new_socket(settings: Settings) -> socket.socket:
 async def _serve(
     app: App,
     settings: Settings,
-    listener: socket.socket,
+    listeners: Sequence[socket.socket],
     on_ready: Callable[[Starlette, str], None],
     stopping: Stopping,
     *,
@@ -201,9 +214,9 @@ async def _serve(
         watcher = asyncio.create_task(_watch(stop, server)) if stop is not None else None
         limit_connections(server, settings)
         server.connections.show(app.state.metrics.process)
-        on_ready(app, url_of(settings, listener))
+        on_ready(app, url_of(settings, listeners[0]))
         ending = asyncio.create_task(stopping.end_requests(server))
-        await server.serve(sockets=[listener])
+        await server.serve(sockets=list(listeners))
         ending.cancel()
         await stopping.cut(server)
         if watcher is not None:
@@ -256,6 +269,7 @@ def limit_connections(server: Server, settings: Settings) -> None:
             wanted,
         )
     server.connections.most = min(wanted, room)
+    server.connections.metrics_port = settings.metrics_port
 
 
 def url_of(settings: Settings, listener: socket.socket) -> str:

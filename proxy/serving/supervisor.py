@@ -15,7 +15,7 @@ import socket
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -29,7 +29,7 @@ from proxy.progress import doing
 from proxy.serving import server, worker
 from proxy.serving.open_files import raise_limit
 from proxy.serving.stop import LOOK_S, SIGNALS, Ended, Left, Stop
-from proxy.serving.worker import Banner, Order, Post, Report
+from proxy.serving.worker import Address, Banner, Order, Post, Report, shared_socket
 from proxy.settings import Settings
 from proxy.workers.group import Place
 from proxy.workers.seats import Seats
@@ -53,8 +53,8 @@ def run(settings: Settings, banner: Banner, show: Callable[[str], None]) -> None
     raise_limit()
     settings = pinned(settings)  # once: all workers take the same commit
     check(settings)
-    with _reserved(settings) as address, tempfile.TemporaryDirectory(prefix="tokengrove-workers-") as folder:
-        supervisor = _Supervisor(settings, banner, address, Path(folder))
+    with _reserved(settings) as addresses, tempfile.TemporaryDirectory(prefix="tokengrove-workers-") as folder:
+        supervisor = _Supervisor(settings, banner, addresses, Path(folder))
         with _signals(supervisor.stop) as wakened:
             supervisor.run(show, wakened)
 
@@ -70,8 +70,8 @@ class _Running:
 
 
 class _Supervisor:
-    def __init__(self, settings: Settings, banner: Banner, address: tuple[str, int], folder: Path) -> None:
-        self._settings, self._banner, self._address, self._folder = settings, banner, address, folder
+    def __init__(self, settings: Settings, banner: Banner, addresses: Sequence[Address], folder: Path) -> None:
+        self._settings, self._banner, self._addresses, self._folder = settings, banner, addresses, folder
         self._seats = Seats(settings.workers, settings.max_turns_in_flight)
         self._workers: dict[int, _Running] = {}
         self._again: dict[int, tuple[float, int]] = {}
@@ -98,7 +98,7 @@ class _Supervisor:
 
     def _start(self, number: int, tries: int) -> None:
         ours, theirs = multiprocessing.Pipe()
-        post = Post(Place(number, self._seats, self._folder), theirs, self._address, self._banner)
+        post = Post(Place(number, self._seats, self._folder), theirs, self._addresses, self._banner)
         inherited = [ours, *(running.pipe for running in self._workers.values())]
         process = multiprocessing.get_context("fork").Process(
             target=_work, args=(self._settings, post, inherited), name=f"tokengrove-worker-{number}"
@@ -245,14 +245,14 @@ def _drain(wakened: socket.socket) -> None:
 
 
 @contextmanager
-def _reserved(settings: Settings) -> Iterator[tuple[str, int]]:
-    """Hold the address for the workers, which bind to it too. Raises ConfigurationError if it cannot be used."""
-    with server.bind(settings) as alone:  # without SO_REUSEPORT, so it fails if another server has the port
-        address = alone.getsockname()
-    with server.new_socket(settings) as reserved:
-        reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        reserved.bind(address)
-        yield address
+def _reserved(settings: Settings) -> Iterator[Sequence[Address]]:
+    """Hold the addresses for the workers, which bind to them too. Raises ConfigurationError for one that is taken."""
+    with server.listening(settings) as alone:  # without SO_REUSEPORT, so it fails if another server has a port
+        addresses = [listener.getsockname() for listener in alone]
+    with ExitStack() as stack:
+        for address in addresses:
+            stack.enter_context(shared_socket(settings, address))
+        yield addresses
 
 
 @contextmanager

@@ -10,8 +10,8 @@ from __future__ import annotations
 import asyncio
 import signal
 import socket
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from enum import Enum
 from multiprocessing.connection import Connection
@@ -30,6 +30,7 @@ from proxy.telemetry import log
 from proxy.workers.group import Place
 
 Banner = Callable[[Starlette, str, Settings], str]
+Address = tuple[str, int]
 
 
 class Order(Enum):
@@ -50,11 +51,11 @@ class Report(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Post:
-    """Where a worker works: its place among the others, the pipe to its supervisor, and the address to listen on."""
+    """Where a worker works: its place among the others, the pipe to its supervisor, and the addresses to listen on."""
 
     place: Place
     pipe: Connection
-    address: tuple[str, int]
+    addresses: Sequence[Address]
     banner: Banner
 
 
@@ -99,8 +100,9 @@ class _Worker:
             await answering
 
     async def _serve_port(self, answering: asyncio.Task[None]) -> None:
-        with _public_socket(self._settings, self._post.address) as listener:
-            url = server.url_of(self._settings, listener)
+        with ExitStack() as stack:
+            listeners = [stack.enter_context(shared_socket(self._settings, each)) for each in self._post.addresses]
+            url = server.url_of(self._settings, listeners[0])
             self._say(Report.READY, self._post.banner(self._app, url, self._settings))
             await self._may_listen.wait()
             server.limit_connections(self._public, self._settings)
@@ -108,9 +110,10 @@ class _Worker:
             stopping = server.Stopping(self._app, self._settings, told=False)
             ending = asyncio.create_task(stopping.end_requests(self._public, self._private))
             if not self._stopping:
-                listener.listen(server.BACKLOG)
+                for listener in listeners:
+                    listener.listen(server.BACKLOG)
                 self._say(Report.LISTENING, "")
-                await self._public.serve(sockets=[listener])
+                await self._public.serve(sockets=listeners)
             await answering  # requests of other workers, too, have been answered
             ending.cancel()
             await stopping.cut(self._public, self._private)
@@ -147,8 +150,8 @@ class _Worker:
             self._post.pipe.send((report, what))
 
 
-def _public_socket(settings: Settings, address: tuple[str, int]) -> socket.socket:
-    """A socket of this worker's own on the common port. It gets its share of the connections once it listens."""
+def shared_socket(settings: Settings, address: Address) -> socket.socket:
+    """A socket of this process's own on a common port. It gets its share of the connections once it listens."""
     listener = server.new_socket(settings)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
     listener.bind(address)

@@ -63,6 +63,9 @@ class Settings:
         "Key that /metrics needs, or several separated by commas; the admin key opens it too. None: it is open.",
         secret=True,
     )
+    metrics_port: int | None = _setting(
+        None, "Port of its own for /metrics, /health and /ready; /metrics is not on --port then. None: it is."
+    )
     rewards_by: str | None = _setting(
         None, "Key that sets rewards: control or session; none: session without --admin-key, else control."
     )
@@ -185,6 +188,10 @@ def _check(settings: Settings) -> None:
         )
     if not 0 <= settings.port <= 65535:
         raise ConfigurationError(f"--port {settings.port} must be between 0 and 65535")
+    if settings.metrics_port is not None and not 1 <= settings.metrics_port <= 65535:
+        raise ConfigurationError(f"--metrics-port {settings.metrics_port} must be between 1 and 65535")
+    if settings.metrics_port == settings.port:
+        raise ConfigurationError(f"--metrics-port {settings.port} is --port; choose another, or leave it out")
     if not 0.0 <= settings.discount <= 1.0:
         raise ConfigurationError(f"--discount {settings.discount} must be between 0 and 1")
     checks.check_choice("--rewards-by", settings.rewards_by, ("control", "session", None))

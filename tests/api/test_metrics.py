@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from proxy.engine.scripted.scripts import Reply, play
-from proxy.errors import StoreUnavailable
+from proxy.errors import ConfigurationError, StoreUnavailable
+from proxy.settings import Settings
 from proxy.store import counted_backlog
-from tests.support import Server, sampled, says, serving, until, user
+from tests.support import Server, real_server, sampled, says, serving, until, user
 
 
 async def shown(server: Server, **headers: str) -> dict[str, float]:
@@ -216,3 +219,29 @@ async def test_the_metrics_key_opens_nothing_else(tmp_path: Path) -> None:
 async def test_without_a_metrics_key_the_metrics_are_open(tmp_path: Path) -> None:
     async with serving(tmp_path, says("yes"), admin_key="admin") as server:
         assert await shown(server)
+
+
+def test_a_port_of_its_own_has_the_metrics_and_nothing_for_agents(tmp_path: Path) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    with real_server(tmp_path, metrics_port=port) as url, httpx.Client() as http:
+        watch = f"http://127.0.0.1:{port}"
+        assert "tokengrove_in_flight" in http.get(f"{watch}/metrics").text
+        assert [http.get(f"{each}{path}").status_code for each in (watch, url) for path in ("/health", "/ready")] == [
+            200
+        ] * 4
+        hidden = http.get(f"{url}/metrics")
+        assert hidden.status_code == 404 and str(port) in hidden.json()["error"]["message"]
+        for path in ("/v1/models", "/rl/sessions", "/engine"):
+            refused = http.get(f"{watch}{path}")
+            assert refused.status_code == 404 and "--metrics-port" in refused.json()["error"]["message"]
+            assert http.get(f"{url}{path}").status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("port", "why"), [(0, "between 1 and 65535"), (70_000, "between 1 and 65535"), (8080, "is --port")]
+)
+def test_a_port_for_metrics_that_cannot_be_is_refused(port: int, why: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"--metrics-port {port}.*{why}"):
+        Settings(metrics_port=port)

@@ -84,7 +84,10 @@ async def until_shown(url: str, holds: Callable[[Any], bool]) -> None:
 async def test_killed_workers_come_back_and_nothing_that_was_answered_is_lost(
     tmp_path: Path, postgres_url: str
 ) -> None:
-    with server_process(tmp_path, *TWO, *SLOW, database_url=postgres_url) as server:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    watched = ("--metrics-port", str(port))
+    with server_process(tmp_path, *TWO, *SLOW, *watched, database_url=postgres_url) as server:
         assert server.output.count("tokengrove serves") == 1
         over, agents = asyncio.Event(), [Agent(server.url, f"agent-{n}") for n in range(AGENTS)]
         talks = asyncio.gather(*(agent.talk(over) for agent in agents))
@@ -100,6 +103,7 @@ async def test_killed_workers_come_back_and_nothing_that_was_answered_is_lost(
         await talks
         assert not set(after) & set(before)
         await check_answered(server.url, agents)
+        await check_counted(f"http://127.0.0.1:{port}/metrics", agents)
         server.terminate()
         assert await asyncio.to_thread(server.wait) == 0
         await until(lambda: all(map(ended, after)))
@@ -115,6 +119,18 @@ async def check_answered(url: str, agents: list[Agent]) -> None:
             assert agent.seen == [name for name in done if name in set(agent.seen)]
     ids = [name for agent in agents for name in agent.seen]
     assert len(set(ids)) == len(ids)
+
+
+async def check_counted(url: str, agents: list[Agent]) -> None:
+    """All workers answer at this port, and whichever does counts both of them, once both have started again."""
+    async with httpx.AsyncClient(timeout=60) as http:
+        for _ in range(500):
+            shown = (await http.get(url, headers={"connection": "close"})).text  # a connection each time, of any worker
+            assert f'tokengrove_stored_sessions{{state="active"}} {len(agents)}.0' in shown
+            if "tokengrove_processes 2.0" in shown:
+                return
+            await asyncio.sleep(0.02)
+    raise AssertionError(shown)
 
 
 def test_workers_that_cannot_start_end_the_server_with_one_error(tmp_path: Path) -> None:

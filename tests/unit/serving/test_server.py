@@ -41,7 +41,7 @@ def test_an_address_that_cannot_be_listened_on_is_refused_with_the_way_out(
     with socket.create_server(("127.0.0.1", 0)) as taken:
         settings = Settings(host=host, port=taken.getsockname()[1] if port is None else port, admin_key="k")
         with pytest.raises(ConfigurationError, match=f"cannot listen on {host}:.*{word}"):
-            server.bind(settings)
+            server.bind(settings, settings.port, "--port")
 
 
 @pytest.mark.parametrize("code", [errno.EACCES, errno.EADDRINUSE])
@@ -51,7 +51,7 @@ def test_a_port_that_needs_a_privilege_is_told_from_one_in_use(code: int, monkey
 
     monkeypatch.setattr(socket.socket, "bind", refuse)
     with pytest.raises(ConfigurationError, match="from 1024 on" if code == errno.EACCES else "another --port"):
-        server.bind(Settings(port=80))
+        server.bind(Settings(), 80, "--port")
 
 
 @pytest.fixture
