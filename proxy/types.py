@@ -277,6 +277,7 @@ class TurnRequest:
     echo: Mapping[str, Json] = field(default_factory=dict)
     retry: bool = False
     idempotency_key: str | None = None
+    request_id: str | None = None
     state_hash: str | None = None
     purpose: str | None = None
     agent: str | None = None
@@ -302,7 +303,7 @@ class Interaction:
     `dropped`: request fields that were ignored. `best_effort`: sampling fields that the engine got but did not promise
     to honour. `echo`: how the client changed answers of ours in its history, which were taken as they were sampled.
     `prefill`: how many characters of the answer's text the client wrote; their tokens are part of the prompt.
-    `idempotency_key`: the client's header. `grammar`: the output was sampled under a grammar.
+    `idempotency_key`, `request_id`: the client's headers. `grammar`: the output was sampled under a grammar.
     `unmasked_logprobs`: those of an output under a grammar before its mask, one per output id, if the engine reports
     them. `has_logprobs` False: the output came as text or without logprobs, `logprobs` are zeros, and the interaction
     is never trained. `asked`: what the request asked of its reply (`turns.asked`). `malformed_calls`: tool calls that
@@ -345,6 +346,7 @@ class Interaction:
     echo: tuple[Echo, ...] = ()
     prefill: int = 0
     idempotency_key: str | None = None
+    request_id: str | None = None
     grammar: bool = False
     has_logprobs: bool = True
     unmasked_logprobs: Logprobs | None = None

@@ -78,6 +78,7 @@ class GenerateEndpoint:
         body = await upload.decode_object(sent)
         asked, affinity = await upload.do(len(sent), self._protocol.parse, body), parse_request_id(body)
         add_headers(asked, headers_of(request.scope))
+        asked.request_id = record.client_id
         asked.timeline.received, asked.timeline.read = record.started, read
         if record.trace is not None:
             trace_request(record.trace, asked)

@@ -113,6 +113,7 @@ class TurnEndpoint:
         asked = await upload.do(size, self._protocol.parse, body, session.parsed)
         asked.model = asked.model or self._model
         add_headers(asked, headers)
+        asked.request_id = request.client_id
         asked.timeline.received, asked.timeline.read = request.started, read
         if request.trace is not None:
             trace_request(request.trace, asked)

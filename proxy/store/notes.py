@@ -17,6 +17,7 @@ class Note(Explained):
     ECHO = "echo", "how the client changed answers of ours that it sent back in the history"
     PREFILL = "prefill", "how many characters of the answer's text the client wrote itself; their tokens are context"
     IDEMPOTENCY_KEY = "idempotency_key", "the client's header of that name, by which its retries are known"
+    REQUEST_ID = "request_id", "the `x-request-id` that the client sent with the request of this turn"
     GRAMMAR = "grammar", "true: sampled under a grammar, as forced calls and JSON answers are"
     SAMPLED = "sampled", "false: the answer came without logprobs, so it is never trained"
     MALFORMED_CALLS = "malformed_calls", "how many tool calls could not be parsed and were left as text"
@@ -35,6 +36,8 @@ def notes_of(node: Interaction) -> dict[str, Any]:
         notes["prefill"] = node.prefill
     if node.idempotency_key is not None:
         notes["idempotency_key"] = node.idempotency_key
+    if node.request_id is not None:
+        notes["request_id"] = node.request_id
     if node.grammar:
         notes["grammar"] = True
     if not node.has_logprobs:
@@ -52,6 +55,7 @@ def note_fields(notes: Mapping[str, Any]) -> dict[str, Any]:
         "echo": tuple(Echo(kind) for kind in notes.get("echo", ())),
         "prefill": notes.get("prefill", 0),
         "idempotency_key": notes.get("idempotency_key"),
+        "request_id": notes.get("request_id"),
         "grammar": notes.get("grammar", False),
         "has_logprobs": notes.get("sampled", True),
         "malformed_calls": notes.get("malformed_calls", 0),

@@ -126,6 +126,7 @@ def _begin(plan: ReplyPlan, interaction_id: str, sampling: SamplingParams) -> In
         dropped=request.dropped,
         echo=plan.prompt.echo,
         idempotency_key=request.idempotency_key,
+        request_id=request.request_id,
         grammar=plan.grammar is not None,
         asked=asked_of(request),
         best_effort=plan.best_effort,

@@ -133,3 +133,23 @@ async def test_a_request_that_another_worker_answers_ends_there_alone(tmp_path: 
             workers[number].app.on_end = lambda record, number=number: records.append((number, record))
         await workers[1].http.post("/mailbox/next", json={"wait_s": 0})
         assert [(number, record.route, record.status) for number, record in records] == [(0, "/mailbox/next", 200)]
+
+
+@pytest.mark.parametrize("path", ["/s/v1/chat/completions", "/s/v1/responses", "/s/v1/messages", "/s/v1/generate"])
+async def test_the_clients_id_is_stored_with_its_turn(tmp_path: Path, path: str) -> None:
+    async with serving(tmp_path, says("one", "two")) as server:
+        body = {"input_ids": [1], "sampling_params": {"max_new_tokens": 9}} if "generate" in path else body_of(path)
+        for headers in ({"x-request-id": OWN}, {}):
+            assert (await server.post(path, {**body, "model": str(headers)}, headers=headers)).status_code == 200
+        server.forget_sessions()
+        assert [turn["notes"].get("request_id") for turn in await server.tree()] == [OWN, None]
+
+
+async def test_equal_ids_make_no_retry_and_a_retry_needs_no_equal_ones(tmp_path: Path) -> None:
+    async with serving(tmp_path, says("one", "two")) as server:
+        for _ in range(2):
+            await server.post(CHAT, body_of(CHAT), headers={"x-request-id": OWN})
+        assert len(await server.tree()) == 2
+        retry = {"x-request-id": "another", "x-stainless-retry-count": "1"}
+        assert (await server.post(CHAT, body_of(CHAT), headers=retry)).headers["x-request-id"] == "another"
+        assert len(await server.tree()) == 2

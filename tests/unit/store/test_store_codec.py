@@ -104,6 +104,7 @@ def interactions_of_any_kind(draw: st.DrawFn) -> Interaction:
         best_effort=draw(st.sampled_from([(), ("seed",)])),
         echo=tuple(draw(st.lists(st.sampled_from(Echo), max_size=2))),
         idempotency_key=draw(st.none() | any_text),
+        request_id=draw(st.none() | any_text),
         grammar=draw(st.booleans()),
         has_logprobs=draw(st.booleans()),
         unmasked_logprobs=draw(st.none() | float32s(len(output_ids), len(output_ids))),
@@ -191,7 +192,7 @@ def test_a_session_comes_back_from_its_row(record: SessionRecord) -> None:
 
 
 def test_every_field_has_a_column() -> None:
-    in_notes = {"dropped", "best_effort", "prefill", "echo", "idempotency_key"}
+    in_notes = {"dropped", "best_effort", "prefill", "echo", "idempotency_key", "request_id"}
     in_notes |= {"grammar", "has_logprobs", "malformed_calls"}
     assert {field.name for field in dataclasses.fields(Interaction)} - in_notes <= set(interactions.c.keys())
     assert {field.name for field in dataclasses.fields(SessionRecord)} <= set(sessions.c.keys())

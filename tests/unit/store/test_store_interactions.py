@@ -48,6 +48,7 @@ def full(node: Any) -> Any:
         error="none",
         dropped=("user", "half \ud800"),
         idempotency_key="key",
+        request_id="step-7",
         grammar=True,
         has_logprobs=False,
         unmasked_logprobs=array("f", [-3.0, -1e-30, -0.5]),
@@ -71,6 +72,7 @@ async def test_notes_keep_their_names_in_the_database_and_a_usual_interaction_ha
     assert list(notes_of(full(node)).items()) == [
         ("dropped", ["user", "half \ud800"]),
         ("idempotency_key", "key"),
+        ("request_id", "step-7"),
         ("grammar", True),
         ("sampled", False),
         ("malformed_calls", 3),

@@ -11,6 +11,7 @@ from tests.interactions import interaction
 # Stored in columns of their own, or without influence on a reply.
 ELSEWHERE = {
     *("api", "model", "messages", "tools", "sampling", "template_options", "dropped", "idempotency_key"),
+    "request_id",
     *("state_hash", "purpose", "agent", "input_ids", "text"),
     *("given", "retry", "response_format", "prefill", "timeline"),
 }
