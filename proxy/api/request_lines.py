@@ -63,6 +63,7 @@ class RequestLines:
                     "session": request.session,
                     "total_s": time.monotonic() - request.started,
                     "request_id": request.id,
+                    "trace_id": request.trace_id,
                 },
             )
 
@@ -85,5 +86,6 @@ def _answered(request: HttpRequest) -> None:
             "client_left": request.left or None,
             "total_s": time.monotonic() - request.started,
             "request_id": request.id,
+            "trace_id": request.trace_id,
         },
     )

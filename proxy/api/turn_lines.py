@@ -68,6 +68,7 @@ class TurnLines:
                 "client_left": request.left or None,
                 "error": error,
                 "request_id": request.id,
+                "trace_id": request.trace_id,
             },
         )
         if self._content and new:

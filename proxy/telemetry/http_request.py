@@ -70,6 +70,11 @@ class HttpRequest:
         }
         self.trace = tracing.begin(f"{self.method} {route}", scope["headers"], self.started, attributes)
 
+    @property
+    def trace_id(self) -> str | None:
+        """The id of its trace, 32 hex digits."""
+        return None if self.trace is None else self.trace.context.hex_id
+
     def name(self) -> str:
         """Return its id; one is made if the client sent none."""
         if self.id is None:

@@ -299,6 +299,20 @@ async def test_the_docs_name_every_span_event_and_attribute(
     assert events == {"first_token", "attached", "replayed", *re.findall(r'\.note\("(\w+)"', SOURCES)}
 
 
+async def test_the_lines_of_requests_name_their_traces(
+    tmp_path: Path, exported: Exported, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with serving(tmp_path, says("hello")) as server:
+        with caplog.at_level("INFO", "proxy.api"):
+            await server.post(CHAT, BODY, headers={"traceparent": TRACEPARENT})
+            await server.post(CHAT, {})
+            await server.post("/nowhere", {})
+    told = [(record.msg, record.args["trace_id"]) for record in caplog.records if isinstance(record.args, dict)]
+    ids = [f"{root.context.trace_id:032x}" for root in exported.roots()]
+    assert told == [("turn", TRACE_ID), ("refused", ids[1]), ("refused", None)]
+    assert ids[0] == TRACE_ID != ids[1]
+
+
 async def test_requests_that_are_no_turns_have_no_spans(tmp_path: Path, exported: Exported) -> None:
     async with serving(tmp_path, says("hello")) as server:
         await server.http.get("/health")
