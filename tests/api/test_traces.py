@@ -18,7 +18,9 @@ from opentelemetry.trace import SpanKind, StatusCode
 import proxy.turns.turns
 from proxy.engine.scripted.scripts import Fault, Reply, play
 from proxy.telemetry.spans import Tracing
+from tests.engines.wire import LiveWire
 from tests.support import call_text, function_tool, sampled, says, serving, until, user
+from tests.workers import workers_of
 
 PHASES = ["match", "render", "queue", "generate", "commit"]
 SECRET = "words-that-only-messages-have"
@@ -40,14 +42,20 @@ TRACEPARENT = f"00-{TRACE_ID}-b7ad6b7169203331-01"
 class Exported:
     """What servers of the test exported, by the time that they have stopped."""
 
-    exporter: InMemorySpanExporter = field(default_factory=InMemorySpanExporter)
+    exporters: list[InMemorySpanExporter] = field(default_factory=list)
+
+    def tracing(self, warn: bool) -> Tracing:
+        self.exporters.append(InMemorySpanExporter())
+        return Tracing(self.exporters[-1])
+
+    def spans(self) -> list[ReadableSpan]:
+        return [span for exporter in self.exporters for span in exporter.get_finished_spans()]
 
     def roots(self) -> list[ReadableSpan]:
-        return [span for span in self.exporter.get_finished_spans() if span.kind is SpanKind.SERVER]
+        return [span for span in self.spans() if span.kind is SpanKind.SERVER]
 
     def below(self, root: ReadableSpan) -> list[ReadableSpan]:
-        spans = self.exporter.get_finished_spans()
-        own = [span for span in spans if span.parent is not None and span.parent.span_id == root.context.span_id]
+        own = [span for span in self.spans() if span.parent is not None and span.parent.span_id == root.context.span_id]
         return sorted(own, key=lambda span: (span.start_time or 0, span.end_time or 0))
 
     def tree(self) -> list[tuple[str, list[str]]]:
@@ -58,7 +66,7 @@ class Exported:
 def exported(monkeypatch: pytest.MonkeyPatch) -> Iterator[Exported]:
     """Let each server of the test trace into memory."""
     found = Exported()
-    monkeypatch.setattr("proxy.app.start_tracing", lambda warn: Tracing(found.exporter))
+    monkeypatch.setattr("proxy.app.start_tracing", found.tracing)
     yield found
 
 
@@ -124,7 +132,7 @@ async def test_no_span_holds_text_of_messages_or_a_secret(tmp_path: Path, export
         refused = {**BODY, "messages": [{"role": SECRET, "content": SECRET}]}
         assert (await server.post(f"{path}/chat/completions", refused)).status_code == 400
     assert len(exported.roots()) == 3
-    everything = "".join(span.to_json() for span in exported.exporter.get_finished_spans())
+    everything = "".join(span.to_json() for span in exported.spans())
     assert SECRET not in everything and answer not in everything
     secret = path.partition("~")[2].partition("/")[0]
     assert secret and secret not in everything and started["api_key"] not in everything
@@ -292,7 +300,7 @@ async def test_the_docs_name_every_span_event_and_attribute(
         {name for row in re.findall(r"^\| (`[^|]+) \|", table, re.M) for name in re.findall(r"`([^`]+)`", row)}
         for table in re.split(r"\n\| (?:span|event|attribute) \|", traces)[1:4]
     )
-    finished = exported.exporter.get_finished_spans()
+    finished = exported.spans()
     assert {span.name for span in finished} == spans
     assert {name for span in finished for name in said(span)} == attributes
     assert {event.name for span in finished for event in span.events} <= events
@@ -311,6 +319,27 @@ async def test_the_lines_of_requests_name_their_traces(
     ids = [f"{root.context.trace_id:032x}" for root in exported.roots()]
     assert told == [("turn", TRACE_ID), ("refused", ids[1]), ("refused", None)]
     assert ids[0] == TRACE_ID != ids[1]
+
+
+async def test_workers_and_engine_servers_share_the_trace_of_a_turn(
+    tmp_path: Path, exported: Exported, postgres_url: str
+) -> None:
+    """A retry that another worker passes on has one span, of the worker that answers it."""
+    wire = LiveWire(delay_s=0.005)
+    await wire.start()
+    async with workers_of(tmp_path, postgres_url, engine=wire.url) as workers:
+        body, headers = {**BODY, "max_tokens": 60}, {"idempotency-key": "k", "traceparent": TRACEPARENT}
+        first = asyncio.create_task(workers[0].post(CHAT, body, headers=headers))
+        await until(lambda: len(wire.wire.engine.running) == 1)
+        retried = await workers[1].post(CHAT, body, headers=headers)
+        assert retried.json() == (await first).json()
+    sent = wire.wire.headers[-1]["traceparent"].split("-")
+    await wire.kill()
+    turn, attached = sorted(exported.roots(), key=lambda root: root.start_time or 0)
+    assert [event.name for event in attached.events] == ["attached"]
+    (generate,) = [span for span in exported.spans() if span.name == "generate"]
+    assert generate.parent is not None and generate.parent.span_id == turn.context.span_id
+    assert sent[1:3] == [TRACE_ID, f"{generate.context.span_id:016x}"]
 
 
 async def test_requests_that_are_no_turns_have_no_spans(tmp_path: Path, exported: Exported) -> None:
