@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import time
 
 from proxy.telemetry.http_request import HttpRequest
@@ -25,6 +26,9 @@ _COUNTING = frozenset(
     }
 )
 """Routes that change nothing, and those that an environment calls for each turn: their lines are for debugging."""
+
+_QUOTED = re.compile(r"""(?<!\w)(['"])((?:(?!\1)[^\\]|\\.)*)\1""", re.DOTALL)
+_WORD = re.compile(r"[\w.:/@+\[\]~-]{0,60}", re.ASCII)
 
 
 class RequestLines:
@@ -59,7 +63,7 @@ class RequestLines:
                     "route": request.route,
                     "http_status": status,
                     "code": code,
-                    "message": request.message,
+                    "message": without_texts(request.message or ""),
                     "session": request.session,
                     "total_s": time.monotonic() - request.started,
                     "request_id": request.id,
@@ -71,6 +75,14 @@ class RequestLines:
         more = self._said.pop(kind) - REFUSALS
         if more > 0:
             logger.log(level, "refused more", {"route": kind[0], "code": kind[1], "requests": more})
+
+
+def without_texts(message: str) -> str:
+    """An error's message for the log: what it quotes of the request is left out unless it is a word, as names of
+    fields, types and tools are. The client, who has sent it, gets the whole."""
+    return _QUOTED.sub(
+        lambda quoted: quoted[0] if _WORD.fullmatch(quoted[2]) else f"{quoted[1]}...{quoted[1]}", message
+    )
 
 
 def _answered(request: HttpRequest) -> None:

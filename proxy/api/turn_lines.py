@@ -10,6 +10,7 @@ import logging
 import time
 from collections.abc import Sequence
 
+from proxy.api.request_lines import without_texts
 from proxy.reasons import Status
 from proxy.telemetry.http_request import HttpRequest
 from proxy.turns.choice import Choice
@@ -66,7 +67,7 @@ class TurnLines:
                 "total_s": time.monotonic() - request.started,
                 "http_status": request.status,
                 "client_left": request.left or None,
-                "error": error,
+                "error": None if error is None else without_texts(error),
                 "request_id": request.id,
                 "trace_id": request.trace_id,
             },
