@@ -84,6 +84,27 @@ def test_an_invalid_setting_is_one_line_of_error(tmp_path: Path, flags: tuple[st
     assert_one_line(run("serve", "--port", "0", *flags, cwd=tmp_path), word)
 
 
+def test_a_value_from_a_variable_or_a_file_is_refused_with_its_place_also_late(tmp_path: Path) -> None:
+    (tmp_path / "own.toml").write_text('engine = "scripted"\nengine_arg = ["speed=9"]\n')
+    done = run("serve", "--port", "0", cwd=tmp_path, TOKENGROVE_CONFIG="own.toml", TOKENGROVE_TOKENIZER="nowhere")
+    assert_one_line(done, "--tokenizer nowhere", "(--tokenizer is TOKENGROVE_TOKENIZER)")
+    done = run("serve", "--port", "0", "--config", "own.toml", cwd=tmp_path)
+    assert_one_line(done, "speed", "(--engine-arg is engine_arg in own.toml, line 2)")
+
+
+def test_a_server_starts_among_the_variables_of_a_kubernetes_service_of_its_name(tmp_path: Path) -> None:
+    links = {"TOKENGROVE_PORT": "tcp://10.0.0.1:80", "TOKENGROVE_PORT_80_TCP_ADDR": "10.0.0.1", "TOKENGROVE_MODEL": ""}
+    done = run("serve", "--print-config", cwd=tmp_path, **links, TOKENGROVE_SERVICE_HOST="10.0.0.1")
+    assert done.returncode == 0 and "port = 8080  # default" in done.stdout.splitlines()
+
+
+def test_doctor_tells_its_steps_on_stderr_only(tmp_path: Path) -> None:
+    done = run("doctor", cwd=tmp_path)
+    assert done.returncode == 0
+    assert "loading the tokenizer" in done.stderr and "loading the tokenizer" not in done.stdout
+    assert "loading" not in done.stdout and "family" in done.stdout
+
+
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
