@@ -35,7 +35,7 @@ def doing(text: str) -> Iterator[None]:
     yield
     took_s = time.monotonic() - began
     if took_s >= _LONG_S:
-        step(f"{text} took {took_s:.1f} s")
+        _log.info("%(step)s took %(took_s).1f s", {"step": text, "took_s": round(took_s, 1)})
 
 
 def show_steps() -> None:
