@@ -87,6 +87,7 @@ def settings_of(command: str) -> Settings:
     with (
         mock.patch("proxy.serving.server.run", lambda settings, _: found.append(settings)),
         mock.patch("proxy.serving.stop.end_at_signal"),
+        mock.patch("proxy.telemetry.log.set_up"),  # the test's own output is no file
         mock.patch("proxy.serving.stop.end_process"),  # else this process would end, with exit code 0
     ):
         run = CliRunner().invoke(commands.app, words[words.index("serve") :])
