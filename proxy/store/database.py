@@ -7,6 +7,7 @@ even by a crash.
 from __future__ import annotations
 
 import os
+import re
 import sqlite3
 import sys
 from contextlib import closing
@@ -48,6 +49,9 @@ _POSTGRES_CONNECTION = {
 }
 # The name by which PostgreSQL knows a connection, with the revision of the code behind it: `upgrade` reads it.
 _PROGRAM = "tokengrove "
+# PostgreSQL takes passwords in the query, too.
+_PASSWORDS = ("password", "sslpassword")
+_SECRET = re.compile(r"(?<=:)[^:]*(?=@)|(?<=password=)[^&]*")
 _READER_PRAGMAS = ("query_only=ON", f"busy_timeout={BUSY_TIMEOUT_MS}")
 _BEGIN_WRITING, _BEGIN_READING = Statement(text("BEGIN IMMEDIATE")), Statement(text("BEGIN"))
 
@@ -58,7 +62,7 @@ def parse_url(given: str) -> URL:
         url = make_url(given)
     except (ArgumentError, ValueError):
         raise ConfigurationError(
-            f"--database-url {given!r} is not a database URL; give one such as sqlite:///tokengrove.db"
+            f"--database-url {_SECRET.sub('***', given)!r} is not a database URL; give one such as sqlite:///tokengrove.db"
         ) from None
     if url.get_backend_name() == "sqlite":
         return _sqlite_url(url)
@@ -70,10 +74,11 @@ def parse_url(given: str) -> URL:
 
 
 def label(url: URL) -> str:
-    """The name of the database in messages: the path of a file, else the URL without its password."""
+    """The name of the database in messages: the path of a file, else the URL without its passwords."""
     if url.get_backend_name() == "sqlite" and url.database:
         return url.database
-    return url.set(drivername=url.get_backend_name()).render_as_string(hide_password=True)
+    shown = url.difference_update_query(_PASSWORDS)
+    return shown.set(drivername=url.get_backend_name()).render_as_string(hide_password=True)
 
 
 def is_sqlite(url: URL) -> bool:

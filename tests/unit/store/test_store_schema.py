@@ -298,3 +298,21 @@ def test_a_reader_cannot_write(url: str) -> None:
     with engine.connect() as connection, pytest.raises(Exception, match="readonly"):
         connection.exec_driver_sql("DELETE FROM sessions")
     engine.dispose()
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        "postgresql://u:s3cret@h/d",
+        "postgresql://h/d?user=u&password=s3cret&sslpassword=s3cret",
+        "postgres//u:s3cret@h/d",
+        "mysql://u:s3cret@h/d",
+        "nonsense?password=s3cret",
+    ],
+)
+def test_no_message_has_the_password_of_a_database(given: str) -> None:
+    try:
+        shown = database.label(database.parse_url(given))
+    except ConfigurationError as error:
+        shown = str(error)
+    assert "s3cret" not in shown and given[:8] in shown
