@@ -48,10 +48,11 @@ def serve(config: ConfigFile = None, print_config: PrintConfig = False, **flags:
         with sources.named():
             _serve(sources)
     except ConfigurationError as error:
+        if log.is_json():
+            logger.error("start failed", {"error": str(error)})
         log.flush()
         if not log.is_json():
             raise
-        logger.error("start failed", {"error": str(error)})
         sys.exit(1)
 
 

@@ -8,6 +8,7 @@ a new interpreter instead.
 from __future__ import annotations
 
 import contextlib
+import json
 import multiprocessing
 import os
 import queue
@@ -89,6 +90,8 @@ class Process:
             line = self._lines.get(timeout=START_TIMEOUT_S)
             if " at http://" in line:
                 return line.rsplit(" at ", 1)[1].strip()
+            if '"event": "started"' in line:
+                return str(json.loads(line)["url"])
             if not line:
                 break
         self.kill()
