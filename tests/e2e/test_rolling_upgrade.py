@@ -107,7 +107,7 @@ class Agents:
             self.retried += 1
 
     async def talk(self, session: str) -> None:
-        async with httpx.AsyncClient(timeout=60) as http:
+        async with httpx.AsyncClient(timeout=60, headers={"x-request-id": f"of-{session}"}) as http:
             await self.post(http, "/rl/start_session", {"session_id": session, "task_id": "t"})
             messages: list[Any] = [user(f"hello from {session}")]
             last = None
@@ -138,6 +138,15 @@ class Agents:
                 self.retried += 1
                 await asyncio.sleep(0.05)
         raise AssertionError("no replica answered")
+
+    async def read_everywhere(self) -> None:
+        """Let each replica export every session, with the turns that the other release has answered."""
+        async with httpx.AsyncClient(timeout=60) as http:
+            for url in self.replicas:
+                for session in self.said:
+                    body = {"session_id": session, "layout": "concat", "include": ["messages"]}
+                    exported = await http.post(f"{url}/export_trajectories", json=body)
+                    assert exported.status_code == 200 and exported.json()["samples"], exported.text
 
     async def more(self, turns: int) -> None:
         """Wait for so many more turns of all agents together."""
@@ -180,6 +189,7 @@ class Fleet:
         assert f"is at revision {NEXT}, newer than ours ({migrations.head()})" in self.running["old 3"].output
         await self.stop("new 1")
         await self.agents.more(80)
+        await self.agents.read_everywhere()
         await self.start("old 4", old)
         await self.stop("new 2")
         await self.agents.more(40)
@@ -210,6 +220,7 @@ async def replace(served: Fleet, old: Path, new: Path, *, back: bool) -> None:
         await served.start("new 1", new)
         await served.stop("old 1")
         await served.agents.more(80)
+        await served.agents.read_everywhere()
         await served.start("new 2", new)
         await served.stop("old 2")
         await served.agents.more(40)
