@@ -52,7 +52,7 @@ from proxy.engine.gate import Gate
 from proxy.engine.interface import Engine, ServerPool, WeightTransfer
 from proxy.engine.mailbox import Mailbox
 from proxy.engine.pauses import NotedEngine, Pauses
-from proxy.errors import InvalidRequest, ProxyError
+from proxy.errors import InvalidRequest, ProxyError, codes
 from proxy.hub import pinned, revision_of
 from proxy.progress import doing
 from proxy.protocols.chat.protocol import ChatProtocol
@@ -244,6 +244,7 @@ def _loaded(settings: Settings, engine: Engine | None, renderer: Renderer | None
 def _metrics(store: Store, engine: Engine) -> Metrics:
     """The metrics of this process, which read the engine's servers if it has several."""
     metrics = Metrics(store.metrics)
+    metrics.http.errors.expect((code,) for code in codes())
     if isinstance(engine, ServerPool):
 
         async def see_servers() -> None:

@@ -70,6 +70,11 @@ class ProxyError(Exception):
         self.details = details
 
 
+def codes(kind: type[ProxyError] = ProxyError) -> set[str]:
+    """The codes of all errors of a kind."""
+    return {kind.code}.union(*map(codes, kind.__subclasses__()))
+
+
 class InvalidRequest(ProxyError):
     """The body, a field, a header or the URL is invalid."""
 

@@ -13,8 +13,9 @@ from proxy.store.bell import Bell
 from proxy.store.news import Seen
 from proxy.store.open_database import OpenDatabase
 from proxy.store.sql import deletions, reads, rows, writes
-from proxy.types import Credit, SessionRecord, SessionStatus
+from proxy.types import Credit, Outcome, SessionRecord, SessionStatus
 
+_NO_OUTCOME = "none"
 _REWARDS = frozenset({"reward", "rewards", "token_rewards"})
 
 
@@ -23,6 +24,7 @@ class SessionChanges:
 
     def __init__(self, database: OpenDatabase, ends: Bell) -> None:
         self._database, self._ends, self._metrics = database, ends, database.metrics
+        self._metrics.ended.expect((outcome,) for outcome in (*Outcome, _NO_OUTCOME))
 
     async def set_rewards(
         self, session_id: str, updates: Mapping[str, Mapping[str, Any]], seen: Seen | None = None
@@ -64,7 +66,7 @@ class SessionChanges:
             if record.status is SessionStatus.EXPIRED:
                 self._metrics.expired.by[()] += 1
             else:
-                self._metrics.ended.by[(record.outcome or "none",)] += 1
+                self._metrics.ended.by[(record.outcome or _NO_OUTCOME,)] += 1
             self._count_rewards(rewards or {})
         return done
 

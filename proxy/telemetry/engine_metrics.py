@@ -29,8 +29,8 @@ class EngineMetrics(Group):
             "tokengrove_resubmissions",
             "Requests that were submitted to the engine again, after a pause or because their server was lost.",
             "cause",
-            known=[("pause",), ("lost",)],
         )
+        self.resubmissions.expect([("pause",), ("lost",)])
         self.servers = Gauge("tokengrove_engine_servers", "Engine servers, by state.", "state", merge=Merge.OWN)
         self.server_up = Gauge(
             "tokengrove_engine_server_up",

@@ -71,10 +71,14 @@ class Counts(Numbered):
 
     by: Counter[Labels]  # type: ignore[assignment]
 
-    def __init__(self, name: str, text: str, *labels: str, known: Iterable[Labels] = ()) -> None:
-        """`known`: labels that are shown with 0 from the start, so that their first count is an increase."""
+    def __init__(self, name: str, text: str, *labels: str) -> None:
         super().__init__(name, text, *labels)
-        self.by = Counter(dict.fromkeys(known if labels else [()], 0))
+        self.by = Counter() if labels else Counter({(): 0})
+
+    def expect(self, known: Iterable[Labels]) -> None:
+        """Show these labels with 0 until they are counted: to Prometheus, only then is the first count an increase."""
+        for labels in known:
+            self.by[labels] += 0
 
     def total(self, alive: Sequence[Numbers], gone: Sequence[Numbers]) -> Numbers:
         return _sum([*alive, *gone])

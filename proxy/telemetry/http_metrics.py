@@ -8,6 +8,8 @@ from proxy.telemetry.families import Counts, Group, Histogram
 from proxy.telemetry.http_request import HttpRequest
 
 _METHODS = frozenset({"GET", "POST", "DELETE", "PUT", "PATCH", "HEAD", "OPTIONS"})
+_FAILURES = ("429", "500", "503")
+"""Statuses that each route is shown with once it was called, before they have come."""
 _SECONDS = (0.005, 0.025, 0.1, 0.25, 1.0, 2.5, 10.0, 30.0, 60.0, 300.0)
 
 
@@ -31,7 +33,10 @@ class HttpMetrics(Group):
     def count(self, request: HttpRequest) -> None:
         """Count a request that has ended."""
         method = request.method if request.method in _METHODS else "other"
-        self.requests.by[method, request.route, str(request.status)] += 1
+        route = method, request.route
+        if (*route, _FAILURES[0]) not in self.requests.by:
+            self.requests.expect((*route, status) for status in _FAILURES)
+        self.requests.by[*route, str(request.status)] += 1
         if request.code is not None:
             self.errors.by[(request.code,)] += 1
         self.duration.observe(time.monotonic() - request.started, request.route)

@@ -17,8 +17,8 @@ class TurnMetrics(Group):
             "tokengrove_retries",
             "Requests that got an earlier attempt's answer: attached to it while it ran, or replayed.",
             "kind",
-            known=[("attached",), ("replayed",)],
         )
+        self.retries.expect([("attached",), ("replayed",)])
         self.tokens = Counts("tokengrove_tokens", "Tokens of complete turns, by kind: prompt or output.", "kind")
         self.cached = Counts(
             "tokengrove_cached_tokens", "Prompt tokens of complete turns that the engine had in its prefix cache."

@@ -13,6 +13,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Coroutine
+from itertools import product
 from typing import Any
 
 from proxy.errors import EngineFailed, ProxyError, SessionNotFound, StoreUnavailable
@@ -26,7 +27,7 @@ from proxy.store.turn_log import TurnLog
 from proxy.telemetry.turn_metrics import TurnMetrics
 from proxy.trajectory.cache import Node
 from proxy.turns.turn import Turn
-from proxy.types import Interaction
+from proxy.types import Api, Interaction
 
 logger = logging.getLogger(__name__)
 
@@ -49,6 +50,8 @@ class Commits:
         in_background: Callable[[Coroutine[Any, Any, None]], object],
     ) -> None:
         self._log, self._registry, self._scores, self._metrics = log, registry, scores, metrics
+        metrics.ended.expect(product(Api, (Status.COMPLETE, Status.FAILED, Status.ABORTED)))
+        metrics.interactions.expect((reason,) for reason in Reason)
         self._in_background = in_background
         self._unrecorded: deque[Turn] = deque(maxlen=_MOST_UNRECORDED)
         self._record_at = 0.0

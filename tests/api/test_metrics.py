@@ -44,13 +44,17 @@ async def test_requests_are_counted_by_route_status_and_error(server: Server) ->
     found = await shown(server)
     route = '{route="/v1/chat/completions"}'
     name = "tokengrove_http_requests_total"
-    assert {key: value for key, value in found.items() if key.startswith(name)} == {
+    assert {key: value for key, value in found.items() if key.startswith(name) and value} == {
         f'{name}{{method="POST"}}{route}{{status="200"}}': 2.0,
         f'{name}{{method="POST"}}{route}{{status="400"}}': 1.0,
         f'{name}{{method="GET"}}{{route="unmatched"}}{{status="404"}}': 1.0,
         f'{name}{{method="other"}}{{route="unmatched"}}{{status="404"}}': 1.0,
     }
-    assert found['tokengrove_errors_total{code="invalid_request"}'] == 1.0
+    assert found[f'{name}{{method="POST"}}{route}{{status="503"}}'] == 0.0, "a first failure is then an increase"
+    errors = {key: value for key, value in found.items() if key.startswith("tokengrove_errors_total")}
+    assert errors.pop('tokengrove_errors_total{code="invalid_request"}') == 1.0
+    assert errors.pop('tokengrove_errors_total{code="not_found"}') == 2.0
+    assert 'tokengrove_errors_total{code="store_unavailable"}' in errors and not any(errors.values())
     assert found[f"tokengrove_http_request_seconds_count{route}"] == 3.0
     assert not [key for key in found if "secret" in key or "other~" in key]
 
