@@ -97,10 +97,10 @@ class HttpRequest:
             self.session = _SECRET.sub("~...", self.session)
         if self.status is None:
             self.status, self.left = CLIENT_LEFT, True
-        if self.trace is not None:
-            self._end_trace(self.trace)
         if self._on_end is not None:
             self._on_end(self)
+        if self.trace is not None:
+            self._end_trace(self.trace)
 
     def _end_trace(self, trace: Trace) -> None:
         attributes = {"http.response.status_code": self.status, "tokengrove.request.id": self.name()}
