@@ -7,7 +7,8 @@ Each set gets an environment of its own. Its packages are installed in their new
 conflict is told, and the newest versions that fit together are tested. A set for which nothing is newer than what is
 pinned is left out, unless `--all` is given. The exit code is 1 if something broke or cannot be installed.
 
-Run it in an environment with `tokengrove[test]`, which serves the clients.
+Run it in an environment with `tokengrove[test]`, which serves the clients, and uv. Other indexes, such as one with
+torch's CPU builds, are given by uv's variables (`UV_INDEX`, `UV_FIND_LINKS`).
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -23,6 +24,7 @@ import tomllib
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import takewhile
 from pathlib import Path
 
 from packaging.requirements import Requirement
@@ -181,11 +183,14 @@ def newest_of(chosen: Set) -> tuple[Set, dict[str, str]]:
 
 
 def conflict_of(output: str) -> str:
-    """What pip says is in conflict, as one line; its last line if it names none."""
-    if match := re.search(r"The conflict is caused by:\n(.*?)\n\s*\n", output + "\n\n", re.DOTALL):
-        return "; ".join(line.strip() for line in match[1].splitlines())
-    errors = [line.strip() for line in output.splitlines() if line.startswith("ERROR:")]
-    return errors[0].removeprefix("ERROR: ") if errors else (output.strip().splitlines() or ["pip failed"])[-1]
+    """What uv says is in conflict, in one line; else its first error; else its last line."""
+    lines = [line.strip() for line in output.splitlines() if line.strip()]
+    told = next((number for number, line in enumerate(lines) if "Because " in line), None)
+    if told is not None:
+        rest = takewhile(lambda line: not line.startswith(("hint:", "help:")), lines[told:])
+        return " ".join(rest).removeprefix("cause: ")
+    errors = [line for line in lines if line.lower().startswith("error:")]
+    return errors[0].partition(":")[2].strip() if errors else (lines or ["the installation failed"])[-1]
 
 
 def test(chosen: Set, newest: Mapping[str, str], folder: Path) -> Result:
@@ -206,12 +211,13 @@ def test(chosen: Set, newest: Mapping[str, str], folder: Path) -> Result:
 
 def _install(python: str, chosen: Set, newest: Mapping[str, str], result: Result) -> bool:
     exact = [f"{name}=={newest[name]}" for name in chosen.pinned]
-    done = _pip(python, [*chosen.kept, *exact])
+    done = _uv(python, [*chosen.kept, *exact])
     if done.returncode != 0:
         result.conflict = conflict_of(done.stdout + done.stderr)
-        done = _pip(python, [*chosen.kept, *chosen.pinned])  # pip takes the newest that fit together
+        # The newest that fit together: what is pinned does, so there are some.
+        done = _uv(python, [*chosen.kept, *(f"{name}>={version}" for name, version in chosen.pinned.items())])
     if done.returncode == 0 and chosen.alone:
-        done = _pip(python, ["--no-deps", *(f"{name}=={newest[name]}" for name in chosen.alone)])
+        done = _uv(python, ["--no-deps", *(f"{name}=={newest[name]}" for name in chosen.alone)])
     if done.returncode != 0:
         result.unusable = "cannot be installed: " + conflict_of(done.stdout + done.stderr)
         return False
@@ -224,8 +230,10 @@ def _install(python: str, chosen: Set, newest: Mapping[str, str], result: Result
     return True
 
 
-def _pip(python: str, arguments: Sequence[str]) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([python, "-m", "pip", "install", "--quiet", *arguments], capture_output=True, text=True)
+def _uv(python: str, arguments: Sequence[str]) -> subprocess.CompletedProcess[str]:
+    # pip may try older releases of everything for hours before it says what is in conflict.
+    command = ["uv", "pip", "install", "--quiet", "--python", python, *arguments]
+    return subprocess.run(command, capture_output=True, text=True)
 
 
 def _run(python: str, suite: Suite, variables: Mapping[str, str], report: Path, result: Result) -> None:
@@ -272,6 +280,8 @@ def table(chosen: Set, newest: Mapping[str, str], result: Result) -> str:
 def run(names: Sequence[str], everything: bool, keep: Path | None) -> bool:
     """Test sets and print what became of each. True if nothing broke."""
     known, fine = sets(), True
+    if shutil.which("uv") is None:
+        sys.exit("uv is missing: pip install uv")
     for name in names or known:
         try:
             chosen, newest = newest_of(known[name])

@@ -1,4 +1,4 @@
-"""The command that tests the newest releases reads what pip and pytest say, and tells what broke."""
+"""The command that tests the newest releases reads what uv and pytest say, and tells what broke."""
 
 from __future__ import annotations
 
@@ -19,17 +19,14 @@ REPORT = """<?xml version="1.0" encoding="utf-8"?><testsuites><testsuite name="p
 <testcase classname="tests.test_sdks" name="test_stream"><error message="">...</error></testcase>
 <testcase classname="tests.test_sdks" name="test_gone"><skipped message="not installed" /></testcase>
 </testsuite></testsuites>"""
-CONFLICT = """ERROR: Cannot install litellm and openai because these package versions have conflicting dependencies.
+CONFLICT = """error: No solution found when resolving dependencies
+  cause: Because litellm==1.106.2 depends on openai<3 and you require openai==3.54.0, we can conclude that
+         litellm==1.106.2 cannot be used.
+         And because you require litellm==1.106.2, we can conclude that your requirements are unsatisfiable.
 
-The conflict is caused by:
-    The user requested openai==3.54.0
-    litellm 1.106.2 depends on openai<3.0.0 and >=2.20.0
-
-Additionally, some packages in these conflicts have no matching distributions available for your environment:
+hint: Pre-releases are available
 """
-MISSING = (
-    "ERROR: Could not find a version that satisfies the requirement gone==9 (from versions: 1)\nERROR: No matching"
-)
+MISSING = "error: Failed to download `gone==9`\n  cause: HTTP status 404\n"
 SDKS = Set("sdks", {"openai": "3.54.0", "agents[all]": "1.0"}, (Suite("tests"),), kept=["torch==2.13.0"])
 
 
@@ -57,11 +54,12 @@ def test_a_report_is_read_as_counts_and_the_first_line_of_each_error() -> None:
 
 
 def test_a_conflict_is_told_in_one_line() -> None:
-    wanted = "The user requested openai==3.54.0; litellm 1.106.2 depends on openai<3.0.0 and >=2.20.0"
-    assert newest.conflict_of(CONFLICT) == wanted
-    assert newest.conflict_of(MISSING).startswith("Could not find a version that satisfies the requirement gone==9")
+    told = newest.conflict_of(CONFLICT)
+    assert told.startswith("Because litellm==1.106.2 depends on openai<3 and you require openai==3.54.0, we can")
+    assert told.endswith("we can conclude that your requirements are unsatisfiable.") and "\n" not in told
+    assert newest.conflict_of(MISSING) == "Failed to download `gone==9`"
     assert newest.conflict_of("Traceback\nOSError: full\n") == "OSError: full"
-    assert newest.conflict_of("") == "pip failed"
+    assert newest.conflict_of("") == "the installation failed"
 
 
 def test_the_table_has_each_package_and_each_failure() -> None:
@@ -76,8 +74,8 @@ def test_the_table_has_each_package_and_each_failure() -> None:
     )
 
 
-class Pip:
-    """Stands for the programs that are run: pip and pytest. `answers`: exit code and output, in order."""
+class Programs:
+    """Stands for the programs that are run: pip, uv and pytest. `answers`: exit code and output, in order."""
 
     def __init__(self, answers: list[tuple[int, str]]) -> None:
         self.answers, self.asked = answers, list[list[str]]()
@@ -97,33 +95,34 @@ def listed(**versions: str) -> str:
 def test_where_the_newest_conflict_what_fits_together_is_tested(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pip = Pip([(0, ""), (1, CONFLICT), (0, ""), (0, listed(openai="3.60.0", agents="1.5")), (1, "")])
-    monkeypatch.setattr(subprocess, "run", pip)
+    ran = Programs([(0, ""), (1, CONFLICT), (0, ""), (0, listed(openai="3.60.0", agents="1.5")), (1, "")])
+    monkeypatch.setattr(subprocess, "run", ran)
     result = newest.test(SDKS, {"openai": "3.60.0", "agents[all]": "2.0"}, tmp_path)
-    assert pip.asked[1][-3:] == ["torch==2.13.0", "openai==3.60.0", "agents[all]==2.0"]
-    assert pip.asked[2][-3:] == ["torch==2.13.0", "openai", "agents[all]"]
-    assert "litellm 1.106.2 depends on" in result.conflict
+    assert ran.asked[1][-3:] == ["torch==2.13.0", "openai==3.60.0", "agents[all]==2.0"]
+    assert ran.asked[2][-3:] == ["torch==2.13.0", "openai>=3.54.0", "agents[all]>=1.0"]
+    assert "litellm==1.106.2 depends on openai<3" in result.conflict
     assert result.installed == {"openai": "3.60.0", "agents[all]": "1.5"}
     assert (result.passed, len(result.failed), result.broke) == (1, 2, True)
 
 
 def test_what_cannot_be_installed_is_broken_and_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(subprocess, "run", Pip([(0, ""), (1, MISSING), (1, MISSING)]))
+    monkeypatch.setattr(subprocess, "run", Programs([(0, ""), (1, MISSING), (1, MISSING)]))
     result = newest.test(SDKS, {"openai": "3.60.0", "agents[all]": "2.0"}, tmp_path)
-    assert result.broke and result.unusable.startswith("cannot be installed: Could not find a version")
+    assert result.broke and result.unusable.startswith("cannot be installed: Failed to download")
 
 
 def test_a_set_without_anything_newer_is_left_out(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(newest, "sets", lambda: {"sdks": SDKS})
+    monkeypatch.setattr("shutil.which", lambda _: "uv")
     report = {
         "install": [
             {"metadata": {"name": "OpenAI", "version": "3.54.0"}},
             {"metadata": {"name": "agents", "version": "1.0"}},
         ]
     }
-    monkeypatch.setattr(subprocess, "run", Pip([(0, json.dumps(report))]))
+    monkeypatch.setattr(subprocess, "run", Programs([(0, json.dumps(report))]))
     assert newest.run([], everything=False, keep=None)
     assert capsys.readouterr().out == "sdks: nothing is newer than what is pinned\n\n"
 
@@ -134,7 +133,7 @@ def test_what_the_newest_leader_pins_goes_with_it(monkeypatch: pytest.MonkeyPatc
         "version": "0.6",
         "requires_dist": ["torch==2.14.0", "xgrammar==1; sys_platform != 'win32'", "a>=1"],
     }
-    monkeypatch.setattr(subprocess, "run", Pip([(0, json.dumps({"install": [{"metadata": about}]}))]))
+    monkeypatch.setattr(subprocess, "run", Programs([(0, json.dumps({"install": [{"metadata": about}]}))]))
     engine = Set(
         "e", {}, (), ["torch==2.13.0", "rich"], {"sglang": "0.5", "xgrammar": "0.2", "triton": "3"}, leader="sglang"
     )
