@@ -8,7 +8,9 @@ client is imported only for a name: a server of a local folder does without it.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -96,7 +98,7 @@ def fetch_weights(source: str | None) -> None:
     name = None if source is None else parse_name(source)
     if name is None:
         return
-    with doing(f"fetching the weights of {name} from the Hugging Face hub"):
+    with doing(f"fetching the weights of {name} from the Hugging Face hub", _fetched(name)):
         for kind in WEIGHTS:
             folder = _snapshot("model", name, (kind, f"{kind}.index.json"), _COPIES)
             if any(folder.glob(kind)):
@@ -105,6 +107,26 @@ def fetch_weights(source: str | None) -> None:
         f"--model {name} has no weights ({', '.join(WEIGHTS)}) in {folder}; without "
         "HF_HUB_OFFLINE they are fetched from the Hugging Face hub, if it has them"
     )
+
+
+def _fetched(name: HubName) -> Callable[[], str] | None:
+    """A function that says how much of a model is in the cache; None on a terminal, where the client shows bars."""
+    if sys.stderr.isatty():
+        return None
+    from huggingface_hub import constants, file_download
+
+    blobs = (
+        Path(constants.HF_HUB_CACHE) / file_download.repo_folder_name(repo_id=name.repo, repo_type="model") / "blobs"
+    )
+
+    def so_far() -> str:
+        sizes = 0
+        for blob in blobs.glob("*"):
+            with suppress(OSError):  # it has just been renamed
+                sizes += blob.stat().st_size
+        return f"{sizes / 1e6:,.0f} MB are here"
+
+    return so_far
 
 
 def local(settings: Settings) -> Settings:

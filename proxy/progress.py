@@ -7,13 +7,17 @@ from __future__ import annotations
 
 import logging
 import sys
+import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 
 _log = logging.getLogger("proxy.start")
 _LONG_S = 1.0
 """Seconds from which on it is told how long a step took."""
+
+_EVERY_S = 10.0
+"""Seconds between two lines that tell how far a step is."""
 
 
 def step(text: str) -> None:
@@ -28,14 +32,32 @@ def warn(message: str | None) -> None:
 
 
 @contextmanager
-def doing(text: str) -> Iterator[None]:
-    """Say what is done in the block, and how long it took if it took long."""
+def doing(text: str, so_far: Callable[[], str] | None = None) -> Iterator[None]:
+    """Say what is done in the block, from time to time `so_far`, and how long it took if it took long."""
     step(text)
     began = time.monotonic()
-    yield
+    with nullcontext() if so_far is None else _telling(text, so_far):
+        yield
     took_s = time.monotonic() - began
     if took_s >= _LONG_S:
         _log.info("%(step)s took %(took_s).1f s", {"step": text, "took_s": round(took_s, 1)})
+
+
+@contextmanager
+def _telling(text: str, so_far: Callable[[], str]) -> Iterator[None]:
+    ended = threading.Event()
+
+    def tell() -> None:
+        while not ended.wait(_EVERY_S):
+            step(f"{text}: {so_far()}")
+
+    thread = threading.Thread(target=tell, name="tokengrove-progress", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
 
 
 def show_steps() -> None:

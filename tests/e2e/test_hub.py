@@ -112,6 +112,19 @@ print(hub.folder_of("model", name).name)
     assert "pytorch_model.bin" in names(served, OLD) and "training.log" not in names(served, OLD)
 
 
+def test_it_is_told_how_much_of_the_weights_is_fetched(home: Path) -> None:
+    code = f"""
+name = hub.pinned(Settings(model="{REPO}")).model
+so_far = hub._fetched(hub.parse_name(name))
+before = so_far()
+hub.fetch_weights(name)
+blobs = hub.folder_of("model", name).parents[1] / "blobs"
+print(before != so_far() == f"{{sum(blob.stat().st_size for blob in blobs.iterdir()) / 1e6:,.0f}} MB are here")
+"""
+    done = python(home, code)
+    assert done.stdout.strip() == "True", done.stderr
+
+
 def test_a_cache_without_weights_says_so_offline(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert python(home, f"hub.pinned(Settings(model={REPO!r}))").returncode == 0
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
