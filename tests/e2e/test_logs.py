@@ -64,16 +64,3 @@ def test_a_start_that_fails_is_a_line_of_json(tmp_path: Path) -> None:
         *_, last = said(done.stderr)
         assert (last["level"], last["event"]) == ("error", "start failed")
         assert flags[0] in last["error"] or "missing" in last["error"]
-
-
-def test_each_line_of_a_worker_has_its_number(tmp_path: Path, postgres_url: str) -> None:
-    flags = (*JSON_LINES, "--workers", "2", "--migrate")
-    with server_process(tmp_path, *flags, database_url=postgres_url) as process:
-        for number in range(20):
-            httpx.get(f"{process.url}/nothing-{number}")  # a connection each, so both may get some
-        process.terminate()
-        assert process.wait() == 0
-    lines = said(process.output)
-    assert {line["worker"] for line in lines if line["event"] == "refused"} <= {0, 1}
-    assert {line.get("worker") for line in lines} >= {0, 1, None}
-    assert [line["workers"] for line in lines if line["event"] == "started"] == [2]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import signal
 import socket
@@ -159,12 +160,18 @@ async def test_a_second_signal_ends_all_workers_at_once(tmp_path: Path, postgres
         assert "Traceback" not in server.output, server.output
 
 
-def test_clients_that_stall_do_not_hold_the_workers(tmp_path: Path, postgres_url: str) -> None:
-    with server_process(tmp_path, *TWO, "--shutdown-timeout-s", "600", database_url=postgres_url) as server:
+def test_clients_that_stall_do_not_hold_the_workers_and_each_line_names_its_worker(
+    tmp_path: Path, postgres_url: str
+) -> None:
+    flags = (*TWO, "--shutdown-timeout-s", "600", "--log-format", "json")
+    with server_process(tmp_path, *flags, database_url=postgres_url) as server:
         with stalled(server.url, 10):
             server.terminate()
             assert server.wait() == 0
         assert "Traceback" not in server.output, server.output
+    lines = [json.loads(line) for line in server.output.splitlines()]
+    assert {line.get("worker") for line in lines} == {0, 1, None}
+    assert [line["workers"] for line in lines if line["event"] == "started"] == [2]
 
 
 async def test_the_workers_of_a_killed_supervisor_end(tmp_path: Path, postgres_url: str) -> None:
