@@ -19,6 +19,7 @@ from proxy.sessions.endings import ended_otherwise
 from proxy.sessions.live_session import Changes, LiveSession
 from proxy.sessions.rewards import has_rewards, last_rewarded, mark_turn
 from proxy.sessions.scores import Scores
+from proxy.telemetry.http_request import request_of
 
 
 class RewardEndpoints:
@@ -54,6 +55,7 @@ class RewardEndpoints:
         """The session that a request means by its caller and the turn that it names, and its body."""
         caller = caller_of(request)
         session = await self._access.for_control(caller)
+        request_of(request.scope).session = session.id
         body = await self._bodies.read_object(request)
         return await self._access.for_turn(caller, session, optional_text(body, "interaction_id")), body
 

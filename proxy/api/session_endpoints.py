@@ -30,6 +30,7 @@ from proxy.sessions.session_starter import SessionStarter
 from proxy.store.recordings import Recordings
 from proxy.store.session_query import SessionQuery
 from proxy.store.session_starts import SessionStarts
+from proxy.telemetry.http_request import request_of
 from proxy.trajectory.sample_maker import Decode
 from proxy.turns.turns import Turns
 from proxy.types import SessionStatus
@@ -76,6 +77,7 @@ class SessionEndpoints:
         """Start a session; the reply has its addresses and new keys. An existing `session_id` is refused."""
         self._access.check_admin(key_of(request))
         started = await self._starter.start(parse_start(await self._body(request)))
+        request_of(request.scope).session = started.record.session_id
         return JsonResponse(started_json(started, self._addresses.root_url(request)))
 
     async def end(self, request: Request) -> JsonResponse:
@@ -84,6 +86,7 @@ class SessionEndpoints:
         A session that has expired takes rewards, but no more fields: the server has ended it, not the environment.
         """
         session = await self._access.for_control(caller_of(request))
+        request_of(request.scope).session = session.id
         body = await self._body(request)
         ending = parse_ending(body)
         async with session.lock:
