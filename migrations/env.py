@@ -89,7 +89,8 @@ def _refuse_while_older_servers_run(connection: Connection) -> None:
     oldest = _oldest_server(context.script, "head")
     connected: Select[str] = select(column("application_name")).select_from(table("pg_stat_activity"))
     names = connection.execute(connected.where(text("datname = current_database()"))).scalars()
-    revisions = sorted(filter(None, map(database.revision_of, names)))
+    # Names of other users' connections may be hidden.
+    revisions = sorted(filter(None, (database.revision_of(name) for name in names if name is not None)))
     connection.rollback()
     if revisions and revisions[0] < oldest:
         raise ConfigurationError(
