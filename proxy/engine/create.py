@@ -17,6 +17,7 @@ from proxy.engine.arguments import check_known, parse_arguments, seconds
 from proxy.engine.interface import Engine, EngineControl
 from proxy.errors import ConfigurationError, InvalidRequest, how_to_get
 from proxy.hub import check_weights, fetch_weights, folder_of, local, short_name
+from proxy.progress import doing
 from proxy.settings import Settings
 
 if TYPE_CHECKING:
@@ -130,9 +131,10 @@ def _with_weights(create: Callable[[], Engine], settings: Settings) -> EngineMak
 def _has_gpu_engine() -> bool:
     if importlib.util.find_spec("sglang") is None or importlib.util.find_spec("torch") is None:
         return False
-    import torch
+    with doing("importing torch, to see whether there is a GPU"):
+        import torch
 
-    return bool(torch.cuda.is_available())
+        return bool(torch.cuda.is_available())
 
 
 def _prepare_pool(settings: Settings) -> EngineMaker:

@@ -90,6 +90,7 @@ PARTS: dict[str, set[str]] = {
         "errors",
         "hub",
         "telemetry",
+        "progress",
         "prompt_ids",
         "reasons",
         "settings",
