@@ -174,7 +174,7 @@ class StreamReply:
         except ProxyError as error:
             if not self.started:
                 raise
-            request.fail(error.status, error.code, error.message)
+            request.break_off(error.code, error.message)
             await send({"type": "http.response.body", "body": self._encoder.error(neutral(error))})
             return
         if not self.started:

@@ -79,7 +79,7 @@ class TurnEndpoint:
             if reply is None or not reply.started:
                 await error_response(scope, CRASH)(scope, receive, send)
             else:
-                request.fail(CRASH.status, CRASH.code, CRASH.message)
+                request.break_off(CRASH.code, CRASH.message)
             raise  # the server logs the traceback
 
     async def _begin(

@@ -83,7 +83,12 @@ class HttpRequest:
 
     def fail(self, status: int, code: str, message: str) -> None:
         """Note the error that it is answered with."""
-        self.status, self.code, self.message = status, code, message
+        self.status = status
+        self.break_off(code, message)
+
+    def break_off(self, code: str, message: str) -> None:
+        """Note the error that came once the answer had begun, whose status stays as it was sent."""
+        self.code, self.message = code, message
 
     def end(self, scope: MutableMapping[str, Any]) -> None:
         """Tell of the request. What is called a second time does nothing."""

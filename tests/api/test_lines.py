@@ -76,12 +76,14 @@ async def test_retries_say_whether_they_attached_or_were_replayed(
 async def test_a_turn_that_fails_is_a_warning_with_its_error(
     tmp_path: Path, stream: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    failing = Reply(sampled("one two three"), fault=Fault.ERROR, fault_after=3, delay_s=0.01)  # so that a reply begins
+    failing = Reply(
+        sampled("one two three four"), fault=Fault.ERROR, fault_after=8, delay_s=0.01
+    )  # so that a reply begins
     async with serving(tmp_path, lambda _: failing) as server:
         await server.post(CHAT, {**HI, "stream": stream})
         (turn,) = fields_of(caplog, "turn")
         assert (turn["status"], turn["http_status"]) == ("failed", 200 if stream else 502)
-        assert turn["error"] and turn["output_tokens"] == 3 and "reason" not in turn
+        assert turn["error"] and turn["output_tokens"] == 8 and "reason" not in turn
         assert levels_of(caplog, "turn") == ["WARNING"] and not fields_of(caplog, "refused")
 
 
