@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -133,6 +134,19 @@ def test_compose_files_keep_to_the_schema_of_the_compose_specification() -> None
     command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", "vendor.compose-spec"]
     checked = subprocess.run([*command, *DOCKER.glob("compose*.yml")], capture_output=True, text=True)
     assert checked.returncode == 0, checked.stdout
+
+
+@pytest.mark.parametrize("path", COMPOSE, ids=lambda path: path.name)
+def test_compose_reads_its_file_and_the_variables_beside_it(path: Path, tmp_path: Path) -> None:
+    """Offline, by the command of version 1 where it is installed: it knows all fields of these two files."""
+    if shutil.which("docker-compose") is None:
+        pytest.skip("docker-compose is not installed")
+    (tmp_path / ".env").write_text("TOKENGROVE_ADMIN_KEY=chosen\nPOSTGRES_PASSWORD=secret\nMODEL=/models/m\n")
+    copied = shutil.copy(path, tmp_path)
+    printed = subprocess.run(["docker-compose", "-f", copied, "config"], check=True, capture_output=True, text=True)
+    environment = yaml.safe_load(printed.stdout)["services"]["tokengrove"]["environment"]
+    assert environment["TOKENGROVE_ADMIN_KEY"] == "chosen"
+    assert environment["TOKENGROVE_DATABASE_URL"] == "postgresql://tokengrove:secret@postgres/tokengrove"
 
 
 def test_nginx_passes_on_to_the_servers_of_its_compose_file_and_holds_nothing_back() -> None:
