@@ -44,7 +44,7 @@ _LOOKS, _LOOK_S = 30, 0.01
 _START_TIMEOUT_S = 120.0
 _GC_THRESHOLDS = 20_000, 0, 60
 _SWITCH_INTERVAL_S = 0.001
-_EXPORTS = ("/trajectories/export", "/export_trajectories", "/trajectories/claim")
+_EXPORTS = ("/trajectories/export", "/export_trajectories")
 _COUNTED = ("Invalid HTTP request", "Unsupported upgrade request", "No supported WebSocket")
 """How the warnings begin that uvicorn writes for each of such requests."""
 

@@ -12,6 +12,7 @@ import json
 import multiprocessing
 import os
 import queue
+import re
 import signal
 import subprocess
 import sys
@@ -109,6 +110,13 @@ def server_process(
     finally:
         if process.alive:
             process.kill()
+
+
+def told_of_stop(process: Process) -> list[str]:
+    """The sentences of the log about a stop that has ended, but for those that tell again what it still waits for."""
+    lines = [line for line in process.output.splitlines() if re.search(r" stopp(ing|ed)\b", line)]
+    sentences = [line.split(None, 2)[-1] for line in lines]
+    return [sentence for sentence in sentences if not sentence.startswith("stopping: still ")]
 
 
 def run(*arguments: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:

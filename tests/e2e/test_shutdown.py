@@ -15,7 +15,7 @@ from urllib.request import urlopen
 import pytest
 
 from proxy.api.long_polls import LongPolls
-from tests.e2e.processes import Process, server_process
+from tests.e2e.processes import Process, server_process, told_of_stop
 from tests.e2e.stalling import stalled
 from tests.exports import entries
 from tests.support import user
@@ -90,6 +90,12 @@ def test_turns_that_outlast_the_timeout_or_a_second_signal_end_without_a_traceba
             server.terminate()
         assert server.wait() == 0
         assert "Traceback" not in server.output
+        assert told_of_stop(server) == [
+            f"stopping: 2 turns, 3 connections, up to {LONG_S if second else 0} s",
+            *(["stopping at once: a second signal came"] if second else []),
+            "stopping: interrupted 2 turns",
+            "stopped: 0 turns finished, 2 interrupted",
+        ]
         for connection in waiting:
             with contextlib.closing(connection), connection.getresponse() as reply:
                 assert reply.status == 503 and b"shutting down" in reply.read()

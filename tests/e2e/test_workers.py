@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 import httpx
 
 from tests.e2e.load import check_database
-from tests.e2e.processes import Process, run, server_process
+from tests.e2e.processes import Process, run, server_process, told_of_stop
 from tests.e2e.stalling import stalled
 from tests.support import until, user
 
@@ -158,6 +158,12 @@ async def test_a_second_signal_ends_all_workers_at_once(tmp_path: Path, postgres
             await asyncio.gather(asked, return_exceptions=True)
         await until(lambda: all(map(ended, workers)))
         assert "Traceback" not in server.output, server.output
+        assert told_of_stop(server) == [
+            "stopping: 1 turn, up to 600 s",
+            "stopping at once: a second signal came",
+            "stopping: interrupted 1 turn",
+            "stopped: 0 turns finished, 1 interrupted",
+        ]
 
 
 def test_clients_that_stall_do_not_hold_the_workers_and_each_line_names_its_worker(
