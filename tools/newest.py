@@ -106,8 +106,15 @@ def _client_sets() -> Iterator[Set]:
             each,
             kept=kept,
             alone={"verl": "0.9.1", "areal": "1.0.4"} if trainers else {},
-            python="python3.12" if name == "requirements-openhands" else sys.executable,
+            python=_interpreter("3.12") if name == "requirements-openhands" else sys.executable,
         )
+
+
+def _interpreter(version: str) -> str:
+    """An interpreter of a version: the one on the path, else one of pyenv's; its usual name if there is none."""
+    name = f"python{version}"
+    installed = Path.home().glob(f".pyenv/versions/{version}*/bin/python")
+    return shutil.which(name) or str(next(installed, name))
 
 
 def _dependencies() -> Set:
@@ -163,11 +170,11 @@ def _locked() -> dict[str, tuple[str, tuple[str, ...]]]:
 def newest_of(chosen: Set) -> tuple[Set, dict[str, str]]:
     """The newest release of each package of a set, and the set as its leader's release wants it.
 
-    Raises CalledProcessError: pip says why.
+    Raises CalledProcessError, and OSError if there is no such interpreter.
     """
     led = {name for name in chosen.alone if chosen.leader not in (None, name)}
     packages = [*chosen.pinned, *(name for name in chosen.alone if name not in led)]
-    command = [sys.executable, "-m", "pip", "install", "--quiet", "--dry-run", "--ignore-installed", "--no-deps"]
+    command = [chosen.python, "-m", "pip", "install", "--quiet", "--dry-run", "--ignore-installed", "--no-deps"]
     done = subprocess.run([*command, "--report", "-", *packages], check=True, capture_output=True, text=True)
     about = {
         canonicalize_name(each["metadata"]["name"]): each["metadata"] for each in json.loads(done.stdout)["install"]
@@ -285,8 +292,9 @@ def run(names: Sequence[str], everything: bool, keep: Path | None) -> bool:
     for name in names or known:
         try:
             chosen, newest = newest_of(known[name])
-        except subprocess.CalledProcessError as error:
-            print(f"{name}: BROKEN: {conflict_of(error.stderr)}\n", flush=True)
+        except (OSError, subprocess.CalledProcessError) as error:
+            said = conflict_of(error.stderr) if isinstance(error, subprocess.CalledProcessError) else str(error)
+            print(f"{name}: BROKEN: {said}\n", flush=True)
             fine = False
             continue
         if not everything and newest == {**chosen.pinned, **chosen.alone}:
