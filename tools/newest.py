@@ -111,10 +111,8 @@ def _client_sets() -> Iterator[Set]:
 
 
 def _interpreter(version: str) -> str:
-    """An interpreter of a version: the one on the path, else one of pyenv's; its usual name if there is none."""
-    name = f"python{version}"
-    installed = Path.home().glob(f".pyenv/versions/{version}*/bin/python")
-    return shutil.which(name) or str(next(installed, name))
+    """An interpreter of a version: one of pyenv's, whose `python3.12` on the path may lead nowhere; else its name."""
+    return str(next(Path.home().glob(f".pyenv/versions/{version}*/bin/python"), f"python{version}"))
 
 
 def _dependencies() -> Set:
