@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from dataclasses import replace
 
 from proxy.engine.contract import request_for
@@ -12,7 +12,8 @@ from proxy.engine.servers.connection import NO_KEYS, Keys
 from proxy.engine.servers.kinds import connect
 from proxy.engine.servers.pool import Pool
 from proxy.engine.servers.remote import RemoteEngine
-from proxy.types import Message, Role, SamplingParams, TurnRequest, ids_of
+from proxy.errors import StoreUnavailable
+from proxy.types import Message, PauseNote, Role, SamplingParams, TurnRequest, ids_of
 from tests.engines.scripts import VOCABULARY
 from tests.engines.wire import LiveWire
 
@@ -45,6 +46,31 @@ async def wires(count: int, *more: LiveWire, delay_s: float = 0.0) -> AsyncItera
     finally:
         for wire in started:
             await wire.kill()
+
+
+class Notes:
+    """Notes of pauses in memory. `shared`: other servers have notes here, too. `down`: it refuses everything."""
+
+    def __init__(self, *, shared: bool = False) -> None:
+        self.shared, self.down, self.notes = shared, False, dict[tuple[str, str], PauseNote]()
+
+    async def note(self, notes: Collection[PauseNote]) -> None:
+        self._check()
+        self.notes |= {(note.url, note.owner): note for note in notes}
+
+    async def forget(self, notes: Collection[PauseNote]) -> None:
+        self._check()
+        for note in notes:
+            if self.notes[note.url, note.owner].until <= note.until:
+                del self.notes[note.url, note.owner]
+
+    async def noted(self) -> list[PauseNote]:
+        self._check()
+        return list(self.notes.values())
+
+    def _check(self) -> None:
+        if self.down:
+            raise StoreUnavailable("the database is down")
 
 
 def of_session(session_id: str, prompt=PROMPT, tokens: int = 40, *, stream: bool = True) -> GenerateRequest:

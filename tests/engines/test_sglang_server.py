@@ -18,11 +18,13 @@ import pytest
 
 from proxy.engine.contract import CHECKS, ContractCheck, check_grammar_gives_json, complete, request_for
 from proxy.engine.interface import Capability, PauseMode
+from proxy.engine.pauses import Pauses
 from proxy.engine.servers.kinds import connect
 from proxy.engine.servers.pool import Pool
 from proxy.types import ids_of
 from tests.engines.forward import check_logprobs, plain_logprobs
 from tests.engines.gates import AdminGate
+from tests.engines.pools import Notes
 from tests.engines.updates import under_way, update_while_tokens_are_held_up
 from tests.support import until
 
@@ -102,13 +104,31 @@ def server(weights: dict[int, Path], tmp_path_factory: pytest.TempPathFactory) -
 
 
 @contextlib.asynccontextmanager
-async def pool_of(*urls: str):
+async def pool_of(*urls: str, notes: Notes | None = None):
     pool = Pool(urls, connect(640, None, processed_logprobs=False), start_timeout_s=60.0, check_s=0.2)
+    pool.pauses = Pauses(notes, "host:8080")
     await pool.start()
     try:
         yield pool
     finally:
         await pool.close()
+
+
+@pytest.mark.parametrize("mode", [PauseMode.ABORT, PauseMode.IN_PLACE, PauseMode.RETRACT])
+async def test_a_server_that_a_crash_left_paused_is_continued_by_the_next_pool(
+    server: Server, weights: dict[int, Path], mode: PauseMode
+) -> None:
+    notes = Notes()
+    async with pool_of(server.url, notes=notes) as pool:
+        await pool.pause(mode)
+        assert [note.url for note in await notes.noted()] == [server.url]
+        for member in pool._members:  # closing it would continue it
+            member.paused = False
+        pool.pauses = Pauses()
+    async with pool_of(server.url, notes=notes) as pool:
+        assert not await notes.noted() and [shown["state"] for shown in pool.servers()] == ["alive"]
+        reply = await complete(pool, request_for(PROMPT, 8))
+        check_logprobs(weights, PROMPT, reply.ids, reply.logprobs, reply.versions)
 
 
 async def more_tokens(gate: AdminGate, count: int) -> None:

@@ -14,43 +14,17 @@ from proxy.engine.interface import PauseMode
 from proxy.engine.pauses import LEASE_S, Pauses
 from proxy.engine.servers import proof
 from proxy.engine.servers.pool import Pool
-from proxy.errors import StoreUnavailable
 from proxy.types import PauseNote
 from tests.engines.gates import AdminGate
-from tests.engines.pools import PROMPT, SELDOM_S, of_session, opener_of, wires
+from tests.engines.pools import PROMPT, SELDOM_S, Notes, of_session, opener_of, wires
 from tests.engines.scripts import following
 from tests.engines.wire import LiveWire
 from tests.support import until
 
 
-class Table:
-    """Notes in memory. `shared`: other servers have notes here, too. `down`: it refuses everything."""
-
-    def __init__(self, *, shared: bool = False) -> None:
-        self.shared, self.down, self.notes = shared, False, dict[tuple[str, str], PauseNote]()
-
-    async def note(self, notes: Collection[PauseNote]) -> None:
-        self._check()
-        self.notes |= {(note.url, note.owner): note for note in notes}
-
-    async def forget(self, notes: Collection[PauseNote]) -> None:
-        self._check()
-        for note in notes:
-            if self.notes[note.url, note.owner].until <= note.until:
-                del self.notes[note.url, note.owner]
-
-    async def noted(self) -> list[PauseNote]:
-        self._check()
-        return list(self.notes.values())
-
-    def _check(self) -> None:
-        if self.down:
-            raise StoreUnavailable("the database is down")
-
-
 @contextlib.asynccontextmanager
 async def server(
-    table: Table, *live: LiveWire, owner: str = "one:8080", now: float = 0.0, crashes: bool = False
+    table: Notes, *live: LiveWire, owner: str = "one:8080", now: float = 0.0, crashes: bool = False
 ) -> AsyncIterator[tuple[Pool, AdminGate]]:
     """A server before these engine servers; `crashes`: it ends without continuing what it has paused."""
     pool = Pool([wire.url for wire in live], opener_of(), start_timeout_s=5.0, check_s=SELDOM_S)
@@ -73,7 +47,7 @@ def paused(wire: LiveWire) -> bool:
 async def test_servers_that_a_crash_left_paused_are_continued_at_the_next_start(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    table = Table()
+    table = Notes()
     async with wires(2) as live:
         async with server(table, *live, crashes=True) as (_, gate):
             await gate.admin.pause(PauseMode.ABORT)
@@ -87,7 +61,7 @@ async def test_servers_that_a_crash_left_paused_are_continued_at_the_next_start(
 
 
 async def test_a_note_is_written_before_the_pause_and_forgotten_after_it() -> None:
-    table, seen = Table(), list[tuple[bool, int]]()
+    table, seen = Notes(), list[tuple[bool, int]]()
     async with wires(1) as (wire,), server(table, wire) as (_, gate):
         write, forget = table.note, table.forget
 
@@ -106,7 +80,7 @@ async def test_a_note_is_written_before_the_pause_and_forgotten_after_it() -> No
 
 
 async def test_a_server_that_is_stopped_in_a_pause_continues_it_and_leaves_no_note() -> None:
-    table = Table()
+    table = Notes()
     async with wires(1) as (wire,):
         async with server(table, wire) as (_, gate):
             await gate.admin.pause(PauseMode.IN_PLACE)
@@ -115,7 +89,7 @@ async def test_a_server_that_is_stopped_in_a_pause_continues_it_and_leaves_no_no
 
 async def test_what_somebody_else_has_paused_stays_paused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(proof, "_PROOF_S", 0.05)
-    table = Table()
+    table = Notes()
     async with wires(2) as live:
         await live[0].wire.engine.pause(PauseMode.IN_PLACE)  # a trainer, at the engine server itself
         async with server(table, *live) as (pool, _):
@@ -127,7 +101,7 @@ async def test_another_server_on_the_database_continues_a_pause_once_its_lease_h
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(pauses, "_RENEW_S", 0.0)
-    table = Table(shared=True)
+    table = Notes(shared=True)
     async with wires(1) as (wire,), server(table, wire, owner="two:8080", now=LEASE_S) as (other, _):
         async with server(table, wire, crashes=True) as (_, gate):
             await gate.admin.pause(PauseMode.IN_PLACE)
@@ -141,7 +115,7 @@ async def test_another_server_on_the_database_continues_a_pause_once_its_lease_h
 
 async def test_a_server_that_lives_renews_its_notes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pauses, "_RENEW_S", 0.0)
-    table, now = Table(shared=True), [0.0]
+    table, now = Notes(shared=True), [0.0]
     mine = Pauses(table, "one", clock=lambda: now[0])
     await mine.begin(["http://a"], PauseMode.ABORT)
     now[0] = 100.0
@@ -155,7 +129,7 @@ async def test_a_server_that_lives_renews_its_notes(monkeypatch: pytest.MonkeyPa
 
 async def test_a_pause_whose_memory_was_released_goes_on_until_the_memory_is_back() -> None:
     """Without its memory an engine server would crash, and only the trainer knows when it can be taken back."""
-    table = Table()
+    table = Notes()
     async with wires(1) as (wire,):
         async with server(table, wire, crashes=True) as (_, gate):
             await gate.admin.release_memory(("weights",), PauseMode.ABORT)
@@ -171,7 +145,7 @@ async def test_a_pause_whose_memory_was_released_goes_on_until_the_memory_is_bac
 
 
 async def test_a_pause_does_not_fail_if_the_database_takes_no_note(caplog: pytest.LogCaptureFixture) -> None:
-    table = Table()
+    table = Notes()
     async with wires(1) as (wire,), server(table, wire) as (_, gate):
         table.down = True
         await gate.admin.pause(PauseMode.ABORT)
