@@ -216,6 +216,8 @@ def _hear(running: _Running) -> tuple[Report, str]:
     """What a worker says; FAILED with the way that it ended, if it did."""
     with suppress(EOFError, OSError):
         report: tuple[Report, str] = running.pipe.recv()
+        while report[0] is Report.STOPPED:  # by a signal to it alone: the end of the process follows
+            report = running.pipe.recv()
         return report
     running.process.join()
     code, name = running.process.exitcode or 0, running.process.name

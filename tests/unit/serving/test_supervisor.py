@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import time
@@ -11,7 +12,19 @@ import pytest
 
 from proxy.errors import ConfigurationError
 from proxy.serving import supervisor
+from proxy.serving.stop import Ended
+from proxy.serving.worker import Report
 from proxy.settings import Settings
+
+
+def test_a_worker_that_was_stopped_alone_is_heard_of_by_its_end() -> None:
+    ours, theirs = multiprocessing.Pipe()
+    process = multiprocessing.get_context("fork").Process(target=time.sleep, args=(0,), name="tokengrove-worker-3")
+    process.start()
+    theirs.send((Report.STOPPED, Ended(1, 2)))
+    theirs.close()
+    report, why = supervisor._hear(supervisor._Running(process, ours))
+    assert report is Report.FAILED and why == f"tokengrove-worker-3 (process {process.pid}) ended with exit code 0"
 
 
 def test_a_worker_that_is_told_to_stop_just_after_its_fork_stops(
