@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
 import time
 
 from proxy.telemetry.http_request import HttpRequest
+from proxy.telemetry.log_lines import without_texts
 
 logger = logging.getLogger(__name__)
 
@@ -26,9 +26,6 @@ _COUNTING = frozenset(
     }
 )
 """Routes that change nothing, and those that an environment calls for each turn: their lines are for debugging."""
-
-_QUOTED = re.compile(r"""(?<!\w)(['"])((?:(?!\1)[^\\]|\\.)*)\1""", re.DOTALL)
-_WORD = re.compile(r"[\w.:/@+\[\]~-]{0,60}", re.ASCII)
 
 
 class RequestLines:
@@ -75,14 +72,6 @@ class RequestLines:
         more = self._said.pop(kind) - REFUSALS
         if more > 0:
             logger.log(level, "refused more", {"route": kind[0], "code": kind[1], "requests": more})
-
-
-def without_texts(message: str) -> str:
-    """An error's message for the log: what it quotes of the request is left out unless it is a word, as names of
-    fields, types and tools are. The client, who has sent it, gets the whole."""
-    return _QUOTED.sub(
-        lambda quoted: quoted[0] if _WORD.fullmatch(quoted[2]) else f"{quoted[1]}...{quoted[1]}", message
-    )
 
 
 def _answered(request: HttpRequest) -> None:

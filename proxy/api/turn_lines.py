@@ -10,9 +10,9 @@ import logging
 import time
 from collections.abc import Sequence
 
-from proxy.api.request_lines import without_texts
 from proxy.reasons import Status
 from proxy.telemetry.http_request import HttpRequest
+from proxy.telemetry.log_lines import without_texts
 from proxy.turns.choice import Choice
 from proxy.turns.replay import ReplayedTurn
 from proxy.types import Interaction

@@ -209,7 +209,7 @@ def _sqlite_url(url: URL) -> URL:
 
 
 def _engine(url: URL, size: int, isolation: str) -> Engine:
-    options: dict[str, Any] = {"pool_size": size, "max_overflow": 0}
+    options: dict[str, Any] = {"pool_size": size, "max_overflow": 0, "hide_parameters": True}
     if is_sqlite(url):
         # The driver starts no transactions of its own; `on_begin` below starts them.
         options["connect_args"] = {"isolation_level": None}

@@ -25,6 +25,9 @@ _SECRETS = re.compile(r"(?<=~)[\w-]{20,}|\b[sc]k-[\w-]{20,}|(?<=://)[^/@\s]+(?=@
 """What follows `~` in a path, keys that this server has made, and the login in a URL: a library's error may quote them.
 """
 
+_QUOTED = re.compile(r"""(?<!\w)(['"])((?:(?!\1)[^\\]|\\.)*)\1""", re.DOTALL)
+_WORD = re.compile(r"[\w.:/@+\[\]~-]{0,60}", re.ASCII)
+
 _OWN = ("proxy.", "tokengrove.")
 _COLOURS = {"debug": "2", "warning": "33", "error": "31", "critical": "31;1"}
 
@@ -49,7 +52,9 @@ class LineFormatter(logging.Formatter):
         """Return the end of a record's traceback, if it has one."""
         if not record.exc_info or record.exc_info[0] is None:
             return None
-        text = without_secrets(self.formatException(record.exc_info))
+        lines = self.formatException(record.exc_info).split("\n")
+        # Lines of code and places are indented; the others are what the errors say.
+        text = without_secrets("\n".join(line if line.startswith(" ") else without_texts(line) for line in lines))
         return text if len(text) <= _MOST_OF_TRACEBACK else f"...{text[-_MOST_OF_TRACEBACK:]}"
 
     def _fields(self, record: logging.LogRecord) -> dict[str, Value]:
@@ -136,6 +141,14 @@ def cut(text: str, most: int) -> str:
 def without_secrets(text: str) -> str:
     """A text with `...` for what looks like a secret."""
     return _SECRETS.sub("...", text) if "~" in text or "k-" in text or "://" in text else text
+
+
+def without_texts(message: str) -> str:
+    """The message of an error: what it quotes of a request is left out unless it is a word, as names of fields, types
+    and tools are. The client, who has sent it, gets the whole message."""
+    return _QUOTED.sub(
+        lambda quoted: quoted[0] if _WORD.fullmatch(quoted[2]) else f"{quoted[1]}...{quoted[1]}", message
+    )
 
 
 def printable(text: str) -> str:

@@ -10,9 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy.exc import SQLAlchemyError
 
 from proxy.api import request_lines
 from proxy.engine.scripted.scripts import Reply
+from proxy.store.database import parse_url, writer_engine
+from proxy.telemetry.log_lines import without_texts
 from tests.logs import fields_of, lines_of
 from tests.support import Server, sampled, says, serving, user
 
@@ -105,7 +108,7 @@ def put(value: Any, path: tuple[Any, ...], new: Any) -> Any:
     ],
 )
 def test_what_an_error_quotes_is_left_out_unless_it_is_a_word(message: str, told: str) -> None:
-    assert request_lines.without_texts(message) == told
+    assert without_texts(message) == told
 
 
 @pytest.mark.parametrize("path", BODIES)
@@ -173,3 +176,12 @@ async def _keys(response: Any, issued: list[str]) -> None:
         answer = json.loads(response.text)
         keys = (answer["api_key"], answer["control_key"], answer["root_url"].rpartition("~")[2])
         issued += [key for key in keys if key]
+
+
+def test_an_error_of_the_database_has_none_of_the_values(tmp_path: Path) -> None:
+    with (
+        writer_engine(parse_url(f"sqlite:///{tmp_path / 'a.db'}")).connect() as connection,
+        pytest.raises(SQLAlchemyError) as refused,
+    ):
+        connection.exec_driver_sql("SELECT ?, nothing", (MARK,))
+    assert "nothing" in str(refused.value) and MARK not in str(refused.value)

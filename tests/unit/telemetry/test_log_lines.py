@@ -87,6 +87,8 @@ def test_whatever_is_said_is_one_line(fields: dict[str, Any], message: str) -> N
 def test_a_traceback_is_a_field_and_its_end_is_kept() -> None:
     said = json.loads(JsonLines().format(record("crash", exc_info=raised("x" * 100_000 + " the end"))))
     assert said["traceback"].startswith("...") and said["traceback"].endswith("x the end")
+    quoting = JsonLines().format(record("crash", exc_info=raised(f"cannot read {'a text of a message'!r}")))
+    assert "ValueError: cannot read '...'" in quoting and "of a message" not in quoting
     assert "Traceback" in json.loads(JsonLines().format(record("crash", exc_info=raised("why"))))["traceback"]
 
 
