@@ -78,7 +78,7 @@ def prepare_engine(settings: Settings) -> EngineMaker:
         _check_model(settings)
         return _with_weights(lambda: SglangEngine(settings, model_folder(settings)), settings)
     if name in ("auto", "transformers"):
-        _require("the transformers engine", "transformers", "torch", "llguidance")
+        _require("the transformers engine", "transformers", "torch", "llguidance", "psutil")
         from proxy.engine.transformers.engine import TransformersEngine
         from proxy.engine.transformers.loading import parse_options
 

@@ -58,6 +58,14 @@ def test_a_missing_sglang_is_refused_with_the_command_to_install_it(monkeypatch:
         create_engine(Settings(engine="sglang"), VOCABULARY)
 
 
+def test_a_missing_psutil_is_refused_before_continuous_batching_finds_no_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "psutil" else _find(name))
+    with pytest.raises(ConfigurationError, match="needs the package psutil"):
+        create_engine(Settings(engine="transformers"), VOCABULARY)
+
+
 def test_the_one_file_build_names_no_package_to_add_but_what_it_can_do(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
     monkeypatch.setattr(sys, "frozen", True, raising=False)
