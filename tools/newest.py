@@ -37,7 +37,9 @@ CONFORMANCE = ROOT / "tests" / "conformance"
 ENGINES = ROOT / "tests" / "engines"
 # Builds for the CPU are not newest: what is newest on PyPI is CUDA's. They change with `pyproject.toml`.
 _KEPT = ("torch", "torchdata")
-_JAVASCRIPT = ("test_js.py", "test_clis.py")
+# Tests of npm's packages, of which nothing is installed here.
+_NPM = ("test_js", "test_clis")
+_LONGEST = 200  # characters of an error in the table
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,8 +96,9 @@ def _client_sets() -> Iterator[Set]:
     for line in (CONFORMANCE / "sets.txt").read_text().splitlines():
         if not line.startswith("#"):
             name, paths, chosen = line.split("|")
-            if not any(javascript in paths for javascript in _JAVASCRIPT):  # their packages are npm's
-                suites.setdefault(name, []).append(Suite(paths, chosen))
+            if not any(f"{module}.py" in paths for module in _NPM):
+                without = " and ".join(f"not {module}" for module in _NPM)
+                suites.setdefault(name, []).append(Suite(paths, f"({chosen}) and {without}" if chosen else without))
     for name, each in suites.items():
         pinned = pins((CONFORMANCE / f"{name}.txt").read_text())
         kept = [f"{package}=={version}" for package, version in pinned.items() if package in _KEPT]
@@ -262,7 +265,9 @@ def read_report(text: str) -> tuple[int, list[str]]:
         fault = next((each for each in case if each.tag in ("failure", "error")), None)
         if fault is not None:
             message = (fault.get("message") or "").strip().splitlines()
-            failed.append(f"{case.get('classname')}.{case.get('name')}: {message[0] if message else 'failed'}")
+            failed.append(
+                f"{case.get('classname')}.{case.get('name')}: {message[0][:_LONGEST] if message else 'failed'}"
+            )
         elif not any(each.tag == "skipped" for each in case):
             passed += 1
     return passed, failed
