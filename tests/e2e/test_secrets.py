@@ -75,6 +75,7 @@ def test_unmodified_agents_run_on_a_keyed_server_and_leave_no_secret(
     secrets = [ADMIN, session["api_key"], session["control_key"], path_secret, slot["control_key"], "a-chosen-key-17"]
     stored = b"".join(file.read_bytes() for file in tmp_path.glob("served.db*"))
     assert b"What is 2 + 2?" in stored  # the search below does see stored text
+    assert " turn " in process.output and "What is 2 + 2?" not in process.output
     for secret in secrets:
         assert secret not in process.output
         assert not [answer for answer in answers if secret in answer]
