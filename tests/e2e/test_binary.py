@@ -22,7 +22,8 @@ from tests.e2e.bare_system import BareSystem
 from tests.e2e.processes import ROOT
 from tests.e2e.test_servers import Wire
 
-pytestmark = pytest.mark.engines  # it downloads the server's packages and takes two minutes to build
+# The build downloads the server's packages and takes minutes, which count as the first test's.
+pytestmark = [pytest.mark.engines, pytest.mark.timeout(900)]
 
 PROGRAM = "/tokengrove"
 DATABASE = ("--database-url", "sqlite:////tmp/served.db")
