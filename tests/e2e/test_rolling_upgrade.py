@@ -246,7 +246,7 @@ async def check(served: Fleet) -> None:
             [sample] = (await agents.post(http, "/export_trajectories", body))["samples"]
             assert sum(sample["loss_mask"]) == sum(len(node.output_ids) for node in nodes)
     await store.close()
-    assert agents.crossed["old", "new"] > 5 and agents.crossed["new", "old"] > 5
+    assert agents.crossed["old", "new"] and agents.crossed["new", "old"]
 
 
 @pytest.fixture
