@@ -28,6 +28,7 @@ pytestmark = [pytest.mark.engines, pytest.mark.timeout(900)]
 PROGRAM = "/tokengrove"
 DATABASE = ("--database-url", "sqlite:////tmp/served.db")
 UNPACKED = "tmp/tokengrove-0"
+SERVE = ("serve", "--port", "0")
 
 
 @pytest.fixture(scope="module")
@@ -79,7 +80,7 @@ def serving(process: subprocess.Popen[str]) -> Iterator[str]:
 
 
 def serve(bare: BareSystem, *flags: str) -> subprocess.Popen[str]:
-    return bare.start(PROGRAM, "serve", "--port", "0", *DATABASE, *flags)
+    return bare.start(PROGRAM, *SERVE, *DATABASE, *flags)
 
 
 def turn(url: str, session: str = "s") -> Any:
@@ -132,7 +133,7 @@ def test_the_file_contains_the_commands_and_the_migrations(bare: BareSystem) -> 
     assert doctor.returncode == 0 and "fastokens" in doctor.stdout and "minijinja" in doctor.stdout, doctor.stderr
 
 
-@pytest.mark.parametrize("arguments", [("serve",), ("serve", "--engine", "sglang"), ("demo",), ("demo", "--train")])
+@pytest.mark.parametrize("arguments", [SERVE, (*SERVE, "--engine", "sglang"), ("demo",), ("demo", "--train")])
 def test_what_needs_torch_is_refused_by_a_line_that_says_the_way_out(bare: BareSystem, arguments: list[str]) -> None:
     ran = bare.run(PROGRAM, *arguments)
     assert ran.returncode == 1
