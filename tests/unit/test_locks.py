@@ -16,9 +16,9 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
+from supply import locks, sbom
+from supply.locks import Lock
 from tests.unit.test_docker import DOCKER, DOCKERFILES
-from tools import locks, sbom
-from tools.locks import Lock
 
 PROJECT = tomllib.loads((locks.ROOT / "pyproject.toml").read_text())["project"]
 # Where a system of another kind than the images' would need something else.
@@ -52,7 +52,7 @@ def test_a_lock_has_all_that_is_required_in_versions_that_are_allowed(lock: Lock
     locked = {canonicalize_name(name): Version(version) for name, (version, _) in packages(lock).items()}
     for each in required(lock):
         version = locked.get(canonicalize_name(each.name))
-        assert version is not None, f"{each} is not in {lock.path.name}: run python -m tools.locks"
+        assert version is not None, f"{each} is not in {lock.path.name}: run PYTHONPATH=docker python -m supply.locks"
         assert each.specifier.contains(version, prereleases=True), f"{each} is locked at {version}"
 
 
@@ -75,7 +75,7 @@ def test_the_images_install_the_locks_by_hash_and_then_the_extras_that_were_lock
         assert any(f"{name}.txt" in line for line in installs)
         [extras] = re.findall(r"'tokengrove\[([\w,]+)\]'", text)
         assert set(extras.split(",")) == set(lock.extras or ()) - {"sglang"}
-        assert "tools.sbom" in text and f"torch=={torch()}" in (DOCKER / "locks" / "cpu.txt").read_text()
+        assert "supply.sbom" in text and f"torch=={torch()}" in (DOCKER / "locks" / "cpu.txt").read_text()
 
 
 def torch() -> str:

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tools import newest
-from tools.newest import Result, Set, Suite
+from supply import newest
+from supply.newest import Result, Set, Suite
 
 REPORT = """<?xml version="1.0" encoding="utf-8"?><testsuites><testsuite name="pytest" tests="4">
 <testcase classname="tests.test_sdks" name="test_chat[plain]" time="0.1" />

@@ -1,6 +1,6 @@
 """Writes what an environment consists of as CycloneDX 1.6 JSON, with licences, and refuses licences that are not known.
 
-    python -m tools.sbom PYTHON OUTPUT   # PYTHON: the interpreter of the environment
+    PYTHONPATH=docker python -m supply.sbom PYTHON OUTPUT   # PYTHON: the interpreter of the environment
 
 The images and the one file are built with it, so their bills of materials list what was really installed. It needs
 cyclonedx-bom, which docker/locks/build.txt has.
@@ -17,7 +17,7 @@ from typing import Any
 
 from proxy import __version__
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 # What may be installed beside Apache-2.0 code and passed on with it. MPL-2.0 and LGPL-3.0 ask for the source of the
 # package itself, which we use as it is and do not link into one program.
 ALLOWED = {
@@ -111,11 +111,14 @@ def faults_of(text: str) -> str | None:
 
 def main() -> None:
     if len(sys.argv) != 3:
-        sys.exit("usage: python -m tools.sbom PYTHON OUTPUT")
+        sys.exit("usage: PYTHONPATH=docker python -m supply.sbom PYTHON OUTPUT")
     bill = bill_of(sys.argv[1])
     text = json.dumps(bill, indent=2, sort_keys=True) + "\n"
     if strange := strange_licences(bill):
-        sys.exit("licences that tools/sbom.py does not allow; read them, then add what is fine:\n" + "\n".join(strange))
+        sys.exit(
+            "licences that docker/supply/sbom.py does not allow; read them, then add what is fine:\n"
+            + "\n".join(strange)
+        )
     if fault := faults_of(text):
         sys.exit(f"the bill of materials breaks the schema of CycloneDX: {fault}")
     Path(sys.argv[2]).write_text(text)

@@ -1,7 +1,7 @@
 """Writes the locks in docker/locks: exact versions with hashes of all that the images and the one file install.
 
-    python -m tools.locks            # after pyproject.toml has changed: what is locked stays where it satisfies that
-    python -m tools.locks --upgrade  # the newest versions of everything
+    PYTHONPATH=docker python -m supply.locks            # after a change of pyproject.toml: what still satisfies it stays
+    PYTHONPATH=docker python -m supply.locks --upgrade  # the newest versions of everything
 
 It needs uv. The packages come from PyPI, but torch: the CPU image takes its CPU build from PyTorch's own index. Where
 that cannot be reached, `--find-links FOLDER` names a folder that has the wheel.
@@ -17,7 +17,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 LOCKS = ROOT / "docker" / "locks"
 TORCH_INDEX = "https://download.pytorch.org/whl/cpu"
 # PyTorch's index lists these for torch-2.13.0+cpu-cp311-cp311-manylinux_2_28_*.whl. They are written here, because what
@@ -76,7 +76,7 @@ def entries(text: str) -> dict[str, tuple[str, tuple[str, ...]]]:
 
 def written(packages: dict[str, tuple[str, tuple[str, ...]]], lock: Lock) -> str:
     """The text of a lock."""
-    head = f"# Written by: python -m tools.locks. For Python {lock.python} on Linux."
+    head = f"# Written by: PYTHONPATH=docker python -m supply.locks. For Python {lock.python} on Linux."
     on_top = f" To be installed beside {lock.on_top_of}." if lock.on_top_of else ""
     lines = [head + on_top]
     for name, (version, hashes) in sorted(packages.items()):

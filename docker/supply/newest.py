@@ -1,7 +1,7 @@
 """Runs the suites of clients and engines against the newest releases, and prints what broke: package by package.
 
-    python -m tools.newest              # all sets, hours; `--list` names them
-    python -m tools.newest sdks graphs  # some
+    PYTHONPATH=docker python -m supply.newest              # all sets, hours; `--list` names them
+    PYTHONPATH=docker python -m supply.newest sdks graphs  # some
 
 Each set gets an environment of its own. Its packages are installed in their newest versions; where these conflict, the
 conflict is told, and the newest versions that fit together are tested. A set for which nothing is newer than what is
@@ -30,9 +30,9 @@ from pathlib import Path
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from tools import locks
+from supply import locks
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 CONFORMANCE = ROOT / "tests" / "conformance"
 ENGINES = ROOT / "tests" / "engines"
 # Builds for the CPU are not newest: what is newest on PyPI is CUDA's. They change with `pyproject.toml`.
