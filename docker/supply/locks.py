@@ -1,6 +1,6 @@
 """Writes the locks in docker/locks: exact versions with hashes of all that the images and the one file install.
 
-    PYTHONPATH=docker python -m supply.locks            # after a change of pyproject.toml: what still satisfies it stays
+    PYTHONPATH=docker python -m supply.locks            # after pyproject.toml has changed; the rest stays
     PYTHONPATH=docker python -m supply.locks --upgrade  # the newest versions of everything
 
 It needs uv. The packages come from PyPI, but torch: the CPU image takes its CPU build from PyTorch's own index. Where
