@@ -67,6 +67,7 @@ class TurnLines:
                 "total_s": time.monotonic() - request.started,
                 "http_status": request.status,
                 "client_left": request.left or None,
+                "code": request.code,
                 "error": None if error is None else without_texts(error),
                 "request_id": request.id,
                 "trace_id": request.trace_id,

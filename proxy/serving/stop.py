@@ -48,9 +48,7 @@ class Stop:
         self._clock, self._said, self._said_at = clock, left, clock()
         self._ends_at = self._said_at + timeout_s
         if any(left):
-            logger.info(
-                f"stopping: {_named(left)}, up to %(limit_s)s s", {**_counts(left), "limit_s": f"{timeout_s:g}"}
-            )
+            logger.info(f"stopping: {_named(left)}, up to %(limit_s)g s", {**_counts(left), "limit_s": timeout_s})
         else:
             logger.info("stopping: nothing runs")
 

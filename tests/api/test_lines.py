@@ -84,6 +84,7 @@ async def test_a_turn_that_fails_is_a_warning_with_its_error(
         (turn,) = fields_of(caplog, "turn")
         assert (turn["status"], turn["http_status"]) == ("failed", 200 if stream else 502)
         assert turn["error"] and turn["output_tokens"] == 8 and "reason" not in turn
+        assert turn["code"] == "engine_failed"  # as tokengrove_errors_total counts it, also for a stream
         assert levels_of(caplog, "turn") == ["WARNING"] and not fields_of(caplog, "refused")
 
 

@@ -94,3 +94,11 @@ def test_a_signal_during_the_start_ends_the_process_with_a_line_and_waits_for_no
         "threading.Event().wait()\n"
     )
     assert (ended.returncode, ended.stderr) == (0, f"stopped by {number.name} during the start\n")
+
+
+def test_the_limit_of_a_stop_is_a_number_for_collectors(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "proxy.serving.stop")
+    Stop(2.5, Left(1, 0, 1))
+    (record,) = caplog.records
+    assert record.args == {"turns": 1, "connections": 1, "limit_s": 2.5}
+    assert record.getMessage() == "stopping: 1 turn, 1 connection, up to 2.5 s"
