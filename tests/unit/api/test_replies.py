@@ -51,6 +51,8 @@ class FakeChoice:
 class FakeTurns:
     """Notes which replies were written to their end."""
 
+    log_content = False
+
     def __init__(self) -> None:
         self.written: list[Attempt] = []
 
@@ -76,7 +78,7 @@ class Client:
         self.open.set()
         asked = ChatProtocol().parse(body)
         self.reply = StreamReply(cast("Turns", self.turns), asked, choices, ChatProtocol())
-        self.task = asyncio.create_task(self.reply({}, self.receive, self.send))
+        self.task = asyncio.create_task(self.reply({"method": "POST", "headers": []}, self.receive, self.send))
 
     async def receive(self) -> Any:
         await self.left.wait()
