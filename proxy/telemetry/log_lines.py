@@ -42,7 +42,9 @@ class LineFormatter(logging.Formatter):
         try:
             return self.line(record, event_of(record), self._fields(record))
         except Exception as error:  # a broken line must not end the thread that writes
-            return self.line(record, f"a record of {record.pathname} could not be written: {type(error).__name__}", {})
+            told = f"a record of {record.pathname} could not be written: {type(error).__name__}"
+            bare = logging.LogRecord(record.name, record.levelno, record.pathname, record.lineno, told, None, None)
+            return self.line(bare, told, {})
 
     def line(self, record: logging.LogRecord, event: str, fields: Mapping[str, Value]) -> str:
         """Return a line."""

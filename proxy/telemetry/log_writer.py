@@ -144,9 +144,13 @@ class LogWriter(logging.Handler):
 
 
 def _settled(record: logging.LogRecord) -> logging.LogRecord:
-    """The same record with its text: its arguments may change before it is written."""
+    """The same record with its text: its arguments may change before it is written.
+
+    A record whose text cannot be made is left as it is: the formatter says so, and who has logged it goes on.
+    """
     settled = copy.copy(record)
-    settled.msg, settled.args = record.getMessage(), None
+    with contextlib.suppress(Exception):
+        settled.msg, settled.args = record.getMessage(), None
     return settled
 
 

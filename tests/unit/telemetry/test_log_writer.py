@@ -135,3 +135,32 @@ def test_long_lines_of_several_processes_are_not_mixed(tmp_path: Path) -> None:
     said = [json.loads(line) for line in data.splitlines()]
     for child in range(3):
         assert [line["n"] for line in said if line["child"] == child] == list(range(20))
+
+
+class Unwritable(Exception):
+    """An error without a text."""
+
+    def __str__(self) -> str:
+        raise ValueError
+
+    @property
+    def __notes__(self) -> list[str]:
+        raise ValueError
+
+
+def test_a_record_that_cannot_be_written_fails_neither_who_logs_it_nor_the_thread(pipe: Pipe) -> None:
+    pipe.writer.start()
+    error = Unwritable()
+    for message, arguments, told in [
+        ("%d turns", ("many",), None),
+        ("%d%%", ({},), None),
+        ("%s", (error,), None),
+        ("failed", (), (Unwritable, error, None)),
+        ("%(none)s", ({"n": 1},), None),
+        ("huge", ({"n": 10**5000},), None),
+    ]:
+        pipe.writer.handle(logging.LogRecord("library", 30, "library.py", 1, message, arguments, told))  # type: ignore[arg-type]
+    pipe.say(0, "last")
+    events = [line["event"] for line in pipe.read_until("last")]
+    assert len(events) == 7
+    assert sum("a record of library.py could not be written" in str(event) for event in events) >= 5, events
