@@ -54,7 +54,7 @@ from proxy.engine.mailbox import Mailbox
 from proxy.engine.pauses import NotedEngine, Pauses
 from proxy.errors import InvalidRequest, ProxyError, codes
 from proxy.hub import pinned, revision_of
-from proxy.progress import doing
+from proxy.progress import doing, step
 from proxy.protocols.chat.protocol import ChatProtocol
 from proxy.protocols.completions.protocol import CompletionsProtocol
 from proxy.protocols.generate import GenerateProtocol
@@ -278,8 +278,8 @@ async def _lifespan(parts: _Parts, app: Starlette) -> AsyncIterator[None]:
         if parts.group is not None:
             await parts.group.catch_up()
         await asyncio.to_thread(parts.store.database.rehearse)
-        with doing(f"starting the engine ({parts.settings.engine})"):
-            began = time.monotonic()
+        step(f"starting the engine ({parts.settings.engine})")
+        began = time.monotonic()
         await parts.engine.start()
         info, seconds = parts.engine.info(), round(time.monotonic() - began, 3)
         logger.info("engine started", {"engine": info.name, "version": info.weight_version, "seconds": seconds})

@@ -186,8 +186,8 @@ class EngineAdmin:
     async def _reopen(self) -> None:
         """End the pause, if one is in force."""
         if (mode := self._gate.paused) is not None:
-            await self._engine.resume()
             waiting = (await self._gate.load()).waiting
+            await self._engine.resume()
             await self._gate.let_in()
             paused_s = time.monotonic() - self._paused_at
             self._metrics.pauses.observe(paused_s, mode)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import time
 import uuid
@@ -19,6 +20,8 @@ CLIENT_LEFT = 499
 
 UNMATCHED = "unmatched"
 """The route of a request that no route takes, or that was refused before one was looked for."""
+
+logger = logging.getLogger(__name__)
 
 _SCOPE = "tokengrove.request"
 _ROUTE = "tokengrove.route"
@@ -60,7 +63,7 @@ class HttpRequest:
         self._on_end, self._ended = on_end, False
 
     def begin_trace(self, tracing: Tracing, scope: MutableMapping[str, Any]) -> None:
-        """Begin the trace of this request; its end ends the trace."""
+        """Begin the trace of this request; its end ends the trace. If that fails, the request goes on without one."""
         route = scope.get(_ROUTE, UNMATCHED)
         attributes = {
             "http.request.method": self.method,
@@ -68,7 +71,10 @@ class HttpRequest:
             "url.path": _SECRET.sub("~...", scope["path"]),
             "url.scheme": scope["scheme"],
         }
-        self.trace = tracing.begin(f"{self.method} {route}", scope["headers"], self.started, attributes)
+        try:
+            self.trace = tracing.begin(f"{self.method} {route}", scope["headers"], self.started, attributes)
+        except Exception:
+            logger.exception("a trace could not be begun")
 
     @property
     def trace_id(self) -> str | None:
@@ -91,7 +97,7 @@ class HttpRequest:
         self.code, self.message = code, message
 
     def end(self, scope: MutableMapping[str, Any]) -> None:
-        """Tell of the request. What is called a second time does nothing."""
+        """Tell of the request. What is called a second time does nothing. A failure is logged: the reply is sent."""
         if self._ended or self.elsewhere:
             return
         self._ended = True
@@ -102,10 +108,13 @@ class HttpRequest:
             self.session = _SECRET.sub("~...", self.session)
         if self.status is None:
             self.status, self.left = CLIENT_LEFT, True
-        if self._on_end is not None:
-            self._on_end(self)
-        if self.trace is not None:
-            self._end_trace(self.trace)
+        try:
+            if self._on_end is not None:
+                self._on_end(self)
+            if self.trace is not None:
+                self._end_trace(self.trace)
+        except Exception:
+            logger.exception("the end of a request could not be told")
 
     def _end_trace(self, trace: Trace) -> None:
         attributes = {"http.response.status_code": self.status, "tokengrove.request.id": self.name()}

@@ -25,7 +25,8 @@ _SECRETS = re.compile(r"(?<=~)[\w-]{20,}|\b[sc]k-[\w-]{20,}|(?<=://)[^/@\s]+(?=@
 """What follows `~` in a path, keys that this server has made, and the login in a URL: a library's error may quote them.
 """
 
-_QUOTED = re.compile(r"""(?<!\w)(['"])((?:(?!\1)[^\\]|\\.)*)\1""", re.DOTALL)
+# A quote that is not closed reaches to the end: to look for its end again from each quote would take quadratic time.
+_QUOTED = re.compile(r"""(?<!\w)(['"])((?:(?!\1)[^\\]|\\.)*)(?:\1|\\?\Z)""", re.DOTALL)
 _WORD = re.compile(r"[\w.:/@+\[\]~-]{0,60}", re.ASCII)
 
 _OWN = ("proxy.", "tokengrove.")
