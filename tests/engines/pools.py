@@ -61,7 +61,8 @@ class Notes:
     async def forget(self, notes: Collection[PauseNote]) -> None:
         self._check()
         for note in notes:
-            if self.notes[note.url, note.owner].until <= note.until:
+            known = self.notes.get((note.url, note.owner))
+            if known is not None and known.until <= note.until:
                 del self.notes[note.url, note.owner]
 
     async def noted(self) -> list[PauseNote]:

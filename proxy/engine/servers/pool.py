@@ -96,6 +96,7 @@ class Pool:
         self._watcher: asyncio.Task[None] | None = None
         self._renewer: asyncio.Task[None] | None = None
         self._restored: set[str] = set()
+        self._continuing = asyncio.Lock()
 
     async def start(self) -> None:
         """Wait until a server answers, and say why none does. Raises ConfigurationError if none does in time."""
@@ -406,12 +407,14 @@ class Pool:
 
     @asynccontextmanager
     async def _change(self, **fields: Any) -> AsyncIterator[None]:
-        """Change the pool's state by `fields`, unless the body fails. No server joins or is proved meanwhile."""
+        """Change the pool's state by `fields`, unless the body fails. Meanwhile no server joins, is proved or resumed."""
         before, after = self._state, replace(self._state, **fields)
         self._changes += 1
         self._settled.clear()
         try:
             await self._trust.rest()
+            async with self._continuing:  # else the end of an earlier pause could reach a server after this one
+                pass
             yield
             if fields:
                 self._state = after
@@ -509,8 +512,6 @@ class Pool:
         if version != state.version:
             self._state = replace(state, version=version, weights=None, managed=False)
         self._restored.discard(member.url)
-        if not member.paused:
-            await self.pauses.end([member.url])
         member.alive, member.doubtful, member.failure = True, not proven, ""
         if proven:
             self._trust.readmit(member)
@@ -568,15 +569,26 @@ class Pool:
 
     async def _continue(self, engine: RemoteEngine) -> None:
         """Continue a server if a server that ended within its pause left it paused. Raises what `resume` raises."""
-        note = self.pauses.left.get(engine.url)
-        if note is None or self._resting or not self.pauses.leads:
+        if engine.url not in self.pauses.left:
             return
-        await engine.resume()
+        async with self._continuing:
+            note = self.pauses.left.get(engine.url)
+            if note is None or self._resting or not self.pauses.leads:
+                return
+            await engine.resume()
         logger.warning(
             "engine server %(server)s is continued: %(owner)s paused it and ended without that",
             {"server": engine.url, "owner": note.owner},
         )
         await self.pauses.continued(engine.url)
+
+    async def _end_note(self, member: Member) -> None:
+        """Forget the note of a server that has just joined, if it runs: a pause that began meanwhile has noted it anew.
+
+        Call it once the server is among those that a pause applies to.
+        """
+        if not member.paused:
+            await self.pauses.end([member.url])
 
     async def _end_notes(self) -> None:
         """Forget the notes of the servers that run again."""
@@ -625,6 +637,7 @@ class Pool:
                 self._members.append(member)
                 self._arrived.set()
                 self._tell_alive()
+                await self._end_note(member)
                 return
         await engine.close()
 
@@ -656,6 +669,7 @@ class Pool:
             else:
                 await self._agree(target)
                 self._tell_alive()
+                await self._end_note(target)
         except ProxyError as error:
             if isinstance(target, Member):
                 target.failure = error.message

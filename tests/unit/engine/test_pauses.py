@@ -153,3 +153,60 @@ async def test_a_pause_does_not_fail_if_the_database_takes_no_note(caplog: pytes
         await gate.admin.resume()
         assert not paused(wire)
     assert "cannot be noted in the database: the database is down" in caplog.text
+
+
+async def test_a_server_that_returns_as_the_next_pause_begins_is_paused() -> None:
+    """A server was lost in a pause, so its note is forgotten when it is back; the database takes its time for that."""
+    table, forgetting, forgotten = Notes(), asyncio.Event(), asyncio.Event()
+    async with wires(2) as live, server(table, *live) as (pool, gate):
+        lost = next(member for member in pool._members if member.url == live[1].url)
+        await gate.admin.pause(PauseMode.ABORT)
+        await live[1].kill()
+        await pool._look_at(lost)
+        await gate.admin.resume()
+        await live[1].start()
+        forget = table.forget
+
+        async def slowly(notes: Collection[PauseNote]) -> None:
+            forgetting.set()
+            await forgotten.wait()
+            await forget(notes)
+
+        table.forget = slowly  # type: ignore[method-assign]
+        returning = pool._look_at(lost)
+        await forgetting.wait()
+        await gate.admin.pause(PauseMode.ABORT)
+        assert all(map(paused, live))
+        forgotten.set()
+        await returning
+        assert all(map(paused, live))
+
+
+async def test_a_pause_begins_only_once_the_pause_of_another_server_has_been_ended() -> None:
+    table, calls, begun, answered = Notes(shared=True), list[str](), asyncio.Event(), asyncio.Event()
+    async with wires(1) as (wire,), server(table, wire, now=LEASE_S) as (pool, gate):
+        engine = pool._members[0].engine
+        resume, pause = engine.resume, engine.pause
+
+        async def resumed() -> None:
+            begun.set()
+            await answered.wait()
+            await resume()
+            calls.append("continued")
+
+        async def halted(mode: PauseMode) -> None:
+            calls.append("paused")
+            await pause(mode)
+
+        engine.resume, engine.pause = resumed, halted  # type: ignore[method-assign]
+        await table.note([PauseNote(wire.url, "two:8080", "in_place", "", 0.0)])
+        await pool.pauses.look()
+        continuing = asyncio.create_task(pool._continue_left())
+        await begun.wait()
+        pausing = asyncio.create_task(gate.admin.pause(PauseMode.IN_PLACE))
+        for _ in range(50):
+            await asyncio.sleep(0)
+        answered.set()
+        await continuing
+        await pausing
+        assert calls == ["continued", "paused"] and paused(wire)
