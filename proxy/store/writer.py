@@ -299,7 +299,7 @@ class Writer:
         for change, outcome in outcomes:
             if change.future is not None:
                 loops.setdefault(change.future.get_loop(), []).append((change.future, outcome))
-            elif isinstance(outcome, ProxyError):
+            elif isinstance(outcome, ProxyError) and not self._outage.going_on:  # that is told, and has no end of notes
                 logger.warning("a note could not be stored: %(reason)s", {"reason": outcome.message})
         for loop, settled in loops.items():
             # No caller can still wait on a closed loop.

@@ -189,9 +189,10 @@ class Commits:
                 self._registry.forget_deleted(turn.session)
                 self._log.note_deleted(interaction.id)
                 return
-            logger.error("could not record the %s turn %s: %s", status, interaction.id, problem.message)
-            if isinstance(problem, StoreUnavailable):
+            if isinstance(problem, StoreUnavailable):  # told as the database's outage; recorded when it is over
                 self._unrecorded.append(turn)
+            else:
+                logger.error("could not record the %s turn %s: %s", status, interaction.id, problem.message)
             return
         turn.session.record_failure(interaction.id)
         if seq is not None:

@@ -11,6 +11,8 @@ import pytest
 
 from proxy.api import request_lines
 from proxy.engine.scripted.scripts import Fault, Reply, babble
+from proxy.errors import StoreUnavailable
+from proxy.store.turn_log import TurnLog
 from proxy.turns import turns
 from tests.logs import fields_of, lines_of
 from tests.support import let_pass, sampled, says, serving, until, user
@@ -86,6 +88,22 @@ async def test_a_turn_that_fails_is_a_warning_with_its_error(
         assert turn["error"] and turn["output_tokens"] == 8 and "reason" not in turn
         assert turn["code"] == "engine_failed"  # as tokengrove_errors_total counts it, also for a stream
         assert levels_of(caplog, "turn") == ["WARNING"] and not fields_of(caplog, "refused")
+
+
+async def test_a_turn_that_the_database_refuses_has_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """That commits are refused is told by the outage, not again for each turn; its failure is recorded later."""
+
+    async def refused(*_: Any) -> None:
+        raise StoreUnavailable("the disk is full")
+
+    monkeypatch.setattr(TurnLog, "append", refused)
+    async with serving(tmp_path, says("one")) as server:
+        await server.post(CHAT, HI)
+        (turn,) = fields_of(caplog, "turn")
+        assert (turn["status"], turn["http_status"], turn["code"]) == ("failed", 503, "store_unavailable")
+        assert [record.msg for record in caplog.records if record.levelno >= logging.WARNING] == ["turn"]
 
 
 async def test_a_client_that_leaves_is_said_at_the_end_of_its_turn(

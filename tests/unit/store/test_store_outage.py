@@ -66,3 +66,14 @@ async def test_refused_commits_and_reads_are_told_once_and_that_they_work_again(
     await store.database.read(lambda connection: None)
     again = [(event, fields["refused"]) for event, fields in told()]
     assert again == [("the database takes commits again", 3), ("the database takes reads again", 3)]
+
+
+async def test_notes_that_an_outage_refuses_have_no_lines_of_their_own(store: Store, told: Told) -> None:
+    def full(_: Connection, __: Sequence[Any]) -> Sequence[Any]:
+        raise OperationalError("INSERT", {}, Exception("database or disk is full"))
+
+    for _ in range(3):
+        store.database.write.note(full, None)
+        with pytest.raises(StoreUnavailable, match="its disk is full"):
+            await store.database.write.submit(full, None)
+    assert [event for event, _ in told()] == ["the database refuses commits"]
