@@ -51,7 +51,7 @@ _POSTGRES_CONNECTION = {
 _PROGRAM = "tokengrove "
 # PostgreSQL takes passwords in the query, too.
 _PASSWORDS = ("password", "sslpassword")
-_SECRET = re.compile(r"(?<=:)[^:]*(?=@)|(?<=password=)[^&]*")
+_SECRET = re.compile(r"(?<=:)[^/].*(?=@)|(?<=password=)[^&]*")
 _READER_PRAGMAS = ("query_only=ON", f"busy_timeout={BUSY_TIMEOUT_MS}")
 _BEGIN_WRITING, _BEGIN_READING = Statement(text("BEGIN IMMEDIATE")), Statement(text("BEGIN"))
 

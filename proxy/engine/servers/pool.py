@@ -407,7 +407,7 @@ class Pool:
 
     @asynccontextmanager
     async def _change(self, **fields: Any) -> AsyncIterator[None]:
-        """Change the pool's state by `fields`, unless the body fails. Meanwhile no server joins, is proved or resumed."""
+        """Change the state by `fields`, unless the body fails. No server joins, is proved or resumed meanwhile."""
         before, after = self._state, replace(self._state, **fields)
         self._changes += 1
         self._settled.clear()
