@@ -12,7 +12,7 @@ from proxy.settings.settings import Settings
 from proxy.types import Credit
 
 _ARGUMENT_KEY = re.compile(r"^(\w*key=).+", re.DOTALL)
-_PASSWORD = re.compile(r"(?<=//)([^:/@]*:).*(?=@)|([?&]password=)[^&]*")
+_PASSWORD = re.compile(r"(?<=//)([^:/@]*:).*(?=@)|([?&](?:ssl)?password=)[^&]*")
 KINDS: Mapping[str, Any] = get_type_hints(Settings)
 """The type of each setting by its name."""
 _SECRETS = {spec.name for spec in fields(Settings) if spec.metadata["secret"]}

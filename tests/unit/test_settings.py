@@ -169,6 +169,7 @@ def test_a_short_key_beyond_loopback_is_warned_of(host: str, key: str, weak: boo
 def test_passwords_and_keys_within_settings_are_masked() -> None:
     assert masked("database_url", "postgresql://u:p@w/d@h/db") == "postgresql://u:***@h/db"
     assert masked("database_url", "postgresql://h/db?user=u&password=p") == "postgresql://h/db?user=u&password=***"
+    assert masked("database_url", "postgresql://h/db?sslpassword=p&a=b") == "postgresql://h/db?sslpassword=***&a=b"
     assert masked("database_url", "postgresql://u@h/db") == "postgresql://u@h/db"
     assert masked("engine_arg", ("api_key=a=b", "kind=sglang")) == ("api_key=***", "kind=sglang")
 

@@ -316,3 +316,10 @@ def test_no_message_has_the_password_of_a_database(given: str) -> None:
     except ConfigurationError as error:
         shown = str(error)
     assert "s3cret" not in shown and given[:8] in shown
+
+
+@pytest.mark.parametrize("url", ["postgresql://u:pa:ss@h:no/d", "postgresql:/u:pa:ss@h/d", "x://u:pa:ss@h:no/d@e"])
+def test_the_refusal_of_a_malformed_url_has_nothing_of_its_password(url: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        database.parse_url(url)
+    assert "***" in str(caught.value) and "pa" not in str(caught.value).replace("--database-url", "")
