@@ -20,6 +20,7 @@ from proxy.settings import Settings
 from proxy.store import schema
 from tests.bench.servers import free_port
 from tests.deployment.containers import Machine, shown
+from tests.docs.pages import ROOT
 
 ADMIN_KEY = "TOKENGROVE_ADMIN_KEY"
 
@@ -106,6 +107,21 @@ def test_the_backup_of_the_timer_is_a_file_of_the_day(tmp_path: Path) -> None:
         machine.run({"command": [program], "args": arguments, "env": variables}, {})
     (made,) = machine.path(f"/var/lib/{folders[-1]}").iterdir()
     assert re.fullmatch(r"20\d\d-\d\d-\d\d\.jsonl\.zst", made.name)
+
+
+def test_an_upgrade_changes_the_program_of_every_unit(tmp_path: Path) -> None:
+    """Also from one version's folder to the next; a backup by the older program would be refused."""
+    names = ("tokengrove.service", "tokengrove-backup.service")
+    page = (ROOT / "docs" / "deployment.md").read_text()
+    (command,) = re.findall(r"^sed -i .*$", page, re.M)
+    for name in names:
+        (tmp_path / name).write_text(shown(name))
+    for version in ("0.2.0", "0.3.0"):
+        script = command.replace("/etc/systemd/system/", f"{tmp_path}/").replace("0.2.0", version)
+        subprocess.run(["sh", "-c", script], check=True)
+        for name in names:
+            programs = re.findall(r"/opt/[^/]*/bin/tokengrove", (tmp_path / name).read_text())
+            assert programs == [f"/opt/tokengrove-{version}/bin/tokengrove"]
 
 
 def test_an_abstract_socket_is_told_too(monkeypatch: pytest.MonkeyPatch) -> None:
