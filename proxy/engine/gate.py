@@ -333,6 +333,8 @@ class Gate:
                 await self._readmitted(flight, wait_s)
             flight.request.timeline.note("submitted_again", tokens=len(flight.output))
             self._metrics.resubmissions.by[(cause,)] += 1
+            if cause == "lost" and self._servers is not None and flight.request.failures:
+                self._servers.note_resubmission(flight.request.failures[-1])
 
     def _may_go_elsewhere(self, flight: _Flight) -> bool:
         """True if the request was given up here, for the first time, and a server that was not asked can go on."""

@@ -174,6 +174,9 @@ class ServerPool(Protocol):
     def has_other(self, failures: Sequence[Failure]) -> bool:
         """True if a server that has no part in `failures` takes requests."""
 
+    def note_resubmission(self, failure: Failure) -> None:
+        """Count a request that is submitted again after this failure, for the log."""
+
     async def show(self) -> list[dict[str, Any]]:
         """One dict per server: url, state, failure; once reached also in_flight, served, session_count, version."""
 

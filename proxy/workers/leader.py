@@ -215,6 +215,10 @@ class CommonPool:
         """True if a server that has no part in `failures` takes requests of this worker."""
         return self._pool.has_other(failures)
 
+    def note_resubmission(self, failure: Failure) -> None:
+        """As `Pool.note_resubmission`."""
+        self._pool.note_resubmission(failure)
+
     async def show(self) -> list[dict[str, Any]]:
         """The servers as this worker sees them, with the numbers of all workers."""
         shown = {server["url"]: dict(server) for server in await self._pool.show()}

@@ -49,7 +49,7 @@ class ServerEvents:
         self._tell(logging.WARNING, event, server, fields)
 
     def lost(self, server: str, why: str) -> None:
-        """Count a request that a server lost or failed and that is submitted again elsewhere."""
+        """Count a request that a server lost or failed and that is submitted again."""
         self._lost[server] += 1
         self._lost_why[server] = why
 

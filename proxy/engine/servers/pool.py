@@ -335,6 +335,10 @@ class Pool:
         """True if a server that has no part in `failures` takes requests."""
         return bool(self._placement.untried(failures))
 
+    def note_resubmission(self, failure: Failure) -> None:
+        """Count a request that is submitted again after this failure, for the log."""
+        self._events.lost(failure.url, failure.why)
+
     def check_alive(self) -> None:
         """Raise EngineUnavailable, which says why, unless a server is known to take requests."""
         self._placement.candidates()
@@ -456,7 +460,6 @@ class Pool:
     async def _suspect(self, member: Member, error: EngineLost) -> None:
         """Handle a lost reply: eject the server unless it answers; if it does, it becomes doubtful."""
         self._trust.doubt(member, error)
-        self._events.lost(member.url, error.message)
         if member.alive:
             with suppress(ProxyError):  # `failure` has the reason
                 await self._examine(member)

@@ -93,6 +93,9 @@ class PooledEngine(WatchfulEngine):
     async def until_alive(self) -> None:
         await self._rises.wait()
 
+    def note_resubmission(self, failure: Failure) -> None:
+        pass
+
     def has_other(self, failures: Sequence[Failure]) -> bool:
         return False
 

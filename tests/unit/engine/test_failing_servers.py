@@ -430,10 +430,13 @@ async def test_random_failures_fail_no_healthy_turn_and_poison_opens_no_breaker(
 
 
 @pytest.mark.parametrize("tokens", [0, 5])
-async def test_what_a_server_that_hangs_was_sampling_goes_on_elsewhere_below_any_engine_timeout(tokens: int) -> None:
+async def test_what_a_server_that_hangs_was_sampling_goes_on_elsewhere_below_any_engine_timeout(
+    tokens: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The server answers probes, so it stays alive. At most once: the next server has the whole timeout."""
     async with wires(2, delay_s=0.002) as live, pool_of(*(wire.url for wire in live), check_s=SELDOM_S) as pool:
-        gate, reply = AdminGate(pool, engine_timeout_s=0.3), CollectedReply()
+        gate, reply, lost = AdminGate(pool, engine_timeout_s=0.3), CollectedReply(), list[str]()
+        monkeypatch.setattr(pool._events, "lost", lambda server, why: lost.append(server))
 
         def take(chunk: TokenChunk) -> FinishReason | None:
             reply.add(chunk)
@@ -446,6 +449,7 @@ async def test_what_a_server_that_hangs_was_sampling_goes_on_elsewhere_below_any
         await gate.sample(of_session("s"), take)
         assert reply.ids == following(PROMPT, 40)
         assert served(pool) == {live[0].url: 1, live[1].url: 1}
+        assert lost == [live[0].url]  # as often as the request was submitted again
         for wire in live:
             wire.wire.engine._resumed.clear()
         with pytest.raises(EngineTimeout):
