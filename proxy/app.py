@@ -1,4 +1,4 @@
-"""The composition root: builds and wires all parts, and defines the routes and the order of startup and shutdown."""
+"""The composition root: builds and wires all parts, and defines the order of startup and shutdown."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ import os
 import socket
 import time
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,64 +21,27 @@ from starlette.responses import Response
 
 from proxy.api import http
 from proxy.api.addresses import Addresses
-from proxy.api.audit_log import Endpoint, audited
 from proxy.api.bodies import Bodies
-from proxy.api.claim_endpoints import ClaimEndpoints
-from proxy.api.engine_endpoints import EngineEndpoints
-from proxy.api.export_endpoint import ExportEndpoint
 from proxy.api.forwarding import Forwarding
-from proxy.api.generate_endpoint import GenerateEndpoint
 from proxy.api.guard import Guard
-from proxy.api.health_endpoints import HealthEndpoints
-from proxy.api.key_endpoints import KeyEndpoints
 from proxy.api.long_polls import LongPolls
-from proxy.api.mailbox_endpoints import MailboxEndpoints
-from proxy.api.model_endpoints import ModelEndpoints
-from proxy.api.pace import Pace
 from proxy.api.request_lines import RequestLines
-from proxy.api.reward_endpoints import RewardEndpoints
-from proxy.api.routes import Route
-from proxy.api.session_endpoints import SessionEndpoints
-from proxy.api.tokenize_endpoints import TokenizeEndpoints
-from proxy.api.turn_endpoints import TurnEndpoint, count_endpoint
-from proxy.api.turn_reply import Replies
 from proxy.api.turn_routes import App, TurnRoutes
-from proxy.api.turnstile import Turnstile
 from proxy.api.worker_endpoints import WorkerEndpoints
 from proxy.engine.admin import EngineAdmin
 from proxy.engine.create import model_name, prepare_engine, tokenizer_folder
 from proxy.engine.gate import Gate
-from proxy.engine.interface import Engine, ServerPool, WeightTransfer
-from proxy.engine.mailbox import Mailbox
+from proxy.engine.interface import Engine, ServerPool
 from proxy.engine.pauses import NotedEngine, Pauses
 from proxy.errors import InvalidRequest, ProxyError, codes
 from proxy.hub import pinned, revision_of
 from proxy.progress import doing, step
-from proxy.protocols.chat.protocol import ChatProtocol
-from proxy.protocols.completions.protocol import CompletionsProtocol
-from proxy.protocols.generate import GenerateProtocol
-from proxy.protocols.messages.protocol import MessagesProtocol
-from proxy.protocols.responses.protocol import ResponsesProtocol
-from proxy.protocols.wire_protocol import WireProtocol
 from proxy.rendering.examination import Examination, examine
 from proxy.rendering.renderer import Renderer, check_folder, check_names, load_renderer
 from proxy.resources.fair_pool import FairPool
 from proxy.resources.memory import FreedMemory
-from proxy.sessions.access import Access
-from proxy.sessions.deletion import Deletion
-from proxy.sessions.end_waiter import EndWaiter
-from proxy.sessions.endings import Endings
-from proxy.sessions.idle_sweep import IdleSweep
-from proxy.sessions.key_rotation import KeyRotation
-from proxy.sessions.keys import Keyring
-from proxy.sessions.named_sessions import NamedSessions
-from proxy.sessions.new_records import NewRecords
-from proxy.sessions.registry import Registry
-from proxy.sessions.scores import Scores
-from proxy.sessions.session_memory import SessionMemory
-from proxy.sessions.session_series import SessionSeries
-from proxy.sessions.session_starter import SessionStarter
-from proxy.sessions.start_limits import StartLimits
+from proxy.routes import Parts, routes, turn_endpoints
+from proxy.sessions.parts import SessionParts
 from proxy.settings import Settings
 from proxy.store import schema
 from proxy.store.database import label, parse_url
@@ -92,7 +54,7 @@ from proxy.turns.turns import Turns
 from proxy.workers.group import Group, Place
 
 if TYPE_CHECKING:
-    from proxy.telemetry.spans import Tracing
+    pass
 
 logger = logging.getLogger(__name__)
 
@@ -175,7 +137,7 @@ def build_app(
     _watch_room(metrics.process, bodies, pool)
     forwarding = None if place is None else Forwarding(place.peers, bodies)
     tracing = start_tracing(warn=place is None or place.leads)
-    parts = _Parts(
+    parts = Parts(
         settings=settings,
         sessions=sessions,
         turns=turns,
@@ -186,7 +148,7 @@ def build_app(
         renderer=renderer,
         polls=LongPolls(),
         addresses=Addresses(settings),
-        turn_endpoints=_turn_endpoints(
+        turn_endpoints=turn_endpoints(
             sessions.access, turns, renderer, bodies, model_name(settings), forwarding, tracing
         ),
         group=None if place is None or shared is None else Group(place, shared, gate, metrics),
@@ -196,7 +158,7 @@ def build_app(
         admin=EngineAdmin(engine, gate, metrics.engine),
         tracing=tracing,
     )
-    app = App(routes=_routes(parts), exception_handlers=_ERROR_HANDLERS, lifespan=partial(_lifespan, parts))
+    app = App(routes=routes(parts), exception_handlers=_ERROR_HANDLERS, lifespan=partial(_lifespan, parts))
     app.turn_routes = TurnRoutes(parts.turn_endpoints)
     guard = Guard(settings)
     app.guard = None if guard.idle else guard
@@ -267,7 +229,7 @@ def _name_of(settings: Settings) -> str:
 
 
 @asynccontextmanager
-async def _lifespan(parts: _Parts, app: Starlette) -> AsyncIterator[None]:
+async def _lifespan(parts: Parts, app: Starlette) -> AsyncIterator[None]:
     """Start the engine; at the end drain the turns, then close the engine and the store."""
     async with AsyncExitStack() as stack:
         if parts.tracing is not None:
@@ -296,255 +258,6 @@ async def _lifespan(parts: _Parts, app: Starlette) -> AsyncIterator[None]:
         if (idle_s := parts.settings.session_idle_s) is not None:
             stack.push_async_callback(_cancel, asyncio.create_task(parts.sessions.idle_sweep.run(idle_s)))
         yield
-
-
-class SessionParts:
-    """The parts of `proxy.sessions`, wired to each other and to the parts of the store that they use."""
-
-    def __init__(self, store: Store, settings: Settings, metrics: Metrics, weight_version: Callable[[], int]) -> None:
-        keys = Keyring(store.keys, settings.admin_key)
-        limits, records = StartLimits(settings, weight_version), NewRecords(settings, weight_version)
-        self.registry = Registry(store.news, keys, metrics)
-        self.named = NamedSessions(self.registry, store.starts, limits, records)
-        self.starter = SessionStarter(self.registry, store.starts, limits, records, keys, settings)
-        self.scores = Scores(self.registry, store.changes)
-        self.endings = Endings(self.registry, self.named, store.changes, keys)
-        self.deletion = Deletion(self.registry, store.changes)
-        self.rotation = KeyRotation(self.registry, store.changes, keys, settings.key_lifetime_s)
-        self.waiter = EndWaiter(self.registry, store.news)
-        self.idle_sweep = IdleSweep(self.registry, store.changes, self.endings)
-        self.memory = SessionMemory(self.registry, settings.session_memory_bytes)
-        series = SessionSeries(self.registry, self.named, store.starts)
-        self.access = Access(self.registry, self.named, series, keys, settings)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Parts:
-    """The parts that endpoints are built from."""
-
-    settings: Settings
-    sessions: SessionParts
-    turns: Turns
-    store: Store
-    engine: Engine
-    gate: Gate
-    metrics: Metrics
-    renderer: Renderer
-    polls: LongPolls
-    addresses: Addresses
-    turn_endpoints: Mapping[str, TurnEndpoint]
-    group: Group | None
-    pool: FairPool
-    bodies: Bodies
-    forwarding: Forwarding | None
-    admin: EngineAdmin
-    tracing: Tracing | None
-
-    def audited(self, action: str, endpoint: Endpoint) -> Endpoint:
-        return audited(self.sessions.access, action, endpoint)
-
-    @property
-    def server_pool(self) -> ServerPool | None:
-        return self.engine if isinstance(self.engine, ServerPool) else None
-
-
-def _routes(parts: _Parts) -> list[Route]:
-    """All routes in order of matching: the frequent ones first, except where an earlier path would hide a later one."""
-    session = _session_endpoints(parts)
-    # A session id may end in /models, which the agents' routes would match.
-    first = [
-        Route("/rl/sessions", session.index, methods=["GET"]),
-        Route("/rl/sessions/{session:path}/interactions/{interaction}", session.show_turn, methods=["GET"]),
-        Route("/rl/sessions/{session:path}", session.show, methods=["GET"]),
-        Route("/rl/sessions/{session:path}", parts.audited("session.delete", session.delete), methods=["DELETE"]),
-    ]
-    return [
-        *first,
-        *_agent_routes(parts),
-        *_session_routes(parts, session),
-        *_export_routes(parts),
-        *_health_routes(parts),
-        *_of_leader(parts, [*_engine_routes(parts), *_mailbox_routes(parts)]),
-    ]
-
-
-def _session_endpoints(parts: _Parts) -> SessionEndpoints:
-    return SessionEndpoints(
-        access=parts.sessions.access,
-        registry=parts.sessions.registry,
-        starter=parts.sessions.starter,
-        scores=parts.sessions.scores,
-        endings=parts.sessions.endings,
-        deletion=parts.sessions.deletion,
-        turns=parts.turns,
-        starts=parts.store.starts,
-        recordings=parts.store.recordings,
-        bodies=parts.bodies,
-        addresses=parts.addresses,
-        decode=parts.renderer.decode,
-        replies=Replies(parts.renderer, (*_protocols(parts.renderer).values(), GenerateProtocol())),
-    )
-
-
-def _protocols(renderer: Renderer) -> dict[str, WireProtocol]:
-    """The protocols of turns by the end of their paths; of two that end alike the longer path comes first."""
-    return {
-        "/chat/completions": ChatProtocol(),
-        "/completions": CompletionsProtocol(renderer.decode),
-        "/responses": ResponsesProtocol(),
-        "/messages": MessagesProtocol(),
-    }
-
-
-def _turn_endpoints(
-    access: Access,
-    turns: Turns,
-    renderer: Renderer,
-    bodies: Bodies,
-    model: str,
-    forwarding: Forwarding | None,
-    tracing: Tracing | None,
-) -> dict[str, TurnEndpoint]:
-    """The endpoints of turns by their paths."""
-    turnstile = Turnstile()
-    return {
-        path: TurnEndpoint(protocol, access, turns, turnstile, model, bodies, forwarding, tracing)
-        for path, protocol in _protocols(renderer).items()
-    }
-
-
-def _agent_routes(parts: _Parts) -> list[Route]:
-    """The routes that agents call."""
-    access, turns, bodies = parts.sessions.access, parts.turns, parts.bodies
-    models = ModelEndpoints(model_name(parts.settings))
-    count_tokens = count_endpoint(MessagesProtocol().parse_count, {}, access, turns, bodies)
-    input_tokens = count_endpoint(ResponsesProtocol().parse, {"object": "response.input_tokens"}, access, turns, bodies)
-    tokens = TokenizeEndpoints(access, turns, parts.gate, parts.renderer.vocab_size, parts.settings, bodies)
-    generate = GenerateEndpoint(
-        access,
-        turns,
-        parts.gate,
-        parts.settings,
-        bodies,
-        parts.renderer.stop_token_ids,
-        parts.forwarding,
-        parts.tracing,
-    )
-    return [
-        *(route for path, endpoint in parts.turn_endpoints.items() for route in _aliases(path, endpoint, ["POST"])),
-        *_aliases("/messages/count_tokens", count_tokens, ["POST"]),
-        *_aliases("/responses/input_tokens", input_tokens, ["POST"]),
-        *_aliases("/generate", generate.generate, ["POST"]),
-        *_aliases("/tokenize", tokens.tokenize, ["POST"]),
-        *_aliases("/detokenize", tokens.detokenize, ["POST"]),
-        *_aliases("/models", models.index, ["GET"]),
-        *_aliases("/models/{model:path}", models.show, ["GET"]),
-    ]
-
-
-def _session_routes(parts: _Parts, session: SessionEndpoints) -> list[Route]:
-    """The routes that start, reward and end sessions; `/grant_capacity` is AReaL's name."""
-    access, bodies = parts.sessions.access, parts.bodies
-    keys = KeyEndpoints(access, parts.sessions.rotation, bodies, parts.addresses)
-    rotate = parts.audited("keys.rotate", keys.rotate)
-    rewards = RewardEndpoints(access, parts.sessions.scores, bodies)
-    return [
-        *(Route(path, session.grant_capacity, methods=["POST"]) for path in ("/rl/grant_capacity", "/grant_capacity")),
-        Route("/rl/start_session", session.start, methods=["POST"]),
-        Route("/rl/set_reward", rewards.set_reward, methods=["POST"]),
-        Route("/rl/end_session", session.end, methods=["POST"]),
-        Route("/rl/rotate_keys", rotate, methods=["POST"]),
-        Route("/rl/mark", rewards.mark, methods=["POST"]),
-        Route("/{session:path}/rl/mark", rewards.mark, methods=["POST"]),
-        Route("/{session:path}/rl/rotate_keys", rotate, methods=["POST"]),
-        Route("/{session:path}/rl/set_reward", rewards.set_reward, methods=["POST"]),
-        Route("/{session:path}/rl/end_session", session.end, methods=["POST"]),
-    ]
-
-
-def _export_routes(parts: _Parts) -> list[Route]:
-    """The routes that give trajectories to trainers; `/export_trajectories` is AReaL's name."""
-    access, store, turns = parts.sessions.access, parts.store, parts.turns
-    export = ExportEndpoint(
-        access,
-        parts.sessions.registry,
-        parts.sessions.waiter,
-        store.recordings,
-        parts.bodies,
-        parts.polls,
-        Pace(lambda: turns.busy),
-        parts.metrics.exports,
-        parts.renderer.decode,
-    )
-    claims = ClaimEndpoints(access, store.claims, store.recordings, export, parts.bodies, parts.polls)
-    return [
-        *(Route(path, export.export, methods=["POST"]) for path in ("/trajectories/export", "/export_trajectories")),
-        Route("/trajectories/claim", claims.claim, methods=["POST"]),
-        Route("/trajectories/acknowledge", claims.acknowledge, methods=["POST"]),
-    ]
-
-
-def _health_routes(parts: _Parts) -> list[Route]:
-    numbers = parts.metrics.now if parts.group is None else parts.group.metrics.total
-    health = HealthEndpoints(parts.gate, parts.store, parts.metrics, numbers, parts.server_pool, parts.settings)
-    return [
-        Route("/health", health.health, methods=["GET"]),
-        Route("/ready", health.ready, methods=["GET"]),
-        Route("/metrics", health.metrics, methods=["GET"]),
-    ]
-
-
-def _of_leader(parts: _Parts, routes: list[Route]) -> list[Route]:
-    """The routes of one process, or of the worker that leads: the other workers pass these requests on to it."""
-    if parts.group is None or parts.group.admin is not None or parts.forwarding is None:
-        return routes
-    return [Route(route.path, parts.forwarding.to_leader, methods=list(route.methods or ())) for route in routes]
-
-
-def _engine_routes(parts: _Parts) -> list[Route]:
-    """The routes that administer the engine."""
-    admin, pool = parts.admin, parts.server_pool
-    if parts.group is not None and parts.group.admin is not None:
-        admin, pool = parts.group.admin, parts.group.pool
-    engine = EngineEndpoints(parts.sessions.access, parts.gate, admin, pool, parts.bodies, parts.settings)
-
-    def control(name: str, endpoint: Endpoint) -> Route:
-        return Route(f"/engine/{name}", parts.audited(f"engine.{name}", endpoint), methods=["POST"])
-
-    return [
-        Route("/engine", engine.show, methods=["GET"]),
-        control("pause_generation", engine.pause),
-        control("continue_generation", engine.resume),
-        control("update_weights", engine.update_weights),
-        *(control(step, engine.transfer_weights) for step in WeightTransfer),
-        control("release_memory", engine.release_memory),
-        control("resume_memory", engine.resume_memory),
-        control("flush_cache", engine.flush_cache),
-        Route("/engine/servers", engine.list_servers, methods=["GET"]),
-        Route("/engine/servers", parts.audited("engine.servers.add", engine.add_server), methods=["POST"]),
-        Route("/engine/servers", parts.audited("engine.servers.remove", engine.remove_server), methods=["DELETE"]),
-    ]
-
-
-def _mailbox_routes(parts: _Parts) -> list[Route]:
-    engine = parts.engine if isinstance(parts.engine, Mailbox) else None
-    access, registry = parts.sessions.access, parts.sessions.registry
-    waiter = parts.sessions.waiter
-    mailbox = MailboxEndpoints(access, engine, registry, waiter, parts.bodies, parts.polls, parts.renderer)
-    return [
-        Route("/mailbox/next", mailbox.next, methods=["POST"]),
-        Route("/mailbox/deliver", mailbox.deliver, methods=["POST"]),
-    ]
-
-
-def _aliases(path: str, endpoint: object, methods: list[str]) -> list[Route]:
-    """Routes under `/v1` and `/{session}/v1`, and both without `/v1`.
-
-    Some clients drop `/v1`: AReaL's workflow gives its agents the root URL of the server and a session's key.
-    """
-    label = f"/v1{path}".replace(":path}", "}")
-    prefixes = ("/v1", "/{session:path}/v1", "/{session:path}", "")
-    return [Route(prefix + path, endpoint, methods=methods, label=label) for prefix in prefixes]  # type: ignore[arg-type]
 
 
 async def _cancel(task: asyncio.Task[None]) -> None:

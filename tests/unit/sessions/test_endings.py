@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from proxy.app import SessionParts
 from proxy.engine.interface import PauseMode
 from proxy.errors import SessionClosed, StoreUnavailable
+from proxy.sessions.parts import SessionParts
 from proxy.settings import Settings
 from proxy.store.store import Store
 from proxy.telemetry.metrics import Metrics

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from proxy.app import SessionParts
 from proxy.sessions import session_memory
 from proxy.sessions.live_session import LiveSession
+from proxy.sessions.parts import SessionParts
 from proxy.settings import Settings
 from proxy.store.store import Store
 from proxy.telemetry.metrics import Metrics
