@@ -180,3 +180,4 @@ def test_the_load_balancer_of_the_compose_file_serves(tmp_path: Path) -> None:
             assert started["base_url"].startswith(address)
             turn = {"model": "m", "max_tokens": 4, "messages": [{"role": "user", "content": "hi"}]}
             assert httpx.post(f"{started['base_url']}/chat/completions", json=turn, headers=KEY).status_code == 200
+            assert httpx.get(f"{address}/metrics").status_code == 404
