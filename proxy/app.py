@@ -136,7 +136,7 @@ def build_app(
     bodies = Bodies(settings, freed)
     _watch_room(metrics.process, bodies, pool)
     forwarding = None if place is None else Forwarding(place.peers, bodies)
-    tracing = start_tracing(warn=place is None or place.leads)
+    tracing = start_tracing(tell=place is None or place.leads)
     parts = Parts(
         settings=settings,
         sessions=sessions,

@@ -143,6 +143,7 @@ def _banner(served: Starlette, url: str, settings: Settings) -> str:
         f"  database  {served.state.store.label}",
         *([f"  workers   {settings.workers}"] if settings.workers > 1 else []),
         f"  access    {access}",
+        *([f"  metrics   on port {settings.metrics_port}"] if settings.metrics_port else []),
         f"  try       {first}",
         f"            {then}",
     ]

@@ -32,21 +32,25 @@ def tracing_asked_for(environment: Mapping[str, str] = os.environ) -> str | None
     return next((name for name in (_EXPORTER, *_ENDPOINTS) if environment.get(name, "").strip()), None)
 
 
-def start_tracing(environment: Mapping[str, str] = os.environ, *, warn: bool = True) -> Tracing | None:
-    """Return what makes traces, None if they are off, or with a warning if they cannot be made.
+def start_tracing(environment: Mapping[str, str] = os.environ, *, tell: bool = True) -> Tracing | None:
+    """Return what makes traces, None if they are off or cannot be made. The log says so if they were asked for.
 
-    It starts a thread, so call it after the process was forked. `warn` False: another worker warns.
+    It starts a thread, so call it after the process was forked. `tell` False: another worker says it.
     """
     asked = tracing_asked_for(environment)
     if asked is None:
         return None
     try:
-        return _start(environment)
+        tracing = _start(environment)
     except ImportError as error:
         problem = f"the package {error.name or error} is missing: pip install 'tokengrove[otel]'"
     except (ValueError, LookupError) as error:
         problem = str(error)
-    if warn:
+    else:
+        if tell:
+            logger.info("traces are on: %s is set", asked)
+        return tracing
+    if tell:
         logger.warning("%s is set, but there are no traces: %s", asked, problem)
     return None
 

@@ -44,7 +44,7 @@ class Exported:
 
     exporters: list[InMemorySpanExporter] = field(default_factory=list)
 
-    def tracing(self, warn: bool) -> Tracing:
+    def tracing(self, tell: bool) -> Tracing:
         self.exporters.append(InMemorySpanExporter())
         return Tracing(self.exporters[-1])
 

@@ -89,7 +89,7 @@ async def test_killed_workers_come_back_and_nothing_that_was_answered_is_lost(
         port = free.getsockname()[1]
     watched = ("--metrics-port", str(port))
     with server_process(tmp_path, *TWO, *SLOW, *watched, database_url=postgres_url) as server:
-        assert server.output.count("tokengrove serves") == 1
+        assert server.output.count("tokengrove serves") == 1 and f"  metrics   on port {port}\n" in server.output
         over, agents = asyncio.Event(), [Agent(server.url, f"agent-{n}") for n in range(AGENTS)]
         talks = asyncio.gather(*(agent.talk(over) for agent in agents))
         before = workers_of(server)

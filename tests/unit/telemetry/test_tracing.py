@@ -51,7 +51,7 @@ def test_a_missing_package_is_one_warning_that_names_the_way_out(
     monkeypatch.setitem(sys.modules, "opentelemetry.sdk.resources", None)
     with caplog.at_level(logging.WARNING):
         assert start_tracing(ENDPOINT) is None
-        assert start_tracing(ENDPOINT, warn=False) is None
+        assert start_tracing(ENDPOINT, tell=False) is None
     (line,) = caplog.messages
     assert line.startswith("OTEL_EXPORTER_OTLP_ENDPOINT is set, but there are no traces:")
     assert "pip install 'tokengrove[otel]'" in line
@@ -73,12 +73,14 @@ def test_an_exporter_that_is_not_installed_is_one_warning(
     assert named in line and "console" in line
 
 
-async def test_the_exporter_is_the_one_that_the_variables_name(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_exporter_is_the_one_that_the_variables_name(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "proxy.telemetry.tracing")
     kinds = {}
-    for name in ("otlp", "console"):
-        made = start_tracing({"OTEL_TRACES_EXPORTER": name})
+    for name, tell in (("otlp", True), ("console", False)):
+        made = start_tracing({"OTEL_TRACES_EXPORTER": name}, tell=tell)
         assert made is not None
         kinds[name] = type(made._exporter)
         await made.close()
     assert kinds == {"otlp": OTLPSpanExporter, "console": ConsoleSpanExporter}
+    assert caplog.messages == ["traces are on: OTEL_TRACES_EXPORTER is set"]
     assert tracing.start_tracing({**ENDPOINT, "OTEL_TRACES_EXPORTER": "none"}) is None
