@@ -62,6 +62,7 @@ class RequestLines:
                     "code": code,
                     "message": without_texts(request.message or ""),
                     "session": request.session,
+                    "client": None if request.client is None else "{}:{}".format(*request.client),
                     "total_s": time.monotonic() - request.started,
                     "request_id": request.id,
                     "trace_id": request.trace_id,

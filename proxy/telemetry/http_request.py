@@ -35,14 +35,14 @@ class HttpRequest:
 
     `id`: its request id, as the client sent it (`client_id`) or as the answer has it. `route`: the template of its
     path, which never holds a session or a secret. `code` and `message`: of the error that it was answered with.
-    `session`: the id of its session. `left`: the client left before the end of its answer. `elsewhere`: another worker
+    `session`: the id of its session. `client`: the address that it came from. `left`: the client left before the end of its answer. `elsewhere`: another worker
     answers it, and tells of it. `started`: seconds of the monotonic clock, `began`: Unix seconds. `tell`: says what
     there is to say of it at its end, in place of the line that every request has.
     `trace`: of a turn's request, if traces are made.
     """
 
     __slots__ = (
-        *("method", "route", "id", "client_id", "status", "code", "message", "session", "left", "elsewhere"),
+        *("method", "route", "id", "client_id", "status", "code", "message", "session", "client", "left", "elsewhere"),
         *("started", "began", "tell", "trace", "_on_end", "_ended"),
     )
 
@@ -56,6 +56,7 @@ class HttpRequest:
         self.code: str | None = None
         self.message: str | None = None
         self.session: str | None = None
+        self.client: tuple[str, int] | None = scope.get("client")
         self.left = self.elsewhere = False
         self.started, self.began = time.monotonic(), time.time()
         self.tell: RequestEnd | None = None

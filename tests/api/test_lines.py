@@ -138,6 +138,7 @@ async def test_refusals_have_route_code_message_and_session(tmp_path: Path, capl
         assert lines[0] == {
             **{"method": "POST", "route": "/v1/chat/completions", "http_status": 400, "code": "invalid_request"},
             **{"message": "'messages' must be an array, not a number", "session": "s", "request_id": "r-1"},
+            **{"client": "127.0.0.1:123"},
         }
         assert [(line["route"], line["code"]) for line in lines[1:]] == [
             ("/rl/sessions/{session}", "session_not_found"),
