@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Awaitable, Callable, Collection
 from typing import Protocol, runtime_checkable
@@ -23,6 +24,10 @@ LEASE_S = 30.0
 """Seconds after which a note that is not renewed belongs to nobody. The clocks of all hosts must agree so far."""
 
 _RENEW_S = 10.0
+_DOUBT_S = 16.0
+"""Seconds for which a server that runs must have seen a note expired. After an outage of the database its owner, who
+may be in the middle of a weight update, renews it within `_RENEW_S` and `_WRITE_S`."""
+
 _WRITE_S = 5.0
 """Limit in seconds for the database: a pause does not wait for one that is down."""
 
@@ -73,6 +78,7 @@ class Pauses:
     ) -> None:
         self._table, self._owner, self.leads, self._clock = table, owner, leads, clock
         self._held: dict[str, PauseNote] = {}
+        self._expired: dict[PauseNote, float] = {}
         self.left: dict[str, PauseNote] = {}
 
     @property
@@ -98,8 +104,9 @@ class Pauses:
         if self._table is not None and (notes := [self._held.pop(url) for url in urls if url in self._held]):
             await self._write(self._table.forget(notes), "forgotten")
 
-    async def look(self) -> None:
-        """Find what servers have left that ended within their pause."""
+    async def look(self, doubt_s: float = 0.0) -> None:
+        """Find what servers have left that ended within their pause. The leases of others were seen expired `doubt_s`
+        seconds ago, so that an owner who was only cut off from the database could renew his."""
         if self._table is None:
             return
         try:
@@ -110,7 +117,8 @@ class Pauses:
             )
             return
         now = self._clock()
-        self.left = {note.url: note for note in notes if self._is_left(note, now)}
+        self._expired = {note: self._expired.get(note, now) for note in notes if note.until < now}
+        self.left = {note.url: note for note in notes if self._is_left(note, now - doubt_s)}
 
     async def continued(self, url: str) -> None:
         """Note that a server that was left paused has been continued."""
@@ -132,15 +140,15 @@ class Pauses:
                 self._held = {url: note._replace(until=until) for url, note in self._held.items()}
                 await self._write(self._table.note(list(self._held.values())), "noted")
             else:
-                await self.look()
+                await self.look(_DOUBT_S)
                 if self.left:
                     await found()
 
-    def _is_left(self, note: PauseNote, now: float) -> bool:
+    def _is_left(self, note: PauseNote, seen_by: float) -> bool:
         assert self._table is not None
         if note.owner == self._owner:
             return note.url not in self._held
-        return not self._table.shared or note.until < now
+        return not self._table.shared or self._expired.get(note, math.inf) <= seen_by
 
     async def _write(self, writing: Awaitable[None], what: str) -> None:
         try:

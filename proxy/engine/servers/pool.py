@@ -41,6 +41,7 @@ from proxy.errors import (
 )
 from proxy.progress import step
 from proxy.reasons import FinishReason
+from proxy.types import PauseNote
 
 logger = logging.getLogger(__name__)
 
@@ -96,6 +97,7 @@ class Pool:
         self._watcher: asyncio.Task[None] | None = None
         self._renewer: asyncio.Task[None] | None = None
         self._restored: set[str] = set()
+        self._without_memory: set[str] = set()
         self._continuing = asyncio.Lock()
 
     async def start(self) -> None:
@@ -578,12 +580,25 @@ class Pool:
             note = self.pauses.left.get(engine.url)
             if note is None or self._resting or not self.pauses.leads:
                 return
+            if note.released:
+                self._tell_memory(note)
+                return
             await engine.resume()
         logger.warning(
             "engine server %(server)s is continued: %(owner)s paused it and ended without that",
             {"server": engine.url, "owner": note.owner},
         )
         await self.pauses.continued(engine.url)
+
+    def _tell_memory(self, note: PauseNote) -> None:
+        """Say once that a server stays paused, since to sample without its memory would crash it."""
+        if note.url not in self._without_memory:
+            self._without_memory.add(note.url)
+            logger.warning(
+                "engine server %(server)s stays paused: %(owner)s released its memory (%(released)s) and ended; start "
+                "%(owner)s again and POST /engine/resume_memory there, or restart the engine server",
+                {"server": note.url, "owner": note.owner, "released": note.released},
+            )
 
     async def _end_note(self, member: Member) -> None:
         """Forget the note of a server that has just joined, if it runs: a pause that began meanwhile has noted it anew.

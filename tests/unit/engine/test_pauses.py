@@ -107,6 +107,7 @@ async def test_another_server_on_the_database_continues_a_pause_once_its_lease_h
             await gate.admin.pause(PauseMode.IN_PLACE)
         await other.pauses.look()
         assert paused(wire) and not other.pauses.left  # until the lease expires, its owner may live
+        monkeypatch.setattr(pauses, "_DOUBT_S", 0.0)
         (note,) = table.notes.values()
         table.notes[note.url, note.owner] = note._replace(until=LEASE_S - 1)
         await until(lambda: not paused(wire))
@@ -180,6 +181,36 @@ async def test_a_server_that_returns_as_the_next_pause_begins_is_paused() -> Non
         forgotten.set()
         await returning
         assert all(map(paused, live))
+
+
+async def test_a_lease_that_expired_in_an_outage_of_the_database_may_be_renewed_after_it() -> None:
+    table, now = Notes(shared=True), [0.0]
+    mine, other = (Pauses(table, name, clock=lambda: now[0]) for name in ("one", "two"))
+    await mine.begin(["http://a"], PauseMode.ABORT)
+    now[0] = LEASE_S + 10.0
+    await other.look(16.0)
+    assert not other.left  # its owner was as cut off from the database as everybody
+    (note,) = table.notes.values()
+    await table.note([note._replace(until=now[0] + 1.0)])
+    now[0] += 20.0
+    await other.look(16.0)
+    assert not other.left
+    now[0] += 20.0
+    await other.look(16.0)
+    assert list(other.left) == ["http://a"]
+
+
+async def test_a_running_server_does_not_continue_one_without_its_memory(caplog: pytest.LogCaptureFixture) -> None:
+    """It would run what it holds, and crash."""
+    table = Notes(shared=True)
+    async with wires(1) as (wire,), server(table, wire, now=LEASE_S) as (pool, _):
+        await wire.wire.engine.pause(PauseMode.ABORT)
+        await table.note([PauseNote(wire.url, "two:8080", "abort", "weights", 0.0)])
+        await pool.pauses.look()
+        for _ in range(2):
+            await pool._continue_left()
+        assert paused(wire) and table.notes
+    assert caplog.text.count("stays paused: two:8080 released its memory (weights) and ended") == 1
 
 
 async def test_a_pause_begins_only_once_the_pause_of_another_server_has_been_ended() -> None:
