@@ -35,9 +35,10 @@ class HttpRequest:
 
     `id`: its request id, as the client sent it (`client_id`) or as the answer has it. `route`: the template of its
     path, which never holds a session or a secret. `code` and `message`: of the error that it was answered with.
-    `session`: the id of its session. `client`: the address that it came from. `left`: the client left before the end of its answer. `elsewhere`: another worker
-    answers it, and tells of it. `started`: seconds of the monotonic clock, `began`: Unix seconds. `tell`: says what
-    there is to say of it at its end, in place of the line that every request has.
+    `session`: the id of its session. `client`: the address that it came from. `left`: the client left before the end of
+    its answer. `elsewhere`: another worker answers it, and tells of it. `started`: seconds of the monotonic clock,
+    `began`: Unix seconds. `tell`: says what there is to say of it at its end, in place of the line that every request
+    has.
     `trace`: of a turn's request, if traces are made.
     """
 
