@@ -10,7 +10,7 @@ import pytest
 from tests.docs.pages import ROOT, pages
 
 LINK = re.compile(r"\]\(([^)#\s]*)(?:#([^)\s]*))?\)")
-PATH = re.compile(r"`((?:proxy|tests|docs|examples|migrations|docker|tools)/[\w./-]*|\.ci/run)`")
+PATH = re.compile(r"`((?:proxy|tests|docs|examples|migrations|docker)/[\w./-]*|\.ci/run)`")
 
 
 def anchors(path: Path) -> set[str]:

@@ -28,8 +28,16 @@ OTHER_VARIABLES = {
     "TOKENGROVE_TEST_RELEASE_BEFORE",
 }
 
-# Of curl, SGLang, vLLM and Docker.
-OTHER_FLAGS = {"--cacert", "--disable-overlap-schedule", "--enable-trace", "--ipc", "--otlp-traces-endpoint", "--wait"}
+# Of curl, SGLang, vLLM, Docker and the build of Python.
+OTHER_FLAGS = {
+    "--cacert",
+    "--disable-overlap-schedule",
+    "--enable-shared",
+    "--enable-trace",
+    "--ipc",
+    "--otlp-traces-endpoint",
+    "--wait",
+}
 
 BLOCK = re.compile(r"^( *)```(\w*)\n(.*?)^\1```$", re.M | re.S)
 SPAN = re.compile(r"`([^`\n]+)`")
