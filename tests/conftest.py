@@ -45,6 +45,13 @@ def pytest_collection_finish() -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
+def traces_are_not_switched_off(request: pytest.FixtureRequest) -> None:
+    """The tests of clients set variables once they are collected; one of them would switch off the traces of others."""
+    if not any(item.get_closest_marker("clients") for item in request.session.items):
+        os.environ.pop("OTEL_SDK_DISABLED", None)
+
+
+@pytest.fixture(scope="session", autouse=True)
 def one_certificate(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Let each new HTTP client read the certificate of one authority: no test uses TLS, and all take 20 ms of CPU."""
     path = tmp_path_factory.mktemp("authorities") / "one.pem"
