@@ -26,7 +26,7 @@ _SECRETS = re.compile(r"(?<=~)[\w-]{20,}|\b[sc]k-[\w-]{20,}|(?<=://)[^/@\s]+(?=@
 """
 
 # A quote that is not closed reaches to the end: to look for its end again from each quote would take quadratic time.
-_QUOTED = re.compile(r"""(?<!\w)(['"])((?:(?!\1)[^\\]|\\.)*)(?:\1|\\?\Z)""", re.DOTALL)
+_QUOTED = re.compile(r"""(?<!\w)b?(['"])((?:(?!\1)[^\\]|\\.)*)(?:\1|\\?\Z)""", re.DOTALL)
 _WORD = re.compile(r"[\w.:/@+\[\]~-]{0,60}", re.ASCII)
 
 _OWN = ("proxy.", "tokengrove.")

@@ -105,6 +105,7 @@ def put(value: Any, path: tuple[Any, ...], new: Any) -> Any:
         (f"it is {'it is a' + chr(39)!r}", 'it is "..."'),
         ("it is {!r} or {!r}".format("a'b\"c d", "line\nend"), "it is '...' or '...'"),
         ("it is " + repr("w" * 61), "it is '...'"),
+        ("it is b'sampled text'", "it is '...'"),
         ("it is 'cut off in the mid", "it is '...'"),
         ('it is "a' + 40_000 * '\\"' + "\\", 'it is "..."'),
     ],

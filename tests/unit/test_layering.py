@@ -93,7 +93,7 @@ PARTS: dict[str, set[str]] = {
         "types",
     },
     "engine.scripted": {"engine", "errors", "reasons", "types"},
-    "engine.servers": {"engine", "engine.sglang", "errors", "progress", "prompt_ids", "reasons", "types"},
+    "engine.servers": {"engine", "engine.sglang", "errors", "progress", "prompt_ids", "reasons", "telemetry", "types"},
     "engine.sglang": {"engine", "errors", "hub", "reasons", "settings", "types"},
     "engine.tiny": {"errors"},
     "engine.transformers": {"engine", "errors", "hub", "progress", "reasons", "settings", "types"},

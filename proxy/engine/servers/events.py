@@ -1,5 +1,7 @@
 """What the log says of engine servers. A server that joins and leaves again and again does not fill it.
 
+A reason may quote a server's answer to a turn, so it goes without texts.
+
 Each server has a few lines a minute; what goes beyond is counted, and told in one line when the minute is over.
 """
 
@@ -10,6 +12,8 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+
+from proxy.telemetry.log_lines import without_texts
 
 logger = logging.getLogger(__name__)
 
@@ -51,7 +55,7 @@ class ServerEvents:
     def lost(self, server: str, why: str) -> None:
         """Count a request that a server lost or failed and that is submitted again."""
         self._lost[server] += 1
-        self._lost_why[server] = why
+        self._lost_why[server] = without_texts(why)
 
     def alive(self, alive: bool, why: str) -> None:
         """Note whether any server takes requests. `why`: what is wrong with them, or which one is back."""
@@ -83,6 +87,8 @@ class ServerEvents:
                     logger.warning("engine server keeps changing", changes)
 
     def _tell(self, level: int, event: str, server: str, fields: dict[str, object]) -> None:
+        if "reason" in fields:
+            fields["reason"] = without_texts(str(fields["reason"]))
         if self._quiet():
             logger.debug(event, {"server": server or None, **fields})
             return

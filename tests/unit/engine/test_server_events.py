@@ -68,6 +68,21 @@ def test_lost_requests_are_counted_for_each_server_and_told_together(told: Told)
     assert told() == [(event, {"server": "http://a", "requests": 30, "reason": "broken pipe"})]
 
 
+def test_a_reason_says_nothing_of_an_answer_that_it_quotes(told: Told) -> None:
+    now = [0.0]
+    events = ServerEvents(clock=lambda: now[0])
+    events.warning("engine server is lost", "http://a", reason="the answer is not JSON: b'Once upon a time'")
+    events.alive(False, "http://a failed in '/generate': 'Once upon'")
+    events.lost("http://a", "the answer is not JSON: 'Once upon a time'")
+    now[0] = 10.0
+    events.sweep()
+    assert [fields["reason"] for _, fields in told()] == [
+        "the answer is not JSON: '...'",
+        "http://a failed in '/generate': '...'",
+        "the answer is not JSON: '...'",
+    ]
+
+
 def test_a_process_that_follows_another_one_tells_nothing_of_its_servers(told: Told) -> None:
     events = ServerEvents(quiet=lambda: True)
     events.warning("engine server is lost", "http://a")
