@@ -120,7 +120,10 @@ class Commits:
         session.record_commit(turn.interaction)
         turn.release()
         turn.timeline.committed = time.monotonic()
-        self._count(turn)
+        try:
+            self._count(turn)
+        except Exception:  # it is durable, whatever a metric makes of it
+            logger.exception("a turn could not be counted", {"interaction": turn.interaction.id})
         if session.closed:
             self._in_background(self._scores.add_late_turn(session))
         if self._unrecorded and time.monotonic() >= self._record_at:  # the database takes turns again

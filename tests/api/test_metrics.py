@@ -35,6 +35,22 @@ async def server(tmp_path: Path) -> AsyncIterator[Server]:
         yield opened
 
 
+async def test_a_metric_that_fails_fails_no_turn_and_no_request(
+    server: Server, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(*_: object) -> None:
+        raise TypeError("no number")
+
+    metrics = server.app.state.metrics
+    monkeypatch.setattr(metrics.turns.phases, "observe", broken)
+    monkeypatch.setattr(metrics.http.duration, "observe", broken)
+    answer = await server.answer([user("a")])
+    await server.answer([user("a"), answer, user("b")])
+    nodes = (await server.http.get("/rl/sessions/s")).json()["interactions"]
+    assert [(node["status"], node["parent_id"]) for node in nodes] == [("complete", None), ("complete", nodes[0]["id"])]
+    assert "a turn could not be counted" in caplog.text and "the end of a request could not be told" in caplog.text
+
+
 async def test_requests_are_counted_by_route_status_and_error(server: Server) -> None:
     await server.chat([user("a")], "secret~session")
     await server.chat([user("b")], "other")
