@@ -54,8 +54,11 @@ class ProcessMetrics(Group):
         self._system: dict[str, Numbered] = {family.name: family for family in system}
 
     async def look(self) -> None:
-        """Read what the system says, once for all; where it says nothing, nothing is shown."""
-        for metric in self._collector.collect():
+        """Read what the system says, once for all; where it says nothing, nothing is shown.
+
+        In a thread: the system lists each open file, and there may be tens of thousands.
+        """
+        for metric in await asyncio.to_thread(lambda: list(self._collector.collect())):
             if (family := self._system.get(metric.name)) is not None:
                 family.by[()] = metric.samples[0].value
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
 import httpx
 import pytest
+from prometheus_client.core import Metric
 
 from proxy.telemetry import process_metrics
 from proxy.telemetry.process_metrics import ProcessMetrics
@@ -33,3 +36,16 @@ def test_connections_are_shown_by_what_they_wait_for(tmp_path: Path) -> None:
     states = {state: shown[f'tokengrove_connections{{state="{state}"}}'] for state in ("idle", "receiving", "replying")}
     assert states == {"idle": "1.0", "receiving": "0.0", "replying": "1.0"}
     assert float(shown["tokengrove_connections_limit"]) > 0
+
+
+async def test_the_system_is_read_in_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    metrics, readers = ProcessMetrics(), list[threading.Thread]()
+    collect = metrics._collector.collect
+
+    def collected() -> Iterable[Metric]:
+        readers.append(threading.current_thread())
+        return collect()
+
+    monkeypatch.setattr(metrics._collector, "collect", collected)
+    await metrics.look()
+    assert len(readers) == 1 and readers[0] is not threading.main_thread()
