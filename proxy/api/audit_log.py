@@ -36,24 +36,24 @@ def audited(access: Access, action: str, endpoint: Endpoint) -> Endpoint:
     """The endpoint, with a line for each request once it is answered or has failed."""
 
     async def run(request: Request) -> Response:
-        status = 499  # the client left
+        status, code = 499, None  # the client left
         try:
             response = await endpoint(request)
             status = response.status_code
             return response
         except ProxyError as error:
-            status = error.status
+            status, code = error.status, error.code
             raise
         except Exception as error:
             status = status if isinstance(error, ClientDisconnect) else 500
             raise
         finally:
-            _write(access, action, request, status)
+            _write(access, action, request, status, code)
 
     return run
 
 
-def _write(access: Access, action: str, request: Request, status: int) -> None:
+def _write(access: Access, action: str, request: Request, status: int, code: str | None) -> None:
     key, noted, record = key_of(request), request.scope.get(_NOTED, {}), request_of(request.scope)
     if isinstance(noted.get("url"), str):
         noted["url"] = _without_login(noted["url"])
@@ -67,6 +67,7 @@ def _write(access: Access, action: str, request: Request, status: int) -> None:
             "key": None if key is None else fingerprint(key),
             "client": _client_of(request),
             "status": status,
+            "code": code,
             "request_id": record.name(),
         },
     )

@@ -62,7 +62,7 @@ async def test_every_control_action_leaves_one_line_also_if_it_is_refused(tmp_pa
             assert response.status_code in (401, 403)
             (line,) = lines.all()[before:]
             assert f" by=key key={fingerprint('another-key')} " in line
-            assert f" status={response.status_code} " in line
+            assert f" status={response.status_code} code={response.json()['error']['code']} " in line
             assert "another-key" not in line
 
 
@@ -80,7 +80,8 @@ async def test_a_line_says_what_was_done_by_whom_and_from_where(tmp_path: Path, 
         ]
         (rotated,) = lines.of("keys.rotate")
         assert (rotated["session"], rotated["keys"], rotated["by"]) == ("a/b", ["agent", "path"], "key")
-        assert lines.of("session.delete") == [{"session": "a/b", **who, "status": status} for status in (200, 404)]
+        deleted = {"session": "a/b", **who, "status": 200}
+        assert lines.of("session.delete") == [deleted, {**deleted, "status": 404, "code": "session_not_found"}]
 
 
 async def test_lines_name_no_key_and_no_text_of_a_conversation(tmp_path: Path, lines: Lines) -> None:
@@ -105,7 +106,7 @@ async def test_no_text_of_a_client_breaks_out_of_its_place(tmp_path: Path, lines
         await server.post("/engine/update_weights", {"path": text, "mode": "drain"})
         (line,) = lines.all()
         assert line.isascii() and line.isprintable() and len(line) < 500
-        assert re.search(r" status=\d+ request_id=\w+$", line)
+        assert re.search(r" status=\d+( code=\w+)? request_id=\w+$", line)
         if len(text) < 200:
             assert lines.of("engine.update_weights")[0]["path"] == text
 
