@@ -120,6 +120,7 @@ def behind_caddy(url: str, port: int, certificate: Path, folder: Path) -> Iterat
         yield
 
 
+@pytest.mark.engines
 @pytest.mark.parametrize("behind", [behind_nginx, behind_caddy])
 def test_the_reverse_proxy_of_the_page_passes_everything_on(behind, certificate: Path, tmp_path: Path) -> None:
     engine = "tests.deployment.stepwise:Stepwise"
