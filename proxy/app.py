@@ -251,6 +251,7 @@ async def _lifespan(parts: Parts, app: Starlette) -> AsyncIterator[None]:
             await parts.admin.go_on(*pause)
         stack.push_async_callback(parts.engine.close)
         stack.push_async_callback(parts.turns.drain, parts.settings.shutdown_timeout_s)
+        stack.push_async_callback(_cancel, asyncio.create_task(parts.store.database.write.watch()))
         stack.push_async_callback(
             _cancel, asyncio.create_task(parts.sessions.memory.run(parts.renderer.forget_prompts))
         )

@@ -15,6 +15,7 @@ from proxy.telemetry.http_request import HttpRequest
 from proxy.telemetry.log_lines import without_texts
 from proxy.turns.choice import Choice
 from proxy.turns.replay import ReplayedTurn
+from proxy.turns.turn import Turn
 from proxy.types import Interaction
 
 logger = logging.getLogger(__name__)
@@ -67,6 +68,7 @@ class TurnLines:
                 "total_s": time.monotonic() - request.started,
                 "http_status": request.status,
                 "client_left": request.left or None,
+                "resubmitted": _submitted_again(choice) or None,
                 "code": request.code,
                 "error": None if error is None else without_texts(error),
                 "request_id": request.id,
@@ -75,6 +77,13 @@ class TurnLines:
         )
         if self._content and new:
             _tell_content(turn, request)
+
+
+def _submitted_again(choice: Choice) -> int:
+    """How often a turn was submitted again, after a pause or to another engine server."""
+    if not isinstance(choice, Turn) or not choice.timeline.events:
+        return 0
+    return sum(event.name == "submitted_again" for event in choice.timeline.events)
 
 
 def _error_of(choice: Choice) -> str | None:

@@ -111,6 +111,7 @@ class Writer:
         self.refusal: str | None = None
         self._outage = Outage("commits")
         self._behind_told_at = -_BEHIND_EVERY_S
+        self._begun: float | None = None
         self._renewing = False
         self._sqlite = engine.dialect.name == "sqlite"
         self._connection: Connection | None = None
@@ -157,6 +158,18 @@ class Writer:
     def renew(self) -> None:
         """Connect anew before the next transaction. May be called in any thread."""
         self._renewing = True
+
+    async def watch(self) -> None:
+        """Until cancelled, say while a transaction lasts: the database hangs, or somebody else holds a lock."""
+        while True:
+            await asyncio.sleep(_SLOW_S)
+            self.tell_of_wait()
+
+    def tell_of_wait(self) -> None:
+        """Log the transaction that runs, if it is slow. A hung database would say nothing else before its end."""
+        begun = self._begun
+        if begun is not None and (waited := time.perf_counter() - begun) >= _SLOW_S:
+            logger.warning("the database does not answer", {"for_s": round(waited, 1), "queued": len(self._queue)})
 
     def stop(self) -> None:
         """Accept no more changes; the thread ends when the queue is written. Call on the event loop."""
@@ -253,7 +266,7 @@ class Writer:
                 self._engine.dispose()
             kept = self._connection is not None
             outcomes: list[ChangeResult] | None = None
-            begun = time.perf_counter()
+            self._begun = begun = time.perf_counter()
             try:
                 # Kept from group to group: taking one from the pool costs more than the other calls of a commit.
                 connection = self._connection = self._connection or self._engine.connect()
@@ -281,6 +294,8 @@ class Writer:
                     raise
                 if lost:
                     logger.warning("database connection lost, connecting again", {"reason": reason_of(error)})
+            finally:
+                self._begun = None
 
     def _disconnect(self, *, lost: bool = False) -> None:
         """Give the connection back to the pool, which resets it, and checks it before it is used again.

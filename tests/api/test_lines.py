@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from proxy.api import request_lines
-from proxy.engine.scripted.scripts import Fault, Reply, babble
+from proxy.engine.scripted.scripts import Fault, Reply, babble, play
 from proxy.errors import StoreUnavailable
 from proxy.store.turn_log import TurnLog
 from proxy.turns import turns
@@ -88,6 +88,19 @@ async def test_a_turn_that_fails_is_a_warning_with_its_error(
         assert turn["error"] and turn["output_tokens"] == 8 and "reason" not in turn
         assert turn["code"] == "engine_failed"  # as tokengrove_errors_total counts it, also for a stream
         assert levels_of(caplog, "turn") == ["WARNING"] and not fields_of(caplog, "refused")
+
+
+async def test_a_turn_says_how_often_it_went_to_the_engine_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with serving(tmp_path, play([Reply(sampled("one two three"), delay_s=0.03)] * 2)) as server:
+        asked = asyncio.create_task(server.post(CHAT, HI))
+        await until(lambda: server.app.state.turns.busy and bool(server.engine.requests))
+        await server.ok("/engine/pause_generation", {"mode": "abort"})
+        await server.ok("/engine/continue_generation", {})
+        await asked
+        await server.post(CHAT, {**HI, "max_tokens": 1})
+    assert [turn.get("resubmitted") for turn in fields_of(caplog, "turn")] == [1, None]
 
 
 async def test_a_turn_that_the_database_refuses_has_one_line(

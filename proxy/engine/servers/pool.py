@@ -487,7 +487,7 @@ class Pool:
         if state.managed and version < state.version:
             self._eject(member, f"it serves weight version {version}, the others serve {state.version}")
         elif version > state.version:  # weights were updated on the servers directly
-            self._events.info("engine server has newer weights", member.url, version=version, before=state.version)
+            self._events.warning("engine server has newer weights", member.url, version=version, before=state.version)
             self._state = replace(state, version=version, weights=None, managed=False)
 
     async def _version_of(self, member: Member) -> int:

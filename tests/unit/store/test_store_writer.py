@@ -21,7 +21,7 @@ from proxy.store.store import Store
 from proxy.store.writer import Change, Phase, Writer
 from proxy.types import SessionRecord
 from tests.databases import execute
-from tests.support import says, serving, user
+from tests.support import says, serving, until, user
 
 
 class Held:
@@ -218,6 +218,25 @@ async def test_stopping_writes_what_is_queued_and_takes_no_more(held: Held, node
         queue(held, node, "b")
     await held.go()
     assert await asyncio.gather(created, appended) == [None, 0]
+
+
+async def test_a_transaction_that_does_not_end_is_told_of_while_it_lasts(
+    held: Held, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    held.writer.tell_of_wait()
+    assert not caplog.records
+    monkeypatch.setattr("proxy.store.writer._SLOW_S", 0.0)
+    watching = asyncio.create_task(held.writer.watch())
+    await until(lambda: bool(caplog.records))
+    record = caplog.records[0]
+    assert record.msg == "the database does not answer" and isinstance(record.args, dict) and record.args["queued"] == 0
+    await held.go()
+    await held.writer.submit(lambda _, payloads: payloads, None)  # the transaction before has ended by now
+    watching.cancel()
+    caplog.clear()
+    await until(lambda: held.writer._begun is None)
+    held.writer.tell_of_wait()
+    assert not caplog.records
 
 
 async def test_what_was_committed_before_the_end_is_not_reported_as_lost(
