@@ -22,6 +22,8 @@ OURS = str(Path(proxy.__file__).parent)
 TOOL = function_tool("read", {"line": {"type": "integer"}})
 CALL = call_text("read", '{"line": 1}')
 Calls = Counter[str]
+WATCHES = frozenset({"ProcessMetrics.watch_loop", "Writer.watch"})
+"""Tasks that run now and then, whatever the turns do."""
 
 
 @contextmanager
@@ -30,7 +32,7 @@ def counted() -> Iterator[Calls]:
     calls = Calls()
 
     def count(frame: FrameType, event: str, argument: Any) -> None:
-        if event == "call" and frame.f_code.co_filename.startswith(OURS):
+        if event == "call" and frame.f_code.co_filename.startswith(OURS) and not of_a_watch(frame):
             calls[frame.f_code.co_qualname] += 1
 
     sys.setprofile(count)
@@ -40,6 +42,11 @@ def counted() -> Iterator[Calls]:
         sys.setprofile(None)
     for wakes_the_writer in ("Writer._ring", "Writer._wake"):  # or not, if its thread is at work
         del calls[wakes_the_writer]
+
+
+def of_a_watch(frame: FrameType) -> bool:
+    above = frame.f_back
+    return frame.f_code.co_qualname in WATCHES or (above is not None and above.f_code.co_qualname in WATCHES)
 
 
 def chat_history(turns: int) -> list[Any]:
