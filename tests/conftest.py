@@ -7,6 +7,7 @@ process loses nothing there that it would keep on a disk.
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import shutil
 import signal
@@ -49,6 +50,17 @@ def traces_are_not_switched_off(request: pytest.FixtureRequest) -> None:
     """The tests of clients set variables once they are collected; one of them would switch off the traces of others."""
     if not any(item.get_closest_marker("clients") for item in request.session.items):
         os.environ.pop("OTEL_SDK_DISABLED", None)
+
+
+@pytest.fixture(autouse=True)
+def steps_are_shown_by_one_test_only() -> Iterator[None]:
+    """Commands that a test runs in this process show the steps of a start: those of later tests are not shown."""
+    log = logging.getLogger("proxy.start")
+    level, handlers, propagate = log.level, log.handlers[:], log.propagate
+    yield
+    if (log.level, log.handlers, log.propagate) != (level, handlers, propagate):
+        log.setLevel(level)
+        log.handlers[:], log.propagate = handlers, propagate
 
 
 @pytest.fixture(scope="session", autouse=True)
