@@ -35,7 +35,7 @@ def demo(
         raise ConfigurationError("--seed and --plot apply only with --train")
     from rich.console import Console
 
-    from proxy.rollout.agents_demo import run_demo
+    from proxy.demos.agents_demo import run_demo
     from proxy.serving import server
 
     with tempfile.TemporaryDirectory(prefix="tokengrove-demo-") as folder:
@@ -49,7 +49,7 @@ def _train_demo(seed: int, plot: Path | None) -> None:
     from rich.console import Console
 
     from proxy.app import write_tiny_model
-    from proxy.rollout.train_demo import check_plot, run_train_demo
+    from proxy.demos.train_demo import check_plot, run_train_demo
     from proxy.serving import server
 
     check_plot(plot)

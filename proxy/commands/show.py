@@ -140,7 +140,7 @@ def _stored(url: str, session_id: str) -> _Stored:
 
 def _print(source: _Source, console: Console, diff: bool) -> None:
     from proxy.commands.forks import print_fork, summary
-    from proxy.rollout.tree_view import session_tree
+    from proxy.tree_view import session_tree
 
     tree = source.tree()
     turns = [node for node in tree.interactions if node.turn is not None]  # a failed one has no place in the tree

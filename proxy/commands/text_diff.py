@@ -8,7 +8,7 @@ from difflib import SequenceMatcher
 
 from rich.text import Text
 
-from proxy.rollout.tree_view import printable
+from proxy.tree_view import printable
 
 _WORD = re.compile(r"\w+|\s+|[^\w\s]")
 _MOST_WORDS = 4_000

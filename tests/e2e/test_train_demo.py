@@ -14,10 +14,10 @@ from openai import AsyncOpenAI
 
 from proxy.app import write_tiny_model
 from proxy.client import AsyncClient, Client, Export
+from proxy.demos.train_demo import EXPORT, Round, complete, learned, training
+from proxy.demos.trainer import RATIO_TOLERANCE, Trainer
+from proxy.demos.word_chain import WORD_TOKENS, Game, play
 from proxy.errors import ProxyError
-from proxy.rollout.train_demo import EXPORT, Round, complete, learned, training
-from proxy.rollout.trainer import RATIO_TOLERANCE, Trainer
-from proxy.rollout.word_chain import WORD_TOKENS, Game, play
 from proxy.serving.server import serving
 from proxy.settings import Settings
 from tests.e2e.processes import execute, run

@@ -17,7 +17,7 @@ from proxy.commands.forks import print_fork
 from proxy.commands.show import reasons
 from proxy.commands.text_diff import diff
 from proxy.reasons import Explained
-from proxy.rollout.tree_view import session_tree
+from proxy.tree_view import session_tree
 from tests.support import assistant, default_url, function_tool, real_server, says, serving, system, user
 
 WIDE = {"COLUMNS": "200", "TOKENGROVE_DATABASE_URL": ""}

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from proxy.client import Sample
+from proxy.demos.trainer import _checked, mean_score, temperatures, weighted_advantages
 from proxy.errors import ProxyError
-from proxy.rollout.trainer import _checked, mean_score, temperatures, weighted_advantages
 from tests.samples import chain, sample
 
 

@@ -26,10 +26,10 @@ from rich.text import Text
 
 from proxy.client import AsyncClient, Export
 from proxy.client.options import SampleOptions
+from proxy.demos.curve import html_page, svg_curve, text_curve
+from proxy.demos.trainer import Trainer, TrainingStep
+from proxy.demos.word_chain import OPENINGS, Chain, Game, play
 from proxy.errors import ConfigurationError, ProxyError, how_to_get
-from proxy.rollout.curve import html_page, svg_curve, text_curve
-from proxy.rollout.trainer import Trainer, TrainingStep
-from proxy.rollout.word_chain import OPENINGS, Chain, Game, play
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI

@@ -17,7 +17,7 @@ from rich.text import Text
 
 from proxy.client import Client, Sample, Session
 from proxy.errors import ConfigurationError, how_to_get
-from proxy.rollout.tree_view import printable, session_tree
+from proxy.tree_view import printable, session_tree
 
 if TYPE_CHECKING:
     from openai import OpenAI

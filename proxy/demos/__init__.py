@@ -1,0 +1,1 @@
+"""The demos: agents and a trainer that use the server over HTTP only."""
