@@ -1,6 +1,7 @@
 """A script that behaves like a small, well-behaved model: it calls tools, reports results, writes JSON and text.
 
-Deterministic: the output depends on the conversation alone. It is in the format of the model family, so that parser,
+Deterministic: the output depends on the conversation alone; that of a prompt of token ids is read back from its text
+(`prompt_text`). The output is in the format of the model family, so that parser,
 stream and store work as with a real model. Text is never encoded as a marker token.
 """
 
@@ -9,12 +10,14 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 from proxy.engine.grammar import Grammar, GrammarPart
 from proxy.engine.requests import GenerateRequest
 from proxy.engine.scripted.answers import json_answer, planned_calls, text_answer
 from proxy.engine.scripted.instances import Mentions, instance
+from proxy.engine.scripted.prompt_text import read_prompt
 from proxy.engine.scripted.scripts import Reply, Script
 from proxy.errors import UnsupportedParameter
 from proxy.types import Ids, Tool, ToolChoice, ToolChoiceMode, TurnRequest, ids_of
@@ -33,6 +36,8 @@ class Speech(Protocol):
         """The markers around reasoning, as attributes `opener` and `closer`; None if the family has none."""
 
     def encode(self, text: str) -> Ids: ...
+
+    def decode(self, ids: Sequence[int]) -> str: ...
 
     def tool_grammar(self, tools: Sequence[Tool], tool_choice: ToolChoice, parallel: bool) -> Grammar | None: ...
 
@@ -56,13 +61,21 @@ class _Actor:
 
     def answer(self, request: GenerateRequest) -> Ids:
         """The ids of the answer, with the end token."""
-        turn = request.turn
+        turn = self._asked(request)
         ids = self._thought(request) if self._think else ids_of()
         calls = planned_calls(turn) if turn is not None else []
         written = self._calls(turn, calls) if turn is not None and calls else None
         if written is None:
             written = self._plain(json_answer(turn) or text_answer(turn)) if turn is not None else self._plain("Yes.")
         return ids + written + ids_of(self._speech.stop_token_ids[:1])
+
+    def _asked(self, request: GenerateRequest) -> TurnRequest | None:
+        """What the client asked; of a prompt of token ids, the messages and tools that were rendered to it."""
+        turn = request.turn
+        if turn is None or turn.input_ids is None:
+            return turn
+        messages, tools = read_prompt(self._speech.decode(request.input_ids.tolist()))
+        return replace(turn, messages=messages, tools=tools)
 
     def _calls(self, turn: TurnRequest, calls: Sequence[tuple[Tool, Mentions]]) -> Ids | None:
         """The calls in the format of the model family; None if that format is unknown."""

@@ -12,6 +12,7 @@ from proxy.engine.requests import GenerateRequest
 from proxy.engine.scripted.acting import act
 from proxy.engine.scripted.arguments import parse_options
 from proxy.engine.scripted.instances import Mentions, instance, mentioned_words
+from proxy.engine.scripted.prompt_text import read_prompt
 from proxy.errors import ConfigurationError
 from proxy.prompt_ids import PromptIds
 from proxy.types import (
@@ -125,6 +126,44 @@ def test_thinking_precedes_the_answer_unless_the_request_disables_it() -> None:
     assert not played(off, think=True).reasoning
     begun = replace(turn, prefill=Message(Role.ASSISTANT, "It is"))
     assert "think" not in played(begun, think=True).content
+
+
+CALLED = Message(Role.ASSISTANT, "Let me see.", (ToolCall("c", "get_weather", '{"city": "Paris"}'),))
+RESULTS = (Message(Role.TOOL, "21 degrees", tool_call_id="c"), Message(Role.TOOL, "and\nsunny", tool_call_id="d"))
+
+
+@pytest.mark.parametrize("think", [False, True])
+@pytest.mark.parametrize("tools", [(), (WEATHER, TIME)], ids=["without tools", "with tools"])
+@pytest.mark.parametrize("more", [(), (CALLED, *RESULTS), (CALLED, *RESULTS, Message(Role.USER, "And in Rome?"))])
+def test_a_prompt_of_token_ids_is_answered_like_its_messages(
+    more: tuple[Message, ...], tools: tuple[Tool, ...], think: bool
+) -> None:
+    renderer = tiny_renderer()
+    messages = (Message(Role.SYSTEM, "Be brief."), Message(Role.USER, "What is the weather in Paris?"), *more)
+    prompt = renderer.render(messages, tools, {})
+    asked = TurnRequest(Api.CHAT, "m", messages, tools)
+    ids = TurnRequest(Api.GENERATE, "m", (), input_ids=prompt)
+    replies = []
+    for turn in (asked, ids):
+        request = GenerateRequest("r", PromptIds(prompt), SamplingParams(), renderer.stop_token_ids, turn=turn)
+        replies.append(renderer.decode(act(renderer, think=think)(request).ids))
+    assert replies[0] == replies[1]
+    assert ("<tool_call>" in replies[1]) == bool(tools and not more)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "Once upon a time", "<|im_start|>user\n<tool_response>\nx<|im_end|>\n<tool_call>\n{"]
+)
+def test_a_prompt_of_another_form_is_answered_too(text: str) -> None:
+    renderer = tiny_renderer()
+    turn = TurnRequest(Api.GENERATE, "m", (), input_ids=renderer.encode(text))
+    request = GenerateRequest("r", PromptIds(renderer.encode(text)), SamplingParams(), (), turn=turn)
+    assert renderer.decode(act(renderer)(request).ids)
+
+
+def test_what_the_model_wrote_need_not_be_json() -> None:
+    text = "<|im_start|>assistant\n<tool_call>\n{no\n</tool_call><tool_call>\n[1]\n</tool_call><|im_end|>\n"
+    assert read_prompt(text) == ((Message(Role.ASSISTANT, ""),), ())
 
 
 def test_the_same_conversation_gets_the_same_answer() -> None:
