@@ -128,6 +128,8 @@ PARTS: dict[str, set[str]] = {
     "rendering.tool_calls": {"engine", "errors", "types"},
     "resources": set(),
     "rollout": {"errors"},
+    "rollout.verl": set(),
+    "rollout.verl.tools": {"errors", "rollout"},
     "routes": {
         "api",
         "engine",
@@ -228,6 +230,7 @@ OUTSIDE: dict[str, set[str]] = {
     },
     "prometheus_client": {"telemetry"},
     "pyarrow": {"client.readers", "export_formats"},
+    "pydantic": {"rollout.verl.tools"},
     "renderers": {"rendering.templates"},
     "rich": {"client", "commands", "demos", "tree_view"},
     "safetensors": {"engine.tiny"},
@@ -237,16 +240,17 @@ OUTSIDE: dict[str, set[str]] = {
     "tensordict": {"client", "client.adapters"},
     "tokenizers": {"engine.tiny", "rendering"},
     "torch": {"client", "demos", "engine", "engine.transformers"},
-    "transformers": {"demos", "engine.transformers", "rendering"},
+    "transformers": {"demos", "engine.transformers", "rendering", "rollout.verl.tools"},
     "typer": {"commands"},
     "uvicorn": {"serving"},
     "uvloop": {"serving"},
     "xxhash": {"parsed_items", "trajectory", "turns"},
+    "yaml": {"rollout.verl.tools"},
     "zstandard": {"store"},
 }
 LAZY = {
     *("torch", "transformers", "sglang", "renderers", "fastokens", "llguidance", "opentelemetry"),
-    *("tensordict", "trl", "datasets", "verl", "pyarrow"),
+    *("tensordict", "trl", "datasets", "verl", "pyarrow", "yaml"),
 }
 """Heavy or optional packages: imported inside functions only, so that the command line and the app start without."""
 LATE_MODULES = {
