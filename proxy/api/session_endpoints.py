@@ -107,7 +107,7 @@ class SessionEndpoints:
         return JsonResponse({"sessions": [record_json(record) for record in page], "cursor": more})
 
     async def show(self, request: Request) -> JsonResponse:
-        """One session with its tree of interactions. `turn` numbers the complete ones, from 0."""
+        """One session with its tree of interactions. `turn` numbers the complete ones, from 0; `include` adds parts."""
         self._access.check_admin(key_of(request))
         check_known(request.query_params, ("include",))
         include = parse_include(request.query_params.get("include"), OF_A_SESSION)
@@ -116,9 +116,12 @@ class SessionEndpoints:
         interactions = await self._recordings.load_interactions(session.id)
         if not include:
             return JsonResponse(session_json(session.record, interactions, begun))
-        return JsonResponse(
-            await asyncio.to_thread(tree_json, session.record, interactions, begun, include, self._decode)
-        )
+        shown = await asyncio.to_thread(tree_json, session.record, interactions, begun, include, self._decode)
+        if Part.REPLY in include:
+            replies = await asyncio.to_thread(self._replies.replies, interactions)
+            for entry, reply in zip(shown["interactions"], replies, strict=True):
+                entry["reply"] = reply
+        return JsonResponse(shown)
 
     async def show_turn(self, request: Request) -> JsonResponse:
         """One turn, by id or number; the query parameter `include` adds parts of it."""

@@ -34,8 +34,8 @@ class Part(Explained):
     COMPARED = "compared", "the turn that this one `continued`; if it forked, the `nearest` turn and what differs first"
 
 
-OF_A_SESSION = (Part.COMPARED,)
-"""What `include` may name for all turns of a session at once."""
+OF_A_SESSION = (Part.LOGPROBS, Part.REPLY, Part.TIMES, Part.COMPARED)
+"""What `include` may name for all turns of a session at once: what does not repeat the conversation in each turn."""
 
 
 def parse_include(text: str | None, known: Collection[Part] = tuple(Part)) -> frozenset[Part]:
@@ -81,11 +81,7 @@ def turn_json(
         "cached_tokens": turn.cached_tokens,
         "reasoning_tokens": turn.reasoning_tokens,
     }
-    nodes = build_tree(interactions)
-    node = nodes.get(turn.id) or Branch(turn, nodes.get(turn.parent_id or ""), 0)
-    for part, of in _PARTS.items():
-        if part in include:
-            out |= of(node)
+    out |= _parts(build_tree(interactions), turn, include)
     if Part.COMPARED in include:
         out["compared"] = comparison_json(Comparisons(interactions).of(turn), turn_numbers(interactions), decode)
     return out
@@ -98,16 +94,24 @@ def tree_json(
     include: Collection[Part],
     decode: Decode | None = None,
 ) -> dict[str, Any]:
-    """A session with all its turns, in order of `seq`, with their comparisons if these are wanted.
+    """A session with all its turns, in order of `seq`, each with the wanted parts but `reply`.
 
     `begun`: calls that have not ended. `decode` as of `turn_json`.
     """
-    shown = session_json(record, interactions, begun)
+    shown, nodes = session_json(record, interactions, begun), build_tree(interactions)
+    for entry, turn in zip(shown["interactions"], interactions, strict=True):
+        entry |= _parts(nodes, turn, include)
     if Part.COMPARED in include:
         every, numbers = Comparisons(interactions), turn_numbers(interactions)
         for entry, turn in zip(shown["interactions"], interactions, strict=True):
             entry["compared"] = comparison_json(every.of(turn), numbers, decode)
     return shown
+
+
+def _parts(nodes: Mapping[str, Branch], turn: Interaction, include: Collection[Part]) -> dict[str, Any]:
+    """The wanted parts of a turn that are read off its node; `nodes` are the complete turns of its session."""
+    node = nodes.get(turn.id) or Branch(turn, nodes.get(turn.parent_id or ""), 0)
+    return {name: value for part, of in _PARTS.items() if part in include for name, value in of(node).items()}
 
 
 def _messages(node: Branch) -> dict[str, Any]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from proxy.protocols.wire_protocol import WireProtocol
@@ -28,15 +29,26 @@ class Replies:
 
         `interactions` are all of the session, in order of `seq`.
         """
-        nodes, name = build_tree(interactions), reply_id(turn.id)
-        choices = sorted((i for i in interactions if reply_id(i.id) == name), key=lambda i: (len(i.id), i.id))
+        name = reply_id(turn.id)
+        return self._write(build_tree(interactions), [i for i in interactions if reply_id(i.id) == name])
+
+    def replies(self, interactions: Sequence[Interaction]) -> list[dict[str, Any] | None]:
+        """The reply of each turn of a session, as `reply` writes it."""
+        nodes, choices = build_tree(interactions), defaultdict(list)
+        for interaction in interactions:
+            choices[reply_id(interaction.id)].append(interaction)
+        return [self._write(nodes, choices[reply_id(turn.id)]) for turn in interactions]
+
+    def _write(self, nodes: Mapping[str, Branch], choices: Sequence[Interaction]) -> dict[str, Any] | None:
+        """The reply with these choices."""
         if any(choice.status is not Status.COMPLETE for choice in choices):
             return None
-        node = nodes[choices[0].id]
+        ordered = sorted(choices, key=lambda choice: (len(choice.id), choice.id))
+        node = nodes[ordered[0].id]
         messages = (*conversation_above(node), *node.interaction.new_messages)
         request = request_of(node.interaction, messages, root(node).interaction.tools)
-        answers = [parse_again(self._renderer, request, choice, _prompt(nodes[choice.id]))[1] for choice in choices]
-        return self._protocols[turn.api].reply(request, answers)
+        answers = [parse_again(self._renderer, request, choice, _prompt(nodes[choice.id]))[1] for choice in ordered]
+        return self._protocols[node.interaction.api].reply(request, answers)
 
 
 def _prompt(node: Branch) -> Ids:

@@ -158,7 +158,10 @@ class Client(Connection):
         return self.run(operations.sessions())
 
     def session_tree(self, session_id: str, include: Sequence[str] = ()) -> SessionTree:
-        """Return one session with all its interactions; `include` may name `compared`. Raises SessionNotFound."""
+        """Return one session with all its interactions. Raises SessionNotFound.
+
+        `include` names parts of each: `logprobs`, `reply`, `times`, `compared`.
+        """
         return self.run(operations.session_tree(session_id, include))
 
     def delete_session(self, session_id: str) -> int:
@@ -416,7 +419,10 @@ class AsyncClient(Connection):
         return await self.run(operations.sessions())
 
     async def session_tree(self, session_id: str, include: Sequence[str] = ()) -> SessionTree:
-        """Return one session with all its interactions; `include` may name `compared`. Raises SessionNotFound."""
+        """Return one session with all its interactions. Raises SessionNotFound.
+
+        `include` names parts of each: `logprobs`, `reply`, `times`, `compared`.
+        """
         return await self.run(operations.session_tree(session_id, include))
 
     async def delete_session(self, session_id: str) -> int:

@@ -179,7 +179,11 @@ class TreeNode:
     """One interaction of a session. `return_` is computed with the session's own discount and credit.
 
     `turn`: its number among the complete ones; None if it failed. `notes`: its rare fields, for example how a client
-    echoed an answer. `compared`: what it continued or differs in from the nearest turn, if it was asked for.
+    echoed an answer.
+
+    What was asked for with `include`, else None: `compared` (what it continued or differs in from the nearest turn),
+    `reply` (as the client got it), `times` (Unix seconds), `logprobs` (one for each sampled token; None as well if the
+    answer came without).
     """
 
     id: str
@@ -200,6 +204,10 @@ class TreeNode:
     error: str | None = None
     notes: Mapping[str, Json] = field(default_factory=dict)
     compared: Mapping[str, Json] | None = None
+    reply: Mapping[str, Json] | None = None
+    times: Mapping[str, float | None] | None = None
+    logprobs: Sequence[float] | None = None
+    model: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -265,3 +265,16 @@ async def test_a_template_that_rewrites_history_shows_the_first_tokens_that_diff
         at = token["index"]
         assert token["sent"] == shown["prompt_ids"][at : at + 8]
         assert token["recorded"] == [*recorded["prompt_ids"], *recorded["output_ids"]][at : at + 8]
+
+
+async def test_a_session_shows_the_parts_of_all_its_turns_at_once(session: Server) -> None:
+    parts = ("logprobs", "reply", "times")
+    shown = (await session.http.get(f"/rl/sessions/s?include={','.join(parts)}")).json()["interactions"]
+    assert len(shown) == 3
+    for node in shown:
+        alone = await read(session, node["id"], *parts)
+        assert {name: alone[name] for name in node} == node
+        assert node["reply"]["id"] == node["id"]
+    refused = await session.http.get("/rl/sessions/s?include=messages")
+    assert refused.status_code == 400
+    assert "logprobs, reply, times, compared" in refused.json()["error"]["message"]
