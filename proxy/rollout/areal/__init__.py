@@ -1,0 +1,10 @@
+"""Agents and training loops of AReaL, with AReaL's names.
+
+`OpenAIProxyClient` is one session; its results are `InteractionWithTokenLogpReward`s by interaction id.
+"""
+
+from proxy.rollout.areal.client import OpenAIProxyClient
+from proxy.rollout.areal.interaction import ApiType, InteractionWithTokenLogpReward
+from proxy.rollout.areal.model_response import ModelResponse
+
+__all__ = ["ApiType", "InteractionWithTokenLogpReward", "ModelResponse", "OpenAIProxyClient"]

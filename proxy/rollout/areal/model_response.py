@@ -1,0 +1,63 @@
+"""What the engine sampled in one turn, with the names of AReaL's `ModelResponse`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(eq=False)
+class ModelResponse:
+    """The exact tokens of one turn.
+
+    `output_logprobs` (natural logarithms) and `output_versions` (weight versions) have one entry for each of
+    `output_tokens`. `stop_reason` is length, stop, tool_calls or abort. `latency` and `ttft` are the seconds from the
+    request to the complete answer and to its first token; infinity if they are not known. `tokenizer` is None unless
+    the caller sets it. The server stores no images, times between tokens or routed experts, so these are empty.
+    """
+
+    input_tokens: list[int] = field(default_factory=list)
+    output_tokens: list[int] = field(default_factory=list)
+    output_logprobs: list[float] = field(default_factory=list)
+    output_versions: list[int] = field(default_factory=list)
+    stop_reason: str = "stop"
+    tokenizer: Any = None
+    input_images: list[Any] = field(default_factory=list)
+    processor: Any = None
+    latency: float = float("inf")
+    ttft: float = float("inf")
+    itl: list[float] = field(default_factory=list)
+    routed_experts: Any = None
+
+    @property
+    def input_len(self) -> int:
+        """The number of tokens of the prompt."""
+        return len(self.input_tokens)
+
+    @property
+    def output_len(self) -> int:
+        """The number of sampled tokens."""
+        return len(self.output_tokens)
+
+    @property
+    def end_with_stop(self) -> bool:
+        """Whether the last sampled token is the tokenizer's end or padding. Raises ValueError without a tokenizer."""
+        return bool(self.output_tokens) and self.output_tokens[-1] in self._stops()
+
+    @property
+    def output_tokens_without_stop(self) -> list[int]:
+        """The sampled tokens without end tokens behind them, if the model ended the turn.
+
+        A turn that a stop string ended has none. Raises ValueError without a tokenizer.
+        """
+        stops, end = self._stops(), self.output_len
+        if self.stop_reason in ("length", "abort"):
+            return self.output_tokens
+        while end and self.output_tokens[end - 1] in stops:
+            end -= 1
+        return self.output_tokens[:end]
+
+    def _stops(self) -> set[int]:
+        if self.tokenizer is None:
+            raise ValueError("which tokens end a turn is known by 'tokenizer' only, which is None: set it first")
+        return {self.tokenizer.eos_token_id, self.tokenizer.pad_token_id} - {None}
