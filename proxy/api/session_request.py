@@ -29,7 +29,7 @@ from proxy.types import Credit, Outcome, SamplingParams
 
 _START_FIELDS = (
     *("task_id", "session_id", "group_id", "api_key", "metadata", "sampling", "limits", "discount", "credit"),
-    *("group_size", "key_lifetime_s"),
+    *("group_size", "key_lifetime_s", "grant_capacity"),
 )
 _END_FIELDS = (*REWARD_FIELDS, "outcome", "exit_reason", "metrics", "finished")
 _ROTATE_FIELDS = ("keys", "key_lifetime_s")
@@ -58,6 +58,8 @@ def parse_start(body: Mapping[str, Any]) -> dict[str, Any]:
     _shallow_object(body, "metadata")
     optional_float(body, "discount", least=0.0, most=1.0)
     _parse_key_lifetime(body)
+    if (grant := body.get("grant_capacity")) is not None:
+        expect_bool(grant, "grant_capacity")
     if body.get("credit") not in (None, *Credit):
         raise InvalidRequest(f"'credit' must be one of {', '.join(Credit)}", param="credit")
     given = {name: value for name, value in body.items() if value is not None}

@@ -14,6 +14,7 @@ class SessionOptions(TypedDict, total=False):
     `group_size`: the number of sessions of the group; claims get them together, once all have ended.
     `key_lifetime_s`: seconds until the session's keys expire. `discount` (0 to 1) and `credit` (`tree` or `linear`):
     how rewards flow back to earlier turns. `limits` and `sampling`: as in `POST /rl/start_session`.
+    `grant_capacity`: grant the start that this session takes, in one step (`--capacity-control`).
     """
 
     group_id: str
@@ -26,6 +27,7 @@ class SessionOptions(TypedDict, total=False):
     limits: Mapping[str, Json]
     discount: float
     credit: str
+    grant_capacity: bool
 
 
 KeyKind = Literal["agent", "control", "path"]

@@ -39,7 +39,8 @@ class SessionStarter:
     async def start(self, body: Mapping[str, Any]) -> IssuedKeys:
         """Start a session. Raises InvalidRequest naming the field, KeyInUse, TooManyRequests."""
         record = await self._new_record(body)
-        record.took_capacity = self._settings.capacity_control
+        # A start that brings its grant takes none: nothing is left over or missing afterwards, whatever happens.
+        record.took_capacity = self._settings.capacity_control and not body.get("grant_capacity")
         record.keys_expire_at = expiry(body.get("key_lifetime_s"), self._settings.key_lifetime_s)
         chosen_key = body.get("api_key")
         if chosen_key is not None:

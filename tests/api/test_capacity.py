@@ -150,3 +150,23 @@ async def test_a_waiting_request_without_a_session_counts_once(tmp_path: Path) -
         assert_full(await server.post("/v1/generate", body), "--max-turns-in-flight")
         await server.ok("/engine/continue_generation", {})
         await asyncio.gather(*waiting)
+
+
+@pytest.mark.parametrize("outcome", ["Failed", "NoData", "Timeout", "Finished", None])
+async def test_a_start_that_brings_its_grant_leaves_the_capacity_as_it_was(
+    tmp_path: Path, database_url: str, outcome: str | None
+) -> None:
+    async with serving(
+        tmp_path, says(), capacity_control=True, max_live_sessions=1, database_url=database_url
+    ) as server:
+        await server.ok("/grant_capacity", {"n": 2})
+        session_id = (await start(server, grant_capacity=True)).json()["session_id"]
+        assert_full(await start(server, grant_capacity=True), "--max-live-sessions")
+        await server.ok(f"/{session_id}/rl/end_session", {"outcome": outcome})
+        assert await server.ok("/grant_capacity", {}) == {"capacity": 3}
+
+
+async def test_a_grant_that_is_no_boolean_is_refused(tmp_path: Path) -> None:
+    async with serving(tmp_path, says(), capacity_control=True) as server:
+        response = await start(server, grant_capacity=1)
+        assert (response.status_code, response.json()["error"]["param"]) == (400, "grant_capacity")
