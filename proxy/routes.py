@@ -174,6 +174,7 @@ def _agent_routes(parts: Parts) -> list[Route]:
         *_aliases("/generate", generate.generate, ["POST"]),
         *_aliases("/tokenize", tokens.tokenize, ["POST"]),
         *_aliases("/detokenize", tokens.detokenize, ["POST"]),
+        *_aliases("/parse", tokens.parse, ["POST"]),
         *_aliases("/models", models.index, ["GET"]),
         *_aliases("/models/{model:path}", models.show, ["GET"]),
     ]

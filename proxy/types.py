@@ -290,6 +290,30 @@ class TurnRequest:
     timeline: Timeline = field(default_factory=Timeline, compare=False, repr=False)
 
 
+class Continued(NamedTuple):
+    """The exact ids of the first `messages` messages of a request; the last of them is an answer, sampled as the last
+    `output_tokens` of `ids`. `generation_prompt`: whether another answer begins after the rest of the messages."""
+
+    messages: int
+    ids: Ids
+    output_tokens: int
+    generation_prompt: bool
+
+
+class Parsing(NamedTuple):
+    """How to read an output that is no turn.
+
+    Tool calls are read if there are `tools` or a `tool_parser`, else they stay text. The parsers have the names of
+    `--tool-parser` and `--reasoning-parser`; None: the model's. `prompt_ids`: the end of the prompt before the output,
+    which may have opened reasoning; None: the model's generation prompt.
+    """
+
+    tools: tuple[Tool, ...] = ()
+    tool_parser: str | None = None
+    reasoning_parser: str | None = None
+    prompt_ids: Ids | None = None
+
+
 @dataclass(slots=True)
 class Interaction:
     """One node of a session's tree: what one call added, exactly as it was sent to and sampled by the engine.

@@ -21,7 +21,7 @@ REFUSALS = 5
 _READS = frozenset({"GET", "HEAD", "OPTIONS"})
 _COUNTING = frozenset(
     {
-        *("/v1/messages/count_tokens", "/v1/responses/input_tokens", "/v1/tokenize", "/v1/detokenize"),
+        *("/v1/messages/count_tokens", "/v1/responses/input_tokens", "/v1/tokenize", "/v1/detokenize", "/v1/parse"),
         *("/mailbox/next", "/mailbox/deliver"),
     }
 )

@@ -1,4 +1,4 @@
-"""`POST [/{session}]/v1/tokenize` and `/v1/detokenize`. They record nothing and sample nothing."""
+"""`POST [/{session}]/v1/tokenize`, `/v1/detokenize` and `/v1/parse`. They record nothing and sample nothing."""
 
 from __future__ import annotations
 
@@ -11,20 +11,30 @@ from starlette.requests import Request
 from proxy.api.bodies import Bodies
 from proxy.api.headers import headers_of, hint_in, key_in
 from proxy.api.http import TOO_DEEP, JsonResponse
+from proxy.api.known_fields import check_given
 from proxy.api.replies import ignored_header
 from proxy.engine.gate import Gate
 from proxy.errors import InvalidRequest
-from proxy.protocols.chat.tokenize import parse_detokenize, parse_tokenize, tokenize_reply
+from proxy.protocols.chat.tokenize import (
+    OF_CONTINUE_FROM,
+    OF_PARSE,
+    parse_detokenize,
+    parse_parse,
+    parse_reply,
+    parse_tokenize,
+    tokenize_reply,
+)
 from proxy.sessions.access import Access, Caller
 from proxy.settings import Settings
 from proxy.turns.turns import Turns
+from proxy.types import Continued, Ids, Parsing, TurnRequest
 
 _T = TypeVar("_T")
 
 
 class TokenizeEndpoints:
-    """Both endpoints. Messages are rendered as a turn of the session would be: in a conversation that it knows, the ids
-    continue those of the session, sampled tokens included."""
+    """The three endpoints. Messages are rendered as a turn of the session would be: in a conversation that it knows,
+    the ids continue those of the session, sampled tokens included. The administrator needs no session."""
 
     def __init__(
         self, access: Access, turns: Turns, gate: Gate, vocab_size: int, settings: Settings, bodies: Bodies
@@ -33,21 +43,34 @@ class TokenizeEndpoints:
         self._vocab_size, self._bodies = vocab_size, bodies
 
     async def tokenize(self, request: Request) -> JsonResponse:
-        """The ids of a chat or of a text."""
-        async with self._read(request, parse_tokenize) as (caller, asked):
-            if asked.text is not None:
-                await self._access.resolve_if_named(caller)
-                ids = await self._turns.encode(asked.text, _sender(caller))
-            else:
-                session = await self._access.resolve(caller)
-                try:
-                    ids = (await self._turns.prompt_ids(session, asked)).joined
-                except RecursionError:
-                    raise InvalidRequest(TOO_DEEP, param="body") from None
+        """The ids of a chat or of a text, or known ids with those of the messages after them."""
+        async with self._read(request, _parse_tokenize) as (caller, (asked, known)):
+            try:
+                ids = await self._ids(caller, asked, known)
+            except RecursionError:
+                raise InvalidRequest(TOO_DEEP, param="body") from None
             most, allowed = self._gate.info().context_length, self._settings.max_context_tokens
             reply = JsonResponse(tokenize_reply(ids, most if allowed is None else min(most, allowed)))
             reply.raw_headers += ignored_header(asked.dropped)
             return reply
+
+    async def _ids(self, caller: Caller, asked: TurnRequest, known: Continued | None) -> Ids:
+        session = await self._access.resolve_if_named(caller)
+        if known is not None:
+            return await self._turns.continued(asked, known, _sender(caller))
+        if asked.text is not None:
+            return await self._turns.encode(asked.text, _sender(caller))
+        if session is None and self._access.open_server:
+            session = await self._access.resolve(caller)
+        if session is None:
+            return await self._turns.render(asked, _sender(caller))
+        return (await self._turns.prompt_ids(session, asked)).joined
+
+    async def parse(self, request: Request) -> JsonResponse:
+        """The message that sampled ids are."""
+        async with self._read(request, _parse_parse) as (caller, (ids, wanted)):
+            await self._access.resolve_if_named(caller)
+            return JsonResponse(parse_reply(*await self._turns.parse(ids, wanted, _sender(caller))))
 
     async def detokenize(self, request: Request) -> JsonResponse:
         """The text of ids, special tokens included."""
@@ -68,6 +91,17 @@ class TokenizeEndpoints:
             sent = await upload.read()
             body = await upload.decode_object(sent)
             yield Caller(path, key, None if path else hint_in(headers, body)), await upload.do(len(sent), parse, body)
+
+
+def _parse_tokenize(body: Mapping[str, Any]) -> tuple[TurnRequest, Continued | None]:
+    if isinstance(known := body.get("continue_from"), dict):
+        check_given(known, OF_CONTINUE_FROM, "continue_from.")
+    return parse_tokenize(body)
+
+
+def _parse_parse(body: Mapping[str, Any]) -> tuple[Ids, Parsing]:
+    check_given(body, OF_PARSE)
+    return parse_parse(body)
 
 
 def _sender(caller: Caller) -> str:

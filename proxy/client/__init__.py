@@ -9,7 +9,17 @@ samples = Client(url).export(session_id=session.session_id).samples
 from proxy.client.clients import AsyncClient, AsyncSession, Client, Session
 from proxy.client.readers.read import read
 from proxy.client.transport import ServerUnreachable
-from proxy.client.values import Acknowledged, Claim, EngineServer, EngineState, Export, Sample, SessionTree, TreeNode
+from proxy.client.values import (
+    Acknowledged,
+    Claim,
+    EngineServer,
+    EngineState,
+    Export,
+    Generated,
+    Sample,
+    SessionTree,
+    TreeNode,
+)
 
 __all__ = [
     "Acknowledged",
@@ -20,6 +30,7 @@ __all__ = [
     "EngineServer",
     "EngineState",
     "Export",
+    "Generated",
     "Sample",
     "ServerUnreachable",
     "Session",

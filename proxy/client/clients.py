@@ -16,8 +16,10 @@ from proxy.client.options import (
     Delivery,
     EndOptions,
     ExportOptions,
+    GenerateOptions,
     KeyKind,
     MemoryTag,
+    ParseOptions,
     PauseMode,
     RewardOptions,
     SessionFilter,
@@ -25,7 +27,17 @@ from proxy.client.options import (
     TransferStep,
 )
 from proxy.client.transport import TIMEOUT_S, Connection, decode
-from proxy.client.values import Acknowledged, Claim, EngineServer, EngineState, Export, Json, Number, SessionTree
+from proxy.client.values import (
+    Acknowledged,
+    Claim,
+    EngineServer,
+    EngineState,
+    Export,
+    Generated,
+    Json,
+    Number,
+    SessionTree,
+)
 from proxy.errors import ProxyError
 
 T = TypeVar("T")
@@ -60,6 +72,34 @@ class Session(StartedSession):
         NotFound for an unknown turn, and InvalidRequest for a range outside the output or an output without logprobs.
         """
         self._client.run(operations.mark(self, interaction_id, turn, trainable, spans))
+
+    def generate(self, prompt_ids: Sequence[int], **options: Unpack[GenerateOptions]) -> Generated:
+        """Sample from token ids as a turn of this session.
+
+        Raises InvalidRequest for a parameter that is refused, and ContextLengthExceeded for too many ids.
+        """
+        return self._client.run(operations.generate(self, prompt_ids, options))
+
+    def tokenize(self, messages: Sequence[Json] | str, **options: Json) -> list[int]:
+        """Return the ids of the prompt that a conversation would have as the next turn, or those of a text.
+
+        Nothing is recorded. `options`: the other fields of `POST /v1/tokenize`, as `tools`, `chat_template_kwargs`,
+        and `continue_from` with the exact ids of the first messages. Raises InvalidRequest for what the chat template
+        cannot express.
+        """
+        return self._client.run(operations.tokenize(self, messages, options))
+
+    def detokenize(self, token_ids: Sequence[int]) -> str:
+        """Return the text of ids, special tokens included."""
+        return self._client.run(operations.detokenize(self, token_ids))
+
+    def parse(self, token_ids: Sequence[int], **options: Unpack[ParseOptions]) -> dict[str, Json]:
+        """Return the assistant's message that sampled ids are, as a chat completion has it; nothing is recorded.
+
+        Its `tool_calls` and `reasoning_content` are those that the server's output parser finds. Raises InvalidRequest
+        for the name of a parser that the server does not know.
+        """
+        return self._client.run(operations.parse(self, token_ids, options))
 
     def rotate_keys(self, keys: Sequence[KeyKind] | None = None, *, key_lifetime_s: float | None = None) -> None:
         """Replace keys: any of `agent`, `control` and `path` (the secret in the addresses); by default all.
@@ -191,6 +231,34 @@ class Client(Connection):
         """Return the server's metrics as Prometheus text."""
         return self.run(operations.metrics())
 
+    def generate(self, prompt_ids: Sequence[int], **options: Unpack[GenerateOptions]) -> Generated:
+        """Sample from token ids outside of any session; nothing is recorded.
+
+        Raises InvalidRequest for a parameter that is refused, and ContextLengthExceeded for too many ids.
+        """
+        return self.run(operations.generate(None, prompt_ids, options))
+
+    def tokenize(self, messages: Sequence[Json] | str, **options: Json) -> list[int]:
+        """Return the ids of the prompt that a conversation would have, or those of a text.
+
+        Nothing is recorded. `options`: the other fields of `POST /v1/tokenize`, as `tools`, `chat_template_kwargs`,
+        and `continue_from` with the exact ids of the first messages. Raises InvalidRequest for what the chat template
+        cannot express.
+        """
+        return self.run(operations.tokenize(None, messages, options))
+
+    def detokenize(self, token_ids: Sequence[int]) -> str:
+        """Return the text of ids, special tokens included."""
+        return self.run(operations.detokenize(None, token_ids))
+
+    def parse(self, token_ids: Sequence[int], **options: Unpack[ParseOptions]) -> dict[str, Json]:
+        """Return the assistant's message that sampled ids are, as a chat completion has it; nothing is recorded.
+
+        Its `tool_calls` and `reasoning_content` are those that the server's output parser finds. Raises InvalidRequest
+        for the name of a parser that the server does not know.
+        """
+        return self.run(operations.parse(None, token_ids, options))
+
     def grant_capacity(self, n: int = 1) -> int:
         """Allow `n` more sessions to start and return how many may start now."""
         return self.run(operations.grant_capacity(n))
@@ -320,6 +388,34 @@ class AsyncSession(StartedSession):
         NotFound for an unknown turn, and InvalidRequest for a range outside the output or an output without logprobs.
         """
         await self._client.run(operations.mark(self, interaction_id, turn, trainable, spans))
+
+    async def generate(self, prompt_ids: Sequence[int], **options: Unpack[GenerateOptions]) -> Generated:
+        """Sample from token ids as a turn of this session.
+
+        Raises InvalidRequest for a parameter that is refused, and ContextLengthExceeded for too many ids.
+        """
+        return await self._client.run(operations.generate(self, prompt_ids, options))
+
+    async def tokenize(self, messages: Sequence[Json] | str, **options: Json) -> list[int]:
+        """Return the ids of the prompt that a conversation would have as the next turn, or those of a text.
+
+        Nothing is recorded. `options`: the other fields of `POST /v1/tokenize`, as `tools`, `chat_template_kwargs`,
+        and `continue_from` with the exact ids of the first messages. Raises InvalidRequest for what the chat template
+        cannot express.
+        """
+        return await self._client.run(operations.tokenize(self, messages, options))
+
+    async def detokenize(self, token_ids: Sequence[int]) -> str:
+        """Return the text of ids, special tokens included."""
+        return await self._client.run(operations.detokenize(self, token_ids))
+
+    async def parse(self, token_ids: Sequence[int], **options: Unpack[ParseOptions]) -> dict[str, Json]:
+        """Return the assistant's message that sampled ids are, as a chat completion has it; nothing is recorded.
+
+        Its `tool_calls` and `reasoning_content` are those that the server's output parser finds. Raises InvalidRequest
+        for the name of a parser that the server does not know.
+        """
+        return await self._client.run(operations.parse(self, token_ids, options))
 
     async def rotate_keys(self, keys: Sequence[KeyKind] | None = None, *, key_lifetime_s: float | None = None) -> None:
         """Replace keys: any of `agent`, `control` and `path` (the secret in the addresses); by default all.
@@ -451,6 +547,34 @@ class AsyncClient(Connection):
     async def metrics(self) -> str:
         """Return the server's metrics as Prometheus text."""
         return await self.run(operations.metrics())
+
+    async def generate(self, prompt_ids: Sequence[int], **options: Unpack[GenerateOptions]) -> Generated:
+        """Sample from token ids outside of any session; nothing is recorded.
+
+        Raises InvalidRequest for a parameter that is refused, and ContextLengthExceeded for too many ids.
+        """
+        return await self.run(operations.generate(None, prompt_ids, options))
+
+    async def tokenize(self, messages: Sequence[Json] | str, **options: Json) -> list[int]:
+        """Return the ids of the prompt that a conversation would have, or those of a text.
+
+        Nothing is recorded. `options`: the other fields of `POST /v1/tokenize`, as `tools`, `chat_template_kwargs`,
+        and `continue_from` with the exact ids of the first messages. Raises InvalidRequest for what the chat template
+        cannot express.
+        """
+        return await self.run(operations.tokenize(None, messages, options))
+
+    async def detokenize(self, token_ids: Sequence[int]) -> str:
+        """Return the text of ids, special tokens included."""
+        return await self.run(operations.detokenize(None, token_ids))
+
+    async def parse(self, token_ids: Sequence[int], **options: Unpack[ParseOptions]) -> dict[str, Json]:
+        """Return the assistant's message that sampled ids are, as a chat completion has it; nothing is recorded.
+
+        Its `tool_calls` and `reasoning_content` are those that the server's output parser finds. Raises InvalidRequest
+        for the name of a parser that the server does not know.
+        """
+        return await self.run(operations.parse(None, token_ids, options))
 
     async def grant_capacity(self, n: int = 1) -> int:
         """Allow `n` more sessions to start and return how many may start now."""

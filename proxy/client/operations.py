@@ -16,7 +16,9 @@ from proxy.client.options import (
     Delivery,
     EndOptions,
     ExportOptions,
+    GenerateOptions,
     KeyKind,
+    ParseOptions,
     RewardOptions,
     SessionFilter,
     SessionOptions,
@@ -29,11 +31,13 @@ from proxy.client.values import (
     EngineServer,
     EngineState,
     Export,
+    Generated,
     Json,
     Number,
     SessionTree,
     claim_of,
     engine_of,
+    generated_of,
     servers_of,
     tree_of,
 )
@@ -46,6 +50,7 @@ T = TypeVar("T")
 class Call:
     """One request to send. With `key` None the client's admin key is used, if it has one.
 
+    The answer may take `timeout_s` seconds (None: the client's own timeout) and `extra_timeout_s` more.
     The generator receives the answer's bytes if `raw`, else its decoded JSON.
     """
 
@@ -54,6 +59,7 @@ class Call:
     body: Mapping[str, Json] | None = None
     key: str | None = None
     params: Mapping[str, Json] = field(default_factory=dict)
+    timeout_s: float | None = None
     extra_timeout_s: float = 0.0
     raw: bool = False
 
@@ -63,6 +69,9 @@ Steps = Generator[Call, Json, T]
 
 # What changes the engine may wait for the requests in flight, or load weights, which takes minutes.
 _ENGINE_S = 600.0
+
+GENERATE_S = 3600.0
+"""Default time for `generate`: answers of reasoning models take many minutes, and one may wait for a weight update."""
 
 FORMAT = "npz"
 """Default transfer format: the fastest to read of those that need no library and have room for `include`."""
@@ -244,6 +253,47 @@ def ready() -> Steps[dict[str, Json]]:
 def metrics() -> Steps[str]:
     answer: bytes = yield Call("GET", "/metrics", raw=True)
     return answer.decode()
+
+
+def generate(session: StartedSession | None, prompt_ids: Sequence[int], given: GenerateOptions) -> Steps[Generated]:
+    """Sample from token ids: a turn of `session`, or unrecorded."""
+    for name in given.keys() - GenerateOptions.__annotations__.keys():
+        known = ", ".join(GenerateOptions.__annotations__)
+        raise InvalidRequest(f"{name!r} is unknown; the options are {known}", param=name)
+    params = dict(given.get("sampling_params") or {})
+    for name, value in _given({name: given.get(name) for name in ("stop_token_ids", "ignore_eos")}).items():
+        if name in params:
+            raise InvalidRequest(f"give {name!r} beside 'sampling_params' or in it, not both", param=name)
+        params[name] = value
+    body = _given({"prompt_ids": prompt_ids, "sampling_params": params, "request_id": given.get("request_id")})
+    return generated_of((yield _of_tokens(session, "generate", body, given.get("timeout_s", GENERATE_S))))
+
+
+def tokenize(
+    session: StartedSession | None, messages: Sequence[Json] | str, options: Mapping[str, Json]
+) -> Steps[list[int]]:
+    conversation = {"prompt" if isinstance(messages, str) else "messages": messages}
+    ids: list[int] = (yield _of_tokens(session, "tokenize", _given({**conversation, **options})))["tokens"]
+    return ids
+
+
+def detokenize(session: StartedSession | None, token_ids: Sequence[int]) -> Steps[str]:
+    return str((yield _of_tokens(session, "detokenize", {"tokens": token_ids}))["prompt"])
+
+
+def parse(session: StartedSession | None, token_ids: Sequence[int], options: ParseOptions) -> Steps[dict[str, Json]]:
+    answer = yield _of_tokens(session, "parse", _given({"tokens": token_ids, **options}))
+    message: dict[str, Json] = answer["message"]
+    return message
+
+
+def _of_tokens(
+    session: StartedSession | None, verb: str, body: Mapping[str, Json], timeout_s: float | None = None
+) -> Call:
+    """A call that agents make too: with the agent's key in a session, else with the admin key."""
+    if session is None:
+        return Call("POST", f"/v1/{verb}", body, timeout_s=timeout_s)
+    return Call("POST", f"/{_quoted(session.session_id)}/v1/{verb}", body, session.api_key, timeout_s=timeout_s)
 
 
 def grant_capacity(n: int) -> Steps[int]:

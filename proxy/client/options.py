@@ -30,6 +30,35 @@ class SessionOptions(TypedDict, total=False):
     grant_capacity: bool
 
 
+class GenerateOptions(TypedDict, total=False):
+    """How to sample from token ids.
+
+    `sampling_params`: the names of chat completions (`max_tokens`, `temperature`, ...) or SGLang's (`max_new_tokens`,
+    ...). `stop_token_ids` and `ignore_eos` are two of them that token loops set for each call. `request_id` keeps calls
+    together that share a prefix, where there is no session that does. `timeout_s`: how long to wait for the answer, in
+    seconds (default 3600: a call may wait for an update of the weights).
+    """
+
+    sampling_params: Mapping[str, Json]
+    request_id: str
+    stop_token_ids: Sequence[int]
+    ignore_eos: bool
+    timeout_s: float
+
+
+class ParseOptions(TypedDict, total=False):
+    """How to read sampled ids: tool calls are read if there are `tools` (as in a chat completion) or a `tool_parser`.
+
+    `tool_parser`, `reasoning_parser`: the names of `--tool-parser` and `--reasoning-parser`; default: the model's.
+    `prompt_ids`: the end of the prompt, if it may have opened the reasoning; default: as the template's does.
+    """
+
+    tools: Sequence[Mapping[str, Json]]
+    tool_parser: str
+    reasoning_parser: str
+    prompt_ids: Sequence[int]
+
+
 KeyKind = Literal["agent", "control", "path"]
 PauseMode = Literal["abort", "drain", "retract", "in_place"]
 MemoryTag = Literal["weights", "kv_cache", "cuda_graph"]

@@ -42,14 +42,14 @@ class Connection:
         if call.body is not None:
             headers["content-type"] = "application/json"
             content = _encoded(call.body)
-        timeout_s = self.timeout_s + call.extra_timeout_s
+        timeout_s = (self.timeout_s if call.timeout_s is None else call.timeout_s) + call.extra_timeout_s
         return {
             "method": call.method,
             "url": self.url + call.path,
             "content": content,
             "headers": headers,
             "params": dict(call.params) or None,
-            "timeout": timeout_s,
+            "timeout": httpx.Timeout(timeout_s, connect=min(timeout_s, self.timeout_s)),
         }
 
     def unreachable(self, error: httpx.TransportError) -> ServerUnreachable:

@@ -224,6 +224,25 @@ class SessionTree:
 
 
 @dataclass(frozen=True, slots=True)
+class Generated:
+    """What was sampled from token ids: `output_ids`, their `logprobs` and weight `versions`, of equal length.
+
+    `id` is that of the interaction if it was sampled in a session. `logprobs` is None only for a mailbox answer without
+    any. `finish_reason` is `stop`, `length`, `abort` or `content_filter`. `cached_tokens`: how many of `prompt_tokens`
+    the engine had in its cache.
+    """
+
+    id: str
+    output_ids: list[int]
+    logprobs: list[float] | None
+    versions: list[int]
+    finish_reason: str | None
+    prompt_tokens: int
+    cached_tokens: int
+    extra: Mapping[str, Json] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
 class EngineState:
     """What the engine runs. `paused` is the mode of a pause, None without one; `released`: memory that is released.
 
@@ -327,6 +346,11 @@ def claim_of(answer: Mapping[str, Json], export: Export | None = None) -> Claim:
     """Parse the answer to a claim."""
     sessions = by_id(answer["sessions"]) if export is None else export.sessions
     return Claim(answer["claim_id"], sessions, answer["lease_until"], export)
+
+
+def generated_of(answer: Mapping[str, Json]) -> Generated:
+    """Parse the answer of `/v1/generate`."""
+    return Generated(**_known(Generated, answer))
 
 
 def engine_of(answer: Mapping[str, Json]) -> EngineState:

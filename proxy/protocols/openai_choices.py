@@ -9,7 +9,7 @@ from proxy.protocols.wire_protocol import Answer
 from proxy.reasons import FinishReason
 from proxy.types import Interaction
 
-_FINISH_REASONS = {
+FINISH_REASONS = {
     FinishReason.STOP: "stop",
     FinishReason.STOP_STRING: "stop",
     FinishReason.LENGTH: "length",
@@ -22,7 +22,7 @@ _FINISH_REASONS = {
 def finish_reason(interaction: Interaction) -> str:
     """Return why a choice ended."""
     assert interaction.finish_reason is not None
-    return _FINISH_REASONS[interaction.finish_reason]
+    return FINISH_REASONS[interaction.finish_reason]
 
 
 def usage_json(answers: Sequence[Answer]) -> dict[str, Any]:

@@ -100,19 +100,21 @@ class Bridge:
         options: Options,
         *,
         prefilled: bool = False,
+        generation_prompt: bool = True,
     ) -> Ids | None:
         """Return the ids to append to `prompt_ids + output_ids`, all context, or None if the template is not
-        append-only here. `prefilled`: the prompt ends with text of the answer. Raises InvalidRequest."""
+        append-only here. `prefilled`: the prompt ends with text of the answer. `generation_prompt`: whether an answer
+        begins after the new messages. Raises InvalidRequest."""
         tail = self._header(prompt_ids)
         if prefilled and self._opened(tail):
             tail = self._closer_ids  # the text of an answer is not reasoning, whatever it looks like
         if answer.tool_calls and (self._samples_call_ids or self._library is not None):
             answer, new_messages = _referring(answer, new_messages, lambda: self._tokenizer.decode(output_ids))
         found = None
-        if self._library is not None:
+        if self._library is not None and generation_prompt:
             found = self._from_library(self._library, tail, output_ids, new_messages, options)
         if found is None:
-            found = self._from_template(tail, output_ids, answer, new_messages, tools, options)
+            found = self._from_template(tail, output_ids, answer, new_messages, tools, options, generation_prompt)
         return found
 
     def reasoning_open(self, prompt_ids: Ids) -> bool:
@@ -151,11 +153,13 @@ class Bridge:
         new_messages: Sequence[Message],
         tools: Sequence[Tool],
         options: Options,
+        generation_prompt: bool,
     ) -> Ids | None:
         synthetic = _synthetic(answer)
         for frame in _frames(new_messages, tools):
             try:
-                after = self._template.render([*frame.history(synthetic), *new_messages], frame.tools, options)
+                messages = [*frame.history(synthetic), *new_messages]
+                after = self._template.render(messages, frame.tools, options, prompt=generation_prompt)
                 opening = self._opening(after, frame, synthetic, new_messages, options)
             except InvalidRequest:
                 # Not fatal: rendering the whole conversation decides whether the template can express it.

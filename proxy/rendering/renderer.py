@@ -8,12 +8,14 @@ from __future__ import annotations
 import logging
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
 from proxy.engine.grammar import Grammar, GrammarPart
-from proxy.errors import InvalidRequest, UnsupportedParameter
+from proxy.errors import ConfigurationError, InvalidRequest, UnsupportedParameter
 from proxy.progress import doing
+from proxy.reasons import FinishReason
 from proxy.rendering.bridge import Bridge
 from proxy.rendering.choose_formats import choose_reasoning, choose_tool_format, stop_tokens
 from proxy.rendering.choose_template import TemplateChoice, choose_template, require_library
@@ -30,9 +32,17 @@ from proxy.rendering.tokenizer_files import chat_templates, require_vocabulary
 from proxy.rendering.tool_calls.known_formats import tool_format
 from proxy.rendering.tool_calls.tool_format import ToolFormat, split_marks
 from proxy.settings import Settings
-from proxy.types import Ids, Message, Role, Tool, ToolChoice, ToolChoiceMode
+from proxy.types import Ids, Message, Parsing, Role, Tool, ToolChoice, ToolChoiceMode
 
 log = logging.getLogger(__name__)
+
+# How many pairs of parsers that requests name are kept ready.
+_READERS = 16
+
+
+def new_call_id() -> str:
+    """Return an id for a tool call."""
+    return f"call_{uuid.uuid4().hex}"
 
 
 def load_renderer(settings: Settings, folder: Path) -> Renderer:
@@ -108,6 +118,8 @@ class Renderer:
         self._call_parsers = ParserFactory(tokenizer, stop_token_ids, reasoning, tool_format)
         self._text_parsers = ParserFactory(tokenizer, stop_token_ids, reasoning, None)
         self._warned = False
+        self._choice, self._retention = choice, retention
+        self._kept_readers = lru_cache(_READERS)(self._reader)
 
     def render(
         self, messages: Sequence[Message], tools: Sequence[Tool], options: Mapping[str, Any], *, prompt: bool = True
@@ -147,16 +159,41 @@ class Renderer:
         `answer` is the message parsed from `output_ids`, after its beginning in the prompt if `prefilled`. Raises
         InvalidRequest for what the template cannot express.
         """
-        require_no_images(new_messages)
         if not self._keeps_reasoning and self._template_rewrites(new_messages):
             return None
-        found = self._bridge.suffix(prompt_ids, output_ids, answer, new_messages, tools, options, prefilled=prefilled)
+        found = self.append(prompt_ids, output_ids, answer, new_messages, tools, options, prefilled=prefilled)
         if found is None and not self._warned:
             self._warned = True
             log.warning(
                 "the chat template is not append-only: a turn that rewrites history is rendered in full and forks"
             )
         return found
+
+    def append(
+        self,
+        prompt_ids: Ids,
+        output_ids: Ids,
+        answer: Message,
+        new_messages: Sequence[Message],
+        tools: Sequence[Tool],
+        options: Mapping[str, Any],
+        *,
+        prefilled: bool = False,
+        generation_prompt: bool = True,
+    ) -> Ids | None:
+        """Do as `bridge`, but keep earlier reasoning whatever the settings say, and end without a generation prompt
+        unless `generation_prompt`."""
+        require_no_images(new_messages)
+        return self._bridge.suffix(
+            prompt_ids,
+            output_ids,
+            answer,
+            new_messages,
+            tools,
+            options,
+            prefilled=prefilled,
+            generation_prompt=generation_prompt,
+        )
 
     def prefilled(self, prompt_ids: Ids, prefill: Message, tools: Sequence[Tool], options: Mapping[str, Any]) -> Ids:
         """Return `prompt_ids`, which end with the generation prompt, so that they end with the answer's beginning."""
@@ -168,7 +205,7 @@ class Renderer:
         tool_choice: ToolChoice,
         prompt_ids: Ids,
         stop: Sequence[str] = (),
-        call_id: Callable[[], str] = lambda: f"call_{uuid.uuid4().hex}",
+        call_id: Callable[[], str] = new_call_id,
         prefill: Message | None = None,
     ) -> OutputParser:
         """Return a parser for one output after `prompt_ids`. `call_id` makes the ids of tool calls.
@@ -184,6 +221,23 @@ class Renderer:
             call_id=call_id,
             begun=prefill,
         )
+
+    def parse(self, ids: Ids, wanted: Parsing) -> tuple[Message, FinishReason]:
+        """Return the message of a whole output, and why it ended: without an end token it was cut (`LENGTH`).
+
+        Raises InvalidRequest for the name of a parser that is not known.
+        """
+        reader = self._kept_readers(wanted.tool_parser, wanted.reasoning_parser)
+        before = self._generation_prompt if wanted.prompt_ids is None else wanted.prompt_ids
+        calls = bool(wanted.tools) or wanted.tool_parser is not None
+        parser = (reader._call_parsers if calls else reader._text_parsers).build(
+            tools=wanted.tools, reasoning_open=reader._bridge.reasoning_open(before), stop=(), call_id=new_call_id
+        )
+        parser.feed(ids)
+        parser.finish()
+        ended = any(token in self.stop_token_ids for token in ids)
+        end = FinishReason.TOOL_CALLS if parser.message.tool_calls else FinishReason.STOP
+        return parser.message, end if ended else FinishReason.LENGTH
 
     def plain_parser(self, stop: Sequence[str] = ()) -> OutputParser:
         """Return a parser for an output that is no chat message: all of it is text, white space included."""
@@ -228,6 +282,33 @@ class Renderer:
     def piece(self, token: int) -> bytes:
         """Return the UTF-8 bytes of one token, possibly part of a character; empty for ids outside the vocabulary."""
         return self._tokenizer.piece(token)
+
+    @cached_property
+    def _generation_prompt(self) -> Ids:
+        """The end of a prompt, as the template writes it without options."""
+        return self.render([Message(Role.USER, "Synthesized question")], (), {})
+
+    def _reader(self, tool_parser: str | None, reasoning_parser: str | None) -> Renderer:
+        """Return this renderer with other formats of outputs; None: its own."""
+        if tool_parser is None and reasoning_parser is None:
+            return self
+        try:
+            calls = self.tool_format if tool_parser is None else tool_format(tool_parser)
+        except ConfigurationError as error:
+            raise InvalidRequest(str(error).replace("--tool-parser", "'tool_parser'"), param="tool_parser") from None
+        try:
+            reasoning = self.reasoning if reasoning_parser is None else reasoning_format(reasoning_parser)
+        except ConfigurationError as error:
+            message = str(error).replace("--reasoning-parser", "'reasoning_parser'")
+            raise InvalidRequest(message, param="reasoning_parser") from None
+        return Renderer(
+            self._tokenizer,
+            self._choice,
+            stop_token_ids=self.stop_token_ids,
+            reasoning=reasoning,
+            tool_format=calls,
+            retention=self._retention,
+        )
 
     def _call_parts(self, calls: ToolFormat, tool: Tool) -> tuple[GrammarPart, ...]:
         """Return the grammar of a forced call, with markers as token ids if the vocabulary has them."""

@@ -17,7 +17,7 @@ from xxhash import xxh3_64_intdigest
 from proxy.engine.grammar import Grammar, GrammarPart
 from proxy.errors import InvalidRequest
 from proxy.prompt_ids import PromptIds
-from proxy.reasons import Echo
+from proxy.reasons import Echo, FinishReason
 from proxy.rendering.bridge import TAIL
 from proxy.rendering.renderer import Renderer
 from proxy.rendering.token_bound import at_most
@@ -27,7 +27,20 @@ from proxy.trajectory.cache import Match, Node
 from proxy.trajectory.echoes import restore
 from proxy.trajectory.matching import Identity, extend, identify
 from proxy.turns.history import with_messages
-from proxy.types import TOKENS, Api, Ids, Message, PromptText, Role, Tool, ToolChoice, ToolChoiceMode, TurnRequest
+from proxy.types import (
+    TOKENS,
+    Api,
+    Continued,
+    Ids,
+    Message,
+    Parsing,
+    PromptText,
+    Role,
+    Tool,
+    ToolChoice,
+    ToolChoiceMode,
+    TurnRequest,
+)
 
 # Longer conversations are rendered in a worker thread, so that they do not block the event loop for other turns. A
 # message and a tool take as long as some hundred characters.
@@ -82,17 +95,18 @@ class Prompts:
             bridged = await self._bridge(session, request, match, match.parent, most)
             if bridged is not None:
                 return Prompt(bridged, match, request.messages, identity, bridged=True, echo=echo)
-        ids = await self._rendered(session, request, most)
+        ids = PromptIds(await self.render(request, most, session.id))
         return Prompt(ids, match, request.messages, identity, bridged=False, echo=echo)
 
     async def anew(self, session: LiveSession, request: TurnRequest, prompt: Prompt, most: int) -> Prompt:
         """Return a bridged prompt rendered in full, without its parent's tokens. Raises TooManyTokens as `build`."""
-        ids = await self._rendered(session, with_messages(request, prompt.messages), most)
+        ids = PromptIds(await self.render(with_messages(request, prompt.messages), most, session.id))
         return prompt._replace(ids=ids, bridged=False)
 
-    async def _rendered(self, session: LiveSession, request: TurnRequest, most: int) -> PromptIds:
+    async def render(self, request: TurnRequest, most: int, owner: str) -> Ids:
+        """Return the ids of all messages. Raises TooManyTokens as `build`."""
         work = _work(request.messages, request.prefill) + _work_of_tools(request.tools)
-        return PromptIds(await self._do(session.id, work, most, self._render, request))
+        return await self._do(owner, work, most, self._render, request)
 
     def _render(self, request: TurnRequest) -> Ids:
         ids = self._renderer.render(request.messages, request.tools, request.template_options)
@@ -116,6 +130,42 @@ class Prompts:
         identity = Identity(parent.root, len(before), states)
         match = Match(parent, len(before))
         return Prompt(parent.ids.extended(added), match, (*before, new), identity, bridged=True)
+
+    async def continued(self, request: TurnRequest, known: Continued, most: int, owner: str) -> Ids:
+        """Return the ids of `known`, then those of the messages after them.
+
+        Raises InvalidRequest if the chat template does not only append here, TooManyTokens as `build`.
+        """
+        cut = len(known.ids) - known.output_tokens
+        answer, new = request.messages[known.messages - 1], request.messages[known.messages :]
+
+        def append() -> Ids:
+            suffix = self._renderer.append(
+                known.ids[max(0, cut - TAIL) : cut],
+                known.ids[cut:],
+                answer,
+                new,
+                request.tools,
+                request.template_options,
+                generation_prompt=known.generation_prompt,
+            )
+            if suffix is None:
+                self._render(request)  # raises if the template cannot express these messages at all
+                raise InvalidRequest(
+                    "the chat template rewrites what stands before these messages, so 'continue_from' cannot go on "
+                    "with its ids; leave it out, and all messages are rendered",
+                    param="continue_from",
+                )
+            return self._with_prefill(suffix, request)
+
+        return known.ids + await self._do(owner, _work(new, request.prefill), most - len(known.ids), append)
+
+    async def parse(self, ids: Ids, wanted: Parsing, owner: str) -> tuple[Message, FinishReason]:
+        """Return the message of an output that is no turn, as `Renderer.parse`."""
+        parse = self._renderer.parse
+        if len(ids) <= _INLINE_TOKENS:
+            return parse(ids, wanted)
+        return await self._pool.run(owner, len(ids), parse, ids, wanted)
 
     async def encode(self, prompt: PromptText, most: int, owner: str) -> Ids:
         """Return the ids of a prompt that is no chat. Raises TooManyTokens as `build`."""

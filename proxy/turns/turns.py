@@ -59,7 +59,7 @@ from proxy.turns.prompts import Prompt, Prompts
 from proxy.turns.replay import replay
 from proxy.turns.retries import Attach, Decision, NewSample, Replay, decide, marked
 from proxy.turns.turn import Turn
-from proxy.types import Ids, Interaction, PromptText, TurnRequest
+from proxy.types import Continued, Ids, Interaction, Message, Parsing, PromptText, TurnRequest
 from proxy.workers.seats import RunsElsewhere, Seat, digest_of
 
 logger = logging.getLogger(__name__)
@@ -333,6 +333,40 @@ class Turns:
             return await self._prompts.encode(text, most_counted(context), owner)
         except TooManyTokens as found:
             raise _too_long(found, context) from None
+
+    async def render(self, request: TurnRequest, owner: str) -> Ids:
+        """Return the prompt of a conversation that is no session's. Raises as `prompt_ids`."""
+        context = context_of(None, self._settings, self._gate.info().context_length)
+        try:
+            return await self._prompts.render(request, most_counted(context), owner)
+        except TooManyTokens as found:
+            raise _too_long(found, context) from None
+
+    async def continued(self, request: TurnRequest, known: Continued, owner: str) -> Ids:
+        """Return the ids of `known`, then those of the messages after them; nothing is recorded.
+
+        Raises InvalidRequest, and ContextLengthExceeded for several times the context.
+        """
+        context = context_of(None, self._settings, self._gate.info().context_length)
+        self._check_ids(known.ids, "continue_from.token_ids")
+        if len(known.ids) > (most := most_counted(context)):
+            raise ContextLengthExceeded(prompt_tokens=len(known.ids), context_tokens=context)
+        try:
+            return await self._prompts.continued(request, known, most, owner)
+        except TooManyTokens as found:
+            raise _too_long(found, context) from None
+
+    async def parse(self, ids: Ids, wanted: Parsing, owner: str) -> tuple[Message, FinishReason]:
+        """Return the message of an output that is no turn, and why it ended. Raises InvalidRequest."""
+        self._check_ids(ids, "tokens")
+        self._check_ids(wanted.prompt_ids or Ids("i"), "prompt_ids")
+        return await self._prompts.parse(ids, wanted, owner)
+
+    def _check_ids(self, ids: Ids, param: str) -> None:
+        most = self._gate.info().vocab_size
+        if max(ids, default=0) >= most:
+            message = f"'{param}' has {max(ids)}, but the model's token ids end at {most - 1}"
+            raise InvalidRequest(message, param=param)
 
     async def decode(self, ids: Ids, owner: str) -> str:
         """Return the text of `ids`, special tokens included."""

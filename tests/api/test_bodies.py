@@ -27,6 +27,7 @@ PATHS = [
     "/s/v1/generate",
     "/s/v1/tokenize",
     "/s/v1/detokenize",
+    "/s/v1/parse",
     "/rl/start_session",
     "/s/rl/set_reward",
     "/s/rl/end_session",

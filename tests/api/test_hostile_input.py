@@ -86,7 +86,13 @@ BODIES: dict[str, Any] = {
     "/messages/count_tokens": MESSAGES,
     "/generate": {"input_ids": [1], "sampling_params": {"max_new_tokens": 2, "stop": ["x"]}, "request_id": "r"},
     "/tokenize": {"messages": [user("x")], "prompt": "x", "tools": TOOLS, "chat_template_kwargs": {}},
+    "/v1/tokenize": {
+        "messages": [user("x"), {"role": "assistant", "content": "y"}, user("z")],
+        "continue_from": {"messages": 2, "token_ids": [1, 2, 3], "output_tokens": 1},
+        "add_generation_prompt": False,
+    },
     "/detokenize": {"tokens": [1, 2]},
+    "/parse": {"tokens": [1], "tools": TOOLS, "tool_parser": "hermes", "reasoning_parser": "none", "prompt_ids": [1]},
     "/rl/start_session": START,
     "/rl/set_reward": REWARD,
     "/rl/end_session": {**REWARD, "outcome": "Finished", "exit_reason": "x", "metrics": {"a": 1}, "finished": True},

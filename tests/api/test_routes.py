@@ -70,7 +70,7 @@ ADMINS = {
 # A session's own key or path gives access to these.
 OWN = {
     *("/v1/chat/completions", "/v1/responses", "/v1/messages", "/v1/messages/count_tokens", "/v1/generate"),
-    *("/v1/responses/input_tokens", "/v1/completions", "/v1/tokenize", "/v1/detokenize"),
+    *("/v1/responses/input_tokens", "/v1/completions", "/v1/tokenize", "/v1/detokenize", "/v1/parse"),
     *("/rl/set_reward", "/rl/end_session", "/rl/rotate_keys", "/rl/mark"),
 }
 

@@ -84,7 +84,7 @@ class ChatProtocol:
     def parse(self, body: Any, bodies: ParsedBodies | None = None) -> TurnRequest:
         body = expect_object(body, "body")
         _refuse_unsupported(body)
-        functions, dropped_tools = _parse_tools(body.get("tools"))
+        functions, dropped_tools = parse_tools(body.get("tools"))
         tool_choice, tools = parse_tool_choice(body.get("tool_choice"), functions)
         sampling = parse_sampling(body)
         logprobs, top_logprobs = _parse_logprobs(body)
@@ -178,7 +178,7 @@ def _parse_template_options(body: Mapping[str, Any]) -> dict[str, Any]:
     return options
 
 
-def _parse_tools(value: Any) -> tuple[tuple[Tool, ...], list[str]]:
+def parse_tools(value: Any) -> tuple[tuple[Tool, ...], list[str]]:
     """Return the function tools, and the paths of dropped ones: hosted tools that only a provider can run."""
     if value is None:
         return (), []

@@ -21,7 +21,7 @@ from proxy.rendering.deltas import (
     ToolCallArguments,
     ToolCallStart,
 )
-from proxy.types import Ids, Interaction, TurnRequest
+from proxy.types import Ids, Message, TurnRequest
 
 
 def completion_json(request: TurnRequest, answers: Sequence[Answer]) -> dict[str, Any]:
@@ -38,7 +38,7 @@ def completion_json(request: TurnRequest, answers: Sequence[Answer]) -> dict[str
         "choices": [
             {
                 "index": index,
-                "message": _message_json(answer.interaction),
+                "message": message_json(answer.interaction.sampled_output),
                 "logprobs": None if answer.logprobs is None else _logprobs_json(answer.logprobs),
                 "finish_reason": finish_reason(answer.interaction),
                 **({"token_ids": answer.interaction.output_ids.tolist()} if request.return_token_ids else {}),
@@ -165,8 +165,8 @@ def _piece(delta: Delta) -> dict[str, Any] | None:
             return None
 
 
-def _message_json(interaction: Interaction) -> dict[str, Any]:
-    output = interaction.sampled_output
+def message_json(output: Message) -> dict[str, Any]:
+    """Return the message of a choice."""
     message: dict[str, Any] = {"role": "assistant", "content": output.content, "refusal": None}
     if output.tool_calls:
         message["content"] = output.content or None

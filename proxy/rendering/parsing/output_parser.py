@@ -206,7 +206,7 @@ class OutputParser:
         self._fresh = False
         self._state = State.CALL
         self._held = [lexeme]
-        names = frozenset(tool.name for tool in self._tools) if self._bare else None
+        names = frozenset(tool.name for tool in self._tools) if self._bare and self._tools else None
         self._reader = self._format.reader(self._tools, self._built.region(names))
         if text:
             self._read(text, mark=False)

@@ -22,7 +22,7 @@ from proxy.client import (
     operations,
 )
 from proxy.client.options import Format
-from proxy.client.transport import decode
+from proxy.client.transport import Connection, decode
 from proxy.errors import (
     EngineIncapable,
     EngineUnavailable,
@@ -422,6 +422,17 @@ async def test_the_clients_answer_requests_of_the_mailbox(tmp_path: Path) -> Non
         assert client.next_request() == {"status": "empty"}
 
 
+async def test_the_asyncio_client_runs_a_token_loop(server: str) -> None:
+    async with AsyncClient(server, ADMIN_KEY) as client, client.session("task", session_id="loop") as session:
+        ids = await session.tokenize([{"role": "user", "content": "hi"}])
+        made = await session.generate(ids)
+        assert await client.parse(made.output_ids) == await session.parse(made.output_ids)
+        assert await client.detokenize(made.output_ids) == await session.detokenize(made.output_ids)
+        assert (await client.generate(await client.tokenize("a"), sampling_params={"max_tokens": 2})).output_ids
+        [node] = (await client.session_tree("loop")).interactions
+        assert (node.id, node.output_tokens) == (made.id, len(made.output_ids))
+
+
 async def test_the_asyncio_client_does_the_same(server: str) -> None:
     async with AsyncClient(server, ADMIN_KEY) as client:
         async with client.session("task") as session:
@@ -441,6 +452,55 @@ async def test_the_asyncio_client_does_the_same(server: str) -> None:
     assert_well_formed(sample)
     assert sample.input_ids.tolist() == expected.input_ids.tolist()
     assert tree.outcome == "Failed"
+
+
+def test_a_token_loop_in_a_session_is_recorded_turn_by_turn(client: Client) -> None:
+    with client.session("task", session_id="loop") as session:
+        messages = [{"role": "user", "content": "hi"}]
+        ids, lengths = session.tokenize(messages), list[int]()
+        for _ in range(2):
+            made = session.generate(np.array(ids), sampling_params={"max_tokens": 5}, ignore_eos=True, request_id="r")
+            assert len(made.output_ids) == len(made.logprobs or ()) == len(made.versions) == 5
+            assert (made.finish_reason, made.prompt_tokens) == ("length", len(ids))
+            messages += [session.parse(made.output_ids), {"role": "user", "content": "more"}]
+            known = {"messages": len(messages) - 1, "token_ids": [*ids, *made.output_ids], "output_tokens": 5}
+            lengths.append(len(ids))
+            ids = session.tokenize(messages, continue_from=known)
+            assert ids[: len(known["token_ids"])] == known["token_ids"]
+        assert session.detokenize(ids).endswith("<|im_start|>assistant\n")
+    tree = client.session_tree("loop")
+    assert [(node.reason, node.prompt_tokens) for node in tree.interactions] == [
+        ("first", lengths[0]),
+        ("continued", lengths[1]),
+    ]
+
+
+def test_a_token_loop_of_the_administrator_is_not_recorded(client: Client, server: str) -> None:
+    ids = client.tokenize([{"role": "user", "content": "hi"}], chat_template_kwargs={"enable_thinking": False})
+    assert client.detokenize(ids).endswith("</think>\n\n")
+    made = client.generate(ids, sampling_params={"max_new_tokens": 3}, stop_token_ids=[0], timeout_s=30)
+    assert made.id.startswith("gen-")
+    assert client.parse(made.output_ids, tool_parser="hermes", prompt_ids=ids)["role"] == "assistant"
+    assert client.tokenize("text") == client.tokenize("text", add_special_tokens=False)
+    assert client.sessions() == []
+    with Client(server) as stranger, pytest.raises(Unauthorized):
+        stranger.generate(ids)
+
+
+def test_an_unknown_or_doubled_option_of_generate_is_refused_before_the_request() -> None:
+    with pytest.raises(InvalidRequest, match="'max_tokens' is unknown") as caught:
+        next(operations.generate(None, [1], {"max_tokens": 5}))  # type: ignore[typeddict-unknown-key]
+    assert caught.value.param == "max_tokens"
+    with pytest.raises(InvalidRequest, match="'ignore_eos'"):
+        next(operations.generate(None, [1], {"ignore_eos": True, "sampling_params": {"ignore_eos": False}}))
+
+
+def test_a_generation_may_take_an_hour_but_a_dead_address_is_found_in_a_minute() -> None:
+    connection = Connection("http://a", None, 60.0)
+    timeout = connection.arguments(next(operations.generate(None, [1], {})))["timeout"]
+    assert (timeout.read, timeout.connect) == (3600.0, 60.0)
+    timeout = connection.arguments(next(operations.generate(None, [1], {"timeout_s": 5.0})))["timeout"]
+    assert (timeout.read, timeout.connect) == (5.0, 5.0)
 
 
 async def test_the_asyncio_client_names_a_dead_address() -> None:
