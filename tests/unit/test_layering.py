@@ -130,7 +130,7 @@ PARTS: dict[str, set[str]] = {
     "resources": set(),
     "rollout": {"errors"},
     "rollout.areal": {"client", "client.adapters", "errors", "rollout"},
-    "rollout.verl": set(),
+    "rollout.verl": {"errors", "rollout"},
     "rollout.verl.tools": {"errors", "rollout"},
     "routes": {
         "api",
@@ -227,6 +227,7 @@ OUTSIDE: dict[str, set[str]] = {
         "protocols.messages",
         "protocols.responses",
         "rendering.templates",
+        "rollout",
         "store",
         "store.sql",
         "trajectory",
@@ -248,7 +249,7 @@ OUTSIDE: dict[str, set[str]] = {
     "uvicorn": {"serving"},
     "uvloop": {"serving"},
     "xxhash": {"parsed_items", "trajectory", "turns"},
-    "yaml": {"rollout.verl.tools"},
+    "yaml": {"rollout.verl", "rollout.verl.tools"},
     "zstandard": {"store"},
 }
 LAZY = {

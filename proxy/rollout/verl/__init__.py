@@ -1,1 +1,19 @@
 """Agent loops as verl runs them, under the names that its users know."""
+
+from proxy.rollout.verl.loop_base import AgentLoopBase
+from proxy.rollout.verl.outputs import AgentLoopMetrics, AgentLoopOutput, TokenOutput
+from proxy.rollout.verl.registry import register
+from proxy.rollout.verl.settings import DictConfigWrap
+from proxy.rollout.verl.tracing import rollout_trace_attr, rollout_trace_op, simple_timer
+
+__all__ = [
+    "AgentLoopBase",
+    "AgentLoopMetrics",
+    "AgentLoopOutput",
+    "DictConfigWrap",
+    "TokenOutput",
+    "register",
+    "rollout_trace_attr",
+    "rollout_trace_op",
+    "simple_timer",
+]
