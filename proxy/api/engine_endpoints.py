@@ -86,7 +86,7 @@ class EngineEndpoints:
         return await self._state(version=await self._admin.transfer_weights(step, fields))
 
     async def release_memory(self, request: Request) -> JsonResponse:
-        """Release GPU memory until it is resumed.
+        """Release memory until it is resumed.
 
         `tags`: weights, kv_cache, cuda_graph (default: all). `mode`: `abort` (default) or `drain` requests in flight.
         """

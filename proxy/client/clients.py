@@ -297,9 +297,10 @@ class Client(Connection):
     def release_memory(
         self, tags: Sequence[MemoryTag] | None = None, *, mode: Literal["abort", "drain"] = "abort"
     ) -> EngineState:
-        """Free GPU memory until `resume_memory`: any of `weights`, `kv_cache` and `cuda_graph`; by default all.
+        """Free the engine's memory until it is resumed: any of `weights`, `kv_cache` and `cuda_graph`; by default all.
 
-        `mode` as in `pause`. Raises EngineIncapable for an engine that cannot.
+        The engine is paused meanwhile; `mode` as in `pause`. Raises EngineIncapable for an engine that cannot do it,
+        such as SGLang without its memory saver.
         """
         return self.run(operations.engine_step("release_memory", {"tags": tags, "mode": mode}))
 
@@ -614,9 +615,10 @@ class AsyncClient(Connection):
     async def release_memory(
         self, tags: Sequence[MemoryTag] | None = None, *, mode: Literal["abort", "drain"] = "abort"
     ) -> EngineState:
-        """Free GPU memory until `resume_memory`: any of `weights`, `kv_cache` and `cuda_graph`; by default all.
+        """Free the engine's memory until it is resumed: any of `weights`, `kv_cache` and `cuda_graph`; by default all.
 
-        `mode` as in `pause`. Raises EngineIncapable for an engine that cannot.
+        The engine is paused meanwhile; `mode` as in `pause`. Raises EngineIncapable for an engine that cannot do it,
+        such as SGLang without its memory saver.
         """
         return await self.run(operations.engine_step("release_memory", {"tags": tags, "mode": mode}))
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 
 from proxy.engine.chunks import TokenChunk
 from proxy.engine.grammar import Grammar, GrammarPart
-from proxy.engine.interface import Capability, Engine, EngineInfo
+from proxy.engine.interface import Capability, Engine, EngineInfo, PauseMode
 from proxy.engine.requests import GenerateRequest
 from proxy.errors import InvalidRequest
 from proxy.prompt_ids import PromptIds
@@ -252,6 +252,19 @@ async def check_concurrent_requests_are_independent(engine: Engine, prompt_ids: 
         assert all(math.isfinite(value) and value <= 0.0 for value in reply.logprobs), "logprobs must be finite"
 
 
+async def check_released_memory_comes_back(engine: Engine, prompt_ids: Ids) -> None:
+    """After memory was released and taken back, the engine samples the same tokens as before."""
+    if Capability.RELEASE_MEMORY not in engine.info().capabilities:
+        return
+    before = await complete(engine, request_for(prompt_ids, 16, 0.0))
+    await engine.pause(PauseMode.ABORT)
+    await engine.release_memory()
+    await engine.resume_memory()
+    await engine.resume()
+    after = await complete(engine, request_for(prompt_ids, 16, 0.0))
+    assert before.ids == after.ids, f"memory came back changed: {after.ids} instead of {before.ids}"
+
+
 async def check_out_of_vocabulary_is_refused(engine: Engine, prompt_ids: Ids) -> None:
     """An input id outside of the vocabulary raises InvalidRequest and leaves the engine usable."""
     for token in (engine.info().vocab_size, -1):
@@ -280,6 +293,7 @@ CHECKS: tuple[ContractCheck, ...] = (
     check_closing_the_iterator_frees,
     check_cancelling_the_reader_frees,
     check_concurrent_requests_are_independent,
+    check_released_memory_comes_back,
     check_out_of_vocabulary_is_refused,
 )
 

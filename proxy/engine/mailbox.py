@@ -21,9 +21,7 @@ from proxy.reasons import FinishReason
 from proxy.types import Ids, Logprobs, ids_of
 
 _REMEMBERED_ANSWERS = 65_536
-_MISSING = frozenset(
-    {Capability.RELEASE_MEMORY, Capability.TOP_LOGPROBS, Capability.STREAMING, Capability.DETERMINISTIC}
-)
+_MISSING = frozenset({Capability.TOP_LOGPROBS, Capability.STREAMING, Capability.DETERMINISTIC})
 
 
 @dataclass(slots=True, eq=False)
@@ -182,12 +180,10 @@ class Mailbox:
         raise EngineIncapable(f"the mailbox has no weights for {step.value}")
 
     async def release_memory(self, tags: Sequence[str] = ()) -> None:
-        """Raises EngineIncapable: there is no memory to release."""
-        raise EngineIncapable("the mailbox has no memory to release")
+        """Nothing: the memory is that of the program that answers. A trainer's sleep is a pause here."""
 
     async def resume_memory(self, tags: Sequence[str] = ()) -> None:
-        """Raises EngineIncapable: there is no memory to resume."""
-        raise EngineIncapable("the mailbox has no memory to release")
+        """Nothing: no memory was freed."""
 
     async def flush_cache(self) -> None:
         """Nothing: there is no cache."""

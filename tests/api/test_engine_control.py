@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 from collections.abc import AsyncIterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import httpx
 import pytest
 
 from proxy.app import build_app
+from proxy.engine.interface import Capability
 from proxy.engine.requests import GenerateRequest
 from proxy.engine.scripted.engine import ScriptedEngine
 from proxy.engine.scripted.scripts import Reply, Script
@@ -151,7 +153,7 @@ async def test_the_state_describes_the_engine(tmp_path: Path) -> None:
         shown = await state(server)
         assert (shown["engine"], shown["version"], shown["paused"]) == ("scripted", 0, None)
         assert (shown["in_flight"], shown["waiting"], shown["released"]) == (1, 0, [])
-        assert "update_weights" in shown["capabilities"] and "release_memory" not in shown["capabilities"]
+        assert {"update_weights", "release_memory"} <= set(shown["capabilities"])
         await task
         assert (await state(server))["in_flight"] == 0
 
@@ -380,9 +382,6 @@ async def test_concurrent_updates_run_one_after_the_other(tmp_path: Path) -> Non
 # Missing capabilities ----------------------------------------------------------------------------------------------
 
 CANNOT: list[tuple[str, Mapping[str, Any], str]] = [
-    ("release_memory", {}, "memory"),
-    ("release_memory", {"tags": ["weights"], "mode": "drain"}, "memory"),
-    ("resume_memory", {}, "memory"),
     ("begin_weight_update", {"version": 1}, "begin_weight_update"),
     ("update_weights_from_tensor", {}, "update_weights_from_tensor"),
     ("servers", {"url": "http://127.0.0.1:9"}, "--engine URL"),
@@ -401,6 +400,34 @@ async def test_a_missing_capability_is_refused_and_interrupts_no_turn(
         assert (shown["paused"], shown["released"]) == (None, [])
         assert (await task)["choices"][0]["message"]["content"] == TEXT
         assert len(server.engine.requests) == 1  # no turn was interrupted
+
+
+async def test_memory_is_refused_by_an_engine_that_cannot_release_it_before_any_pause(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with serving(tmp_path, goes_on()) as server:
+        lacking = replace(server.engine.info(), capabilities=frozenset(Capability) - {Capability.RELEASE_MEMORY})
+        monkeypatch.setattr(server.engine, "info", lambda: lacking)
+        (task,) = await begun(server, "a")
+        for path in ("/engine/release_memory", "/engine/resume_memory"):
+            error = await error_of(server, path, {}, 501)
+            assert "enable_memory_saver" in error["message"] and error["code"] == "engine_incapable"
+        assert (await task)["choices"][0]["message"]["content"] == TEXT and len(server.engine.requests) == 1
+
+
+async def test_an_engine_without_memory_sleeps_as_a_pause(tmp_path: Path) -> None:
+    """A trainer's sleep and wake_up, with a request that waits between them."""
+    async with serving(tmp_path, goes_on()) as server:
+        asleep = await server.ok("/engine/release_memory", {"tags": ["weights", "kv_cache"]})
+        assert (asleep["released"], asleep["paused"]) == (["kv_cache", "weights"], "abort")
+        task = asyncio.create_task(server.chat([user("go")], "a"))
+        await until(lambda: server.app.state.turns._gate.waiting == 1)
+        half = await server.ok("/engine/resume_memory", {"tags": ["weights"]})
+        assert (half["released"], half["paused"]) == (["kv_cache"], "abort")
+        assert (await server.ok("/engine/update_weights", {"path": "w", "version": 3}))["paused"] == "abort"
+        awake = await server.ok("/engine/resume_memory", {"tags": ["kv_cache"]})
+        assert (awake["released"], awake["paused"], awake["version"]) == ([], None, 3)
+        assert (await task)["choices"][0]["message"]["content"] == TEXT
 
 
 @pytest.mark.parametrize("method", ["GET", "DELETE"])

@@ -15,10 +15,8 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from proxy.engine.chunks import TokenChunk
 from proxy.engine.contract import CHECKS, CollectedReply, ContractCheck, check_grammar_gives_json, complete, request_for
 from proxy.engine.interface import Capability, Engine, PauseMode
-from proxy.engine.requests import GenerateRequest
 from proxy.settings import Settings
 from proxy.types import Ids, ids_of
 from tests.bench.models import Shape, write_model
@@ -98,19 +96,6 @@ def gate(engine: Engine) -> AdminGate:
     return AdminGate(engine)
 
 
-async def read(gate: AdminGate, request: GenerateRequest, begun: asyncio.Event | None = None) -> CollectedReply:
-    """Read the whole reply; set `begun` after 20 tokens."""
-    reply = CollectedReply()
-
-    def take(chunk: TokenChunk) -> None:
-        reply.add(chunk)
-        if begun is not None and len(reply.ids) >= 20:
-            begun.set()
-
-    await gate.sample(request, take)
-    return reply
-
-
 def check(folders: dict[int, Path], prompt: Ids, reply: CollectedReply) -> None:
     check_logprobs(folders, prompt, reply.ids, reply.logprobs, reply.versions, TOLERANCE)
 
@@ -178,7 +163,7 @@ async def test_tokens_around_an_update_have_the_logprobs_of_their_versions(
 ) -> None:
     await use_first_weights(gate, folders)
     prompts, begun = [ids_of(range(n, n + 30)) for n in range(6)], asyncio.Event()
-    running = [asyncio.create_task(read(gate, request_for(prompt, LONG), begun)) for prompt in prompts]
+    running = [asyncio.create_task(gate.read(request_for(prompt, LONG), begun)) for prompt in prompts]
     await begun.wait()
     assert await gate.admin.update_weights(str(folders[1]), 1, mode) == 1
     replies = await asyncio.gather(*running)
@@ -208,7 +193,7 @@ async def test_memory_is_released_and_resumed_while_a_request_waits(
     assert Capability.RELEASE_MEMORY in sglang.info().capabilities
     held = _free_bytes()
     begun = asyncio.Event()
-    running = asyncio.create_task(read(gate, request_for(PROMPT, LONG), begun))
+    running = asyncio.create_task(gate.read(request_for(PROMPT, LONG), begun))
     await begun.wait()
     await gate.admin.release_memory((), PauseMode.ABORT)
     assert _free_bytes() - held > 2**30  # the cache alone is most of 0.4 of the GPU's memory
@@ -216,6 +201,33 @@ async def test_memory_is_released_and_resumed_while_a_request_waits(
     reply = await running
     assert len(reply.ids) == LONG and abs(_free_bytes() - held) < 2**29
     check(folders, PROMPT, reply)
+
+
+async def test_transformers_frees_the_memory_of_weights_and_cache_each_alone(
+    device: str, transformers: Engine, folders: dict[int, Path]
+) -> None:
+    import torch
+
+    gate, request = AdminGate(transformers), request_for(PROMPT, 64, temperature=0.0)
+    await use_first_weights(gate, folders)
+    before = await gate.read(request)
+    if device != "cuda":
+        pytest.skip("only a GPU's memory can be given back")
+    held = torch.cuda.memory_allocated()
+    weights = sum(path.stat().st_size for path in folders[0].glob("*.safetensors"))
+    await gate.admin.release_memory(("weights",), PauseMode.ABORT)
+    without_weights = torch.cuda.memory_allocated()
+    assert held - without_weights > weights * 0.9
+    await gate.admin.release_memory((), PauseMode.ABORT)
+    cache = 8192 * 2 * 2 * 2 * 64 * 2  # tokens x layers x (key, value) x heads x width x bytes
+    assert without_weights - torch.cuda.memory_allocated() >= cache
+    await gate.admin.resume_memory(("kv_cache",))
+    assert await gate.admin.update_weights(str(folders[0]), 0, PauseMode.ABORT) == 0
+    await gate.admin.resume_memory(())
+    assert torch.cuda.memory_allocated() == pytest.approx(held, rel=0.02)
+    after = await gate.read(request)
+    assert (after.ids, after.logprobs) == (before.ids, before.logprobs)
+    check(folders, PROMPT, after)
 
 
 def _free_bytes() -> int:

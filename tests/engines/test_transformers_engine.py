@@ -23,6 +23,7 @@ from proxy.settings import Settings
 from proxy.types import SamplingParams, ids_of
 from tests.engines.crowds import Growing, abort_after, converse, converse_all, leave_after
 from tests.engines.forward import plain_logprobs
+from tests.engines.gates import AdminGate
 
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
@@ -97,7 +98,7 @@ async def test_contract_of_grammars(engine: TransformersEngine, tokenizer) -> No
 def test_it_implements_engine_and_reports_its_capabilities(engine: TransformersEngine) -> None:
     info = engine.info()
     assert isinstance(engine, Engine)
-    assert info.capabilities == frozenset(Capability) - {Capability.RELEASE_MEMORY}
+    assert info.capabilities == frozenset(Capability)
     assert info.context_length == 131072
     assert "noise" in info.detail
 
@@ -333,10 +334,109 @@ async def test_closing_ends_requests_and_the_thread(folder: Path) -> None:
         await complete(engine, request_for(PROMPT, 5))
 
 
-async def test_memory_cannot_be_released(engine) -> None:
-    with pytest.raises(EngineUnavailable):
-        await engine.release_memory()
-    with pytest.raises(EngineUnavailable):
+def cache_bytes(engine: TransformersEngine) -> int:
+    """The bytes of memory behind keys, values and attention masks."""
+    processor = engine._batch._manager.batch_processor
+    tensors = [processor.cache.cache_tensor, *processor.inputs_and_outputs.attention_mask.values()]
+    return sum(tensor.nbytes for tensor in tensors if tensor.device.type != "meta")
+
+
+async def test_released_memory_is_freed_and_comes_back_with_equal_logprobs(own_engine) -> None:
+    request = request_for(PROMPT, 40, seed=3)
+    before, held = await complete(own_engine, request), cache_bytes(own_engine)
+    await own_engine.pause(PauseMode.ABORT)
+    for _ in range(2):
+        await own_engine.release_memory()
+        assert (cache_bytes(own_engine), held > 2**20) == (0, True)
+    with pytest.raises(EngineUnavailable, match="cuda_graph, kv_cache, weights"):
+        await own_engine.resume()
+    await own_engine.resume_memory(("kv_cache",))
+    assert cache_bytes(own_engine) == held
+    await own_engine.resume_memory()
+    await own_engine.resume()
+    after = await complete(own_engine, request)
+    assert (after.ids, after.logprobs) == (before.ids, before.logprobs)
+
+
+async def test_memory_that_was_not_released_is_not_resumed(own_engine) -> None:
+    whole = await complete(own_engine, request_for(PROMPT, 60, temperature=0.0))
+    reply, chunks = CollectedReply(), own_engine.generate(request_for(PROMPT, 60, temperature=0.0))
+    reply.add(await anext(chunks))
+    await own_engine.resume_memory()  # would empty the cache under a request that runs
+    await read_rest(reply, chunks)
+    assert (reply.ids, reply.logprobs) == (whole.ids, whole.logprobs)
+
+
+@pytest.mark.parametrize("mode", [PauseMode.ABORT, PauseMode.DRAIN])
+async def test_a_request_goes_on_exactly_after_a_release(own_engine, mode: PauseMode) -> None:
+    gate, request = AdminGate(own_engine), request_for(PROMPT, 300, temperature=0.0)
+    whole, begins = await complete(own_engine, request), asyncio.Event()
+    running = asyncio.create_task(gate.read(request, begins))
+    await begins.wait()
+    await gate.admin.release_memory((), mode)
+    waiting = asyncio.create_task(gate.read(replace(request, request_id="waiting")))
+    await gate.admin.resume_memory(("weights",))
+    assert gate.admin.released == {"kv_cache", "cuda_graph"} and gate.paused is mode and not waiting.done()
+    await gate.admin.resume_memory(())
+    for reply in (await running, await waiting):
+        assert reply.ids == whole.ids and reply.logprobs == pytest.approx(whole.logprobs, abs=1e-4)
+
+
+async def test_weights_are_updated_while_memory_is_released(own_engine, folder: Path, other_folder: Path) -> None:
+    gate, request = AdminGate(own_engine), request_for(PROMPT, 20, temperature=0.0)
+    old = await gate.read(request)
+    for tags, version in ((("weights",), 5), (("kv_cache",), 6)):
+        await gate.admin.release_memory((), PauseMode.ABORT)
+        await gate.admin.resume_memory(tags)
+        await gate.admin.flush_cache()
+        assert await gate.admin.update_weights(str(other_folder), version, PauseMode.ABORT) == version
+        await gate.admin.resume_memory(())
+        new = await gate.read(request)
+        assert new.ids != old.ids and set(new.versions) == {version}
+        assert new.logprobs == pytest.approx(plain_logprobs(other_folder, PROMPT, new.ids), abs=1e-4)
+        await gate.admin.update_weights(str(folder), 0, PauseMode.ABORT)
+    assert (await gate.read(request)).logprobs == old.logprobs
+
+
+async def test_memory_that_cannot_be_taken_back_stays_released(own_engine, monkeypatch) -> None:
+    import torch
+
+    gate, request = AdminGate(own_engine), request_for(PROMPT, 20, seed=1)
+    before = await gate.read(request)
+    await gate.admin.release_memory((), PauseMode.ABORT)
+    with monkeypatch.context() as patched:
+        patched.setattr(torch, "zeros", out_of_memory)
+        with pytest.raises(EngineUnavailable, match="taken back yet: out of memory"):
+            await gate.admin.resume_memory(())
+    assert gate.paused is PauseMode.ABORT and gate.admin.released == {"weights", "kv_cache", "cuda_graph"}
+    await gate.admin.resume_memory(())
+    assert gate.paused is None and (await gate.read(request)).logprobs == before.logprobs
+
+
+def out_of_memory(*arguments: object, **options: object) -> None:
+    raise RuntimeError("out of memory")
+
+
+async def test_weights_that_do_not_fit_into_the_host_are_not_released(own_engine, monkeypatch) -> None:
+    monkeypatch.setattr("proxy.engine.transformers.engine.move_to_host", out_of_memory)
+    gate, request = AdminGate(own_engine), request_for(PROMPT, 20, seed=1)
+    with pytest.raises(EngineUnavailable, match="host's memory: out of memory"):
+        await gate.admin.release_memory((), PauseMode.ABORT)
+    assert gate.paused is None and not gate.admin.released
+    assert len((await gate.read(request)).ids) == 20 and cache_bytes(own_engine) > 0
+
+
+async def test_closing_while_memory_is_released_ends_requests_and_the_thread(folder: Path) -> None:
+    engine = TransformersEngine(Settings(engine_arg=("cache_mb=1",)), folder)
+    await engine.start()
+    before = threading.active_count()
+    reply, chunks = await begun(engine, 1900)
+    await engine.pause(PauseMode.IN_PLACE)
+    await engine.release_memory()
+    await engine.close()
+    await read_rest(reply, chunks)
+    assert reply.finish is FinishReason.ABORT and threading.active_count() < before
+    with pytest.raises(EngineFailed, match="closed"):
         await engine.resume_memory()
 
 

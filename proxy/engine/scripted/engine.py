@@ -22,7 +22,6 @@ from proxy.reasons import FinishReason
 from proxy.types import Ids, ids_of
 
 _LOGPROB = math.log(0.5)
-_CAPABILITIES = frozenset(Capability) - {Capability.RELEASE_MEMORY}
 
 
 class ScriptedEngine:
@@ -39,7 +38,7 @@ class ScriptedEngine:
         self.aborted: list[str] = []
         self.keep_requests = True
         self.leads, self.busy_elsewhere = True, False
-        self._info = EngineInfo("scripted", model, vocab_size, context_length, 0, _CAPABILITIES)
+        self._info = EngineInfo("scripted", model, vocab_size, context_length, 0, frozenset(Capability))
         self._version = 0
         self._mode: PauseMode | None = None
         self._running: dict[str, asyncio.Event] = {}
@@ -107,12 +106,10 @@ class ScriptedEngine:
         raise EngineIncapable(f"the scripted engine has no weights for {step.value}")
 
     async def release_memory(self, tags: Sequence[str] = ()) -> None:
-        """Raises EngineIncapable: there is no memory to release."""
-        raise EngineIncapable("the scripted engine has no memory to release")
+        """Nothing: there is no memory to free. A trainer's sleep is a pause here."""
 
     async def resume_memory(self, tags: Sequence[str] = ()) -> None:
-        """Raises EngineIncapable: there is no memory to resume."""
-        raise EngineIncapable("the scripted engine has no memory to release")
+        """Nothing: no memory was freed."""
 
     async def flush_cache(self) -> None:
         """Nothing: there is no cache."""

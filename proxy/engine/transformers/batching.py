@@ -1,8 +1,9 @@
 """transformers' continuous batching with our sampler. No other module uses its internals.
 
-The only hook is `ModelRunner._sample(scores, output_ids)`, the same in transformers 5.19 to 5.23: it receives the
-logits of every request that takes a token in this step, and writes the tokens. `check_hook` verifies at start that it
-exists. A pause parks the batching thread between two steps; only then may `forget` be called.
+There are two hooks, the same in transformers 5.19 to 5.23. `ModelRunner._sample(scores, output_ids)` receives the
+logits of every request that takes a token in this step, and writes the tokens. `CacheAllocator.register_cache_tensor`
+gives the cache of keys and values another tensor. `check_hooks` verifies at start that they exist. A pause parks the
+batching thread between two steps; only then may `forget`, `free_cache` and `allocate_cache` be called.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ class ContinuousBatch:
 
     def start(self) -> None:
         """Allocate the cache and start the batching thread. Raises ConfigurationError."""
-        check_hook()
+        check_hooks()
         from transformers import ContinuousBatchingConfig, GenerationConfig
 
         config = ContinuousBatchingConfig(
@@ -135,6 +136,33 @@ class ContinuousBatch:
         self._manager.batch_processor.reset()
         self._manager.batch_processor.cache.reset()
 
+    def free_cache(self) -> None:
+        """Free the memory of keys and values and of attention masks, in which no request may be. No effect if freed."""
+        self._store_cache_on("meta")  # a device of shapes without memory: a step on it raises instead of reading wildly
+
+    def allocate_cache(self, device: torch.device) -> None:
+        """Allocate on `device` what `free_cache` freed, empty. Raises RuntimeError if it lacks memory."""
+        try:
+            self._store_cache_on(device)
+            self.forget()  # fills the attention masks too
+        except RuntimeError:
+            self.free_cache()
+            raise
+
+    def _store_cache_on(self, device: torch.device | str) -> None:
+        import torch
+
+        processor = self._manager.batch_processor
+        cache, masks = processor.cache, processor.inputs_and_outputs.attention_mask
+        cache.cache_tensor = torch.zeros(cache.cache_tensor.shape, dtype=torch.uint8, device=device)
+        trash_bytes = 2 * cache.bytes_per_sector
+        for allocator in cache.cache_allocators.values():
+            allocator.register_cache_tensor(
+                cache.bytes_per_sector, cache.cache_tensor.numel() - trash_bytes, cache.cache_tensor, cache.pool
+            )
+        for kind, mask in (masks or {}).items():
+            masks[kind] = torch.empty(mask.shape, dtype=mask.dtype, device=device)
+
     def stop(self, timeout_s: float) -> None:
         """Stop the batching thread after its current step, within `timeout_s` seconds; its requests fail."""
         if self._manager is None:
@@ -154,16 +182,19 @@ class ContinuousBatch:
         output_ids[0, :takers].copy_(torch.tensor(tokens, dtype=output_ids.dtype))
 
 
-def check_hook() -> None:
-    """Raise ConfigurationError unless this version of transformers has the hook with the expected signature."""
+def check_hooks() -> None:
+    """Raise ConfigurationError unless this version of transformers has the hooks with the expected signatures."""
     import transformers
 
     try:
+        from transformers.generation.continuous_batching.cache_allocators import CacheAllocator
         from transformers.generation.continuous_batching.model_runner import ModelRunner
         from transformers.generation.continuous_batching.requests import FutureRequestState
 
-        found = list(inspect.signature(ModelRunner._sample).parameters) == ["self", "scores", "output_ids"]
+        found = _takes(ModelRunner._sample, "scores", "output_ids")
         found = found and {"state", "has_new_token", "query_length"} <= set(FutureRequestState.__slots__)
+        register = CacheAllocator.register_cache_tensor
+        found = found and _takes(register, "bytes_per_sector", "non_trash_bytes", "cache_tensor", "pool")
     except (ImportError, AttributeError):
         found = False
     if not found:
@@ -171,3 +202,7 @@ def check_hook() -> None:
             f"transformers {transformers.__version__} has no hook for sampling in its continuous batching; "
             "install 'transformers>=5.19,<5.24'"
         )
+
+
+def _takes(method: Callable[..., Any], *names: str) -> bool:
+    return list(inspect.signature(method).parameters) == ["self", *names]

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from proxy.engine.chunks import TokenChunk
-from proxy.engine.interface import Capability, EngineInfo, PauseMode, WeightTransfer
+from proxy.engine.interface import MEMORY_TAGS, Capability, EngineInfo, PauseMode, WeightTransfer
 from proxy.engine.requests import GenerateRequest, check_request
 from proxy.engine.transformers.batching import ContinuousBatch, StepEntry
 from proxy.engine.transformers.grammar_compiler import GrammarCompiler, GrammarState
@@ -32,10 +32,12 @@ from proxy.engine.transformers.loading import (
     read_weights,
 )
 from proxy.engine.transformers.sampler import draw, new_row
+from proxy.engine.transformers.weights_memory import move_to_device, move_to_host, return_freed_memory
 from proxy.errors import (
     ConfigurationError,
     EngineFailed,
     EngineIncapable,
+    EngineUnavailable,
     UnsupportedParameter,
     how_to_get,
 )
@@ -65,10 +67,12 @@ class TransformersEngine:
         self._folder = folder
         self._options = parse_options(settings.engine_arg)
         self._model: Any = None
+        self._device: torch.device | None = None
         self._batch: ContinuousBatch | None = None
         self._grammars: GrammarCompiler | None = None
         self._context_length = 0
         self._version = 0
+        self._released: frozenset[str] = frozenset()
         self._flights: dict[str, InFlight] = {}
         self._lock = threading.Lock()  # guards submitting one request against resubmitting all
         self._serials = itertools.count()
@@ -115,7 +119,9 @@ class TransformersEngine:
             self._abort(self._in_flight())
 
     async def resume(self) -> None:
-        """Resume sampling."""
+        """Resume sampling. Raises EngineUnavailable while memory is released."""
+        if self._released:
+            raise EngineUnavailable(f"memory is released ({', '.join(sorted(self._released))}); resume it first")
         await self._on_control(self._running().unpause)
 
     async def update_weights(self, path: str, version: int | None = None) -> int:
@@ -133,12 +139,21 @@ class TransformersEngine:
         raise EngineIncapable(f"the transformers engine has no {step.value}; use /engine/update_weights with a folder")
 
     async def release_memory(self, tags: Sequence[str] = ()) -> None:
-        """Raises EngineIncapable: this engine keeps its memory while it runs."""
-        raise EngineIncapable("the transformers engine cannot release memory")
+        """Move the weights to the host's memory, and free the cache of keys and values with its attention masks.
+
+        On the CPU the weights are in the host's memory already. There are no CUDA graphs. Raises EngineUnavailable if
+        the host lacks memory; nothing is released then.
+        """
+        self._running()
+        await self._on_control(lambda: self._while_paused(lambda: self._free(_kinds(tags) - self._released)))
 
     async def resume_memory(self, tags: Sequence[str] = ()) -> None:
-        """Raises EngineIncapable: nothing was ever released."""
-        raise EngineIncapable("the transformers engine never releases memory, so there is none to resume")
+        """Take back what `release_memory` released, in any order. Raises EngineUnavailable if memory lacks.
+
+        What could not be taken back is still released, and another call takes it back.
+        """
+        self._running()
+        await self._on_control(lambda: self._while_paused(lambda: self._take_back(_kinds(tags) & self._released)))
 
     def info(self) -> EngineInfo:
         """Facts about the engine; valid after `start`."""
@@ -150,7 +165,7 @@ class TransformersEngine:
             context_length=self._context_length,
             weight_version=self._version,
             capabilities=frozenset(Capability) - self._missing(),
-            detail=f"{builtin}{self._model.dtype} on {self._model.device}",
+            detail=f"{builtin}{self._model.dtype} on {self._device}",
         )
 
     async def close(self) -> None:
@@ -212,6 +227,11 @@ class TransformersEngine:
 
     # The methods below run on any thread.
 
+    @property
+    def _model_device(self) -> torch.device:
+        assert self._device is not None
+        return self._device
+
     def _send(self, flight: InFlight) -> None:
         """Submit prompt and output so far to the batch. Raises EngineFailed."""
         ids = [*flight.request.input_ids, *flight.output]
@@ -229,13 +249,13 @@ class TransformersEngine:
         return int(self._model.config.get_text_config().vocab_size)
 
     def _missing(self) -> frozenset[Capability]:
-        missing = {Capability.RELEASE_MEMORY}
-        return frozenset(missing if self._grammars is not None else missing | {Capability.GRAMMAR})
+        return frozenset() if self._grammars is not None else frozenset({Capability.GRAMMAR})
 
     # The methods below run on the control thread.
 
     def _load(self) -> None:
         self._model = load_model(self._folder, self._options)
+        self._device = self._model.device
         sizes = choose_sizes(self._model, self._settings, self._options)
         bounds = [context_limit(self._model), sizes.cache_tokens]
         self._context_length = min([*bounds, self._settings.max_context_tokens or sizes.cache_tokens])
@@ -256,6 +276,30 @@ class TransformersEngine:
 
         self._while_paused(swap)
         return self._version
+
+    def _free(self, kinds: frozenset[str]) -> None:
+        batch, device = self._running(), self._model_device
+        if "weights" in kinds:
+            try:
+                move_to_host(self._model, device)
+            except RuntimeError as error:
+                raise EngineUnavailable(f"the weights do not fit into the host's memory: {error}") from error
+        if "kv_cache" in kinds:
+            self._resubmit_all()
+            batch.free_cache()
+        self._released |= kinds
+        return_freed_memory(device)
+
+    def _take_back(self, kinds: frozenset[str]) -> None:
+        batch, device = self._running(), self._model_device
+        try:
+            if "weights" in kinds:
+                move_to_device(self._model, device)
+            if "kv_cache" in kinds:
+                batch.allocate_cache(device)
+        except RuntimeError as error:
+            raise EngineUnavailable(f"memory cannot be taken back yet: {error}") from error
+        self._released -= kinds
 
     def _while_paused(self, work: Callable[[], None]) -> None:
         batch = self._running()
@@ -328,3 +372,8 @@ class TransformersEngine:
         flight = self._flights.get(serial)
         if flight is not None:
             flight.end(EngineFailed(f"the engine aborted the request: {reason}"))
+
+
+def _kinds(tags: Sequence[str]) -> frozenset[str]:
+    """The kinds of memory that `tags` name: all of them by default."""
+    return frozenset(tags or MEMORY_TAGS)

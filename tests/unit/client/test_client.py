@@ -324,10 +324,15 @@ def test_weights_are_updated_and_the_state_says_their_version(client: Client) ->
     assert "update_weights" in state.capabilities
 
 
+def test_memory_is_released_and_comes_back_in_parts(client: Client) -> None:
+    asleep = client.release_memory(["kv_cache", "weights"], mode="drain")
+    assert (asleep.released, asleep.paused) == (("kv_cache", "weights"), "drain")
+    assert client.resume_memory(["weights"]).released == ("kv_cache",)
+    assert (client.resume_memory().released, client.engine().paused) == ((), None)
+
+
 def test_what_the_engine_cannot_do_is_engine_incapable(client: Client) -> None:
     for attempt in (
-        lambda: client.release_memory(["kv_cache"], mode="drain"),
-        lambda: client.resume_memory(),
         lambda: client.transfer_weights("begin_weight_update", version=2),
         client.servers,
         lambda: client.add_server("http://10.0.0.2:30000"),

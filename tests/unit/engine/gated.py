@@ -10,7 +10,7 @@ from typing import Any
 
 from proxy.engine.chunks import TokenChunk
 from proxy.engine.grammar import Grammar, GrammarPart
-from proxy.engine.interface import Capability, EngineInfo, PauseMode
+from proxy.engine.interface import PauseMode
 from proxy.engine.requests import Failure, GenerateRequest
 from proxy.engine.scripted.engine import ScriptedEngine
 from proxy.errors import EngineLost, EngineUnavailable, InvalidRequest
@@ -133,9 +133,6 @@ class HoldingEngine(WatchfulEngine):
         super().__init__()
         self.held = {"weights", "kv_cache", "cuda_graph"}
         self.broken = False
-
-    def info(self) -> EngineInfo:
-        return replace(super().info(), capabilities=frozenset(Capability))
 
     async def release_memory(self, tags: Sequence[str] = ()) -> None:
         kinds = set(tags or ("weights", "kv_cache", "cuda_graph"))

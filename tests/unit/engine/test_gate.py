@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
+from dataclasses import replace
 
 import pytest
 
 from proxy.engine import gate as gates
 from proxy.engine.chunks import TokenChunk
 from proxy.engine.contract import CollectedReply
-from proxy.engine.interface import PauseMode
+from proxy.engine.interface import Capability, PauseMode
 from proxy.engine.requests import GenerateRequest
 from proxy.errors import EngineFailed, EngineLost, EngineTimeout, EngineUnavailable, InvalidRequest
 from proxy.reasons import FinishReason
@@ -470,8 +471,10 @@ async def test_a_pause_outlasts_a_release_of_memory_even_after_an_earlier_releas
     assert gate.paused is PauseMode.DRAIN
 
 
-async def test_a_release_that_the_engine_cannot_do_disturbs_no_request() -> None:
+async def test_a_release_that_the_engine_cannot_do_disturbs_no_request(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = WatchfulEngine()
+    lacking = replace(engine.info(), capabilities=frozenset(Capability) - {Capability.RELEASE_MEMORY})
+    monkeypatch.setattr(engine, "info", lambda: lacking)
     gate, request = gate_of(engine), asking("a", 30)
     reply, task = await begun(gate, request)
     for refused in (gate.admin.release_memory((), PauseMode.ABORT), gate.admin.resume_memory(())):
