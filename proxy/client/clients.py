@@ -26,7 +26,7 @@ from proxy.client.options import (
     SessionOptions,
     TransferStep,
 )
-from proxy.client.transport import TIMEOUT_S, Connection, decode
+from proxy.client.transport import LIMITS, TIMEOUT_S, Connection, decode
 from proxy.client.values import (
     Acknowledged,
     Claim,
@@ -127,7 +127,7 @@ class Client(Connection):
 
     def __init__(self, url: str, admin_key: str | None = None, timeout_s: float = TIMEOUT_S) -> None:
         super().__init__(url, admin_key, timeout_s)
-        self._http = httpx.Client()
+        self._http = httpx.Client(limits=LIMITS)
         weakref.finalize(self, self._http.close)  # nothing else closes it after `with Client(url).session(...)`
 
     def __enter__(self) -> Client:
@@ -444,7 +444,7 @@ class AsyncClient(Connection):
 
     def __init__(self, url: str, admin_key: str | None = None, timeout_s: float = TIMEOUT_S) -> None:
         super().__init__(url, admin_key, timeout_s)
-        self._http = httpx.AsyncClient()
+        self._http = httpx.AsyncClient(limits=LIMITS)
 
     async def __aenter__(self) -> AsyncClient:
         return self

@@ -20,6 +20,9 @@ from proxy.errors import EngineUnavailable, InvalidRequest, ProxyError
 TIMEOUT_S = 60.0
 """Far above what a healthy server takes; a wait that the caller asks for (`wait_s`) is added to it."""
 
+LIMITS = httpx.Limits(max_connections=None)
+"""Every call has a connection of its own: by default 100 share all, and the others time out behind long generations."""
+
 
 class ServerUnreachable(EngineUnavailable):
     """No answer from the server's address: nothing listens there, the connection broke, or the timeout passed."""

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 import gc
 import socket
 from collections.abc import Iterator
@@ -506,6 +507,30 @@ def test_a_generation_may_take_an_hour_but_a_dead_address_is_found_in_a_minute()
     assert (timeout.read, timeout.connect) == (3600.0, 60.0)
     timeout = connection.arguments(next(operations.generate(None, [1], {"timeout_s": 5.0})))["timeout"]
     assert (timeout.read, timeout.connect) == (5.0, 5.0)
+
+
+async def test_two_hundred_generations_of_one_client_run_at_once() -> None:
+    """The server answers once all of them have arrived."""
+    calls, arrived = 200, 0
+    all_here = asyncio.Event()
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal arrived
+        await reader.readuntil(b"\r\n\r\n")
+        arrived += 1
+        if arrived == calls:
+            all_here.set()
+        await all_here.wait()
+        body = b'{"id": "g", "output_ids": [], "logprobs": [], "versions": [], "finish_reason": "stop", '
+        body += b'"prompt_tokens": 1, "cached_tokens": 0}'
+        writer.write(b"HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: %d\r\n\r\n%s" % (len(body), body))
+        writer.close()
+
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        async with AsyncClient(f"http://127.0.0.1:{port}", timeout_s=30) as client:
+            made = await asyncio.gather(*(client.generate([1], timeout_s=30) for _ in range(calls)))
+    assert len(made) == calls
 
 
 async def test_the_asyncio_client_names_a_dead_address() -> None:
