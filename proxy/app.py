@@ -33,7 +33,7 @@ from proxy.engine.create import model_name, prepare_engine, tokenizer_folder
 from proxy.engine.gate import Gate
 from proxy.engine.interface import Engine, ServerPool
 from proxy.engine.pauses import NotedEngine, Pauses
-from proxy.errors import InvalidRequest, ProxyError, codes
+from proxy.errors import ConfigurationError, InvalidRequest, ProxyError, codes
 from proxy.hub import pinned, revision_of
 from proxy.progress import doing, step
 from proxy.rendering.examination import Examination, examine
@@ -230,7 +230,13 @@ def _name_of(settings: Settings) -> str:
 
 @asynccontextmanager
 async def _lifespan(parts: Parts, app: Starlette) -> AsyncIterator[None]:
-    """Start the engine; at the end drain the turns, then close the engine and the store."""
+    """Start the engine; at the end drain the turns, then close the engine and the store.
+
+    Raises ConfigurationError at a second start: the parts are closed then.
+    """
+    assert isinstance(app, App)
+    if not parts.store.database.running:
+        raise ConfigurationError("this app was stopped, and cannot be started again: build another with build_app")
     async with AsyncExitStack() as stack:
         if parts.tracing is not None:
             stack.push_async_callback(parts.tracing.close)
@@ -258,7 +264,11 @@ async def _lifespan(parts: Parts, app: Starlette) -> AsyncIterator[None]:
         stack.push_async_callback(_cancel, asyncio.create_task(parts.metrics.process.watch_loop()))
         if (idle_s := parts.settings.session_idle_s) is not None:
             stack.push_async_callback(_cancel, asyncio.create_task(parts.sessions.idle_sweep.run(idle_s)))
-        yield
+        app.loop = asyncio.get_running_loop()
+        try:
+            yield
+        finally:
+            app.loop = None
 
 
 async def _cancel(task: asyncio.Task[None]) -> None:

@@ -9,12 +9,18 @@ from starlette.requests import Request
 
 from proxy.settings import Settings
 
+_IN_PROCESS = "tokengrove.in_process"
+"""The extension of ASGI that the client in this process announces."""
+
 _HOST = re.compile(r"[\w.-]+(:\d+)?|\[[0-9a-fA-F:.]+\](:\d+)?")
 _PREFIX = re.compile(r"(/[\w.~:@+-]+)*/?")
 
 
 class Addresses:
-    """Root URLs, from `--public-url`, else from the X-Forwarded-* headers of a trusted proxy, else from the request."""
+    """Root URLs, from `--public-url`, else from the X-Forwarded-* headers of a trusted proxy, else from the request.
+
+    A client in this process gets its own address: it reaches no other one.
+    """
 
     def __init__(self, settings: Settings) -> None:
         self._public_url = settings.public_url
@@ -24,7 +30,7 @@ class Addresses:
 
     def root_url(self, request: Request) -> str:
         """The URL of this server's root, without a trailing slash."""
-        if self._public_url:
+        if self._public_url and _IN_PROCESS not in request.scope.get("extensions", ()):
             return self._public_url.rstrip("/")
         return (self._forwarded(request) or str(request.base_url)).rstrip("/")
 

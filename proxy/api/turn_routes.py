@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 
 from starlette.applications import Starlette
@@ -41,12 +42,13 @@ class App(Starlette):
     """A Starlette application that serves turns past its middleware and router. Its routes hold them all the same.
 
     `guard`: what requests pass before anything else; None if nothing has to be checked. `on_end`: gets the record of
-    each request once it has ended.
+    each request once it has ended. `loop`: the event loop that it runs on, between its start and its stop; else None.
     """
 
     turn_routes = TurnRoutes({})
     guard: Guard | None = None
     on_end: RequestEnd | None = None
+    loop: asyncio.AbstractEventLoop | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":

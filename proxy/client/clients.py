@@ -5,11 +5,20 @@ from __future__ import annotations
 import weakref
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
-from typing import Literal, TypeVar, Unpack
+from typing import TYPE_CHECKING, Literal, TypeVar, Unpack, overload
 
 import httpx
 
 from proxy.client import operations
+from proxy.client.asgi import ASGIApp
+from proxy.client.http_clients import (
+    AGENT_TIMEOUT_S,
+    AsyncTransport,
+    Library,
+    Transport,
+    async_http_client,
+    http_client,
+)
 from proxy.client.operations import StartedSession, Steps
 from proxy.client.options import (
     ClaimOptions,
@@ -39,6 +48,9 @@ from proxy.client.values import (
     SessionTree,
 )
 from proxy.errors import ProxyError
+
+if TYPE_CHECKING:
+    import httpx2
 
 T = TypeVar("T")
 
@@ -120,25 +132,59 @@ class Session(StartedSession):
 class Client(Connection):
     """Blocking client of one server. Use it in a `with` block, or call `close`.
 
-    `url` is the server's address; `admin_key` is needed if the server has one. A call may take `timeout_s` seconds, and
-    what it is told to wait for (`wait_s`) in addition. Every method raises a server's error as its class in
-    `proxy.errors` (Unauthorized or Forbidden without the right key), or ServerUnreachable if no answer comes.
+    `url` is the server's address. `app` in its place is an ASGI application of this process, such as
+    `proxy.app.build_app(Settings(...))`, which is called without sockets; agents reach it by `http_client` only. The
+    block, or the first call, starts its lifespan on an event loop in a thread of its own, and raises what that raises.
+    An application that other clients have started is shared, and the last of them to be closed or collected stops it
+    for good. One whose attribute `loop` is the event loop that it runs on, as `build_app` sets it, is only used.
+
+    `admin_key` is needed if the server has one. A call may take `timeout_s` seconds, and what it is told to wait for
+    (`wait_s`) in addition. Every method raises a server's error as its class in `proxy.errors` (Unauthorized or
+    Forbidden without the right key), or ServerUnreachable if no answer comes.
     """
 
-    def __init__(self, url: str, admin_key: str | None = None, timeout_s: float = TIMEOUT_S) -> None:
-        super().__init__(url, admin_key, timeout_s)
-        self._http = httpx.Client(limits=LIMITS)
+    def __init__(
+        self,
+        url: str | None = None,
+        admin_key: str | None = None,
+        timeout_s: float = TIMEOUT_S,
+        *,
+        app: ASGIApp | None = None,
+    ) -> None:
+        super().__init__(url, admin_key, timeout_s, app)
+        self._http = httpx.Client(limits=LIMITS, transport=None if self.hold is None else Transport(self.hold))
         weakref.finalize(self, self._http.close)  # nothing else closes it after `with Client(url).session(...)`
 
     def __enter__(self) -> Client:
+        if self.hold is not None:
+            self.hold.wait_ready()
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
-        """Close the connections."""
+        """Close the connections; of an application in this process, let go, and wait until it stops if it does."""
         self._http.close()
+        if self.hold is not None:
+            self.hold.close()
+
+    @overload
+    def http_client(self, library: Literal["httpx"] = "httpx", *, timeout_s: float = ...) -> httpx.Client: ...
+    @overload
+    def http_client(self, library: Literal["httpx2"], *, timeout_s: float = ...) -> httpx2.Client: ...
+    def http_client(
+        self, library: Library = "httpx", *, timeout_s: float = AGENT_TIMEOUT_S
+    ) -> httpx.Client | httpx2.Client:
+        """Return an HTTP client for agents, `http_client` of an SDK, which reaches `base_url` and `root_url`.
+
+        Nothing else reaches an application in this process. `library` is the one whose clients the SDK takes: openai
+        takes both, anthropic takes httpx2 from version 1 on. It has any number of connections, so one is enough for all
+        agents; the caller closes it. An agent waits `timeout_s` seconds for the next part of an answer, unless its SDK
+        sets another timeout.
+        """
+        client: httpx.Client | httpx2.Client = http_client(self.hold, library, timeout_s)
+        return client
 
     @contextmanager
     def session(self, task_id: str, **options: Unpack[SessionOptions]) -> Iterator[Session]:
@@ -437,24 +483,60 @@ class AsyncSession(StartedSession):
 class AsyncClient(Connection):
     """Client of one server for asyncio: `Client`, awaited. Use it in an `async with` block, or call `aclose`.
 
-    `url` is the server's address; `admin_key` is needed if the server has one. A call may take `timeout_s` seconds, and
-    what it is told to wait for (`wait_s`) in addition. Every method raises a server's error as its class in
-    `proxy.errors` (Unauthorized or Forbidden without the right key), or ServerUnreachable if no answer comes.
+    `url` is the server's address. `app` in its place is an ASGI application of this process, such as
+    `proxy.app.build_app(Settings(...))`, which is called without sockets; agents reach it by `http_client` only. The
+    block, or the first call, starts its lifespan on the running event loop, and raises what that raises. An
+    application that other clients have started is shared, and the last of them to be closed or collected stops it for
+    good. One whose attribute `loop` is the event loop that it runs on, as `build_app` sets it, is only used.
+
+    `admin_key` is needed if the server has one. A call may take `timeout_s` seconds, and what it is told to wait for
+    (`wait_s`) in addition. Every method raises a server's error as its class in `proxy.errors` (Unauthorized or
+    Forbidden without the right key), or ServerUnreachable if no answer comes.
     """
 
-    def __init__(self, url: str, admin_key: str | None = None, timeout_s: float = TIMEOUT_S) -> None:
-        super().__init__(url, admin_key, timeout_s)
-        self._http = httpx.AsyncClient(limits=LIMITS)
+    def __init__(
+        self,
+        url: str | None = None,
+        admin_key: str | None = None,
+        timeout_s: float = TIMEOUT_S,
+        *,
+        app: ASGIApp | None = None,
+    ) -> None:
+        super().__init__(url, admin_key, timeout_s, app)
+        self._http = httpx.AsyncClient(
+            limits=LIMITS, transport=None if self.hold is None else AsyncTransport(self.hold)
+        )
 
     async def __aenter__(self) -> AsyncClient:
+        if self.hold is not None:
+            await self.hold.ready()
         return self
 
     async def __aexit__(self, *_: object) -> None:
         await self.aclose()
 
     async def aclose(self) -> None:
-        """Close the connections."""
+        """Close the connections; of an application in this process, let go, and wait until it stops if it does."""
         await self._http.aclose()
+        if self.hold is not None:
+            await self.hold.aclose()
+
+    @overload
+    def http_client(self, library: Literal["httpx"] = "httpx", *, timeout_s: float = ...) -> httpx.AsyncClient: ...
+    @overload
+    def http_client(self, library: Literal["httpx2"], *, timeout_s: float = ...) -> httpx2.AsyncClient: ...
+    def http_client(
+        self, library: Library = "httpx", *, timeout_s: float = AGENT_TIMEOUT_S
+    ) -> httpx.AsyncClient | httpx2.AsyncClient:
+        """Return an HTTP client for agents, `http_client` of an SDK, which reaches `base_url` and `root_url`.
+
+        Nothing else reaches an application in this process. `library` is the one whose clients the SDK takes: openai
+        takes both, anthropic takes httpx2 from version 1 on. It has any number of connections, so one is enough for all
+        agents; the caller closes it. An agent waits `timeout_s` seconds for the next part of an answer, unless its SDK
+        sets another timeout.
+        """
+        client: httpx.AsyncClient | httpx2.AsyncClient = async_http_client(self.hold, library, timeout_s)
+        return client
 
     @asynccontextmanager
     async def session(self, task_id: str, **options: Unpack[SessionOptions]) -> AsyncIterator[AsyncSession]:

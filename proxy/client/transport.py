@@ -13,7 +13,10 @@ import httpx
 import numpy as np
 import orjson
 
+from proxy.client.asgi import ASGIApp
+from proxy.client.http_clients import IN_PROCESS
 from proxy.client.operations import Call
+from proxy.client.running_app import AppHold
 from proxy.client.values import Json
 from proxy.errors import EngineUnavailable, InvalidRequest, ProxyError
 
@@ -31,10 +34,20 @@ class ServerUnreachable(EngineUnavailable):
 
 
 class Connection:
-    """The server's URL, the admin key and the timeout: what both clients share."""
+    """The server's URL or application, the admin key and the timeout: what both clients share.
 
-    def __init__(self, url: str, admin_key: str | None, timeout_s: float) -> None:
-        self.url = url.rstrip("/")
+    `url` of an application in this process is an address that only `http_client` reaches. `hold`: that of it.
+    """
+
+    def __init__(self, url: str | None, admin_key: str | None, timeout_s: float, app: ASGIApp | None = None) -> None:
+        if (url is None) == (app is None):
+            raise InvalidRequest(
+                "a client needs either the url of a server or the app of this process, and this one got "
+                + ("none of them" if url is None else "both of them"),
+                param="url",
+            )
+        self.url = IN_PROCESS if url is None else url.rstrip("/")
+        self.hold = None if app is None else AppHold(app)
         self.admin_key = admin_key
         self.timeout_s = timeout_s
 
@@ -59,6 +72,8 @@ class Connection:
         if isinstance(error, httpx.UnsupportedProtocol):
             return ServerUnreachable(f"{self.url!r} is not a URL of a server; it has to begin with http:// or https://")
         reason = f"{type(error).__name__} {error}".rstrip()
+        if self.hold is not None:
+            return ServerUnreachable(f"no answer from the app in this process ({reason})")
         return ServerUnreachable(f"no answer from {self.url} ({reason}); is the server running and the URL correct?")
 
 

@@ -191,6 +191,7 @@ OUTSIDE: dict[str, set[str]] = {
     "fastokens": {"rendering"},
     "httptools": {"engine.servers", "serving"},
     "httpx": {"client", "rollout.areal", "workers"},
+    "httpx2": {"client"},
     "huggingface_hub": {"hub"},
     "jinja2": {"rendering.templates"},
     "jiter": {"trajectory"},
@@ -254,7 +255,7 @@ OUTSIDE: dict[str, set[str]] = {
 }
 LAZY = {
     *("torch", "transformers", "sglang", "renderers", "fastokens", "llguidance", "opentelemetry"),
-    *("tensordict", "trl", "datasets", "verl", "pyarrow", "yaml"),
+    *("httpx2", "tensordict", "trl", "datasets", "verl", "pyarrow", "yaml"),
 }
 """Heavy or optional packages: imported inside functions only, so that the command line and the app start without."""
 LATE_MODULES = {
