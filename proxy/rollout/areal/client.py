@@ -67,19 +67,26 @@ class OpenAIProxyClient:
         self._is_open = False
 
     @property
+    def session(self) -> AsyncSession:
+        """The session itself, for what AReaL has no method for. Raises ValueError before the start."""
+        if self._session is None:
+            raise ValueError("the session has not started: use `async with` first")
+        return self._session
+
+    @property
     def session_url(self) -> str:
         """The session's address for OpenAI's SDKs; it ends in /v1. Raises ValueError before the start."""
-        return self._started().base_url
+        return self.session.base_url
 
     @property
     def root_url(self) -> str:
         """The session's address without /v1, for Anthropic's SDK. Raises ValueError before the start."""
-        return self._started().root_url
+        return self.session.root_url
 
     @property
     def session_api_key(self) -> str:
         """The agent's key, which opens this session only. Raises ValueError before the start."""
-        return self._started().api_key
+        return self.session.api_key
 
     async def __aenter__(self) -> OpenAIProxyClient:
         if self._session is not None:
@@ -96,7 +103,7 @@ class OpenAIProxyClient:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        session, self._is_open = self._started(), False
+        session, self._is_open = self.session, False
         try:
             await self._run(lambda: operations.leave(session, error))
         except ProxyError as failure:
@@ -111,7 +118,7 @@ class OpenAIProxyClient:
 
         Raises NotFound for an unknown id (AReaL only logs it), and InvalidRequest for a reward that is not finite.
         """
-        session = self._started()
+        session = self.session
         await self._run(lambda: operations.set_reward(session, reward, {"interaction_id": completion_id}))
 
     async def set_last_reward(self, reward: float) -> None:
@@ -120,7 +127,7 @@ class OpenAIProxyClient:
         A call that failed, or runs, is no turn; with AReaL its reward would be lost. Raises InvalidRequest if there is
         no turn.
         """
-        session = self._started()
+        session = self.session
         await self._run(lambda: operations.set_reward(session, reward, {}))
 
     def apply_reward_discount(self, turn_discount: float = 1.0) -> Discounted:
@@ -184,11 +191,6 @@ class OpenAIProxyClient:
         if credit is not None:
             options["credit"] = credit
         return options
-
-    def _started(self) -> AsyncSession:
-        if self._session is None:
-            raise ValueError("the session has not started: use `async with` first")
-        return self._session
 
     async def _start(self, client: AsyncClient) -> AsyncSession:
         return await retried(
