@@ -4,7 +4,8 @@
 """
 
 from proxy.rollout.areal.client import OpenAIProxyClient
+from proxy.rollout.areal.convert import to_areal
 from proxy.rollout.areal.interaction import ApiType, InteractionWithTokenLogpReward
 from proxy.rollout.areal.model_response import ModelResponse
 
-__all__ = ["ApiType", "InteractionWithTokenLogpReward", "ModelResponse", "OpenAIProxyClient"]
+__all__ = ["ApiType", "InteractionWithTokenLogpReward", "ModelResponse", "OpenAIProxyClient", "to_areal"]

@@ -1,19 +1,25 @@
 """AReaL's own workflow runs its agents against this server, given its address in place of AReaL's proxy.
 
-AReaL's client starts, rewards, ends and exports sessions, and its deserialiser returns the sampled tokens."""
+AReaL's client starts, rewards, ends and exports sessions, and its deserialiser returns the sampled tokens. Our client
+of the same name returns the same."""
 
 from __future__ import annotations
 
+import logging
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import fields
 from typing import Any
 
 import httpx
 import numpy as np
 import pytest
 
+import proxy.rollout.areal
 from proxy.client import Client
 from proxy.client.adapters import areal
+from proxy.rollout.areal import OpenAIProxyClient, to_areal
 from tests.conformance.packages import package
 from tests.e2e.processes import server_process
 
@@ -146,7 +152,7 @@ async def test_our_adapter_fills_areals_class_like_areals_client(url: str) -> No
 
 async def test_areals_deserialiser_and_batch_take_parents_messages_and_more_columns(url: str) -> None:
     types: Any = package("areal.experimental.openai.types")
-    proxy: Any = package("areal.experimental.openai.proxy.server")
+    server: Any = package("areal.experimental.openai.proxy.server")
     data: Any = package("areal.utils.data")
     agent = Agent()
     await _episode(url, agent)
@@ -155,7 +161,7 @@ async def test_areals_deserialiser_and_batch_take_parents_messages_and_more_colu
         answer = (await http.post(f"{url}/export_trajectories", json=body)).json()
     found = {name: answer["interactions"][name] for name in agent.ids}
     assert [found[name]["parent"] for name in agent.ids] == [None, *agent.ids[:-1]]
-    assert list(proxy.deserialize_interactions(found)) == agent.ids
+    assert list(server.deserialize_interactions(found)) == agent.ids
     with Client(url, admin_key=KEY) as client:
         export = client.export(filter={"status": "ended"}, layout="individual", include=["messages"])
     samples = [sample for sample in export.samples if sample.interaction_id in found]
@@ -186,6 +192,134 @@ async def test_areals_workflow_gets_nothing_of_an_agent_that_does_not_use_its_ke
     assert await _run("inline", Keyless(), open_url) == {}
     with pytest.raises(package("openai").AuthenticationError):
         await _run("inline", Keyless(), url, admin_api_key=KEY)
+
+
+@pytest.mark.parametrize("style", ["individual", "concat"])
+@pytest.mark.parametrize("api", ["chat", "responses"])
+async def test_our_client_returns_the_tensors_of_areals_workflow(url: str, api: str, style: str) -> None:
+    data: Any = package("areal.utils.data")
+    theirs = list((await _episode(url, Agent(api), discount=0.5, export_style=style)).values())
+    agent = Agent(api)
+    async with _client(url) as client:
+        given = {"base_url": client.session_url, "api_key": client.session_api_key, "http_client": None}
+        for name, reward in (await agent.run({"question": "question"}, **given)).items():
+            await client.set_reward(name, reward)
+    results = await client.export_interactions(0.5, style)
+    assert list(results) == (agent.ids if style == "individual" else agent.ids[-1:])
+    ours = list(results.values())
+    assert [found.reward for found in ours] == [found.reward for found in theirs]
+    batches = [data.concat_padded_tensors([found.to_tensor_dict() for found in side]) for side in (ours, theirs)]
+    _same(*batches)
+
+
+async def test_both_clients_export_the_same_of_one_session(url: str) -> None:
+    aiohttp, areals = package("aiohttp"), package("areal.experimental.openai.proxy.client_session")
+    async with aiohttp.ClientSession() as session:
+        arguments = {"session": session, "base_url": url, "task_id": "shared", "admin_api_key": KEY}
+        theirs = areals.OpenAIProxyClient(**arguments)
+        _grant(url)
+        async with theirs:
+            await Agent().run({"question": "q"}, base_url=url, api_key=theirs.session_api_key, http_client=None)
+            await theirs.set_last_reward(1.0)
+        ours = OpenAIProxyClient(**arguments)
+        ours.session_id = theirs.session_id
+        for style in ("individual", "concat"):
+            one, other = await ours.export_interactions(0.9, style), await theirs.export_interactions(0.9, style)
+            assert list(one) == list(other)
+            for name, found in one.items():
+                _same(found.to_tensor_dict(), other[name].to_tensor_dict())
+
+
+async def test_linear_credit_is_the_discount_of_areals_cache(url: str) -> None:
+    """Two conversations in one session: AReaL's rule passes a reward through both."""
+    cache, types = package("areal.experimental.openai.cache"), package("areal.experimental.openai.types")
+    async with _client(url) as client:
+        given = {"base_url": client.session_url, "api_key": client.session_api_key, "http_client": None}
+        agents = [Agent(), Agent()]
+        for number, agent in enumerate(agents):
+            for name, reward in (await agent.run({"question": number}, **given)).items():
+                await client.set_reward(name, reward)
+    theirs = cache.InteractionCache()
+    for name, found in to_areal(await client.export_interactions()).items():
+        assert isinstance(found, types.InteractionWithTokenLogpReward)
+        theirs[name] = types.InteractionWithTokenLogpReward(
+            messages=found.messages, output_message_list=found.output_message_list, completion=found.completion
+        )
+    for agent in agents:
+        theirs.set_reward(agent.ids[0], 2.0)
+        theirs.set_reward(agent.ids[-1], 1.0)
+    expected = {name: found.reward for name, found in theirs.apply_reward_discount(0.9).items()}
+    linear = await client.export_interactions(0.9, credit="linear")
+    assert {name: found.reward for name, found in linear.items()} == pytest.approx(expected)
+    assert {name: found.parent and found.parent.interaction_id for name, found in linear.items()} == {
+        name: found.parent and found.parent.interaction_id for name, found in theirs.items()
+    }
+
+
+async def test_areals_executor_and_groups_take_our_results(url: str) -> None:
+    executor, engine = package("areal.infra.workflow_executor"), package("areal.infra.remote_inf_engine")
+    data: Any = package("areal.utils.data")
+    ours: list[Any] = []
+
+    class Workflow(package("areal.api.workflow_api").RolloutWorkflow):  # type: ignore[misc]
+        async def arun_episode(self, engine: Any, data: Any) -> Any:
+            async with _client(url) as client:
+                given = {"base_url": client.session_url, "api_key": client.session_api_key, "http_client": None}
+                await Agent().run(data, **given)
+                await client.set_last_reward(1.0)
+            ours.append(await client.export_interactions(0.9))
+            return to_areal(ours[-1])
+
+    grouped = engine.GroupedRolloutWorkflow(Workflow(), 2, logging.getLogger("areal"))
+    trajectory = await grouped.arun_episode(None, {"question": "q"})
+    assert executor.check_trajectory_format(trajectory)
+    every = {**ours[0], **ours[1]}
+    assert (set(trajectory), len(trajectory)) == (set(every), 2 * TURNS)
+    _same(
+        data.concat_padded_tensors([found.to_tensor_dict() for found in trajectory.values()]),
+        data.concat_padded_tensors([every[name].to_tensor_dict() for name in trajectory]),
+    )
+
+
+@pytest.mark.parametrize("name", ["InteractionWithTokenLogpReward", "ModelResponse"])
+def test_our_results_have_every_attribute_of_areals_classes(name: str) -> None:
+    theirs, ours = getattr(package("areal.experimental.openai.types"), name), getattr(proxy.rollout.areal, name)
+    assert {field.name for field in fields(theirs)} <= {field.name for field in fields(ours)}
+    logging_only = {"input_name_for_logging"}
+    assert set(vars(theirs)) - set(dir(ours)) - {field.name for field in fields(ours)} <= logging_only
+
+
+def test_interactions_that_users_make_have_the_tensors_of_areals_class() -> None:
+    types, tensors = package("areal.experimental.openai.types"), []
+    for kinds in (types, proxy.rollout.areal):
+        above = None
+        for start, output, reward in (([1, 2, 3], [4, 5], None), ([1, 2, 3, 4, 5, 6, 7], [8, 9], 1.0)):
+            response = kinds.ModelResponse(start, output, [-0.5, -0.25], [len(start)] * 2)
+            above = kinds.InteractionWithTokenLogpReward(response, reward, above, "concat")
+        assert above is not None
+        tensors.append(above.to_tensor_dict())
+    _same(*tensors)
+
+
+@asynccontextmanager
+async def _client(url: str) -> AsyncIterator[OpenAIProxyClient]:
+    """A session by our client, with the capacity that it takes."""
+    _grant(url)
+    async with OpenAIProxyClient(base_url=url, task_id="ours", admin_api_key=KEY) as client:
+        yield client
+
+
+def _grant(url: str) -> None:
+    with Client(url, admin_key=KEY) as client:
+        client.grant_capacity()
+
+
+def _same(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> None:
+    """Check that two sets of tensors are equal, dtypes and shapes included."""
+    assert set(ours) == set(theirs)
+    for name, tensor in theirs.items():
+        assert (ours[name].dtype, ours[name].shape) == (tensor.dtype, tensor.shape), name
+        assert ours[name].tolist() == tensor.tolist(), name
 
 
 async def _run(mode: str, agent: Any, url: str, **options: Any) -> dict[str, Any]:
