@@ -7,5 +7,15 @@ from proxy.rollout.areal.client import OpenAIProxyClient
 from proxy.rollout.areal.convert import to_areal
 from proxy.rollout.areal.interaction import ApiType, InteractionWithTokenLogpReward
 from proxy.rollout.areal.model_response import ModelResponse
+from proxy.rollout.areal.rollout_workflow import RolloutWorkflow
+from proxy.rollout.areal.workflow import OpenAIProxyWorkflow
 
-__all__ = ["ApiType", "InteractionWithTokenLogpReward", "ModelResponse", "OpenAIProxyClient", "to_areal"]
+__all__ = [
+    "ApiType",
+    "InteractionWithTokenLogpReward",
+    "ModelResponse",
+    "OpenAIProxyClient",
+    "OpenAIProxyWorkflow",
+    "RolloutWorkflow",
+    "to_areal",
+]

@@ -12,19 +12,21 @@ from contextlib import asynccontextmanager
 from types import TracebackType
 from typing import Any, Unpack
 
-import httpx
-
-from proxy.client import AsyncClient, AsyncSession, ServerUnreachable, operations
+from proxy.client import AsyncClient, AsyncSession, operations
 from proxy.client.operations import Steps
 from proxy.client.options import ExportOptions, SessionOptions
 from proxy.errors import InvalidRequest, ProxyError, RequestTimeout
 from proxy.rollout.areal import results
 from proxy.rollout.areal.results import Interactions
+from proxy.rollout.cancellation import to_the_end
 from proxy.rollout.retries import retried
+from proxy.rollout.session_start import start_session
 
 logger = logging.getLogger(__name__)
 STYLES = {"individual": results.individual, "concat": results.concat}
 _RETRY_S = 60.0
+_RETRY_FAILED_S = 10.0
+"""After an exception, which its caller should get soon."""
 
 
 class OpenAIProxyClient:
@@ -93,7 +95,7 @@ class OpenAIProxyClient:
             raise ValueError(f"session {self.session_id!r} was started by this client: make another one")
         self._client = self._given or AsyncClient(str(self.base_url), self._admin_api_key)
         try:
-            self._session = await self._start(self._client)
+            self._session = await start_session(self._client, self.task_id, self._start_timeout_s, self._options)
         except BaseException:
             await self._close()
             raise
@@ -104,8 +106,9 @@ class OpenAIProxyClient:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         session, self._is_open = self.session, False
+        within_s = _RETRY_S if error is None else _RETRY_FAILED_S
         try:
-            await self._run(lambda: operations.leave(session, error))
+            await to_the_end(self._run(lambda: operations.leave(session, error), within_s))
         except ProxyError as failure:
             if error is None:
                 raise
@@ -163,8 +166,7 @@ class OpenAIProxyClient:
         ValueError for an unknown style and before the start, and InvalidRequest for a discount that differs from that
         of `apply_reward_discount`.
         """
-        if style not in STYLES:
-            raise ValueError(f"there is no export style {style!r}; the styles are {' and '.join(STYLES)}")
+        check_style(style)
         if self.session_id is None:
             raise ValueError("session_id must be set before exporting interactions: use `async with` first")
         session_id, options = self.session_id, self._export_options(discount, credit)
@@ -192,15 +194,10 @@ class OpenAIProxyClient:
             options["credit"] = credit
         return options
 
-    async def _start(self, client: AsyncClient) -> AsyncSession:
-        return await retried(
-            lambda: client.start_session(self.task_id, **self._options), self._start_timeout_s, _has_not_begun
-        )
-
-    async def _run(self, steps: Callable[[], Steps[Any]]) -> None:
+    async def _run(self, steps: Callable[[], Steps[Any]], within_s: float = _RETRY_S) -> None:
         """Run an operation on the session, which may be repeated without harm."""
         async with self._connected() as client:
-            await retried(lambda: client.run(steps()), _RETRY_S)
+            await retried(lambda: client.run(steps()), within_s)
 
     @asynccontextmanager
     async def _connected(self) -> AsyncIterator[AsyncClient]:
@@ -217,6 +214,12 @@ class OpenAIProxyClient:
             await own.aclose()
 
 
+def check_style(style: str) -> None:
+    """Raise ValueError for an unknown style of exports."""
+    if style not in STYLES:
+        raise ValueError(f"there is no export style {style!r}; the styles are {' and '.join(STYLES)}")
+
+
 class Discounted:
     """The result of `apply_reward_discount`; awaiting it exports, so that those who do not await it need no server."""
 
@@ -225,13 +228,3 @@ class Discounted:
 
     def __await__(self) -> Generator[Any, None, Interactions]:
         return self._client.export_interactions().__await__()
-
-
-def _has_not_begun(error: ProxyError) -> bool:
-    """Whether the same start may be sent again: the server refused it for now, or no connection was made.
-
-    A start whose answer was lost may have begun a session.
-    """
-    if isinstance(error, ServerUnreachable):
-        return isinstance(error.__cause__, httpx.ConnectError)
-    return error.status in (429, 503)

@@ -1,0 +1,173 @@
+"""One episode of an agent as AReaL runs it: start a session, run the agent in it, reward, end, export.
+
+Whatever fails, the session ends, as Failed with the reason, and the server may start as many sessions as before. The
+agent gets the addresses and the key of its own session only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from typing import Any, Literal, get_args
+
+import httpx
+
+from proxy.client import AsyncClient
+from proxy.client.options import SessionOptions
+from proxy.errors import InvalidRequest
+from proxy.rollout.agent_call import call_agent
+from proxy.rollout.areal.agent_rewards import agent_rewards
+from proxy.rollout.areal.client import OpenAIProxyClient, check_style
+from proxy.rollout.areal.interaction import InteractionWithTokenLogpReward
+from proxy.rollout.areal.rollout_workflow import RolloutWorkflow
+from proxy.rollout.environment import placeholder_key
+
+logger = logging.getLogger(__name__)
+
+Mode = Literal["inline", "subproc", "online"]
+Interactions = dict[str, InteractionWithTokenLogpReward]
+
+_AGENT_TIMEOUT = httpx.Timeout(3600.0, connect=60.0)
+
+
+class OpenAIProxyWorkflow(RolloutWorkflow):
+    """Runs an agent: any object with `async def run(self, data, **extra)`, which makes its calls as it likes.
+
+    The arguments up to `proxy_gateway_addr` are AReaL's, in its order. `proxy_addr` is the server's address and
+    `admin_api_key` its admin key, if it has one; instead of both, `client` may be an `AsyncClient`, also one of an
+    application in this process (`AsyncClient(app=...)`).
+
+    `timeout_s`: how long an agent may run; None: as long as it likes. `start_timeout_s`: how long an episode waits for
+    a place on the server. `task_id`: what the sessions are named after, by default `data["task_id"]` or the agent's
+    class. `is_eval`: the sessions measure the policy and are never trained on. `grant_capacity`: each episode brings
+    the grant for its own session, as AReaL's do; with False it waits for one (`--capacity-control`). All other
+    arguments are fields of `start_session`: `group_id`, `metadata`, `sampling`, `limits` and so on.
+
+    Raises ValueError or TypeError for arguments that make no workflow.
+    """
+
+    def __init__(
+        self,
+        mode: str = "inline",
+        agent: Any | None = None,
+        proxy_addr: str = "",
+        admin_api_key: str | None = None,
+        discount: float = 1.0,
+        export_style: str = "individual",
+        subproc_max_workers: int = 4,
+        proxy_gateway_addr: str | None = None,
+        *,
+        client: AsyncClient | None = None,
+        timeout_s: float | None = None,
+        start_timeout_s: float = 600.0,
+        task_id: str | None = None,
+        is_eval: bool = False,
+        grant_capacity: bool = True,
+        **options: Any,
+    ) -> None:
+        if mode not in get_args(Mode):
+            raise ValueError(f"Invalid mode: {mode}. Must be 'inline', 'subproc', or 'online'")
+        check_style(export_style)
+        _check_agent(agent)
+        if client is None and not proxy_addr.startswith(("http://", "https://")):
+            raise ValueError(f"proxy_addr is {proxy_addr!r}; give the server's address, which begins with http://")
+        if unknown := options.keys() - SessionOptions.__annotations__.keys():
+            raise TypeError(f"OpenAIProxyWorkflow has no argument {min(unknown)!r}, and neither has start_session")
+        self.agent: Any = agent
+        self.mode, self.proxy_addr = mode, proxy_addr
+        self.discount, self.export_style, self.subproc_max_workers = discount, export_style, subproc_max_workers
+        self.timeout_s, self.start_timeout_s, self.task_id = timeout_s, start_timeout_s, task_id
+        self._admin_api_key, self._client = admin_api_key, client
+        if is_eval:
+            options["metadata"] = {**options.get("metadata", {}), "validate": True}
+        self._options = {**options, "grant_capacity": grant_capacity}
+
+    async def arun_episode(self, engine: Any, data: dict[str, Any]) -> Interactions | None:
+        """Run an episode; return its interactions by id in order of completion, or None if the agent made no call.
+
+        `engine` is not used. What the agent raises is raised, after the session has ended as Failed; so are
+        TimeoutError after `timeout_s` seconds, TypeError and ValueError for a result that is no reward, and NotFound
+        for a reward of an unknown id. TooManyRequests and ServerUnreachable mean that no session could start.
+        """
+        async with self._connected() as client:
+            session = self._session(client, data)
+            async with session:
+                result = await self._run_agent(client, session, data)
+                rewarded = await _reward(client, session, agent_rewards(result, self.agent))
+            interactions = await session.export_interactions(discount=self.discount, style=self.export_style)
+        if not rewarded or not interactions:
+            logger.warning("%s made no call in session %s: there is nothing to train", self._who, session.session_id)
+            return None
+        return interactions
+
+    async def _run_agent(self, client: AsyncClient, session: OpenAIProxyClient, data: dict[str, Any]) -> Any:
+        try:
+            async with asyncio.timeout(self.timeout_s) as limit:
+                return await self._run_inline(session, data)
+        except TimeoutError as error:
+            if not limit.expired():
+                raise  # the agent's own
+            raise TimeoutError(f"{self._who} has not ended within {self.timeout_s:g} s (timeout_s)") from error
+
+    async def _run_inline(self, session: OpenAIProxyClient, data: dict[str, Any]) -> Any:
+        async with httpx.AsyncClient(timeout=_AGENT_TIMEOUT) as http_client:
+            extra = {**_addresses(session), "http_client": http_client}
+            with placeholder_key():
+                return await call_agent(self.agent.run, data, extra)
+
+    @asynccontextmanager
+    async def _connected(self) -> AsyncIterator[AsyncClient]:
+        """The client of an episode: the caller's, or one that is closed afterwards."""
+        if self._client is not None:
+            yield self._client
+        else:
+            async with AsyncClient(self.proxy_addr, self._admin_api_key) as client:
+                yield client
+
+    def _session(self, client: AsyncClient, data: Any) -> OpenAIProxyClient:
+        """A session with an id that nobody else uses, so that a start whose answer is lost can be repeated."""
+        given = data.get("task_id") if isinstance(data, Mapping) else None
+        task_id = str(next(name for name in (self.task_id, given, type(self.agent).__name__) if name is not None))
+        options = {"session_id": f"{task_id}-{secrets.token_hex(6)}", **self._options}
+        return OpenAIProxyClient(client=client, task_id=task_id, start_timeout_s=self.start_timeout_s, **options)
+
+    @property
+    def _who(self) -> str:
+        return f"{type(self.agent).__name__}.run"
+
+
+def _check_agent(agent: Any) -> None:
+    if agent is None:
+        raise ValueError("agent is required when mode is 'inline' or 'subproc'")
+    if isinstance(agent, type):
+        raise TypeError(f"agent is the class {agent.__name__}; give an instance of it")
+    if not callable(getattr(agent, "run", None)):
+        raise TypeError(f"Agent must have a callable 'run' method; {type(agent).__name__} has none")
+
+
+def _addresses(session: OpenAIProxyClient) -> dict[str, str]:
+    """What an agent needs to reach its session: `base_url` is for OpenAI's SDKs and carries the session."""
+    return {
+        "base_url": session.session_url,
+        "api_key": session.session_api_key,
+        "anthropic_base_url": session.root_url,
+    }
+
+
+async def _reward(client: AsyncClient, session: OpenAIProxyClient, rewards: float | dict[str, float] | None) -> bool:
+    """Set what the agent returned. If there is a reward and no turn at all, end the session as NoData: return False."""
+    try:
+        if isinstance(rewards, dict):
+            if rewards:
+                await session.session.set_reward(rewards=rewards)
+        elif rewards is not None:
+            await session.set_last_reward(rewards)
+    except InvalidRequest:
+        if (await client.session_tree(session.session.session_id)).interactions:
+            raise
+        await session.session.end(outcome="NoData", exit_reason="the agent made no call")
+        return False
+    return True

@@ -1,0 +1,46 @@
+"""Blocking functions beside the event loop, a thread each: as many at once as there are episodes.
+
+asyncio's own pool has a few threads, which blocking agents would hold until nothing else gets one, and its threads keep
+a program from ending. A thread cannot be stopped: after a cancellation it runs on, and its result is dropped.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import NoReturn, TypeVar
+
+T = TypeVar("T")
+
+
+async def in_thread(function: Callable[[], T], name: str = "tokengrove-agent") -> T:
+    """Call `function` in a new thread, with the caller's context variables; return or raise what it does."""
+    future: Future[Callable[[], T]] = Future()
+    future.set_running_or_notify_cancel()
+    context = contextvars.copy_context()
+
+    def run() -> None:
+        # Not `set_exception`: a future of asyncio takes no StopIteration.
+        future.set_result(_outcome(lambda: context.run(function)))
+
+    threading.Thread(target=run, name=name, daemon=True).start()
+    return (await asyncio.wrap_future(future))()
+
+
+def _outcome(function: Callable[[], T]) -> Callable[[], T]:
+    """Call `function`; return a function that returns or raises what it did."""
+    try:
+        result = function()
+    except BaseException as error:
+        return _raiser(error)
+    return lambda: result
+
+
+def _raiser(error: BaseException) -> Callable[[], NoReturn]:
+    def fail() -> NoReturn:
+        raise error
+
+    return fail

@@ -1,0 +1,100 @@
+"""The start of a session that is waited for, and what it leaves when an answer is lost or its task is cancelled."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from proxy.client import AsyncClient, ServerUnreachable
+from proxy.errors import InvalidRequest, TooManyRequests
+from proxy.rollout.session_start import start_session
+from tests.support import Server, says, serving, user
+
+
+class Lossy(httpx.AsyncBaseTransport):
+    """Loses the answers of the first `lost` starts; `arrived` is set when the first start has reached the server."""
+
+    def __init__(self, server: Server, lost: int) -> None:
+        self._inner, self._lost = httpx.ASGITransport(app=server.app), lost
+        self.arrived, self.answer = asyncio.Event(), asyncio.Event()
+        self.answer.set()
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        response = await self._inner.handle_async_request(request)
+        if request.url.path == "/rl/start_session":
+            self.arrived.set()
+            await self.answer.wait()
+            self._lost -= 1
+            if self._lost >= 0:
+                raise httpx.ReadTimeout("no answer", request=request)
+        return response
+
+
+@asynccontextmanager
+async def lossy(folder: Path, lost: int = 0, **settings: Any) -> AsyncIterator[tuple[AsyncClient, Lossy, Server]]:
+    async with serving(folder, says("yes"), **settings) as server:
+        transport = Lossy(server, lost)
+        client = AsyncClient("http://t")
+        client._http = httpx.AsyncClient(transport=transport)
+        async with client:
+            yield client, transport, server
+
+
+@pytest.fixture(autouse=True)
+def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("proxy.rollout.retries._FIRST_PAUSE_S", 0.0)
+
+
+async def test_a_start_whose_answer_was_lost_leaves_one_session(tmp_path: Path) -> None:
+    async with lossy(tmp_path, lost=2) as (client, _, _):
+        session = await start_session(client, "t", 60.0, {"session_id": "mine", "metadata": {"step": 3}})
+        (listed,) = await client.sessions()
+        assert (listed["session_id"], listed["metadata"]) == ("mine", {"step": 3})
+        await session.end()  # its keys are those of the session that is left
+
+
+async def test_a_start_without_an_id_is_not_repeated_when_its_answer_was_lost(tmp_path: Path) -> None:
+    async with lossy(tmp_path, lost=1) as (client, _, _):
+        with pytest.raises(ServerUnreachable):
+            await start_session(client, "t", 60.0, {})
+        assert len(await client.sessions()) == 1
+
+
+async def test_a_session_with_turns_is_nobody_elses_to_delete(tmp_path: Path) -> None:
+    async with lossy(tmp_path, lost=1) as (client, _, server):
+        await server.chat([user("Hello")], "taken")
+        with pytest.raises(InvalidRequest, match="exists already"):
+            await start_session(client, "t", 60.0, {"session_id": "taken"})
+        assert len(await server.tree("taken")) == 1
+
+
+async def test_a_start_waits_for_a_place_as_long_as_it_may(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("proxy.client.transport._seconds", lambda header: 0.0)
+    async with lossy(tmp_path, capacity_control=True) as (client, transport, _):
+        with pytest.raises(TooManyRequests, match="grant_capacity"):
+            await start_session(client, "t", 0.0, {})
+        transport.arrived.clear()
+        starting = asyncio.create_task(start_session(client, "t", 60.0, {}))
+        await transport.arrived.wait()
+        await client.grant_capacity()
+        assert (await starting).session_id.startswith("t-")
+
+
+async def test_a_start_that_is_cancelled_leaves_no_live_session(tmp_path: Path) -> None:
+    async with lossy(tmp_path) as (client, transport, _):
+        transport.answer.clear()
+        starting = asyncio.create_task(start_session(client, "t", 60.0, {}))
+        await transport.arrived.wait()
+        starting.cancel()
+        await asyncio.sleep(0)
+        transport.answer.set()
+        with pytest.raises(asyncio.CancelledError):
+            await starting
+        (listed,) = await client.sessions()
+        assert (listed["status"], listed["outcome"]) == ("ended", "Failed")
