@@ -13,8 +13,6 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, Literal, get_args
 
-import httpx
-
 from proxy.client import AsyncClient
 from proxy.client.options import SessionOptions
 from proxy.errors import InvalidRequest
@@ -29,8 +27,6 @@ logger = logging.getLogger(__name__)
 
 Mode = Literal["inline", "subproc", "online"]
 Interactions = dict[str, InteractionWithTokenLogpReward]
-
-_AGENT_TIMEOUT = httpx.Timeout(3600.0, connect=60.0)
 
 
 class OpenAIProxyWorkflow(RolloutWorkflow):
@@ -106,14 +102,14 @@ class OpenAIProxyWorkflow(RolloutWorkflow):
     async def _run_agent(self, client: AsyncClient, session: OpenAIProxyClient, data: dict[str, Any]) -> Any:
         try:
             async with asyncio.timeout(self.timeout_s) as limit:
-                return await self._run_inline(session, data)
+                return await self._run_inline(client, session, data)
         except TimeoutError as error:
             if not limit.expired():
                 raise  # the agent's own
             raise TimeoutError(f"{self._who} has not ended within {self.timeout_s:g} s (timeout_s)") from error
 
-    async def _run_inline(self, session: OpenAIProxyClient, data: dict[str, Any]) -> Any:
-        async with httpx.AsyncClient(timeout=_AGENT_TIMEOUT) as http_client:
+    async def _run_inline(self, client: AsyncClient, session: OpenAIProxyClient, data: dict[str, Any]) -> Any:
+        async with client.http_client() as http_client:
             extra = {**_addresses(session), "http_client": http_client}
             with placeholder_key():
                 return await call_agent(self.agent.run, data, extra)
