@@ -130,7 +130,7 @@ PARTS: dict[str, set[str]] = {
     "resources": set(),
     "rollout": {"client", "errors"},
     "rollout.areal": {"client", "client.adapters", "errors", "rollout"},
-    "rollout.verl": {"errors", "rollout"},
+    "rollout.verl": {"client", "errors", "rollout"},
     "rollout.verl.tools": {"errors", "rollout"},
     "routes": {
         "api",
@@ -211,6 +211,7 @@ OUTSIDE: dict[str, set[str]] = {
         "demos",
         "rollout.areal",
         "trajectory",
+        "rollout.verl",
     },
     "openai": {"demos", "rollout.areal"},
     "opentelemetry": {"telemetry"},

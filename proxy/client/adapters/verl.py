@@ -44,7 +44,8 @@ _MESSAGES_A_TURN = 2
 # The columns of responses that every batch has.
 _OF_ALL = ("response_mask", "rollout_log_probs", "rm_scores")
 # The fields of verl's AgentLoopMetrics, and the columns of its datasets that metadata may have.
-_TIMED = ("generate_sequences", "tool_calls", "compute_score", "num_preempted")
+_SECONDS = ("generate_sequences", "tool_calls", "compute_score")
+_TIMED = (*_SECONDS, "num_preempted")
 _OF_DATASETS = ("data_source", "ability", "reward_model", "agent_name")
 
 
@@ -133,31 +134,46 @@ def padded(
     more = token_columns(samples)
     rows = _fitting(_rows(samples, more), prompt_length, response_length, on_too_long)
     columns = [row.columns(scores) for row in rows]
-    prompts = pad_left([column["prompts"] for column in columns], np.int64, pad_token_id, prompt_length)
-    responses = pad_right([column["responses"] for column in columns], np.int64, pad_token_id, response_length)
-    width = responses.shape[1]
-    attention = _attention(rows, prompts.shape[1], width)
     kept = [row.sample for row in rows]
-    batch = {
+    batch = tensors(columns, prompt_length, response_length, pad_token_id, (*_OF_ALL, *more))
+    batch["weight"] = weights(kept)
+    metrics = [_metrics(sample) for sample in kept]
+    keys, others = _of_sessions(kept, sessions)
+    lengths = [(_length(row.prompt), _length(row.response)) for row in rows]
+    about = {"metrics": metrics, "timing": timing(metrics, lengths), "reward_extra_keys": keys}
+    return VerlBatch(batch, {**_others(kept), **others}, about)
+
+
+def tensors(
+    columns: Sequence[Mapping[str, NDArray[Any]]],
+    prompt_length: int | None = None,
+    response_length: int | None = None,
+    pad_token_id: int = 0,
+    names: Sequence[str] = _OF_ALL,
+) -> dict[str, NDArray[Any]]:
+    """Pad the columns of each row: `prompts` on the left, `responses` and the columns of their tokens on the right.
+
+    Returns `prompts` [B, P], `responses` [B, R], `input_ids`, `attention_mask`, `position_ids` [B, P + R] and those of
+    `names` [B, R]: `response_mask` int64, others float32. P and R default to the longest; no row may be longer.
+    """
+    prompts = pad_left([row["prompts"] for row in columns], np.int64, pad_token_id, prompt_length)
+    responses = pad_right([row["responses"] for row in columns], np.int64, pad_token_id, response_length)
+    attention = np.concatenate(
+        [
+            pad_left([np.ones(len(row["prompts"])) for row in columns], np.int64, 0, prompts.shape[1]),
+            pad_right([np.ones(len(row["responses"])) for row in columns], np.int64, 0, responses.shape[1]),
+        ],
+        axis=1,
+    )
+    width = responses.shape[1]
+    return {
         "prompts": prompts,
         "responses": responses,
         "input_ids": np.concatenate([prompts, responses], axis=1),
         "attention_mask": attention,
         "position_ids": np.clip(np.cumsum(attention, axis=1) - 1, 0, None),
-        **{name: pad_right([column[name] for column in columns], _dtype(name), 0, width) for name in (*_OF_ALL, *more)},
-        "weight": weights(kept),
+        **{name: pad_right([row[name] for row in columns], _dtype(name), 0, width) for name in names},
     }
-    metrics = [_metrics(sample) for sample in kept]
-    keys, others = _of_sessions(kept, sessions)
-    about = {"metrics": metrics, "timing": _timing(metrics, rows), "reward_extra_keys": keys}
-    return VerlBatch(batch, {**_others(kept), **others}, about)
-
-
-def _attention(rows: Sequence[_Row], prompt_width: int, response_width: int) -> NDArray[Any]:
-    """1 on tokens and 0 on padding, int64 [B, P + R]."""
-    before = pad_left([np.ones(_length(row.prompt)) for row in rows], np.int64, 0, prompt_width)
-    after = pad_right([np.ones(_length(row.response)) for row in rows], np.int64, 0, response_width)
-    return np.concatenate([before, after], axis=1)
 
 
 def jagged(samples: Sequence[Sample], *, scores: Scores = "sample") -> TensorDict:
@@ -276,8 +292,11 @@ def _metrics(sample: Sample) -> dict[str, float]:
     return dict(zip(_TIMED, values, strict=True))
 
 
-def _timing(metrics: Sequence[Mapping[str, float]], rows: Sequence[_Row]) -> dict[str, float]:
-    """The summary that verl's AgentLoopManager makes of the metrics of all rows."""
+def timing(metrics: Sequence[Mapping[str, float]], lengths: Sequence[tuple[int, int]]) -> dict[str, float]:
+    """The summary that verl's AgentLoopManager makes of the metrics of all rows.
+
+    `lengths`: tokens of prompt and response of each row. The slowest row is the one with the most seconds in all.
+    """
     if not metrics:
         return {}
     found: dict[str, float] = {}
@@ -285,8 +304,7 @@ def _timing(metrics: Sequence[Mapping[str, float]], rows: Sequence[_Row]) -> dic
         values = [each[name] for each in metrics]
         for how, value in (("min", min(values)), ("max", max(values)), ("mean", float(np.mean(values)))):
             found[f"agent_loop/{name}/{how}"] = value
-    slowest = max(range(len(metrics)), key=lambda row: metrics[row]["generate_sequences"] + metrics[row]["tool_calls"])
-    found |= {f"agent_loop/slowest/{name}": value for name, value in metrics[slowest].items()}
-    found["agent_loop/slowest/prompt_length"] = _length(rows[slowest].prompt)
-    found["agent_loop/slowest/response_length"] = _length(rows[slowest].response)
+    slowest = max(range(len(metrics)), key=lambda row: sum(metrics[row][name] for name in _SECONDS))
+    found |= {f"agent_loop/slowest/{name}": metrics[slowest][name] for name in _TIMED}
+    found["agent_loop/slowest/prompt_length"], found["agent_loop/slowest/response_length"] = lengths[slowest]
     return found

@@ -16,6 +16,7 @@ from typing import Any, ClassVar
 from proxy.errors import InvalidRequest, UnsupportedParameter
 from proxy.rollout.config import Config
 from proxy.rollout.verl.outputs import AgentLoopOutput
+from proxy.rollout.verl.server_tokenizer import ServerTokenizer
 from proxy.rollout.verl.settings import DictConfigWrap
 from proxy.rollout.verl.settings import trainer_config as _trainer_config
 
@@ -82,19 +83,27 @@ class AgentLoopBase(ABC):
         """Run the sample; either form above."""
 
     async def build_prompt(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] = ()) -> list[int]:
-        """The ids of the first prompt. One longer than `prompt_length` loses its beginning, with a warning."""
+        """The ids of the first prompt, by the loop's tokenizer, or by the server if that has none of its own.
+
+        A prompt longer than `prompt_length` loses its beginning, with a warning, as in verl.
+        """
         options: dict[str, Any] = {"tools": list(tools)} if tools else {}
-        found = await asyncio.to_thread(
-            lambda: self.tokenizer.apply_chat_template(
-                list(messages), add_generation_prompt=True, tokenize=True, **options, **self.apply_chat_template_kwargs
-            )
-        )
-        ids = [int(each) for each in (found["input_ids"] if isinstance(found, Mapping) else found)]
+        if self.tokenizer is None or isinstance(self.tokenizer, ServerTokenizer):
+            if self.apply_chat_template_kwargs:
+                options["chat_template_kwargs"] = self.apply_chat_template_kwargs
+            ids: list[int] = await self.server_manager.tokenize(list(messages), **options)
+        else:
+            ids = await asyncio.to_thread(self._render, list(messages), options)
         most: int = self.rollout_config.prompt_length
         if len(ids) <= most:
             return ids
         _logger.warning("a prompt of %d tokens loses its beginning: rollout.prompt_length is %d", len(ids), most)
         return ids[-most:]
+
+    def _render(self, messages: list[Mapping[str, Any]], options: Mapping[str, Any]) -> list[int]:
+        how = {"add_generation_prompt": True, "tokenize": True, **options, **self.apply_chat_template_kwargs}
+        found = self.tokenizer.apply_chat_template(messages, **how)
+        return [int(each) for each in (found["input_ids"] if isinstance(found, Mapping) else found)]
 
 
 def accepted(function: Callable[..., Any], given: Mapping[str, Any]) -> dict[str, Any]:

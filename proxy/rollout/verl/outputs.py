@@ -99,8 +99,9 @@ class AgentLoopOutput:
 
     `response_mask` is 1 on sampled ids and 0 on ids of tool results and other turns; `response_logprobs` (or
     `logprobs`) has one value for each id of the response, 0 where the mask is 0. `num_turns` counts the messages of all
-    sides. `metrics`: a dict, or AgentLoopMetrics. `reward_score` becomes the reward of the session. `stop_reason`: why
-    the loop ended. `session_id` is set by whoever ran the loop in a session.
+    sides. `metrics`: a dict, which becomes AgentLoopMetrics. `reward_score` becomes the reward of the session's last
+    turn; `named_rewards` are others, by name and by the id of the turn. `stop_reason`: why the loop ended. `session_id`
+    is set by whoever ran the loop in a session.
 
     Raises InvalidRequest if the lengths differ, the mask has other values, or a logprob or the reward is not finite.
     """
@@ -113,11 +114,12 @@ class AgentLoopOutput:
     multi_modal_data: dict[str, Any] | None = None
     reward_score: float | None = None
     num_turns: int = 0
-    metrics: AgentLoopMetrics = field(default_factory=AgentLoopMetrics)
+    metrics: Any = field(default_factory=AgentLoopMetrics)
     extra_fields: dict[str, Any] = field(default_factory=dict)
     mm_processor_kwargs: dict[str, Any] | None = None
     mm_processor_output: list[dict[str, Any]] | None = None
     stop_reason: str | None = None
+    named_rewards: dict[str, dict[str, float]] = field(default_factory=dict)
     session_id: str | None = None
     logprobs: Any = None
 

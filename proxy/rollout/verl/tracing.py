@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterator, MutableMapping
+from collections.abc import Callable, Coroutine, Iterator, MutableMapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, ParamSpec, TypeVar
@@ -44,7 +44,7 @@ def rollout_trace_attr(
         _attributes.reset(token)
 
 
-def rollout_trace_op(func: Callable[_P, Awaitable[_R]]) -> Callable[_P, Awaitable[_R]]:
+def rollout_trace_op(func: Callable[_P, Coroutine[Any, Any, _R]]) -> Callable[_P, Coroutine[Any, Any, _R]]:
     """Log how long each call of an asynchronous method takes and how it ends, within `rollout_trace_attr`.
 
     The tokens themselves are in the session: the server records every call of the model.

@@ -1,0 +1,208 @@
+"""verl's server manager over `/v1/generate`: token ids in, token ids out.
+
+A manager of a session has the key of the agent only, and every call is a recorded turn of the session. A manager of
+servers records nothing; calls of one `request_id` go to one server, and a new one to the server with the fewest calls
+in flight.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from proxy.client import AsyncClient, AsyncSession
+from proxy.errors import InvalidRequest, UnsupportedParameter
+from proxy.rollout.verl.outputs import TokenOutput
+from proxy.rollout.verl.settings import trainer_config
+from proxy.rollout.verl.tracing import rollout_trace_op
+
+Handle: TypeAlias = str | AsyncClient | AsyncSession
+"""The address of a server, a client of it, or a session."""
+
+# Fields of an engine's own API that change nothing where no text is decoded.
+_OF_TEXT = frozenset({"skip_special_tokens", "spaces_between_special_tokens", "detokenize", "no_stop_trim"})
+_LIMITS = ("max_new_tokens", "max_tokens")
+_KNOWN = frozenset(
+    {
+        *("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"),
+        *("max_completion_tokens", "min_tokens", "min_new_tokens", "stop", "stop_token_ids", "ignore_eos"),
+        *("seed", "sampling_seed", "logit_bias", "n", *_LIMITS),
+    }
+)
+
+
+class PromptTooLong(InvalidRequest, ValueError):
+    """The prompt leaves no room for a response. A ValueError too, as verl's servers raise."""
+
+    code = "context_length_exceeded"
+
+
+class Placement:
+    """Which of several servers gets a request: the one that had its key before, else the one with the fewest running.
+
+    The keys of the last `max_cache_size` are known.
+    """
+
+    def __init__(self, servers: int, max_cache_size: int) -> None:
+        self._running = Counter(dict.fromkeys(range(servers), 0))
+        self._placed: OrderedDict[str, int] = OrderedDict()
+        self._size = max_cache_size
+
+    def choose(self, key: str) -> int:
+        """The index of the server for `key`."""
+        server = self._placed.pop(key, None)
+        if server is None:
+            server = min(self._running, key=self._running.__getitem__)
+        self._placed[key] = server
+        if len(self._placed) > self._size:
+            self._placed.popitem(last=False)
+        return server
+
+    @asynccontextmanager
+    async def running(self, key: str) -> AsyncIterator[int]:
+        """Count a request of `key` as running in the block, and yield the index of its server."""
+        server = self.choose(key)
+        self._running[server] += 1
+        try:
+            yield server
+        finally:
+            self._running[server] -= 1
+
+
+class AsyncLLMServerManager:
+    """Samples from token ids. `server_handles`: one or several addresses or clients of servers, or one session.
+
+    `config` gives the default of `max_tokens`; without it the server's own limits hold. `admin_key` is for addresses.
+    Clients that the manager made of addresses are closed by `close`, or by leaving an `async with` block.
+    """
+
+    def __init__(
+        self,
+        config: object = None,
+        server_handles: Handle | Sequence[Handle] = (),
+        max_cache_size: int = 10000,
+        *,
+        admin_key: str | None = None,
+    ) -> None:
+        handles = [server_handles] if isinstance(server_handles, str) else server_handles
+        handles = list(handles) if isinstance(handles, Sequence) else [handles]
+        if not handles:
+            raise InvalidRequest("give at least one address or client of a server", param="server_handles")
+        if any(isinstance(handle, AsyncSession) for handle in handles) and len(handles) > 1:
+            raise InvalidRequest("a session is on one server: give it alone", param="server_handles")
+        self.config = None if config is None else trainer_config(config)
+        self._own = [AsyncClient(each, admin_key) for each in handles if isinstance(each, str)]
+        made = iter(self._own)
+        self.server_handles: list[AsyncClient | AsyncSession] = [
+            next(made) if isinstance(each, str) else _checked(each) for each in handles
+        ]
+        self._placement = Placement(len(handles), max_cache_size)
+
+    async def __aenter__(self) -> AsyncLLMServerManager:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close the clients that were made of addresses."""
+        for client in self._own:
+            await client.aclose()
+
+    @rollout_trace_op
+    async def generate(
+        self,
+        request_id: str,
+        *,
+        prompt_ids: Sequence[int],
+        sampling_params: Mapping[str, Any],
+        image_data: object = None,
+        video_data: object = None,
+        audio_data: object = None,
+        mm_processor_output: object = None,
+        mm_processor_kwargs: object = None,
+        priority: int = 0,
+    ) -> TokenOutput:
+        """Sample one continuation of `prompt_ids`. Cancelling the call stops the engine.
+
+        `sampling_params` has verl's names, vLLM's or SGLang's. Without a limit of tokens it is `response_length`, or
+        what `prompt_length + response_length` leaves behind the prompt, and at most what `max_model_len` leaves.
+        `logprobs` false: none are returned (they are recorded nevertheless). None is the default of a parameter.
+        `mm_processor_kwargs` concern images, videos and audio, which are refused; `priority` has no effect: the server
+        lets sessions take turns.
+
+        Raises PromptTooLong, UnsupportedParameter for media and `prompt_logprobs`, InvalidRequest for an unknown
+        parameter, and the errors of the server.
+        """
+        media = {"image_data": image_data, "video_data": video_data, "audio_data": audio_data}
+        for name, value in {**media, "mm_processor_output": mm_processor_output}.items():
+            if value is not None and (not isinstance(value, Sequence) or len(value) > 0):
+                raise UnsupportedParameter(f"'{name}' is not supported: the server's models read text", param=name)
+        ids = [int(each) for each in prompt_ids]
+        params, wants_logprobs = self._sampling(sampling_params, len(ids))
+        async with self._placement.running(request_id) as server:
+            done = await self.server_handles[server].generate(ids, sampling_params=params, request_id=request_id)
+        return TokenOutput(
+            done.output_ids,
+            None if done.logprobs is None or not wants_logprobs else list(done.logprobs),
+            finish_reason=done.finish_reason,
+            versions=done.versions,
+            interaction_id=done.id,
+            extra_fields={"num_cached_tokens": done.cached_tokens},
+        )
+
+    async def tokenize(self, messages: Sequence[Mapping[str, Any]] | str, **options: Any) -> list[int]:
+        """The ids of a conversation's prompt, or of a text, as `AsyncSession.tokenize` has them."""
+        return await self.server_handles[0].tokenize(messages, **options)
+
+    def _sampling(self, given: Mapping[str, Any], prompt_tokens: int) -> tuple[dict[str, Any], bool]:
+        """The parameters to send, and whether logprobs are wanted."""
+        params = {name: _plain(value) for name, value in given.items() if value is not None and name not in _OF_TEXT}
+        if "prompt_logprobs" in params:
+            message = "'prompt_logprobs' is not supported: the server has logprobs of sampled tokens only"
+            raise UnsupportedParameter(message, param="sampling_params.prompt_logprobs")
+        wants_logprobs = params.pop("logprobs", True) is not False
+        for name in params:
+            if name not in _KNOWN:
+                known = ", ".join(sorted(_KNOWN))
+                raise InvalidRequest(f"'{name}' is unknown; known are {known}", param=f"sampling_params.{name}")
+        if self.config is not None:
+            self._limit(params, prompt_tokens)
+        return params, wants_logprobs
+
+    def _limit(self, params: dict[str, Any], prompt_tokens: int) -> None:
+        assert self.config is not None
+        rollout = self.config.actor_rollout_ref.rollout
+        name = next((name for name in (*_LIMITS, "max_completion_tokens") if name in params), None)
+        if name is None:
+            name, both = "max_tokens", rollout.prompt_length + rollout.response_length
+            params[name] = min(rollout.response_length, both - prompt_tokens)
+            if params[name] < 1:
+                raise PromptTooLong(
+                    f"the prompt has {prompt_tokens} tokens, and prompt_length + response_length of "
+                    f"actor_rollout_ref.rollout are {both}; shorten the prompt, raise them, or give 'max_tokens'",
+                    param="prompt_ids",
+                )
+        if rollout.max_model_len is not None:
+            params[name] = min(params[name], rollout.max_model_len - prompt_tokens - 1)
+            if params[name] < 1:
+                raise PromptTooLong(
+                    f"the prompt has {prompt_tokens} tokens, and actor_rollout_ref.rollout.max_model_len is "
+                    f"{rollout.max_model_len}",
+                    param="prompt_ids",
+                )
+
+
+def _checked(handle: object) -> AsyncClient | AsyncSession:
+    if isinstance(handle, AsyncClient | AsyncSession):
+        return handle
+    message = f"a server is given as its address, an AsyncClient or an AsyncSession, not as {type(handle).__name__!r}"
+    raise InvalidRequest(message, param="server_handles")
+
+
+def _plain(value: Any) -> Any:
+    return value.tolist() if isinstance(value, np.generic | np.ndarray) else value
