@@ -20,7 +20,7 @@ from proxy.engine.scripted.instances import Mentions, instance
 from proxy.engine.scripted.prompt_text import read_prompt
 from proxy.engine.scripted.scripts import Reply, Script
 from proxy.errors import UnsupportedParameter
-from proxy.types import Ids, Tool, ToolChoice, ToolChoiceMode, TurnRequest, ids_of
+from proxy.types import Api, Ids, Tool, ToolChoice, ToolChoiceMode, TurnRequest, ids_of
 
 _MARKER_STARTS = re.compile(r"[<\[]|[^<\[]+")
 
@@ -63,16 +63,16 @@ class _Actor:
         """The ids of the answer, with the end token."""
         turn = self._asked(request)
         ids = self._thought(request) if self._think else ids_of()
-        calls = planned_calls(turn) if turn is not None else []
-        written = self._calls(turn, calls) if turn is not None and calls else None
+        calls = planned_calls(turn)
+        written = self._calls(turn, calls) if calls else None
         if written is None:
-            written = self._plain(json_answer(turn) or text_answer(turn)) if turn is not None else self._plain("Yes.")
+            written = self._plain(json_answer(turn) or text_answer(turn))
         return ids + written + ids_of(self._speech.stop_token_ids[:1])
 
-    def _asked(self, request: GenerateRequest) -> TurnRequest | None:
+    def _asked(self, request: GenerateRequest) -> TurnRequest:
         """What the client asked; of a prompt of token ids, the messages and tools that were rendered to it."""
-        turn = request.turn
-        if turn is None or turn.input_ids is None:
+        turn = request.turn or TurnRequest(Api.GENERATE, "", (), input_ids=request.input_ids)
+        if turn.input_ids is None:
             return turn
         messages, tools = read_prompt(self._speech.decode(request.input_ids.tolist()))
         return replace(turn, messages=messages, tools=tools)

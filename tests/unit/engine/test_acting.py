@@ -144,10 +144,10 @@ def test_a_prompt_of_token_ids_is_answered_like_its_messages(
     asked = TurnRequest(Api.CHAT, "m", messages, tools)
     ids = TurnRequest(Api.GENERATE, "m", (), input_ids=prompt)
     replies = []
-    for turn in (asked, ids):
+    for turn in (asked, ids, None):  # None: outside of sessions
         request = GenerateRequest("r", PromptIds(prompt), SamplingParams(), renderer.stop_token_ids, turn=turn)
         replies.append(renderer.decode(act(renderer, think=think)(request).ids))
-    assert replies[0] == replies[1]
+    assert replies[0] == replies[1] == replies[2]
     assert ("<tool_call>" in replies[1]) == bool(tools and not more)
 
 
