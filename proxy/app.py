@@ -164,6 +164,7 @@ def build_app(
     app.guard = None if guard.idle else guard
     app.state.metrics = metrics
     app.on_end = _each(metrics.http.count, RequestLines())
+    app.metadata_of = sessions.registry.metadata_of
     app.state.turns, app.state.polls, app.state.registry = turns, parts.polls, sessions.registry
     app.state.memory = sessions.memory
     app.state.engine, app.state.renderer, app.state.store = engine, renderer, store

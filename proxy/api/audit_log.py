@@ -58,11 +58,13 @@ def _write(access: Access, action: str, request: Request, status: int, code: str
     if isinstance(noted.get("url"), str):
         noted["url"] = _without_login(noted["url"])
     record.tell = _told_already
+    record.session = record.session or noted.get("session")
     _log.info(
         "audit",
         {
             "action": action,
             **noted,
+            **record.labels,
             "by": access.right_of(key),
             "key": None if key is None else fingerprint(key),
             "client": _client_of(request),

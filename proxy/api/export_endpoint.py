@@ -29,6 +29,7 @@ from proxy.sessions.registry import Registry
 from proxy.store.recordings import Recordings
 from proxy.store.session_query import SessionQuery
 from proxy.telemetry.export_metrics import ExportMetrics
+from proxy.telemetry.http_request import request_of
 from proxy.trajectory.advantages import Groups, group_of
 from proxy.trajectory.certificate import certificate
 from proxy.trajectory.laid import Laid
@@ -80,6 +81,8 @@ class ExportEndpoint:
         if wanted.session_ids and wanted.wait_s:
             await self._polls.wait(self._waiter.wait_ended(wanted.session_ids, wanted.wait_s))
         records = await self._find(wanted)
+        if wanted.session_ids is not None and len(wanted.session_ids) == 1 and records:
+            request_of(request.scope).enter(records[0].session_id, records[0].metadata)
         left_out = await self._left_out(wanted)
         cursor = records[wanted.limit - 1].session_id if len(records) > wanted.limit else None
         return await self.respond(request, records[: wanted.limit], wanted, encoding, {"cursor": cursor, **left_out})

@@ -67,7 +67,8 @@ class GenerateEndpoint:
         if self._tracing is not None:
             record.begin_trace(self._tracing, request.scope)
         session = await self._access.resolve_if_named(caller_of(request))
-        record.session = None if session is None else session.id
+        if session is not None:
+            record.enter(session.id, session.record.metadata)
         with self._bodies.upload(request.scope, headers_of(request.scope), request.receive) as upload:
             return await self._from(request, record, session, upload)
 

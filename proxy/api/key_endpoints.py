@@ -12,6 +12,7 @@ from proxy.api.session_json import started_json
 from proxy.api.session_request import parse_rotation
 from proxy.sessions.access import Access
 from proxy.sessions.key_rotation import KeyRotation
+from proxy.telemetry.http_request import request_of
 
 
 class KeyEndpoints:
@@ -25,6 +26,7 @@ class KeyEndpoints:
         """Replace the keys named in `keys` (default: all of them). The old ones stop working at once."""
         session = await self._access.for_keys(caller_of(request))
         note(request, session=session.id)
+        request_of(request.scope).enter(session.id, session.record.metadata)
         body = await self._bodies.read_object(request)
         kinds, lifetime_s = parse_rotation(body)
         note(request, keys=sorted(kinds))

@@ -22,6 +22,7 @@ from proxy.rendering import Renderer
 from proxy.sessions.access import Access
 from proxy.sessions.end_waiter import EndWaiter
 from proxy.sessions.registry import Registry
+from proxy.telemetry.http_request import request_of
 from proxy.trajectory.conversation import message_dict, tool_dict
 from proxy.types import SessionStatus
 
@@ -56,6 +57,8 @@ class MailboxEndpoints:
         session_id = optional_text(body, "session_id")
         wait_s = optional_float(body, "wait_s", least=0.0, most=_MAX_WAIT_S) or 0.0
         session = await self._registry.get(session_id) if session_id is not None else None
+        if session is not None:
+            request_of(request.scope).enter(session.id, session.record.metadata)
         ended = session.ended if session is not None else None
         left_s = session.seconds_left() if session is not None else None
         wait_s = wait_s if left_s is None else min(wait_s, max(left_s, 0.0))

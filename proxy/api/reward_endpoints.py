@@ -55,7 +55,7 @@ class RewardEndpoints:
         """The session that a request means by its caller and the turn that it names, and its body."""
         caller = caller_of(request)
         session = await self._access.for_control(caller)
-        request_of(request.scope).session = session.id
+        request_of(request.scope).enter(session.id, session.record.metadata)
         body = await self._bodies.read_object(request)
         return await self._access.for_turn(caller, session, optional_text(body, "interaction_id")), body
 

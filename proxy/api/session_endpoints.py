@@ -77,7 +77,7 @@ class SessionEndpoints:
         """Start a session; the reply has its addresses and new keys. An existing `session_id` is refused."""
         self._access.check_admin(key_of(request))
         started = await self._starter.start(parse_start(await self._body(request)))
-        request_of(request.scope).session = started.record.session_id
+        request_of(request.scope).enter(started.record.session_id, started.record.metadata)
         return JsonResponse(started_json(started, self._addresses.root_url(request)))
 
     async def end(self, request: Request) -> JsonResponse:
@@ -86,7 +86,7 @@ class SessionEndpoints:
         A session that has expired takes rewards, but no more fields: the server has ended it, not the environment.
         """
         session = await self._access.for_control(caller_of(request))
-        request_of(request.scope).session = session.id
+        request_of(request.scope).enter(session.id, session.record.metadata)
         body = await self._body(request)
         ending = parse_ending(body)
         async with session.lock:
@@ -143,6 +143,7 @@ class SessionEndpoints:
         self._access.check_admin(key_of(request))
         check_given(await self._body(request), ())
         session = await self._registry.get(check_dots(request.path_params["session"]))
+        request_of(request.scope).enter(session.id, session.record.metadata)
         count = await self._deletion.delete(session)
         self._turns.cancel_deleted(session)
         return JsonResponse({"interaction_count": count}, headers=addressed(session.id))

@@ -107,7 +107,7 @@ class TurnEndpoint:
         if self._forwarding is None:
             sent = b""
         session = await self._access.resolve(caller if path else caller._replace(hint=hint_in(headers, body)))
-        request.session = session.id
+        request.enter(session.id, session.record.metadata)
         if self._turnstile.passes != entered:  # one query may have answered for all requests that waited for it
             await self._turnstile.enter()
         asked = await upload.do(size, self._protocol.parse, body, session.parsed)

@@ -53,6 +53,7 @@ class TurnLines:
             "turn",
             {
                 "session": request.session,
+                **request.labels,
                 "interaction": turn.id,
                 "choice": index if len(self._choices) > 1 else None,
                 "api": turn.api,
@@ -100,6 +101,7 @@ def _tell_content(turn: Interaction, request: HttpRequest) -> None:
         "content",
         {
             "session": request.session,
+            **request.labels,
             "interaction": turn.id,
             "messages": asked,
             "answer": turn.output.content,

@@ -10,7 +10,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from proxy.api.answers import identified
 from proxy.api.guard import Guard
-from proxy.telemetry.http_request import HttpRequest, RequestEnd, request_of, set_route
+from proxy.telemetry.http_request import HttpRequest, MetadataOf, RequestEnd, request_of, set_route
 
 _PREFIX = "/v1"
 
@@ -42,19 +42,21 @@ class App(Starlette):
     """A Starlette application that serves turns past its middleware and router. Its routes hold them all the same.
 
     `guard`: what requests pass before anything else; None if nothing has to be checked. `on_end`: gets the record of
-    each request once it has ended. `loop`: the event loop that it runs on, between its start and its stop; else None.
+    each request once it has ended. `metadata_of`: finds the metadata of a session, for its lines. `loop`: the event
+    loop that it runs on, between its start and its stop; else None.
     """
 
     turn_routes = TurnRoutes({})
     guard: Guard | None = None
     on_end: RequestEnd | None = None
+    metadata_of: MetadataOf | None = None
     loop: asyncio.AbstractEventLoop | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await super().__call__(scope, receive, send)
             return
-        request = HttpRequest(scope, self.on_end)
+        request = HttpRequest(scope, self.on_end, self.metadata_of)
         try:
             if self.guard is not None:
                 await self.guard(self._admitted, scope, receive, send)
@@ -65,7 +67,7 @@ class App(Starlette):
 
     async def passed_on(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request that has passed the guard of another worker, which does not tell of it."""
-        request = HttpRequest(scope, self.on_end)
+        request = HttpRequest(scope, self.on_end, self.metadata_of)
         try:
             await self._admitted(scope, receive, send)
         finally:

@@ -38,8 +38,6 @@ class IdleSweep:
         before = time.time() - idle_s
         while names := await self._changes.find_idle(before, _PAGE):
             expired = [name for name in names if await self._expire(name, idle_s, before)]
-            if expired:
-                logger.info("idle sessions expired", {"sessions": len(expired), "idle_s": idle_s})
             if len(expired) < len(names) or len(names) < _PAGE:
                 return  # the remaining ones are in use; the next sweep looks again
 
@@ -53,4 +51,8 @@ class IdleSweep:
             if session.running or max(last, session.record.updated_at) > before:
                 return False
             await self._endings.end(session, status=SessionStatus.EXPIRED, exit_reason=f"unused for {idle_s:g} s")
+        logger.info(
+            "session expired",
+            {"session": session.id, **session.labels, "turns": len(session.complete()), "idle_s": idle_s},
+        )
         return True

@@ -15,6 +15,8 @@ from proxy.errors import SessionClosed, SessionNotFound
 from proxy.parsed_items import ParsedBodies
 from proxy.sessions.attempts import Attempt
 from proxy.store.news import Seen
+from proxy.telemetry.log_lines import Value
+from proxy.telemetry.session_labels import labels_of
 from proxy.trajectory.cache import InteractionCache
 from proxy.trajectory.returns import compute_returns
 from proxy.types import Interaction, SessionRecord, SessionStatus
@@ -97,6 +99,11 @@ class LiveSession:
     def closed(self) -> bool:
         """True if it takes no more turns. A turn that is committed now is not in the returns that its end stores."""
         return self.ending or self.record.status is not SessionStatus.ACTIVE
+
+    @property
+    def labels(self) -> dict[str, Value]:
+        """What log lines say of it beside its id: the training run that its metadata names."""
+        return labels_of(self.record.metadata)
 
     def check_open(self) -> None:
         """Raise SessionNotFound if the session was deleted, SessionClosed if it takes no more turns."""

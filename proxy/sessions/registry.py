@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import asyncio
 import weakref
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 from proxy.errors import SessionNotFound
 from proxy.sessions.ids import is_session_id
@@ -69,6 +71,11 @@ class Registry:
     def find(self, session_id: str) -> LiveSession | None:
         """The session if it is in memory."""
         return self._live.get(session_id) or self._recall(session_id)
+
+    def metadata_of(self, name: str) -> Mapping[str, Any] | None:
+        """The metadata of a session in memory, by its id or with what follows the id and `~` in a path."""
+        session = self._live.get(name) or self._live.get(name.rpartition("~")[0])
+        return None if session is None else session.record.metadata
 
     def add(self, session: LiveSession) -> LiveSession:
         """Keep a session in memory; return the one that was there before, if any."""

@@ -6,11 +6,17 @@ import logging
 import re
 import time
 import uuid
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping
 from typing import TYPE_CHECKING, Any
+
+from proxy.telemetry.log_lines import Value
+from proxy.telemetry.session_labels import labels_of
 
 if TYPE_CHECKING:
     from proxy.telemetry.spans import Trace, Tracing
+
+MetadataOf = Callable[[str], "Mapping[str, Any] | None"]
+"""Returns the metadata of a session by its id, or by the part of a path that names it; None if it is not at hand."""
 
 RequestEnd = Callable[["HttpRequest"], None]
 """Called with each request once it has ended, on the event loop."""
@@ -35,20 +41,25 @@ class HttpRequest:
 
     `id`: its request id, as the client sent it (`client_id`) or as the answer has it. `route`: the template of its
     path, which never holds a session or a secret. `code` and `message`: of the error that it was answered with.
-    `session`: the id of its session. `client`: the address that it came from. `left`: the client left before the end of
-    its answer. `elsewhere`: another worker answers it, and tells of it. `started`: seconds of the monotonic clock,
-    `began`: Unix seconds. `tell`: says what there is to say of it at its end, in place of the line that every request
-    has.
+    `session`: the id of its session, and `metadata` that of the session, once it is found. `client`: the address that
+    it came from. `left`: the client left before the end of its answer. `elsewhere`: another worker answers it, and
+    tells of it. `started`: seconds of the monotonic clock, `began`: Unix seconds. `tell`: says what there is to say of
+    it at its end, in place of the line that every request has.
     `trace`: of a turn's request, if traces are made.
     """
 
     __slots__ = (
         *("method", "route", "id", "client_id", "status", "code", "message", "session", "client", "left", "elsewhere"),
-        *("started", "began", "tell", "trace", "_on_end", "_ended"),
+        *("started", "began", "tell", "trace", "metadata", "_on_end", "_metadata_of", "_ended"),
     )
 
-    def __init__(self, scope: MutableMapping[str, Any], on_end: RequestEnd | None = None) -> None:
-        """Put the record into the `scope` of its request."""
+    def __init__(
+        self,
+        scope: MutableMapping[str, Any],
+        on_end: RequestEnd | None = None,
+        metadata_of: MetadataOf | None = None,
+    ) -> None:
+        """Put the record into the `scope` of its request. `metadata_of`: finds what no endpoint has noted."""
         scope[_SCOPE] = self
         self.method: str = scope["method"]
         self.route = UNMATCHED
@@ -57,12 +68,13 @@ class HttpRequest:
         self.code: str | None = None
         self.message: str | None = None
         self.session: str | None = None
+        self.metadata: Mapping[str, Any] | None = None
         self.client: tuple[str, int] | None = scope.get("client")
         self.left = self.elsewhere = False
         self.started, self.began = time.monotonic(), time.time()
         self.tell: RequestEnd | None = None
         self.trace: Trace | None = None
-        self._on_end, self._ended = on_end, False
+        self._on_end, self._metadata_of, self._ended = on_end, metadata_of, False
 
     def begin_trace(self, tracing: Tracing, scope: MutableMapping[str, Any]) -> None:
         """Begin the trace of this request; its end ends the trace. If that fails, the request goes on without one."""
@@ -77,6 +89,17 @@ class HttpRequest:
             self.trace = tracing.begin(f"{self.method} {route}", scope["headers"], self.started, attributes)
         except Exception:
             logger.exception("a trace could not be begun")
+
+    def enter(self, session: str, metadata: Mapping[str, Any]) -> None:
+        """Note the session that it belongs to."""
+        self.session, self.metadata = session, metadata
+
+    @property
+    def labels(self) -> dict[str, Value]:
+        """The training run of its session."""
+        if self.metadata is None and self.session is not None and self._metadata_of is not None:
+            self.metadata = self._metadata_of(self.session)
+        return labels_of(self.metadata or {})
 
     @property
     def trace_id(self) -> str | None:
@@ -122,7 +145,8 @@ class HttpRequest:
         attributes = {"http.response.status_code": self.status, "tokengrove.request.id": self.name()}
         if self.session is not None:
             attributes["tokengrove.session.id"] = attributes["gen_ai.conversation.id"] = self.session
-        trace.end(self.code or ("client_left" if self.left else None), attributes)
+        labels = {f"tokengrove.{name}": value for name, value in self.labels.items()}
+        trace.end(self.code or ("client_left" if self.left else None), attributes, labels)
 
 
 def found_in(scope: MutableMapping[str, Any]) -> HttpRequest | None:

@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 from opentelemetry.sdk.resources import SERVICE_NAME, Resource
@@ -125,13 +126,17 @@ class Trace:
     turns, new or earlier ones. `describe` returns further attributes of its span, once these have ended.
     """
 
-    __slots__ = ("_end", "_error", "_offset", "_span", "_tracing", "_turns", "begun", "context", "describe", "timeline")
+    __slots__ = (
+        *("_end", "_error", "_labels", "_offset", "_span", "_tracing", "_turns"),
+        *("begun", "context", "describe", "timeline"),
+    )
 
     def __init__(self, tracing: Tracing, span: Span, offset: int) -> None:
         """`offset`: nanoseconds from the monotonic clock to Unix time, the same for all spans of the request."""
         self._tracing, self._span, self._offset = tracing, span, offset
         self._end = 0.0
         self._error: str | None = None
+        self._labels: Attributes = {}
         own = span.get_span_context()
         self.context = TraceContext(own.trace_id, own.span_id, own.trace_flags, own.trace_state.to_header())
         self._turns: list[_Turn] = []
@@ -154,12 +159,12 @@ class Trace:
         """Refer to another request."""
         self._span.add_link(SpanContext(other.trace_id, other.span_id, False, TraceFlags(other.flags)))
 
-    def end(self, error: str | None, attributes: Attributes) -> None:
+    def end(self, error: str | None, attributes: Attributes, labels: Attributes = MappingProxyType({})) -> None:
         """End the request, with the code of its error if it failed. Its spans are made once its turns have ended, too:
-        those of a client that left go on for a while.
+        those of a client that left go on for a while. Each of them has the `labels`.
         """
-        self._end, self._error = time.monotonic(), error
-        self._span.set_attributes(attributes)
+        self._end, self._error, self._labels = time.monotonic(), error, labels
+        self._span.set_attributes({**attributes, **labels})
         if self.timeline is not None and not self.begun:
             self.timeline.ended = self._end  # it was refused in the middle of a phase
         self._write_if_over()
@@ -214,7 +219,7 @@ class Trace:
             written.add(phase)
             if phase.name == _GENERATE:
                 self._tracing.ids.promised = self.context.promised.get(turn_id)
-            attributes, start = described.get(phase.name), self._ns(phase.start)
+            attributes, start = {**described.get(phase.name, {}), **self._labels}, self._ns(phase.start)
             span = self._tracing.tracer.start_span(phase.name, parent, attributes=attributes, start_time=start)
             self._add_events(span, inside)
             if error is not None and phase is phases[-1]:

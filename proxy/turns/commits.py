@@ -123,7 +123,10 @@ class Commits:
         try:
             self._count(turn)
         except Exception:  # it is durable, whatever a metric makes of it
-            logger.exception("a turn could not be counted", {"interaction": turn.interaction.id})
+            logger.exception(
+                "a turn could not be counted",
+                {"interaction": turn.interaction.id, "session": turn.session.id, **turn.session.labels},
+            )
         if session.closed:
             self._in_background(self._scores.add_late_turn(session))
         if self._unrecorded and time.monotonic() >= self._record_at:  # the database takes turns again
@@ -195,7 +198,16 @@ class Commits:
             if isinstance(problem, StoreUnavailable):  # told as the database's outage; recorded when it is over
                 self._unrecorded.append(turn)
             else:
-                logger.error("could not record the %s turn %s: %s", status, interaction.id, problem.message)
+                logger.error(
+                    "could not record the %(status)s turn %(interaction)s: %(reason)s",
+                    {
+                        "status": status,
+                        "reason": problem.message,
+                        "interaction": interaction.id,
+                        "session": turn.session.id,
+                        **turn.session.labels,
+                    },
+                )
             return
         turn.session.record_failure(interaction.id)
         if seq is not None:
@@ -213,9 +225,14 @@ class Commits:
         if interaction.parent_id is not None and not interaction.aligned:
             metrics.unaligned.by[()] += 1
             logger.warning(
-                "interaction %s is not aligned with its parent, so its tokens start a new sample: %s",
-                interaction.id,
-                interaction.reason,
+                "interaction %(interaction)s is not aligned with its parent, so its tokens start a new sample: "
+                "%(reason)s",
+                {
+                    "interaction": interaction.id,
+                    "reason": interaction.reason,
+                    "session": turn.session.id,
+                    **turn.session.labels,
+                },
             )
         timeline = turn.timeline
         if timeline.begun is not None:

@@ -523,7 +523,10 @@ class Turns:
                 raise deleted(turn.session.id) from None
             raise EngineUnavailable(SHUTTING_DOWN if stopped else _RETRY) from None
         except Exception as error:
-            logger.exception("turn %s failed", turn.interaction.id)
+            logger.exception(
+                "turn %(interaction)s failed",
+                {"interaction": turn.interaction.id, "session": turn.session.id, **turn.session.labels},
+            )
             await self._commits.record_failure(turn, Status.FAILED, f"{type(error).__name__}: {error}")
             raise EngineFailed("the engine or the server failed in this turn; see the server's log") from error
         finally:
@@ -552,6 +555,7 @@ def _log_prompt(session: LiveSession, request: TurnRequest, prompt: Prompt) -> N
         "prompt",
         {
             "session": session.id,
+            **session.labels,
             "api": request.api.value,
             "parent": None if parent is None else parent.interaction.id,
             "bridged": prompt.bridged,

@@ -188,7 +188,7 @@ async def test_events_of_sessions_are_lines_and_reads_are_for_debugging(
         assert lines[:3] == [
             ("/{session}/rl/set_reward", "s"),
             ("/rl/end_session", "s"),
-            ("/trajectories/export", None),
+            ("/trajectories/export", "s"),
         ]
         assert levels_of(caplog, "request") == ["INFO"] * 3 + ["DEBUG"] * 4
 

@@ -278,6 +278,8 @@ async def test_the_docs_name_every_span_event_and_attribute(
         ]
     )
     async with serving(tmp_path, script) as server:
+        labels = {"project": "p", "experiment": "e", "step": 1, "sample_index": 2, "rollout_n": 3, "validate": True}
+        await server.ok("/rl/start_session", {"session_id": "s", "metadata": labels})
         reply = await server.chat([user("hi")], stream=False)
         plain = server.engine.generate
 

@@ -7,6 +7,8 @@ import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from proxy.telemetry.session_labels import LABELS
+
 ROOT = Path(__file__).resolve().parents[3]
 PAGE = ROOT / "docs" / "monitoring.md"
 
@@ -67,3 +69,22 @@ def test_the_table_has_the_events_and_fields_of_the_code() -> None:
 def test_no_event_has_a_field_that_every_line_has() -> None:
     taken = {"time", "level", "logger", "event", "worker", "traceback"}
     assert {name: fields & taken for name, fields in told().items() if fields & taken} == {}
+
+
+def test_every_line_that_names_a_session_names_its_training_run() -> None:
+    named = []
+    for path in (ROOT / "proxy").rglob("*.py"):
+        for call in ast.walk(ast.parse(path.read_text())):
+            if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr in _LEVELS:
+                for fields in (arg for arg in call.args if isinstance(arg, ast.Dict)):
+                    names = {key.value for key in fields.keys if isinstance(key, ast.Constant)}
+                    spread = [ast.unparse(v) for k, v in zip(fields.keys, fields.values, strict=True) if k is None]
+                    if "session" in names:
+                        named.append(path.name)
+                        assert any(text.endswith(".labels") for text in spread), f"{path}:{call.lineno}"
+    assert {"turn_lines.py", "request_lines.py", "turns.py", "commits.py"} <= set(named)
+
+
+def test_the_page_lists_the_labels_of_a_training_run() -> None:
+    rows = PAGE.read_text().partition("| label | meaning |")[2].partition("\n\n")[0]
+    assert tuple(re.findall(r"^\| `(\w+)` \|", rows, re.M)) == LABELS
