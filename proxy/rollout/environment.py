@@ -9,8 +9,10 @@ import os
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
-from proxy.client.operations import StartedSession
+if TYPE_CHECKING:
+    from proxy.client.operations import StartedSession  # other processes do without the client
 
 PLACEHOLDER = "set-by-tokengrove"
 """The value of OPENAI_API_KEY while agents run that name none. The session is in the address, so any key will do."""

@@ -7,20 +7,22 @@ from __future__ import annotations
 
 
 class AgentFailed(Exception):
-    """An agent raised an exception in another process.
+    """An agent raised an exception in another process, or one that would have ended this process.
 
     `kind` is the name of its class, with its module unless it is a builtin; `message` its text; `traceback` the whole
-    traceback as text.
+    traceback as text, which Python also shows below that of this exception.
     """
 
     def __init__(self, kind: str, message: str, traceback: str = "") -> None:
-        super().__init__(kind, message, traceback)
+        super().__init__(f"{kind}: {message}" if message else kind)
         self.kind, self.message, self.traceback = kind, message, traceback
-
-    def __str__(self) -> str:
-        told = f"{self.kind}: {self.message}" if self.message else self.kind
-        return f"{told}\n\nIn the other process:\n{self.traceback}" if self.traceback else told
+        if traceback:
+            self.add_note(f"In the other process:\n{traceback}")
 
 
 class WorkerDied(AgentFailed):
     """The process that ran an agent ended in the middle: killed, crashed, or left by `os._exit`."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, "")
+        self.kind, self.message = type(self).__name__, message

@@ -16,12 +16,13 @@ from typing import Any, Literal, get_args
 from proxy.client import AsyncClient
 from proxy.client.options import SessionOptions
 from proxy.errors import InvalidRequest
-from proxy.rollout.agent_call import call_agent
+from proxy.rollout.agent_call import call_agent, call_agent_here
 from proxy.rollout.areal.agent_rewards import agent_rewards
 from proxy.rollout.areal.client import OpenAIProxyClient, check_style
 from proxy.rollout.areal.interaction import InteractionWithTokenLogpReward
 from proxy.rollout.areal.rollout_workflow import RolloutWorkflow
-from proxy.rollout.environment import placeholder_key
+from proxy.rollout.environment import agent_variables, placeholder_key
+from proxy.rollout.processes import shared_pool
 
 logger = logging.getLogger(__name__)
 
@@ -31,6 +32,11 @@ Interactions = dict[str, InteractionWithTokenLogpReward]
 
 class OpenAIProxyWorkflow(RolloutWorkflow):
     """Runs an agent: any object with `async def run(self, data, **extra)`, which makes its calls as it likes.
+
+    Mode `inline` awaits `run` here, or calls it in a thread if it is a plain function, with `base_url`, `api_key`,
+    `http_client` and `anthropic_base_url` (for Anthropic's SDK) as far as it takes them. Mode `subproc` calls it in one
+    of `subproc_max_workers` processes, where it may block, with the same except `http_client`, and with the variables
+    of `proxy.rollout.environment`; agent and data have to be picklable.
 
     The arguments up to `proxy_gateway_addr` are AReaL's, in its order. `proxy_addr` is the server's address and
     `admin_api_key` its admin key, if it has one; instead of both, `client` may be an `AsyncClient`, also one of an
@@ -72,6 +78,9 @@ class OpenAIProxyWorkflow(RolloutWorkflow):
             raise ValueError(f"proxy_addr is {proxy_addr!r}; give the server's address, which begins with http://")
         if unknown := options.keys() - SessionOptions.__annotations__.keys():
             raise TypeError(f"OpenAIProxyWorkflow has no argument {min(unknown)!r}, and neither has start_session")
+        if mode == "subproc":
+            _check_reachable(client)
+            shared_pool(subproc_max_workers)  # refuses a number that is none
         self.agent: Any = agent
         self.mode, self.proxy_addr = mode, proxy_addr
         self.discount, self.export_style, self.subproc_max_workers = discount, export_style, subproc_max_workers
@@ -91,7 +100,8 @@ class OpenAIProxyWorkflow(RolloutWorkflow):
         async with self._connected() as client:
             session = self._session(client, data)
             async with session:
-                result = await self._run_agent(client, session, data)
+                run = self._run_in_process if self.mode == "subproc" else self._run_inline
+                result = await run(client, session, data)
                 rewarded = await _reward(client, session, agent_rewards(result, self.agent))
             interactions = await session.export_interactions(discount=self.discount, style=self.export_style)
         if not rewarded or not interactions:
@@ -99,20 +109,42 @@ class OpenAIProxyWorkflow(RolloutWorkflow):
             return None
         return interactions
 
-    async def _run_agent(self, client: AsyncClient, session: OpenAIProxyClient, data: dict[str, Any]) -> Any:
-        try:
-            async with asyncio.timeout(self.timeout_s) as limit:
-                return await self._run_inline(client, session, data)
-        except TimeoutError as error:
-            if not limit.expired():
-                raise  # the agent's own
-            raise TimeoutError(f"{self._who} has not ended within {self.timeout_s:g} s (timeout_s)") from error
+    def close(self) -> None:
+        """End the processes of mode subproc that are idle; another episode would start new ones.
+
+        Workflows with equal `subproc_max_workers` share their processes, and those that run for another one go on.
+        """
+        if self.mode == "subproc":
+            shared_pool(self.subproc_max_workers).close()
+
+    async def __aenter__(self) -> OpenAIProxyWorkflow:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.close()
 
     async def _run_inline(self, client: AsyncClient, session: OpenAIProxyClient, data: dict[str, Any]) -> Any:
         async with client.http_client() as http_client:
             extra = {**_addresses(session), "http_client": http_client}
-            with placeholder_key():
-                return await call_agent(self.agent.run, data, extra)
+            try:
+                with placeholder_key():
+                    async with asyncio.timeout(self.timeout_s) as limit:
+                        return await call_agent(self.agent.run, data, extra)
+            except TimeoutError as error:
+                if limit.expired():
+                    raise self._overdue() from error
+                raise  # the agent's own
+
+    async def _run_in_process(self, client: AsyncClient, session: OpenAIProxyClient, data: dict[str, Any]) -> Any:
+        pool, variables = shared_pool(self.subproc_max_workers), agent_variables(session.session)
+        arguments = {"agent": self.agent, "data": data, "extra": _addresses(session)}
+        try:
+            return await pool.run(call_agent_here, variables=variables, timeout_s=self.timeout_s, **arguments)
+        except TimeoutError as error:
+            raise self._overdue() from error
+
+    def _overdue(self) -> TimeoutError:
+        return TimeoutError(f"{self._who} has not ended within {self.timeout_s:g} s (timeout_s)")
 
     @asynccontextmanager
     async def _connected(self) -> AsyncIterator[AsyncClient]:
@@ -142,6 +174,14 @@ def _check_agent(agent: Any) -> None:
         raise TypeError(f"agent is the class {agent.__name__}; give an instance of it")
     if not callable(getattr(agent, "run", None)):
         raise TypeError(f"Agent must have a callable 'run' method; {type(agent).__name__} has none")
+
+
+def _check_reachable(client: AsyncClient | None) -> None:
+    if client is not None and client.hold is not None:
+        raise ValueError(
+            "mode 'subproc' runs agents in other processes, which cannot reach an application in this one: use mode "
+            "'inline', or serve the application (tokengrove serve) and give its address as proxy_addr"
+        )
 
 
 def _addresses(session: OpenAIProxyClient) -> dict[str, str]:

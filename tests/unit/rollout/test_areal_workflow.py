@@ -1,4 +1,4 @@
-"""AReaL's workflow in mode inline: what agents are given, what they may return, and what is left when they fail."""
+"""AReaL's workflow: what agents are given, what they may return, and what is left when they fail."""
 
 from __future__ import annotations
 
@@ -18,8 +18,10 @@ from proxy.client.values import SessionTree
 from proxy.errors import InvalidRequest, NotFound, TooManyRequests, Unauthorized
 from proxy.rollout.areal import OpenAIProxyWorkflow
 from proxy.rollout.environment import PLACEHOLDER
-from proxy.rollout.failures import AgentFailed
-from tests.support import real_server, user
+from proxy.rollout.failures import AgentFailed, WorkerDied
+from proxy.rollout.processes import shared_pool
+from tests.support import real_server, until, user
+from tests.unit.rollout.agents_of_processes import Asks
 
 KEY = "a-key-of-the-administrator"
 Run = Callable[..., Awaitable[Any]]
@@ -334,6 +336,74 @@ async def test_a_step_that_the_server_refuses_leaves_the_capacity(keyed: str, st
     with pytest.raises(InvalidRequest if step == "export" else Unauthorized):
         await run(keyed, Of(agent), session_id=session_id, discount=2.0)
     assert await capacity(keyed) == before
+
+
+async def run_in_process(url: str, then: str, **options: Any) -> Any:
+    workflow = OpenAIProxyWorkflow("subproc", Asks(then), url, KEY, subproc_max_workers=2, **options)
+    return await workflow.arun_episode(None, DATA)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def no_processes_left() -> Iterator[None]:
+    yield
+    shared_pool(2).close()
+
+
+async def test_agents_in_processes_each_have_their_own_session(
+    keyed: str, opened: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPENAI_BASE_URL", "http://127.0.0.1:9/of-somebody-else")
+    before, group = dict(os.environ), fresh()
+    urls = [keyed, opened] * 3
+    results = await asyncio.gather(*(run_in_process(url, "return", group_id=group) for url in urls))
+    assert [[interaction.reward for interaction in result.values()] for result in results] == [[0.5]] * 6
+    assert len({interaction.session_id for result in results for interaction in result.values()}) == 6
+    assert dict(os.environ) == before
+
+
+@pytest.mark.parametrize(
+    ("then", "timeout_s", "error", "reason"),
+    [
+        ("error", None, AgentFailed, "AgentFailed: openai.BadRequestError: Error code: 400"),
+        ("exit", None, WorkerDied, "WorkerDied: the process ended with exit code 7"),
+        ("hang", 0.5, TimeoutError, "TimeoutError: Asks.run has not ended within 0.5 s (timeout_s)"),
+    ],
+)
+async def test_an_agent_that_fails_in_its_process_leaves_a_failed_session_and_the_capacity(
+    keyed: str, then: str, timeout_s: float | None, error: type[Exception], reason: str
+) -> None:
+    before, session_id = await capacity(keyed), fresh()
+    other = asyncio.create_task(run_in_process(keyed, "return"))
+    with pytest.raises(error):
+        await run_in_process(keyed, then, session_id=session_id, timeout_s=timeout_s)
+    shown = await tree(keyed, session_id)
+    assert (shown.status, shown.outcome) == ("ended", "Failed")
+    assert shown.extra["exit_reason"].startswith(reason)
+    assert await other
+    assert await capacity(keyed) == before
+
+
+async def test_an_episode_that_is_cancelled_in_its_process_leaves_a_failed_session(keyed: str, tmp_path: Path) -> None:
+    session_id, told = fresh(), tmp_path / "told"
+    workflow = OpenAIProxyWorkflow("subproc", Asks("hang"), keyed, KEY, subproc_max_workers=2, session_id=session_id)
+    episode = asyncio.create_task(workflow.arun_episode(None, {**DATA, "told": str(told)}))
+    await until(told.exists)
+    episode.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await episode
+    assert (await tree(keyed, session_id)).outcome == "Failed"
+    assert await run_in_process(keyed, "return")
+
+
+async def test_what_cannot_be_sent_to_a_process_is_named(keyed: str) -> None:
+    agent, session_id = Agent(lambda ids: 1.0), fresh()
+    workflow = OpenAIProxyWorkflow("subproc", agent, keyed, KEY, subproc_max_workers=2, session_id=session_id)
+    with pytest.raises(TypeError, match=r"agent\.result cannot be sent"):
+        await workflow.arun_episode(None, DATA)
+    assert (await tree(keyed, session_id)).outcome == "Failed"
+    workflow = OpenAIProxyWorkflow("subproc", Asks(), keyed, KEY, subproc_max_workers=2)
+    with pytest.raises(TypeError, match=r"data\['tool'\] cannot be sent"):
+        await workflow.arun_episode(None, {**DATA, "tool": threading.Lock()})
 
 
 async def test_an_evaluation_is_marked_and_left_out_of_exports(opened: str) -> None:

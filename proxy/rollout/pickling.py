@@ -1,0 +1,47 @@
+"""Pickles what another process is to have, and says which part of it cannot be pickled."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+_DEEPEST = 5
+
+
+def check_picklable(name: str, value: Any) -> None:
+    """Raise TypeError if `value` cannot be pickled; it names the attribute or item that is the cause.
+
+    `name`: what the value is called in the error, such as `agent`.
+    """
+    if (error := _refusal(value)) is not None:
+        path, cause = _cause(name, value, error, _DEEPEST)
+        raise TypeError(
+            f"{path} cannot be sent to another process, which needs a value that can be pickled "
+            f"({type(cause).__name__}: {cause}); make it inside of the function that uses it"
+        ) from cause
+
+
+def _refusal(value: Any) -> Exception | None:
+    try:
+        pickle.dumps(value)
+    except Exception as error:  # pickle, and the methods that it calls, raise all kinds
+        return error
+    return None
+
+
+def _cause(path: str, value: Any, error: Exception, deepest: int) -> tuple[str, Exception]:
+    """The innermost part that cannot be pickled, and why."""
+    for name, part in _parts(path, value) if deepest else ():
+        if (refusal := _refusal(part)) is not None:
+            return _cause(name, part, refusal, deepest - 1)
+    return path, error
+
+
+def _parts(path: str, value: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, Mapping):
+        yield from ((f"{path}[{key!r}]", part) for key, part in value.items())
+    elif isinstance(value, list | tuple | set | frozenset):
+        yield from ((f"{path}[{index}]", part) for index, part in enumerate(value))
+    else:
+        yield from ((f"{path}.{name}", part) for name, part in getattr(value, "__dict__", {}).items())

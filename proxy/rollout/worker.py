@@ -1,0 +1,74 @@
+"""The other process: it calls one function after the other, each with environment variables of its own.
+
+What leaves it is what the function returned, or text. It leads a group of processes, so that those that an agent starts
+end with it.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import traceback
+from collections.abc import Callable, Mapping
+from multiprocessing.connection import Connection
+from typing import Any, NamedTuple
+
+from proxy.rollout.environment import variables_set
+
+
+class Job(NamedTuple):
+    """A function of a module, its arguments, and the variables that are set while it runs (None: absent)."""
+
+    function: Callable[..., Any]
+    arguments: Mapping[str, Any]
+    variables: Mapping[str, str | None]
+
+
+class Returned(NamedTuple):
+    """What the function returned."""
+
+    value: Any
+
+
+class Raised(NamedTuple):
+    """What it raised: the name of the class, with its module unless it is a builtin, the message and the traceback."""
+
+    kind: str
+    message: str
+    traceback: str
+
+
+def serve(connection: Connection) -> None:
+    """Say that the process has started, then answer jobs until the other side closes the connection."""
+    os.setsid()
+    connection.send_bytes(b"started")
+    while True:
+        try:
+            payload = connection.recv_bytes()
+        except EOFError:
+            return
+        connection.send_bytes(_answer(payload))
+
+
+def _answer(payload: bytes) -> bytes:
+    """Call a pickled `Job`; return a pickled `Returned` or `Raised`, whatever happens."""
+    doing = "the other process cannot rebuild what it was sent; is its class in a module that can be imported? "
+    try:
+        job: Job = pickle.loads(payload)
+        doing = ""
+        with variables_set(job.variables):
+            result = job.function(**job.arguments)
+        doing = f"what it returned, of type {type(result).__name__}, cannot be pickled: "
+        return pickle.dumps(Returned(result))
+    except BaseException as error:
+        return pickle.dumps(_as_text(error, doing))
+
+
+def _as_text(error: BaseException, before: str) -> Raised:
+    kind = type(error)
+    name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+    try:
+        message = str(error)
+    except Exception as failure:
+        message = f"its text cannot be made: {failure!r}"
+    return Raised(name, before + message, "".join(traceback.format_exception(error)))
