@@ -265,11 +265,11 @@ async def _lifespan(parts: Parts, app: Starlette) -> AsyncIterator[None]:
         stack.push_async_callback(_cancel, asyncio.create_task(parts.metrics.process.watch_loop()))
         if (idle_s := parts.settings.session_idle_s) is not None:
             stack.push_async_callback(_cancel, asyncio.create_task(parts.sessions.idle_sweep.run(idle_s)))
-        app.loop = asyncio.get_running_loop()
+        app.running_loop = asyncio.get_running_loop()
         try:
             yield
         finally:
-            app.loop = None
+            app.running_loop = None
 
 
 async def _cancel(task: asyncio.Task[None]) -> None:

@@ -42,15 +42,15 @@ class App(Starlette):
     """A Starlette application that serves turns past its middleware and router. Its routes hold them all the same.
 
     `guard`: what requests pass before anything else; None if nothing has to be checked. `on_end`: gets the record of
-    each request once it has ended. `metadata_of`: finds the metadata of a session, for its lines. `loop`: the event
-    loop that it runs on, between its start and its stop; else None.
+    each request once it has ended. `metadata_of`: finds the metadata of a session, for its lines.
+    `running_loop`: the event loop that it runs on, from its start to its stop.
     """
 
     turn_routes = TurnRoutes({})
     guard: Guard | None = None
     on_end: RequestEnd | None = None
     metadata_of: MetadataOf | None = None
-    loop: asyncio.AbstractEventLoop | None = None
+    running_loop: asyncio.AbstractEventLoop | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":

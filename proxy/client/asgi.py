@@ -33,7 +33,10 @@ class TimedOut(Exception):
 
 
 class Exchange:
-    """A request and its answer. Everything runs on the event loop of the application; there is one reader."""
+    """A request and its answer. Everything runs on the event loop of the application; there is one reader.
+
+    `complete`: whether the application has sent all of its answer.
+    """
 
     def __init__(self, app: ASGIApp, scope: Message, body: bytes) -> None:
         """`scope`: that of an HTTP request; `body`: the whole of its body."""
@@ -43,7 +46,7 @@ class Exchange:
         self._body: bytes | None = body
         self._unread: list[bytes] = []
         self._unread_bytes = 0
-        self._complete = self._over = False
+        self.complete = self._over = False
         self._loop = asyncio.get_running_loop()
         self._news, self._room, self._gone = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
@@ -75,26 +78,32 @@ class Exchange:
         return self.status, self.headers
 
     async def read(self, timeout_s: float | None) -> bytes:
-        """Return what was sent since the last call, b"" at the end. Raises as `head` does."""
+        """Wait for more of the answer and return it. Raises as `head` does."""
         try:
             if not self._unread:
-                await self._wait(timeout_s, lambda: bool(self._unread) or self._complete)
-            if self._unread:
-                part = b"".join(self._unread)
-                self._unread.clear()
-                self._unread_bytes = 0
-                self._room.set()
-                return part
-            if not self._complete:
+                await self._wait(timeout_s, lambda: bool(self._unread) or self.complete)
+            if not self._unread and not self.complete:
                 raise BrokenOff("the application has ended before the end of its answer")
         except BaseException:
             self.leave()
             raise
-        return b""
+        return self.take()
+
+    def take(self) -> bytes:
+        """What has come since the last call. Once the answer is `complete`, any thread may call this."""
+        part = b"".join(self._unread)
+        self._unread.clear()
+        self._unread_bytes = 0
+        self._room.set()
+        return part
+
+    @property
+    def read_whole(self) -> bool:
+        """Whether the answer is at its end, for the reader too."""
+        return self.complete and not self._unread
 
     def leave(self) -> None:
-        """Disconnect: the application is told so, and what it still sends is dropped."""
-        self._unread.clear()
+        """Disconnect: the application is told so, and what it still sends is dropped. What has come can be read."""
         self._gone.set()
         self._room.set()
 
@@ -132,10 +141,10 @@ class Exchange:
                 self._unread.append(part)
                 self._unread_bytes += len(part)
             if not message.get("more_body", False):
-                self._complete = True
+                self.complete = True
                 self._gone.set()
         self._news.set()
-        if self._unread_bytes >= _MOST_UNREAD and not self._complete:
+        if self._unread_bytes >= _MOST_UNREAD and not self.complete:
             self._room.clear()
             await self._room.wait()
 
@@ -144,4 +153,4 @@ class Exchange:
         if self.status is None:
             self.status, self.headers = 500, [(b"content-type", b"text/plain; charset=utf-8")]
             self._unread.append(b"Internal Server Error")
-            self._complete = True
+            self.complete = True

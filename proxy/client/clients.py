@@ -136,7 +136,7 @@ class Client(Connection):
     `proxy.app.build_app(Settings(...))`, which is called without sockets; agents reach it by `http_client` only. The
     block, or the first call, starts its lifespan on an event loop in a thread of its own, and raises what that raises.
     An application that other clients have started is shared, and the last of them to be closed or collected stops it
-    for good. One whose attribute `loop` is the event loop that it runs on, as `build_app` sets it, is only used.
+    for good. One that has the event loop that it runs on as `running_loop`, as that of `build_app`, is only used.
 
     `admin_key` is needed if the server has one. A call may take `timeout_s` seconds, and what it is told to wait for
     (`wait_s`) in addition. Every method raises a server's error as its class in `proxy.errors` (Unauthorized or
@@ -487,7 +487,7 @@ class AsyncClient(Connection):
     `proxy.app.build_app(Settings(...))`, which is called without sockets; agents reach it by `http_client` only. The
     block, or the first call, starts its lifespan on the running event loop, and raises what that raises. An
     application that other clients have started is shared, and the last of them to be closed or collected stops it for
-    good. One whose attribute `loop` is the event loop that it runs on, as `build_app` sets it, is only used.
+    good. One that has the event loop that it runs on as `running_loop`, as that of `build_app`, is only used.
 
     `admin_key` is needed if the server has one. A call may take `timeout_s` seconds, and what it is told to wait for
     (`wait_s`) in addition. Every method raises a server's error as its class in `proxy.errors` (Unauthorized or

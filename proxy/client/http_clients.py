@@ -98,11 +98,9 @@ class _Answer:
     ) -> None:
         self._running, self._exchange, self._timeout_s = running, exchange, timeout_s
         self._library, self._request = library, request
-        self._at_end = False
 
     def _leave(self) -> None:
-        if not self._at_end:
-            self._at_end = True
+        if not self._exchange.complete:
             self._exchange.leave_soon()
 
     def __del__(self) -> None:
@@ -111,10 +109,10 @@ class _Answer:
 
 class _AsyncParts(_Answer):
     async def __aiter__(self) -> AsyncIterator[bytes]:
+        exchange = self._exchange
         with _errors_of(self._library, self._request):
-            while part := await self._running.run(self._exchange.read(self._timeout_s)):
-                yield part
-        self._at_end = True
+            while not exchange.read_whole:
+                yield exchange.take() if exchange.complete else await self._running.run(exchange.read(self._timeout_s))
 
     async def aclose(self) -> None:
         self._leave()
@@ -122,10 +120,10 @@ class _AsyncParts(_Answer):
 
 class _Parts(_Answer):
     def __iter__(self) -> Iterator[bytes]:
+        exchange = self._exchange
         with _errors_of(self._library, self._request):
-            while part := self._running.wait(self._exchange.read(self._timeout_s)):
-                yield part
-        self._at_end = True
+            while not exchange.read_whole:
+                yield exchange.take() if exchange.complete else self._running.wait(exchange.read(self._timeout_s))
 
     def close(self) -> None:
         self._leave()

@@ -13,7 +13,9 @@ import weakref
 from collections.abc import Coroutine
 from concurrent.futures import Future, wait
 from contextlib import suppress
+from contextvars import Context
 from functools import cache
+from importlib import import_module
 from typing import Any, TypeVar
 
 from proxy.client.asgi import ASGIApp, Exchange, Headers, Message
@@ -53,10 +55,12 @@ class RunningApp:
         self._refusal: str | None = None
         self._stopping = asyncio.Event()
         self._open: dict[asyncio.Task[None], Exchange] = {}
+        if not owned:
+            self.started.set_result(None)
 
     def start_here(self) -> None:
         """Start the lifespan on the running event loop."""
-        self._task = self.loop.create_task(self._live())
+        self._task = self.loop.create_task(self._live(), context=Context())
 
     def start_in_thread(self) -> None:
         """Start the event loop in a thread of its own, and the lifespan on it; the thread ends with the lifespan."""
@@ -88,7 +92,7 @@ class RunningApp:
         if self._stopping.is_set():
             raise AppStopped(_STOPPED)
         exchange = Exchange(self.app, {**scope, "state": self._state.copy()}, body)
-        task = asyncio.create_task(exchange.run())
+        task = asyncio.create_task(exchange.run(), context=Context())
         self._open[task] = exchange
         opened.add(exchange)
 
@@ -118,11 +122,16 @@ class RunningApp:
         Raises AppStopped if that is gone, and RuntimeError on that event loop itself, which would wait for ever.
         """
         try:
-            self._refuse_own_loop()
+            self.refuse_own_loop()
         except RuntimeError:
             steps.close()
             raise
-        return self._wait(self._submit(steps))
+        sent = self._submit(steps)
+        try:
+            return self._wait(sent)
+        except BaseException:
+            sent.cancel()
+            raise
 
     def leave(self) -> bool:
         """Let go of it. Whoever is the last stops it, and may wait until it has stopped if this returns True."""
@@ -171,7 +180,7 @@ class RunningApp:
 
     def _wait(self, future: Future[T]) -> T:
         """Block until `future` is done. Raises AppStopped if nobody is left to finish it."""
-        self._refuse_own_loop()
+        self.refuse_own_loop()
         while not wait([future], _LOOK_S).done:
             if self.loop.is_closed():
                 raise AppStopped(_STOPPED)
@@ -179,7 +188,8 @@ class RunningApp:
             raise AppStopped(_STOPPED)
         return future.result()
 
-    def _refuse_own_loop(self) -> None:
+    def refuse_own_loop(self) -> None:
+        """Raise RuntimeError where a thread would wait for what only itself can do."""
         if _current_loop() is self.loop:
             raise RuntimeError(
                 "a blocking client was used on the event loop that runs its application, so it would wait for itself: "
@@ -325,13 +335,15 @@ def _running_app(app: ASGIApp, loop: asyncio.AbstractEventLoop | None) -> Runnin
             else:
                 _stop_at_exit()
                 running.start_in_thread()
+    if loop is None:
+        running.refuse_own_loop()
     running.holders += 1
     return running
 
 
 def _own_loop(app: ASGIApp) -> asyncio.AbstractEventLoop | None:
     """The event loop that an application of this project runs on already; None if it does not run, or does not say."""
-    loop = getattr(app, "loop", None)
+    loop = getattr(app, "running_loop", None)
     return loop if isinstance(loop, asyncio.AbstractEventLoop) else None
 
 
@@ -344,10 +356,12 @@ def _current_loop() -> asyncio.AbstractEventLoop | None:
 
 @cache
 def _stop_at_exit() -> None:
-    """Stop what runs in a thread when the process ends: before the executors refuse work, which a stop needs.
+    """Stop what runs in a thread when the process ends: before executors refuse work, which a stop needs.
 
-    `atexit` comes after that; it is for interpreters without the other.
+    `atexit` comes after that; it is for interpreters without the other. What is registered last is called first, so the
+    executors have to be registered by now.
     """
+    import_module("concurrent.futures.thread")
     getattr(threading, "_register_atexit", atexit.register)(_stop_all)
 
 

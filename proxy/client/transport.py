@@ -36,7 +36,8 @@ class ServerUnreachable(EngineUnavailable):
 class Connection:
     """The server's URL or application, the admin key and the timeout: what both clients share.
 
-    `url` of an application in this process is an address that only `http_client` reaches. `hold`: that of it.
+    `url` of an application in this process is an address that only `http_client` reaches. `app`: the application, None
+    over a network; `hold`: what this client holds of it.
     """
 
     def __init__(self, url: str | None, admin_key: str | None, timeout_s: float, app: ASGIApp | None = None) -> None:
@@ -47,6 +48,7 @@ class Connection:
                 param="url",
             )
         self.url = IN_PROCESS if url is None else url.rstrip("/")
+        self.app = app
         self.hold = None if app is None else AppHold(app)
         self.admin_key = admin_key
         self.timeout_s = timeout_s
