@@ -259,6 +259,10 @@ def is_chosen(stored: Stored, node: Node, body: Body) -> bool:
     )
 
 
+ALL = ...
+"""Stands for the agent where scores of all agents are compared with each other."""
+
+
 class Scores:
     """The scores of a session, by the rules of docs/concepts.md."""
 
@@ -268,6 +272,7 @@ class Scores:
         self.paths = {leaf.id: [node.id for node in chain(stored, leaf)] for leaf in leaves(stored, self.kept)}
         self.siblings = self._siblings()
         self.scope = "path" if self.siblings else body.get("reward_scope", "session")
+        self.by_agent = body.get("reward_scope") == "agent"
         compares = "advantages" in body or "step_advantages" in body
         self.skips = body.get("unrewarded", "skip" if compares else "zero") == "skip"
 
@@ -320,17 +325,37 @@ class Scores:
         """Return the score of a sample with these turns, or of the path that ends with `leaf`."""
         if self.scope == "session":
             return self.session
+        if self.scope == "agent":
+            return _mean([self.agent(agent) for agent in self.agents([leaf] if leaf else names)])
         return _mean([self.path(end) for end in ([leaf] if leaf else self.ends(names))])
 
-    def values(self, ends: Iterable[str]) -> list[float]:
-        """Return what is compared of these paths: those with a turn that the filter keeps and `train` selects."""
+    def agent(self, agent: str | None) -> float | None:
+        """Return the score of an agent: the sum over its turns on the exported paths."""
+        return self._sum(name for path in self.paths.values() for name in path if self.named(name) == agent)
+
+    def agents(self, names: Iterable[str]) -> set[str | None]:
+        """Return the agents of these turns that have a score: those that are on an exported path."""
+        exported = {name for path in self.paths.values() for name in path}
+        return {self.named(name) for name in names if name in exported}
+
+    def named(self, name: str) -> str | None:
+        return self.stored.nodes[name].agent
+
+    def values(self, names: Iterable[str], leaf: str | None = None) -> list[tuple[Any, float]]:
+        """Return what is compared of a sample with these turns, or of the path that ends with `leaf`, and the agent
+        with whose scores it is compared: scores with a turn that the filter keeps and `train` selects."""
         trained = {node.id for node in self.kept if is_chosen(self.stored, node, self.body)}
-        counted = [leaf for leaf, path in self.paths.items() if trained & set(path)]
+        counted = [end for end, path in self.paths.items() if trained & set(path)]
+        found: list[tuple[Any, float | None]]
         if self.scope == "session":
-            found = [self.session] if counted else []
+            found = [(ALL, self.session)] if counted else []
+        elif self.scope == "agent":
+            asked = self.agents([leaf] if leaf else names) & self.agents(trained)
+            found = [(agent, self.agent(agent)) for agent in asked]
         else:
-            found = [self.path(end) for end in ends if end in counted]
-        return [value or 0.0 for value in found if value is not None or not self.skips]
+            ends = [end for end in ([leaf] if leaf else self.ends(names)) if end in counted]
+            found = [(self.named(end) if self.by_agent else ALL, self.path(end)) for end in ends]
+        return [(agent, value or 0.0) for agent, value in found if value is not None or not self.skips]
 
     def steps(self) -> dict[str, float]:
         """Return the returns of the turns that are compared."""
@@ -338,6 +363,11 @@ class Scores:
         counted = [node for node in self.kept if is_chosen(self.stored, node, self.body)]
         rewarded = [node.id for node in counted if not self.skips or self.of([node.id]) is not None]
         return {name: value for name, value in values.items() if name in rewarded}
+
+
+def _agent_scores(scores: Scores) -> dict[str, Any]:
+    found = {agent or "": scores.agent(agent) for agent in scores.agents(scores.stored.nodes)}
+    return {agent: None if score is None else pytest.approx(score) for agent, score in found.items()}
 
 
 def _mean(values: list[float | None]) -> float | None:
@@ -574,7 +604,7 @@ def _tree_row(stored: Stored, body: Body, nodes: list[Node], kept: set[int]) -> 
         "node_positions": np.array([each[0] for each in places]),
         "node_rewards": np.array(rewards, np.float32),
         "node_returns": np.array([values[name] for name in names], np.float32),
-        "rewards": [sum(rewards) if scores.scope == "path" else scores.session or 0.0],
+        "rewards": [sum(rewards) if scores.scope == "path" else scores.of(names) or 0.0],
         "raw_rewards": [rewards[-1]],
     }
 
@@ -655,7 +685,10 @@ class Groups:
         self._body = body
         scored = [Scores(stored, body) for stored in sessions]
         self._scores = [
-            (each.stored.group, value) for each in scored if not each.left_out for value in each.values(each.paths)
+            ((each.stored.group, agent), value)
+            for each in scored
+            if not each.left_out
+            for agent, value in each.values(each.stored.nodes)
         ]
         self._states = [
             ((each.stored.group, each.stored.nodes[name].state_hash), value)
@@ -664,8 +697,10 @@ class Groups:
         ]
 
     def members(self, stored: Stored) -> int:
-        """Return how many scores the session's group compares."""
-        return sum(group == stored.group for group, _ in self._scores)
+        """Return how many scores the session's group compares; of several agents those of the one with the fewest."""
+        scores = Scores(stored, self._body)
+        peers = scores.agents(stored.nodes) if scores.by_agent else {ALL}
+        return min((sum(key == (stored.group, peer) for key, _ in self._scores) for peer in peers), default=0)
 
     def of(self, stored: Stored, row: Row) -> Row:
         """Return the columns `advantages` and `step_advantages` of a sample, if they are requested."""
@@ -673,8 +708,8 @@ class Groups:
         if kind := self._body.get("advantages"):
             scores, names = Scores(stored, self._body), row["interaction_ids"]
             joined = self._body.get("layout") in ("concat", "padded")
-            values = scores.values(names[-1:] if joined else scores.ends(names))
-            found = [_advantage(self._scores, stored.group, value, kind) for value in values]
+            values = scores.values(names, names[-1] if joined else None)
+            found = [_advantage(self._scores, (stored.group, agent), value, kind) for agent, value in values]
             out["advantages"] = [float(np.mean(found)) if found else 0.0]
         if kind := self._body.get("step_advantages"):
             steps = Scores(stored, self._body).steps()
@@ -708,6 +743,7 @@ def entry(stored: Stored, body: Body, groups: Groups) -> Row:
         "reward_scope": scores.scope,
         "score": None if scores.session is None else pytest.approx(scores.session),
         "left_out": scores.left_out,
+        **({"agent_scores": _agent_scores(scores)} if scores.scope == "agent" else {}),
         **({"group_members": groups.members(stored)} if "advantages" in body or "step_advantages" in body else {}),
         "reasons": {reason: reasons.count(reason) for reason in reasons},
         "unaligned": sum(node.parent is not None and not node.aligned for node in complete),

@@ -19,14 +19,17 @@ from proxy.types import TurnRequest
 _CODEX_KINDS = {"compact": Purpose.SUMMARY, "memory_consolidation": Purpose.AUX}
 
 
-def add_headers(asked: TurnRequest, headers: Headers) -> None:
-    """Add what the headers say to a request. Raises InvalidRequest for an unknown `x-tokengrove-purpose`."""
+def add_headers(asked: TurnRequest, headers: Headers, agent: str | None) -> None:
+    """Add what the headers say to a request, and the `agent` that its path names if they name none.
+
+    Raises InvalidRequest for an unknown `x-tokengrove-purpose`.
+    """
     # The SDKs of OpenAI and Anthropic send 0 with the first attempt. `int` refuses numbers of more than 4300 digits.
     asked.retry = (count := headers.get(b"x-stainless-retry-count", "")).isdecimal() and bool(count.strip("0"))
     asked.idempotency_key = headers.get(b"idempotency-key")
     asked.state_hash = headers.get(b"x-tokengrove-state-hash")
     asked.purpose = _purpose(headers, asked)
-    asked.agent = headers.get(b"x-tokengrove-agent")
+    asked.agent = headers.get(b"x-tokengrove-agent") or agent
 
 
 def _purpose(headers: Headers, asked: TurnRequest) -> str | None:

@@ -22,7 +22,7 @@ from proxy.engine.requests import GenerateRequest
 from proxy.errors import SHUTTING_DOWN, EngineUnavailable, InvalidRequest, UnsupportedParameter
 from proxy.prompt_ids import PromptIds
 from proxy.protocols.generate import GenerateProtocol, generation_reply, parse_request_id, prompt_field
-from proxy.sessions.access import Access
+from proxy.sessions.access import Access, agent_in
 from proxy.sessions.live_session import LiveSession
 from proxy.settings import Settings
 from proxy.telemetry.http_request import HttpRequest, request_of
@@ -79,7 +79,8 @@ class GenerateEndpoint:
         read = time.monotonic()
         body = await upload.decode_object(sent)
         asked, affinity = await upload.do(len(sent), self._protocol.parse, body), parse_request_id(body)
-        add_headers(asked, headers_of(request.scope))
+        agent = None if session is None else agent_in(request.path_params.get("session"), session.id)
+        add_headers(asked, headers_of(request.scope), agent)
         asked.request_id = record.client_id
         asked.timeline.received, asked.timeline.read = record.started, read
         if record.trace is not None:

@@ -79,6 +79,7 @@ def check_rewards(session: LiveSession, body: Mapping[str, Any]) -> None:
     """
     kind = kind_of_reward(body)
     if kind in ONE_TURN and body.get("interaction_id") is None and body.get("turn") is None:
-        body = {**body, "interaction_id": last_rewarded(session, kind, optional_str(body, "name"))}
+        name, agent = optional_str(body, "name"), optional_text(body, "agent")
+        body = {**body, "interaction_id": last_rewarded(session, kind, name, agent)}
     if not has_rewards(session, parse_reward(session, body)):
         raise ended_otherwise(session.record, kind or "reward")

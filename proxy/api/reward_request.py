@@ -28,12 +28,18 @@ from proxy.sessions.rewards import (
 )
 
 _REWARDS = ("reward", "rewards", "step_scores", "token_rewards")
-REWARD_FIELDS = (*_REWARDS, "interaction_id", "turn", "name", "align")
+REWARD_FIELDS = (*_REWARDS, "interaction_id", "turn", "agent", "name", "align")
 """The fields of a body that rewards turns."""
 ONE_TURN = ("reward", "token_rewards")
 """The fields that reward one turn."""
 # What says more about a reward, and the fields that it applies to.
-_DETAILS = {"interaction_id": ONE_TURN, "turn": ONE_TURN, "name": ("reward",), "align": ("step_scores",)}
+_DETAILS = {
+    "interaction_id": ONE_TURN,
+    "turn": ONE_TURN,
+    "agent": (*ONE_TURN, "step_scores"),
+    "name": ("reward",),
+    "align": ("step_scores",),
+}
 _MARK_FIELDS = ("interaction_id", "turn", "trainable", "spans")
 # Exports are float32: the sum of many rewards must stay finite there.
 _MAX_REWARD = 1e30
@@ -50,7 +56,7 @@ def parse_reward(session: LiveSession, body: Mapping[str, Any]) -> Changes:
             return reward_turns(session, {key: _finite(value, f"rewards.{key}") for key, value in rewards.items()})
         case "step_scores":
             scores = _numbers(body["step_scores"], "step_scores")
-            return reward_step_scores(session, scores, _align(body))
+            return reward_step_scores(session, scores, _align(body), target.agent)
         case "token_rewards":
             return reward_tokens(session, target, _numbers(body["token_rewards"], "token_rewards"))
         case "reward":
@@ -75,7 +81,9 @@ def kind_of_reward(body: Mapping[str, Any]) -> str | None:
 
 
 def _target(body: Mapping[str, Any]) -> Target:
-    return Target(optional_text(body, "interaction_id"), optional_int(body, "turn", least=0))
+    return Target(
+        optional_text(body, "interaction_id"), optional_int(body, "turn", least=0), optional_text(body, "agent")
+    )
 
 
 def _reward_name(body: Mapping[str, Any]) -> str | None:

@@ -23,7 +23,7 @@ from proxy.api.turnstile import Turnstile
 from proxy.errors import InvalidRequest, ProxyError
 from proxy.parsed_items import ParsedBodies
 from proxy.protocols.wire_protocol import WireProtocol
-from proxy.sessions.access import Access, Caller
+from proxy.sessions.access import Access, Caller, agent_in
 from proxy.telemetry.http_request import HttpRequest, request_of
 from proxy.turns.spans import trace_request, trace_turns
 from proxy.turns.turns import Turns
@@ -112,7 +112,7 @@ class TurnEndpoint:
             await self._turnstile.enter()
         asked = await upload.do(size, self._protocol.parse, body, session.parsed)
         asked.model = asked.model or self._model
-        add_headers(asked, headers)
+        add_headers(asked, headers, agent_in(path, session.id))
         asked.request_id = request.client_id
         asked.timeline.received, asked.timeline.read = request.started, read
         if request.trace is not None:

@@ -78,6 +78,7 @@ class RewardOptions(TypedDict, total=False):
     """Which reward to set, if not that of the last complete turn of the main agent.
 
     `interaction_id`, or `turn`: the interaction, by id or by its index in the order of completion, from 0.
+    `agent`: the last turn that was marked with this agent, or with `step_scores` all of its turns.
     `name`: name of the reward; rewards of different names are kept side by side.
     `rewards`: one reward per interaction id.
     `step_scores`: one score per complete interaction, in order of completion; with `align` first or last, one per
@@ -87,6 +88,7 @@ class RewardOptions(TypedDict, total=False):
 
     interaction_id: str
     turn: int
+    agent: str
     name: str
     rewards: Mapping[str, Number]
     step_scores: Sequence[float] | Float32
@@ -140,7 +142,7 @@ class SampleOptions(TypedDict, total=False):
     include: str | Sequence[str]
     reward_name: str
     reward_granularity: Literal["pass_rate", "binary"]
-    reward_scope: Literal["session", "path"]
+    reward_scope: Literal["session", "path", "agent"]
     unrewarded: Literal["skip", "zero"]
     mask_unfinished: bool
     advantages: Comparison

@@ -31,8 +31,8 @@ class Sample:
     """One training sample of L tokens: rewards float32 [1], mask bool [L], logprobs float32 [L], the others int32 [L].
 
     `loss_mask` is 1 on the tokens to train. Elsewhere `logprobs` (natural logs) are 0, `versions` and `turn_ids` -1.
-    `score` is what advantages compare: of the session, or of the sample's path if `reward_scope` is path; None if
-    nothing was `rewarded`.
+    `score` is what advantages compare: of the session, or of the sample's path or `agent` if `reward_scope` says so;
+    None if nothing was `rewarded`. `agent` is the name that its last turn was marked with.
     `turns` has one entry per interaction, in order; `interaction_id` is the last one's. In layout padded, L is the
     padded length and `attention_mask` is False in the padding. `recomputable` is the reason why logprobs cannot be
     computed again from the ids and the temperature, or None. `extra` holds every other field: the columns `weight`
@@ -54,6 +54,7 @@ class Sample:
     task_id: str | None = None
     group_id: str | None = None
     purpose: str | None = None
+    agent: str | None = None
     finish_reason: str | None = None
     recomputable: str | None = None
     rewarded: bool | None = None

@@ -22,7 +22,7 @@ from proxy.trajectory.sample_row import Columns, Labels, SampleRow
 if TYPE_CHECKING:
     import pyarrow as pa
 
-_TEXTS = ("interaction_id", "session_id", "group_id", "task_id", "purpose", "finish_reason", "reward_scope")
+_TEXTS = ("interaction_id", "session_id", "group_id", "task_id", "purpose", "agent", "finish_reason", "reward_scope")
 _JSON_LABELS = ("sampling", "turns")
 # A batch or row group is written when it has this many bytes: readers load one at a time, and memory here holds one.
 _GROUP_BYTES = 16 << 20

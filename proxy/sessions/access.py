@@ -15,6 +15,7 @@ three keys: `api_key` for the agent, `control_key` for the environment, and the 
 
 (1) The session is created if it does not exist; the key does not matter. A path secret that was replaced is refused.
 (2) `/{session_id}~{secret}/...` works with any key or none; with `--require-key` it also needs a key of its own.
+    `/{session_id}~{secret}@{agent}/...` is the same, and names the agent of its turns.
 (3) The session that the key was issued for, also if it has ended; else the one that the client hints at; else one for
     each other key, named by a digest of it; without a key `default`. A missing session is created; after the end of one
     that no caller named, the next turn opens the next of its series (`session_series`). A replaced key is refused.
@@ -169,7 +170,8 @@ class Access:
 
     async def _split(self, path: str) -> tuple[str, bool]:
         """Return the session id in a path, and True if the path has the secret of that session."""
-        session_id, mark, secret = path.rpartition("~")
+        session_id, mark, rest = path.rpartition("~")
+        secret, _, _ = rest.partition("@")  # an agent may be named after it; no secret has this sign
         if mark and session_id and await self._keys.opens_path(session_id, secret):
             return session_id, True
         if mark and self.open_server:
@@ -203,6 +205,17 @@ def _check_not_withdrawn(grant: Grant) -> None:
     """Raise Unauthorized for a key that was replaced: it does not begin a session of its own."""
     if grant.withdrawn:
         raise Unauthorized("this key was replaced with POST /rl/rotate_keys, or its session was deleted; use a new one")
+
+
+def agent_in(path: str | None, session_id: str) -> str | None:
+    """The agent that a path names after the secret of its session (`/{session_id}~{secret}@{agent}`); None if none.
+
+    `session_id` is the session that the path was resolved to. The name is a label for the turns, and grants nothing.
+    """
+    if path is None or path == session_id:
+        return None
+    _, _, agent = path[len(session_id) :].partition("@")
+    return agent or None
 
 
 def _check_fresh(session: LiveSession) -> None:

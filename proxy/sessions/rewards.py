@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -27,13 +28,16 @@ class Align(StrEnum):
 @dataclass(frozen=True, slots=True)
 class Target:
     """Addresses a complete interaction: by id, by `turn` (from 0, in order of completion), or else the last main one.
-    Both may be given if they agree.
+    Several may be given if they agree.
 
     Main is the work of the agent itself: no title, summary, sub-agent's or other side call, as `derive_purposes` says.
+    `agent` is the name that a turn was marked with (`x-tokengrove-agent`): then the last main turn is that among its
+    own turns, or the last of them if none is main.
     """
 
     interaction_id: str | None = None
     turn: int | None = None
+    agent: str | None = None
 
 
 def reward_turn(session: LiveSession, target: Target, value: float, name: str | None) -> Changes:
@@ -49,10 +53,14 @@ def reward_turns(session: LiveSession, rewards: Mapping[str, float]) -> Changes:
     return {_find(session, Target(key)).id: {"reward": value} for key, value in rewards.items()}
 
 
-def reward_step_scores(session: LiveSession, scores: Sequence[float], align: Align) -> Changes:
-    """Set one reward per complete turn, in order of completion. Raises InvalidRequest if the counts do not fit."""
-    complete = session.complete()
-    more, turns = len(complete) - len(scores), f"the {len(complete)} complete turns of session {session.id!r}"
+def reward_step_scores(session: LiveSession, scores: Sequence[float], align: Align, agent: str | None) -> Changes:
+    """Set one reward per complete turn (of `agent`, if named), in order of completion.
+
+    Raises InvalidRequest if the counts do not fit, NotFound if the agent has no complete turn.
+    """
+    complete = session.complete() if agent is None else _turns_of(session, agent)
+    whose = f"session {session.id!r}" if agent is None else f"agent {agent!r} in session {session.id!r}"
+    more, turns = len(complete) - len(scores), f"the {len(complete)} complete turns of {whose}"
     if more < 0 or (more and align is Align.STRICT):
         way_out = "" if more < 0 else "; with 'align': first or last they belong to the first or last turns"
         raise InvalidRequest(
@@ -108,18 +116,30 @@ def has_rewards(session: LiveSession, changes: Changes) -> bool:
     )
 
 
-def last_rewarded(session: LiveSession, field: str, name: str | None) -> str | None:
-    """The id of the last complete turn that has a value in `field`, or a reward of that name; None if none has."""
-    for interaction in reversed(session.complete()):
+def last_rewarded(session: LiveSession, field: str, name: str | None, agent: str | None) -> str | None:
+    """The id of the last complete turn that has a value in `field`, or a reward of that name; None if none has.
+
+    Only turns of `agent` count, if one is named. Raises NotFound if it has no complete turn.
+    """
+    for interaction in reversed(session.complete() if agent is None else _turns_of(session, agent)):
         if (getattr(interaction, field) if name is None else interaction.rewards.get(name)) is not None:
             return interaction.id
     return None
 
 
 def _find(session: LiveSession, target: Target) -> Interaction:
+    found = _find_any(session, target)
+    if target.agent is not None and found.agent != target.agent:
+        given = "turn" if target.interaction_id is None else "interaction_id"
+        whose = "no named agent" if found.agent is None else f"agent {found.agent!r}"
+        raise InvalidRequest(f"'{given}' names a turn of {whose}, not of 'agent' {target.agent!r}", param="agent")
+    return found
+
+
+def _find_any(session: LiveSession, target: Target) -> Interaction:
     interaction_id = target.interaction_id
     if interaction_id is None:
-        return _find_turn(session, target.turn)
+        return _find_turn(session, target.turn, target.agent)
     node = session.cache.nodes.get(interaction_id)
     if node is None or node.interaction.seq < 0:
         raise NotFound(f"session {session.id!r} has no complete interaction {interaction_id!r}", param="interaction_id")
@@ -130,13 +150,13 @@ def _find(session: LiveSession, target: Target) -> Interaction:
     return node.interaction
 
 
-def _find_turn(session: LiveSession, turn: int | None) -> Interaction:
+def _find_turn(session: LiveSession, turn: int | None, agent: str | None = None) -> Interaction:
     complete = session.complete()
     if not complete:
         field = "interaction_id" if turn is None else "turn"
         raise InvalidRequest(f"session {session.id!r} has no complete interaction to reward", param=field)
     if turn is None:
-        return _last_main(session, complete)
+        return _last_main(session, complete) if agent is None else _last_of(_turns_of(session, agent))
     if turn >= len(complete):
         raise NotFound(
             f"session {session.id!r} has no turn {turn}: its complete turns are 0 to {len(complete) - 1}", param="turn"
@@ -154,6 +174,32 @@ def _last_main(session: LiveSession, complete: Sequence[Interaction]) -> Interac
         f"'interaction_id'; it has {_named_turns(complete)}",
         param="interaction_id",
     )
+
+
+def _turns_of(session: LiveSession, agent: str) -> list[Interaction]:
+    """The complete turns that were marked with this agent. Raises NotFound, which lists the agents of the session."""
+    complete = session.complete()
+    if found := [interaction for interaction in complete if interaction.agent == agent]:
+        return found
+    counts = Counter(interaction.agent for interaction in complete)
+    unnamed = counts.pop(None, 0)
+    listed = [f"{name!r} ({count} {_turns(count)})" for name, count in list(counts.items())[:_NAMED]]
+    listed += ["..."] if len(counts) > _NAMED else []
+    listed += [f"{unnamed} {_turns(unnamed)} without an agent"] if unnamed else []
+    raise NotFound(
+        f"session {session.id!r} has no complete turn of agent {agent!r}; it has {', '.join(listed) or 'no turn yet'}",
+        param="agent",
+    )
+
+
+def _turns(count: int) -> str:
+    return "turn" if count == 1 else "turns"
+
+
+def _last_of(turns: Sequence[Interaction]) -> Interaction:
+    """The last main turn of one agent's turns: purposes are derived as if it were alone. The last if none is main."""
+    purposes = derive_purposes(turns)
+    return next((turn for turn in reversed(turns) if purposes[turn.id] == Purpose.MAIN), turns[-1])
 
 
 def _named_turns(complete: Sequence[Interaction]) -> str:

@@ -2,7 +2,8 @@
 
 Sessions with the same `group_id` form a group. A session without a `group_id` is a group of its own. A group compares
 the scores of its sessions (`trajectory.scores`): one value for each session, or one for each path of a session whose
-reward scope is path. A value that is alone has advantage 0. Step advantages compare the returns of steps of one group
+reward scope is path, or one for each agent of a session whose scope is agent: these are compared with those of the
+same agent only. A value that is alone has advantage 0. Step advantages compare the returns of steps of one group
 that have the same `state_hash`; a step without a `state_hash` has 0.
 """
 
@@ -12,6 +13,8 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+
+from proxy.trajectory.scores import Compared, Peer
 
 # Added to the standard deviation to avoid a division by zero; verl's GRPO uses the same value.
 _EPSILON = 1e-6
@@ -65,29 +68,28 @@ def group_of(session_id: str, group_id: str | None) -> Group:
 
 @dataclass(frozen=True, slots=True)
 class Groups:
-    """Statistics of all groups: `scores` by group, returns of steps by group and state (`states`)."""
+    """Statistics of all groups: `scores` by group and peers, returns of steps by group and state (`states`)."""
 
-    scores: dict[Group, RunningStatistics] = field(default_factory=dict)
+    scores: dict[tuple[Group, Peer], RunningStatistics] = field(default_factory=dict)
     states: dict[tuple[Group, str], RunningStatistics] = field(default_factory=dict)
 
-    def add(self, group: Group, scores: Iterable[float], steps: Iterable[tuple[str, float]]) -> None:
+    def add(self, group: Group, scores: Iterable[Compared], steps: Iterable[tuple[str, float]]) -> None:
         """Include one session: its scores, and the state and the return of each of its steps."""
-        for score in scores:
-            self.scores.setdefault(group, RunningStatistics()).add(score)
+        for score, peer in scores:
+            self.scores.setdefault((group, peer), RunningStatistics()).add(score or 0.0)
         for state_hash, value in steps:
             self.states.setdefault((group, state_hash), RunningStatistics()).add(value)
 
-    def members(self, group: Group) -> int:
-        """The number of scores that a group compares."""
-        spread = self.scores.get(group)
-        return 0 if spread is None else spread.count
+    def members(self, group: Group, peers: Iterable[Peer] = (None,)) -> int:
+        """The number of scores that a group compares; of several `peers` that of the one with the fewest."""
+        spreads = [self.scores.get((group, peer)) for peer in peers]
+        return min((0 if spread is None else spread.count for spread in spreads), default=0)
 
-    def advantage(self, group: Group, scores: Sequence[float], baseline: Baseline) -> float:
+    def advantage(self, group: Group, scores: Sequence[Compared], baseline: Baseline) -> float:
         """The advantage of a sample with these scores, the mean if it has several; 0 without a score."""
-        spread = self.scores.get(group)
-        if spread is None or not scores:
-            return 0.0
-        return math.fsum(spread.advantage(score, baseline) for score in scores) / len(scores)
+        spreads = [(self.scores.get((group, peer)), score or 0.0) for score, peer in scores]
+        found = [spread.advantage(score, baseline) for spread, score in spreads if spread is not None]
+        return math.fsum(found) / len(found) if found else 0.0
 
     def step_advantage(self, group: Group, state_hash: str | None, value: float, baseline: Baseline) -> float:
         """The advantage of a step whose return is `value`; 0 without a `state_hash`."""

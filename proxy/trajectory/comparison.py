@@ -13,6 +13,7 @@ from proxy.trajectory.advantages import Baseline, Group, Groups, group_of
 from proxy.trajectory.layout_options import LayoutOptions
 from proxy.trajectory.sample_row import Labels, Weighting
 from proxy.trajectory.scored_session import ScoredSession
+from proxy.trajectory.scores import RewardScope
 from proxy.trajectory.token_arrays import Placement
 from proxy.types import Interaction
 
@@ -40,8 +41,10 @@ class Comparison:
         """What the session's entry in the export says about its score."""
         scores = self.scored.scores
         found: Labels = {"reward_scope": scores.scope, "score": scores.score, "left_out": self.scored.left_out}
+        if scores.scope is RewardScope.AGENT:
+            found["agent_scores"] = {agent or "": score for agent, score in scores.agents.items()}
         if self.options.compares:
-            found["group_members"] = self.groups.members(self._group)
+            found["group_members"] = self.groups.members(self._group, scores.peers)
         return found
 
     @property

@@ -76,6 +76,7 @@ def row_labels(session: SessionRecord, placements: Sequence[Placement], purpose:
         "group_id": session.group_id,
         "task_id": session.task_id,
         "purpose": purpose,
+        "agent": interactions[-1].agent,
         "recomputable": first_reason(placed.recomputable for placed in placements),
     }
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from proxy.trajectory.layout_options import LayoutOptions
 from proxy.trajectory.purpose import derive_purposes
 from proxy.trajectory.returns import compute_returns
-from proxy.trajectory.scores import SessionScores, Unrewarded, score_session
+from proxy.trajectory.scores import Compared, RewardScope, SessionScores, Unrewarded, score_session
 from proxy.trajectory.selection import chosen_turns
 from proxy.trajectory.tree import Branch, build_tree
 from proxy.trajectory.untrained import LeftOut
@@ -36,9 +36,9 @@ class ScoredSession:
     scores: SessionScores
     left_out: LeftOut | None
 
-    def values(self) -> list[float]:
-        """The scores that the session adds to its group: its own, or those of its paths; none if it is left out."""
-        return [] if self.left_out else self.scores.values(self.scores.paths)
+    def values(self) -> list[Compared]:
+        """The scores that the session adds to its group: its own, or those of its paths or agents; none if left out."""
+        return [] if self.left_out else self.scores.values(self.scores.everything)
 
     def steps(self) -> Iterator[tuple[str, float]]:
         """The state and the return of each turn that is compared with others of its state."""
@@ -53,11 +53,13 @@ class ScoredSession:
             self.left_out is None
             and name in self.selected
             and name in self.chosen
-            and not self.scores.is_left_out(self.scores.through[name])
+            and not self.scores.is_left_out(self.ends_through([name]))
         )
 
     def ends_through(self, names: Iterable[str]) -> tuple[str, ...]:
-        """The ends of all paths on which one of these turns stands."""
+        """The ends of all paths on which one of these turns stands; with scope AGENT the turns that stand on one."""
+        if self.scores.scope is RewardScope.AGENT:
+            return tuple(name for name in names if name in self.scores.through)
         return tuple(dict.fromkeys(end for name in names for end in self.scores.through.get(name, ())))
 
 
@@ -95,4 +97,4 @@ def _left_out(record: SessionRecord, scores: SessionScores) -> LeftOut | None:
         return LeftOut.ACTIVE
     if record.outcome is Outcome.FAILED:
         return LeftOut.FAILED
-    return LeftOut.UNREWARDED if scores.of(scores.paths) is None else None
+    return LeftOut.UNREWARDED if scores.of(scores.everything) is None else None

@@ -2,7 +2,7 @@
 
 A reward belongs to the session, so every sample of a session has the session's score, in which each reward counts once.
 Only where answers to one prompt were rewarded each by itself (best of n within a session), each path of the tree has a
-score of its own.
+score of its own; and where several agents share a session and it is asked for, each agent has one.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from math import fsum
+from typing import NamedTuple
 
 from proxy.reasons import Reason
 from proxy.trajectory.paths import Drift, leaves, path_nodes
@@ -22,10 +23,12 @@ _ASKED_AGAIN = (Reason.RESAMPLED, Reason.TEMPLATE, Reason.DRIFT)
 
 
 class RewardScope(StrEnum):
-    """Whose rewards a sample is rewarded with: those of its whole session, or only those on its own path."""
+    """Whose rewards a sample is rewarded with: those of its whole session, only those on its own path, or those of the
+    turns of its agent, wherever they are in the session."""
 
     SESSION = "session"
     PATH = "path"
+    AGENT = "agent"
 
 
 class Unrewarded(StrEnum):
@@ -35,13 +38,27 @@ class Unrewarded(StrEnum):
     ZERO = "zero"
 
 
+Peer = tuple[str | None] | None
+"""Whose scores of a group a score is compared with: those of one agent, whose name is in the tuple; None: of all."""
+
+
+class Compared(NamedTuple):
+    """A score that its group compares with those of `peer`."""
+
+    score: float | None
+    peer: Peer
+
+
 @dataclass(frozen=True, slots=True)
 class SessionScores:
     """The scores of one session. None as a score: nothing that it sums was rewarded.
 
     `score`: of the session; where siblings were rewarded each by itself, the mean of the rewarded paths. `paths`: the
     score of each path by the id of its last turn, in order of completion. `through`: by turn id, the ends of the paths
-    that it stands on. `compared`: the ends of the paths with a turn that `train` selects.
+    that it stands on. `compared`: the ends of the paths with a turn that `train` selects. With scope AGENT, a turn is
+    scored as its agent is, and a path as its last turn: `agents` are the scores by name (None: turns without a name),
+    `compared_agents` those with a turn that `train` selects, and `agent_of` the agents of all turns by id. `by_agent`:
+    scores are compared with those of the same agent only.
     """
 
     scope: RewardScope
@@ -50,26 +67,55 @@ class SessionScores:
     through: Mapping[str, Sequence[str]]
     compared: frozenset[str]
     unrewarded: Unrewarded
+    by_agent: bool
+    agents: Mapping[str | None, float | None]
+    compared_agents: frozenset[str | None]
+    agent_of: Mapping[str, str | None]
 
     def of(self, ends: Iterable[str]) -> float | None:
         """The score of a sample that stands on the paths with these `ends`: the session's, or the mean of its paths."""
-        if self.scope is RewardScope.SESSION:
-            return self.score
-        return _mean([self.paths[end] for end in ends])
+        match self.scope:
+            case RewardScope.SESSION:
+                return self.score
+            case RewardScope.PATH:
+                return _mean([self.paths[end] for end in ends])
+            case RewardScope.AGENT:
+                return _mean([self.agents[agent] for agent in self._agents(ends)])
 
-    def values(self, ends: Iterable[str]) -> list[float]:
-        """The scores by which a sample on these paths is compared: its session's, or those of its paths."""
-        if self.scope is RewardScope.SESSION:
-            found = [self.score] if self.compared else []
-        else:
-            found = [self.paths[end] for end in ends if end in self.compared]
+    def values(self, ends: Iterable[str]) -> list[Compared]:
+        """The scores by which a sample on these paths is compared: its session's, or those of its paths or agents."""
+        match self.scope:
+            case RewardScope.SESSION:
+                found = [Compared(self.score, None)] if self.compared else []
+            case RewardScope.PATH:
+                found = [Compared(self.paths[end], self._peer(end)) for end in ends if end in self.compared]
+            case RewardScope.AGENT:
+                agents = [agent for agent in self._agents(ends) if agent in self.compared_agents]
+                found = [Compared(self.agents[agent], (agent,)) for agent in agents]
         if self.unrewarded is Unrewarded.ZERO:
-            return [value or 0.0 for value in found]
-        return [value for value in found if value is not None]
+            return [each._replace(score=each.score or 0.0) for each in found]
+        return [each for each in found if each.score is not None]
 
     def is_left_out(self, ends: Iterable[str]) -> bool:
         """Whether a sample on these paths is left out because nothing rewards it."""
         return self.unrewarded is Unrewarded.SKIP and self.of(ends) is None
+
+    @property
+    def everything(self) -> Iterable[str]:
+        """What stands for the whole session as `ends`: all paths; with scope AGENT all turns on them."""
+        return self.through if self.scope is RewardScope.AGENT else self.paths
+
+    @property
+    def peers(self) -> list[Peer]:
+        """Whose scores those of this session are compared with in its group: None for all, else an agent's."""
+        return [(agent,) for agent in self._agents(self.through)] if self.by_agent else [None]
+
+    def _agents(self, ends: Iterable[str]) -> list[str | None]:
+        """The agents of these turns, each once."""
+        return list(dict.fromkeys(self.agent_of[end] for end in ends))
+
+    def _peer(self, end: str) -> Peer:
+        return (self.agent_of[end],) if self.by_agent else None
 
 
 def score_session(
@@ -96,6 +142,11 @@ def score_session(
     whole = total(main[name] for name in through)
     score = total(main.values()) if whole is None else whole
     by_itself = _siblings_are_rewarded(nodes, main)
+    agent_of = {name: node.interaction.agent for name, node in nodes.items()}
+    rewards_of: dict[str | None, list[float | None]] = defaultdict(list)
+    for name, agent in agent_of.items():
+        if name in through:
+            rewards_of[agent].append(main[name])
     return SessionScores(
         scope=RewardScope.PATH if by_itself else scope,
         score=_mean(list(sums.values())) if by_itself else score,
@@ -103,6 +154,10 @@ def score_session(
         through=through,
         compared=frozenset(end for name in chosen for end in through.get(name, ())),
         unrewarded=unrewarded,
+        by_agent=scope is RewardScope.AGENT,
+        compared_agents=frozenset(agent_of[name] for name in chosen if name in through),
+        agents={agent: total(rewards) for agent, rewards in rewards_of.items()},
+        agent_of=agent_of,
     )
 
 

@@ -39,12 +39,20 @@ def turn_of(sample: Sample) -> Mapping[str, Json]:
 
 
 def group_of(sample: Sample) -> str:
-    """The group of a sample for advantages: its session's group, else its task, else its session."""
-    return sample.group_id or sample.task_id or sample.session_id
+    """The group of a sample for advantages: its session's group, else its task, else its session.
+
+    Where the reward scope is agent, each agent is a group of its own: its samples are compared among themselves.
+    """
+    return of_agent(sample, sample.group_id or sample.task_id or sample.session_id)
+
+
+def of_agent(sample: Sample, group: str) -> str:
+    """`group`, and the sample's agent in it where its reward scope is agent."""
+    return f"{group}@{sample.agent or ''}" if sample.reward_scope == "agent" else group
 
 
 def score_of(sample: Sample) -> float:
-    """The score of the sample's session, or of its path where its reward scope is path; 0 if nothing was rewarded."""
+    """The score of the sample's session, or by its reward scope of its path or agent; 0 if nothing was rewarded."""
     return known_score(sample) or 0.0
 
 

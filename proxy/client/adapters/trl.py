@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from proxy.client.adapters.parts import known_score
+from proxy.client.adapters.parts import known_score, of_agent
 from proxy.client.clients import Client
 from proxy.client.libraries import library
 from proxy.client.options import SessionFilter
@@ -65,11 +65,11 @@ def rollout_samples(samples: Iterable[Sample], group_ids: Mapping[str, int] | No
 
 
 def _group(sample: Sample) -> str:
-    return sample.group_id or sample.session_id
+    return of_agent(sample, sample.group_id or sample.session_id)
 
 
 def _rollout(sample: Sample) -> tuple[str, ...]:
-    """What counts once in a group: the session, or the path where its reward scope is path."""
+    """What counts once in a group: the session (of one agent, by `_group`), or with reward scope path the path."""
     return (sample.session_id, sample.interaction_id) if sample.reward_scope == "path" else (sample.session_id,)
 
 

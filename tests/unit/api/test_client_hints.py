@@ -18,5 +18,5 @@ from tests.support import user
 )
 def test_a_count_above_zero_marks_a_retry_and_a_malformed_one_is_ignored(count: str, retry: bool) -> None:
     asked = ChatProtocol().parse({"model": "m", "messages": [user("hi")]})
-    add_headers(asked, {b"x-stainless-retry-count": count})
+    add_headers(asked, {b"x-stainless-retry-count": count}, None)
     assert asked.retry is retry

@@ -100,7 +100,7 @@ def test_groups_compare_the_main_reward() -> None:
     record.metrics = {"checks": 0.5}
     for name, mean in (("style", 5.0), ("checks", 0.5)):
         groups = grouped([(record, nodes)], LayoutOptions(reward=MainReward(name)))
-        assert (groups.scores["g"].mean, groups.members("g")) == (mean, 1)
+        assert (groups.scores["g", None].mean, groups.members("g")) == (mean, 1)
 
 
 def test_grpo_adds_one_millionth_to_the_standard_deviation() -> None:

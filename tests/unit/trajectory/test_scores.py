@@ -17,7 +17,7 @@ from proxy.trajectory.laid import Laid
 from proxy.trajectory.layout_options import Layout, LayoutOptions, Padding
 from proxy.trajectory.layouts import lay_out
 from proxy.trajectory.scored_session import scored_session
-from proxy.trajectory.scores import RewardScope, Unrewarded
+from proxy.trajectory.scores import Compared, RewardScope, Unrewarded
 from proxy.trajectory.selection import TrainSelection
 from proxy.types import Interaction, Outcome, SessionRecord, SessionStatus
 from tests.interactions import interaction
@@ -200,7 +200,7 @@ def test_a_session_that_is_left_out_does_not_warn_that_it_is_alone() -> None:
     for reward, number in ((1.0, 1), (None, 0)):
         chosen = options(Layout.CONCAT, advantages=Baseline.GRPO, unrewarded=Unrewarded.SKIP)
         session, groups = SessionRecord("s", status=ENDED), Groups()
-        groups.add(group_of("s", None), [1.0], [])
+        groups.add(group_of("s", None), [Compared(1.0, None)], [])
         found = lay_out(session, turns(("a", None, reward)), chosen, groups)
         assert len(found.counts(chosen)["warnings"]) == number
 
@@ -231,11 +231,11 @@ def test_a_session_without_a_final_score_is_left_out_or_counts_0(
     skipping = options(layout, unrewarded=Unrewarded.SKIP)
     found = lay_out(session, nodes, skipping)
     assert found.entry["left_out"] == reason and bool(found.rows) == (reason is None)
-    assert scored_session(session, nodes, skipping).values() == ([] if reason else [reward])
+    assert scored_session(session, nodes, skipping).values() == ([] if reason else [(reward, None)])
     kept = lay_out(session, nodes, options(layout))
     assert (kept.entry["left_out"], bool(kept.rows)) == (None, True)
     assert [row.labels()["rewarded"] for row in kept.rows] == [reward is not None] * len(kept.rows)
-    assert scored_session(session, nodes, options(layout)).values() == [reward or 0.0]
+    assert scored_session(session, nodes, options(layout)).values() == [(reward or 0.0, None)]
 
 
 def test_an_unrewarded_branch_is_left_out_and_the_next_one_trains_what_they_share() -> None:
