@@ -86,6 +86,7 @@ _COHERE = JsonFormat(
     head="[\n    ",
     tail="\n]",
 )
+_DSML_V4 = _dsml("deepseekv4", "tool_calls")
 _SEED = TagFormat("seed_oss", "<seed:tool_call>", "</seed:tool_call>", lines=True)
 
 TOOL_FORMATS: Mapping[str, ToolFormat] = {
@@ -103,19 +104,23 @@ TOOL_FORMATS: Mapping[str, ToolFormat] = {
     "step3p5": _CODER,
     "nanbeige": _CODER,
     "seed_oss": _SEED,
+    "seed": _SEED,
     "glm": _GLM,
     "glm45": _GLM,
     "glm47": _GLM,
     "minimax-m2": _MINIMAX,
     "minimax_m2": _MINIMAX,
+    "minimax": _MINIMAX,
     "deepseekv3": _DEEPSEEK_V3,
     "deepseek_v3": _DEEPSEEK_V3,
     "deepseek_r1": _DEEPSEEK_V3,
     "deepseekv31": _DEEPSEEK_V31,
     "deepseek_v31": _DEEPSEEK_V31,
     "deepseekv32": _dsml("deepseekv32", "function_calls"),
-    "deepseekv4": _dsml("deepseekv4", "tool_calls"),
+    "deepseekv4": _DSML_V4,
+    "deepseek_v4": _DSML_V4,
     "kimi_k2": _KIMI,
+    "kimi": _KIMI,
     "mistral": _MISTRAL,
     "gpt-oss": _HARMONY,
     "gptoss": _HARMONY,

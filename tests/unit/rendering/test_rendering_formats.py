@@ -406,8 +406,17 @@ SGLANG_TOOLS = (
 SGLANG_REASONING = "deepseek-r1 deepseek-v3 glm45 gpt-oss kimi kimi_k2 qwen3 qwen3-thinking minimax step3 nemotron_3"
 
 
+# The parsers of verl 0.9 (multi_turn.format), and what SGLang and vLLM call the same formats.
+VERL_TOOLS = {
+    **{"hermes": "qwen25", "gpt-oss": "openai", "qwen3_coder": "qwen3_xml", "glm": "glm45", "seed": "seed_oss"},
+    **{"minimax": "minimax_m2", "kimi": "kimi_k2", "deepseek_v4": "deepseekv4", "gemma4": "gemma4"},
+}
+
+
 def test_the_names_of_sglang_and_verl_are_known() -> None:
-    assert {*SGLANG_TOOLS.split(), "hermes"} <= TOOL_FORMATS.keys()
+    assert {*SGLANG_TOOLS.split(), *VERL_TOOLS} <= TOOL_FORMATS.keys()
+    for name, own in VERL_TOOLS.items():
+        assert TOOL_FORMATS[name] is TOOL_FORMATS[own]
     assert set(SGLANG_REASONING.split()) <= REASONING_FORMATS.keys()
 
 
