@@ -130,7 +130,7 @@ PARTS: dict[str, set[str]] = {
     "resources": set(),
     "rollout": {"client", "errors"},
     "rollout.areal": {"client", "client.adapters", "errors", "rollout"},
-    "rollout.verl": {"client", "errors", "rollout"},
+    "rollout.verl": {"client", "client.adapters", "errors", "rollout", "rollout.verl.tools"},
     "rollout.verl.tools": {"errors", "rollout"},
     "routes": {
         "api",

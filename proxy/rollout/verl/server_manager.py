@@ -78,6 +78,7 @@ class AsyncLLMServerManager:
 
     `config` gives the default of `max_tokens`; without it the server's own limits hold. `admin_key` is for addresses.
     Clients that the manager made of addresses are closed by `close`, or by leaving an `async with` block.
+    `interaction_ids`: the turns that it made in its session, in order.
     """
 
     def __init__(
@@ -101,6 +102,7 @@ class AsyncLLMServerManager:
             next(made) if isinstance(each, str) else _checked(each) for each in handles
         ]
         self._placement = Placement(len(handles), max_cache_size)
+        self.interaction_ids: list[str] = []
 
     async def __aenter__(self) -> AsyncLLMServerManager:
         return self
@@ -145,7 +147,10 @@ class AsyncLLMServerManager:
         ids = [int(each) for each in prompt_ids]
         params, wants_logprobs = self._sampling(sampling_params, len(ids))
         async with self._placement.running(request_id) as server:
-            done = await self.server_handles[server].generate(ids, sampling_params=params, request_id=request_id)
+            handle = self.server_handles[server]
+            done = await handle.generate(ids, sampling_params=params, request_id=request_id)
+        if isinstance(handle, AsyncSession):
+            self.interaction_ids.append(done.id)
         return TokenOutput(
             done.output_ids,
             None if done.logprobs is None or not wants_logprobs else list(done.logprobs),

@@ -4,16 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
-from proxy.client import Client, Session
 from proxy.client.libraries import library
 from proxy.client.tensors import pad_left, pad_right
 from proxy.errors import InvalidRequest, UnsupportedParameter
 
 _USER = {"role": "user", "content": "x"}
+
+
+class Tokenizes(Protocol):
+    """What has the server's tokenizer: a blocking client or session."""
+
+    def tokenize(self, messages: Any, **options: Any) -> list[int]: ...
+
+    def detokenize(self, token_ids: Sequence[int]) -> str: ...
 
 
 class ServerTokenizer:
@@ -23,8 +30,8 @@ class ServerTokenizer:
     render for a turn. `pad_token_id` pads in `pad`; the server does not tell the model's.
     """
 
-    def __init__(self, server: Client | Session, pad_token_id: int = 0) -> None:
-        self._server = server
+    def __init__(self, server: Tokenizes, pad_token_id: int = 0) -> None:
+        self.server = server
         self.pad_token_id = pad_token_id
         self.padding_side = "right"
 
@@ -51,21 +58,21 @@ class ServerTokenizer:
         elif messages[0].get("role") == "tool":
             ids = self._prefix + self._appended(messages, add_generation_prompt, **given)
         else:
-            ids = self._server.tokenize(messages, **given)
+            ids = self.server.tokenize(messages, **given)
             ids = ids if add_generation_prompt else ids[: len(ids) - len(self._generation_prompt)]
         found = ids if tokenize else self.decode(ids)
         return {"input_ids": ids, "attention_mask": [1] * len(ids)} if return_dict and tokenize else found
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """The ids of a text."""
-        return self._server.tokenize(text, add_special_tokens=add_special_tokens)
+        return self.server.tokenize(text, add_special_tokens=add_special_tokens)
 
     def decode(self, token_ids: Any, skip_special_tokens: bool = False) -> str:
         """The text of ids, special tokens included. Raises UnsupportedParameter for `skip_special_tokens`."""
         if skip_special_tokens:
             message = "the server does not tell special tokens; give a tokenizer of transformers, or parse the answer"
             raise UnsupportedParameter(message, param="skip_special_tokens")
-        return self._server.detokenize([int(each) for each in np.atleast_1d(token_ids)])
+        return self.server.detokenize([int(each) for each in np.atleast_1d(token_ids)])
 
     def pad(
         self,
@@ -97,7 +104,7 @@ class ServerTokenizer:
     @cached_property
     def _end(self) -> list[int]:
         """The ids that close an answer."""
-        before = self._server.tokenize([_USER])
+        before = self.server.tokenize([_USER])
         known = {"messages": 2, "token_ids": before, "output_tokens": 0}
         unclosed = self._continued([], [_USER], False, known)
         for length in range(1, len(unclosed)):
@@ -116,7 +123,7 @@ class ServerTokenizer:
     @cached_property
     def _prefix(self) -> list[int]:
         """What the template writes before the first message, without what it also writes between two messages."""
-        whole = self._server.tokenize([_USER])
+        whole = self.server.tokenize([_USER])
         whole = whole[: len(whole) - len(self._generation_prompt)]
         appended = self._appended([_USER], False)
         same = 0
@@ -126,7 +133,7 @@ class ServerTokenizer:
 
     def _appended(self, messages: list[dict[str, Any]], generation_prompt: bool, **given: Any) -> list[int]:
         """What the template appends for `messages` to an answer of the model that has ended."""
-        before = [*self._server.tokenize([_USER]), *self._end]
+        before = [*self.server.tokenize([_USER]), *self._end]
         known = {"messages": 2, "token_ids": before, "output_tokens": len(self._end)}
         named = [_named(each, at) for at, each in enumerate(messages)]
         calls = [
@@ -146,7 +153,7 @@ class ServerTokenizer:
     ) -> list[int]:
         answer = {"role": "assistant", "content": "", **({"tool_calls": calls} if calls else {})}
         options = {} if generation_prompt else {"add_generation_prompt": False}
-        found = self._server.tokenize([_USER, answer, *messages], continue_from=known, **options, **given)
+        found = self.server.tokenize([_USER, answer, *messages], continue_from=known, **options, **given)
         return found[len(known["token_ids"]) :]
 
 

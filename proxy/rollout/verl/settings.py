@@ -50,6 +50,13 @@ class DictConfigWrap:
         self.config = config
 
 
+class ToolListWrap:
+    """Holds tools as `tools`, as verl gives them to agent loops."""
+
+    def __init__(self, tools: list[Any]) -> None:
+        self.tools = tools
+
+
 def trainer_config(config: object) -> Config:
     """Return `config`, in any form that `Config` reads or wrapped as verl does, with verl's defaults."""
     if isinstance(config, DictConfigWrap) or type(config).__name__ in ("DictConfigWrap", "_DummyConfig"):

@@ -1,0 +1,112 @@
+"""The trainer's side of agent loops: batches in, batches out, and the engine's memory in between."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine
+from functools import wraps
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+from proxy.client import AsyncClient
+from proxy.client.adapters.verl import VerlBatch
+from proxy.errors import EngineIncapable, InvalidRequest, ProxyError
+from proxy.rollout.cancellation import to_the_end
+from proxy.rollout.verl.batches import Prompts, as_given, timed
+from proxy.rollout.verl.servers import opened
+from proxy.rollout.verl.worker import AgentLoopWorker
+
+_logger = logging.getLogger(__name__)
+_P = ParamSpec("_P")
+_S = TypeVar("_S")
+_R = TypeVar("_R")
+
+
+def _awaited_or_run(
+    method: Callable[Concatenate[_S, _P], Coroutine[Any, Any, _R]],
+) -> Callable[Concatenate[_S, _P], Any]:
+    """Let a method be called in both ways: on an event loop it returns what to await, elsewhere it blocks."""
+
+    @wraps(method)
+    def called(self: _S, /, *args: _P.args, **kwargs: _P.kwargs) -> Any:
+        steps = method(self, *args, **kwargs)
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            return asyncio.run(steps)
+        return steps
+
+    return called
+
+
+class AgentLoopManager:
+    """Runs batches in agent loops. `server_handles` (also `worker_group`, `llm_client`) and all other arguments are
+    those of AgentLoopWorker.
+
+    Its methods block, or are awaited where an event loop runs. With `free_cache_engine` in the configuration the
+    engines have their memory during `generate_sequences` only: `wake_up` before, `sleep` after it, also if it fails. An
+    engine that cannot release its memory keeps it, with a warning. Nothing is called when the manager is made: a
+    trainer that needs the memory before its first batch calls `sleep`.
+    """
+
+    def __init__(
+        self, config: object, server_handles: Any = None, *args: Any, worker_group: Any = None, **options: Any
+    ) -> None:
+        if worker_group is not None:
+            if server_handles is not None:
+                raise InvalidRequest("give 'server_handles' or 'worker_group', not both", param="worker_group")
+            server_handles = worker_group
+        self.worker = AgentLoopWorker(config, server_handles, *args, **options)
+        self.config, self.rollout_config = self.worker.config, self.worker.rollout_config
+
+    @classmethod
+    @_awaited_or_run
+    async def create(cls, *args: Any, **kwargs: Any) -> AgentLoopManager:
+        """Make a manager, as verl 0.9 does: `await AgentLoopManager.create(...)`, or without `await`."""
+        return cls(*args, **kwargs)
+
+    @_awaited_or_run
+    async def generate_sequences(self, prompts: Any) -> Any:
+        """`AgentLoopWorker.generate_sequences`, with `meta_info["timing"]`: minimum, maximum and mean of the seconds of
+        `agent_loop/generate_sequences`, `tool_calls` and `compute_score`, and those of the slowest sample.
+        """
+        read = Prompts.of(prompts)
+        found = await (
+            self._with_memory(read) if self.rollout_config.free_cache_engine else self.worker.run_batch(read)
+        )
+        return as_given(timed(found), prompts)
+
+    @_awaited_or_run
+    async def wake_up(self) -> None:
+        """Give the engines their memory back. Raises EngineIncapable if one cannot release it."""
+        await self._each(AsyncClient.resume_memory)
+
+    @_awaited_or_run
+    async def sleep(self) -> None:
+        """Release the memory of the engines until `wake_up`. Raises EngineIncapable if one cannot."""
+        await self._each(AsyncClient.release_memory)
+
+    async def _with_memory(self, prompts: Prompts) -> VerlBatch:
+        try:
+            await self._each(AsyncClient.resume_memory, needed=False)
+            found = await self.worker.run_batch(prompts)
+        except BaseException:
+            try:
+                await to_the_end(self._each(AsyncClient.release_memory, needed=False))
+            except ProxyError as error:  # what failed first matters more
+                _logger.warning("the memory of an engine could not be released: %s", error)
+            raise
+        await self._each(AsyncClient.release_memory, needed=False)
+        return found
+
+    async def _each(self, call: Callable[[AsyncClient], Coroutine[Any, Any, Any]], *, needed: bool = True) -> None:
+        """Await `call` for all servers at once; then raise the first error. An engine that cannot: raised if `needed`,
+        else a warning.
+        """
+        async with opened(self.worker.addresses) as servers:
+            results = await asyncio.gather(*(call(server.control) for server in servers), return_exceptions=True)
+        for result in results:
+            if isinstance(result, EngineIncapable) and not needed:
+                _logger.warning("free_cache_engine: an engine keeps its memory: %s", result)
+            elif isinstance(result, BaseException):
+                raise result

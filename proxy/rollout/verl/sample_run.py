@@ -1,0 +1,190 @@
+"""One sample, one session: it is started, the loop runs in it, rewards and metrics are recorded, and it ends.
+
+Whatever happens the session ends: Failed with the reason if the loop raised or was cancelled, Timeout if it took too
+long, NoData if the model was never called.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from proxy.client import AsyncSession
+from proxy.client.options import EndOptions, SessionOptions
+from proxy.errors import ProxyError
+from proxy.rollout.cancellation import to_the_end
+from proxy.rollout.config import Config
+from proxy.rollout.session_start import start_session
+from proxy.rollout.verl.batches import check_lengths
+from proxy.rollout.verl.loop_base import accepted, run_loop
+from proxy.rollout.verl.outputs import AgentLoopOutput
+from proxy.rollout.verl.registry import resolve
+from proxy.rollout.verl.server_manager import AsyncLLMServerManager
+from proxy.rollout.verl.server_tokenizer import ServerTokenizer
+from proxy.rollout.verl.servers import Server
+from proxy.rollout.verl.settings import DictConfigWrap
+from proxy.rollout.verl.tracing import rollout_trace_attr
+
+_logger = logging.getLogger(__name__)
+_LONGEST_NAME = 80
+
+
+class AgentLoopFailed(RuntimeError):
+    """A sample failed; the message names it, its session and the reason. `row`: its place in the batch."""
+
+    def __init__(self, message: str, row: int | None = None) -> None:
+        super().__init__(message)
+        self.row = row
+
+
+@dataclass(frozen=True, slots=True)
+class LoopOptions:
+    """What all samples of a run have in common. Times are in seconds; None: no limit."""
+
+    config: Config
+    tokenizer: Any = None
+    tools: Any = None
+    sample_timeout_s: float | None = None
+    start_timeout_s: float = 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class SampleRun:
+    """A sample of a batch, ready to run. `trajectory` says which step, sample and rollout it is."""
+
+    options: LoopOptions
+    row: int
+    sample: Mapping[str, Any]
+    sampling_params: dict[str, Any]
+    trajectory: Mapping[str, Any]
+    group_id: str | None
+    group_size: int
+
+    async def run(self, server: Server) -> AgentLoopOutput:
+        """Run the loop in a session of `server`. Raises AgentLoopFailed from what went wrong."""
+        session: AsyncSession | None = None
+        try:
+            resolve(self._agent)  # before a session is started for a loop that does not exist
+            session = await start_session(
+                server.control, self._task_id, self.options.start_timeout_s, self._session_options()
+            )
+            return await self._in_session(server, session)
+        except Exception as error:
+            at = "" if session is None else f", session {session.session_id!r}"
+            uid = f", uid {self.sample['uid']!r}" if "uid" in self.sample else ""
+            reason = f"{type(error).__name__}: {error}"
+            message = f"sample {self.row} (agent {self._agent!r}{uid}{at}) failed: {reason}"
+            raise AgentLoopFailed(message, self.row) from error
+
+    async def _in_session(self, server: Server, session: AsyncSession) -> AgentLoopOutput:
+        limit = asyncio.timeout(self.options.sample_timeout_s)
+        try:
+            async with limit:
+                manager = AsyncLLMServerManager(self.options.config, server.of_agent(session))
+                output = await self._loop(server, session, manager)
+            output.session_id = session.session_id
+            await to_the_end(_end(session, output, manager.interaction_ids))
+            return output
+        except BaseException as error:
+            await to_the_end(_fail(session, error, "Timeout" if limit.expired() else "Failed"))
+            raise
+        finally:
+            server.ended(session)
+
+    async def _loop(self, server: Server, session: AsyncSession, manager: AsyncLLMServerManager) -> AgentLoopOutput:
+        config = self.options.config
+        loop_class, kwargs = resolve(self._agent)
+        given = {
+            "trainer_config": DictConfigWrap(config),
+            "config": config,
+            "server_manager": manager,
+            "tokenizer": self.options.tokenizer or ServerTokenizer(server.tokenizing(session)),
+            "processor": None,
+            "hf_model_type": None,
+            "dataset_cls": None,
+            "data_config": DictConfigWrap(config.data),
+            "tools": self.options.tools,
+        }
+        taken = accepted(loop_class, given)
+        if "trainer_config" in taken:
+            taken.pop("config", None)  # a class with **kwargs takes both, and either is enough
+        with rollout_trace_attr(name="agent_loop", **self.trajectory):
+            output = await run_loop(loop_class(**{**taken, **kwargs}), self.sampling_params, self.sample)
+        rollout = config.actor_rollout_ref.rollout
+        check_lengths(output, rollout.prompt_length, rollout.response_length)
+        return output
+
+    @property
+    def _agent(self) -> Any:
+        agent: Any = self.sample.get("agent_name")
+        return self.options.config.actor_rollout_ref.rollout.agent.default_agent_loop if agent is None else agent
+
+    @property
+    def _task_id(self) -> str:
+        name = re.sub(r"[^\w@+-]+", "-", str(self.trajectory["sample_index"]), flags=re.ASCII).strip("-")
+        return f"verl-{name}"[:_LONGEST_NAME]
+
+    def _session_options(self) -> SessionOptions:
+        trainer = self.options.config.trainer
+        told = {
+            **self.trajectory,
+            "project": trainer.project_name,
+            "experiment": trainer.experiment_name,
+            "agent_name": str(self._agent),
+            **{name: self.sample[name] for name in ("uid", "data_source") if name in self.sample},
+        }
+        options: SessionOptions = {
+            "session_id": f"{self._task_id}-{secrets.token_hex(6)}",
+            "metadata": {name: as_json(value) for name, value in told.items() if value is not None},
+            "grant_capacity": True,
+        }
+        if self.group_id is not None:
+            options["group_id"], options["group_size"] = self.group_id, self.group_size
+        return options
+
+
+async def _end(session: AsyncSession, output: AgentLoopOutput, interactions: list[str]) -> None:
+    for name, rewards in output.named_rewards.items():
+        for interaction_id, reward in rewards.items():
+            await session.set_reward(reward, interaction_id=interaction_id, name=name)
+    metrics = {**output.metrics.model_dump(), "num_turns": output.num_turns}
+    metrics |= {
+        name: output.extra_fields[name] for name in ("tool_rewards", "turn_scores") if output.extra_fields.get(name)
+    }
+    options: EndOptions = {
+        "outcome": "Finished" if interactions else "NoData",
+        "exit_reason": output.stop_reason or "",
+        "metrics": as_json(metrics),
+    }
+    if output.reward_score is not None and interactions:
+        options["reward"] = float(output.reward_score)
+    await session.end(**options)
+
+
+async def _fail(session: AsyncSession, error: BaseException, outcome: str) -> None:
+    cancelled = isinstance(error, asyncio.CancelledError)
+    reason = "cancelled" if cancelled else f"{type(error).__name__}: {error}"
+    try:
+        await session.end(outcome=outcome, exit_reason=reason)
+    except ProxyError as failure:
+        _logger.warning("session %s could not be ended: %s", session.session_id, failure)
+
+
+def as_json(value: Any) -> Any:
+    """A value as JSON has it: arrays become lists, and what JSON has not becomes text."""
+    if isinstance(value, np.generic | np.ndarray):
+        return as_json(value.tolist())
+    if isinstance(value, Mapping):
+        return {str(name): as_json(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [as_json(each) for each in value]
+    if isinstance(value, float) and not np.isfinite(value):
+        return str(value)
+    return value if value is None or isinstance(value, str | int | float | bool) else str(value)

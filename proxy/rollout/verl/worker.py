@@ -1,0 +1,194 @@
+"""Runs a batch of samples in agent loops, each in a session of its own."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any, Literal
+from uuid import uuid4
+
+from proxy.client.adapters.verl import VerlBatch
+from proxy.errors import InvalidRequest, UnsupportedParameter
+from proxy.rollout.verl.batches import Prompts, as_given, padded_outputs
+from proxy.rollout.verl.outputs import AgentLoopOutput
+from proxy.rollout.verl.registry import register_file
+from proxy.rollout.verl.sample_run import AgentLoopFailed, LoopOptions, SampleRun
+from proxy.rollout.verl.server_manager import Placement
+from proxy.rollout.verl.servers import Server, addresses, opened
+from proxy.rollout.verl.settings import ToolListWrap, trainer_config
+from proxy.rollout.verl.tools import load_all_tools
+
+OnFailure = Literal["raise", "drop"]
+_GREEDY = {"temperature": 0, "top_p": 1.0, "top_k": -1}
+
+
+async def get_trajectory_info(step: int, index: Sequence[Any], validate: bool) -> list[dict[str, Any]]:
+    """Say of each sample which `step`, `sample_index` and `rollout_n` it is: equal indexes side by side are rollouts of
+    one sample, counted from 0.
+    """
+    found: list[dict[str, Any]] = []
+    for at, each in enumerate(index):
+        again = at > 0 and index[at - 1] == each
+        rollout = found[-1]["rollout_n"] + 1 if again else 0
+        found.append({"step": step, "sample_index": each, "rollout_n": rollout, "validate": validate})
+    return found
+
+
+class AgentLoopWorker:
+    """Runs samples in agent loops. `server_handles`: one or several addresses or clients of servers, or a server
+    manager; a new session goes to the server with the fewest sessions of the batch.
+
+    `admin_key` is for addresses. `tokenizer`: one of transformers for the loops; None: the server's. `tools`: those of
+    all samples, in place of the files that the configuration names. At most `max_concurrency` samples run at once; each
+    may take `sample_timeout_s` seconds, and the start of its session `start_timeout_s`, while the server is full.
+
+    `on_failure`: `raise` ends the other samples, whose sessions end as Failed too, and raises AgentLoopFailed; `drop`
+    leaves failed samples out of the batch and lists them in `meta_info["failed"]`. `pad_token_id`: that of the
+    tokenizer, or 0.
+
+    `teacher_client` and `reward_loop_worker_handles`, actors of verl's own, must be None: a loop returns the reward.
+    `actor_rollout_ref.rollout.agent.num_workers` has no effect: loops wait for the model most of the time, and one
+    event loop serves all of them.
+    """
+
+    def __init__(
+        self,
+        config: object,
+        server_handles: Any = None,
+        teacher_client: object = None,
+        reward_loop_worker_handles: object = None,
+        *,
+        llm_client: Any = None,
+        admin_key: str | None = None,
+        tokenizer: Any = None,
+        tools: Any = None,
+        max_concurrency: int = 256,
+        sample_timeout_s: float | None = None,
+        start_timeout_s: float = 600.0,
+        on_failure: OnFailure = "raise",
+        pad_token_id: int | None = None,
+    ) -> None:
+        for name, given in (
+            ("teacher_client", teacher_client),
+            ("reward_loop_worker_handles", reward_loop_worker_handles),
+        ):
+            if given is not None:
+                raise UnsupportedParameter(f"'{name}' must be None: it is an actor of verl's own trainer", param=name)
+        if on_failure not in ("raise", "drop"):
+            raise InvalidRequest(f"'on_failure' must be 'raise' or 'drop', not {on_failure!r}", param="on_failure")
+        if max_concurrency < 1:
+            raise InvalidRequest("'max_concurrency' must be at least 1", param="max_concurrency")
+        self.config = trainer_config(config)
+        self.rollout_config = self.config.actor_rollout_ref.rollout
+        if tokenizer is None and self.config.select("actor_rollout_ref.model.custom_chat_template") is not None:
+            message = "the server has the chat template: start it with --chat-template, and leave this null"
+            raise UnsupportedParameter(message, param="actor_rollout_ref.model.custom_chat_template")
+        self.addresses = addresses(server_handles if llm_client is None else llm_client, admin_key)
+        if (path := self.rollout_config.agent.agent_loop_config_path) is not None:
+            register_file(path)
+        self._options = LoopOptions(self.config, tokenizer, self._tools(tools), sample_timeout_s, start_timeout_s)
+        self._concurrency, self._on_failure = max_concurrency, on_failure
+        padding = getattr(tokenizer, "pad_token_id", None) if pad_token_id is None else pad_token_id
+        self._pad_token_id = 0 if padding is None else int(padding)
+
+    def _tools(self, given: Any) -> ToolListWrap | None:
+        """The tools of all samples, which are made once; None if there are none."""
+        paths = self.rollout_config.multi_turn.tool_config_path, self.rollout_config.multi_turn.function_tool_path
+        if given is None and not any(paths):
+            return None
+        return ToolListWrap(load_all_tools(*paths) if given is None else getattr(given, "tools", given))
+
+    async def generate_sequences(self, batch: Any) -> Any:
+        """Run the samples of a batch, of any form that `Prompts.of` reads; return them padded (`padded_outputs`).
+
+        A DataProto gives a DataProto, everything else a VerlBatch. Columns that matter here: `agent_name`, `uid` or
+        `index` (samples with the same are a group), and `__do_sample__` (false: greedy). `meta_info`: `global_steps`,
+        and `validate`, with which `val_kwargs` are used, and exports leave the sessions out unless they ask for them.
+
+        Raises AgentLoopFailed (see `on_failure`; also if all samples failed), InvalidRequest for a batch of another
+        form, and the errors of the servers.
+        """
+        return as_given(await self.run_batch(Prompts.of(batch)), batch)
+
+    async def run_batch(self, prompts: Prompts) -> VerlBatch:
+        """`generate_sequences` of a batch that has been read."""
+        runs = await self._runs(prompts)
+        async with opened(self.addresses) as servers:
+            outputs, failed = await self._all(runs, servers)
+        rows = [row for row, output in enumerate(outputs) if output is not None]
+        made = padded_outputs(
+            [output for output in outputs if output is not None],
+            prompts.kept(rows),
+            prompt_length=self.rollout_config.prompt_length,
+            response_length=self.rollout_config.response_length,
+            pad_token_id=self._pad_token_id,
+        )
+        if self._on_failure == "drop":
+            made.meta_info["failed"] = [{"row": each.row, "error": str(each)} for each in failed]
+        return made
+
+    async def _runs(self, prompts: Prompts) -> list[SampleRun]:
+        validate = bool(prompts.meta.get("validate", False))
+        index = prompts.columns.get("index", range(len(prompts)))
+        info = await get_trajectory_info(int(prompts.meta.get("global_steps", -1)), list(index), validate)
+        groups = _groups(prompts, int(prompts.meta.get("global_steps", -1)))
+        sizes = Counter(groups)
+        runs = []
+        for row, trajectory in enumerate(info):
+            sample = prompts.sample(row)
+            greedy = not validate and not sample.pop("__do_sample__", True)
+            runs.append(
+                SampleRun(
+                    self._options,
+                    row,
+                    sample,
+                    self._sampling(validate) | (_GREEDY if greedy else {}),
+                    trajectory,
+                    groups[row],
+                    sizes[groups[row]],
+                )
+            )
+        return runs
+
+    def _sampling(self, validate: bool) -> dict[str, Any]:
+        rollout = self.rollout_config
+        chosen = rollout.val_kwargs if validate else rollout
+        return {
+            **{name: chosen[name] for name in ("temperature", "top_p", "top_k")},
+            "repetition_penalty": 1.0,
+            "logprobs": rollout.calculate_log_probs,
+        }
+
+    async def _all(
+        self, runs: Sequence[SampleRun], servers: Sequence[Server]
+    ) -> tuple[list[AgentLoopOutput | None], list[AgentLoopFailed]]:
+        """The outputs by row, None for those that failed, and the failures."""
+        room, placement = asyncio.Semaphore(self._concurrency), Placement(len(servers), len(runs))
+
+        async def one(run: SampleRun) -> AgentLoopOutput:
+            async with room, placement.running(str(run.row)) as server:
+                return await run.run(servers[server])
+
+        tasks = [asyncio.create_task(one(run)) for run in runs]
+        try:
+            await asyncio.wait(tasks, return_when="FIRST_EXCEPTION" if self._on_failure == "raise" else "ALL_COMPLETED")
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        failed = [error for task in tasks if not task.cancelled() and (error := task.exception()) is not None]
+        if failed and (self._on_failure == "raise" or len(failed) == len(tasks)):
+            raise failed[0]
+        outputs = [None if task.cancelled() or task.exception() else task.result() for task in tasks]
+        return outputs, [error for error in failed if isinstance(error, AgentLoopFailed)]
+
+
+def _groups(prompts: Prompts, step: int) -> list[str | None]:
+    """The group of each sample: its `uid`, or its `index` in this batch; None if it has neither."""
+    if "uid" in prompts.columns:
+        return [str(uid) for uid in prompts.columns["uid"]]
+    if "index" in prompts.columns:
+        of_batch = uuid4().hex[:8]
+        return [f"{index}-step-{step}-{of_batch}" for index in prompts.columns["index"]]
+    return [None] * len(prompts)
