@@ -41,7 +41,9 @@ _FILTERS = (
     *("group_id", "task_id", "status", "outcome", "since", "validation", "rewarded", *_VALUE_FILTERS),
     *SAMPLE_FILTERS,
 )
-_FIELDS = ("session_id", "session_ids", "filter", "wait_s", "limit", "cursor", *OPTION_FIELDS)
+_RETRY_ORPHANS = "drop_retry_orphans"
+"""AReaL's field: whether to leave out answers that a retry replaced. They are left out in any case."""
+_FIELDS = ("session_id", "session_ids", "filter", "wait_s", "limit", "cursor", _RETRY_ORPHANS, *OPTION_FIELDS)
 _RANGE = ("min", "max")
 _FAR = sys.float_info.max
 _MAX_LIMIT = 1000
@@ -80,6 +82,8 @@ class ParsedExport:
 def parse_export(body: Mapping[str, Any]) -> ParsedExport:
     """The export in a body. Raises InvalidRequest that names the field and the allowed values."""
     check_export_fields(body, _FIELDS)
+    if body.get(_RETRY_ORPHANS) is not None:
+        expect_bool(body[_RETRY_ORPHANS], _RETRY_ORPHANS)
     session_ids = _parse_session_ids(body)
     filters = optional_object(body, "filter")
     name, options = parse_format(body), parse_options(body, filters)

@@ -49,6 +49,7 @@ PADDED = {"layout": "padded", "prompt_length": 64, "response_length": 64}
         ({"reward_granularity": "ternary"}, "reward_granularity", "pass_rate"),
         ({"reward_granularity": "binary", "reward_name": "style"}, "reward_name", "pass_rate"),
         ({"mask_unfinished": 1}, "mask_unfinished", "true or false"),
+        ({"style": "individual", "drop_retry_orphans": 1}, "drop_retry_orphans", "true or false"),
         ({"advantages": "gae"}, "advantages", "leave_one_out"),
         ({"step_advantages": {}}, "step_advantages", "grpo"),
         ({"filter": {"min_version": -1}}, "filter.min_version", "between"),
@@ -63,6 +64,17 @@ async def test_a_bad_option_is_400_and_names_the_field_and_the_way_out(
         response = await server.post("/export_trajectories", body)
         assert (response.status_code, response.json()["error"]["param"]) == (400, param), response.text
         assert says_so in response.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("drop", [False, True, None])
+async def test_areals_field_for_retries_changes_nothing(tmp_path: Path, drop: bool | None) -> None:
+    async with serving(tmp_path, always()) as server:
+        await chain(server, turns=2)
+        body = {"session_id": "s", "discount": 0.9, "style": "individual"}
+        answers = [
+            await server.ok("/export_trajectories", {**body, **more}) for more in ({"drop_retry_orphans": drop}, {})
+        ]
+        assert answers[0] == answers[1]
 
 
 async def test_a_marked_turn_is_context_until_it_is_unmarked(tmp_path: Path) -> None:

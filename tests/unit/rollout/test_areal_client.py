@@ -20,10 +20,8 @@ KEY = "a-key-of-the-administrator"
 
 
 def client_of(server: Server) -> AsyncClient:
-    """The client of a server in process."""
-    client = AsyncClient("http://t")
-    client._http = server.http
-    return client
+    """A client of a server in process, which the test stops."""
+    return AsyncClient(app=server.app)
 
 
 @pytest.fixture
