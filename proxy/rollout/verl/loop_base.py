@@ -9,12 +9,13 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 from proxy.errors import InvalidRequest, UnsupportedParameter
 from proxy.rollout.config import Config
+from proxy.rollout.verl.continuous_tokens import ContinuousTokens
 from proxy.rollout.verl.outputs import AgentLoopOutput
 from proxy.rollout.verl.server_tokenizer import ServerTokenizer
 from proxy.rollout.verl.settings import DictConfigWrap
@@ -23,7 +24,7 @@ from proxy.rollout.verl.settings import trainer_config as _trainer_config
 _logger = logging.getLogger(__name__)
 
 
-class AgentLoopBase(ABC):
+class AgentLoopBase(ContinuousTokens):
     """Subclasses define `run`, and may define `init_class`, which is called once for each class.
 
     Printed form: `__init__(self, config, server_manager, tokenizer)`, `run(self, messages, sampling_params)`. Form of

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import re
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,7 +24,7 @@ from proxy.rollout.config import Config
 from proxy.rollout.session_start import start_session
 from proxy.rollout.verl.batches import check_lengths
 from proxy.rollout.verl.loop_base import accepted, run_loop
-from proxy.rollout.verl.outputs import AgentLoopOutput
+from proxy.rollout.verl.outputs import AgentLoopOutput, TokenOutput
 from proxy.rollout.verl.registry import resolve
 from proxy.rollout.verl.server_manager import AsyncLLMServerManager
 from proxy.rollout.verl.server_tokenizer import ServerTokenizer
@@ -90,7 +90,8 @@ class SampleRun:
                 manager = AsyncLLMServerManager(self.options.config, server.of_agent(session))
                 output = await self._loop(server, session, manager)
             output.session_id = session.session_id
-            await to_the_end(_end(session, output, manager.interaction_ids))
+            _complete(output, manager.answers, self.options.config.actor_rollout_ref.rollout.calculate_log_probs)
+            await to_the_end(_end(session, output, called=bool(manager.answers)))
             return output
         except BaseException as error:
             await to_the_end(_fail(session, error, "Timeout" if limit.expired() else "Failed"))
@@ -150,7 +151,24 @@ class SampleRun:
         return options
 
 
-async def _end(session: AsyncSession, output: AgentLoopOutput, interactions: list[str]) -> None:
+def _complete(output: AgentLoopOutput, answers: Sequence[TokenOutput], wants_logprobs: bool) -> None:
+    """Add what the loop itself did not return: the weight versions of its answers, and the logprobs of their ids."""
+    versions = [version for answer in answers for version in answer.versions]
+    if versions and output.extra_fields.get("max_global_steps") is None:
+        output.extra_fields |= {"min_global_steps": min(versions), "max_global_steps": max(versions)}
+    if output.response_logprobs is not None or not wants_logprobs:
+        return
+    sampled = [each for answer in answers for each in zip(answer, answer.log_probs or [], strict=False)]
+    places = [at for at, bit in enumerate(output.response_mask) if bit]
+    if [output.response_ids[at] for at in places] != [token for token, _ in sampled[: len(places)]]:
+        return  # the loop left out an answer, or an answer came without logprobs
+    logprobs = [0.0] * len(output.response_ids)
+    for at, (_, logprob) in zip(places, sampled, strict=False):
+        logprobs[at] = logprob
+    output.response_logprobs = logprobs
+
+
+async def _end(session: AsyncSession, output: AgentLoopOutput, *, called: bool) -> None:
     for name, rewards in output.named_rewards.items():
         for interaction_id, reward in rewards.items():
             await session.set_reward(reward, interaction_id=interaction_id, name=name)
@@ -159,11 +177,11 @@ async def _end(session: AsyncSession, output: AgentLoopOutput, interactions: lis
         name: output.extra_fields[name] for name in ("tool_rewards", "turn_scores") if output.extra_fields.get(name)
     }
     options: EndOptions = {
-        "outcome": "Finished" if interactions else "NoData",
+        "outcome": "Finished" if called else "NoData",
         "exit_reason": output.stop_reason or "",
         "metrics": as_json(metrics),
     }
-    if output.reward_score is not None and interactions:
+    if output.reward_score is not None and called:
         options["reward"] = float(output.reward_score)
     await session.end(**options)
 

@@ -78,7 +78,7 @@ class AsyncLLMServerManager:
 
     `config` gives the default of `max_tokens`; without it the server's own limits hold. `admin_key` is for addresses.
     Clients that the manager made of addresses are closed by `close`, or by leaving an `async with` block.
-    `interaction_ids`: the turns that it made in its session, in order.
+    `answers`: what it sampled in its session, in order.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class AsyncLLMServerManager:
             next(made) if isinstance(each, str) else _checked(each) for each in handles
         ]
         self._placement = Placement(len(handles), max_cache_size)
-        self.interaction_ids: list[str] = []
+        self.answers: list[TokenOutput] = []
 
     async def __aenter__(self) -> AsyncLLMServerManager:
         return self
@@ -149,9 +149,7 @@ class AsyncLLMServerManager:
         async with self._placement.running(request_id) as server:
             handle = self.server_handles[server]
             done = await handle.generate(ids, sampling_params=params, request_id=request_id)
-        if isinstance(handle, AsyncSession):
-            self.interaction_ids.append(done.id)
-        return TokenOutput(
+        output = TokenOutput(
             done.output_ids,
             None if done.logprobs is None or not wants_logprobs else list(done.logprobs),
             finish_reason=done.finish_reason,
@@ -159,6 +157,9 @@ class AsyncLLMServerManager:
             interaction_id=done.id,
             extra_fields={"num_cached_tokens": done.cached_tokens},
         )
+        if isinstance(handle, AsyncSession):
+            self.answers.append(output)
+        return output
 
     async def tokenize(self, messages: Sequence[Mapping[str, Any]] | str, **options: Any) -> list[int]:
         """The ids of a conversation's prompt, or of a text, as `AsyncSession.tokenize` has them."""

@@ -166,7 +166,7 @@ def test_every_row_is_what_its_session_exports(url: str) -> None:
     assert others["uid"].tolist() == ["group-0", "group-0", "group-1", "group-1"]
     assert others["raw_prompt"][2] == [user("hi 2")]
     assert others["stop_reason"].tolist() == ["done", "length", "done", "length"]
-    assert others["min_global_steps"].tolist() == [None, 0, None, 0]
+    assert others["min_global_steps"].tolist() == others["max_global_steps"].tolist() == [0, 0, 0, 0]
     assert made.meta_info["timing"]["agent_loop/tool_calls/max"] == 0.25
     assert made.meta_info["timing"]["agent_loop/slowest/response_length"] == 12
     assert "agent_loop/generate_sequences/mean" in made.meta_info["timing"]
@@ -236,9 +236,9 @@ def test_a_loop_as_the_documentation_prints_it_runs_more_than_once(url: str) -> 
     manager = AgentLoopManager(CONFIG, url, admin_key=KEY)
     for _ in range(2):
         made = manager.generate_sequences(batch("printed", "printed"))
-        assert "rollout_log_probs" not in made.batch
         for row in range(2):
-            assert_exported(url, made, row)
+            sample = assert_exported(url, made, row)
+            assert sample.logprobs[-1] == made.batch["rollout_log_probs"][row][-1]
 
 
 async def test_a_manager_is_awaited_on_an_event_loop(url: str) -> None:

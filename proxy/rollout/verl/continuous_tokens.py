@@ -1,0 +1,112 @@
+"""The methods by which loops of verl 0.9 keep token ids, over the server: what was sampled is never rendered again."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from proxy.errors import InvalidRequest, UnsupportedParameter
+
+Messages = Sequence[Mapping[str, Any]]
+Merged = tuple["MergeResult", list[int], list[float] | None]
+"""All ids, their mask and their logprobs."""
+
+
+@dataclass(frozen=True, slots=True)
+class MergeResult:
+    """All ids after a merge. `appended_token_count` of them are new; nothing else is inserted or removed here."""
+
+    token_ids: list[int]
+    appended_token_count: int
+    kind: Literal["assistant", "context"] = "context"
+    inserted_token_ids: list[int] = field(default_factory=list)
+    removed_prefix_token_count: int = 0
+
+
+class ContinuousTokens(ABC):
+    """What AgentLoopBase inherits. Images, videos and audio are refused: the server's models read text."""
+
+    server_manager: Any
+    mm_processor_kwargs: dict[str, Any]
+
+    @abstractmethod
+    async def build_prompt(self, messages: Messages, tools: Sequence[Any] = ()) -> list[int]:
+        """The ids of the first prompt."""
+
+    async def ct_build_initial_tokens(
+        self,
+        messages: Messages,
+        tools: Sequence[Any] | None = None,
+        images: Any = None,
+        videos: Any = None,
+        audios: Any = None,
+        mm_inputs_out: Any = None,
+    ) -> list[int]:
+        """`build_prompt`. `mm_inputs_out` stays as it is."""
+        self._assert_mm_supported(bool(images or videos or audios))
+        return await self.build_prompt(messages, tools or ())
+
+    async def ct_merge_assistant_token(
+        self,
+        runtime_token_ids: list[int],
+        assistant_token_ids: list[int],
+        response_mask: list[int],
+        response_logprobs: list[float] | None = None,
+        assistant_logprobs: list[float] | None = None,
+    ) -> Merged:
+        """Append the ids of an answer: mask 1, with their logprobs.
+
+        Raises InvalidRequest if logprobs are kept and those of the answer are missing, or not one for each id.
+        """
+        count = len(assistant_token_ids)
+        if response_logprobs is not None and len(assistant_logprobs or ()) != count:
+            message = f"'assistant_logprobs' has {len(assistant_logprobs or ())} values for {count} sampled ids"
+            raise InvalidRequest(message, param="assistant_logprobs")
+        if response_logprobs is None and assistant_logprobs is not None:
+            raise InvalidRequest("'assistant_logprobs' needs 'response_logprobs'", param="response_logprobs")
+        merged = MergeResult([*runtime_token_ids, *assistant_token_ids], count, "assistant")
+        logprobs = None if response_logprobs is None else [*response_logprobs, *(assistant_logprobs or ())]
+        return merged, [*response_mask, *[1] * count], logprobs
+
+    async def ct_merge_context_msg(
+        self,
+        previous_messages: Messages,
+        updated_messages: Messages,
+        runtime_token_ids: list[int],
+        response_mask: list[int],
+        response_logprobs: list[float] | None = None,
+        tools: Sequence[Any] | None = None,
+    ) -> Merged:
+        """Append what the chat template writes for the messages after `previous_messages`, whose last is the model's
+        answer, at the end of the ids: mask 0, logprob 0. Raises InvalidRequest if the template does not only append.
+        """
+        sampled = next((at for at, bit in enumerate(reversed(response_mask)) if not bit), len(response_mask))
+        known = {"messages": len(previous_messages), "token_ids": runtime_token_ids, "output_tokens": sampled}
+        options: dict[str, Any] = {"tools": list(tools)} if tools else {}
+        ids = await self.server_manager.tokenize(list(updated_messages), continue_from=known, **options)
+        count = len(ids) - len(runtime_token_ids)
+        logprobs = None if response_logprobs is None else [*response_logprobs, *[0.0] * count]
+        return MergeResult(ids, count), [*response_mask, *[0] * count], logprobs
+
+    async def process_multi_modal_info(self, messages: Messages) -> dict[str, Any]:
+        """Nothing: there is no processor, and the server refuses messages with images."""
+        return {}
+
+    async def process_vision_info(self, messages: Messages) -> dict[str, Any]:
+        """`process_multi_modal_info` under its earlier name."""
+        return await self.process_multi_modal_info(messages)
+
+    @staticmethod
+    def build_sglang_video_payload(videos: Any, mm_inputs: Mapping[str, Any]) -> None:
+        """None, as without videos. Raises UnsupportedParameter for videos."""
+        ContinuousTokens._assert_mm_supported(bool(videos))
+
+    @staticmethod
+    def _assert_mm_supported(has_multi_modal: bool) -> None:
+        if has_multi_modal:
+            raise UnsupportedParameter("images, videos and audio are not supported: the server's models read text")
+
+    def _get_mm_processor_kwargs(self, audio_data: Any = None) -> dict[str, Any]:
+        return dict(self.mm_processor_kwargs)
