@@ -292,12 +292,11 @@ class TurnRequest:
 
 class Continued(NamedTuple):
     """The exact ids of the first `messages` messages of a request; the last of them is an answer, sampled as the last
-    `output_tokens` of `ids`. `generation_prompt`: whether another answer begins after the rest of the messages."""
+    `output_tokens` of `ids`."""
 
     messages: int
     ids: Ids
     output_tokens: int
-    generation_prompt: bool
 
 
 class Parsing(NamedTuple):

@@ -18,6 +18,7 @@ from proxy.errors import InvalidRequest
 from proxy.protocols.chat.tokenize import (
     OF_CONTINUE_FROM,
     OF_PARSE,
+    ParsedTokenize,
     parse_detokenize,
     parse_parse,
     parse_reply,
@@ -27,7 +28,7 @@ from proxy.protocols.chat.tokenize import (
 from proxy.sessions.access import Access, Caller
 from proxy.settings import Settings
 from proxy.turns.turns import Turns
-from proxy.types import Continued, Ids, Parsing, TurnRequest
+from proxy.types import Ids, Parsing
 
 _T = TypeVar("_T")
 
@@ -44,27 +45,28 @@ class TokenizeEndpoints:
 
     async def tokenize(self, request: Request) -> JsonResponse:
         """The ids of a chat or of a text, or known ids with those of the messages after them."""
-        async with self._read(request, _parse_tokenize) as (caller, (asked, known)):
+        async with self._read(request, _parse_tokenize) as (caller, wanted):
             try:
-                ids = await self._ids(caller, asked, known)
+                ids = await self._ids(caller, wanted)
             except RecursionError:
                 raise InvalidRequest(TOO_DEEP, param="body") from None
             most, allowed = self._gate.info().context_length, self._settings.max_context_tokens
             reply = JsonResponse(tokenize_reply(ids, most if allowed is None else min(most, allowed)))
-            reply.raw_headers += ignored_header(asked.dropped)
+            reply.raw_headers += ignored_header(wanted.request.dropped)
             return reply
 
-    async def _ids(self, caller: Caller, asked: TurnRequest, known: Continued | None) -> Ids:
+    async def _ids(self, caller: Caller, wanted: ParsedTokenize) -> Ids:
+        asked, known, prompt = wanted
         session = await self._access.resolve_if_named(caller)
         if known is not None:
-            return await self._turns.continued(asked, known, _sender(caller))
+            return await self._turns.continued(asked, known, _sender(caller), generation_prompt=prompt)
         if asked.text is not None:
             return await self._turns.encode(asked.text, _sender(caller))
         if session is None and self._access.open_server:
             session = await self._access.resolve(caller)
         if session is None:
-            return await self._turns.render(asked, _sender(caller))
-        return (await self._turns.prompt_ids(session, asked)).joined
+            return await self._turns.render(asked, _sender(caller), generation_prompt=prompt)
+        return (await self._turns.prompt_ids(session, asked, generation_prompt=prompt)).joined
 
     async def parse(self, request: Request) -> JsonResponse:
         """The message that sampled ids are."""
@@ -73,10 +75,11 @@ class TokenizeEndpoints:
             return JsonResponse(parse_reply(*await self._turns.parse(ids, wanted, _sender(caller))))
 
     async def detokenize(self, request: Request) -> JsonResponse:
-        """The text of ids, special tokens included."""
-        async with self._read(request, lambda body: parse_detokenize(body, self._vocab_size)) as (caller, ids):
+        """The text of ids, special tokens included unless the body says otherwise."""
+        async with self._read(request, lambda body: parse_detokenize(body, self._vocab_size)) as (caller, wanted):
             await self._access.resolve_if_named(caller)
-            return JsonResponse({"prompt": await self._turns.decode(ids, _sender(caller))})
+            ids, special = wanted
+            return JsonResponse({"prompt": await self._turns.decode(ids, _sender(caller), special=special)})
 
     @asynccontextmanager
     async def _read(
@@ -93,7 +96,7 @@ class TokenizeEndpoints:
             yield Caller(path, key, None if path else hint_in(headers, body)), await upload.do(len(sent), parse, body)
 
 
-def _parse_tokenize(body: Mapping[str, Any]) -> tuple[TurnRequest, Continued | None]:
+def _parse_tokenize(body: Mapping[str, Any]) -> ParsedTokenize:
     if isinstance(known := body.get("continue_from"), dict):
         check_given(known, OF_CONTINUE_FROM, "continue_from.")
     return parse_tokenize(body)

@@ -101,9 +101,9 @@ class Session(StartedSession):
         """
         return self._client.run(operations.tokenize(self, messages, options))
 
-    def detokenize(self, token_ids: Sequence[int]) -> str:
-        """Return the text of ids, special tokens included."""
-        return self._client.run(operations.detokenize(self, token_ids))
+    def detokenize(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
+        """Return the text of ids, without special tokens if `skip_special_tokens`."""
+        return self._client.run(operations.detokenize(self, token_ids, skip_special_tokens))
 
     def parse(self, token_ids: Sequence[int], **options: Unpack[ParseOptions]) -> dict[str, Json]:
         """Return the assistant's message that sampled ids are, as a chat completion has it; nothing is recorded.
@@ -293,9 +293,9 @@ class Client(Connection):
         """
         return self.run(operations.tokenize(None, messages, options))
 
-    def detokenize(self, token_ids: Sequence[int]) -> str:
-        """Return the text of ids, special tokens included."""
-        return self.run(operations.detokenize(None, token_ids))
+    def detokenize(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
+        """Return the text of ids, without special tokens if `skip_special_tokens`."""
+        return self.run(operations.detokenize(None, token_ids, skip_special_tokens))
 
     def parse(self, token_ids: Sequence[int], **options: Unpack[ParseOptions]) -> dict[str, Json]:
         """Return the assistant's message that sampled ids are, as a chat completion has it; nothing is recorded.
@@ -452,9 +452,9 @@ class AsyncSession(StartedSession):
         """
         return await self._client.run(operations.tokenize(self, messages, options))
 
-    async def detokenize(self, token_ids: Sequence[int]) -> str:
-        """Return the text of ids, special tokens included."""
-        return await self._client.run(operations.detokenize(self, token_ids))
+    async def detokenize(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
+        """Return the text of ids, without special tokens if `skip_special_tokens`."""
+        return await self._client.run(operations.detokenize(self, token_ids, skip_special_tokens))
 
     async def parse(self, token_ids: Sequence[int], **options: Unpack[ParseOptions]) -> dict[str, Json]:
         """Return the assistant's message that sampled ids are, as a chat completion has it; nothing is recorded.
@@ -647,9 +647,9 @@ class AsyncClient(Connection):
         """
         return await self.run(operations.tokenize(None, messages, options))
 
-    async def detokenize(self, token_ids: Sequence[int]) -> str:
-        """Return the text of ids, special tokens included."""
-        return await self.run(operations.detokenize(None, token_ids))
+    async def detokenize(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
+        """Return the text of ids, without special tokens if `skip_special_tokens`."""
+        return await self.run(operations.detokenize(None, token_ids, skip_special_tokens))
 
     async def parse(self, token_ids: Sequence[int], **options: Unpack[ParseOptions]) -> dict[str, Json]:
         """Return the assistant's message that sampled ids are, as a chat completion has it; nothing is recorded.

@@ -277,8 +277,9 @@ def tokenize(
     return ids
 
 
-def detokenize(session: StartedSession | None, token_ids: Sequence[int]) -> Steps[str]:
-    return str((yield _of_tokens(session, "detokenize", {"tokens": token_ids}))["prompt"])
+def detokenize(session: StartedSession | None, token_ids: Sequence[int], skip_special_tokens: bool) -> Steps[str]:
+    body = {"tokens": token_ids, **({"skip_special_tokens": True} if skip_special_tokens else {})}
+    return str((yield _of_tokens(session, "detokenize", body))["prompt"])
 
 
 def parse(session: StartedSession | None, token_ids: Sequence[int], options: ParseOptions) -> Steps[dict[str, Json]]:

@@ -151,17 +151,27 @@ class Renderer:
         options: Mapping[str, Any],
         *,
         prefilled: bool = False,
+        generation_prompt: bool = True,
     ) -> Ids | None:
-        """Return the ids to append to `prompt_ids + output_ids`: the end of a cut turn, the new messages and the
-        generation prompt. All of them are context, not sampled. None if the template is not append-only here: then
-        render in full.
+        """Return the ids to append to `prompt_ids + output_ids`: the end of a cut turn, the new messages and, if
+        `generation_prompt`, what begins the next answer. All of them are context, not sampled. None if the template is
+        not append-only here: then render in full.
 
         `answer` is the message parsed from `output_ids`, after its beginning in the prompt if `prefilled`. Raises
         InvalidRequest for what the template cannot express.
         """
         if not self._keeps_reasoning and self._template_rewrites(new_messages):
             return None
-        found = self.append(prompt_ids, output_ids, answer, new_messages, tools, options, prefilled=prefilled)
+        found = self.append(
+            prompt_ids,
+            output_ids,
+            answer,
+            new_messages,
+            tools,
+            options,
+            prefilled=prefilled,
+            generation_prompt=generation_prompt,
+        )
         if found is None and not self._warned:
             self._warned = True
             log.warning(
@@ -181,8 +191,7 @@ class Renderer:
         prefilled: bool = False,
         generation_prompt: bool = True,
     ) -> Ids | None:
-        """Do as `bridge`, but keep earlier reasoning whatever the settings say, and end without a generation prompt
-        unless `generation_prompt`."""
+        """Do as `bridge`, but keep earlier reasoning whatever the settings say."""
         require_no_images(new_messages)
         return self._bridge.suffix(
             prompt_ids,
@@ -275,9 +284,9 @@ class Renderer:
         ids = self._tokenizer.encode(text)
         return self._tokenizer.opening + ids if special else ids
 
-    def decode(self, ids: Sequence[int]) -> str:
-        """Return the text of `ids`, special tokens included."""
-        return self._tokenizer.decode(ids)
+    def decode(self, ids: Sequence[int], *, special: bool = True) -> str:
+        """Return the text of `ids`, with special tokens if `special`."""
+        return self._tokenizer.decode(ids if special else self._tokenizer.without_special(ids))
 
     def piece(self, token: int) -> bytes:
         """Return the UTF-8 bytes of one token, possibly part of a character; empty for ids outside the vocabulary."""

@@ -50,6 +50,7 @@ class Tokenizer:
         reference.no_truncation()
         reference.no_padding()
         self._added = {number: str(token.content) for number, token in reference.get_added_tokens_decoder().items()}
+        self._special = {number for number, token in reference.get_added_tokens_decoder().items() if token.special}
         self.vocab_size = max(reference.get_vocab_size(), max(self._added, default=-1) + 1)
         self.opening = _opening(reference)
         self._pieces = _Pieces(self._spell)
@@ -90,6 +91,10 @@ class Tokenizer:
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of `ids`, special tokens included."""
         return str(self._backend.decode(_as_list(ids), skip_special_tokens=False))
+
+    def without_special(self, ids: Sequence[int]) -> list[int]:
+        """Return `ids` without special tokens, as Hugging Face's tokenizer leaves them out when it decodes."""
+        return [number for number in ids if number not in self._special]
 
     def token_id(self, text: str) -> int | None:
         """Return the id of the token spelled `text`, or None if there is none."""

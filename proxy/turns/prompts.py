@@ -75,7 +75,14 @@ class Prompts:
     def __init__(self, renderer: Renderer, pool: FairPool) -> None:
         self._renderer, self._pool = renderer, pool
 
-    async def build(self, session: LiveSession, request: TurnRequest, identity: Identity, most: int) -> Prompt:
+    async def build(
+        self,
+        session: LiveSession,
+        request: TurnRequest,
+        identity: Identity,
+        most: int,
+        generation_prompt: bool = True,
+    ) -> Prompt:
         """Bridge from the parent if there is one and the template allows it, else render all messages.
 
         Raises TooManyTokens for a prompt that surely has more than `most` tokens, and may return one that has.
@@ -92,10 +99,10 @@ class Prompts:
                 match = session.cache.find_parent(request, identity)
         request.timeline.matched = time.monotonic()
         if match.parent is not None:
-            bridged = await self._bridge(session, request, match, match.parent, most)
+            bridged = await self._bridge(session, request, match, match.parent, most, generation_prompt)
             if bridged is not None:
                 return Prompt(bridged, match, request.messages, identity, bridged=True, echo=echo)
-        ids = PromptIds(await self.render(request, most, session.id))
+        ids = PromptIds(await self.render(request, most, session.id, generation_prompt))
         return Prompt(ids, match, request.messages, identity, bridged=False, echo=echo)
 
     async def anew(self, session: LiveSession, request: TurnRequest, prompt: Prompt, most: int) -> Prompt:
@@ -103,13 +110,14 @@ class Prompts:
         ids = PromptIds(await self.render(with_messages(request, prompt.messages), most, session.id))
         return prompt._replace(ids=ids, bridged=False)
 
-    async def render(self, request: TurnRequest, most: int, owner: str) -> Ids:
+    async def render(self, request: TurnRequest, most: int, owner: str, generation_prompt: bool = True) -> Ids:
         """Return the ids of all messages. Raises TooManyTokens as `build`."""
         work = _work(request.messages, request.prefill) + _work_of_tools(request.tools)
-        return await self._do(owner, work, most, self._render, request)
+        return await self._do(owner, work, most, self._render, request, generation_prompt)
 
-    def _render(self, request: TurnRequest) -> Ids:
-        ids = self._renderer.render(request.messages, request.tools, request.template_options)
+    def _render(self, request: TurnRequest, generation_prompt: bool = True) -> Ids:
+        renderer = self._renderer
+        ids = renderer.render(request.messages, request.tools, request.template_options, prompt=generation_prompt)
         return self._with_prefill(ids, request)
 
     async def given(self, session: LiveSession, request: TurnRequest, ids: Ids) -> Prompt:
@@ -131,7 +139,9 @@ class Prompts:
         match = Match(parent, len(before))
         return Prompt(parent.ids.extended(added), match, (*before, new), identity, bridged=True)
 
-    async def continued(self, request: TurnRequest, known: Continued, most: int, owner: str) -> Ids:
+    async def continued(
+        self, request: TurnRequest, known: Continued, most: int, owner: str, generation_prompt: bool
+    ) -> Ids:
         """Return the ids of `known`, then those of the messages after them.
 
         Raises InvalidRequest if the chat template does not only append here, TooManyTokens as `build`.
@@ -147,7 +157,7 @@ class Prompts:
                 new,
                 request.tools,
                 request.template_options,
-                generation_prompt=known.generation_prompt,
+                generation_prompt=generation_prompt,
             )
             if suffix is None:
                 self._render(request)  # raises if the template cannot express these messages at all
@@ -172,9 +182,9 @@ class Prompts:
         encode = partial(self._renderer.encode_prompt, special=prompt.special)
         return await self._do(owner, len(prompt.text), most, encode, prompt.text)
 
-    async def decode(self, ids: Ids, owner: str) -> str:
-        """Return the text of `ids`, special tokens included."""
-        decode = self._renderer.decode
+    async def decode(self, ids: Ids, owner: str, *, special: bool = True) -> str:
+        """Return the text of `ids`, with special tokens if `special`."""
+        decode = partial(self._renderer.decode, special=special)
         return decode(ids) if len(ids) <= _INLINE_TOKENS else await self._pool.run(owner, len(ids), decode, ids)
 
     async def _do(self, owner: str, work: int, most: int, function: Callable[..., _T], *arguments: Any) -> _T:
@@ -184,7 +194,13 @@ class Prompts:
         return await self._pool.run(owner, work, _bounded, most, function, *arguments)
 
     async def _bridge(
-        self, session: LiveSession, request: TurnRequest, match: Match, parent: Node, most: int
+        self,
+        session: LiveSession,
+        request: TurnRequest,
+        match: Match,
+        parent: Node,
+        most: int,
+        generation_prompt: bool,
     ) -> PromptIds | None:
         """Return the parent's exact tokens followed by those of the new messages; None if they cannot be bridged."""
         answer = parent.interaction
@@ -201,6 +217,7 @@ class Prompts:
                 request.tools,
                 request.template_options,
                 prefilled=answer.prefill > 0,
+                generation_prompt=generation_prompt,
             )
             return None if suffix is None else self._with_prefill(suffix, request)
 

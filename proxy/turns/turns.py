@@ -334,15 +334,15 @@ class Turns:
         except TooManyTokens as found:
             raise _too_long(found, context) from None
 
-    async def render(self, request: TurnRequest, owner: str) -> Ids:
+    async def render(self, request: TurnRequest, owner: str, *, generation_prompt: bool) -> Ids:
         """Return the prompt of a conversation that is no session's. Raises as `prompt_ids`."""
         context = context_of(None, self._settings, self._gate.info().context_length)
         try:
-            return await self._prompts.render(request, most_counted(context), owner)
+            return await self._prompts.render(request, most_counted(context), owner, generation_prompt)
         except TooManyTokens as found:
             raise _too_long(found, context) from None
 
-    async def continued(self, request: TurnRequest, known: Continued, owner: str) -> Ids:
+    async def continued(self, request: TurnRequest, known: Continued, owner: str, *, generation_prompt: bool) -> Ids:
         """Return the ids of `known`, then those of the messages after them; nothing is recorded.
 
         Raises InvalidRequest, and ContextLengthExceeded for several times the context.
@@ -352,7 +352,7 @@ class Turns:
         if len(known.ids) > (most := most_counted(context)):
             raise ContextLengthExceeded(prompt_tokens=len(known.ids), context_tokens=context)
         try:
-            return await self._prompts.continued(request, known, most, owner)
+            return await self._prompts.continued(request, known, most, owner, generation_prompt)
         except TooManyTokens as found:
             raise _too_long(found, context) from None
 
@@ -368,11 +368,13 @@ class Turns:
             message = f"'{param}' has {max(ids)}, but the model's token ids end at {most - 1}"
             raise InvalidRequest(message, param=param)
 
-    async def decode(self, ids: Ids, owner: str) -> str:
-        """Return the text of `ids`, special tokens included."""
-        return await self._prompts.decode(ids, owner)
+    async def decode(self, ids: Ids, owner: str, *, special: bool = True) -> str:
+        """Return the text of `ids`, with special tokens if `special`."""
+        return await self._prompts.decode(ids, owner, special=special)
 
-    async def prompt_ids(self, session: LiveSession, request: TurnRequest) -> PromptIds:
+    async def prompt_ids(
+        self, session: LiveSession, request: TurnRequest, *, generation_prompt: bool = True
+    ) -> PromptIds:
         """Return the prompt that a turn would have; nothing is recorded.
 
         Raises InvalidRequest, and ContextLengthExceeded for several times the context.
@@ -381,7 +383,8 @@ class Turns:
         identity = _identify(session, request, keep=False)
         context = context_of(session, self._settings, self._gate.info().context_length)
         try:
-            return (await self._prompts.build(session, request, identity, most_counted(context))).ids
+            most = most_counted(context)
+            return (await self._prompts.build(session, request, identity, most, generation_prompt)).ids
         except TooManyTokens as found:
             raise _too_long(found, context) from None
 

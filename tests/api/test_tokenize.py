@@ -106,7 +106,7 @@ async def test_a_prefill_is_tokenized_as_its_turn_is(tmp_path: Path) -> None:
         ({"prompt": 5}, "prompt"),
         ({"prompt": "a", "add_special_tokens": "no"}, "add_special_tokens"),
         ({"messages": [user("a")], "tools": [5]}, "tools[0]"),
-        ({"messages": [user("a")], "add_generation_prompt": False}, "add_generation_prompt"),
+        ({"messages": [user("a")], "add_generation_prompt": 0}, "add_generation_prompt"),
         ({"messages": [user("a")], "continue_final_message": True}, "continue_final_message"),
         ({"messages": [user("a")], "add_special_tokens": True}, "add_special_tokens"),
     ],
@@ -114,6 +114,37 @@ async def test_a_prefill_is_tokenized_as_its_turn_is(tmp_path: Path) -> None:
 async def test_errors_of_tokenize_name_the_field(tmp_path: Path, body: Any, param: str) -> None:
     async with serving(tmp_path, says()) as server:
         assert (await refused(server, body))["param"] == param
+
+
+async def test_without_a_generation_prompt_the_ids_end_with_the_messages(tmp_path: Path) -> None:
+    renderer = tiny_renderer()
+    plain = {"add_generation_prompt": False}
+    begins = renderer.encode("<|im_start|>assistant\n").tolist()
+    async with serving(tmp_path, says("<think>\nhm\n</think>\n\nfirst")) as server:
+        told = await server.ok("/s/v1/tokenize", {"messages": [user("a")], **plain})
+        assert told["tokens"] == renderer.render([Message(Role.USER, "a")], (), {}, prompt=False).tolist()
+        reply = await server.chat([user("a")], return_token_ids=True)
+        assert told["tokens"] + begins == reply["prompt_token_ids"]
+        sampled_ids = reply["choices"][0]["token_ids"]
+        messages = [user("a"), reply["choices"][0]["message"]]
+        for more in ([], [user("b")]):
+            told, whole = [
+                (await server.ok("/s/v1/tokenize", {"messages": [*messages, *more], **fields}))["tokens"]
+                for fields in (plain, {})
+            ]
+            assert told + begins == whole
+            assert told[: len(reply["prompt_token_ids"]) + len(sampled_ids)] == reply["prompt_token_ids"] + sampled_ids
+
+
+async def test_detokenize_leaves_special_tokens_out_on_request(tmp_path: Path) -> None:
+    ids = sampled("<tool_call>Grüße</tool_call>").tolist()
+    async with serving(tmp_path, says()) as server:
+        whole = await server.ok("/v1/detokenize", {"tokens": ids, "skip_special_tokens": False})
+        assert whole["prompt"] == "<tool_call>Grüße</tool_call><|im_end|>"
+        text = (await server.ok("/v1/detokenize", {"tokens": ids, "skip_special_tokens": True}))["prompt"]
+        assert "<|im_end|>" not in text and "Grüße" in text
+        error = await refused(server, {"tokens": ids, "skip_special_tokens": "yes"}, "/s/v1/detokenize")
+        assert error["param"] == "skip_special_tokens"
 
 
 @pytest.mark.parametrize("tokens", [None, "a", ["a"], [-1], [2**40], [True], [tiny_renderer().vocab_size]])

@@ -7,7 +7,7 @@ message of sampled ones.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from proxy.errors import InvalidRequest, UnsupportedParameter
 from proxy.protocols.chat.protocol import ChatProtocol, parse_tools
@@ -23,7 +23,15 @@ OF_PARSE = ("model", "tokens", "tools", "tool_parser", "reasoning_parser", "prom
 _OF_TEXTS = frozenset({"model", "prompt", "add_special_tokens"})
 
 
-def parse_tokenize(body: Mapping[str, Any]) -> tuple[TurnRequest, Continued | None]:
+class ParsedTokenize(NamedTuple):
+    """A body of `/v1/tokenize`. `known`: ids to go on with. `generation_prompt`: an answer begins after them."""
+
+    request: TurnRequest
+    known: Continued | None = None
+    generation_prompt: bool = True
+
+
+def parse_tokenize(body: Mapping[str, Any]) -> ParsedTokenize:
     """Parse `messages`, with the other fields of a chat completion and perhaps `continue_from`, or `prompt`.
 
     Raises InvalidRequest.
@@ -38,19 +46,20 @@ def parse_tokenize(body: Mapping[str, Any]) -> tuple[TurnRequest, Continued | No
                 "'continue_from' needs 'messages'; a 'prompt' is encoded as it is", param="continue_from"
             )
         dropped = tuple(ignored_fields(body, _OF_TEXTS))
-        return TurnRequest(Api.COMPLETIONS, "", (), text=PromptText(text, special), dropped=dropped), None
+        return ParsedTokenize(TurnRequest(Api.COMPLETIONS, "", (), text=PromptText(text, special), dropped=dropped))
     if optional_bool(body, "add_special_tokens"):
         message = "'add_special_tokens' must be false with 'messages': the chat template writes what a turn needs"
         raise UnsupportedParameter(message, param="add_special_tokens")
     given = {name: value for name, value in body.items() if name not in ("add_special_tokens", "continue_from")}
-    if body.get("continue_from") is None:
-        return ChatProtocol().parse(given), None
     prompt = True
     if not optional_bool(body, "continue_final_message"):
         prompt = optional_bool(given, "add_generation_prompt", True)
         given.pop("add_generation_prompt", None)
     request = ChatProtocol().parse(given)
-    return request, _parse_continued(expect_object(body["continue_from"], "continue_from"), request.messages, prompt)
+    known = body.get("continue_from")
+    if known is not None:
+        known = _parse_continued(expect_object(known, "continue_from"), request.messages)
+    return ParsedTokenize(request, known, prompt)
 
 
 def parse_parse(body: Mapping[str, Any]) -> tuple[Ids, Parsing]:
@@ -65,13 +74,13 @@ def parse_parse(body: Mapping[str, Any]) -> tuple[Ids, Parsing]:
     )
 
 
-def parse_detokenize(body: Mapping[str, Any], vocab_size: int) -> Ids:
-    """Return `tokens`, which are below `vocab_size`. Raises InvalidRequest."""
+def parse_detokenize(body: Mapping[str, Any], vocab_size: int) -> tuple[Ids, bool]:
+    """Return `tokens`, which are below `vocab_size`, and whether the text has special tokens. Raises InvalidRequest."""
     ids = _parse_ids(body.get("tokens"), "tokens")
     if max(ids, default=0) >= vocab_size:
         message = f"'tokens' has {max(ids)}, but the model's token ids end at {vocab_size - 1}"
         raise InvalidRequest(message, param="tokens")
-    return ids
+    return ids, not optional_bool(body, "skip_special_tokens")
 
 
 def tokenize_reply(ids: Ids, context_length: int) -> dict[str, Any]:
@@ -84,7 +93,7 @@ def parse_reply(message: Message, finish: FinishReason) -> dict[str, Any]:
     return {"message": message_json(message), "finish_reason": FINISH_REASONS[finish]}
 
 
-def _parse_continued(fields: Mapping[str, Any], messages: Sequence[Message], prompt: bool) -> Continued:
+def _parse_continued(fields: Mapping[str, Any], messages: Sequence[Message]) -> Continued:
     at = "continue_from."
     known = _required_int(fields, "messages", least=1, most=len(messages))
     answer, name = messages[known - 1], f"messages[{known - 1}]"
@@ -102,7 +111,7 @@ def _parse_continued(fields: Mapping[str, Any], messages: Sequence[Message], pro
             "that were sampled as this answer",
             param=f"{at}output_tokens",
         )
-    return Continued(known, ids, sampled, prompt)
+    return Continued(known, ids, sampled)
 
 
 def _required_int(fields: Mapping[str, Any], name: str, *, least: int, most: int) -> int:

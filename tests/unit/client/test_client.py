@@ -474,6 +474,7 @@ def test_a_token_loop_in_a_session_is_recorded_turn_by_turn(client: Client) -> N
             ids = session.tokenize(messages, continue_from=known)
             assert ids[: len(known["token_ids"])] == known["token_ids"]
         assert session.detokenize(ids).endswith("<|im_start|>assistant\n")
+        assert session.detokenize(ids, skip_special_tokens=True).endswith("assistant\n")
     tree = client.session_tree("loop")
     assert [(node.reason, node.prompt_tokens) for node in tree.interactions] == [
         ("first", lengths[0]),

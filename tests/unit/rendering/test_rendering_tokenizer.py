@@ -34,6 +34,7 @@ def test_ids_and_text_are_those_of_hugging_face(tiny: Renderer, hugging_face: An
     expected = hugging_face(text, add_special_tokens=False)["input_ids"]
     assert tiny.encode(text).tolist() == expected
     assert tiny.decode(expected) == hugging_face.decode(expected)
+    assert tiny.decode(expected, special=False) == hugging_face.decode(expected, skip_special_tokens=True)
 
 
 def test_the_fast_encoder_is_used_for_the_real_vocabulary(qwen3: Renderer) -> None:

@@ -26,7 +26,7 @@ class Where:
 
     inline: bool | None = None
 
-    def render(self, *_: Any) -> Ids:
+    def render(self, *_: Any, **options: Any) -> Ids:
         self.inline = threading.current_thread() is threading.main_thread()
         return ids_of([1])
 
