@@ -1,5 +1,6 @@
 """Agent loops as verl runs them, under the names that its users know."""
 
+from proxy.rollout.verl.agent_data import AgentData, AgentState
 from proxy.rollout.verl.loop_base import AgentLoopBase
 from proxy.rollout.verl.manager import AgentLoopManager
 from proxy.rollout.verl.outputs import AgentLoopMetrics, AgentLoopOutput, TokenOutput
@@ -9,24 +10,43 @@ from proxy.rollout.verl.server_manager import AsyncLLMServerManager, PromptTooLo
 from proxy.rollout.verl.server_tokenizer import ServerTokenizer
 from proxy.rollout.verl.settings import DictConfigWrap, ToolListWrap
 from proxy.rollout.verl.single_turn import SingleTurnAgentLoop
+from proxy.rollout.verl.tool_agent_loop import ToolAgentLoop
+from proxy.rollout.verl.tool_parsers import FunctionCall, ToolParser
+from proxy.rollout.verl.tools import (
+    BaseTool,
+    OpenAIFunctionToolSchema,
+    ToolResponse,
+    function_tool,
+    initialize_tools_from_config,
+)
 from proxy.rollout.verl.tracing import rollout_trace_attr, rollout_trace_op, simple_timer
 from proxy.rollout.verl.worker import AgentLoopWorker, get_trajectory_info
 
 __all__ = [
+    "AgentData",
     "AgentLoopBase",
     "AgentLoopFailed",
     "AgentLoopManager",
     "AgentLoopMetrics",
     "AgentLoopOutput",
     "AgentLoopWorker",
+    "AgentState",
     "AsyncLLMServerManager",
+    "BaseTool",
     "DictConfigWrap",
+    "FunctionCall",
+    "OpenAIFunctionToolSchema",
     "PromptTooLong",
     "ServerTokenizer",
     "SingleTurnAgentLoop",
     "TokenOutput",
+    "ToolAgentLoop",
     "ToolListWrap",
+    "ToolParser",
+    "ToolResponse",
+    "function_tool",
     "get_trajectory_info",
+    "initialize_tools_from_config",
     "register",
     "rollout_trace_attr",
     "rollout_trace_op",

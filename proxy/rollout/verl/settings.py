@@ -27,7 +27,9 @@ DEFAULTS: dict[str, Any] = {
                 "max_user_turns": None,
                 "max_parallel_calls": 1,
                 "max_tool_response_length": 256,
-                "tool_response_truncate_side": "middle",
+                "tool_response_truncate_side": None,
+                "keep": None,
+                "on_tool_error": "message",
                 "tool_config_path": None,
                 "function_tool_path": None,
                 "format": "hermes",
@@ -40,7 +42,9 @@ DEFAULTS: dict[str, Any] = {
     "data": {"apply_chat_template_kwargs": {}, "mm_processor_kwargs": {}},
     "trainer": {"project_name": None, "experiment_name": None},
 }
-"""Those of verl 0.9, but for `free_cache_engine`: a server that others may use is put to sleep on request only."""
+"""Those of verl 0.9, and `keep` and `on_tool_error` of ours (see ToolAgentLoop). `tool_response_truncate_side` None is
+verl's `middle`. `free_cache_engine` is false: a server that others may use is put to sleep on request only.
+"""
 
 
 class DictConfigWrap:
