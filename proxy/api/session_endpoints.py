@@ -19,6 +19,7 @@ from proxy.api.session_json import addressed, record_json, session_json, started
 from proxy.api.session_request import parse_ending, parse_page, parse_start
 from proxy.api.turn_json import OF_A_SESSION, Part, find_turn, parse_include, tree_json, turn_json
 from proxy.api.turn_reply import Replies
+from proxy.errors import InvalidRequest
 from proxy.protocols.fields import optional_int
 from proxy.sessions.access import Access
 from proxy.sessions.deletion import Deletion
@@ -66,12 +67,16 @@ class SessionEndpoints:
         self._decode = decode
 
     async def grant_capacity(self, request: Request) -> JsonResponse:
-        """Let `n` more sessions start (default: 1). AReaL's clients call this before each start."""
+        """Let `n` more sessions start (default: 1), or fewer. AReaL's clients call this before each start."""
         self._access.check_admin(key_of(request))
         body = await self._body(request)
         check_given(body, ("n",))
-        number = optional_int(body, "n", least=1, most=_MAX_GRANT) or 1
-        return JsonResponse({"capacity": await self._starts.grant_capacity(number)})
+        number = optional_int(body, "n", least=-_MAX_GRANT, most=_MAX_GRANT)
+        if number == 0:
+            raise InvalidRequest(
+                "'n' must not be 0: a number above grants starts, one below takes some back", param="n"
+            )
+        return JsonResponse({"capacity": await self._starts.grant_capacity(1 if number is None else number)})
 
     async def start(self, request: Request) -> JsonResponse:
         """Start a session; the reply has its addresses and new keys. An existing `session_id` is refused."""

@@ -306,7 +306,7 @@ class Client(Connection):
         return self.run(operations.parse(None, token_ids, options))
 
     def grant_capacity(self, n: int = 1) -> int:
-        """Allow `n` more sessions to start and return how many may start now."""
+        """Allow `n` more sessions to start, or fewer if it is negative; return how many may start now."""
         return self.run(operations.grant_capacity(n))
 
     def engine(self) -> EngineState:
@@ -660,7 +660,7 @@ class AsyncClient(Connection):
         return await self.run(operations.parse(None, token_ids, options))
 
     async def grant_capacity(self, n: int = 1) -> int:
-        """Allow `n` more sessions to start and return how many may start now."""
+        """Allow `n` more sessions to start, or fewer if it is negative; return how many may start now."""
         return await self.run(operations.grant_capacity(n))
 
     async def engine(self) -> EngineState:

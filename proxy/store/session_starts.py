@@ -44,7 +44,7 @@ class SessionStarts:
         return creation
 
     async def grant_capacity(self, number: int) -> int:
-        """Allow `number` more sessions to start; return how many may start now."""
+        """Allow `number` more sessions to start, or fewer if it is negative; return how many may start now."""
         left: int = await self._database.write.submit(starts.grant, number)
         return left
 

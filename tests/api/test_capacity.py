@@ -65,6 +65,18 @@ async def test_capacity_survives_a_restart(tmp_path: Path, database_url: str) ->
         assert_full(await start(server), "--capacity-control")
 
 
+async def test_a_negative_grant_takes_back_what_is_left(tmp_path: Path, database_url: str) -> None:
+    async with serving(tmp_path, says(), capacity_control=True, database_url=database_url) as server:
+        assert await server.ok("/grant_capacity", {"n": -1}) == {"capacity": 0}
+        assert await server.ok("/grant_capacity", {"n": 3}) == {"capacity": 3}
+        assert (await start(server)).status_code == 200
+        assert await server.ok("/grant_capacity", {"n": -1}) == {"capacity": 1}
+        assert await server.ok("/grant_capacity", {"n": -2}) == {"capacity": 0}
+        assert_full(await start(server), "--capacity-control")
+        refused = await server.post("/grant_capacity", {"n": 0})
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "n")
+
+
 async def test_without_capacity_control_grants_are_counted_and_nothing_is_refused(tmp_path: Path) -> None:
     async with serving(tmp_path, says()) as server:
         assert (await start(server)).status_code == 200

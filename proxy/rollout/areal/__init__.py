@@ -5,17 +5,21 @@
 
 from proxy.rollout.areal.client import OpenAIProxyClient
 from proxy.rollout.areal.convert import to_areal
+from proxy.rollout.areal.grouped import GroupedRolloutWorkflow
 from proxy.rollout.areal.interaction import ApiType, InteractionWithTokenLogpReward
 from proxy.rollout.areal.model_response import ModelResponse
+from proxy.rollout.areal.resolution import resolve_workflow
 from proxy.rollout.areal.rollout_workflow import RolloutWorkflow
 from proxy.rollout.areal.workflow import OpenAIProxyWorkflow
 
 __all__ = [
     "ApiType",
+    "GroupedRolloutWorkflow",
     "InteractionWithTokenLogpReward",
     "ModelResponse",
     "OpenAIProxyClient",
     "OpenAIProxyWorkflow",
     "RolloutWorkflow",
+    "resolve_workflow",
     "to_areal",
 ]

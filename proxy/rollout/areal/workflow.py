@@ -14,12 +14,14 @@ from contextlib import asynccontextmanager
 from typing import Any, Literal, get_args
 
 from proxy.client import AsyncClient
-from proxy.client.options import SessionOptions
+from proxy.client.options import SessionFilter, SessionOptions
 from proxy.errors import InvalidRequest
 from proxy.rollout.agent_call import call_agent, call_agent_here
 from proxy.rollout.areal.agent_rewards import agent_rewards
 from proxy.rollout.areal.client import OpenAIProxyClient, check_style
+from proxy.rollout.areal.group import current_group
 from proxy.rollout.areal.interaction import InteractionWithTokenLogpReward
+from proxy.rollout.areal.online import ended_sessions
 from proxy.rollout.areal.rollout_workflow import RolloutWorkflow
 from proxy.rollout.environment import agent_variables, placeholder_key
 from proxy.rollout.processes import shared_pool
@@ -36,17 +38,20 @@ class OpenAIProxyWorkflow(RolloutWorkflow):
     Mode `inline` awaits `run` here, or calls it in a thread if it is a plain function, with `base_url`, `api_key`,
     `http_client` and `anthropic_base_url` (for Anthropic's SDK) as far as it takes them. Mode `subproc` calls it in one
     of `subproc_max_workers` processes, where it may block, with the same except `http_client`, and with the variables
-    of `proxy.rollout.environment`; agent and data have to be picklable.
+    of `proxy.rollout.environment`; agent and data have to be picklable. Mode `online` runs no agent: an episode waits
+    for the end of a session that somebody else drives, which `filter` selects, claims it, and returns its interactions.
+    The server is its own gateway, so `proxy_gateway_addr` is not needed.
 
     The arguments up to `proxy_gateway_addr` are AReaL's, in its order. `proxy_addr` is the server's address and
     `admin_api_key` its admin key, if it has one; instead of both, `client` may be an `AsyncClient`, also one of an
     application in this process (`AsyncClient(app=...)`).
 
-    `timeout_s`: how long an agent may run; None: as long as it likes. `start_timeout_s`: how long an episode waits for
-    a place on the server. `task_id`: what the sessions are named after, by default `data["task_id"]` or the agent's
-    class. `is_eval`: the sessions measure the policy and are never trained on. `grant_capacity`: each episode brings
-    the grant for its own session, as AReaL's do; with False it waits for one (`--capacity-control`). All other
-    arguments are fields of `start_session`: `group_id`, `metadata`, `sampling`, `limits` and so on.
+    `timeout_s`: how long an agent may run, or an episode of mode `online` waits; None: for ever. `start_timeout_s`: how
+    long an episode waits for a place on the server. `task_id`: what the sessions are named after, by default
+    `data["task_id"]` or the agent's class. `is_eval`: the sessions measure the policy and are never trained on.
+    `grant_capacity`: each episode brings the grant for its own session, as AReaL's do; with False it waits for one
+    (`--capacity-control`). All other arguments are fields of `start_session`: `group_id`, `metadata`, `sampling`,
+    `limits` and so on.
 
     Raises ValueError or TypeError for arguments that make no workflow.
     """
@@ -68,12 +73,16 @@ class OpenAIProxyWorkflow(RolloutWorkflow):
         task_id: str | None = None,
         is_eval: bool = False,
         grant_capacity: bool = True,
+        filter: SessionFilter | None = None,
         **options: Any,
     ) -> None:
         if mode not in get_args(Mode):
             raise ValueError(f"Invalid mode: {mode}. Must be 'inline', 'subproc', or 'online'")
         check_style(export_style)
-        _check_agent(agent)
+        _check_agent(agent, mode)
+        if filter is not None and mode != "online":
+            raise ValueError(f"filter selects the sessions of mode 'online'; mode {mode!r} starts its own")
+        proxy_addr = proxy_addr or proxy_gateway_addr or ""
         if client is None and not proxy_addr.startswith(("http://", "https://")):
             raise ValueError(f"proxy_addr is {proxy_addr!r}; give the server's address, which begins with http://")
         if unknown := options.keys() - SessionOptions.__annotations__.keys():
@@ -85,6 +94,7 @@ class OpenAIProxyWorkflow(RolloutWorkflow):
         self.mode, self.proxy_addr = mode, proxy_addr
         self.discount, self.export_style, self.subproc_max_workers = discount, export_style, subproc_max_workers
         self.timeout_s, self.start_timeout_s, self.task_id = timeout_s, start_timeout_s, task_id
+        self.filter = filter
         self._admin_api_key, self._client = admin_api_key, client
         if is_eval:
             options["metadata"] = {**options.get("metadata", {}), "validate": True}
@@ -98,6 +108,8 @@ class OpenAIProxyWorkflow(RolloutWorkflow):
         for a reward of an unknown id. TooManyRequests and ServerUnreachable mean that no session could start.
         """
         async with self._connected() as client:
+            if self.mode == "online":
+                return await self._wait(client)
             session = self._session(client, data)
             async with session:
                 run = self._run_in_process if self.mode == "subproc" else self._run_inline
@@ -108,6 +120,16 @@ class OpenAIProxyWorkflow(RolloutWorkflow):
             logger.warning("%s made no call in session %s: there is nothing to train", self._who, session.session_id)
             return None
         return interactions
+
+    async def _wait(self, client: AsyncClient) -> Interactions | None:
+        """Export what others have done."""
+        grants, found = self._options["grant_capacity"], Interactions()
+        async with ended_sessions(client, self.filter, self.timeout_s, grants) as session_ids:
+            for session_id in session_ids:
+                session = OpenAIProxyClient(client=client, task_id=session_id)
+                session.session_id = session_id
+                found |= await session.export_interactions(discount=self.discount, style=self.export_style)
+        return found or None
 
     def close(self) -> None:
         """End the processes of mode subproc that are idle; another episode would start new ones.
@@ -160,6 +182,8 @@ class OpenAIProxyWorkflow(RolloutWorkflow):
         given = data.get("task_id") if isinstance(data, Mapping) else None
         task_id = str(next(name for name in (self.task_id, given, type(self.agent).__name__) if name is not None))
         options = {"session_id": f"{task_id}-{secrets.token_hex(6)}", **self._options}
+        if (group_id := current_group()) is not None:
+            options.setdefault("group_id", group_id)
         return OpenAIProxyClient(client=client, task_id=task_id, start_timeout_s=self.start_timeout_s, **options)
 
     @property
@@ -167,7 +191,11 @@ class OpenAIProxyWorkflow(RolloutWorkflow):
         return f"{type(self.agent).__name__}.run"
 
 
-def _check_agent(agent: Any) -> None:
+def _check_agent(agent: Any, mode: str) -> None:
+    if mode == "online":
+        if agent is not None:
+            raise ValueError("mode 'online' runs no agent: it waits for sessions that others drive")
+        return
     if agent is None:
         raise ValueError("agent is required when mode is 'inline' or 'subproc'")
     if isinstance(agent, type):

@@ -73,13 +73,18 @@ def give_back_of_live(connection: Connection, session_id: str) -> None:
 
 
 def grant(connection: Connection, grants: Sequence[int]) -> Sequence[int]:
-    """Grant starts; return for each grant how many are left."""
+    """Grant starts, or take back as many as are left; return for each grant how many are left."""
     pass_alone(connection, "capacity")
     left = []
     for number in grants:
-        if not _change(connection, number):
-            connection.execute(insert(capacity).values(name=_STARTS, available=number))
-        left.append(connection.execute(select(capacity.c.available).where(capacity.c.name == _STARTS)).scalar_one())
+        # Locked: a start in between may take one of those that are to be taken back.
+        query = select(capacity.c.available).where(capacity.c.name == _STARTS).with_for_update()
+        before = connection.execute(query).scalar()
+        left.append(max(0, (before or 0) + number))
+        if before is None:
+            connection.execute(insert(capacity).values(name=_STARTS, available=left[-1]))
+        else:
+            _change(connection, left[-1] - before)
     return left
 
 

@@ -431,6 +431,7 @@ async def test_a_server_that_is_not_there_is_told() -> None:
         ({"agent": Agent}, TypeError, "the class Agent"),
         ({"proxy_addr": "127.0.0.1:8080"}, ValueError, "http://"),
         ({"export_style": "tree"}, ValueError, "'tree'; the styles are individual and concat"),
+        ({"filter": {"task_id": "t"}}, ValueError, "mode 'inline' starts its own"),
         ({"group": "g"}, TypeError, "no argument 'group'"),
     ],
     ids=repr,
