@@ -151,12 +151,14 @@ def _find_any(session: LiveSession, target: Target) -> Interaction:
 
 
 def _find_turn(session: LiveSession, turn: int | None, agent: str | None = None) -> Interaction:
+    if turn is None and agent is not None:
+        return _last_of(_turns_of(session, agent))
     complete = session.complete()
     if not complete:
         field = "interaction_id" if turn is None else "turn"
         raise InvalidRequest(f"session {session.id!r} has no complete interaction to reward", param=field)
     if turn is None:
-        return _last_main(session, complete) if agent is None else _last_of(_turns_of(session, agent))
+        return _last_main(session, complete)
     if turn >= len(complete):
         raise NotFound(
             f"session {session.id!r} has no turn {turn}: its complete turns are 0 to {len(complete) - 1}", param="turn"
