@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from proxy.errors import InvalidRequest, UnsupportedParameter
+from proxy.rollout.verl.request_messages import as_requested
 
 Messages = Sequence[Mapping[str, Any]]
 Merged = tuple["MergeResult", list[int], list[float] | None]
@@ -29,6 +30,7 @@ class ContinuousTokens(ABC):
     """What AgentLoopBase inherits. Images, videos and audio are refused: the server's models read text."""
 
     server_manager: Any
+    apply_chat_template_kwargs: dict[str, Any]
     mm_processor_kwargs: dict[str, Any]
 
     @abstractmethod
@@ -80,12 +82,19 @@ class ContinuousTokens(ABC):
         tools: Sequence[Any] | None = None,
     ) -> Merged:
         """Append what the chat template writes for the messages after `previous_messages`, whose last is the model's
-        answer, at the end of the ids: mask 0, logprob 0. Raises InvalidRequest if the template does not only append.
+        answer, at the end of the ids: mask 0, logprob 0. Calls and results may lack their ids.
+
+        Raises InvalidRequest if the messages are not only appended to, or not by the template.
         """
+        if list(updated_messages[: len(previous_messages)]) != list(previous_messages):
+            message = "'updated_messages' must begin with 'previous_messages': messages may only be appended"
+            raise InvalidRequest(message, param="updated_messages")
         sampled = next((at for at, bit in enumerate(reversed(response_mask)) if not bit), len(response_mask))
         known = {"messages": len(previous_messages), "token_ids": runtime_token_ids, "output_tokens": sampled}
         options: dict[str, Any] = {"tools": list(tools)} if tools else {}
-        ids = await self.server_manager.tokenize(list(updated_messages), continue_from=known, **options)
+        if self.apply_chat_template_kwargs:
+            options["chat_template_kwargs"] = self.apply_chat_template_kwargs
+        ids = await self.server_manager.tokenize(as_requested(updated_messages), continue_from=known, **options)
         count = len(ids) - len(runtime_token_ids)
         logprobs = None if response_logprobs is None else [*response_logprobs, *[0.0] * count]
         return MergeResult(ids, count), [*response_mask, *[0] * count], logprobs

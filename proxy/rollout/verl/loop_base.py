@@ -7,6 +7,8 @@ the server.
 from __future__ import annotations
 
 import asyncio
+import copy
+import functools
 import inspect
 import logging
 from abc import abstractmethod
@@ -59,6 +61,7 @@ class AgentLoopBase(ContinuousTokens):
         self.rollout_config: Config = self.config.actor_rollout_ref.rollout
         self.data_config: Any = data_config.config if isinstance(data_config, DictConfigWrap) else self.config.data
         self.server_manager = server_manager
+        tokenizer = lists_ids(tokenizer)
         self.tokenizer, self.processor, self.tool_list = tokenizer, processor, getattr(tools, "tools", tools)
         self.dataset_cls, self.hf_model_type = dataset_cls, hf_model_type
         self.apply_chat_template_kwargs = dict(self.data_config.get("apply_chat_template_kwargs") or {})
@@ -105,6 +108,22 @@ class AgentLoopBase(ContinuousTokens):
         how = {"add_generation_prompt": True, "tokenize": True, **options, **self.apply_chat_template_kwargs}
         found = self.tokenizer.apply_chat_template(messages, **how)
         return [int(each) for each in (found["input_ids"] if isinstance(found, Mapping) else found)]
+
+
+def lists_ids(tokenizer: Any) -> Any:
+    """A tokenizer whose `apply_chat_template` returns a list of ids, as loops expect it.
+
+    Since release 5 transformers returns a dict unless it is told not to. A copy is told; `tokenizer` stays as it is.
+    """
+    if tokenizer is None:
+        return None
+    render = tokenizer.apply_chat_template
+    parameter = inspect.signature(render).parameters.get("return_dict")
+    if parameter is None or not parameter.default:
+        return tokenizer
+    copied = copy.copy(tokenizer)
+    copied.apply_chat_template = functools.partial(render, return_dict=False)
+    return copied
 
 
 def accepted(function: Callable[..., Any], given: Mapping[str, Any]) -> dict[str, Any]:
