@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from proxy.telemetry.log_lines import Value, cut, plain
+from proxy.telemetry.log_lines import Value, cut, plain, without_secrets
 
 LABELS = ("project", "experiment", "step", "sample_index", "rollout_n", "validate")
 """Keys of `metadata` in `start_session`, by the names that verl and its trackers have for them."""
@@ -28,7 +28,8 @@ def labels_of(metadata: Mapping[str, Any]) -> dict[str, Value]:
 
 
 def _short(value: str | int | float) -> Value:
-    if isinstance(value, int) and not -_MOST_INTEGER <= value < _MOST_INTEGER:
-        value = str(value)
-    shown = plain(value)
-    return cut(shown, _MOST_CHARACTERS) if isinstance(shown, str) else shown
+    if isinstance(value, str):
+        return cut(without_secrets(value), _MOST_CHARACTERS)
+    if isinstance(value, int):
+        return value if -_MOST_INTEGER <= value < _MOST_INTEGER else str(value)
+    return plain(value)
