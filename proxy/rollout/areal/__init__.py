@@ -10,6 +10,7 @@ from proxy.rollout.areal.interaction import ApiType, InteractionWithTokenLogpRew
 from proxy.rollout.areal.model_response import ModelResponse
 from proxy.rollout.areal.resolution import resolve_workflow
 from proxy.rollout.areal.rollout_workflow import RolloutWorkflow
+from proxy.rollout.areal.tensor_rows import concat_padded_tensors
 from proxy.rollout.areal.workflow import OpenAIProxyWorkflow
 
 __all__ = [
@@ -20,6 +21,7 @@ __all__ = [
     "OpenAIProxyClient",
     "OpenAIProxyWorkflow",
     "RolloutWorkflow",
+    "concat_padded_tensors",
     "resolve_workflow",
     "to_areal",
 ]

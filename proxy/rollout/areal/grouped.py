@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from proxy.rollout.areal.group import group_set
 from proxy.rollout.areal.rollout_workflow import RolloutWorkflow
-from proxy.rollout.areal.tensor_rows import concatenated
+from proxy.rollout.areal.tensor_rows import concat_padded_tensors
 
 
 class GroupedRolloutWorkflow(RolloutWorkflow):
@@ -74,7 +74,7 @@ class GroupedRolloutWorkflow(RolloutWorkflow):
 def _merged(results: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
     """One dict of all results; None if they hold nothing."""
     if not all(_are_interactions(result) for result in results):
-        return concatenated(results) or None
+        return concat_padded_tensors(results) or None
     return {name: interaction for result in results for name, interaction in result.items()} or None
 
 

@@ -19,7 +19,7 @@ import pytest
 import proxy.rollout.areal
 from proxy.client import Client
 from proxy.client.adapters import areal
-from proxy.rollout.areal import OpenAIProxyClient, to_areal
+from proxy.rollout.areal import OpenAIProxyClient, concat_padded_tensors, to_areal
 from tests.conformance.packages import package
 from tests.e2e.processes import server_process
 
@@ -208,8 +208,10 @@ async def test_our_client_returns_the_tensors_of_areals_workflow(url: str, api: 
     assert list(results) == (agent.ids if style == "individual" else agent.ids[-1:])
     ours = list(results.values())
     assert [found.reward for found in ours] == [found.reward for found in theirs]
-    batches = [data.concat_padded_tensors([found.to_tensor_dict() for found in side]) for side in (ours, theirs)]
-    _same(*batches)
+    tensors = [[found.to_tensor_dict() for found in side] for side in (ours, theirs)]
+    _same(*map(data.concat_padded_tensors, tensors))
+    for pad_value in (0.0, -1.0):
+        _same(concat_padded_tensors(tensors[0], pad_value), data.concat_padded_tensors(tensors[1], pad_value))
 
 
 async def test_both_clients_export_the_same_of_one_session(url: str) -> None:

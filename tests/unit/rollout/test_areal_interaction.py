@@ -9,7 +9,13 @@ from typing import Any
 
 import pytest
 
-from proxy.rollout.areal import ApiType, InteractionWithTokenLogpReward, ModelResponse, replies
+from proxy.rollout.areal import (
+    ApiType,
+    InteractionWithTokenLogpReward,
+    ModelResponse,
+    concat_padded_tensors,
+    replies,
+)
 from tests.support import assistant, user
 
 
@@ -67,6 +73,20 @@ def test_tensors_that_were_given_are_returned_with_the_reward() -> None:
     interaction = InteractionWithTokenLogpReward(reward=2.0, _cache={"input_ids": torch.tensor([[1, 2]])})
     assert interaction.has_tensor_data
     assert columns(interaction) == {"input_ids": [[1, 2]], "rewards": [2.0]}
+
+
+def test_a_batch_is_padded_on_the_right() -> None:
+    turns = [
+        InteractionWithTokenLogpReward(response([1, 2], [3]), 1.0),
+        InteractionWithTokenLogpReward(response([4], [5])),
+    ]
+    batch = concat_padded_tensors([turn.to_tensor_dict() for turn in turns], pad_value=9.0)
+    assert batch["input_ids"].tolist() == [[1, 2, 3], [4, 5, 9]]
+    assert batch["attention_mask"].tolist() == [[True, True, True], [True, True, False]]
+    assert batch["rewards"].tolist() == [1.0, 0.0]
+    assert concat_padded_tensors([]) == {}
+    with pytest.raises(ValueError, match="different columns"):
+        concat_padded_tensors([turns[0].to_tensor_dict(), {}])
 
 
 def test_ids_times_and_data_are_those_of_the_reply() -> None:
