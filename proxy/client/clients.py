@@ -11,6 +11,7 @@ import httpx
 
 from proxy.client import operations
 from proxy.client.asgi import ASGIApp
+from proxy.client.certificates import trusted
 from proxy.client.http_clients import (
     AGENT_TIMEOUT_S,
     AsyncTransport,
@@ -152,7 +153,11 @@ class Client(Connection):
         app: ASGIApp | None = None,
     ) -> None:
         super().__init__(url, admin_key, timeout_s, app)
-        self._http = httpx.Client(limits=LIMITS, transport=None if self.hold is None else Transport(self.hold))
+        self._http = httpx.Client(
+            limits=LIMITS,
+            verify=trusted(httpx),
+            transport=None if self.hold is None else Transport(self.hold),
+        )
         weakref.finalize(self, self._http.close)  # nothing else closes it after `with Client(url).session(...)`
 
     def __enter__(self) -> Client:
@@ -504,7 +509,9 @@ class AsyncClient(Connection):
     ) -> None:
         super().__init__(url, admin_key, timeout_s, app)
         self._http = httpx.AsyncClient(
-            limits=LIMITS, transport=None if self.hold is None else AsyncTransport(self.hold)
+            limits=LIMITS,
+            verify=trusted(httpx),
+            transport=None if self.hold is None else AsyncTransport(self.hold),
         )
 
     async def __aenter__(self) -> AsyncClient:

@@ -13,6 +13,7 @@ from typing import Any, Literal, get_args
 import httpx
 
 from proxy.client.asgi import BrokenOff, Exchange, Message, TimedOut
+from proxy.client.certificates import trusted
 from proxy.client.libraries import library as import_library
 from proxy.client.running_app import AppHold, AppStopped, RunningApp
 from proxy.errors import InvalidRequest
@@ -178,7 +179,7 @@ def _errors_of(library: Any, request: Any) -> Iterator[None]:
 def _options(library: Any, timeout_s: float) -> dict[str, Any]:
     limits = library.Limits(max_connections=None, max_keepalive_connections=_IDLE_CONNECTIONS, keepalive_expiry=_IDLE_S)
     timeout = library.Timeout(timeout_s, connect=_CONNECT_S, pool=None)
-    return {"limits": limits, "timeout": timeout, "follow_redirects": True}
+    return {"limits": limits, "timeout": timeout, "follow_redirects": True, "verify": trusted(library)}
 
 
 @cache
