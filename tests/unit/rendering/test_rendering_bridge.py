@@ -286,6 +286,9 @@ def test_boundaries_of_library_families(
     suffix = bridge.suffix(prompt, output, assistant("Yo"), [user("x")], (), {})
     assert suffix is not None
     assert tokenizer.decode(suffix) == tail
+    silent = bridge.suffix(prompt, output, assistant("Yo"), [user("x")], (), {}, generation_prompt=False)
+    assert silent is not None
+    assert tokenizer.decode(silent) + header == tail
 
 
 class OnlyTheTail(array):  # type: ignore[type-arg]
