@@ -14,10 +14,12 @@ from proxy.rollout.verl.tool_agent_loop import ToolAgentLoop
 from proxy.rollout.verl.tool_parsers import FunctionCall, ToolParser
 from proxy.rollout.verl.tools import (
     BaseTool,
+    FunctionTool,
     OpenAIFunctionToolSchema,
     ToolResponse,
     function_tool,
     initialize_tools_from_config,
+    load_all_tools,
 )
 from proxy.rollout.verl.tracing import rollout_trace_attr, rollout_trace_op, simple_timer
 from proxy.rollout.verl.worker import AgentLoopWorker, get_trajectory_info
@@ -35,6 +37,7 @@ __all__ = [
     "BaseTool",
     "DictConfigWrap",
     "FunctionCall",
+    "FunctionTool",
     "OpenAIFunctionToolSchema",
     "PromptTooLong",
     "ServerTokenizer",
@@ -47,6 +50,7 @@ __all__ = [
     "function_tool",
     "get_trajectory_info",
     "initialize_tools_from_config",
+    "load_all_tools",
     "register",
     "rollout_trace_attr",
     "rollout_trace_op",

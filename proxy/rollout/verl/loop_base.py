@@ -22,6 +22,7 @@ from proxy.rollout.verl.outputs import AgentLoopOutput
 from proxy.rollout.verl.server_tokenizer import ServerTokenizer
 from proxy.rollout.verl.settings import DictConfigWrap
 from proxy.rollout.verl.settings import trainer_config as _trainer_config
+from proxy.rollout.verl.tool_parsers import ToolParser, server_of_loop
 
 _logger = logging.getLogger(__name__)
 
@@ -61,6 +62,7 @@ class AgentLoopBase(ContinuousTokens):
         self.rollout_config: Config = self.config.actor_rollout_ref.rollout
         self.data_config: Any = data_config.config if isinstance(data_config, DictConfigWrap) else self.config.data
         self.server_manager = server_manager
+        server_of_loop.set(next(iter(getattr(server_manager, "server_handles", ())), None))
         tokenizer = lists_ids(tokenizer)
         self.tokenizer, self.processor, self.tool_list = tokenizer, processor, getattr(tools, "tools", tools)
         self.dataset_cls, self.hf_model_type = dataset_cls, hf_model_type
@@ -81,6 +83,11 @@ class AgentLoopBase(ContinuousTokens):
     def init_class(cls, config: Any, tokenizer: Any) -> None:
         """Prepare what all loops of the class share. Called for each loop; `_class_initialized` says if it ran."""
         cls._class_initialized = True
+
+    @classmethod
+    def get_tool_parser(cls, name: str, tokenizer: Any = None) -> ToolParser:
+        """Return the tool parser of a name, as the `init_class` that verl's documentation prints asks for it."""
+        return ToolParser.get_tool_parser(name, tokenizer)
 
     @abstractmethod
     async def run(self, *args: Any, **kwargs: Any) -> AgentLoopOutput:

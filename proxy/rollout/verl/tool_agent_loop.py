@@ -46,6 +46,11 @@ class ToolAgentLoop(AgentLoopBase):
     def __init__(self, *args: Any, tools: Any = None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         settings = self.rollout_config.multi_turn
+        if settings.get("interaction_config_path") is not None:
+            message = (
+                "'interaction_config_path' is not supported, nor by verl 0.9: write a loop that adds the user's turns"
+            )
+            raise UnsupportedParameter(message, param="interaction_config_path")
         self.max_user_turns: int | None = settings.max_user_turns
         self.max_assistant_turns: int | None = settings.max_assistant_turns
         self.max_parallel_calls: int = settings.max_parallel_calls

@@ -8,11 +8,15 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
 
 from proxy.errors import InvalidRequest
 from proxy.rollout.verl.tools import OpenAIFunctionToolSchema
+
+server_of_loop: ContextVar[Any] = ContextVar("server_of_loop", default=None)
+"""What parses for the loop of this task. A parser that a class of loops shares has no server of its own."""
 
 Parser = TypeVar("Parser", bound="type[ToolParser]")
 
@@ -76,7 +80,7 @@ class ToolParser(ABC):
 class ServerToolParser(ToolParser):
     """What the server's output parser finds (`POST /v1/parse`).
 
-    `server` has `parse`: a session or a client; None: the tokenizer's, if it is one of a server.
+    `server` has `parse`: a session or a client; None: that of the loop which was made last in the task that asks.
     """
 
     def __init__(self, tokenizer: Any, name: str, server: Any = None) -> None:
@@ -92,14 +96,15 @@ class ServerToolParser(ToolParser):
         `prompt_ids`: the end of the prompt, by which the server sees whether the output begins within reasoning.
         Raises InvalidRequest if the server knows no parser of this name, or if there is no server to ask.
         """
-        if self.server is None:
+        server = server_of_loop.get() if self.server is None else self.server
+        if server is None:
             raise InvalidRequest(
                 f"the tool parser {self.name!r} is the server's: set its 'server' to a client or session"
             )
         options = {"tools": [schema_json(tool) for tool in tools], "prompt_ids": list(prompt_ids)}
         given = {name: value for name, value in options.items() if value}
         try:
-            found: dict[str, Any] = await self.server.parse(list(ids), tool_parser=self.name, **given)
+            found: dict[str, Any] = await server.parse(list(ids), tool_parser=self.name, **given)
         except InvalidRequest as error:
             own = ", ".join(sorted(self._registry))
             known = f"; registered here: {own}" if own else ""

@@ -7,16 +7,18 @@ import json
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 
 from proxy.client import AsyncClient, AsyncSession, Sample
-from proxy.engine.scripted.scripts import Script
+from proxy.engine.scripted.scripts import Reply, Script, play
 from proxy.errors import InvalidRequest, UnsupportedParameter
+from proxy.reasons import FinishReason
 from proxy.rollout.verl import (
     AgentData,
+    AgentLoopBase,
     AgentLoopOutput,
     AgentState,
     AsyncLLMServerManager,
@@ -27,6 +29,7 @@ from proxy.rollout.verl import (
     ToolParser,
     ToolResponse,
 )
+from proxy.rollout.verl.tool_parsers import server_of_loop
 from tests.support import Server, call_text, sampled, says, serving, tiny_renderer
 
 QUESTION = [{"role": "user", "content": "What is 1 + 2?"}]
@@ -422,6 +425,7 @@ async def test_the_servers_parsers_are_known_by_verls_names_and_ours(tmp_path: P
             assert alone.name == "add"
         with pytest.raises(InvalidRequest, match=r"tool parser 'herms': .*hermes"):
             await it.run(Add(), format="herms")
+    server_of_loop.set(None)
     with pytest.raises(InvalidRequest, match="set its 'server'"):
         await ToolParser.get_tool_parser("hermes", None).extract_tool_calls([1])
 
@@ -463,7 +467,43 @@ class Yaml(Add):
         super().__init__()
 
 
+class Shared(AgentLoopBase):
+    """A loop in the form of verl's documentation, whose class has the parser."""
+
+    tool_parser: ClassVar[ToolParser]
+
+    @classmethod
+    def init_class(cls, config: Any, tokenizer: Any) -> None:
+        if not cls._class_initialized:
+            cls._class_initialized = True
+            cls.tool_parser = cls.get_tool_parser(config.actor_rollout_ref.rollout.multi_turn.format)
+
+    async def run(self, messages: Any, sampling_params: Any) -> AgentLoopOutput:  # type: ignore[override]
+        ids = list(sampled(CALL))
+        calls = await self.tool_parser.extract_tool_calls(ids)
+        return AgentLoopOutput(ids, ids, [1] * len(ids), extra_fields={"calls": [call.name for call in calls]})
+
+
+async def test_loops_of_several_sessions_share_the_parser_of_their_class(tmp_path: Path) -> None:
+    async with served(tmp_path, says("unused")) as it, it.client.session("other") as other:
+        outputs = [await Shared({}, Manager(session), None).run([], {}) for session in (it.session, other)]
+    assert [output.extra_fields["calls"] for output in outputs] == [["add"], ["add"]]
+
+
+async def test_a_call_in_an_answer_that_was_cut_behind_it_is_called(tmp_path: Path) -> None:
+    cut = Reply(sampled(CALL, end=False), finish=FinishReason.LENGTH)
+    async with served(tmp_path, play([cut, Reply(sampled("Done."))])) as it:
+        output = await it.run(Add())
+        is_the_sample(output, await it.exported())
+        assert "</tool_call><|im_end|>\n<|im_start|>user\n<tool_response>" in it.text(output.response_ids)
+    assert (output.stop_reason, output.num_turns) == ("no_tool_call", 4)
+
+
 async def test_a_wrong_setting_is_named(tmp_path: Path) -> None:
     async with served(tmp_path, says("unused")) as it:
         with pytest.raises(InvalidRequest, match="'on_tool_error' must be 'message' or 'stop', not 'raise'"):
             it.loop(on_tool_error="raise")
+        with pytest.raises(UnsupportedParameter, match="'interaction_config_path' is not supported"):
+            it.loop(interaction_config_path="interaction.yaml")
+        with pytest.raises(InvalidRequest, match="two tools have the name add"):
+            it.loop(Add(), Add())

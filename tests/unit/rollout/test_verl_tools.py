@@ -388,6 +388,13 @@ def test_tools_are_made_from_yaml(tmp_path: Path) -> None:
     assert tool.tool_schema.model_dump(exclude_unset=True, exclude_none=True) == named
 
 
+def test_a_text_may_name_an_environment_variable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ADDER", "three")
+    (tmp_path / "tools.yaml").write_text(YAML.replace("created: two", "created: ${oc.env:ADDER}"))
+    [tool] = initialize_tools_from_config(str(tmp_path / "tools.yaml"))
+    assert tool.config["created"] == "three"
+
+
 def test_a_tool_may_bring_its_own_schema(tmp_path: Path) -> None:
     (tmp_path / "tools.yaml").write_text(YAML[: YAML.index("    tool_schema")])
     [tool] = initialize_tools_from_config(str(tmp_path / "tools.yaml"))

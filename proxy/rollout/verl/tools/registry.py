@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from proxy.errors import InvalidRequest
+from proxy.rollout.config import Config
 from proxy.rollout.imports import load
 from proxy.rollout.verl.tools.function_tools import load_function_tools_from_path
 from proxy.rollout.verl.tools.schemas import OpenAIFunctionToolSchema
@@ -18,7 +19,8 @@ _log = logging.getLogger(__name__)
 def initialize_tools_from_config(tools_config_file: str) -> list[Any]:
     """Make the tools of a YAML file: `tools`, a list of {class_name, config: {type: native, ...}, tool_schema}.
 
-    A class is called with `config` and `tool_schema` (None where the entry has none). Raises InvalidRequest naming the
+    A class is called with `config` and `tool_schema` (None where the entry has none). Texts may have the interpolations
+    of `Config`, such as `${oc.env:NAME}`. Raises InvalidRequest naming the
     file, the entry and the field.
     """
     return [
@@ -51,9 +53,12 @@ def _entries(path: str) -> list[Any]:
         raise InvalidRequest(f"'tool_config_path': {error}", param="tool_config_path") from None
     except yaml.YAMLError as error:
         raise InvalidRequest(f"{path} is no YAML: {error}", param="tool_config_path") from None
-    entries = content.get("tools") if isinstance(content, Mapping) else None
-    if not isinstance(entries, list):
+    if not isinstance(content, Mapping) or not isinstance(content.get("tools"), list):
         raise InvalidRequest(f"{path} has no list 'tools' of {{class_name, config, tool_schema}}", param="tools")
+    try:
+        entries: list[Any] = Config(content).to_dict()["tools"]
+    except InvalidRequest as error:
+        raise InvalidRequest(f"{path}: {error.message}", param="tools") from None
     return entries
 
 
@@ -81,7 +86,6 @@ def _config(entry: Mapping[str, Any], place: str) -> dict[str, Any]:
         raise InvalidRequest(f"{place}.config must be a mapping, not {config!r}", param="config")
     if config.get("type", "native") != "native":
         raise InvalidRequest(f"{place}.config.type must be 'native', not {config['type']!r}", param="config")
-    _refuse_interpolations(config, f"{place}.config")
     return dict(config)
 
 
@@ -91,7 +95,6 @@ def _schema(entry: Mapping[str, Any], place: str) -> OpenAIFunctionToolSchema | 
     given = entry.get("tool_schema")
     if given is None:
         return None
-    _refuse_interpolations(given, f"{place}.tool_schema")
     try:
         schema = OpenAIFunctionToolSchema.model_validate(given)
     except ValidationError as error:
@@ -101,11 +104,3 @@ def _schema(entry: Mapping[str, Any], place: str) -> OpenAIFunctionToolSchema | 
     if "required" in given["function"]:
         _log.warning("%s.tool_schema.function.required is ignored: indent it into 'parameters'", place)
     return schema
-
-
-def _refuse_interpolations(value: Any, place: str) -> None:
-    if isinstance(value, str) and "${" in value:
-        raise InvalidRequest(f"{place}: {value!r} is an interpolation, which nothing resolves here; write the value")
-    children = value.items() if isinstance(value, Mapping) else enumerate(value) if isinstance(value, list) else ()
-    for name, child in children:
-        _refuse_interpolations(child, f"{place}.{name}")
