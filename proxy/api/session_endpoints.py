@@ -81,8 +81,10 @@ class SessionEndpoints:
     async def start(self, request: Request) -> JsonResponse:
         """Start a session; the reply has its addresses and new keys. An existing `session_id` is refused."""
         self._access.check_admin(key_of(request))
-        started = await self._starter.start(parse_start(await self._body(request)))
-        request_of(request.scope).enter(started.record.session_id, started.record.metadata)
+        wanted, record = parse_start(await self._body(request)), request_of(request.scope)
+        record.metadata = wanted.get("metadata")  # a start that is refused names its run, too
+        started = await self._starter.start(wanted)
+        record.enter(started.record.session_id, started.record.metadata)
         return JsonResponse(started_json(started, self._addresses.root_url(request)))
 
     async def end(self, request: Request) -> JsonResponse:

@@ -100,6 +100,15 @@ async def test_a_turn_that_breaks_the_server_names_its_run(
     assert (labels(failed), failed["session"]) == (LABELLED, "run")
 
 
+async def test_a_start_that_is_refused_names_its_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async with serving(tmp_path, says()) as server:
+        await started(server)
+        refused = await server.post("/rl/start_session", {"session_id": "run", "metadata": {**METADATA, "step": 13}})
+        assert refused.status_code == 400
+    (line,) = fields_of(caplog, "refused")
+    assert labels(line) == {**LABELLED, "step": 13}
+
+
 async def test_a_session_that_expires_names_its_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async with serving(tmp_path, says("one"), session_idle_s=0.2) as server:
         await started(server)
