@@ -35,10 +35,11 @@ Interactions = dict[str, InteractionWithTokenLogpReward]
 class OpenAIProxyWorkflow(RolloutWorkflow):
     """Runs an agent: any object with `async def run(self, data, **extra)`, which makes its calls as it likes.
 
-    Mode `inline` awaits `run` here, or calls it in a thread if it is a plain function, with `base_url`, `api_key`,
-    `http_client` and `anthropic_base_url` (for Anthropic's SDK) as far as it takes them. Mode `subproc` calls it in one
-    of `subproc_max_workers` processes, where it may block, with the same except `http_client`, and with the variables
-    of `proxy.rollout.environment`; agent and data have to be picklable. Mode `online` runs no agent: an episode waits
+    Mode `inline` awaits `run` here, or calls it in a thread if it is a plain function, with `base_url`, `api_key` and
+    `http_client` as far as it takes them. As in AReaL, `base_url` has no /v1 and is for OpenAI's and Anthropic's SDKs
+    alike; here it carries the session, so that any key will do. Mode `subproc` calls `run` in one of
+    `subproc_max_workers` processes, where it may block, with the same except `http_client`, and with the variables of
+    `proxy.rollout.environment`; agent and data have to be picklable. Mode `online` runs no agent: an episode waits
     for the end of a session that somebody else drives, which `filter` selects, claims it, and returns its interactions.
     The server is its own gateway, so `proxy_gateway_addr` is not needed.
 
@@ -213,12 +214,8 @@ def _check_reachable(client: AsyncClient | None) -> None:
 
 
 def _addresses(session: OpenAIProxyClient) -> dict[str, str]:
-    """What an agent needs to reach its session: `base_url` is for OpenAI's SDKs and carries the session."""
-    return {
-        "base_url": session.session_url,
-        "api_key": session.session_api_key,
-        "anthropic_base_url": session.root_url,
-    }
+    """What an agent needs to reach its session. Anthropic's SDK adds /v1, and OpenAI's does without."""
+    return {"base_url": session.root_url, "api_key": session.session_api_key}
 
 
 async def _reward(client: AsyncClient, session: OpenAIProxyClient, rewards: float | dict[str, float] | None) -> bool:

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from anthropic import AsyncAnthropic
 from openai import AsyncOpenAI, OpenAI
 
 from proxy.client import AsyncClient, Client, ServerUnreachable
@@ -151,9 +152,8 @@ async def test_an_agent_gets_its_addresses_and_key_and_no_other_key(keyed: str) 
     agent = Agent()
     await run(keyed, agent, session_id=(session_id := fresh()))
     extra = {name: value for name, value in agent.extra.items() if name != "http_client"}
-    assert extra.keys() == {"base_url", "api_key", "anthropic_base_url"}
+    assert extra.keys() == {"base_url", "api_key"}
     assert extra["base_url"].startswith(f"{keyed}/{session_id}~")
-    assert extra["base_url"] == f"{extra['anthropic_base_url']}/v1"
     assert extra["api_key"].startswith("sk-")
     assert agent.extra["http_client"].is_closed
 
@@ -210,6 +210,22 @@ async def test_the_servers_address_with_the_sessions_key_works_too(keyed: str) -
 
     (interaction,) = (await run(keyed, Of(as_areal_1_0_4))).values()
     assert interaction.reward == 1.0
+
+
+@pytest.mark.parametrize("api", ["chat", "responses", "messages"])
+async def test_one_address_is_for_the_sdks_of_all_apis(keyed: str, api: str) -> None:
+    async def agent(data: dict[str, Any], *, base_url: str, api_key: str) -> dict[str, float]:
+        if api == "messages":
+            async with AsyncAnthropic(base_url=base_url, api_key=api_key) as claude:
+                message = await claude.messages.create(model="default", max_tokens=8, messages=data["messages"])
+            return {message.id: 0.5}
+        async with AsyncOpenAI(base_url=base_url, api_key=api_key) as client:
+            if api == "responses":
+                return {(await client.responses.create(model="default", input="Hello")).id: 0.5}
+            return {(await client.chat.completions.create(model="default", messages=data["messages"])).id: 0.5}
+
+    (interaction,) = (await run(keyed, Of(agent))).values()
+    assert interaction.reward == 0.5
 
 
 async def test_blocking_agents_run_in_threads_side_by_side(keyed: str) -> None:
