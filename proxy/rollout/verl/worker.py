@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any, Literal
 from uuid import uuid4
 
+from proxy.client.adapters.parts import objects
 from proxy.client.adapters.verl import VerlBatch
 from proxy.errors import InvalidRequest, UnsupportedParameter
 from proxy.rollout.verl.batches import Prompts, as_given, padded_outputs
@@ -117,9 +118,10 @@ class AgentLoopWorker:
         async with opened(self.addresses) as servers:
             outputs, failed = await self._all(runs, servers)
         rows = [row for row, output in enumerate(outputs) if output is not None]
+        agents = objects([self.rollout_config.agent.default_agent_loop] * len(rows))
         made = padded_outputs(
             [output for output in outputs if output is not None],
-            prompts.kept(rows),
+            {"agent_name": agents, **prompts.kept(rows)},
             prompt_length=self.rollout_config.prompt_length,
             response_length=self.rollout_config.response_length,
             pad_token_id=self._pad_token_id,

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from proxy.client import AsyncClient, Client, Sample
-from proxy.rollout.verl import AsyncLLMServerManager
+from proxy.rollout.verl import AgentLoopManager, AgentLoopMetrics, AgentLoopWorker, AsyncLLMServerManager
 from tests.conformance.packages import package
 from tests.e2e.processes import server_process
 
@@ -203,3 +203,61 @@ async def _check_exported(url: str, config: Any, agent: str) -> Any:
     assert sample.loss_mask[start:length].tolist() == output.response_mask
     assert np.allclose(sample.logprobs[start:length], output.response_logprobs)
     return output
+
+
+# Fields that our batches have beside verl's.
+OF_OURS = {"session_id", "stop_reason", "num_cached_tokens"}
+
+
+@pytest.mark.parametrize("case", CASES)
+async def test_our_batch_is_verls_in_every_column(url: str, configured: Any, case: str) -> None:
+    loops: Any = package("verl.experimental.agent_loop.agent_loop")
+    config = changed(configured, **CASES[case][0])
+    rows = [row_of(QUESTION, "tool_agent"), row_of(SIMPLE, "single_turn_agent"), row_of(SIMPLE, "tool_agent")]
+    async with AsyncLLMServerManager(config, url, admin_key=KEY) as manager:
+        worker = loops.AgentLoopWorker(config, manager)
+        theirs = await worker.generate_sequences(batch_of(*rows, global_steps=7))
+    options = {"admin_key": KEY, "tools": worker.tools, "pad_token_id": worker.tokenizer.pad_token_id}
+    ours = await AgentLoopWorker(config, url, **options).generate_sequences(batch_of(*rows, global_steps=7))
+    assert type(ours) is type(theirs)
+    assert set(ours.batch.keys()) == set(theirs.batch.keys())
+    for name, values in theirs.batch.items():
+        assert ours.batch[name].dtype == values.dtype and ours.batch[name].shape == values.shape, name
+        assert ours.batch[name].tolist() == values.tolist(), name
+    assert not any(theirs.non_tensor_batch.pop("multi_modal_inputs"))  # there are no images
+    for name in theirs.non_tensor_batch.keys() | ours.non_tensor_batch.keys() - OF_OURS:
+        values = theirs.non_tensor_batch[name]
+        assert ours.non_tensor_batch[name].dtype == values.dtype, name
+        assert ours.non_tensor_batch[name].tolist() == values.tolist(), name
+    for row, session_id in enumerate(ours.non_tensor_batch["session_id"]):
+        sample, tokens = exported(url, session_id), ours.batch["attention_mask"][row].bool()
+        length = int(tokens.sum())
+        assert sample.input_ids[:length].tolist() == ours.batch["input_ids"][row][tokens].tolist()
+
+
+async def test_our_manager_times_a_batch_under_verls_names_and_the_engine_sleeps_again(
+    url: str, configured: Any
+) -> None:
+    loops: Any = package("verl.experimental.agent_loop.agent_loop")
+    config = changed(configured, tool_config_path=None, function_tool_path=None)
+    assert config.actor_rollout_ref.rollout.free_cache_engine
+    manager = AgentLoopManager(config, url, admin_key=KEY)
+    output = await manager.generate_sequences(batch_of(row_of(SIMPLE), row_of(QUESTION), validate=True))
+    with Client(url, KEY) as client:
+        assert client.engine().released
+    await manager.wake_up()
+    metrics = [[AgentLoopMetrics().model_dump()] * len(output)]
+    assert set(output.meta_info["timing"]) == set(loops.AgentLoopManager._performance_metrics(None, metrics, output))
+    assert set(output.non_tensor_batch["agent_name"]) == {"single_turn_agent"}
+
+
+async def test_a_loop_on_verls_own_base_class_runs_in_our_worker(url: str, configured: Any) -> None:
+    loops: Any = package("verl.experimental.agent_loop.agent_loop")
+    config = changed(configured, tool_config_path=None, function_tool_path=None)
+    agent = "verl.experimental.agent_loop.single_turn_agent_loop.SingleTurnAgentLoop"
+    tokenizer = loops.AgentLoopWorker(config, None).tokenizer
+    worker = AgentLoopWorker(config, url, admin_key=KEY, tokenizer=tokenizer)
+    theirs, ours = await worker.generate_sequences(batch_of(row_of(SIMPLE, agent), row_of(SIMPLE, "single_turn_agent")))
+    assert theirs.batch["responses"].tolist() == ours.batch["responses"].tolist()
+    sample = exported(url, theirs.non_tensor_batch["session_id"])
+    assert sample.input_ids.tolist() == theirs.batch["input_ids"][theirs.batch["attention_mask"].bool()].tolist()
