@@ -4,6 +4,8 @@ with Client(url).session("task") as session:
     run_agent(base_url=session.base_url, api_key=session.api_key)
     session.set_reward(1.0)
 samples = Client(url).export(session_id=session.session_id).samples
+
+`Client(app=app)` is one of a server in the same process, without sockets.
 """
 
 from proxy.client.clients import AsyncClient, AsyncSession, Client, Session

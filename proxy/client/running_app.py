@@ -27,7 +27,7 @@ _GRACE_S = 5.0
 """For requests that were disconnected because the application stops; then they are cancelled."""
 
 _LOOK_S = 1.0
-"""How often a thread that waits looks whether the event loop that it waits for is still there."""
+"""How often those that wait look whether the event loop that they wait for is still there."""
 
 _STOPPED = "the application has stopped, with its last client or with its event loop"
 
@@ -108,13 +108,16 @@ class RunningApp:
         """Await `steps` on the event loop of the application. Raises AppStopped if that is gone."""
         if asyncio.get_running_loop() is self.loop:
             return await steps
+        sent = asyncio.wrap_future(self._submit(steps))
         try:
-            return await asyncio.wrap_future(self._submit(steps))
-        except asyncio.CancelledError:
-            task = asyncio.current_task()
-            if task is not None and task.cancelling():
-                raise
-            raise AppStopped(_STOPPED) from None
+            while not (await asyncio.wait([sent], timeout=_LOOK_S))[0]:
+                if self.loop.is_closed():
+                    raise AppStopped(_STOPPED)
+            if sent.cancelled():
+                raise AppStopped(_STOPPED)
+            return sent.result()
+        finally:
+            sent.cancel()
 
     def wait(self, steps: Coroutine[Any, Any, T]) -> T:
         """Block until `steps` have run on the event loop of the application.

@@ -259,6 +259,42 @@ async def test_who_stops_waiting_for_the_start_leaves_the_application_to_the_oth
     assert app.events == ["starts", "stops"]
 
 
+class Silent(App):
+    """An application that never answers. `asked`: set by a request."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked = threading.Event()
+
+    async def __call__(self, scope: Message, receive: Any, send: Any) -> None:
+        if scope["type"] == "http":
+            self.asked.set()
+            await asyncio.Event().wait()
+        await super().__call__(scope, receive, send)
+
+
+@pytest.mark.parametrize("blocking", [True, False])
+def test_who_waits_for_an_answer_is_told_that_the_event_loop_of_the_application_has_ended(blocking: bool) -> None:
+    app, failures = Silent(), list[BaseException]()
+
+    def agent() -> None:
+        try:
+            Client(app=app).health() if blocking else asyncio.run(AsyncClient(app=app).health())
+        except BaseException as error:
+            failures.append(error)
+
+    async def main() -> None:
+        client = AsyncClient(app=app)
+        await client.hold.ready()  # type: ignore[union-attr]
+        waiting.start()
+        await asyncio.to_thread(app.asked.wait)
+
+    waiting = threading.Thread(target=agent)
+    asyncio.run(main())
+    waiting.join(60)
+    assert [type(failure) for failure in failures] == [ServerUnreachable]
+
+
 async def test_agents_of_a_closed_client_are_told_so() -> None:
     async with AsyncClient(app=App()) as client:
         http = client.http_client()
