@@ -77,12 +77,10 @@ class OpenAIProxyClient:
 
     @property
     def session_url(self) -> str:
-        """The session's address for OpenAI's SDKs; it ends in /v1. Raises ValueError before the start."""
-        return self.session.base_url
+        """The session's address for its agent, without /v1, as AReaL's: for OpenAI's and Anthropic's SDKs alike.
 
-    @property
-    def root_url(self) -> str:
-        """The session's address without /v1, for Anthropic's SDK. Raises ValueError before the start."""
+        `session.base_url` has /v1, for clients that need it. Raises ValueError before the start.
+        """
         return self.session.root_url
 
     @property

@@ -215,7 +215,7 @@ def _check_reachable(client: AsyncClient | None) -> None:
 
 def _addresses(session: OpenAIProxyClient) -> dict[str, str]:
     """What an agent needs to reach its session. Anthropic's SDK adds /v1, and OpenAI's does without."""
-    return {"base_url": session.root_url, "api_key": session.session_api_key}
+    return {"base_url": session.session_url, "api_key": session.session_api_key}
 
 
 async def _reward(client: AsyncClient, session: OpenAIProxyClient, rewards: float | dict[str, float] | None) -> bool:

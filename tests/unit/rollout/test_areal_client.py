@@ -59,7 +59,8 @@ async def test_the_addresses_and_the_key_reach_the_session(tmp_path: Path, key: 
             by_key = {"authorization": f"Bearer {client.session_api_key}"}
             assert (await http.post(f"{url}/v1/chat/completions", json=body, headers=by_key)).status_code == 200
             anthropic = {**body, "max_tokens": 8}
-            assert (await http.post(f"{client.root_url}/v1/messages", json=anthropic)).status_code == 200
+            assert (await http.post(f"{client.session_url}/v1/messages", json=anthropic)).status_code == 200
+            assert client.session.base_url == f"{client.session_url}/v1"
             await client.set_last_reward(2.0)
         assert client.session_id == "task-1-0"
         interactions = await client.export_interactions()
@@ -112,7 +113,7 @@ async def test_an_end_that_fails_hides_no_exception_of_the_block(server: Server)
 async def test_before_the_start_everything_that_needs_a_session_says_so() -> None:
     client = OpenAIProxyClient(base_url="http://127.0.0.1:9", task_id="t")
     assert client.session_id is None
-    for name in ("session_url", "root_url", "session_api_key"):
+    for name in ("session_url", "session_api_key", "session"):
         with pytest.raises(ValueError, match="async with"):
             getattr(client, name)
     for call in (client.set_last_reward(1.0), client.set_reward("id", 1.0), client.export_interactions()):
