@@ -93,7 +93,7 @@ def parse_export(body: Mapping[str, Any]) -> ParsedExport:
         raise InvalidRequest("'wait_s' needs 'session_id' or 'session_ids', the sessions to wait for", param="wait_s")
     return ParsedExport(
         session_ids=session_ids,
-        filters=_parse_filters(filters, named=session_ids is not None),
+        filters=parse_filters(filters, named=session_ids is not None),
         options=options,
         format=name,
         wait_s=wait_s,
@@ -119,8 +119,11 @@ def _parse_session_ids(body: Mapping[str, Any]) -> tuple[str, ...] | None:
     return tuple(check_text(text, "session_ids") for text in texts)
 
 
-def _parse_filters(filters: Mapping[str, Any], *, named: bool) -> dict[str, Any]:
-    """The fields of a SessionQuery. `named`: the sessions are chosen by id, also those for validation."""
+def parse_filters(filters: Mapping[str, Any], *, named: bool) -> dict[str, Any]:
+    """The fields of a SessionQuery. `named`: validation sessions are not left out, unless the filter says so.
+
+    Raises InvalidRequest that names the field.
+    """
     check_known(filters, _FILTERS, "filter.")
     texts = {name: optional_text(filters, name, "filter.") for name in ("group_id", "task_id")}
     parsed: dict[str, Any] = {name: text for name, text in texts.items() if text is not None}

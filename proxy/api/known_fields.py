@@ -33,8 +33,8 @@ def _hint(name: str, known: Collection[str], at: str) -> str:
     return f"; did you mean '{at}{near[0]}'?" if near else ";"
 
 
-def refuse(body: Mapping[str, Any], names: Iterable[str], why: str) -> None:
+def refuse(body: Mapping[str, Any], names: Iterable[str], why: str, at: str = "") -> None:
     """Raise InvalidRequest for the first of the fields `names` that a body has; `why` continues "'NAME' "."""
     for name in names:
         if body.get(name) is not None:
-            raise InvalidRequest(f"'{name}' {why}", param=name)
+            raise InvalidRequest(f"'{at}{name}' {why}", param=at + name)

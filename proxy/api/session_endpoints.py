@@ -105,10 +105,11 @@ class SessionEndpoints:
         return JsonResponse({"interaction_count": len(session.complete())}, headers=addressed(session.id))
 
     async def index(self, request: Request) -> JsonResponse:
-        """A page of sessions, oldest first: at most `limit`, from where the `cursor` of the page before points."""
+        """A page of the sessions that `filter` selects, oldest first: at most `limit`, from where the `cursor` of the
+        page before points."""
         self._access.check_admin(key_of(request))
-        cursor, limit = parse_page(request.query_params)
-        records = await self._recordings.find_sessions(SessionQuery(after=cursor, limit=limit + 1))
+        cursor, limit, filters = parse_page(request.query_params)
+        records = await self._recordings.find_sessions(SessionQuery(after=cursor, limit=limit + 1, **filters))
         page = records[:limit]
         more = page[-1].session_id if len(records) > limit else None
         return JsonResponse({"sessions": [record_json(record) for record in page], "cursor": more})

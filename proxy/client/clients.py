@@ -244,9 +244,12 @@ class Client(Connection):
         """
         return self.run(operations.acknowledge(claim, session_ids))
 
-    def sessions(self) -> list[dict[str, Json]]:
-        """Return all sessions, oldest first, as `GET /rl/sessions` lists them; the pages are joined."""
-        return self.run(operations.sessions())
+    def sessions(self, filter: SessionFilter | None = None) -> list[dict[str, Json]]:
+        """Return the sessions that `filter` selects, oldest first, as `GET /rl/sessions` lists them.
+
+        The pages are joined; without a filter it is all of them. Raises InvalidRequest for an unknown filter.
+        """
+        return self.run(operations.sessions(filter))
 
     def session_tree(self, session_id: str, include: Sequence[str] = ()) -> SessionTree:
         """Return one session with all its interactions. Raises SessionNotFound.
@@ -600,9 +603,12 @@ class AsyncClient(Connection):
         """
         return await self.run(operations.acknowledge(claim, session_ids))
 
-    async def sessions(self) -> list[dict[str, Json]]:
-        """Return all sessions, oldest first, as `GET /rl/sessions` lists them; the pages are joined."""
-        return await self.run(operations.sessions())
+    async def sessions(self, filter: SessionFilter | None = None) -> list[dict[str, Json]]:
+        """Return the sessions that `filter` selects, oldest first, as `GET /rl/sessions` lists them.
+
+        The pages are joined; without a filter it is all of them. Raises InvalidRequest for an unknown filter.
+        """
+        return await self.run(operations.sessions(filter))
 
     async def session_tree(self, session_id: str, include: Sequence[str] = ()) -> SessionTree:
         """Return one session with all its interactions. Raises SessionNotFound.

@@ -4,6 +4,7 @@ result. Nothing here does I/O, so the blocking and the asyncio client cannot dif
 
 from __future__ import annotations
 
+import json
 import warnings
 from collections.abc import Collection, Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -210,12 +211,13 @@ def acknowledge(done: Claim | str | None, session_ids: Sequence[str] | None) -> 
     return Acknowledged(tuple(answer["acknowledged"]), dict(answer["lost"]))
 
 
-def sessions() -> Steps[list[dict[str, Json]]]:
+def sessions(filter: SessionFilter | None = None) -> Steps[list[dict[str, Json]]]:
     """Follow the cursor over all pages."""
+    chosen = json.dumps(filter) if filter else None
     listed: list[dict[str, Json]] = []
     cursor = None
     while True:
-        page = yield Call("GET", "/rl/sessions", params=_given({"cursor": cursor}))
+        page = yield Call("GET", "/rl/sessions", params=_given({"cursor": cursor, "filter": chosen}))
         listed.extend(page["sessions"])
         cursor = page["cursor"]
         if cursor is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from pathlib import Path
 from typing import Any
@@ -205,7 +206,7 @@ FILTERS: list[tuple[Any, list[str]]] = [
 ]
 
 
-async def test_exports_and_claims_filter_by_each_label(tmp_path: Path, database_url: str) -> None:
+async def test_exports_claims_and_listings_filter_by_each_label(tmp_path: Path, database_url: str) -> None:
     async with serving(tmp_path, lambda _: Reply(sampled("x")), database_url=database_url) as server:
         run = {"project": "gsm", "experiment": "e-1", "rollout_n": 2}
         names = {
@@ -223,3 +224,39 @@ async def test_exports_and_claims_filter_by_each_label(tmp_path: Path, database_
             claim = {**body, "limit": 100, "claim_id": f"c{number}"}
             assert sorted(entries(await server.ok("/trajectories/claim", claim))) == chosen, metadata
             await server.ok("/trajectories/claim", {**claim, "lease_s": 0, "renew": True})
+            skip = {} if "validate" in metadata else {"validation": "skip"}
+            assert await listed(server, {"metadata": metadata, **skip}) == chosen, metadata
+        assert await listed(server, {"metadata": {"step": 1}}) == ["s1-0", "s1-1", "v"]
+        assert await listed(server, {"metadata": {"step": 1}, "status": "active"}) == []
+
+
+async def listed(server: Server, filter: dict[str, Any]) -> list[str]:
+    """The sessions that `filter` selects, in pages of two."""
+    names: list[str] = []
+    params = {"filter": json.dumps(filter), "limit": "2"}
+    while True:
+        response = await server.http.get("/rl/sessions", params=params)
+        assert response.status_code == 200, response.text
+        page = response.json()
+        names += [entry["session_id"] for entry in page["sessions"]]
+        if page["cursor"] is None:
+            return names
+        params["cursor"] = page["cursor"]
+
+
+@pytest.mark.parametrize(
+    ("filter", "param"),
+    [
+        ("step=1", "filter"),
+        ("[]", "filter"),
+        ('{"stepp": 1}', "filter.stepp"),
+        ('{"metadata": 1}', "filter.metadata"),
+        ('{"metadata": {"step": {}}}', "filter.metadata.step"),
+        ('{"purpose": "main"}', "filter.purpose"),
+        ('{"status": "asleep"}', "filter.status"),
+    ],
+)
+async def test_errors_of_a_filter_of_the_listing_name_the_field(tmp_path: Path, filter: str, param: str) -> None:
+    async with serving(tmp_path, says()) as server:
+        refused = await server.http.get("/rl/sessions", params={"filter": filter})
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, param)

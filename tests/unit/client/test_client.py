@@ -393,6 +393,15 @@ def test_all_sessions_are_listed(client: Client) -> None:
         assert [entry["session_id"] for entry in client.sessions()] == [first.session_id, second.session_id]
 
 
+def test_sessions_are_listed_by_filter(client: Client) -> None:
+    for step in (1, 2):
+        client.start_session("task", session_id=f"s{step}", metadata={"step": step})
+    assert [entry["session_id"] for entry in client.sessions({"metadata": {"step": {"min": 2}}})] == ["s2"]
+    assert client.sessions({"status": "ended"}) == []
+    with pytest.raises(InvalidRequest, match=r"filter\.stage"):
+        client.sessions({"stage": 1})  # type: ignore[typeddict-unknown-key]
+
+
 def test_the_listing_follows_the_cursor() -> None:
     steps = operations.sessions()
     assert next(steps) == operations.Call("GET", "/rl/sessions")
