@@ -118,7 +118,11 @@ def test_the_method_of_an_endpoint_calls_it(endpoint: tuple[str, str], monkeypat
 
 
 def test_the_options_of_a_method_are_the_fields_of_its_endpoint() -> None:
-    """`style` is AReaL's name of `layout`, `request_id` an older one; pages are the client's own matter."""
+    """`style` is AReaL's name of `layout`, `request_id` an older one; pages are the client's own matter.
+
+    `drop_retry_orphans` is AReaL's and has no effect.
+    """
+    areals = {"style", "drop_retry_orphans"}
     sample_options = set(export_options.OPTION_FIELDS) - {"style"}
     fields = {
         options.SessionOptions: {*session_request._START_FIELDS} - {"task_id"},
@@ -126,7 +130,7 @@ def test_the_options_of_a_method_are_the_fields_of_its_endpoint() -> None:
         options.EndOptions: {*session_request._END_FIELDS},
         options.SessionFilter: {*export_request._FILTERS},
         options.SampleOptions: sample_options,
-        options.ExportOptions: {*export_request._FIELDS} - {"session_id", "session_ids", "filter", "cursor", "style"},
+        options.ExportOptions: {*export_request._FIELDS} - {"session_id", "session_ids", "filter", "cursor", *areals},
         options.Delivery: {*delivery._FIELDS} - {"request_id"},
         options.ClaimOptions: {*claim_endpoints._FIELDS} - {"filter"},
     }
