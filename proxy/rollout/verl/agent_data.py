@@ -110,9 +110,12 @@ class AgentData:
             self.turn_rewards[self.interaction_id] = self.turn_rewards.get(self.interaction_id, 0.0) + reward
 
     def _add_fields(self, fields: Mapping[str, Any]) -> None:
-        """Keep the fields of the first answer; the newest weight version is that of the last."""
+        """Keep the fields of the first answer, with the newest weight version and the sum of the cached tokens."""
+        cached = self.extra_fields.get("num_cached_tokens", 0)
         if self.assistant_turns == 1:
             self.extra_fields.update(fields)
+        if fields.get("num_cached_tokens") is not None:
+            self.extra_fields["num_cached_tokens"] = cached + fields["num_cached_tokens"]
         for name in ("global_steps", "max_global_steps"):
             if fields.get(name) is not None:
                 self.extra_fields[name] = fields[name]

@@ -85,7 +85,7 @@ class AgentLoopBase(ContinuousTokens):
         cls._class_initialized = True
 
     @classmethod
-    def get_tool_parser(cls, name: str, tokenizer: Any = None) -> ToolParser:
+    def get_tool_parser(cls, name: str | None, tokenizer: Any = None) -> ToolParser:
         """Return the tool parser of a name, as the `init_class` that verl's documentation prints asks for it."""
         return ToolParser.get_tool_parser(name, tokenizer)
 

@@ -36,7 +36,7 @@ class ToolAgentLoop(AgentLoopBase):
     Settings are those of `actor_rollout_ref.rollout.multi_turn`, as in verl, and `keep` (see Truncation) and
     `on_tool_error`: `message` tells the model what went wrong, `stop` ends the loop. `tools` (a list, or an object with
     `tools`) takes the place of `tool_config_path` and `function_tool_path`. Of a turn's calls `max_parallel_calls` run,
-    at once; the ids of the others stay.
+    at once; the ids of the others stay. `format` names the tool parser; None is that of the server's model.
 
     `stop_reason` of the output is `response_length`, `max_assistant_turns`, `max_user_turns`, `no_tool_call`, `length`
     (an answer without call was cut), `tool_error`, `aborted` or `context_length`. `num_turns` is user turns (rounds of
@@ -64,7 +64,7 @@ class ToolAgentLoop(AgentLoopBase):
         self.tool_list = loaded = load_all_tools(*paths) if given is None else distinct(given)
         self.tools: dict[str, Any] = {tool.name: tool for tool in loaded}
         self.tool_schemas = [schema_json(tool.tool_schema) for tool in loaded]
-        self.tool_parser_name: str = settings.format
+        self.tool_parser_name: str | None = settings.format
         self.tool_parser = ToolParser.get_tool_parser(self.tool_parser_name, self.tokenizer)
         if isinstance(self.tool_parser, ServerToolParser):
             self.tool_parser.server = self._server

@@ -57,12 +57,12 @@ class ToolParser(ABC):
         """
 
     @classmethod
-    def get_tool_parser(cls, name: str, tokenizer: Any = None) -> ToolParser:
-        """Return the parser that was registered under `name`, else the server's of that name.
+    def get_tool_parser(cls, name: str | None, tokenizer: Any = None) -> ToolParser:
+        """Return the parser that was registered under `name`, else the server's of that name (None: of its model).
 
         The server knows the names of `--tool-parser`, verl's among them. It refuses others and lists its own.
         """
-        if name in cls._registry:
+        if name is not None and name in cls._registry:
             return cls._registry[name](tokenizer)
         return ServerToolParser(tokenizer, name)
 
@@ -83,7 +83,7 @@ class ServerToolParser(ToolParser):
     `server` has `parse`: a session or a client; None: that of the loop which was made last in the task that asks.
     """
 
-    def __init__(self, tokenizer: Any, name: str, server: Any = None) -> None:
+    def __init__(self, tokenizer: Any, name: str | None, server: Any = None) -> None:
         super().__init__(tokenizer)
         self.name = name
         self.server = server
@@ -101,10 +101,14 @@ class ServerToolParser(ToolParser):
             raise InvalidRequest(
                 f"the tool parser {self.name!r} is the server's: set its 'server' to a client or session"
             )
-        options = {"tools": [schema_json(tool) for tool in tools], "prompt_ids": list(prompt_ids)}
+        options = {
+            "tools": [schema_json(tool) for tool in tools],
+            "tool_parser": self.name,
+            "prompt_ids": list(prompt_ids),
+        }
         given = {name: value for name, value in options.items() if value}
         try:
-            found: dict[str, Any] = await server.parse(list(ids), tool_parser=self.name, **given)
+            found: dict[str, Any] = await server.parse(list(ids), **given)
         except InvalidRequest as error:
             own = ", ".join(sorted(self._registry))
             known = f"; registered here: {own}" if own else ""
