@@ -153,7 +153,7 @@ def turn_endpoints(
 def _agent_routes(parts: Parts) -> list[Route]:
     """The routes that agents call."""
     access, turns, bodies = parts.sessions.access, parts.turns, parts.bodies
-    models = ModelEndpoints(model_name(parts.settings))
+    models = ModelEndpoints(model_name(parts.settings), parts.renderer.stop_token_ids)
     count_tokens = count_endpoint(MessagesProtocol().parse_count, {}, access, turns, bodies)
     input_tokens = count_endpoint(ResponsesProtocol().parse, {"object": "response.input_tokens"}, access, turns, bodies)
     tokens = TokenizeEndpoints(access, turns, parts.gate, parts.renderer.vocab_size, parts.settings, bodies)

@@ -12,10 +12,10 @@ from proxy.api.http import JsonResponse
 
 
 class ModelEndpoints:
-    """The one model that is served, which answers to every name, as turns do."""
+    """The one model that is served, which answers to every name, as turns do. `end_token_ids` end its answers."""
 
-    def __init__(self, name: str) -> None:
-        self._name = name
+    def __init__(self, name: str, end_token_ids: tuple[int, ...]) -> None:
+        self._name, self._end_token_ids = name, end_token_ids
         self._created = int(time.time())
 
     async def index(self, request: Request) -> JsonResponse:
@@ -44,4 +44,5 @@ class ModelEndpoints:
             "type": "model",
             "display_name": self._name,
             "created_at": created_at,
+            "end_token_ids": list(self._end_token_ids),
         }

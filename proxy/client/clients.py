@@ -106,6 +106,10 @@ class Session(StartedSession):
         """Return the text of ids, without special tokens if `skip_special_tokens`."""
         return self._client.run(operations.detokenize(self, token_ids, skip_special_tokens))
 
+    def end_token_ids(self) -> list[int]:
+        """Return the token ids that end the model's answers."""
+        return self._client.run(operations.end_token_ids(self))
+
     def parse(self, token_ids: Sequence[int], **options: Unpack[ParseOptions]) -> dict[str, Json]:
         """Return the assistant's message that sampled ids are, as a chat completion has it; nothing is recorded.
 
@@ -305,6 +309,10 @@ class Client(Connection):
         """Return the text of ids, without special tokens if `skip_special_tokens`."""
         return self.run(operations.detokenize(None, token_ids, skip_special_tokens))
 
+    def end_token_ids(self) -> list[int]:
+        """Return the token ids that end the model's answers."""
+        return self.run(operations.end_token_ids(None))
+
     def parse(self, token_ids: Sequence[int], **options: Unpack[ParseOptions]) -> dict[str, Json]:
         """Return the assistant's message that sampled ids are, as a chat completion has it; nothing is recorded.
 
@@ -463,6 +471,10 @@ class AsyncSession(StartedSession):
     async def detokenize(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
         """Return the text of ids, without special tokens if `skip_special_tokens`."""
         return await self._client.run(operations.detokenize(self, token_ids, skip_special_tokens))
+
+    async def end_token_ids(self) -> list[int]:
+        """Return the token ids that end the model's answers."""
+        return await self._client.run(operations.end_token_ids(self))
 
     async def parse(self, token_ids: Sequence[int], **options: Unpack[ParseOptions]) -> dict[str, Json]:
         """Return the assistant's message that sampled ids are, as a chat completion has it; nothing is recorded.
@@ -663,6 +675,10 @@ class AsyncClient(Connection):
     async def detokenize(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
         """Return the text of ids, without special tokens if `skip_special_tokens`."""
         return await self.run(operations.detokenize(None, token_ids, skip_special_tokens))
+
+    async def end_token_ids(self) -> list[int]:
+        """Return the token ids that end the model's answers."""
+        return await self.run(operations.end_token_ids(None))
 
     async def parse(self, token_ids: Sequence[int], **options: Unpack[ParseOptions]) -> dict[str, Json]:
         """Return the assistant's message that sampled ids are, as a chat completion has it; nothing is recorded.

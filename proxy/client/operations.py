@@ -290,6 +290,13 @@ def parse(session: StartedSession | None, token_ids: Sequence[int], options: Par
     return message
 
 
+def end_token_ids(session: StartedSession | None) -> Steps[list[int]]:
+    path = "" if session is None else f"/{_quoted(session.session_id)}"
+    answer = yield Call("GET", f"{path}/v1/models", key=None if session is None else session.api_key)
+    ids: list[int] = answer["data"][0]["end_token_ids"]
+    return ids
+
+
 def _of_tokens(
     session: StartedSession | None, verb: str, body: Mapping[str, Json], timeout_s: float | None = None
 ) -> Call:

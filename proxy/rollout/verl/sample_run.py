@@ -23,11 +23,10 @@ from proxy.rollout.cancellation import to_the_end
 from proxy.rollout.config import Config
 from proxy.rollout.session_start import start_session
 from proxy.rollout.verl.batches import check_lengths
-from proxy.rollout.verl.loop_base import accepted, run_loop
+from proxy.rollout.verl.loop_base import AgentLoopBase, accepted, run_loop
 from proxy.rollout.verl.outputs import AgentLoopOutput, TokenOutput
 from proxy.rollout.verl.registry import resolve
 from proxy.rollout.verl.server_manager import AsyncLLMServerManager
-from proxy.rollout.verl.server_tokenizer import ServerTokenizer
 from proxy.rollout.verl.servers import Server
 from proxy.rollout.verl.settings import DictConfigWrap
 from proxy.rollout.verl.tracing import rollout_trace_attr
@@ -102,11 +101,16 @@ class SampleRun:
     async def _loop(self, server: Server, session: AsyncSession, manager: AsyncLLMServerManager) -> AgentLoopOutput:
         config = self.options.config
         loop_class, kwargs = resolve(self._agent)
+        tokenizer = self.options.tokenizer
+        if tokenizer is None:
+            tokenizer = server.tokenizer(session)
+            if _has_init_class(loop_class):
+                await asyncio.to_thread(tokenizer.prepare)  # init_class may call it, and must not block the event loop
         given = {
             "trainer_config": DictConfigWrap(config),
             "config": config,
             "server_manager": manager,
-            "tokenizer": self.options.tokenizer or ServerTokenizer(server.tokenizing(session)),
+            "tokenizer": tokenizer,
             "processor": None,
             "hf_model_type": None,
             "dataset_cls": None,
@@ -149,6 +153,11 @@ class SampleRun:
         if self.group_id is not None:
             options["group_id"], options["group_size"] = self.group_id, self.group_size
         return options
+
+
+def _has_init_class(loop_class: type) -> bool:
+    """Whether a class defines `init_class` itself, or inherits one that is not the base's."""
+    return any("init_class" in vars(each) for each in loop_class.__mro__ if each is not AgentLoopBase)
 
 
 def _complete(output: AgentLoopOutput, answers: Sequence[TokenOutput], wants_logprobs: bool) -> None:

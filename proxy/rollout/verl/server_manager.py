@@ -103,6 +103,7 @@ class AsyncLLMServerManager:
         ]
         self._placement = Placement(len(handles), max_cache_size)
         self.answers: list[TokenOutput] = []
+        self._end_token_ids: list[int] | None = None
 
     async def __aenter__(self) -> AsyncLLMServerManager:
         return self
@@ -133,6 +134,7 @@ class AsyncLLMServerManager:
 
         `sampling_params` has verl's names, vLLM's or SGLang's. Without a limit of tokens it is `response_length`, or
         what `prompt_length + response_length` leaves behind the prompt, and at most what `max_model_len` leaves.
+        `stop_token_ids` end an answer beside the model's own end tokens, as in verl.
         `logprobs` false: none are returned (they are recorded nevertheless). None is the default of a parameter.
         `mm_processor_kwargs` concern images, videos and audio, which are refused; `priority` has no effect: the server
         lets sessions take turns.
@@ -148,6 +150,8 @@ class AsyncLLMServerManager:
         params, wants_logprobs = self._sampling(sampling_params, len(ids))
         async with self._placement.running(request_id) as server:
             handle = self.server_handles[server]
+            if "stop_token_ids" in params:  # the server takes them in the place of the model's
+                params["stop_token_ids"] = [*params["stop_token_ids"], *await self._end_tokens(handle)]
             done = await handle.generate(ids, sampling_params=params, request_id=request_id)
         output = TokenOutput(
             done.output_ids,
@@ -160,6 +164,11 @@ class AsyncLLMServerManager:
         if isinstance(handle, AsyncSession):
             self.answers.append(output)
         return output
+
+    async def _end_tokens(self, handle: AsyncClient | AsyncSession) -> list[int]:
+        if self._end_token_ids is None:
+            self._end_token_ids = await handle.end_token_ids()
+        return self._end_token_ids
 
     async def tokenize(self, messages: Sequence[Mapping[str, Any]] | str, **options: Any) -> list[int]:
         """The ids of a conversation's prompt, or of a text, as `AsyncSession.tokenize` has them."""

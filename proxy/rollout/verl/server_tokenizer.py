@@ -3,37 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import cached_property
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from proxy.client.libraries import library
 from proxy.client.tensors import pad_left, pad_right
-from proxy.errors import InvalidRequest, UnsupportedParameter
-
-_USER = {"role": "user", "content": "x"}
-
-
-class Tokenizes(Protocol):
-    """What has the server's tokenizer: a blocking client or session."""
-
-    def tokenize(self, messages: Any, **options: Any) -> list[int]: ...
-
-    def detokenize(self, token_ids: Sequence[int]) -> str: ...
+from proxy.errors import InvalidRequest
+from proxy.rollout.verl.server_template import ServerTemplate, Tokenizes
 
 
 class ServerTokenizer:
     """A tokenizer over HTTP, for code that calls one. It blocks: call it in a thread, as verl's loops do.
 
     `server`: a blocking client, or a session of one, whose agent key is used. What it renders is what the server would
-    render for a turn. `pad_token_id` pads in `pad`; the server does not tell the model's.
+    render for a turn. `pad_token_id` pads in `pad`; the server does not tell the model's. `template`: one that
+    several share.
     """
 
-    def __init__(self, server: Tokenizes, pad_token_id: int = 0) -> None:
+    def __init__(self, server: Tokenizes, pad_token_id: int = 0, *, template: ServerTemplate | None = None) -> None:
         self.server = server
+        self._template = ServerTemplate(server) if template is None else template
         self.pad_token_id = pad_token_id
         self.padding_side = "right"
+
+    def prepare(self) -> None:
+        """Ask for what `apply_chat_template([{}])` needs, so that it does not block."""
+        _ = self._template.prefix, self._template.generation_prompt
 
     def apply_chat_template(
         self,
@@ -54,12 +50,12 @@ class ServerTokenizer:
         given: dict[str, Any] = {**({"tools": list(tools)} if tools else {})}
         given |= {"chat_template_kwargs": options} if options else {}
         if not any(messages):
-            ids = self._prefix + (self._generation_prompt if add_generation_prompt else [])
+            ids = self._template.prefix + (self._template.generation_prompt if add_generation_prompt else [])
         elif messages[0].get("role") == "tool":
-            ids = self._prefix + self._appended(messages, add_generation_prompt, **given)
+            ids = self._template.prefix + self._template.appended(messages, add_generation_prompt, **given)
         else:
             ids = self.server.tokenize(messages, **given)
-            ids = ids if add_generation_prompt else ids[: len(ids) - len(self._generation_prompt)]
+            ids = ids if add_generation_prompt else ids[: len(ids) - len(self._template.generation_prompt)]
         found = ids if tokenize else self.decode(ids)
         return {"input_ids": ids, "attention_mask": [1] * len(ids)} if return_dict and tokenize else found
 
@@ -68,11 +64,9 @@ class ServerTokenizer:
         return self.server.tokenize(text, add_special_tokens=add_special_tokens)
 
     def decode(self, token_ids: Any, skip_special_tokens: bool = False) -> str:
-        """The text of ids, special tokens included. Raises UnsupportedParameter for `skip_special_tokens`."""
-        if skip_special_tokens:
-            message = "the server does not tell special tokens; give a tokenizer of transformers, or parse the answer"
-            raise UnsupportedParameter(message, param="skip_special_tokens")
-        return self.server.detokenize([int(each) for each in np.atleast_1d(token_ids)])
+        """The text of ids, without special tokens if `skip_special_tokens`."""
+        ids = [int(each) for each in np.atleast_1d(token_ids)]
+        return self.server.detokenize(ids, skip_special_tokens=skip_special_tokens)
 
     def pad(
         self,
@@ -100,63 +94,3 @@ class ServerTokenizer:
         if return_tensors == "pt":
             return {name: library("torch").tensor(each) for name, each in arrays.items()}
         return arrays if return_tensors == "np" else {name: each.tolist() for name, each in arrays.items()}
-
-    @cached_property
-    def _end(self) -> list[int]:
-        """The ids that close an answer."""
-        before = self.server.tokenize([_USER])
-        known = {"messages": 2, "token_ids": before, "output_tokens": 0}
-        unclosed = self._continued([], [_USER], False, known)
-        for length in range(1, len(unclosed)):
-            end = unclosed[:length]
-            known = {"messages": 2, "token_ids": before + end, "output_tokens": length}
-            if self._continued([], [_USER], False, known) == unclosed[length:]:
-                return end
-        raise InvalidRequest("the chat template has no end of an answer; give a tokenizer of transformers")
-
-    @cached_property
-    def _generation_prompt(self) -> list[int]:
-        """What begins an answer."""
-        without = self._appended([_USER], False)
-        return self._appended([_USER], True)[len(without) :]
-
-    @cached_property
-    def _prefix(self) -> list[int]:
-        """What the template writes before the first message, without what it also writes between two messages."""
-        whole = self.server.tokenize([_USER])
-        whole = whole[: len(whole) - len(self._generation_prompt)]
-        appended = self._appended([_USER], False)
-        same = 0
-        while same < min(len(whole), len(appended)) and whole[-same - 1] == appended[-same - 1]:
-            same += 1
-        return whole[: len(whole) - same]
-
-    def _appended(self, messages: list[dict[str, Any]], generation_prompt: bool, **given: Any) -> list[int]:
-        """What the template appends for `messages` to an answer of the model that has ended."""
-        before = [*self.server.tokenize([_USER]), *self._end]
-        known = {"messages": 2, "token_ids": before, "output_tokens": len(self._end)}
-        named = [_named(each, at) for at, each in enumerate(messages)]
-        calls = [
-            {"id": message["tool_call_id"], "type": "function", "function": {"name": "tool", "arguments": "{}"}}
-            for message in named
-            if message.get("role") == "tool"
-        ]
-        return self._continued(calls, named, generation_prompt, known, **given)
-
-    def _continued(
-        self,
-        calls: list[dict[str, Any]],
-        messages: Sequence[dict[str, Any]],
-        generation_prompt: bool,
-        known: dict[str, Any],
-        **given: Any,
-    ) -> list[int]:
-        answer = {"role": "assistant", "content": "", **({"tool_calls": calls} if calls else {})}
-        options = {} if generation_prompt else {"add_generation_prompt": False}
-        found = self.server.tokenize([_USER, answer, *messages], continue_from=known, **options, **given)
-        return found[len(known["token_ids"]) :]
-
-
-def _named(message: dict[str, Any], at: int) -> dict[str, Any]:
-    """A tool result with the id of a call, which verl's do not have."""
-    return {"tool_call_id": f"call_{at}", **message} if message.get("role") == "tool" else message

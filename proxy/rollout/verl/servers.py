@@ -14,6 +14,8 @@ from typing import Any
 from proxy.client import AsyncClient, AsyncSession, Client, Session
 from proxy.client.asgi import ASGIApp
 from proxy.errors import InvalidRequest, SessionClosed
+from proxy.rollout.verl.server_template import ServerTemplate
+from proxy.rollout.verl.server_tokenizer import ServerTokenizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,15 +53,18 @@ class Server:
     def __init__(self, control: AsyncClient, loops: AsyncClient, tokenizers: Client) -> None:
         self.control, self._loops, self._tokenizers = control, loops, tokenizers
         self._live: dict[str, Session] = {}
+        self._template: ServerTemplate | None = None
 
     def of_agent(self, started: AsyncSession) -> AsyncSession:
         """A session as its agent has it: with the agent's key only."""
         return AsyncSession(self._loops, _of_agent(started))
 
-    def tokenizing(self, started: AsyncSession) -> LiveSession:
-        """A session as a tokenizer has it, which blocks."""
+    def tokenizer(self, started: AsyncSession) -> ServerTokenizer:
+        """The tokenizer of the loop of a session."""
         self._live[started.session_id] = session = Session(self._tokenizers, _of_agent(started))
-        return LiveSession(session, self._live)
+        live = LiveSession(session, self._live)
+        self._template = self._template or ServerTemplate(live)
+        return ServerTokenizer(live, template=self._template)
 
     def ended(self, started: AsyncSession) -> None:
         """Say that a session has ended."""
@@ -77,9 +82,9 @@ class LiveSession:
         """As `Session.tokenize`."""
         return self._one().tokenize(messages, **options)
 
-    def detokenize(self, token_ids: Sequence[int]) -> str:
+    def detokenize(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
         """As `Session.detokenize`."""
-        return self._one().detokenize(token_ids)
+        return self._one().detokenize(token_ids, skip_special_tokens=skip_special_tokens)
 
     def parse(self, token_ids: Sequence[int], **options: Any) -> dict[str, Any]:
         """As `Session.parse`."""

@@ -46,6 +46,8 @@ METHODS: dict[tuple[str, str], Callable[[Client, Session], object]] = {
     ("POST", "/{session}/v1/tokenize"): lambda client, session: session.tokenize("a"),
     ("POST", "/{session}/v1/detokenize"): lambda client, session: session.detokenize([1]),
     ("POST", "/{session}/v1/parse"): lambda client, session: session.parse([1]),
+    ("GET", "/v1/models"): lambda client, session: client.end_token_ids(),
+    ("GET", "/{session}/v1/models"): lambda client, session: session.end_token_ids(),
     ("GET", "/health"): lambda client, session: client.health(),
     ("GET", "/ready"): lambda client, session: client.ready(),
     ("GET", "/metrics"): lambda client, session: client.metrics(),
@@ -68,7 +70,8 @@ METHODS: dict[tuple[str, str], Callable[[Client, Session], object]] = {
 # Why an endpoint has no method, by the end of its path.
 WITHOUT = {
     r"/(chat/completions|responses(/input_tokens)?|messages(/count_tokens)?)": "the SDKs of agents call it",
-    r"/models(/\{model\})?": "the SDKs of agents call it",
+    r"/models/\{model\}": "the SDKs of agents call it",
+    r"^(/\{session\})?/models": "the same endpoint below /v1 has a method",
     r"/completions": "those who render by themselves call it as they call vLLM",
     r"^(/\{session\})?/(generate|tokenize|detokenize|parse)": "the same endpoint below /v1 has a method",
     r"^/(export_trajectories|grant_capacity)": "AReaL's name of an endpoint that has a method",

@@ -15,7 +15,7 @@ from proxy.errors import InvalidRequest, UnsupportedParameter
 from proxy.rollout.verl import AgentLoopBase, AgentLoopFailed, AgentLoopManager, AgentLoopOutput, AsyncLLMServerManager
 from proxy.turns import turns
 from proxy.types import ids_of
-from tests.support import sampled, says, serving, tiny_renderer, tool_result, until, user
+from tests.support import call_text, sampled, says, serving, tiny_renderer, tool_result, until, user
 
 CONFIG = {"actor_rollout_ref": {"rollout": {"prompt_length": 64, "response_length": 64}}}
 QUESTION = [user("What is the weather?")]
@@ -58,6 +58,58 @@ async def test_a_loop_of_todays_form_keeps_exact_tokens(tmp_path: Path) -> None:
     assert server.prompts()[1] == sample.input_ids[: len(server.prompts()[1])].tolist()
     text = tiny_renderer().decode(ids_of(sample.input_ids.tolist()))
     assert "look<|im_end|>\n<|im_start|>user\n<tool_response>\nsunny" in text
+
+
+class PrintedTools(AgentLoopBase):
+    """A tool loop as the documentation prints one: what all loops share is prepared once, the tokenizer too."""
+
+    @classmethod
+    def init_class(cls, config: Any, tokenizer: Any) -> None:
+        if cls._class_initialized:
+            return
+        cls._class_initialized = True
+        cls.shared = tokenizer  # type: ignore[attr-defined]
+        cls.parser = cls.get_tool_parser(config.actor_rollout_ref.rollout.multi_turn.format)  # type: ignore[attr-defined]
+        cls.system_prompt = tokenizer.apply_chat_template([{}], add_generation_prompt=False, tokenize=True)  # type: ignore[attr-defined]
+
+    async def run(self, messages: list[dict[str, Any]], sampling_params: dict[str, Any]) -> AgentLoopOutput:
+        prompt = await self.loop.run_in_executor(
+            None, lambda: self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=True)
+        )
+        ids, mask = list(prompt), []
+        while True:
+            response = await self.server_manager.generate(
+                request_id="r", prompt_ids=ids, sampling_params=sampling_params
+            )
+            ids += response
+            mask += [1] * len(response)
+            calls = await self.parser.extract_tool_calls(response)  # type: ignore[attr-defined]
+            if not calls:
+                return AgentLoopOutput(prompt, ids[len(prompt) :], mask, num_turns=4)
+            results = [{"role": "tool", "content": f"{call.name}: sunny"} for call in calls]
+            added = await self.loop.run_in_executor(
+                None,
+                lambda: self.shared.apply_chat_template(results, add_generation_prompt=True, tokenize=True),  # type: ignore[attr-defined] # noqa: B023
+            )
+            added = added[len(self.system_prompt) :]  # type: ignore[attr-defined]
+            ids += added
+            mask += [0] * len(added)
+
+
+async def test_a_tool_loop_as_the_documentation_prints_it_appends_what_a_turn_would(tmp_path: Path) -> None:
+    script = says(*[call_text("weather", "{}"), "It is sunny."] * 2)
+    async with serving(tmp_path, script) as server, AsyncClient(app=server.app) as client:
+        manager = AgentLoopManager(CONFIG, client, max_concurrency=1)
+        sample = {"raw_prompt": QUESTION, "agent_name": f"{__name__}:PrintedTools"}
+        made = await manager.generate_sequences([sample, sample])
+        texts = []
+        for row in range(2):
+            [exported] = (await client.export(session_id=made.non_tensor_batch["session_id"][row])).samples
+            tokens = made.batch["input_ids"][row][made.batch["attention_mask"][row] == 1]
+            assert tokens.tolist() == exported.input_ids.tolist()
+            texts.append(tiny_renderer().decode(ids_of(tokens.tolist())))
+    assert texts[0] == texts[1]
+    assert "<|im_end|>\n<|im_start|>user\n<tool_response>\nweather: sunny\n</tool_response><|im_end|>" in texts[0]
 
 
 async def test_logprobs_that_do_not_fit_and_media_are_refused(tmp_path: Path) -> None:

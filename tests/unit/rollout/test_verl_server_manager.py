@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from proxy.client import AsyncClient, Client
 from proxy.errors import InvalidRequest, Unauthorized, UnsupportedParameter
 from proxy.rollout.verl import AsyncLLMServerManager, PromptTooLong, ServerTokenizer, SingleTurnAgentLoop
 from proxy.rollout.verl.server_manager import Placement
-from tests.support import real_server, user
+from tests.support import real_server, says, serving, tiny_renderer, user
 
 KEY = "the-admin-key"
 SAMPLING = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "repetition_penalty": 1.0, "logprobs": True}
@@ -113,6 +114,17 @@ async def test_what_means_nothing_here_has_no_effect(url: str) -> None:
     assert len(output) == 2
 
 
+async def test_stop_tokens_end_an_answer_beside_those_of_the_model(tmp_path: Path) -> None:
+    async with serving(tmp_path, says("one", "two", "three")) as server, AsyncClient(app=server.app) as client:
+        manager = AsyncLLMServerManager(config(), client)
+        for stop in ({}, {"stop_token_ids": []}, {"stop_token_ids": [9]}):
+            await manager.generate("r", prompt_ids=[1], sampling_params=stop)
+        models = await client.end_token_ids()
+    assert models == list(tiny_renderer().stop_token_ids)
+    asked = [set(request.stop_token_ids) for request in server.engine.requests]
+    assert asked == [set(models), set(models), {9, *models}]
+
+
 @pytest.mark.parametrize("handles", [[], 3, [None]])
 def test_a_manager_needs_servers(handles: Any) -> None:
     with pytest.raises(InvalidRequest, match="server"):
@@ -181,8 +193,7 @@ async def test_a_tokenizer_over_http_renders_as_the_server_does(url: str) -> Non
             assert tokenizer.decode(tokenizer.encode("hello")) == "hello"
             found = tokenizer.apply_chat_template(asked, add_generation_prompt=True, return_dict=True)
             assert found == {"input_ids": ids, "attention_mask": [1] * len(ids)}
-            with pytest.raises(UnsupportedParameter, match="special tokens"):
-                tokenizer.decode(ids, skip_special_tokens=True)
+            assert tokenizer.decode(ids, skip_special_tokens=True) == "user\nhi\nassistant\n"
 
     await asyncio.to_thread(check)
 

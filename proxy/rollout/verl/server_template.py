@@ -1,0 +1,86 @@
+"""What the server's chat template writes around messages, found out by rendering."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any, Protocol
+
+from proxy.errors import InvalidRequest
+
+_USER = {"role": "user", "content": "x"}
+
+
+class Tokenizes(Protocol):
+    """What has the server's tokenizer: a blocking client or session."""
+
+    def tokenize(self, messages: Any, **options: Any) -> list[int]: ...
+
+    def detokenize(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str: ...
+
+
+class ServerTemplate:
+    """The chat template of `server`. Everything blocks; what is the same for all conversations is asked for once."""
+
+    def __init__(self, server: Tokenizes) -> None:
+        self._server = server
+
+    @cached_property
+    def end(self) -> list[int]:
+        """The ids that close an answer."""
+        before = self._server.tokenize([_USER])
+        known = {"messages": 2, "token_ids": before, "output_tokens": 0}
+        unclosed = self._continued([], [_USER], False, known)
+        for length in range(1, len(unclosed)):
+            end = unclosed[:length]
+            known = {"messages": 2, "token_ids": before + end, "output_tokens": length}
+            if self._continued([], [_USER], False, known) == unclosed[length:]:
+                return end
+        raise InvalidRequest("the chat template has no end of an answer; give a tokenizer of transformers")
+
+    @cached_property
+    def generation_prompt(self) -> list[int]:
+        """What begins an answer."""
+        without = self.appended([_USER], False)
+        return self.appended([_USER], True)[len(without) :]
+
+    @cached_property
+    def prefix(self) -> list[int]:
+        """What the template writes before the first message, without what it also writes between two messages."""
+        whole = self._server.tokenize([_USER])
+        whole = whole[: len(whole) - len(self.generation_prompt)]
+        appended = self.appended([_USER], False)
+        same = 0
+        while same < min(len(whole), len(appended)) and whole[-same - 1] == appended[-same - 1]:
+            same += 1
+        return whole[: len(whole) - same]
+
+    def appended(self, messages: list[dict[str, Any]], generation_prompt: bool, **given: Any) -> list[int]:
+        """What the template appends for `messages` to an answer of the model that has ended."""
+        before = [*self._server.tokenize([_USER]), *self.end]
+        known = {"messages": 2, "token_ids": before, "output_tokens": len(self.end)}
+        named = [_named(each, at) for at, each in enumerate(messages)]
+        calls = [
+            {"id": message["tool_call_id"], "type": "function", "function": {"name": "tool", "arguments": "{}"}}
+            for message in named
+            if message.get("role") == "tool"
+        ]
+        return self._continued(calls, named, generation_prompt, known, **given)
+
+    def _continued(
+        self,
+        calls: list[dict[str, Any]],
+        messages: Sequence[dict[str, Any]],
+        generation_prompt: bool,
+        known: dict[str, Any],
+        **given: Any,
+    ) -> list[int]:
+        answer = {"role": "assistant", "content": "", **({"tool_calls": calls} if calls else {})}
+        options = {} if generation_prompt else {"add_generation_prompt": False}
+        found = self._server.tokenize([_USER, answer, *messages], continue_from=known, **options, **given)
+        return found[len(known["token_ids"]) :]
+
+
+def _named(message: dict[str, Any], at: int) -> dict[str, Any]:
+    """A tool result with the id of a call, which verl's do not have."""
+    return {"tool_call_id": f"call_{at}", **message} if message.get("role") == "tool" else message
