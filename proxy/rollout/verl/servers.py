@@ -6,10 +6,10 @@ have no admin key.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 from proxy.client import AsyncClient, AsyncSession, Client, Session
 from proxy.client.asgi import ASGIApp
@@ -17,14 +17,20 @@ from proxy.errors import InvalidRequest, SessionClosed
 from proxy.rollout.verl.server_template import ServerTemplate
 from proxy.rollout.verl.server_tokenizer import ServerTokenizer
 
+_T = TypeVar("_T")
+
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where a server is: its address or its application in this process, and its admin key."""
+    """Where a server is: its address or its application in this process, and its admin key.
+
+    `live`: the sessions of running loops, by which tokenizers reach it.
+    """
 
     url: str | None
     app: ASGIApp | None
     admin_key: str | None
+    live: dict[str, Session] = field(default_factory=dict)
 
     @classmethod
     def of(cls, handle: Any, admin_key: str | None) -> Address:
@@ -50,9 +56,8 @@ def addresses(handles: Any, admin_key: str | None) -> list[Address]:
 class Server:
     """The open connections to a server. `control` is the trainer's; loops get sessions of the other two."""
 
-    def __init__(self, control: AsyncClient, loops: AsyncClient, tokenizers: Client) -> None:
-        self.control, self._loops, self._tokenizers = control, loops, tokenizers
-        self._live: dict[str, Session] = {}
+    def __init__(self, control: AsyncClient, loops: AsyncClient, tokenizers: Client, live: dict[str, Session]) -> None:
+        self.control, self._loops, self._tokenizers, self._live = control, loops, tokenizers, live
         self._template: ServerTemplate | None = None
 
     def of_agent(self, started: AsyncSession) -> AsyncSession:
@@ -72,31 +77,28 @@ class Server:
 
 
 class LiveSession:
-    """A session that tokenizes. Once it has ended, another live one of the batch does it: a loop may keep a tokenizer
-    for all loops of its class."""
+    """A session that tokenizes. Once it has ended, another live one of the worker does it: a loop may keep a tokenizer
+    for all loops of its class, also in later batches."""
 
     def __init__(self, session: Session, live: dict[str, Session]) -> None:
         self._session, self._live = session, live
 
     def tokenize(self, messages: Any, **options: Any) -> list[int]:
         """As `Session.tokenize`."""
-        return self._one().tokenize(messages, **options)
+        return self._ask(lambda session: session.tokenize(messages, **options))
 
     def detokenize(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
         """As `Session.detokenize`."""
-        return self._one().detokenize(token_ids, skip_special_tokens=skip_special_tokens)
+        return self._ask(lambda session: session.detokenize(token_ids, skip_special_tokens=skip_special_tokens))
 
-    def parse(self, token_ids: Sequence[int], **options: Any) -> dict[str, Any]:
-        """As `Session.parse`."""
-        return self._one().parse(token_ids, **options)
-
-    def _one(self) -> Session:
-        if self._session.session_id in self._live:
-            return self._session
-        try:
-            return next(iter(list(self._live.values())))
-        except StopIteration:
-            raise SessionClosed("all sessions of this tokenizer have ended") from None
+    def _ask(self, call: Callable[[Session], _T]) -> _T:
+        name = self._session.session_id
+        while (session := self._live.get(name) or next(iter(list(self._live.values())), None)) is not None:
+            try:
+                return call(session)
+            except SessionClosed:
+                self._live.pop(session.session_id, None)
+        raise SessionClosed("no session of a running loop is left to tokenize in")
 
 
 def _of_agent(started: AsyncSession) -> dict[str, Any]:
@@ -121,5 +123,5 @@ async def opened(places: Sequence[Address]) -> AsyncIterator[list[Server]]:
             loops = await stack.enter_async_context(AsyncClient(at.url, app=at.app))
             tokenizers = Client(at.url, app=at.app)
             blocking.callback(tokenizers.close)
-            servers.append(Server(control, loops, tokenizers))
+            servers.append(Server(control, loops, tokenizers, at.live))
         yield servers

@@ -97,19 +97,20 @@ class PrintedTools(AgentLoopBase):
 
 
 async def test_a_tool_loop_as_the_documentation_prints_it_appends_what_a_turn_would(tmp_path: Path) -> None:
-    script = says(*[call_text("weather", "{}"), "It is sunny."] * 2)
+    script = says(*[call_text("weather", "{}"), "It is sunny."] * 4)
     async with serving(tmp_path, script) as server, AsyncClient(app=server.app) as client:
         manager = AgentLoopManager(CONFIG, client, max_concurrency=1)
         sample = {"raw_prompt": QUESTION, "agent_name": f"{__name__}:PrintedTools"}
-        made = await manager.generate_sequences([sample, sample])
-        texts = []
-        for row in range(2):
-            [exported] = (await client.export(session_id=made.non_tensor_batch["session_id"][row])).samples
-            tokens = made.batch["input_ids"][row][made.batch["attention_mask"][row] == 1]
-            assert tokens.tolist() == exported.input_ids.tolist()
-            texts.append(tiny_renderer().decode(ids_of(tokens.tolist())))
-    assert texts[0] == texts[1]
-    assert "<|im_end|>\n<|im_start|>user\n<tool_response>\nweather: sunny\n</tool_response><|im_end|>" in texts[0]
+        texts = set()
+        for _ in range(2):
+            made = await manager.generate_sequences([sample, sample])
+            for row in range(2):
+                [exported] = (await client.export(session_id=made.non_tensor_batch["session_id"][row])).samples
+                tokens = made.batch["input_ids"][row][made.batch["attention_mask"][row] == 1]
+                assert tokens.tolist() == exported.input_ids.tolist()
+                texts.add(tiny_renderer().decode(ids_of(tokens.tolist())))
+    [text] = texts
+    assert "<|im_end|>\n<|im_start|>user\n<tool_response>\nweather: sunny\n</tool_response><|im_end|>" in text
 
 
 async def test_logprobs_that_do_not_fit_and_media_are_refused(tmp_path: Path) -> None:
