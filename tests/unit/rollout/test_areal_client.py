@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from proxy.client import AsyncClient
+from proxy.client import AsyncClient, ServerUnreachable
 from proxy.client.adapters import areal
-from proxy.errors import InvalidRequest, NotFound, RequestTimeout
+from proxy.errors import InvalidRequest, NotFound, RequestTimeout, StoreUnavailable
 from proxy.rollout.areal import ApiType, OpenAIProxyClient
 from tests.support import Server, assistant, function_tool, real_server, sampled, says, serving, user
 
@@ -108,6 +108,22 @@ async def test_an_end_that_fails_hides_no_exception_of_the_block(server: Server)
     with pytest.raises(NotFound):
         async with OpenAIProxyClient(client=inside, task_id="t", session_id="other"):
             await inside.delete_session("other")
+
+
+async def test_an_end_that_fails_for_now_is_sent_again(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    inside = client_of(server)
+    errors = [StoreUnavailable("down", retry_after_s=0.0), ServerUnreachable("gone", retry_after_s=0.0)]
+    run = inside.run
+
+    async def failing(steps: Any) -> Any:
+        if errors:
+            raise errors.pop(0)
+        return await run(steps)
+
+    async with OpenAIProxyClient(client=inside, task_id="t"):
+        monkeypatch.setattr(inside, "run", failing)
+    assert errors == []
+    assert (await inside.session_tree("t-0")).status == "ended"
 
 
 async def test_before_the_start_everything_that_needs_a_session_says_so() -> None:
