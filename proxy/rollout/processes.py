@@ -1,36 +1,37 @@
 """Functions in other processes, at most so many at once; a process that fails takes nothing with it but its own call.
 
 A process is started when it is needed and used again, one call at a time. One that dies, hangs or is cancelled is
-replaced: its whole group is killed, and only its caller learns of it. Processes are spawned, never forked: a fork of a
-program with threads may hang.
+replaced: its whole group is killed, and only its caller learns of it. Processes are new ones, never forks: a fork of a
+program with threads may hang. They import the script of this program only for what is defined in it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import atexit
+import json
 import multiprocessing
-import multiprocessing.util  # registers its own function at exit first, so that ours runs before
 import os
 import pickle
 import signal
+import subprocess
+import sys
 import threading
 import time
 import weakref
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import cache, partial
-from multiprocessing.context import SpawnProcess
 from typing import Any
 
 from proxy.rollout.failures import AgentFailed, WorkerDied
 from proxy.rollout.pickling import check_picklable
+from proxy.rollout.script import check_not_imported, script_of_this_process
 from proxy.rollout.threads import in_thread
-from proxy.rollout.worker import Job, Raised, Returned, serve
+from proxy.rollout.worker import Job, Raised, Returned, Sent
 
-_CONTEXT = multiprocessing.get_context("spawn")
-_GUARD = 'A script that runs agents in processes has to begin its work below `if __name__ == "__main__":`.'
-_START_S = 120.0
+_PROGRAM = "import json, sys; sys.path[:] = json.loads(sys.argv[2]); from proxy.rollout.worker import main; main()"
+_START_S, _END_S = 120.0, 5.0
 _LOOK_S = 1.0
 """How often a process that says nothing is looked at: one whose children hold its pipe open ends unnoticed."""
 
@@ -45,8 +46,7 @@ class ProcessPool:
     def __init__(self, max_workers: int) -> None:
         if max_workers < 1:
             raise ValueError(f"max_workers is {max_workers}; there has to be a process")
-        if getattr(multiprocessing.current_process(), "_inheriting", False):
-            raise RuntimeError(f"a new process imports the script that started it. {_GUARD}")
+        check_not_imported()
         self._places = threading.Semaphore(max_workers)
         self._lock = threading.Lock()
         self._idle: list[_Worker] = []
@@ -161,24 +161,23 @@ class _Worker:
         self._owner = os.getpid()
         self._lock = threading.Lock()
         self._killed = False
-        self._process: SpawnProcess | None = None
-        self._connection, self._other_end = _CONTEXT.Pipe()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._connection, self._other_end = multiprocessing.Pipe()
 
     def ask(self, payload: bytes, timeout_s: float | None) -> bytes:
         """Return the answer. Raises WorkerDied if the process ends before it, and TimeoutError."""
-        if self._process is None:
-            self._start()
+        process = self._process or self._started()
         try:
             self._connection.send_bytes(payload)
-            return self._received(timeout_s)
-        except (EOFError, OSError) as error:
-            if isinstance(error, TimeoutError):
-                raise
-            raise WorkerDied(f"the process {self._fate()} before the call returned") from None
+            return self._received(process, timeout_s)
+        except TimeoutError:
+            raise
+        except (EOFError, OSError):
+            raise WorkerDied(f"the process {_fate(process)} before the call returned") from None
 
     def is_usable(self) -> bool:
         with self._lock:
-            return not self._killed and self._process is not None and self._process.is_alive()
+            return not self._killed and self._process is not None and self._process.poll() is None
 
     def kill(self) -> None:
         """Kill the process and those that it has started; `ask` raises then."""
@@ -186,59 +185,63 @@ class _Worker:
             return  # this is a fork of the process whose worker it is
         with self._lock:
             self._killed = True
-            if self._process is not None and self._process.pid is not None:
+            if self._process is not None:
                 with suppress(ProcessLookupError, PermissionError):
                     os.killpg(self._process.pid, signal.SIGKILL)
-                self._process.kill()
 
     def end(self) -> None:
         """Kill the process and wait until it is gone."""
         self.kill()
-        if self._process is not None:
-            self._process.join()
+        if self._process is not None and os.getpid() == self._owner:
+            self._process.wait()
         self._connection.close()
+        self._other_end.close()
 
-    def _start(self) -> None:
+    def _started(self) -> subprocess.Popen[bytes]:
+        """Start the process and wait until it has imported what it needs. Raises WorkerDied."""
+        fd = self._other_end.fileno()
+        command = [sys.executable, "-c", _PROGRAM, str(fd), json.dumps(sys.path)]
         with self._lock:
             if self._killed:
                 raise WorkerDied("the process was ended before it started")
-            process = _CONTEXT.Process(target=serve, args=(self._other_end,), name="tokengrove-worker")
-            process.start()
+            process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=[fd], start_new_session=True)
             self._process = process
         self._other_end.close()
         _running.add(self)
         try:
-            self._received(_START_S)
+            self._received(process, _START_S)
         except (EOFError, OSError):
             raise WorkerDied(
-                f"the process {self._fate()} before it could run anything; what it wrote to stderr says why. {_GUARD}"
+                f"the process {_fate(process)} before it could run anything; what it wrote to stderr says why"
             ) from None
+        return process
 
-    def _received(self, timeout_s: float | None) -> bytes:
+    def _received(self, process: subprocess.Popen[bytes], timeout_s: float | None) -> bytes:
         """Wait for a message. Raises EOFError if the process is gone, and TimeoutError."""
-        until = None if timeout_s is None else time.monotonic() + timeout_s
-        while not self._connection.poll(_LOOK_S if until is None else max(0.0, min(_LOOK_S, until - time.monotonic()))):
-            assert self._process is not None
-            if not self._process.is_alive() and not self._connection.poll(0):
+        until = float("inf") if timeout_s is None else time.monotonic() + timeout_s
+        while not self._connection.poll(max(0.0, min(_LOOK_S, until - time.monotonic()))):
+            if process.poll() is not None and not self._connection.poll(0):
                 raise EOFError
-            if until is not None and time.monotonic() >= until:
+            if time.monotonic() >= until:
                 raise TimeoutError
         return self._connection.recv_bytes()
 
-    def _fate(self) -> str:
-        assert self._process is not None
-        self._process.join(_START_S)
-        code = self._process.exitcode
-        if code is None or code >= 0:
-            return f"ended with exit code {code}"
-        memory = ", as the system does when memory is short," if -code == signal.SIGKILL else ""
-        return f"was killed by {signal.Signals(-code).name}{memory}"
+
+def _fate(process: subprocess.Popen[bytes]) -> str:
+    try:
+        code = process.wait(_END_S)
+    except subprocess.TimeoutExpired:
+        return "closed its connection"
+    if code >= 0:
+        return f"ended with exit code {code}"
+    memory = ", as the system does when memory is short," if -code == signal.SIGKILL else ""
+    return f"was killed by {signal.Signals(-code).name}{memory}"
 
 
 def _pickled(job: Job) -> bytes:
     """Raises TypeError that names the argument, and the part of it, that cannot be pickled."""
     try:
-        return pickle.dumps(job)
+        return pickle.dumps(Sent(pickle.dumps(job), script_of_this_process()))
     except Exception:
         for name, value in job.arguments.items():
             check_picklable(name, value)
@@ -264,4 +267,4 @@ _running: weakref.WeakSet[_Worker] = weakref.WeakSet()
 @atexit.register
 def _kill_all() -> None:
     for worker in list(_running):
-        worker.kill()
+        worker.end()

@@ -1,19 +1,19 @@
 """The other process: it calls one function after the other, each with environment variables of its own.
 
-What leaves it is what the function returned, or text. It leads a group of processes, so that those that an agent starts
-end with it.
+What leaves it is what the function returned, or text.
 """
 
 from __future__ import annotations
 
-import os
 import pickle
+import sys
 import traceback
 from collections.abc import Callable, Mapping
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
 from proxy.rollout.environment import variables_set
+from proxy.rollout.script import import_script
 
 
 class Job(NamedTuple):
@@ -22,6 +22,13 @@ class Job(NamedTuple):
     function: Callable[..., Any]
     arguments: Mapping[str, Any]
     variables: Mapping[str, str | None]
+
+
+class Sent(NamedTuple):
+    """A pickled `Job`, and where to find the script of the program that sends it (`proxy.rollout.script`)."""
+
+    job: bytes
+    script: dict[str, Any]
 
 
 class Returned(NamedTuple):
@@ -38,9 +45,9 @@ class Raised(NamedTuple):
     traceback: str
 
 
-def serve(connection: Connection) -> None:
+def main() -> None:
     """Say that the process has started, then answer jobs until the other side closes the connection."""
-    os.setsid()
+    connection: Connection[bytes, bytes] = Connection(int(sys.argv[1]))
     connection.send_bytes(b"started")
     while True:
         try:
@@ -52,9 +59,9 @@ def serve(connection: Connection) -> None:
 
 def _answer(payload: bytes) -> bytes:
     """Call a pickled `Job`; return a pickled `Returned` or `Raised`, whatever happens."""
-    doing = "the other process cannot rebuild what it was sent; is its class in a module that can be imported? "
+    doing = "the other process cannot rebuild what it was sent: "
     try:
-        job: Job = pickle.loads(payload)
+        job = _rebuilt(pickle.loads(payload))
         doing = ""
         with variables_set(job.variables):
             result = job.function(**job.arguments)
@@ -62,6 +69,21 @@ def _answer(payload: bytes) -> bytes:
         return pickle.dumps(Returned(result))
     except BaseException as error:
         return pickle.dumps(_as_text(error, doing))
+
+
+def _rebuilt(sent: Sent) -> Job:
+    """The job; the script of the program is imported if the job needs what is defined in it."""
+    try:
+        job: Job = pickle.loads(sent.job)
+    except AttributeError as error:
+        if "__main__" not in str(error):
+            raise
+        if not sent.script:
+            told = f"{error}; what is defined in a notebook or on stdin has to go into a module"
+            raise AttributeError(told) from error
+        import_script(sent.script)
+        job = pickle.loads(sent.job)
+    return job
 
 
 def _as_text(error: BaseException, before: str) -> Raised:

@@ -25,6 +25,7 @@ from proxy.rollout.areal.online import ended_sessions
 from proxy.rollout.areal.rollout_workflow import RolloutWorkflow
 from proxy.rollout.environment import agent_variables, placeholder_key
 from proxy.rollout.processes import shared_pool
+from proxy.rollout.script import check_not_imported
 
 logger = logging.getLogger(__name__)
 
@@ -79,6 +80,7 @@ class OpenAIProxyWorkflow(RolloutWorkflow):
     ) -> None:
         if mode not in get_args(Mode):
             raise ValueError(f"Invalid mode: {mode}. Must be 'inline', 'subproc', or 'online'")
+        check_not_imported()
         check_style(export_style)
         _check_agent(agent, mode)
         if filter is not None and mode != "online":

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -193,3 +195,34 @@ def test_pools_of_one_size_are_shared() -> None:
     assert shared_pool(3) is not shared_pool(4)
     with pytest.raises(ValueError, match="max_workers is 0"):
         shared_pool(0)
+
+
+SCRIPT = """
+import asyncio
+from proxy.rollout.processes import ProcessPool
+
+def double(number):
+    return 2 * number
+
+def work():
+    print(asyncio.run(ProcessPool(1).run(double, number=21)))
+
+"""
+
+
+@pytest.mark.parametrize(
+    ("begins", "by", "told"),
+    [
+        ('if __name__ == "__main__": work()', "file", "42"),
+        ("work()", "file", "let it begin below `if __name__"),
+        ("work()", "stdin", "what is defined in a notebook or on stdin has to go into a module"),
+    ],
+)
+def test_what_a_script_defines_reaches_its_processes(tmp_path: Path, begins: str, by: str, told: str) -> None:
+    file = tmp_path / "script.py"
+    file.write_text(SCRIPT + begins)
+    command = [sys.executable, *([str(file)] if by == "file" else ["-"])]
+    path = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    run = subprocess.run(command, input=file.read_text(), env=path, capture_output=True, text=True, check=False)
+    assert told in run.stdout + run.stderr
+    assert (run.returncode == 0) == (told == "42")
