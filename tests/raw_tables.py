@@ -357,6 +357,10 @@ class Scores:
             found = [(self.named(end) if self.by_agent else ALL, self.path(end)) for end in ends]
         return [(agent, value or 0.0) for agent, value in found if value is not None or not self.skips]
 
+    def state(self, name: str) -> Any:
+        """Return what turns have in common that are compared as steps."""
+        return self.stored.group, self.stored.nodes[name].state_hash, self.named(name) if self.by_agent else ALL
+
     def steps(self) -> dict[str, float]:
         """Return the returns of the turns that are compared."""
         values = {} if self.left_out else returns(self.stored, self.body)
@@ -690,11 +694,7 @@ class Groups:
             if not each.left_out
             for agent, value in each.values(each.stored.nodes)
         ]
-        self._states = [
-            ((each.stored.group, each.stored.nodes[name].state_hash), value)
-            for each in scored
-            for name, value in each.steps().items()
-        ]
+        self._states = [(each.state(name), value) for each in scored for name, value in each.steps().items()]
 
     def members(self, stored: Stored) -> int:
         """Return how many scores the session's group compares; of several agents those of the one with the fewest."""
@@ -712,8 +712,9 @@ class Groups:
             found = [_advantage(self._scores, (stored.group, agent), value, kind) for agent, value in values]
             out["advantages"] = [float(np.mean(found)) if found else 0.0]
         if kind := self._body.get("step_advantages"):
-            steps = Scores(stored, self._body).steps()
-            states = {name: (stored.group, stored.nodes[name].state_hash) for name in steps}
+            scores = Scores(stored, self._body)
+            steps = scores.steps()
+            states = {name: scores.state(name) for name in steps}
             out["step_advantages"] = [
                 _advantage(self._states, states[name], steps[name], kind) if name in steps else 0.0
                 for name in row["interaction_ids"]

@@ -4,7 +4,7 @@ Sessions with the same `group_id` form a group. A session without a `group_id` i
 the scores of its sessions (`trajectory.scores`): one value for each session, or one for each path of a session whose
 reward scope is path, or one for each agent of a session whose scope is agent: these are compared with those of the
 same agent only. A value that is alone has advantage 0. Step advantages compare the returns of steps of one group
-that have the same `state_hash`; a step without a `state_hash` has 0.
+that have the same `state_hash`, and with scope agent the same agent; a step without a `state_hash` has 0.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from proxy.trajectory.scores import Compared, Peer
+from proxy.trajectory.scores import Compared, Peer, State
 
 # Added to the standard deviation to avoid a division by zero; verl's GRPO uses the same value.
 _EPSILON = 1e-6
@@ -71,14 +71,14 @@ class Groups:
     """Statistics of all groups: `scores` by group and peers, returns of steps by group and state (`states`)."""
 
     scores: dict[tuple[Group, Peer], RunningStatistics] = field(default_factory=dict)
-    states: dict[tuple[Group, str], RunningStatistics] = field(default_factory=dict)
+    states: dict[tuple[Group, State], RunningStatistics] = field(default_factory=dict)
 
-    def add(self, group: Group, scores: Iterable[Compared], steps: Iterable[tuple[str, float]]) -> None:
+    def add(self, group: Group, scores: Iterable[Compared], steps: Iterable[tuple[State, float]]) -> None:
         """Include one session: its scores, and the state and the return of each of its steps."""
         for score, peer in scores:
             self.scores.setdefault((group, peer), RunningStatistics()).add(score or 0.0)
-        for state_hash, value in steps:
-            self.states.setdefault((group, state_hash), RunningStatistics()).add(value)
+        for state, value in steps:
+            self.states.setdefault((group, state), RunningStatistics()).add(value)
 
     def members(self, group: Group, peers: Iterable[Peer] = (None,)) -> int:
         """The number of scores that a group compares; of several `peers` that of the one with the fewest."""
@@ -91,7 +91,7 @@ class Groups:
         found = [spread.advantage(score, baseline) for spread, score in spreads if spread is not None]
         return math.fsum(found) / len(found) if found else 0.0
 
-    def step_advantage(self, group: Group, state_hash: str | None, value: float, baseline: Baseline) -> float:
-        """The advantage of a step whose return is `value`; 0 without a `state_hash`."""
-        spread = None if state_hash is None else self.states.get((group, state_hash))
+    def step_advantage(self, group: Group, state: State | None, value: float, baseline: Baseline) -> float:
+        """The advantage of a step whose return is `value`; 0 without a state."""
+        spread = None if state is None else self.states.get((group, state))
         return 0.0 if spread is None else spread.advantage(value, baseline)

@@ -56,4 +56,4 @@ class Comparison:
         if not self.scored.is_compared(interaction.id):
             return 0.0
         value = self.scored.returns[interaction.id]
-        return self.groups.step_advantage(self._group, interaction.state_hash, value, baseline)
+        return self.groups.step_advantage(self._group, self.scored.state(interaction.id), value, baseline)

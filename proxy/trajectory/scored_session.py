@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from proxy.trajectory.layout_options import LayoutOptions
 from proxy.trajectory.purpose import derive_purposes
 from proxy.trajectory.returns import compute_returns
-from proxy.trajectory.scores import Compared, RewardScope, SessionScores, Unrewarded, score_session
+from proxy.trajectory.scores import Compared, RewardScope, SessionScores, State, Unrewarded, score_session
 from proxy.trajectory.selection import chosen_turns
 from proxy.trajectory.tree import Branch, build_tree
 from proxy.trajectory.untrained import LeftOut
@@ -40,12 +40,17 @@ class ScoredSession:
         """The scores that the session adds to its group: its own, or those of its paths or agents; none if left out."""
         return [] if self.left_out else self.scores.values(self.scores.everything)
 
-    def steps(self) -> Iterator[tuple[str, float]]:
+    def steps(self) -> Iterator[tuple[State, float]]:
         """The state and the return of each turn that is compared with others of its state."""
         for name in self.nodes:
-            state = self.nodes[name].interaction.state_hash
+            state = self.state(name)
             if state is not None and self.is_compared(name):
                 yield state, self.returns[name]
+
+    def state(self, name: str) -> State | None:
+        """The state of a turn; None if it has none, and is compared with no other."""
+        state_hash = self.nodes[name].interaction.state_hash
+        return None if state_hash is None else (state_hash, self.scores.peer_of(name))
 
     def is_compared(self, name: str) -> bool:
         """Whether a turn is selected and trained, and stands in a sample that is not left out."""

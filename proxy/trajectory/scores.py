@@ -42,6 +42,10 @@ Peer = tuple[str | None] | None
 """Whose scores of a group a score is compared with: those of one agent, whose name is in the tuple; None: of all."""
 
 
+State = tuple[str, Peer]
+"""What turns have in common that are compared as steps: the hash of the messages before them, and the peers."""
+
+
 class Compared(NamedTuple):
     """A score that its group compares with those of `peer`."""
 
@@ -88,7 +92,7 @@ class SessionScores:
             case RewardScope.SESSION:
                 found = [Compared(self.score, None)] if self.compared else []
             case RewardScope.PATH:
-                found = [Compared(self.paths[end], self._peer(end)) for end in ends if end in self.compared]
+                found = [Compared(self.paths[end], self.peer_of(end)) for end in ends if end in self.compared]
             case RewardScope.AGENT:
                 agents = [agent for agent in self._agents(ends) if agent in self.compared_agents]
                 found = [Compared(self.agents[agent], (agent,)) for agent in agents]
@@ -114,7 +118,8 @@ class SessionScores:
         """The agents of these turns, each once."""
         return list(dict.fromkeys(self.agent_of[end] for end in ends))
 
-    def _peer(self, end: str) -> Peer:
+    def peer_of(self, end: str) -> Peer:
+        """Whose scores that of a path, or whose returns that of a turn, is compared with."""
         return (self.agent_of[end],) if self.by_agent else None
 
 

@@ -43,6 +43,7 @@ EXPORTS: list[dict[str, Any]] = [
     {"layout": "individual", "reward_scope": "path", "advantages": "leave_one_out", "step_advantages": "grpo"},
     {"layout": "concat", "reward_scope": "agent", "advantages": "grpo", "unrewarded": "zero"},
     {"layout": "individual", "reward_scope": "agent", "advantages": "leave_one_out", "train": {"turns": "last"}},
+    {"layout": "concat", "reward_scope": "agent", "step_advantages": "leave_one_out", "unrewarded": "skip"},
     {"layout": "tree", "reward_scope": "agent", "advantages": "grpo", "filter": {"purpose": ["main", "aux"]}},
     {**PADDED, "on_too_long": "drop", "reward_scope": "agent", "advantages": "grpo", "train": {"agents": ["red"]}},
     {"layout": "tree", "reward_scope": "path", "advantages": "leave_one_out", "unrewarded": "zero"},
@@ -138,7 +139,8 @@ def check_sums(sessions: list[Stored], body: dict[str, Any], found: list[Any]) -
     for stored in matched(sessions, body):
         scores = raw_tables.Scores(stored, body)
         for node in [] if scores.left_out else scores.kept:
-            if body.get("layout") != "tree" and scores.skips and scores.of([node.id]) is None:
+            paths = [scores.of([], end) for end in scores.ends([node.id])]
+            if body.get("layout") != "tree" and scores.skips and not any(score is not None for score in paths):
                 continue  # its paths are left out; a tree is left out as a whole
             allowed = raw_tables.may_train(stored, node, body)
             wanted += int(allowed.sum())

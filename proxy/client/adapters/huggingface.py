@@ -27,7 +27,7 @@ _LISTS = {
     "returns": "float32",
 }
 _NUMBERS = ("reward", "raw_reward", "weight", "advantage")
-_TEXTS = ("session_id", "interaction_id", "group_id", "task_id", "purpose", "finish_reason")
+_TEXTS = ("session_id", "interaction_id", "group_id", "task_id", "purpose", "agent", "finish_reason")
 _NESTED = ("sampling", "turns")
 # The columns of one number that the attributes in `_NUMBERS` show, and the holder of all other columns.
 _SHOWN = ("rewards", "raw_rewards", "weight", "advantages", "extra")
@@ -38,11 +38,11 @@ def to_dataset(samples: Sequence[Sample], *, sessions: Sessions | None = None) -
 
     Lists of L: `input_ids`, `loss_mask`, `versions`, `turn_ids` int32, `logprobs`, `returns` float32, `attention_mask`
     bool. float32: `reward`, `raw_reward`, `weight`, `advantage` (null without `advantages`). Text: the ids, `purpose`,
-    `finish_reason`; `interaction_ids` is a list of T texts; `sampling` and `turns` are JSON text, because their fields
-    differ from row to row. Every other field of the samples follows under its own name, arrays (`step_advantages`,
-    `token_rewards`, the columns of layouts tree and padded) with their own dtypes. With `sessions` (`Export.sessions`),
-    `session` is the JSON text of the session's entry: its certificate, metadata and metrics. Raises InvalidRequest
-    without datasets.
+    `agent`, `finish_reason`; `interaction_ids` is a list of T texts; `sampling` and `turns` are JSON text, as their
+    fields differ from row to row. Every other field of the samples follows under its own name, arrays
+    (`step_advantages`, `token_rewards`, the columns of layouts tree and padded) with their own dtypes. With `sessions`
+    (`Export.sessions`), `session` is the JSON text of the session's entry: its certificate, metadata and metrics.
+    Raises InvalidRequest without datasets.
     """
     datasets = library("datasets")
     value = datasets.Value

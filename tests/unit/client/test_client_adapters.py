@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from proxy.client.adapters import areal, roll, trl, verl
+from proxy.client.adapters.parts import group_of
 from proxy.errors import InvalidRequest
 from tests.samples import chain, sample
 
@@ -195,3 +196,14 @@ def test_samples_of_one_task_are_a_group_if_their_sessions_have_none() -> None:
     assert verl.padded(samples).non_tensor_batch["uid"].tolist() == ["task", "task"]
     named = sample([1], [2], group="g", task_id="task")
     assert verl.padded([named]).non_tensor_batch["uid"].tolist() == ["g"]
+
+
+def test_agents_of_one_group_are_groups_of_their_own_for_trainers_that_compare() -> None:
+    """verl's `uid`, ROLL's `traj_group_id` and TRL's groups: a planner is not compared with a coder."""
+    rows = [
+        sample([1], [2], session_id=f"s{at}", group_id="g", agent=agent, score=score, rewarded=True, reward_scope=scope)
+        for scope in ("agent", "session")
+        for at, (agent, score) in enumerate((("planner", 1.0), ("coder", 8.0)))
+    ]
+    assert [group_of(row) for row in rows] == ["g@planner", "g@coder", "g", "g"]
+    assert [trl._group(row) for row in rows] == ["g@planner", "g@coder", "g", "g"]

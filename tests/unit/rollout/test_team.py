@@ -10,10 +10,12 @@ from typing import Any
 import pytest
 from openai import AsyncOpenAI
 
+from proxy.app import build_app
 from proxy.client import AsyncClient, Export
 from proxy.errors import InvalidRequest, NotFound, TooManyRequests
 from proxy.rollout.team import Member, Team
-from tests.support import real_server, user
+from proxy.settings import Settings
+from tests.support import default_url, real_server, shared_renderer, user
 
 KEY = "a-key-of-the-administrator"
 AGENTS = ("planner", "coder")
@@ -180,6 +182,22 @@ async def test_a_block_that_ends_nothing_ends_all_sessions_without_an_outcome(cl
         assert entry["metadata"] == {"episode": "e-1", "agent": agent}
     with pytest.raises(InvalidRequest, match="the team has no agent 'tester'; it has planner, coder"):
         await team.end({"tester": 1.0})
+
+
+async def test_a_team_plays_in_process(tmp_path: Path) -> None:
+    settings = Settings(engine="scripted", engine_arg=("tokens=4",), database_url=default_url(tmp_path))
+    with shared_renderer(settings):
+        app = build_app(settings)
+        async with AsyncClient(app=app) as client, Team(client, "pair", AGENTS, shared=True) as team:
+            for member in team.members:
+                openai = AsyncOpenAI(base_url=member.base_url, api_key=member.api_key, http_client=client.http_client())
+                async with openai:
+                    await openai.chat.completions.create(model="any", messages=[user("Begin.")])
+            await team.end({"coder": 1.0})
+            export = await team.export()
+    assert [(sample.agent, sample.reward, sample.rewarded) for sample in export.samples] == [
+        ("planner", 0.0, False), ("coder", 1.0, True),
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(
