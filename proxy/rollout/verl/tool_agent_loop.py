@@ -5,6 +5,7 @@ answer's ids are never rendered again, and nothing is appended that would reach 
 from __future__ import annotations
 
 import asyncio
+import inspect
 import json
 import logging
 from collections.abc import Mapping, Sequence
@@ -27,6 +28,8 @@ _logger = logging.getLogger(__name__)
 _TAIL = 64
 """How many ids of a prompt tell whether it opens reasoning."""
 _LIMITS = ("max_tokens", "max_new_tokens", "max_completion_tokens")
+Answered = tuple[ToolResponse, float | None, dict[str, Any]]
+"""The response of a tool, its reward and its metrics."""
 
 
 @register("tool_agent")
@@ -82,8 +85,11 @@ class ToolAgentLoop(AgentLoopBase):
         """
         if isinstance(messages, Mapping):
             messages, sampling_params = None, messages
-        messages = [dict(message) for message in (kwargs["raw_prompt"] if messages is None else messages)]
-        data = AgentData(messages, request_id=uuid4().hex, tools_kwargs=kwargs.get("tools_kwargs"))
+        given = kwargs.get("raw_prompt") if messages is None else messages
+        if given is None:
+            raise InvalidRequest("give the messages: run(messages, sampling_params), or raw_prompt", param="raw_prompt")
+        messages = [dict(message) for message in given]
+        self.agent_data = data = AgentData(messages, request_id=uuid4().hex, tools_kwargs=kwargs.get("tools_kwargs"))
         data.tools = self._selected((kwargs.get("extra_info") or {}).get("tool_selection"))
         state = AgentState.PENDING
         while state is not AgentState.TERMINATED:
@@ -133,9 +139,7 @@ class ToolAgentLoop(AgentLoopBase):
         calls = agent_data.tool_calls[: self.max_parallel_calls]
         errors = len(agent_data.tool_errors)
         with simple_timer("tool_calls", agent_data.metrics):
-            results = await asyncio.gather(
-                *(self._call_tool(call, agent_data.tools_kwargs, agent_data) for call in calls)
-            )
+            results = await asyncio.gather(*(self._called(call, agent_data) for call in calls))
         for call, (response, reward, metrics) in zip(calls, results, strict=True):
             if response.image or response.video:
                 message = f"the tool {call.name!r} answered with images or videos; the server's models read text"
@@ -151,10 +155,35 @@ class ToolAgentLoop(AgentLoopBase):
             ],
         )
 
+    async def _called(self, call: FunctionCall, agent_data: AgentData) -> Answered:
+        """Call `_call_tool`, which subclasses also have in the form of verl's documentation: given the call alone, it
+        returns a message or an exception.
+        """
+        given: tuple[Any, ...] = (call, agent_data.tools_kwargs, agent_data)
+        try:
+            inspect.signature(self._call_tool).bind(*given)
+        except TypeError:
+            given = (call,)
+        found: Any = await self._call_tool(*given)
+        if isinstance(found, Mapping):
+            return ToolResponse(text=found.get("content") or ""), None, {}
+        if isinstance(found, Exception):
+            return self._failed(agent_data, f"Error executing tool '{call.name}': {found}")
+        answered: Answered = found
+        return answered
+
     async def _call_tool(
-        self, tool_call: FunctionCall, tools_kwargs: Mapping[str, Any], agent_data: AgentData
-    ) -> tuple[ToolResponse, float | None, dict[str, Any]]:
-        """Call one tool; return its response, cut to the length, its reward and its metrics. Errors become text."""
+        self,
+        tool_call: FunctionCall,
+        tools_kwargs: Mapping[str, Any] | None = None,
+        agent_data: AgentData | None = None,
+    ) -> Answered:
+        """Call one tool; return its response, cut to the length, its reward and its metrics. Errors become text.
+
+        By default for the run of this loop.
+        """
+        agent_data = self.agent_data if agent_data is None else agent_data
+        tools_kwargs = agent_data.tools_kwargs if tools_kwargs is None else tools_kwargs
         name = tool_call.name
         try:
             result = await self._result_of(tool_call, tools_kwargs, agent_data)
@@ -182,7 +211,7 @@ class ToolAgentLoop(AgentLoopBase):
             raise _BadCall(f"Invalid JSON in arguments for '{name}': an object is expected")
         return await use_tool(agent_data.tools[name], arguments, tools_kwargs.get(name) or {}, agent_data)
 
-    def _failed(self, agent_data: AgentData, message: str) -> tuple[ToolResponse, float, dict[str, Any]]:
+    def _failed(self, agent_data: AgentData, message: str) -> Answered:
         _logger.warning("%s", message)
         agent_data.tool_errors.append(message)
         return ToolResponse(text=self.truncation.cut(message)), 0.0, {"errors": 1}
@@ -285,7 +314,11 @@ class ToolAgentLoop(AgentLoopBase):
     @property
     def _server(self) -> Any:
         """What renders and parses: the session, or a server of those that the manager has."""
-        return self.server_manager.server_handles[0]
+        handles = getattr(self.server_manager, "server_handles", ())
+        if not handles:
+            message = f"{type(self).__name__} needs an AsyncLLMServerManager of proxy.rollout.verl"
+            raise InvalidRequest(message, param="server_manager")
+        return handles[0]
 
 
 class _BadCall(Exception):

@@ -452,6 +452,31 @@ async def test_states_may_be_overridden_and_both_forms_of_run_are_the_same(tmp_p
     assert outputs[0].response_ids == outputs[1].response_ids
 
 
+class Printed(ToolAgentLoop):
+    """Overrides the call of a tool in the form of verl's documentation."""
+
+    noted: ClassVar[list[str]] = []
+
+    async def _call_tool(self, tool_call: FunctionCall) -> Any:  # type: ignore[override]
+        self.noted.append(tool_call.name)
+        if tool_call.name == "message":
+            return {"role": "tool", "content": "written by hand"}
+        if tool_call.name == "error":
+            return ValueError("returned")
+        return await super()._call_tool(tool_call)
+
+
+async def test_a_call_may_be_overridden_in_the_form_of_the_documentation(tmp_path: Path) -> None:
+    calls = "".join(call_text(name, '{"numbers": [40]}') for name in ("message", "error", "add"))
+    async with served(tmp_path, says(calls, "Done.")) as it:
+        output = await it.loop(Add(), kind=Printed, max_parallel_calls=3).run(QUESTION, {})
+        text = it.text(output.response_ids)
+    assert Printed.noted == ["message", "error", "add"]
+    for response in ("written by hand", "Error executing tool 'error': returned", "40"):
+        assert f"<tool_response>\n{response}\n</tool_response>" in text
+    assert output.extra_fields["tool_rewards"] == [0.0, 0.25]
+
+
 async def test_tools_come_out_of_the_files_that_the_settings_name(tmp_path: Path) -> None:
     (tmp_path / "tools.yaml").write_text("tools:\n  - class_name: tests.unit.rollout.test_verl_tool_loop.Yaml\n")
     async with served(tmp_path, says(CALL, "Done.")) as it:
@@ -507,3 +532,7 @@ async def test_a_wrong_setting_is_named(tmp_path: Path) -> None:
             it.loop(interaction_config_path="interaction.yaml")
         with pytest.raises(InvalidRequest, match="two tools have the name add"):
             it.loop(Add(), Add())
+        with pytest.raises(InvalidRequest, match="give the messages"):
+            await it.loop().run({})
+        with pytest.raises(InvalidRequest, match="needs an AsyncLLMServerManager"):
+            ToolAgentLoop({}, None, None, tools=[])
