@@ -34,10 +34,10 @@ class InteractionWithTokenLogpReward:
 
     `reward` is what is trained: the return of the turn, or in style concat the sum of the rewards of its path;
     `original_reward` is what was set for this turn, None if nothing was. `parent` is the turn that it continues.
-    `messages` are those of the whole request and `output_message_list` has the answer, in the form of chat completions;
-    images are digests. `completion` is the reply as OpenAI's `ChatCompletion`, for a turn of `/v1/responses` `response`
-    is it as `Response`; without the package openai they are objects of the same shape. `reply` is the body that the
-    client got, in the form of its own API.
+    `messages` are those of the whole request and `output_message_list` has the answer, in the form of chat completions.
+    `completion` is the reply as OpenAI's `ChatCompletion`; a turn of `/v1/responses` has `response`, a `Response`.
+    Without the package openai they are objects of the same shape. `reply` is the body that the client got, in the form
+    of its own API.
 
     `output_mask` has 1 for each sampled token that is trained; None: all are. `chat_template_type` "concat" makes
     `to_tensor_dict` train the turns above too, where their tokens are the beginning of this one's; for results of
