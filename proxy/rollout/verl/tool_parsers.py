@@ -1,7 +1,8 @@
 """Tool calls out of sampled ids, by the name of a parser: the server's own parsers, and classes that users register.
 
 The server reads an output as it does for an agent's own requests, so the two never differ: a call inside of reasoning
-is none, and one that cannot be read stays text. verl's hermes parser drops such a call; both end the loop there.
+is none. A call whose arguments are no valid JSON has them as they were written, and the loop tells the model, as with
+most of verl's parsers (its hermes drops such a call). What has no name and arguments stays text.
 """
 
 from __future__ import annotations

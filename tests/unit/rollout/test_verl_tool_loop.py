@@ -293,6 +293,7 @@ async def test_a_full_context_ends_the_loop_but_a_prompt_without_room_is_an_erro
     ("call", "told"),
     [
         (call_text("subtract", "{}"), "Unknown function 'subtract'. Available tools: ['add']"),
+        (call_text("add", '{"numbers": [1}'), "Invalid JSON in arguments for 'add': "),
         (call_text("add", '{"numbers": [1]}'), "Error executing tool 'add': no adder here"),
     ],
 )
