@@ -1,14 +1,18 @@
-"""Agent loops as verl runs them, under the names that its users know."""
+"""Agent loops as verl runs them, under the names that its users know.
+
+`_agent_loop_registry` and `_DummyConfig` are names that the worker in verl's documentation uses.
+"""
 
 from proxy.rollout.verl.agent_data import AgentData, AgentState
 from proxy.rollout.verl.loop_base import AgentLoopBase
 from proxy.rollout.verl.manager import AgentLoopManager
 from proxy.rollout.verl.outputs import AgentLoopMetrics, AgentLoopOutput, TokenOutput
-from proxy.rollout.verl.registry import register
+from proxy.rollout.verl.registry import _agent_loop_registry, register
 from proxy.rollout.verl.sample_run import AgentLoopFailed
 from proxy.rollout.verl.server_manager import AsyncLLMServerManager, PromptTooLong
 from proxy.rollout.verl.server_tokenizer import ServerTokenizer
 from proxy.rollout.verl.settings import DictConfigWrap, ToolListWrap
+from proxy.rollout.verl.settings import DictConfigWrap as _DummyConfig
 from proxy.rollout.verl.single_turn import SingleTurnAgentLoop
 from proxy.rollout.verl.tool_agent_loop import ToolAgentLoop
 from proxy.rollout.verl.tool_parsers import FunctionCall, ToolParser
@@ -47,6 +51,8 @@ __all__ = [
     "ToolListWrap",
     "ToolParser",
     "ToolResponse",
+    "_DummyConfig",
+    "_agent_loop_registry",
     "function_tool",
     "get_trajectory_info",
     "initialize_tools_from_config",

@@ -108,7 +108,7 @@ def padded_outputs(
     `attention_mask`, `position_ids`; `rollout_log_probs` if all outputs have logprobs; `rm_scores` if all have a
     reward, which is at the last token of the response. `non_tensor_batch`: `columns`, `__num_turns__`, `session_id`,
     `stop_reason`, and the extra fields of the outputs, those in `reward_extra_info` each by its own name.
-    `meta_info`: `metrics`, one dict per row, and `reward_extra_keys`.
+    `meta_info`: `metrics`, one dict per row, and beside `rm_scores` also `reward_extra_keys`.
     """
     names = ["response_mask"]
     names += ["rollout_log_probs"] if all(output.response_logprobs is not None for output in outputs) else []
@@ -124,8 +124,10 @@ def padded_outputs(
         "stop_reason": objects([output.stop_reason for output in outputs]),
         "__num_turns__": np.array([output.num_turns for output in outputs], np.int32),
     }
-    metrics = [output.metrics.model_dump() for output in outputs]
-    return VerlBatch(batch, others, {"metrics": metrics, "reward_extra_keys": list(scores[0] if scores else ())})
+    about: dict[str, Any] = {"metrics": [output.metrics.model_dump() for output in outputs]}
+    if "rm_scores" in batch:  # else verl's trainer adds the scores later, with keys of its own
+        about["reward_extra_keys"] = list(scores[0] if scores else ())
+    return VerlBatch(batch, others, about)
 
 
 def _row(output: AgentLoopOutput) -> dict[str, NDArray[Any]]:

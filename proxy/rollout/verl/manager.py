@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from proxy.client import AsyncClient
 from proxy.client.adapters.verl import VerlBatch
+from proxy.client.options import MemoryTag
 from proxy.errors import EngineIncapable, InvalidRequest, ProxyError
 from proxy.rollout.cancellation import to_the_end
 from proxy.rollout.verl.batches import Prompts, as_given, timed
@@ -17,6 +18,9 @@ from proxy.rollout.verl.servers import opened
 from proxy.rollout.verl.worker import AgentLoopWorker
 
 _logger = logging.getLogger(__name__)
+MEMORY: tuple[MemoryTag, ...] = ("weights", "kv_cache")
+"""What `sleep` releases and `wake_up` takes back."""
+
 _P = ParamSpec("_P")
 _S = TypeVar("_S")
 _R = TypeVar("_R")
@@ -77,27 +81,33 @@ class AgentLoopManager:
         return as_given(timed(found), prompts)
 
     @_awaited_or_run
-    async def wake_up(self) -> None:
-        """Give the engines their memory back. Raises EngineIncapable if one cannot release it."""
-        await self._each(AsyncClient.resume_memory)
+    async def wake_up(self, tags: Sequence[MemoryTag] = MEMORY) -> None:
+        """Give the engines their memory back, or what `tags` name: weights alone let a trainer send new ones.
+
+        Raises EngineIncapable if an engine cannot release it.
+        """
+        await self._each(lambda client: client.resume_memory(tags))
 
     @_awaited_or_run
-    async def sleep(self) -> None:
+    async def sleep(self, tags: Sequence[MemoryTag] = MEMORY) -> None:
         """Release the memory of the engines until `wake_up`. Raises EngineIncapable if one cannot."""
-        await self._each(AsyncClient.release_memory)
+        await self._each(lambda client: client.release_memory(tags))
 
     async def _with_memory(self, prompts: Prompts) -> VerlBatch:
         try:
-            await self._each(AsyncClient.resume_memory, needed=False)
+            await self._each(lambda client: client.resume_memory(MEMORY), needed=False)
             found = await self.worker.run_batch(prompts)
         except BaseException:
             try:
-                await to_the_end(self._each(AsyncClient.release_memory, needed=False))
+                await to_the_end(self._release())
             except ProxyError as error:  # what failed first matters more
                 _logger.warning("the memory of an engine could not be released: %s", error)
             raise
-        await self._each(AsyncClient.release_memory, needed=False)
+        await self._release()
         return found
+
+    async def _release(self) -> None:
+        await self._each(lambda client: client.release_memory(MEMORY), needed=False)
 
     async def _each(self, call: Callable[[AsyncClient], Coroutine[Any, Any, Any]], *, needed: bool = True) -> None:
         """Await `call` for all servers at once; then raise the first error. An engine that cannot: raised if `needed`,

@@ -41,19 +41,20 @@ class ServerTemplate:
     @cached_property
     def generation_prompt(self) -> list[int]:
         """What begins an answer."""
-        without = self.appended([_USER], False)
-        return self.appended([_USER], True)[len(without) :]
+        return self._server.tokenize([_USER])[len(self._before_answer) :]
 
     @cached_property
     def prefix(self) -> list[int]:
         """What the template writes before the first message, without what it also writes between two messages."""
-        whole = self._server.tokenize([_USER])
-        whole = whole[: len(whole) - len(self.generation_prompt)]
-        appended = self.appended([_USER], False)
+        whole, appended = self._before_answer, self.appended([_USER], False)
         same = 0
         while same < min(len(whole), len(appended)) and whole[-same - 1] == appended[-same - 1]:
             same += 1
         return whole[: len(whole) - same]
+
+    @cached_property
+    def _before_answer(self) -> list[int]:
+        return self._server.tokenize([_USER], add_generation_prompt=False)
 
     def appended(self, messages: list[dict[str, Any]], generation_prompt: bool, **given: Any) -> list[int]:
         """What the template appends for `messages` to an answer of the model that has ended."""

@@ -54,8 +54,8 @@ class ServerTokenizer:
         elif messages[0].get("role") == "tool":
             ids = self._template.prefix + self._template.appended(messages, add_generation_prompt, **given)
         else:
+            given |= {} if add_generation_prompt else {"add_generation_prompt": False}
             ids = self.server.tokenize(messages, **given)
-            ids = ids if add_generation_prompt else ids[: len(ids) - len(self._template.generation_prompt)]
         found = ids if tokenize else self.decode(ids)
         return {"input_ids": ids, "attention_mask": [1] * len(ids)} if return_dict and tokenize else found
 

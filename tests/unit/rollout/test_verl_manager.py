@@ -11,7 +11,7 @@ import pytest
 
 from proxy.client import AsyncClient, Client, Sample
 from proxy.client.adapters.verl import VerlBatch
-from proxy.errors import InvalidRequest, ProxyError, UnsupportedParameter
+from proxy.errors import EngineFailed, EngineIncapable, InvalidRequest, ProxyError, UnsupportedParameter
 from proxy.rollout.verl import (
     AgentLoopBase,
     AgentLoopFailed,
@@ -403,6 +403,36 @@ def test_memory_is_there_for_the_batch_only(url: str) -> None:
         assert client.engine().released
         manager.wake_up()
         assert not client.engine().released
+
+
+def test_an_engine_that_keeps_its_memory_is_told_of(
+    url: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def incapable(*_: Any, **__: Any) -> Any:
+        raise EngineIncapable("this engine has no memory to release")
+
+    monkeypatch.setattr(AsyncClient, "release_memory", incapable)
+    monkeypatch.setattr(AsyncClient, "resume_memory", incapable)
+    manager = AgentLoopManager(changed(free_cache_engine=True), url, admin_key=KEY)
+    with caplog.at_level("WARNING"):
+        assert len(manager.generate_sequences(batch("two_turns")).batch["prompts"]) == 1
+    assert "free_cache_engine: an engine keeps its memory: this engine has no memory to release" in caplog.text
+    for call in (manager.sleep, manager.wake_up):
+        with pytest.raises(EngineIncapable):
+            call()
+
+
+def test_the_failure_of_a_batch_matters_more_than_that_of_the_memory(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def failing(*_: Any, **__: Any) -> Any:
+        raise EngineFailed("the engine has crashed")
+
+    monkeypatch.setattr(AsyncClient, "release_memory", failing)
+    register("fails")(Fails)
+    manager = AgentLoopManager(changed(free_cache_engine=True), url, admin_key=KEY)
+    with pytest.raises(AgentLoopFailed, match="no such city"):
+        manager.generate_sequences({**batch("fails"), "fails": [True]})
+    with pytest.raises(EngineFailed):
+        manager.generate_sequences(batch("two_turns"))
 
 
 @pytest.mark.parametrize(
