@@ -12,16 +12,18 @@ from typing import Any
 import numpy as np
 import pytest
 from anthropic import AsyncAnthropic
-from openai import AsyncOpenAI, OpenAI
+from openai import AsyncOpenAI, OpenAI, PermissionDeniedError
 
+from proxy.app import build_app
 from proxy.client import AsyncClient, Client, ServerUnreachable
 from proxy.client.values import SessionTree
 from proxy.errors import InvalidRequest, NotFound, TooManyRequests, Unauthorized
-from proxy.rollout.areal import OpenAIProxyWorkflow
+from proxy.rollout.areal import GroupedRolloutWorkflow, OpenAIProxyWorkflow
 from proxy.rollout.environment import PLACEHOLDER
 from proxy.rollout.failures import AgentFailed, WorkerDied
 from proxy.rollout.processes import shared_pool
-from tests.support import real_server, until, user
+from proxy.settings import Settings
+from tests.support import default_url, real_server, shared_renderer, until, user
 from tests.unit.rollout.agents_of_processes import Asks
 
 KEY = "a-key-of-the-administrator"
@@ -457,3 +459,35 @@ def test_arguments_that_make_no_workflow_are_refused(
 ) -> None:
     with pytest.raises(error, match=told):
         OpenAIProxyWorkflow(**{"mode": "inline", "agent": Agent(), "proxy_addr": "http://h", **arguments})
+
+
+async def test_agents_reach_an_application_in_this_process(tmp_path: Path) -> None:
+    settings = Settings(engine="scripted", engine_arg=("tokens=4",), database_url=default_url(tmp_path))
+    with shared_renderer(settings):
+        app = build_app(settings)
+    async with AsyncClient(app=app) as client:
+        workflow = OpenAIProxyWorkflow("inline", Agent(0.5, turns=2), client=client, discount=0.5)
+        interactions = await GroupedRolloutWorkflow(workflow, 3).arun_episode(None, DATA)
+        assert interactions is not None
+        assert sorted(turn.reward for turn in interactions.values()) == [0.25] * 3 + [0.5] * 3
+        with pytest.raises(ValueError, match="cannot reach an application in this one"):
+            OpenAIProxyWorkflow("subproc", Agent(), client=client)
+
+
+async def test_a_blocking_agent_that_takes_too_long_loses_its_session(keyed: str) -> None:
+    go_on, refused, session_id = threading.Event(), threading.Event(), fresh()
+
+    class Blocking:
+        def run(self, data: dict[str, Any], *, base_url: str, api_key: str) -> None:
+            go_on.wait()
+            with OpenAI(base_url=base_url, api_key=api_key, max_retries=0) as client:
+                try:
+                    client.chat.completions.create(model="default", messages=data["messages"])
+                except PermissionDeniedError:
+                    refused.set()
+
+    with pytest.raises(TimeoutError, match=r"Blocking\.run has not ended within 0\.1 s"):
+        await run(keyed, Blocking(), timeout_s=0.1, session_id=session_id)
+    assert (await tree(keyed, session_id)).outcome == "Failed"
+    go_on.set()
+    assert await asyncio.to_thread(refused.wait, 60)
