@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import secrets
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -25,9 +26,15 @@ from proxy.rollout.areal.online import ended_sessions
 from proxy.rollout.areal.rollout_workflow import RolloutWorkflow
 from proxy.rollout.environment import agent_variables, placeholder_key
 from proxy.rollout.processes import shared_pool
+from proxy.rollout.retries import retried
 from proxy.rollout.script import check_not_imported
 
 logger = logging.getLogger(__name__)
+
+_NOT_OF_AN_ID = re.compile(r"[^\w.-]+", re.ASCII)
+_NAME_LENGTH = 100
+_RETRY_S = 60.0
+"""How long rewards and exports are tried again while the server restarts; both may be repeated."""
 
 Mode = Literal["inline", "subproc", "online"]
 Interactions = dict[str, InteractionWithTokenLogpReward]
@@ -118,7 +125,7 @@ class OpenAIProxyWorkflow(RolloutWorkflow):
                 run = self._run_in_process if self.mode == "subproc" else self._run_inline
                 result = await run(client, session, data)
                 rewarded = await _reward(client, session, agent_rewards(result, self.agent))
-            interactions = await session.export_interactions(discount=self.discount, style=self.export_style)
+            interactions = await self._exported(session)
         if not rewarded or not interactions:
             logger.warning("%s made no call in session %s: there is nothing to train", self._who, session.session_id)
             return None
@@ -131,8 +138,13 @@ class OpenAIProxyWorkflow(RolloutWorkflow):
             for session_id in session_ids:
                 session = OpenAIProxyClient(client=client, task_id=session_id)
                 session.session_id = session_id
-                found |= await session.export_interactions(discount=self.discount, style=self.export_style)
+                found |= await self._exported(session)
         return found or None
+
+    async def _exported(self, session: OpenAIProxyClient) -> Interactions:
+        return await retried(
+            lambda: session.export_interactions(discount=self.discount, style=self.export_style), _RETRY_S
+        )
 
     def close(self) -> None:
         """End the processes of mode subproc that are idle; another episode would start new ones.
@@ -184,7 +196,8 @@ class OpenAIProxyWorkflow(RolloutWorkflow):
         """A session with an id that nobody else uses, so that a start whose answer is lost can be repeated."""
         given = data.get("task_id") if isinstance(data, Mapping) else None
         task_id = str(next(name for name in (self.task_id, given, type(self.agent).__name__) if name is not None))
-        options = {"session_id": f"{task_id}-{secrets.token_hex(6)}", **self._options}
+        name = _NOT_OF_AN_ID.sub("-", task_id)[:_NAME_LENGTH]
+        options = {"session_id": f"{name}-{secrets.token_hex(6)}", **self._options}
         if (group_id := current_group()) is not None:
             options.setdefault("group_id", group_id)
         return OpenAIProxyClient(client=client, task_id=task_id, start_timeout_s=self.start_timeout_s, **options)
@@ -225,7 +238,7 @@ async def _reward(client: AsyncClient, session: OpenAIProxyClient, rewards: floa
     try:
         if isinstance(rewards, dict):
             if rewards:
-                await session.session.set_reward(rewards=rewards)
+                await retried(lambda: session.session.set_reward(rewards=rewards), _RETRY_S)
         elif rewards is not None:
             await session.set_last_reward(rewards)
     except InvalidRequest:

@@ -110,6 +110,13 @@ async def test_a_dict_rewards_each_turn_by_its_id(keyed: str) -> None:
     assert [interaction.reward for interaction in interactions.values()] == [2.0, -1.0]
 
 
+async def test_any_text_may_be_the_task(keyed: str) -> None:
+    workflow = OpenAIProxyWorkflow("inline", Agent(), keyed, KEY)
+    (interaction,) = (await workflow.arun_episode(None, {**DATA, "task_id": "What is 2/3 of ½?" * 9}) or {}).values()
+    assert (await tree(keyed, str(interaction.session_id))).task_id == "What is 2/3 of ½?" * 9
+    assert str(interaction.session_id).startswith("What-is-2-3-of-What")
+
+
 @pytest.mark.parametrize("result", [None, {}], ids=repr)
 async def test_without_rewards_the_turns_come_back(keyed: str, result: Any) -> None:
     (interaction,) = (await run(keyed, Agent(result))).values()
