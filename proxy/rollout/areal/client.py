@@ -170,12 +170,12 @@ class OpenAIProxyClient:
         session_id, options = self.session_id, self._export_options(discount, credit)
         options["wait_s"] = 0.0 if self._is_open else timeout_s
         async with self._connected() as client:
-            export = await client.export(session_id=session_id, **options)
+            export = await retried(lambda: client.export(session_id=session_id, **options), _RETRY_S)
             if not self._is_open and export.sessions[session_id]["status"] == "active":
                 raise RequestTimeout(
                     f"session {session_id!r} has not ended within {timeout_s:g} s: end it, then export"
                 )
-            tree = await client.session_tree(session_id, results.INCLUDE)
+            tree = await retried(lambda: client.session_tree(session_id, results.INCLUDE), _RETRY_S)
         return STYLES[style](export, tree)
 
     def _export_options(self, discount: float | None, credit: str | None) -> ExportOptions:

@@ -110,7 +110,8 @@ async def test_an_end_that_fails_hides_no_exception_of_the_block(server: Server)
             await inside.delete_session("other")
 
 
-async def test_an_end_that_fails_for_now_is_sent_again(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_fails_for_now_is_sent_again(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that restarts between the end of an episode and its export loses no result."""
     inside = client_of(server)
     errors = [StoreUnavailable("down", retry_after_s=0.0), ServerUnreachable("gone", retry_after_s=0.0)]
     run = inside.run
@@ -120,10 +121,15 @@ async def test_an_end_that_fails_for_now_is_sent_again(server: Server, monkeypat
             raise errors.pop(0)
         return await run(steps)
 
-    async with OpenAIProxyClient(client=inside, task_id="t"):
+    again = list(errors)
+    async with OpenAIProxyClient(client=inside, task_id="t") as client:
+        [name] = await chain(server, client, 1)
         monkeypatch.setattr(inside, "run", failing)
     assert errors == []
     assert (await inside.session_tree("t-0")).status == "ended"
+    errors.extend(again)
+    assert list(await client.export_interactions()) == [name]
+    assert errors == []
 
 
 async def test_before_the_start_everything_that_needs_a_session_says_so() -> None:
