@@ -9,16 +9,24 @@ import os
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from proxy.client.operations import StartedSession  # other processes do without the client
+from typing import Protocol
 
 PLACEHOLDER = "set-by-tokengrove"
 """The value of OPENAI_API_KEY while agents run that name none. The session is in the address, so any key will do."""
 
 
-def agent_variables(session: StartedSession) -> dict[str, str | None]:
+class Addressed(Protocol):
+    """What an agent gets of its session: the addresses and the agent's key."""
+
+    @property
+    def base_url(self) -> str: ...
+    @property
+    def root_url(self) -> str: ...
+    @property
+    def api_key(self) -> str: ...
+
+
+def agent_variables(session: Addressed) -> dict[str, str | None]:
     """The variables that lead the SDKs of an agent to its session; None: the variable has to be absent.
 
     LangChain and LiteLLM read OPENAI_API_BASE before OPENAI_BASE_URL. Anthropic's SDK sends a token beside the key.

@@ -20,6 +20,7 @@ from proxy.client.options import ExportOptions, RewardOptions, SessionOptions
 from proxy.client.values import Json, Number
 from proxy.errors import InvalidRequest, NotFound, ProxyError
 from proxy.rollout.cancellation import to_the_end
+from proxy.rollout.environment import agent_variables
 from proxy.rollout.retries import retried
 from proxy.rollout.session_start import start_session
 
@@ -69,6 +70,11 @@ class Member:
     def headers(self) -> dict[str, str]:
         """What marks the turns of an agent that uses another address of its session than `base_url`."""
         return {"x-tokengrove-agent": self.name}
+
+    @property
+    def variables(self) -> dict[str, str | None]:
+        """The environment variables of an agent that is a program of its own; None: the variable has to be absent."""
+        return agent_variables(self)
 
 
 class Team:

@@ -127,6 +127,21 @@ async def test_a_team_that_earns_together_has_one_reward_for_all_that_took_part(
     assert {(sample.agent, sample.reward) for sample in styles.samples} == {("a", 0.25), ("b", 0.25)}
 
 
+async def test_sessions_of_one_agent_are_claimed_alone_and_those_of_the_others_afterwards(client: AsyncClient) -> None:
+    for number in range(2):
+        async with Team(client, "pair", AGENTS, group_id="alone", group_size=2) as team:
+            await asyncio.gather(*(play(team[name], 1) for name in AGENTS))
+            await team.end({name: EARNED[name][number + 1] for name in AGENTS})
+    for name, earned in (("coder", [(4.0, -4.0), (8.0, 4.0)]), ("planner", [(0.0, -1.0), (1.0, 1.0)])):
+        mine = {"group_id": "alone", "metadata": {"agent": name}}
+        claim = await client.claim(limit=10, filter=mine, export={"advantages": "leave_one_out"})
+        assert claim.export is not None
+        assert [(each.agent, each.reward, each.advantage) for each in claim.export.samples] == [
+            (name, *each) for each in earned
+        ]
+        await client.acknowledge(claim)
+
+
 @pytest.mark.parametrize("shared", [True, False], ids=["shared", "separate"])
 async def test_a_failure_in_the_block_fails_every_session(client: AsyncClient, shared: bool) -> None:
     team = Team(client, "pair", AGENTS, shared=shared)
@@ -174,6 +189,9 @@ async def test_a_start_without_room_ends_what_it_started(tmp_path: Path) -> None
 async def test_a_block_that_ends_nothing_ends_all_sessions_without_an_outcome(client: AsyncClient) -> None:
     async with Team(client, "pair", AGENTS, session_id="mine", episode_id="e-1") as team:
         assert team.session_ids == ("mine-planner", "mine-coder")
+        variables = team["coder"].variables
+        assert variables["OPENAI_BASE_URL"] == team["coder"].base_url and variables["ANTHROPIC_AUTH_TOKEN"] is None
+        assert team["coder"].root_url.endswith("@coder") and team["coder"].headers == {"x-tokengrove-agent": "coder"}
         await play(team["planner"])
     for name, agent in zip(team.session_ids, AGENTS, strict=True):
         tree = await client.session_tree(name)
