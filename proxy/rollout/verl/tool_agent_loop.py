@@ -8,7 +8,7 @@ import asyncio
 import inspect
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any
 from uuid import uuid4
 
@@ -57,6 +57,10 @@ class ToolAgentLoop(AgentLoopBase):
         self.max_user_turns: int | None = settings.max_user_turns
         self.max_assistant_turns: int | None = settings.max_assistant_turns
         self.max_parallel_calls: int = settings.max_parallel_calls
+        if self.max_parallel_calls < 1:
+            raise InvalidRequest("'max_parallel_calls' must be at least 1", param="max_parallel_calls")
+        self.max_tool_response_length: int | None = settings.max_tool_response_length
+        self.tool_response_truncate_side: str | None = settings.tool_response_truncate_side
         self.truncation = Truncation.of(settings)
         self.on_tool_error: str = settings.on_tool_error
         if self.on_tool_error not in ("message", "stop"):
@@ -110,8 +114,7 @@ class ToolAgentLoop(AgentLoopBase):
 
     async def _handle_pending_state(self, agent_data: AgentData, sampling_params: dict[str, Any]) -> AgentState:
         """Render the prompt."""
-        tools = [schema_json(tool.tool_schema) for tool in agent_data.tools.values()]
-        agent_data.prompt_ids = await self.build_prompt(agent_data.messages, tools)
+        agent_data.prompt_ids = await self.build_prompt(agent_data.messages, _schemas(agent_data))
         return AgentState.GENERATING
 
     async def _handle_generating_state(
@@ -139,7 +142,7 @@ class ToolAgentLoop(AgentLoopBase):
         calls = agent_data.tool_calls[: self.max_parallel_calls]
         errors = len(agent_data.tool_errors)
         with simple_timer("tool_calls", agent_data.metrics):
-            results = await asyncio.gather(*(self._called(call, agent_data) for call in calls))
+            results = await _together([self._called(call, agent_data) for call in calls])
         for call, (response, reward, metrics) in zip(calls, results, strict=True):
             if response.image or response.video:
                 message = f"the tool {call.name!r} answered with images or videos; the server's models read text"
@@ -278,9 +281,8 @@ class ToolAgentLoop(AgentLoopBase):
 
     def _rendering(self, agent_data: AgentData) -> dict[str, Any]:
         """The fields of a request that the chat template needs beside the messages."""
-        tools = [schema_json(tool.tool_schema) for tool in agent_data.tools.values()]
-        options = self.apply_chat_template_kwargs
-        return {**({"tools": tools} if tools else {}), **({"chat_template_kwargs": options} if options else {})}
+        fields = {"tools": _schemas(agent_data), "chat_template_kwargs": self.apply_chat_template_kwargs}
+        return {name: value for name, value in fields.items() if value}
 
     def _selected(self, names: Sequence[str] | None) -> dict[str, Any]:
         """The tools of a sample: all, or those that it names."""
@@ -323,6 +325,22 @@ class ToolAgentLoop(AgentLoopBase):
 
 class _BadCall(Exception):
     """The model called a tool that there is not, or with arguments that are no JSON object."""
+
+
+async def _together(calls: Sequence[Coroutine[Any, Any, Answered]]) -> list[Answered]:
+    """Await all calls. When one raises or the caller is cancelled, the others are cancelled and waited for."""
+    tasks = [asyncio.ensure_future(call) for call in calls]
+    try:
+        return await asyncio.gather(*tasks)
+    except BaseException:
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+        raise
+
+
+def _schemas(agent_data: AgentData) -> list[dict[str, Any]]:
+    return [schema_json(tool.tool_schema) for tool in agent_data.tools.values()]
 
 
 def _assistant(content: str, calls: Sequence[FunctionCall]) -> dict[str, Any]:

@@ -478,6 +478,22 @@ async def test_a_call_may_be_overridden_in_the_form_of_the_documentation(tmp_pat
     assert output.extra_fields["tool_rewards"] == [0.0, 0.25]
 
 
+class Raising(ToolAgentLoop):
+    async def _call_tool(self, tool_call: FunctionCall, *args: Any) -> Any:  # type: ignore[override]
+        if tool_call.name == "raise":
+            await self.tools["add"].reached.wait()
+            raise RuntimeError("raised by hand")
+        return await super()._call_tool(tool_call, *args)
+
+
+async def test_the_other_calls_of_a_turn_end_when_one_raises(tmp_path: Path) -> None:
+    tool = Add(hangs=True)
+    async with served(tmp_path, says(CALL + call_text("raise", "{}"))) as it:
+        with pytest.raises(RuntimeError, match="raised by hand"):
+            await it.loop(tool, kind=Raising, max_parallel_calls=2).run(QUESTION, {})
+    assert tool.released == ["instance-1"]
+
+
 async def test_tools_come_out_of_the_files_that_the_settings_name(tmp_path: Path) -> None:
     (tmp_path / "tools.yaml").write_text("tools:\n  - class_name: tests.unit.rollout.test_verl_tool_loop.Yaml\n")
     async with served(tmp_path, says(CALL, "Done.")) as it:
@@ -529,6 +545,8 @@ async def test_a_wrong_setting_is_named(tmp_path: Path) -> None:
     async with served(tmp_path, says("unused")) as it:
         with pytest.raises(InvalidRequest, match="'on_tool_error' must be 'message' or 'stop', not 'raise'"):
             it.loop(on_tool_error="raise")
+        with pytest.raises(InvalidRequest, match="'max_parallel_calls' must be at least 1"):
+            it.loop(max_parallel_calls=0)
         with pytest.raises(UnsupportedParameter, match="'interaction_config_path' is not supported"):
             it.loop(interaction_config_path="interaction.yaml")
         with pytest.raises(InvalidRequest, match="two tools have the name add"):
