@@ -134,10 +134,13 @@ class OpenAIProxyClient:
     def apply_reward_discount(self, turn_discount: float = 1.0) -> Discounted:
         """Let the exports that follow use this discount. Awaited, it returns what AReaL's returns: all interactions.
 
-        Rewards that are set later count as well. Raises RuntimeError if it was called before, as AReaL does.
+        Rewards that are set later count as well. Raises RuntimeError if it was called before, as AReaL does, and
+        InvalidRequest for a discount outside of 0 to 1.
         """
         if self._discount is not None:
             raise RuntimeError("apply_reward_discount should only be called once.")
+        if not 0.0 <= turn_discount <= 1.0:
+            raise InvalidRequest(f"'turn_discount' must be between 0 and 1, not {turn_discount}", param="turn_discount")
         self._discount = turn_discount
         return Discounted(self)
 

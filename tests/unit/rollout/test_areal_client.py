@@ -215,6 +215,8 @@ async def test_a_discount_is_applied_once_and_not_contradicted(server: Server) -
         await client.set_last_reward(1.0)
     assert [found.reward for found in (await client.export_interactions()).values()] == [0.5, 1.0]
     assert [found.reward for found in (await client.export_interactions(0.25)).values()] == [0.25, 1.0]
+    with pytest.raises(InvalidRequest, match="between 0 and 1"):
+        client.apply_reward_discount(turn_discount=1.5)
     client.apply_reward_discount(turn_discount=0.9)
     with pytest.raises(RuntimeError, match=r"^apply_reward_discount should only be called once\.$"):
         client.apply_reward_discount(turn_discount=0.9)
@@ -299,6 +301,25 @@ async def test_turns_of_each_api_have_its_reply(server: Server) -> None:
     assert three.reply == message
     assert all(found.created_at and found.has_tensor_data for found in (one, two, three))
     assert [found.output_message_list for found in (one, two)] == [[assistant("one")], [assistant("two")]]
+
+
+async def test_choices_and_turns_of_token_ids_are_interactions_too(server: Server) -> None:
+    async with OpenAIProxyClient(client=client_of(server), task_id="t") as client:
+        choices = await server.chat([user("q")], "t-0", n=2)
+        ids = [*server.prompts()[0], 5]
+        generated = await client.session.generate(ids, sampling_params={"max_new_tokens": 9})
+        await client.session.set_reward(1.0, turn=1)
+    one, two, three = (await client.export_interactions()).values()
+    texts = sorted(choice["message"]["content"] for choice in choices["choices"])
+    assert sorted(found.output_message_list[0]["content"] for found in (one, two) if found.output_message_list) == texts
+    assert one.interaction_id != two.interaction_id
+    assert one.completion.model_dump(exclude_unset=True) == choices
+    assert (one.reward, two.reward, three.reward) == (0.0, 1.0, 0.0)
+    assert three.interaction_id == generated.id
+    response = three.model_response
+    assert response is not None
+    assert (response.input_tokens, response.output_tokens) == (ids, list(generated.output_ids))
+    assert three.completion.choices[0].message.content == "three"
 
 
 async def test_calls_that_failed_or_run_are_left_out(tmp_path: Path) -> None:
