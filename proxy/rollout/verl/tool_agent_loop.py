@@ -121,12 +121,11 @@ class ToolAgentLoop(AgentLoopBase):
         self, agent_data: AgentData, sampling_params: dict[str, Any], ignore_termination: bool = False
     ) -> AgentState:
         """Sample an answer, and read the calls in it. `ignore_termination`: also beyond `response_length`."""
-        params = await self._limited(agent_data, sampling_params)
         with simple_timer("generate_sequences", agent_data.metrics):
             output = await self.server_manager.generate(
                 request_id=agent_data.request_id,
                 prompt_ids=agent_data.prompt_ids,
-                sampling_params=params,
+                sampling_params=self._limited(agent_data, sampling_params),
             )
         agent_data.add_answer(output)
         if (reason := self._limit_reached(agent_data, output, ignore_termination)) is not None:
@@ -265,18 +264,14 @@ class ToolAgentLoop(AgentLoopBase):
             return "max_user_turns"
         return None
 
-    async def _limited(self, agent_data: AgentData, sampling_params: Mapping[str, Any]) -> dict[str, Any]:
-        """The parameters, with the room that is left of the response as limit, and the parser's stop tokens.
-
-        Those end an answer as texts: as ids they would take the place of the model's own end tokens.
-        """
+    def _limited(self, agent_data: AgentData, sampling_params: Mapping[str, Any]) -> dict[str, Any]:
+        """The parameters, with the room that is left of the response as limit, and the parser's stop tokens."""
         params = dict(sampling_params)
         if (left := self.response_length - len(agent_data.response_mask)) > 0:
             name = next((name for name in _LIMITS if params.get(name) is not None), _LIMITS[0])
             params[name] = min(params.get(name) or left, left)
-        if marks := [await self._server.detokenize([token]) for token in self.tool_parser.stop_token_ids]:
-            stop = params.get("stop") or []
-            params["stop"] = [*([stop] if isinstance(stop, str) else stop), *marks]
+        if stops := self.tool_parser.stop_token_ids:
+            params["stop_token_ids"] = sorted({*(params.get("stop_token_ids") or ()), *stops})
         return params
 
     def _rendering(self, agent_data: AgentData) -> dict[str, Any]:

@@ -382,7 +382,7 @@ async def test_a_parser_of_the_user_is_used_by_name(tmp_path: Path, parser: type
     async with served(tmp_path, says('add:{"numbers": [4]}', "Done.")) as it:
         output = await it.run(tool, format="mine")
         is_the_sample(output, await it.exported())
-        assert it.manager.asked[0].get("stop") == (["<|im_start|>"] if parser is Pairs else None)
+        assert it.manager.asked[0].get("stop_token_ids") == ([MARK] if parser is Pairs else None)
     assert (output.stop_reason, output.num_turns) == ("no_tool_call", 4)
     assert tool.seen[0].messages[1]["tool_calls"][0]["id"] == tool.seen[0].messages[2]["tool_call_id"] == "call_1_0"
 
