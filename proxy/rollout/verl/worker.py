@@ -83,7 +83,10 @@ class AgentLoopWorker:
         self.config = trainer_config(config)
         self.rollout_config = self.config.actor_rollout_ref.rollout
         if tokenizer is None and self.config.select("actor_rollout_ref.model.custom_chat_template") is not None:
-            message = "the server has the chat template: start it with --chat-template, and leave this null"
+            message = (
+                "the server renders with the template in the folder of its --model: put yours there as "
+                "chat_template.jinja, and leave this null"
+            )
             raise UnsupportedParameter(message, param="actor_rollout_ref.model.custom_chat_template")
         self.addresses = addresses(server_handles if llm_client is None else llm_client, admin_key)
         if (path := self.rollout_config.agent.agent_loop_config_path) is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import re
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -459,6 +460,17 @@ def test_functions_of_a_file_are_loaded_once_and_collide_with_those_of_the_yaml(
     (tmp_path / "tools.yaml").write_text(YAML.replace('"plus"', '"minus"'))
     with pytest.raises(InvalidRequest, match="two tools have the name minus"):
         load_all_tools(config, path)
+
+
+def test_a_file_may_have_functions_and_a_class_that_the_yaml_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    classes = "from proxy.rollout.verl.tools import BaseTool\n\n\nclass Plus(BaseTool):\n    pass\n"
+    (tmp_path / "both_kinds.py").write_text(FUNCTIONS + classes)
+    (tmp_path / "tools.yaml").write_text(re.sub("class_name: .*", "class_name: both_kinds.Plus", YAML))
+    monkeypatch.syspath_prepend(tmp_path)
+    tools = load_all_tools(str(tmp_path / "tools.yaml"), str(tmp_path / "both_kinds.py"))
+    assert [(type(tool).__name__, tool.name) for tool in tools] == [("Plus", "plus"), ("FunctionTool", "minus")]
 
 
 def test_a_file_that_fails_registers_nothing_and_may_be_loaded_again(tmp_path: Path) -> None:

@@ -163,10 +163,14 @@ def _registries() -> dict[str, Any]:
 
 
 def _loaded(file: Path) -> ModuleType:
-    """The module of a file; like an import it is run once, and again if that failed."""
+    """The module of a file; like an import it is run once, and again if that failed. It may have been imported under
+    a name of its own, for a class of tools in it.
+    """
+    for known in list(sys.modules.values()):
+        path = getattr(known, "__file__", None) or ""
+        if path.endswith(file.name) and Path(path).resolve() == file:
+            return known
     name = "_function_tools_" + "_".join(part for part in file.with_suffix("").parts[1:])
-    if name in sys.modules:
-        return sys.modules[name]
     spec = importlib.util.spec_from_file_location(name, file)
     if spec is None or spec.loader is None:
         raise InvalidRequest(f"'function_tool_path': {file} is no Python file", param="function_tool_path")
