@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import Any, Protocol
 
-from proxy.errors import InvalidRequest
-
 _USER = {"role": "user", "content": "x"}
 
 
@@ -15,6 +13,8 @@ class Tokenizes(Protocol):
     """What has the server's tokenizer: a blocking client or session."""
 
     def tokenize(self, messages: Any, **options: Any) -> list[int]: ...
+
+    def end_token_ids(self) -> list[int]: ...
 
     def detokenize(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str: ...
 
@@ -27,16 +27,12 @@ class ServerTemplate:
 
     @cached_property
     def end(self) -> list[int]:
-        """The ids that close an answer."""
-        before = self._server.tokenize([_USER])
-        known = {"messages": 2, "token_ids": before, "output_tokens": 0}
+        """What ends an empty answer of the model: the closing of its reasoning, if need be, and an end token."""
+        models = self._server.end_token_ids()
+        known = {"messages": 2, "token_ids": self._server.tokenize([_USER]), "output_tokens": 0}
         unclosed = self._continued([], [_USER], False, known)
-        for length in range(1, len(unclosed)):
-            end = unclosed[:length]
-            known = {"messages": 2, "token_ids": before + end, "output_tokens": length}
-            if self._continued([], [_USER], False, known) == unclosed[length:]:
-                return end
-        raise InvalidRequest("the chat template has no end of an answer; give a tokenizer of transformers")
+        at = next((place for place, token in enumerate(unclosed) if token in models), None)
+        return models[:1] if at is None else unclosed[: at + 1]
 
     @cached_property
     def generation_prompt(self) -> list[int]:
@@ -62,7 +58,7 @@ class ServerTemplate:
         known = {"messages": 2, "token_ids": before, "output_tokens": len(self.end)}
         named = [_named(each, at) for at, each in enumerate(messages)]
         calls = [
-            {"id": message["tool_call_id"], "type": "function", "function": {"name": "tool", "arguments": "{}"}}
+            _call(message["tool_call_id"], message.get("name") or "tool")
             for message in named
             if message.get("role") == "tool"
         ]
@@ -80,6 +76,10 @@ class ServerTemplate:
         options = {} if generation_prompt else {"add_generation_prompt": False}
         found = self._server.tokenize([_USER, answer, *messages], continue_from=known, **options, **given)
         return found[len(known["token_ids"]) :]
+
+
+def _call(call_id: str, name: str) -> dict[str, Any]:
+    return {"id": call_id, "type": "function", "function": {"name": name, "arguments": "{}"}}
 
 
 def _named(message: dict[str, Any], at: int) -> dict[str, Any]:

@@ -87,6 +87,10 @@ class LiveSession:
         """As `Session.tokenize`."""
         return self._ask(lambda session: session.tokenize(messages, **options))
 
+    def end_token_ids(self) -> list[int]:
+        """As `Session.end_token_ids`."""
+        return self._ask(lambda session: session.end_token_ids())
+
     def detokenize(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
         """As `Session.detokenize`."""
         return self._ask(lambda session: session.detokenize(token_ids, skip_special_tokens=skip_special_tokens))
