@@ -227,7 +227,8 @@ async def assert_survives(server: Server, hostile: Hostile, caplog: pytest.LogCa
             assert response.status_code < 500 or response.status_code == 501, told
             assert len(response.content) < 200_000, told
             statuses[response.status_code] += 1
-            if request.url.path.startswith("/engine/"):
+            if request.url.path.startswith("/engine/"):  # else turns wait
+                await server.http.post("/engine/resume_memory", headers=ADMIN)
                 await server.http.post("/engine/continue_generation", headers=ADMIN)
     assert not [record.getMessage() for record in caplog.records if record.exc_info]
     assert min(statuses[200], statuses[400], statuses[404]) > number // 50, statuses
