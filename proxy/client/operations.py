@@ -12,6 +12,7 @@ from difflib import get_close_matches
 from typing import TypeVar
 from urllib.parse import quote
 
+from proxy.client.exit_reason import exit_reason
 from proxy.client.options import (
     ClaimOptions,
     Delivery,
@@ -138,8 +139,8 @@ def leave(session: StartedSession, error: BaseException | None) -> Steps[None]:
     """End the session when its `with` block is left, unless the block ended it."""
     if session.ended:
         return
-    failed: EndOptions = {"outcome": "Failed", "exit_reason": f"{type(error).__name__}: {error}"}
-    yield from end(session, failed if error else {})
+    options: EndOptions = {} if error is None else {"outcome": "Failed", "exit_reason": exit_reason(error)}
+    yield from end(session, options)
 
 
 def export(

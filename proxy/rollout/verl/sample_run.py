@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from proxy.client import AsyncSession
+from proxy.client.exit_reason import exit_reason
 from proxy.client.options import EndOptions, SessionOptions
 from proxy.errors import ProxyError
 from proxy.rollout.cancellation import to_the_end
@@ -78,8 +79,7 @@ class SampleRun:
         except Exception as error:
             at = "" if session is None else f", session {session.session_id!r}"
             uid = f", uid {self.sample['uid']!r}" if "uid" in self.sample else ""
-            reason = f"{type(error).__name__}: {error}"
-            message = f"sample {self.row} (agent {self._agent!r}{uid}{at}) failed: {reason}"
+            message = f"sample {self.row} (agent {self._agent!r}{uid}{at}) failed: {exit_reason(error)}"
             raise AgentLoopFailed(message, self.row) from error
 
     async def _in_session(self, server: Server, session: AsyncSession) -> AgentLoopOutput:
@@ -197,7 +197,7 @@ async def _end(session: AsyncSession, output: AgentLoopOutput, *, called: bool) 
 
 async def _fail(session: AsyncSession, error: BaseException, outcome: str) -> None:
     cancelled = isinstance(error, asyncio.CancelledError)
-    reason = "cancelled" if cancelled else f"{type(error).__name__}: {error}"
+    reason = "cancelled" if cancelled else exit_reason(error)
     try:
         await session.end(outcome=outcome, exit_reason=reason)
     except ProxyError as failure:

@@ -162,6 +162,37 @@ def test_an_exception_ends_the_session_as_failed_with_its_reason_and_goes_on(cli
     assert tree.extra["exit_reason"] == "ZeroDivisionError: the agent broke"
 
 
+class Untold(Exception):
+    """An exception whose text cannot be made."""
+
+    def __str__(self) -> str:
+        raise KeyError("detail")
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        pytest.param(OSError("no \udc80"), "OSError: no \\udc80", id="a lone surrogate, as in the name of a file"),
+        pytest.param(OSError("a\0b"), "OSError: a\\x00b", id="NUL"),
+        pytest.param(Untold(), "Untold: its text cannot be made (KeyError)", id="no text"),
+    ],
+)
+def test_a_session_ends_whatever_the_text_of_its_exception(client: Client, error: Exception, reason: str) -> None:
+    with pytest.raises(type(error)), client.session("task") as session:
+        raise error
+    tree = client.session_tree(session.session_id)
+    assert (tree.status, tree.outcome, tree.extra["exit_reason"]) == ("ended", "Failed", reason)
+
+
+def test_of_a_huge_exception_the_reason_keeps_beginning_and_end(client: Client) -> None:
+    with pytest.raises(ValueError, match=r"^begin"), client.session("task") as session:
+        raise ValueError("begin" + 40_000_000 * "x" + "end")  # more than a request body may have
+    reason = client.session_tree(session.session_id).extra["exit_reason"]
+    assert reason.startswith("ValueError: beginx")
+    assert reason.endswith("xend")
+    assert len(reason) < 5000
+
+
 def test_a_session_ended_in_its_block_keeps_that_outcome(client: Client) -> None:
     with client.session("task") as session:
         chat(session, "hello")
