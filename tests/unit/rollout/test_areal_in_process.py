@@ -30,9 +30,9 @@ class AnthropicAgent:
     def __init__(self, app: App) -> None:
         self._app = app
 
-    async def run(self, data: Any, *, anthropic_base_url: str, api_key: str) -> float:
+    async def run(self, data: Any, *, base_url: str, api_key: str) -> float:
         async with AsyncClient(app=self._app) as client, client.http_client("httpx2") as http:
-            sdk = AsyncAnthropic(base_url=anthropic_base_url, api_key=api_key, http_client=http)
+            sdk = AsyncAnthropic(base_url=base_url, api_key=api_key, http_client=http)
             reply = await sdk.messages.create(model="m", max_tokens=9, messages=HELLO)
         return float(reply.content[0].type == "text")
 

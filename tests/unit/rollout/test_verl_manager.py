@@ -469,7 +469,7 @@ def test_options_that_cannot_work_are_refused(options: dict[str, Any], error: ty
 
 def test_a_chat_template_of_the_configuration_is_refused() -> None:
     config = {"actor_rollout_ref": {"model": {"custom_chat_template": "{{ messages }}"}}}
-    with pytest.raises(UnsupportedParameter, match="chat_template.jinja"):
+    with pytest.raises(UnsupportedParameter, match=r"chat_template\.jinja"):
         AgentLoopManager(config, "http://here")
 
 
