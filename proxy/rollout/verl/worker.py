@@ -192,8 +192,9 @@ class AgentLoopWorker:
 def _groups(prompts: Prompts, step: int) -> list[str | None]:
     """The group of each sample: its `uid`, or its `index` in this batch; None if it has neither."""
     if "uid" in prompts.columns:
-        return [str(uid) for uid in prompts.columns["uid"]]
+        return [None if uid is None else str(uid) for uid in prompts.columns["uid"]]
     if "index" in prompts.columns:
         of_batch = uuid4().hex[:8]
-        return [f"{index}-step-{step}-{of_batch}" for index in prompts.columns["index"]]
+        index = prompts.columns["index"]
+        return [None if each is None else f"{each}-step-{step}-{of_batch}" for each in index]
     return [None] * len(prompts)

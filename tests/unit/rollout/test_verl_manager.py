@@ -196,6 +196,22 @@ def test_the_session_of_a_sample_says_which_it_is(url: str) -> None:
     assert told[0]["metrics"]["tool_calls"] == 0.25
 
 
+def test_samples_without_a_uid_or_an_index_are_no_group(url: str) -> None:
+    sample = {"raw_prompt": [user("hi")], "agent_name": "two_turns"}
+    given = {"meta_info": {"global_steps": 17}, "raw_prompt": [[user("hi")]] * 3, "agent_name": ["two_turns"] * 3}
+    manager = AgentLoopManager(CONFIG, url, admin_key=KEY)
+    manager.generate_sequences(given)
+    manager.generate_sequences({**given, "meta_info": {"global_steps": 18}, "index": [4, 4, None]})
+    made = manager.generate_sequences([{**sample, "uid": "shared"}, sample])
+    assert made.non_tensor_batch["uid"].tolist() == ["shared", None]
+    assert [each["group_id"] for each in listed(url, step=17)] == [None] * 3
+    groups = {each["metadata"].get("sample_index"): each["group_id"] for each in listed(url, step=18)}
+    assert groups[None] is None
+    assert groups[4].startswith("4-step-18-")
+    told = {each["group_id"]: each["group_size"] for each in listed(url, agent_name="two_turns", step=-1)}
+    assert (told["shared"], told[None]) == (1, None)
+
+
 def test_rewards_are_at_the_last_token_and_in_the_session(url: str) -> None:
     given = [{"raw_prompt": [user("hi")], "agent_name": "two_turns", "extra_info": {"reward": 2.5}}]
     made = AgentLoopManager(CONFIG, url, admin_key=KEY).generate_sequences(given)
