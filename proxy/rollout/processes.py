@@ -26,7 +26,7 @@ from typing import Any
 
 from proxy.rollout.failures import AgentFailed, WorkerDied
 from proxy.rollout.pickling import check_picklable
-from proxy.rollout.script import check_not_imported, script_of_this_process
+from proxy.rollout.script import script_of_this_process, stop_import
 from proxy.rollout.threads import in_thread
 from proxy.rollout.worker import Job, Raised, Returned, Sent
 
@@ -46,7 +46,6 @@ class ProcessPool:
     def __init__(self, max_workers: int) -> None:
         if max_workers < 1:
             raise ValueError(f"max_workers is {max_workers}; there has to be a process")
-        check_not_imported()
         self._places = threading.Semaphore(max_workers)
         self._lock = threading.Lock()
         self._idle: list[_Worker] = []
@@ -66,6 +65,7 @@ class ProcessPool:
         TypeError if an argument cannot be pickled, AgentFailed for what the function raises, WorkerDied if its process
         ends, and TimeoutError after `timeout_s` seconds in the process; waiting for a free one does not count.
         """
+        stop_import()
         call = _Call(Job(function, arguments, variables or {}), timeout_s)
         try:
             return await in_thread(partial(self._run, call), "tokengrove-process")

@@ -13,7 +13,7 @@ from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
 from proxy.rollout.environment import variables_set
-from proxy.rollout.script import import_script
+from proxy.rollout.script import Script, import_script
 
 
 class Job(NamedTuple):
@@ -25,10 +25,10 @@ class Job(NamedTuple):
 
 
 class Sent(NamedTuple):
-    """A pickled `Job`, and where to find the script of the program that sends it (`proxy.rollout.script`)."""
+    """A pickled `Job`, and where the script of the program is that sends it."""
 
     job: bytes
-    script: dict[str, Any]
+    script: Script
 
 
 class Returned(NamedTuple):
@@ -78,7 +78,7 @@ def _rebuilt(sent: Sent) -> Job:
     except AttributeError as error:
         if "__main__" not in str(error):
             raise
-        if not sent.script:
+        if sent.script.module is None and sent.script.file is None:
             told = f"{error}; what is defined in a notebook or on stdin has to go into a module"
             raise AttributeError(told) from error
         import_script(sent.script)

@@ -27,7 +27,7 @@ from proxy.rollout.areal.rollout_workflow import RolloutWorkflow
 from proxy.rollout.environment import agent_variables, placeholder_key
 from proxy.rollout.processes import shared_pool
 from proxy.rollout.retries import retried
-from proxy.rollout.script import check_not_imported
+from proxy.rollout.script import stop_import
 
 logger = logging.getLogger(__name__)
 
@@ -87,7 +87,6 @@ class OpenAIProxyWorkflow(RolloutWorkflow):
     ) -> None:
         if mode not in get_args(Mode):
             raise ValueError(f"Invalid mode: {mode}. Must be 'inline', 'subproc', or 'online'")
-        check_not_imported()
         check_style(export_style)
         _check_agent(agent, mode)
         if filter is not None and mode != "online":
@@ -117,6 +116,7 @@ class OpenAIProxyWorkflow(RolloutWorkflow):
         TimeoutError after `timeout_s` seconds, TypeError and ValueError for a result that is no reward, and NotFound
         for a reward of an unknown id. TooManyRequests and ServerUnreachable mean that no session could start.
         """
+        stop_import()
         async with self._connected() as client:
             if self.mode == "online":
                 return await self._wait(client)

@@ -214,7 +214,7 @@ def work():
     ("begins", "by", "told"),
     [
         ('if __name__ == "__main__": work()', "file", "42"),
-        ("work()", "file", "let it begin below `if __name__"),
+        ("work()", "file", "42"),
         ("work()", "stdin", "what is defined in a notebook or on stdin has to go into a module"),
     ],
 )
