@@ -37,8 +37,10 @@ def _awaited_or_run(
         try:
             asyncio.get_running_loop()
         except RuntimeError:
-            return asyncio.run(steps)
-        return steps
+            pass  # run below, where this is no context of what the steps raise
+        else:
+            return steps
+        return asyncio.run(steps)
 
     return called
 

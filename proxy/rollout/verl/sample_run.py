@@ -93,8 +93,12 @@ class SampleRun:
             await to_the_end(_end(session, output, called=bool(manager.answers)))
             return output
         except BaseException as error:
-            await to_the_end(_fail(session, error, "Timeout" if limit.expired() else "Failed"))
-            raise
+            if not (isinstance(error, TimeoutError) and limit.expired()):
+                await to_the_end(_fail(session, error, "Failed"))
+                raise
+            late = TimeoutError(f"it took longer than {self.options.sample_timeout_s} s (sample_timeout_s)")
+            await to_the_end(_fail(session, late, "Timeout"))
+            raise late from error
         finally:
             server.ended(session)
 

@@ -312,6 +312,7 @@ def test_a_sample_that_fails_is_named_and_the_others_end(url: str) -> None:
         AgentLoopManager(CONFIG, url, admin_key=KEY).generate_sequences(given)
     assert raised.value.row == 2
     assert isinstance(raised.value.__cause__, ValueError)
+    assert raised.value.__cause__.__context__ is None  # nothing else is told to have failed
     told = {each["exit_reason"] for each in listed(url, step=13)}
     assert told == {"cancelled", "ValueError: no such city"}
     assert {(each["status"], each["outcome"]) for each in listed(url, step=13)} == {("ended", "Failed")}
@@ -342,9 +343,10 @@ def test_a_sample_that_takes_too_long_ends_as_timeout(url: str) -> None:
     register("fails")(Fails)
     given = {**batch("fails", global_steps=14), "fails": [False]}
     manager = AgentLoopManager(CONFIG, url, admin_key=KEY, sample_timeout_s=0.2)
-    with pytest.raises(AgentLoopFailed, match="TimeoutError"):
+    with pytest.raises(AgentLoopFailed, match=r"TimeoutError: it took longer than 0.2 s \(sample_timeout_s\)"):
         manager.generate_sequences(given)
-    assert [each["outcome"] for each in listed(url, step=14)] == ["Timeout"]
+    [ended] = listed(url, step=14)
+    assert ended["outcome"] == "Timeout" and "sample_timeout_s" in ended["exit_reason"]
 
 
 async def test_a_cancelled_batch_ends_its_sessions(url: str) -> None:
