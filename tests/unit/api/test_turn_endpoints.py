@@ -32,7 +32,7 @@ async def test_a_request_is_passed_on_as_it_was_sent_even_if_it_cannot_be_encode
         async def __call__(self, scope: Any, receive: Any, send: Any) -> None: ...
 
     async def resolve(caller: Any) -> Any:
-        return SimpleNamespace(id="s", parsed={})
+        return SimpleNamespace(id="s", parsed={}, record=SimpleNamespace(metadata={}))
 
     async def begin(session: Any, asked: Any, **more: Any) -> None:
         raise RunsElsewhere(1)
