@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
 from proxy.errors import InvalidRequest, how_to_get
+from proxy.rollout.config import Config
 from proxy.rollout.imports import load
 
 _T = TypeVar("_T", bound=type)
+
+_HYDRAS = frozenset({"_target_", "_args_", "_partial_", "_recursive_", "_convert_"})
 
 _agent_loop_registry: dict[str, dict[str, Any]] = {}
 
@@ -49,22 +52,38 @@ def resolve(agent: str | type) -> tuple[type, dict[str, Any]]:
 def register_file(path: str | os.PathLike[str]) -> None:
     """Register the loops of a YAML file: a list of `name`, `_target_` (a class by its path) and keyword arguments.
 
-    Raises InvalidRequest for a file that is not there or has another form.
+    Interpolations are those of `Config`. Raises InvalidRequest for a file that is not there or has another form, and
+    for what only hydra could do: other names with underscores, and a `_target_` inside of an argument.
     """
     try:
         import yaml
     except ModuleNotFoundError:
         raise InvalidRequest(f"agent_loop_config_path needs pyyaml: {how_to_get('pyyaml')}") from None
     try:
-        listed = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+        listed = Config({"loops": yaml.safe_load(Path(path).read_text(encoding="utf-8"))}).to_dict()["loops"]
     except (OSError, yaml.YAMLError) as error:
         raise InvalidRequest(f"agent_loop_config_path: {error}", param="agent_loop_config_path") from None
     if not isinstance(listed, list) or not all(map(_is_entry, listed)):
         message = f"{path}: write a list whose entries have the texts 'name' and '_target_'"
         raise InvalidRequest(message, param="agent_loop_config_path")
     for entry in listed:
+        for name in _of_hydra({**entry, "_target_": None}):
+            message = f"{path}: {name!r} of {entry['name']!r} is hydra's; make the object in the loop's __init__"
+            raise InvalidRequest(message, param="agent_loop_config_path")
         _agent_loop_registry[entry["name"]] = entry
 
 
 def _is_entry(entry: Any) -> bool:
     return isinstance(entry, Mapping) and all(isinstance(entry.get(name), str) for name in ("name", "_target_"))
+
+
+def _of_hydra(value: Any) -> Iterator[str]:
+    """The names that only hydra understands, in a value and in what it holds."""
+    if isinstance(value, Mapping):
+        for name, inner in value.items():
+            if name in _HYDRAS and inner is not None:
+                yield name
+            yield from _of_hydra(inner)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from _of_hydra(inner)

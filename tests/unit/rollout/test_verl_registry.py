@@ -123,9 +123,10 @@ def test_an_unknown_name_lists_the_known_ones() -> None:
         resolve("yours")
 
 
-def test_a_file_registers_loops_with_their_arguments(tmp_path: Path) -> None:
+def test_a_file_registers_loops_with_their_arguments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "loops.yaml"
-    path.write_text(f"- name: mine\n  _target_: {__name__}.Today\n  greeting: hey\n")
+    path.write_text(f"- name: mine\n  _target_: {__name__}.Today\n  greeting: ${{oc.env:GREETING}}\n")
+    monkeypatch.setenv("GREETING", "hey")
     register_file(path)
     assert resolve("mine") == (Today, {"greeting": "hey"})
 
@@ -135,6 +136,14 @@ def test_a_file_of_another_form_is_refused(tmp_path: Path, text: str) -> None:
     path = tmp_path / "loops.yaml"
     path.write_text(text)
     with pytest.raises(InvalidRequest):
+        register_file(path)
+
+
+@pytest.mark.parametrize("argument", ["_partial_: true", "tools: [{_target_: a.B}]", "helper: {_target_: a.B}"])
+def test_what_only_hydra_could_do_is_refused(tmp_path: Path, argument: str) -> None:
+    path = tmp_path / "loops.yaml"
+    path.write_text(f"- name: mine\n  _target_: a.B\n  {argument}\n")
+    with pytest.raises(InvalidRequest, match=r"'_\w+_' of 'mine' is hydra's"):
         register_file(path)
 
 
