@@ -17,10 +17,10 @@ def agent_rewards(result: Any, agent: object) -> float | dict[str, float] | None
         return None
     if isinstance(result, dict):
         return {
-            _interaction_id(name, who): _number(value, f"{who}: the reward of {name!r}")
+            _interaction_id(name, who): _number(value, f"{who} returned a dict in which {name!r} has the reward")
             for name, value in result.items()
         }
-    return _number(result, who)
+    return _number(result, f"{who} returned")
 
 
 def _interaction_id(name: Any, who: str) -> str:
@@ -29,15 +29,16 @@ def _interaction_id(name: Any, who: str) -> str:
     return name
 
 
-def _number(value: Any, who: str) -> float:
+def _number(value: Any, told: str) -> float:
+    """`told`: the sentence that `value` ends."""
     if getattr(value, "ndim", None) == 0:  # a scalar array or tensor
         value = value.item()
     if not isinstance(value, Real):
-        told = repr(value) if len(repr(value)) <= 80 else f"{repr(value)[:80]}..."
+        shown = repr(value) if len(repr(value)) <= 80 else f"{repr(value)[:80]}..."
         raise TypeError(
-            f"{who} returned {told} of type {type(value).__name__}; return a float (the reward of the last turn), a "
+            f"{told} {shown} of type {type(value).__name__}; return a float (the reward of the last turn), a "
             "dict of rewards by interaction id, or None"
         )
     if not isfinite(value):
-        raise ValueError(f"{who} returned {value!r}; a reward must be a finite number")
+        raise ValueError(f"{told} {value!r}; a reward must be a finite number")
     return float(value)

@@ -88,10 +88,13 @@ class OpenAIProxyWorkflow(RolloutWorkflow):
         if mode not in get_args(Mode):
             raise ValueError(f"Invalid mode: {mode}. Must be 'inline', 'subproc', or 'online'")
         check_style(export_style)
+        _check_numbers(discount, timeout_s, start_timeout_s)
         _check_agent(agent, mode)
         if filter is not None and mode != "online":
             raise ValueError(f"filter selects the sessions of mode 'online'; mode {mode!r} starts its own")
         proxy_addr = proxy_addr or proxy_gateway_addr or ""
+        if client is not None and (proxy_addr or admin_api_key is not None):
+            raise ValueError("client has an address and a key: leave out proxy_addr and admin_api_key")
         if client is None and not proxy_addr.startswith(("http://", "https://")):
             raise ValueError(f"proxy_addr is {proxy_addr!r}; give the server's address, which begins with http://")
         if unknown := options.keys() - SessionOptions.__annotations__.keys():
@@ -205,6 +208,16 @@ class OpenAIProxyWorkflow(RolloutWorkflow):
     @property
     def _who(self) -> str:
         return f"{type(self.agent).__name__}.run"
+
+
+def _check_numbers(discount: float, timeout_s: float | None, start_timeout_s: float) -> None:
+    """Refuse before the agent runs what would be refused after it."""
+    if not 0 <= discount <= 1:
+        raise ValueError(f"discount is {discount!r}; it has to be from 0 to 1")
+    if timeout_s is not None and not timeout_s > 0:
+        raise ValueError(f"timeout_s is {timeout_s!r}; it has to be above 0, or None for no limit")
+    if not start_timeout_s >= 0:
+        raise ValueError(f"start_timeout_s is {start_timeout_s!r}; it has to be 0 or more")
 
 
 def _check_agent(agent: Any, mode: str) -> None:

@@ -139,7 +139,7 @@ async def test_every_kind_of_number_is_a_reward(keyed: str, result: Any, reward:
         ("1.0", TypeError, "Agent.run returned '1.0' of type str"),
         ([1.0], TypeError, r"of type list; return a float"),
         (float("nan"), ValueError, "finite"),
-        ({"id": float("inf")}, ValueError, "the reward of 'id'"),
+        ({"id": float("inf")}, ValueError, "a dict in which 'id' has the reward inf; a reward must be"),
         ({1: 1.0}, TypeError, "the key 1"),
         ({"chatcmpl-of-nobody": 1.0}, NotFound, "chatcmpl-of-nobody"),
     ],
@@ -358,8 +358,10 @@ async def test_a_step_that_the_server_refuses_leaves_the_capacity(keyed: str, st
                 await client.delete_session(session_id)
         return 1.0 if step == "reward" else None
 
+    workflow = OpenAIProxyWorkflow("inline", Of(agent), keyed, KEY, session_id=session_id)
+    workflow.discount = 2.0
     with pytest.raises(InvalidRequest if step == "export" else Unauthorized):
-        await run(keyed, Of(agent), session_id=session_id, discount=2.0)
+        await workflow.arun_episode(None, DATA)
     assert await capacity(keyed) == before
 
 
@@ -455,6 +457,10 @@ async def test_a_server_that_is_not_there_is_told() -> None:
         ({"agent": object()}, TypeError, "callable 'run'"),
         ({"agent": Agent}, TypeError, "the class Agent"),
         ({"proxy_addr": "127.0.0.1:8080"}, ValueError, "http://"),
+        ({"discount": 2.0}, ValueError, "discount is 2.0"),
+        ({"timeout_s": 0}, ValueError, "timeout_s is 0"),
+        ({"start_timeout_s": -1}, ValueError, "start_timeout_s is -1"),
+        ({"client": AsyncClient("http://127.0.0.1:9")}, ValueError, "client has an address"),
         ({"export_style": "tree"}, ValueError, "'tree'; the styles are individual and concat"),
         ({"filter": {"task_id": "t"}}, ValueError, "mode 'inline' starts its own"),
         ({"group": "g"}, TypeError, "no argument 'group'"),
