@@ -140,7 +140,9 @@ class Theirs:
         return None
 
 
-@pytest.mark.parametrize("workflow", [AGENT, f"{HERE}.AGENT", f"{HERE}:AGENT", f"{HERE}.ALIAS"], ids=str)
+@pytest.mark.parametrize(
+    "workflow", [AGENT, f"{HERE}.AGENT", f"{HERE}:AGENT", f"{HERE}.ALIAS"], ids=["instance", "dotted", "colon", "alias"]
+)
 def test_an_agent_is_wrapped(workflow: Any, caplog: pytest.LogCaptureFixture) -> None:
     resolved = resolve_workflow(workflow, None, 1, "http://h", discount=0.9, export_style="concat")
     assert isinstance(resolved, OpenAIProxyWorkflow)
@@ -149,14 +151,14 @@ def test_an_agent_is_wrapped(workflow: Any, caplog: pytest.LogCaptureFixture) ->
     assert not caplog.records
 
 
-@pytest.mark.parametrize("workflow", [Agent, f"{HERE}.Agent", f"{HERE}:Agent"], ids=str)
+@pytest.mark.parametrize("workflow", [Agent, f"{HERE}.Agent", f"{HERE}:Agent"])
 def test_a_class_of_an_agent_is_called_with_the_arguments(workflow: Any) -> None:
     resolved = resolve_workflow(workflow, {"failing": (3,)}, proxy_addr="http://h")
     assert resolved.agent.failing == (3,)
     assert resolve_workflow(workflow, proxy_addr="http://h").agent.failing == ()
 
 
-@pytest.mark.parametrize("workflow", [Tensors, f"{HERE}:Tensors"], ids=str)
+@pytest.mark.parametrize("workflow", [Tensors, f"{HERE}:Tensors"])
 def test_a_class_of_a_workflow_is_called_with_the_arguments(workflow: Any) -> None:
     assert resolve_workflow(workflow, {"first": 3}).columns == 3
 
@@ -182,7 +184,6 @@ def test_a_group_size_above_one_makes_a_group() -> None:
         (Agent, "proxy_addr is required"),
         (None, "proxy_addr is required"),
     ],
-    ids=str,
 )
 def test_what_is_no_workflow_is_refused(workflow: Any, told: str) -> None:
     with pytest.raises(ValueError, match=told):

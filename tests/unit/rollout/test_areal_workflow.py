@@ -117,7 +117,7 @@ async def test_any_text_may_be_the_task(keyed: str) -> None:
     assert str(interaction.session_id).startswith("What-is-2-3-of-What")
 
 
-@pytest.mark.parametrize("result", [None, {}], ids=repr)
+@pytest.mark.parametrize("result", [None, {}])
 async def test_without_rewards_the_turns_come_back(keyed: str, result: Any) -> None:
     (interaction,) = (await run(keyed, Agent(result))).values()
     assert interaction.original_reward is None
@@ -126,7 +126,6 @@ async def test_without_rewards_the_turns_come_back(keyed: str, result: Any) -> N
 @pytest.mark.parametrize(
     ("result", "reward"),
     [(1, 1.0), (True, 1.0), (np.float32(0.5), 0.5), (np.int64(3), 3.0), (np.bool_(True), 1.0), (np.array(0.25), 0.25)],
-    ids=repr,
 )
 async def test_every_kind_of_number_is_a_reward(keyed: str, result: Any, reward: float) -> None:
     (interaction,) = (await run(keyed, Agent(result))).values()
@@ -143,7 +142,6 @@ async def test_every_kind_of_number_is_a_reward(keyed: str, result: Any, reward:
         ({1: 1.0}, TypeError, "the key 1"),
         ({"chatcmpl-of-nobody": 1.0}, NotFound, "chatcmpl-of-nobody"),
     ],
-    ids=repr,
 )
 async def test_a_result_that_is_no_reward_fails_the_episode(
     keyed: str, result: Any, error: type[Exception], told: str
@@ -465,7 +463,6 @@ async def test_a_server_that_is_not_there_is_told() -> None:
         ({"filter": {"task_id": "t"}}, ValueError, "mode 'inline' starts its own"),
         ({"group": "g"}, TypeError, "no argument 'group'"),
     ],
-    ids=repr,
 )
 def test_arguments_that_make_no_workflow_are_refused(
     arguments: dict[str, Any], error: type[Exception], told: str
