@@ -85,8 +85,10 @@ async def test_a_wait_that_ends_takes_its_grant_back(client: AsyncClient, ending
 async def test_a_session_that_cannot_be_exported_is_given_back(client: AsyncClient) -> None:
     await client.grant_capacity()
     session_id = await use(client, 1.0)
+    workflow = OpenAIProxyWorkflow("online", client=client, grant_capacity=False)
+    workflow.discount = 2.0  # refused by the export
     with pytest.raises(InvalidRequest, match="discount"):
-        await online(client, discount=2.0, grant_capacity=False)
+        await workflow.arun_episode(None, {})
     assert list(await online(client, grant_capacity=False, filter={"task_id": "user"}))
     assert (await client.session_tree(session_id)).status == "ended"
 
