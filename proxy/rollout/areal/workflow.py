@@ -34,7 +34,7 @@ logger = logging.getLogger(__name__)
 _NOT_OF_AN_ID = re.compile(r"[^\w.-]+", re.ASCII)
 _NAME_LENGTH = 100
 _RETRY_S = 60.0
-"""How long rewards and exports are tried again while the server restarts; both may be repeated."""
+"""How long rewards are sent again while the server restarts; they may be repeated."""
 
 Mode = Literal["inline", "subproc", "online"]
 Interactions = dict[str, InteractionWithTokenLogpReward]
@@ -145,9 +145,7 @@ class OpenAIProxyWorkflow(RolloutWorkflow):
         return found or None
 
     async def _exported(self, session: OpenAIProxyClient) -> Interactions:
-        return await retried(
-            lambda: session.export_interactions(discount=self.discount, style=self.export_style), _RETRY_S
-        )
+        return await session.export_interactions(discount=self.discount, style=self.export_style)
 
     def close(self) -> None:
         """End the processes of mode subproc that are idle; another episode would start new ones.
