@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter, OrderedDict
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -77,7 +78,8 @@ class AsyncLLMServerManager:
     """Samples from token ids. `server_handles`: one or several addresses or clients of servers, or one session.
 
     `config` gives the default of `max_tokens`; without it the server's own limits hold. `admin_key` is for addresses.
-    Clients that the manager made of addresses are closed by `close`, or by leaving an `async with` block.
+    Clients that the manager made of addresses are closed by `close`, or by leaving an `async with` block. One made of
+    addresses alone may be pickled, for workers of Ray; the admin key goes with it.
     `answers`: what it sampled in its session, in order.
     """
 
@@ -96,6 +98,7 @@ class AsyncLLMServerManager:
         if any(isinstance(handle, AsyncSession) for handle in handles) and len(handles) > 1:
             raise InvalidRequest("a session is on one server: give it alone", param="server_handles")
         self.config = None if config is None else trainer_config(config)
+        self._admin_key, self._max_cache_size = admin_key, max_cache_size
         self._own = [AsyncClient(each, admin_key) for each in handles if isinstance(each, str)]
         made = iter(self._own)
         self.server_handles: list[AsyncClient | AsyncSession] = [
@@ -104,6 +107,14 @@ class AsyncLLMServerManager:
         self._placement = Placement(len(handles), max_cache_size)
         self.answers: list[TokenOutput] = []
         self._end_token_ids: list[int] | None = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Make it again of its addresses. Raises InvalidRequest if it was given clients or a session."""
+        if len(self._own) < len(self.server_handles):
+            message = "a server manager of clients or a session cannot be pickled: make it of addresses"
+            raise InvalidRequest(message, param="server_handles")
+        given = (self.config, [client.url for client in self._own], self._max_cache_size)
+        return partial(AsyncLLMServerManager, admin_key=self._admin_key), given
 
     async def __aenter__(self) -> AsyncLLMServerManager:
         return self

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import pickle
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -129,6 +130,15 @@ async def test_stop_tokens_end_an_answer_beside_those_of_the_model(tmp_path: Pat
 def test_a_manager_needs_servers(handles: Any) -> None:
     with pytest.raises(InvalidRequest, match="server"):
         AsyncLLMServerManager(config(), handles)
+
+
+async def test_a_manager_of_addresses_may_be_sent_to_another_process(url: str) -> None:
+    sent = pickle.dumps(AsyncLLMServerManager(config(response_length=5), [url], admin_key=KEY))
+    async with pickle.loads(sent) as manager:
+        assert len(await manager.generate("r", prompt_ids=[1, 2, 3], sampling_params=SAMPLING)) == 5
+    async with AsyncClient(url, KEY) as client:
+        with pytest.raises(InvalidRequest, match="make it of addresses"):
+            pickle.dumps(AsyncLLMServerManager(config(), client))
 
 
 async def test_a_request_id_stays_with_its_server_and_a_new_one_goes_where_the_fewest_run() -> None:
