@@ -82,7 +82,7 @@ class AgentLoopWorker:
             raise InvalidRequest("'max_concurrency' must be at least 1", param="max_concurrency")
         self.config = trainer_config(config)
         self.rollout_config = self.config.actor_rollout_ref.rollout
-        if tokenizer is None and self.config.select("actor_rollout_ref.model.custom_chat_template") is not None:
+        if self.config.select("actor_rollout_ref.model.custom_chat_template") is not None:
             message = (
                 "the server renders with the template in the folder of its --model: put yours there as "
                 "chat_template.jinja, and leave this null"

@@ -485,10 +485,11 @@ def test_options_that_cannot_work_are_refused(options: dict[str, Any], error: ty
         AgentLoopManager(CONFIG, **{"server_handles": "http://here", **options})
 
 
-def test_a_chat_template_of_the_configuration_is_refused() -> None:
+@pytest.mark.parametrize("tokenizer", [None, object()])
+def test_a_chat_template_of_the_configuration_is_refused(tokenizer: object) -> None:
     config = {"actor_rollout_ref": {"model": {"custom_chat_template": "{{ messages }}"}}}
     with pytest.raises(UnsupportedParameter, match=r"chat_template\.jinja"):
-        AgentLoopManager(config, "http://here")
+        AgentLoopManager(config, "http://here", tokenizer=tokenizer)
 
 
 async def test_rollouts_of_a_sample_are_counted() -> None:
