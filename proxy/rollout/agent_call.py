@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Awaitable, Callable, Mapping
+from contextvars import copy_context
+from functools import cache, partial
 from typing import Any
 
 from proxy.rollout.failures import AgentFailed
@@ -33,13 +34,30 @@ async def call_agent(run: Callable[..., Any], data: Any, extra: Mapping[str, Any
 
 
 def call_agent_here(agent: Any, data: Any, extra: Mapping[str, Any]) -> Any:
-    """Call the `run` of an agent in this thread, which has no event loop; a coroutine gets one of its own."""
+    """Call the `run` of an agent in this thread, which has no event loop; a coroutine runs on that of the process.
+
+    One at a time. All calls have the same loop, since SDKs keep connections for the process and use them in the next
+    call; tasks that an agent leaves behind are cancelled.
+    """
     result = agent.run(data, **_taken(agent.run, extra))
-    return asyncio.run(_awaited(result)) if inspect.isawaitable(result) else result
+    if not inspect.isawaitable(result):
+        return result
+    return _runner().run(_alone(result), context=copy_context())
 
 
-async def _awaited(result: Any) -> Any:
-    return await result
+@cache
+def _runner() -> asyncio.Runner:
+    return asyncio.Runner()
+
+
+async def _alone(result: Awaitable[Any]) -> Any:
+    try:
+        return await result
+    finally:
+        left = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in left:
+            task.cancel()
+        await asyncio.gather(*left, return_exceptions=True)
 
 
 def _taken(run: Callable[..., Any], extra: Mapping[str, Any]) -> dict[str, Any]:

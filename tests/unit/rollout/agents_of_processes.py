@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import subprocess
 import sys
 import time
+from functools import cache
 from pathlib import Path
 from typing import Any
 
-from openai import OpenAI
+import httpx
+from openai import AsyncOpenAI, OpenAI
 
 
 class Refused(Exception):
@@ -37,6 +40,25 @@ class Asks:
         if self.then == "hang":
             hang(data.get("told"))
         return {reply.id: 0.5}
+
+
+class KeepsClient:
+    """Sends all its calls through one client of the process, as openai-agents does, and leaves a task behind."""
+
+    async def run(self, data: dict[str, Any]) -> float:
+        others = len(asyncio.all_tasks()) - 1
+        background.append(asyncio.create_task(asyncio.sleep(600)))
+        client = AsyncOpenAI(http_client=client_of_process(), max_retries=0)
+        await client.chat.completions.create(model="default", messages=data["messages"])
+        return float(others)
+
+
+background: list[asyncio.Task[None]] = []
+
+
+@cache
+def client_of_process() -> httpx.AsyncClient:
+    return httpx.AsyncClient()
 
 
 def hang(told: str | None = None) -> None:

@@ -24,7 +24,7 @@ from proxy.rollout.failures import AgentFailed, WorkerDied
 from proxy.rollout.processes import shared_pool
 from proxy.settings import Settings
 from tests.support import default_url, real_server, shared_renderer, until, user
-from tests.unit.rollout.agents_of_processes import Asks
+from tests.unit.rollout.agents_of_processes import Asks, KeepsClient
 
 KEY = "a-key-of-the-administrator"
 Run = Callable[..., Awaitable[Any]]
@@ -418,6 +418,15 @@ async def test_an_episode_that_is_cancelled_in_its_process_leaves_a_failed_sessi
         await episode
     assert (await tree(keyed, session_id)).outcome == "Failed"
     assert await run_in_process(keyed, "return")
+
+
+async def test_agents_of_a_process_may_share_a_client_and_nothing_else(keyed: str) -> None:
+    workflow = OpenAIProxyWorkflow("subproc", KeepsClient(), keyed, KEY, subproc_max_workers=1)
+    async with workflow:
+        for _ in range(3):
+            interactions = await workflow.arun_episode(None, DATA)
+            assert interactions is not None
+            assert [turn.reward for turn in interactions.values()] == [0.0]  # no task of another episode runs
 
 
 async def test_what_cannot_be_sent_to_a_process_is_named(keyed: str) -> None:
