@@ -79,6 +79,10 @@ class Config(Mapping[str, Any]):
     def __repr__(self) -> str:
         return f"Config({dict(self._source)!r})"
 
+    def given(self) -> list[str]:
+        """The names of this section's settings that are given, not by default."""
+        return list(map(str, self._source))
+
     def has_defaults(self, defaults: Mapping[str, Any]) -> bool:
         """Whether these are the defaults of this section."""
         return self._defaults is defaults

@@ -45,6 +45,11 @@ class Truncation:
                 "with the side null",
                 param="keep",
             )
+        if side not in (*_OF_SIDE, "middle"):
+            warnings.warn(
+                f"tool_response_truncate_side={side!r} keeps both ends, as everything but left and right does in verl",
+                stacklevel=2,
+            )
         if keep is None and side in _OF_SIDE:
             warnings.warn(
                 f"tool_response_truncate_side={side} keeps the {meant} of a tool response, as verl's documentation "

@@ -17,7 +17,7 @@ from proxy.rollout.verl.registry import register_file
 from proxy.rollout.verl.sample_run import AgentLoopFailed, LoopOptions, SampleRun
 from proxy.rollout.verl.server_manager import Placement
 from proxy.rollout.verl.servers import Server, addresses, opened
-from proxy.rollout.verl.settings import ToolListWrap, trainer_config
+from proxy.rollout.verl.settings import ToolListWrap, check_settings, trainer_config
 from proxy.rollout.verl.tools import load_all_tools
 
 OnFailure = Literal["raise", "drop"]
@@ -81,6 +81,7 @@ class AgentLoopWorker:
         if max_concurrency < 1:
             raise InvalidRequest("'max_concurrency' must be at least 1", param="max_concurrency")
         self.config = trainer_config(config)
+        check_settings(self.config)
         self.rollout_config = self.config.actor_rollout_ref.rollout
         if self.config.select("actor_rollout_ref.model.custom_chat_template") is not None:
             message = (

@@ -487,3 +487,25 @@ def test_a_file_without_functions_is_told(tmp_path: Path, caplog: pytest.LogCapt
     (tmp_path / "empty.py").write_text("")
     assert load_function_tools_from_path(str(tmp_path / "empty.py")) == []
     assert "has no function with @function_tool" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("entry", "told"),
+    [
+        (
+            "class_name: collections.OrderedDict, confg: {}",
+            "tools[0].confg is ignored: an entry has class_name, config",
+        ),
+        (
+            "class_name: collections.OrderedDict, "
+            "tool_schema: {type: function, function: {name: f, description: d, parameter: {}}}",
+            "tools[0].tool_schema.function.parameter is no field of a function: write 'parameters'",
+        ),
+    ],
+)
+def test_a_misspelt_field_of_an_entry_is_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, entry: str, told: str
+) -> None:
+    (path := tmp_path / "tools.yaml").write_text(f"tools: [{{{entry}}}]")
+    initialize_tools_from_config(str(path))
+    assert told in caplog.text

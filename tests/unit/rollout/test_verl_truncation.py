@@ -13,14 +13,14 @@ from proxy.rollout.verl.truncation import Truncation
 
 @pytest.mark.parametrize(
     ("side", "kept"),
-    [("left", "abcd...(truncated)"), ("right", "(truncated)...ghij"), ("other", "ab...(truncated)...ij")],
+    [("left", "abcd...(truncated)"), ("right", "(truncated)...ghij"), ("middle", "ab...(truncated)...ij")],
 )
 def test_a_side_is_read_as_the_documentation_prints_it(side: str, kept: str) -> None:
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         cut = Truncation.of({"max_tool_response_length": 4, "tool_response_truncate_side": side}).cut("abcdefghij")
     assert cut == kept
-    assert len(told) == (side != "other")
+    assert len(told) == (side != "middle")
     for each in told:
         plainly = "head" if side == "left" else "tail"
         assert f"keeps the {plainly} of a tool response, as verl's documentation prints it" in str(each.message)
@@ -55,3 +55,8 @@ def test_a_side_and_what_is_kept_may_be_given_if_they_agree() -> None:
 def test_settings_that_contradict_or_are_unknown_are_refused(settings: dict[str, Any], told: str) -> None:
     with pytest.raises(InvalidRequest, match=told):
         Truncation.of(settings)
+
+
+def test_a_side_that_is_unknown_keeps_both_ends_with_a_warning() -> None:
+    with pytest.warns(UserWarning, match="'lft' keeps both ends"):
+        assert Truncation.of({"tool_response_truncate_side": "lft", "max_tool_response_length": 2}).keep == "ends"

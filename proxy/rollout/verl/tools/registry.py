@@ -13,6 +13,7 @@ from proxy.rollout.imports import load
 from proxy.rollout.verl.tools.function_tools import load_function_tools_from_path
 from proxy.rollout.verl.tools.schemas import OpenAIFunctionToolSchema
 
+_FIELDS = ("class_name", "config", "tool_schema")
 _log = logging.getLogger(__name__)
 
 
@@ -65,10 +66,13 @@ def _entries(path: str) -> list[Any]:
 def _made(entry: Any, place: str) -> Any:
     if not isinstance(entry, Mapping):
         raise InvalidRequest(f"{place} is no mapping of class_name, config and tool_schema", param="tools")
+    if unknown := [field for field in entry if field not in _FIELDS]:
+        _log.warning("%s.%s is ignored: an entry has %s", place, unknown[0], ", ".join(_FIELDS))
+    name = _text(entry, "class_name", place)
     config = _config(entry, place)
     schema = _schema(entry, place)
     try:
-        kind = load(_text(entry, "class_name", place))
+        kind = load(name)
     except InvalidRequest as error:
         raise InvalidRequest(f"{place}.class_name: {error.message}", param="class_name") from None
     return kind(config=config, tool_schema=schema)
@@ -101,6 +105,8 @@ def _schema(entry: Mapping[str, Any], place: str) -> OpenAIFunctionToolSchema | 
         first = error.errors()[0]
         field = ".".join(["tool_schema", *map(str, first["loc"])])
         raise InvalidRequest(f"{place}.{field}: {first['msg']}", param=field) from None
+    if "parameter" in given["function"]:
+        _log.warning("%s.tool_schema.function.parameter is no field of a function: write 'parameters'", place)
     if "required" in given["function"]:
         _log.warning("%s.tool_schema.function.required is ignored: indent it into 'parameters'", place)
     return schema
