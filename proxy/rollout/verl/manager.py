@@ -45,13 +45,29 @@ def _awaited_or_run(
     return called
 
 
+async def _warn_if_asleep(client: AsyncClient) -> None:
+    """Say why the samples of a batch will wait. What else is wrong with the server, the samples say."""
+    try:
+        state = await client.engine()
+    except ProxyError:
+        return
+    if state.released:
+        _logger.warning(
+            "the memory of the engine at %s is released (%s), and the samples wait for it: call wake_up(), or set "
+            "actor_rollout_ref.rollout.free_cache_engine: true",
+            client.url,
+            ", ".join(state.released),
+        )
+
+
 class AgentLoopManager:
     """Runs batches in agent loops. `server_handles` (also `worker_group`, `llm_client`) and all other arguments are
     those of AgentLoopWorker.
 
     Its methods block, or are awaited where an event loop runs. With `free_cache_engine` in the configuration the
     engines have their memory during `generate_sequences` only: `wake_up` before, `sleep` after it, also if it fails. An
-    engine that cannot release its memory keeps it, with a warning. Nothing is called when the manager is made: a
+    engine that cannot release its memory keeps it, with a warning. Without it samples wait for an engine that
+    sleeps, with a warning too. Nothing is called when the manager is made: a
     trainer that needs the memory before its first batch calls `sleep`.
     """
 
@@ -77,9 +93,11 @@ class AgentLoopManager:
         `agent_loop/generate_sequences`, `tool_calls` and `compute_score`, and those of the slowest sample.
         """
         read = Prompts.of(prompts)
-        found = await (
-            self._with_memory(read) if self.rollout_config.free_cache_engine else self.worker.run_batch(read)
-        )
+        if self.rollout_config.free_cache_engine:
+            found = await self._with_memory(read)
+        else:
+            await self._each(_warn_if_asleep)
+            found = await self.worker.run_batch(read)
         return as_given(timed(found), prompts)
 
     @_awaited_or_run

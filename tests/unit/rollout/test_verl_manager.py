@@ -423,6 +423,22 @@ def test_memory_is_there_for_the_batch_only(url: str) -> None:
         assert not client.engine().released
 
 
+async def test_samples_that_wait_for_an_engine_that_sleeps_are_told_of(
+    url: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    manager = AgentLoopManager(CONFIG, url, admin_key=KEY)
+
+    async def woken_up(_: Prompts) -> VerlBatch:
+        assert "is released (kv_cache, weights), and the samples wait for it: call wake_up()" in caplog.text
+        await manager.wake_up()
+        return await run_batch(prompts)
+
+    prompts, run_batch = Prompts.of(batch("single_turn_agent")), manager.worker.run_batch
+    monkeypatch.setattr(manager.worker, "run_batch", woken_up)
+    await manager.sleep()
+    assert len((await manager.generate_sequences(batch("single_turn_agent"))).batch["prompts"]) == 1
+
+
 def test_an_engine_that_keeps_its_memory_is_told_of(
     url: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
