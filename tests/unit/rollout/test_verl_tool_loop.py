@@ -253,6 +253,54 @@ async def test_a_tool_result_that_would_reach_the_length_is_not_appended(tmp_pat
     assert tool.released == ["instance-1"]
 
 
+async def test_a_tool_result_that_reaches_the_length_exactly_is_not_appended(tmp_path: Path) -> None:
+    async with served(tmp_path, says(CALL, "Done.")) as it:
+        whole = await it.run(Add())
+    length = len(sampled(CALL)) + whole.response_mask.count(0)
+    (tmp_path / "again").mkdir()
+    async with served(tmp_path / "again", says(CALL, "Done.")) as it:
+        output = await it.run(Add(), response_length=length)
+    assert (output.stop_reason, output.response_ids) == ("response_length", list(sampled(CALL)))
+
+
+async def test_a_limit_of_the_sample_does_not_go_beyond_what_is_left_of_the_response(tmp_path: Path) -> None:
+    async with served(tmp_path, says("one two three four five")) as it:
+        output = await it.loop(Add(), response_length=3).run(QUESTION, {"max_tokens": 300})
+        assert it.manager.asked == [{"max_tokens": 3}]
+    assert len(output.response_ids) == 3
+
+
+async def test_a_manager_that_samples_too_much_is_cut_in_all_columns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def generous(*_: Any, **__: Any) -> TokenOutput:
+        return TokenOutput([5, 6, 7, 8], [-0.5, -0.25, -2.0, -1.0], finish_reason="stop")
+
+    async with served(tmp_path, says("unused")) as it:
+        monkeypatch.setattr(it.manager, "generate", generous)
+        output = await it.run(Add(), response_length=2)
+    assert (output.response_ids, output.response_mask, output.response_logprobs) == ([5, 6], [1, 1], [-0.5, -0.25])
+    assert output.stop_reason == "response_length"
+
+
+class Opened(ToolAgentLoop):
+    """Its prompts end in the middle of reasoning."""
+
+    async def _handle_pending_state(self, agent_data: AgentData, sampling_params: dict[str, Any]) -> AgentState:
+        state = await super()._handle_pending_state(agent_data, sampling_params)
+        agent_data.prompt_ids = [*agent_data.prompt_ids, *tiny_renderer().encode("<think>")]
+        return state
+
+
+async def test_reasoning_that_the_prompt_opens_is_read_as_reasoning(tmp_path: Path) -> None:
+    tool = Add()
+    async with served(tmp_path, says("Both of them.</think>" + CALL, "Done."), reasoning_parser="think") as it:
+        await it.loop(tool, kind=Opened).run(QUESTION)
+    [data] = tool.seen
+    assert data.messages[1]["reasoning_content"] == "Both of them."
+    assert data.messages[1]["content"] == "I add."
+
+
 async def test_a_limit_of_the_sample_holds_and_a_cut_answer_without_call_is_told(tmp_path: Path) -> None:
     async with served(tmp_path, says("one two three four five")) as it:
         output = await it.loop(Add()).run(QUESTION, {"max_new_tokens": 3})
@@ -346,6 +394,12 @@ async def test_long_tool_responses_are_cut(tmp_path: Path, settings: dict[str, A
         assert f"<tool_response>\n{kept}\n</tool_response>" in it.text(output.response_ids)
 
 
+async def test_errors_of_tools_are_cut_too(tmp_path: Path) -> None:
+    async with served(tmp_path, says(CALL, "Done.")) as it:
+        output = await it.run(Add(fails=True), max_tool_response_length=5, keep="head")
+        assert "<tool_response>\nError...(truncated)\n</tool_response>" in it.text(output.response_ids)
+
+
 MARK = tiny_renderer().encode("<|im_start|>")[0]
 
 
@@ -375,6 +429,14 @@ def own_parsers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ToolParser, "_registry", {})
 
 
+def test_the_fields_of_all_answers_are_those_of_the_first_with_the_newest_version() -> None:
+    data = AgentData([])
+    data.add_answer(TokenOutput([1], [-0.5], versions=[3], extra_fields={"num_cached_tokens": 2, "mine": 1}))
+    data.add_answer(TokenOutput([2], [-0.25], versions=[5], extra_fields={"num_cached_tokens": 4, "mine": 2}))
+    versions = {"global_steps": 5, "min_global_steps": 3, "max_global_steps": 5}
+    assert data.extra_fields == {**versions, "num_cached_tokens": 6, "mine": 1}
+
+
 @pytest.mark.parametrize("parser", [Plain, Pairs])
 async def test_a_parser_of_the_user_is_used_by_name(tmp_path: Path, parser: type[ToolParser]) -> None:
     ToolParser.register("mine")(parser)
@@ -385,6 +447,29 @@ async def test_a_parser_of_the_user_is_used_by_name(tmp_path: Path, parser: type
         assert it.manager.asked[0].get("stop_token_ids") == ([MARK] if parser is Pairs else None)
     assert (output.stop_reason, output.num_turns) == ("no_tool_call", 4)
     assert tool.seen[0].messages[1]["tool_calls"][0]["id"] == tool.seen[0].messages[2]["tool_call_id"] == "call_1_0"
+
+
+class Twice(Plain):
+    """Reads each call as two."""
+
+    async def extract_tool_calls(self, responses_ids: Sequence[int]) -> Any:  # type: ignore[override]
+        return 2 * await super().extract_tool_calls(responses_ids)
+
+
+async def test_messages_have_the_calls_of_a_users_parser_that_run(tmp_path: Path) -> None:
+    ToolParser.register("mine")(Twice)
+    tool = Add()
+    async with served(tmp_path, says('add:{"numbers": [4]}', "Done.")) as it:
+        await it.run(tool, format="mine")
+    [data] = tool.seen
+    assert [call["id"] for call in data.messages[1]["tool_calls"]] == ["call_1_0"]
+
+
+async def test_the_parsers_stop_tokens_are_beside_those_of_the_sample(tmp_path: Path) -> None:
+    ToolParser.register("mine")(Pairs)
+    async with served(tmp_path, says("Done.")) as it:
+        await it.loop(Add(), format="mine").run(QUESTION, {"stop_token_ids": [3]})
+        assert it.manager.asked[0]["stop_token_ids"] == sorted([3, MARK])
 
 
 @pytest.mark.parametrize("arguments", ['{"numbers": [4', "[4]"])
