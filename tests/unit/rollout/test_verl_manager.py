@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from proxy.client import AsyncClient, Client, Sample
+from proxy.client import AsyncClient, AsyncSession, Client, Sample
 from proxy.client.adapters.verl import VerlBatch
 from proxy.errors import EngineFailed, EngineIncapable, InvalidRequest, ProxyError, UnsupportedParameter
 from proxy.rollout.verl import (
@@ -366,6 +366,57 @@ async def test_a_cancelled_batch_ends_its_sessions(url: str) -> None:
     with pytest.raises(asyncio.CancelledError):
         await running
     assert [(each["outcome"], each["exit_reason"]) for each in listed(url, step=15)] == [("Failed", "cancelled")]
+
+
+async def test_a_cancellation_in_the_end_of_a_failed_sample_waits_for_it(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Raises(AgentLoopBase):
+        async def run(self, sampling_params: dict[str, Any], **kwargs: Any) -> AgentLoopOutput:
+            raise ValueError("no such city")
+
+    ending, go_on, end = asyncio.Event(), asyncio.Event(), AsyncSession.end
+
+    async def held(session: AsyncSession, *args: Any, **options: Any) -> Any:
+        ending.set()
+        await go_on.wait()
+        return await end(session, *args, **options)
+
+    monkeypatch.setattr(AsyncSession, "end", held)
+    register("raises")(Raises)
+    manager = AgentLoopManager(CONFIG, url, admin_key=KEY)
+    running = asyncio.create_task(manager.generate_sequences(batch("raises", global_steps=31)))
+    await ending.wait()
+    running.cancel()
+    await asyncio.sleep(0)
+    go_on.set()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert [(each["status"], each["outcome"]) for each in listed(url, step=31)] == [("ended", "Failed")]
+
+
+def test_no_session_is_kept_for_tokenizers_after_the_batch(url: str) -> None:
+    manager = AgentLoopManager(CONFIG, url, admin_key=KEY)
+    manager.generate_sequences(batch("printed", "two_turns"))
+    [address] = manager.worker.addresses
+    assert address.live == {}
+
+
+def test_versions_and_logprobs_that_a_loop_leaves_out_are_added_in_order(url: str) -> None:
+    class Bare(TwoTurns):
+        async def run(self, sampling_params: dict[str, Any], **kwargs: Any) -> AgentLoopOutput:
+            output = await super().run(sampling_params, **kwargs)
+            for answer, version in zip(self.server_manager.answers, (3, 5), strict=True):
+                answer.versions = [version] * len(answer)
+            output.response_logprobs = output.logprobs = None
+            return output
+
+    register("bare")(Bare)
+    made = AgentLoopManager(CONFIG, url, admin_key=KEY).generate_sequences(batch("bare"))
+    assert "rollout_log_probs" in made.batch
+    assert_exported(url, made, 0)
+    versions = [made.non_tensor_batch[name].tolist() for name in ("min_global_steps", "max_global_steps")]
+    assert versions == [[3], [5]]
 
 
 def test_a_loop_that_never_called_the_model_has_no_data(url: str) -> None:

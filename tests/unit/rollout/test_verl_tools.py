@@ -217,6 +217,32 @@ async def test_what_a_blocking_create_made_after_a_cancellation_is_released() ->
     assert tool.released == ["one"]
 
 
+class Slow(Blocking):
+    """Its call goes on when it is allowed to."""
+
+    def execute(self, instance_id: str, parameters: dict[str, Any]) -> Any:
+        self.reached.set()
+        self.go_on.wait()
+        self.released.append(f"{instance_id} is still in use")
+        return "", None, None
+
+    def create(self) -> str:
+        return "one"
+
+
+async def test_a_cancelled_blocking_call_is_released_after_its_end() -> None:
+    tool = Slow()
+    call = asyncio.create_task(use_tool(tool, {}, {}, None))
+    await asyncio.to_thread(tool.reached.wait)
+    call.cancel()
+    for _ in range(3):  # a release that did not wait would begin and end meanwhile
+        await asyncio.to_thread(str)
+    tool.go_on.set()
+    with pytest.raises(asyncio.CancelledError):
+        await call
+    assert tool.released == ["one is still in use", "one"]
+
+
 async def test_functions_are_called_with_the_arguments_and_blocking_ones_in_a_thread() -> None:
     loop_thread = threading.get_ident()
 
