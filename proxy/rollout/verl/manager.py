@@ -18,8 +18,6 @@ from proxy.rollout.verl.servers import opened
 from proxy.rollout.verl.worker import AgentLoopWorker
 
 _logger = logging.getLogger(__name__)
-MEMORY: tuple[MemoryTag, ...] = ("weights", "kv_cache")
-"""What `sleep` releases and `wake_up` takes back."""
 
 _P = ParamSpec("_P")
 _S = TypeVar("_S")
@@ -101,21 +99,25 @@ class AgentLoopManager:
         return as_given(timed(found), prompts)
 
     @_awaited_or_run
-    async def wake_up(self, tags: Sequence[MemoryTag] = MEMORY) -> None:
-        """Give the engines their memory back, or what `tags` name: weights alone let a trainer send new ones.
+    async def wake_up(self, tags: Sequence[MemoryTag] | None = None) -> None:
+        """Give the engines all their memory back, whoever released it, or what `tags` name: weights alone let a trainer
+        send new ones.
 
         Raises EngineIncapable if an engine cannot release it.
         """
         await self._each(lambda client: client.resume_memory(tags))
 
     @_awaited_or_run
-    async def sleep(self, tags: Sequence[MemoryTag] = MEMORY) -> None:
-        """Release the memory of the engines until `wake_up`. Raises EngineIncapable if one cannot."""
+    async def sleep(self, tags: Sequence[MemoryTag] | None = None) -> None:
+        """Release the memory of the engines, or what `tags` name, until `wake_up`. vLLM releases all or nothing.
+
+        Raises EngineIncapable if an engine cannot, and InvalidRequest for `tags` that it does not divide.
+        """
         await self._each(lambda client: client.release_memory(tags))
 
     async def _with_memory(self, prompts: Prompts) -> VerlBatch:
         try:
-            await self._each(lambda client: client.resume_memory(MEMORY), needed=False)
+            await self._each(lambda client: client.resume_memory(), needed=False)
             found = await self.worker.run_batch(prompts)
         except BaseException:
             try:
@@ -127,7 +129,7 @@ class AgentLoopManager:
         return found
 
     async def _release(self) -> None:
-        await self._each(lambda client: client.release_memory(MEMORY), needed=False)
+        await self._each(lambda client: client.release_memory(), needed=False)
 
     async def _each(self, call: Callable[[AsyncClient], Coroutine[Any, Any, Any]], *, needed: bool = True) -> None:
         """Await `call` for all servers at once; then raise the first error. An engine that cannot: raised if `needed`,

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
 
 from proxy.client import AsyncClient, AsyncSession, Client, Sample
 from proxy.client.adapters.verl import VerlBatch
+from proxy.client.options import MemoryTag
 from proxy.errors import EngineFailed, EngineIncapable, InvalidRequest, ProxyError, UnsupportedParameter
 from proxy.rollout.verl import (
     AgentLoopBase,
@@ -474,13 +475,24 @@ def test_memory_is_there_for_the_batch_only(url: str) -> None:
         assert not client.engine().released
 
 
+def test_memory_that_another_released_comes_back_too(url: str) -> None:
+    manager = AgentLoopManager(changed(free_cache_engine=True), url, admin_key=KEY)
+    with Client(url, KEY) as client:
+        client.release_memory(["cuda_graph"])
+        manager.generate_sequences(batch("single_turn_agent"))
+        assert set(client.engine().released) == set(get_args(MemoryTag))  # all at once, as vLLM must have it
+        client.release_memory()
+        manager.wake_up()
+        assert not client.engine().released
+
+
 async def test_samples_that_wait_for_an_engine_that_sleeps_are_told_of(
     url: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     manager = AgentLoopManager(CONFIG, url, admin_key=KEY)
 
     async def woken_up(_: Prompts) -> VerlBatch:
-        assert "is released (kv_cache, weights), and the samples wait for it: call wake_up()" in caplog.text
+        assert "is released (cuda_graph, kv_cache, weights), and the samples wait for it: call wake_up()" in caplog.text
         await manager.wake_up()
         return await run_batch(prompts)
 
