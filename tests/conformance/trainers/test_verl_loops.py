@@ -19,6 +19,7 @@ from tests.e2e.processes import server_process
 
 pytestmark = [pytest.mark.clients, pytest.mark.filterwarnings("ignore")]
 KEY = "a-key-of-the-administrator"
+FLAGS = ["--engine", "scripted", "--engine-arg", "play=agent", "--engine-arg", "chunk=64", "--admin-key", KEY]
 PROMPT, RESPONSE = 1024, 512
 SAMPLING = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "repetition_penalty": 1.0, "logprobs": True}
 QUESTION = [{"role": "user", "content": "What is the weather in Paris and in Rome? Ask for each."}]
@@ -55,8 +56,14 @@ tools:
 
 @pytest.fixture(scope="module")
 def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    flags = ["--engine", "scripted", "--engine-arg", "play=agent", "--engine-arg", "chunk=64", "--admin-key", KEY]
-    with server_process(tmp_path_factory.mktemp("loops"), *flags) as process:
+    with server_process(tmp_path_factory.mktemp("loops"), *FLAGS) as process:
+        yield process.url.rstrip("/")
+
+
+@pytest.fixture(scope="module")
+def thinking_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A server whose model reasons before it answers."""
+    with server_process(tmp_path_factory.mktemp("thinking"), *FLAGS, "--engine-arg", "think=1") as process:
         yield process.url.rstrip("/")
 
 
@@ -211,8 +218,15 @@ OF_OURS = {"session_id", "stop_reason", "num_cached_tokens"}
 
 @pytest.mark.parametrize("case", CASES)
 async def test_our_batch_is_verls_in_every_column(url: str, configured: Any, case: str) -> None:
+    await _check_same_batch(url, changed(configured, **CASES[case][0]))
+
+
+async def test_our_batch_is_verls_with_a_model_that_reasons(thinking_url: str, configured: Any) -> None:
+    await _check_same_batch(thinking_url, changed(configured, max_parallel_calls=4))
+
+
+async def _check_same_batch(url: str, config: Any) -> None:
     loops: Any = package("verl.experimental.agent_loop.agent_loop")
-    config = changed(configured, **CASES[case][0])
     rows = [row_of(QUESTION, "tool_agent"), row_of(SIMPLE, "single_turn_agent"), row_of(SIMPLE, "tool_agent")]
     async with AsyncLLMServerManager(config, url, admin_key=KEY) as manager:
         worker = loops.AgentLoopWorker(config, manager)
