@@ -13,6 +13,7 @@ import orjson
 
 from proxy.api.headers import Headers
 from proxy.errors import InvalidRequest
+from proxy.protocols.fields import check_text
 from proxy.trajectory.purpose import Purpose, purpose_of_prompt
 from proxy.types import TurnRequest
 
@@ -22,14 +23,14 @@ _CODEX_KINDS = {"compact": Purpose.SUMMARY, "memory_consolidation": Purpose.AUX}
 def add_headers(asked: TurnRequest, headers: Headers, agent: str | None) -> None:
     """Add what the headers say to a request, and the `agent` that its path names if they name none.
 
-    Raises InvalidRequest for an unknown `x-tokengrove-purpose`.
+    Raises InvalidRequest for an unknown `x-tokengrove-purpose`, and for an agent that no database can store.
     """
     # The SDKs of OpenAI and Anthropic send 0 with the first attempt. `int` refuses numbers of more than 4300 digits.
     asked.retry = (count := headers.get(b"x-stainless-retry-count", "")).isdecimal() and bool(count.strip("0"))
     asked.idempotency_key = headers.get(b"idempotency-key")
     asked.state_hash = headers.get(b"x-tokengrove-state-hash")
     asked.purpose = _purpose(headers, asked)
-    asked.agent = headers.get(b"x-tokengrove-agent") or agent
+    asked.agent = headers.get(b"x-tokengrove-agent") or (agent and check_text(agent, "agent"))
 
 
 def _purpose(headers: Headers, asked: TurnRequest) -> str | None:

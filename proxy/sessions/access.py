@@ -29,6 +29,7 @@ rewards and marks. `/models`, `/health`, `/ready` and, without --metrics-key, `/
 
 from __future__ import annotations
 
+import re
 import time
 from typing import NamedTuple
 
@@ -42,6 +43,9 @@ from proxy.sessions.session_series import SessionSeries
 from proxy.settings import Settings
 
 DEFAULT_SESSION = "default"
+
+# An id may hold ~ and @, and so may the name of an agent; a secret of `new_path_key` has 22 characters without them.
+_SECRET = re.compile(r"(.+)~([\w-]{22})(?:@.*)?", re.DOTALL)
 
 
 class Caller(NamedTuple):
@@ -170,12 +174,12 @@ class Access:
 
     async def _split(self, path: str) -> tuple[str, bool]:
         """Return the session id in a path, and True if the path has the secret of that session."""
-        session_id, mark, rest = path.rpartition("~")
-        secret, _, _ = rest.partition("@")  # an agent may be named after it; no secret has this sign
-        if mark and session_id and await self._keys.opens_path(session_id, secret):
-            return session_id, True
-        if mark and self.open_server:
-            _check_not_withdrawn(Grant(withdrawn=await self._keys.is_withdrawn(secret)))
+        if found := _SECRET.fullmatch(path):
+            session_id, secret = found.groups()
+            if await self._keys.opens_path(session_id, secret):
+                return session_id, True
+            if self.open_server:
+                _check_not_withdrawn(Grant(withdrawn=await self._keys.is_withdrawn(secret)))
         return check_session_id(path), False
 
     async def _grant(self, caller: Caller) -> Grant:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 
@@ -116,11 +117,33 @@ async def test_an_address_names_its_agent_and_grants_nothing_more(tmp_path: Path
         await server.ok("/v1/chat/completions", body, headers={"authorization": f"Bearer {started['api_key']}"})
         shown = [await server.http.get(f"/rl/sessions/a@b/interactions/{number}", headers=ADMIN) for number in range(6)]
         assert [each.json()["agent"] for each in shown] == ["coder", "critic", "größe", "coder", None, None]
-        for wrong in (f"{path}x@coder", "/a@b~@coder", "/a@b@coder", f"{path}@coder~{path[-22:]}x"):
+        for wrong in (f"{path}x@coder", "/a@b~@coder", "/a@b@coder", f"{path[:-22]}{'x' * 22}@coder~{path[-22:]}"):
             refused = await server.post(f"{wrong}/v1/chat/completions", body)
             assert refused.status_code in (401, 404), wrong
         ended = await server.post(f"{path}@coder/rl/end_session", {})
         assert ended.status_code == 403  # as without the name: an agent's address may not end the session
+
+
+@pytest.mark.parametrize("keys", [{}, {"admin_key": "admin"}], ids=["open", "keyed"])
+async def test_the_name_of_an_agent_in_an_address_may_hold_any_sign_but_nul(
+    tmp_path: Path, keys: dict[str, str]
+) -> None:
+    names = ["a~b", "~", "a@b", "a/b", "a b", "%", "~" + "x" * 21]
+    async with serving(tmp_path, says(*["ok"] * len(names)), **keys) as server:
+        started = await server.ok("/rl/start_session", {"task_id": "t", "session_id": "s~1@x"}, headers=ADMIN)
+        path = started["root_url"].removeprefix("http://t")
+        body = {"model": "m", "messages": [user("hi")]}
+        for name in names:
+            await server.ok(f"{path}@{quote(name, safe='')}/v1/chat/completions", body)
+        refused = await server.post(f"{path}@a%00b/v1/chat/completions", body)
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "agent")
+        turns = (await server.http.get("/rl/sessions/s~1@x", headers=ADMIN)).json()["interactions"]
+        shown = [
+            await server.http.get(f"/rl/sessions/s~1@x/interactions/{turn['id']}", headers=ADMIN) for turn in turns
+        ]
+        assert [each.json()["agent"] for each in shown] == names
+        listed = (await server.http.get("/rl/sessions", headers=ADMIN)).json()["sessions"]
+        assert [entry["session_id"] for entry in listed] == ["s~1@x"]
 
 
 async def test_an_open_server_takes_what_looks_like_an_agent_for_part_of_the_session_id(tmp_path: Path) -> None:
