@@ -5,8 +5,12 @@ What leaves it is what the function returned, or text.
 
 from __future__ import annotations
 
+import os
 import pickle
+import select
+import signal
 import sys
+import threading
 import traceback
 from collections.abc import Callable, Mapping
 from multiprocessing.connection import Connection
@@ -48,6 +52,7 @@ class Raised(NamedTuple):
 def main() -> None:
     """Say that the process has started, then answer jobs until the other side closes the connection."""
     connection: Connection[bytes, bytes] = Connection(int(sys.argv[1]))
+    threading.Thread(target=_die_with_the_other_side, args=[connection.fileno()], daemon=True).start()
     connection.send_bytes(b"started")
     while True:
         try:
@@ -55,6 +60,17 @@ def main() -> None:
         except EOFError:
             return
         connection.send_bytes(_answer(payload))
+
+
+def _die_with_the_other_side(connection: int) -> None:
+    """Kill this process and what it has started when the program that sends jobs is gone, in whatever way.
+
+    A program that was killed could not do it, and an agent that hangs would not notice.
+    """
+    hung_up = select.poll()
+    hung_up.register(connection, 0)  # that the other end is closed is told in any case
+    hung_up.poll()
+    os.killpg(0, signal.SIGKILL)
 
 
 def _answer(payload: bytes) -> bytes:

@@ -103,6 +103,23 @@ async def test_a_call_that_is_cancelled_is_killed_with_all_that_it_started(pool:
     assert await pool.run(functions.add, a=1, b=1) == 2
 
 
+PROGRAM = """
+import asyncio, sys
+from proxy.rollout.processes import ProcessPool
+from tests.unit.rollout.agents_of_processes import start_child_and_hang
+asyncio.run(ProcessPool(1).run(start_child_and_hang, told=sys.argv[1]))
+"""
+
+
+async def test_a_program_that_is_killed_leaves_no_process(tmp_path: Path) -> None:
+    told = tmp_path / "told"
+    program = await asyncio.create_subprocess_exec(sys.executable, "-c", PROGRAM, str(told))
+    names = await both_ids(told)
+    program.kill()
+    await program.wait()
+    await until(lambda: all(map(is_gone, names)))
+
+
 async def test_a_call_that_is_cancelled_while_it_waits_never_runs(tmp_path: Path) -> None:
     pool, told = ProcessPool(1), tmp_path / "told"
     running = asyncio.create_task(pool.run(functions.start_child_and_hang, told=str(told)))
