@@ -84,15 +84,24 @@ class SampleRun:
 
     async def _in_session(self, server: Server, session: AsyncSession) -> AgentLoopOutput:
         limit = asyncio.timeout(self.options.sample_timeout_s)
+        ended = False
+
+        async def end(output: AgentLoopOutput, *, called: bool) -> None:
+            nonlocal ended
+            await _end(session, output, called=called)
+            ended = True
+
         try:
             async with limit:
                 manager = AsyncLLMServerManager(self.options.config, server.of_agent(session))
                 output = await self._loop(server, session, manager)
             output.session_id = session.session_id
             _complete(output, manager.answers, self.options.config.actor_rollout_ref.rollout.calculate_log_probs)
-            await to_the_end(_end(session, output, called=bool(manager.answers)))
+            await to_the_end(end(output, called=bool(manager.answers)))
             return output
         except BaseException as error:
+            if ended:  # the batch was cancelled meanwhile
+                raise
             if not (isinstance(error, TimeoutError) and limit.expired()):
                 await to_the_end(_fail(session, error, "Failed"))
                 raise

@@ -319,6 +319,24 @@ def test_a_sample_that_fails_is_named_and_the_others_end(url: str) -> None:
     assert {(each["status"], each["outcome"]) for each in listed(url, step=13)} == {("ended", "Failed")}
 
 
+async def test_a_session_that_ends_well_while_the_batch_is_cancelled_stays_so(
+    url: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    end = AsyncSession.end
+
+    async def cancelled_meanwhile(self: AsyncSession, **options: Any) -> Any:
+        task.cancel()
+        return await end(self, **options)
+
+    monkeypatch.setattr(AsyncSession, "end", cancelled_meanwhile)
+    manager = AgentLoopManager(CONFIG, url, admin_key=KEY)
+    task = asyncio.ensure_future(manager.generate_sequences(batch("two_turns", global_steps=77)))
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert [each["outcome"] for each in listed(url, step=77)] == ["Finished"]
+    assert "could not be ended" not in caplog.text
+
+
 def test_failed_samples_are_left_out_on_request(url: str) -> None:
     class Half(TwoTurns):
         async def run(self, sampling_params: dict[str, Any], **kwargs: Any) -> AgentLoopOutput:
