@@ -82,10 +82,19 @@ class Connection:
 def _encoded(body: Mapping[str, Json]) -> bytes:
     """Encode as JSON; numpy numbers and arrays are allowed. Raises InvalidRequest for other types and for NaN."""
     try:
-        # not orjson: it writes NaN as null, which would unset a reward instead of failing
-        return json.dumps(body, allow_nan=False, default=_plain).encode()
-    except (TypeError, ValueError) as error:
-        raise InvalidRequest(f"this cannot be sent as JSON: {error}") from None
+        return _json(body)
+    except (TypeError, ValueError):
+        for field, value in body.items():
+            try:
+                _json(value)
+            except (TypeError, ValueError) as error:
+                raise InvalidRequest(f"{field!r} cannot be sent as JSON: {error}", param=field) from None
+        raise
+
+
+def _json(value: Json) -> bytes:
+    # not orjson: it writes NaN as null, which would unset a reward instead of failing
+    return json.dumps(value, allow_nan=False, default=_plain).encode()
 
 
 def _plain(value: Any) -> Json:

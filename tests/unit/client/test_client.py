@@ -245,7 +245,7 @@ def test_numpy_rewards_are_welcome_and_nan_is_refused_before_it_is_sent(client: 
         chat(session, "hello")
         session.set_reward(np.float32(0.5))
         session.set_reward(step_scores=np.array([0.75], np.float32))
-        with pytest.raises(InvalidRequest, match="cannot be sent"):
+        with pytest.raises(InvalidRequest, match="'reward' cannot be sent"):
             session.set_reward(float("nan"))
     assert [node.reward for node in client.session_tree(session.session_id).interactions] == [0.75]
 
