@@ -359,6 +359,9 @@ class Turns:
     async def parse(self, ids: Ids, wanted: Parsing, owner: str) -> tuple[Message, FinishReason]:
         """Return the message of an output that is no turn, and why it ended. Raises InvalidRequest."""
         self._check_ids(ids, "tokens")
+        if len(ids) > (most := context_of(None, self._settings, self._gate.info().context_length)):
+            message = f"'tokens' holds {len(ids)} ids, but an output of the model has at most {most}"
+            raise InvalidRequest(message, param="tokens")
         self._check_ids(wanted.prompt_ids or Ids("i"), "prompt_ids")
         return await self._prompts.parse(ids, wanted, owner)
 

@@ -348,3 +348,11 @@ async def test_errors_of_parse_name_the_field(tmp_path: Path, body: Any, param: 
         assert error["param"] == param
         if body.get("tool_parser") == "parrot":
             assert error["message"].startswith("'tool_parser' parrot is not one of hermes, qwen,")
+
+
+async def test_more_ids_than_an_output_can_have_are_not_parsed(tmp_path: Path) -> None:
+    async with serving(tmp_path, says(), max_context_tokens=100) as server:
+        await server.ok("/v1/parse", {"tokens": [5] * 100})
+        response = await server.post("/v1/parse", {"tokens": [5] * 101})
+        assert (response.status_code, response.json()["error"]["param"]) == (400, "tokens")
+        assert "101 ids" in response.json()["error"]["message"]
