@@ -69,8 +69,11 @@ def _columns(samples: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
 
 def _checked(columns: dict[str, Any]) -> dict[str, Any]:
     prompts = columns.get("raw_prompt")
-    if prompts is None or not len(prompts):
-        raise InvalidRequest("the batch has no 'raw_prompt', the messages of each sample", param="raw_prompt")
+    if not columns or (prompts is not None and not len(prompts)):
+        raise InvalidRequest("the batch has no samples: its 'raw_prompt' is empty", param="raw_prompt")
+    if prompts is None:
+        message = f"the batch has no 'raw_prompt', the messages of each sample; its columns are {', '.join(columns)}"
+        raise InvalidRequest(message, param="raw_prompt")
     for name, column in columns.items():
         if len(column) != len(prompts):
             message = f"column {name!r} has {len(column)} values, and 'raw_prompt' has {len(prompts)}"

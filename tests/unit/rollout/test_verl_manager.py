@@ -553,8 +553,9 @@ def test_the_failure_of_a_batch_matters_more_than_that_of_the_memory(url: str, m
 @pytest.mark.parametrize(
     ("given", "named"),
     [
-        ([], "raw_prompt"),
-        ([{"prompt": "hi"}], "raw_prompt"),
+        ([], "no samples"),
+        ({"raw_prompt": []}, "no samples"),
+        ([{"prompt": "hi"}], "no 'raw_prompt', .* its columns are prompt"),
         ({"raw_prompt": ["hi"]}, "sample 0"),
         ({"raw_prompt": [[user("hi")]], "index": [1, 2]}, "'index' has 2 values"),
         (7, "a batch is"),
