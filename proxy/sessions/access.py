@@ -158,7 +158,10 @@ class Access:
         grant = await self._grant(caller)
         if grant.admin or grant.session_id == session_id:
             return await self._registry.get(session_id), not grant.admin
-        raise Unauthorized("this session needs its own key or the admin key; use its api_key or its base_url")
+        way = "use its api_key or its base_url"
+        if path_key:
+            way = "send its api_key, which --require-key asks for beside its base_url"
+        raise Unauthorized(f"this session needs its own key or the admin key; {way}")
 
     async def _by_key_or_hint(self, caller: Caller) -> tuple[LiveSession, bool]:
         """Return the session, and True if one of its own keys opened it."""
