@@ -13,33 +13,52 @@ from typing import Any
 
 from proxy.types import Message, Role, Tool, ToolCall
 
-_TURN = re.compile(r"<\|im_start\|>(system|user|assistant)\n(.*?)<\|im_end\|>", re.DOTALL)
-_TOOLS = re.compile(r"(?:\n\n)?# Tools\n.*?<tools>\n(.*?)\n</tools>.*", re.DOTALL)
+_START = re.compile(r"<\|im_start\|>(system|user|assistant)\n")
+_END = "<|im_end|>"
+_TOOLS = "# Tools\n"
 _THOUGHT = re.compile(r"^<think>.*?</think>\s*", re.DOTALL)
-_CALL = re.compile(r"<tool_call>\n(.*?)\n</tool_call>", re.DOTALL)
-_RESULT = re.compile(r"<tool_response>\n(.*?)\n</tool_response>", re.DOTALL)
 
 
 def read_prompt(text: str) -> tuple[tuple[Message, ...], tuple[Tool, ...]]:
-    """Return the messages of `text` that have ended, in order, and its tools; the answer that it begins is left out."""
+    """Return the messages of `text` that have ended, in order, and its tools; the answer that it begins is left out.
+
+    What was meant as a tool or a call and is none is left out too. The time is linear in the text.
+    """
     messages: list[Message] = []
     tools: list[Tool] = []
-    for role, content in _TURN.findall(text):
-        if role == "system" and not messages and (found := _TOOLS.search(content)):
-            tools += map(_tool, _objects(found[1].splitlines()))
-            content = content[: found.start()]
-        messages += _messages(Role(role), content)
+    for turn in text.split(_END)[:-1]:
+        if (start := _START.search(turn)) is None:
+            continue
+        role, content = Role(start[1]), turn[start.end() :]
+        if role is Role.SYSTEM and not messages:
+            before, header, after = content.partition(_TOOLS)
+            if header and (listed := _between(after, "<tools>\n", "\n</tools>")[0]):
+                tools += filter(None, map(_tool, _objects(listed[0].splitlines())))
+                content = before.removesuffix("\n\n")
+        messages += _messages(role, content)
     return tuple(messages), tuple(tools)
 
 
 def _messages(role: Role, content: str) -> list[Message]:
-    if role is Role.USER and (results := _RESULT.findall(content)):
+    if role is Role.USER and (results := _between(content, "<tool_response>\n", "\n</tool_response>")[0]):
         return [Message(Role.TOOL, result) for result in results]
     if role is Role.ASSISTANT:
-        said = _THOUGHT.sub("", content)
-        calls = tuple(_call(call) for call in _objects(_CALL.findall(said)))
-        return [Message(role, _CALL.sub("", said).strip(), calls)]
+        calls, said = _between(_THOUGHT.sub("", content), "<tool_call>\n", "\n</tool_call>")
+        return [Message(role, said.strip(), tuple(map(_call, _objects(calls))))]
     return [Message(role, content)]
+
+
+def _between(text: str, opener: str, closer: str) -> tuple[list[str], str]:
+    """Return what stands between each `opener` and the next `closer`, and the rest of the text.
+
+    A pattern that searches for the closer from every opener would take quadratic time where there is none.
+    """
+    found, rest, at = [], [], 0
+    while (start := text.find(opener, at)) >= 0 and (end := text.find(closer, start + len(opener))) >= 0:
+        found.append(text[start + len(opener) : end])
+        rest.append(text[at:start])
+        at = end + len(closer)
+    return found, "".join([*rest, text[at:]])
 
 
 def _objects(texts: list[str]) -> Iterator[dict[str, Any]]:
@@ -47,15 +66,22 @@ def _objects(texts: list[str]) -> Iterator[dict[str, Any]]:
     for text in texts:
         try:
             value = json.loads(text)
-        except ValueError:
+        except (ValueError, RecursionError):
             continue
         if isinstance(value, dict):
             yield value
 
 
-def _tool(value: dict[str, Any]) -> Tool:
+def _tool(value: dict[str, Any]) -> Tool | None:
     function = value.get("function", value)
-    return Tool(function["name"], function.get("description", ""), function.get("parameters") or {})
+    if not isinstance(function, dict) or not isinstance(name := function.get("name"), str):
+        return None
+    description, parameters = function.get("description"), function.get("parameters")
+    return Tool(
+        name,
+        description if isinstance(description, str) else "",
+        parameters if isinstance(parameters, dict) else {},
+    )
 
 
 def _call(value: dict[str, Any]) -> ToolCall:

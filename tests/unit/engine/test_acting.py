@@ -166,6 +166,22 @@ def test_what_the_model_wrote_need_not_be_json() -> None:
     assert read_prompt(text) == ((Message(Role.ASSISTANT, ""),), ())
 
 
+@pytest.mark.parametrize("tool", ['{"a": 1}', '{"function": 3}', '{"function": {"name": 4}}', '{"a":' * 100_000])
+def test_what_stands_among_the_tools_need_not_be_one(tool: str) -> None:
+    listed = f'{tool}\n{{"name": "f", "description": 5, "parameters": []}}'
+    text = f"<|im_start|>system\nBe brief.\n\n# Tools\n<tools>\n{listed}\n</tools><|im_end|>\n"
+    assert read_prompt(text) == ((Message(Role.SYSTEM, "Be brief."),), (Tool("f", "", {}),))
+
+
+@pytest.mark.parametrize("opener", ["<|im_start|>user\n", "<tool_call>\n", "<tool_response>\n"])
+def test_openers_without_an_end_are_read_once(opener: str) -> None:
+    """From each of them to the end of the text it would be hours."""
+    content = opener * 200_000
+    for role in (Role.USER, Role.ASSISTANT):
+        said = content if role is Role.USER else content.strip()
+        assert read_prompt(f"<|im_start|>{role}\n{content}<|im_end|>") == ((Message(role, said),), ())
+
+
 def test_the_same_conversation_gets_the_same_answer() -> None:
     turn = asking("Tell me about the sea.")
     assert played(turn) == played(turn)  # without calls, as those have fresh ids
