@@ -8,7 +8,8 @@ samples = Client(url).export(session_id=session.session_id).samples
 `Client(app=app)` is one of a server in the same process, without sockets.
 """
 
-from proxy.client.clients import AsyncClient, AsyncSession, Client, Session
+from proxy.client.async_client import AsyncClient, AsyncSession
+from proxy.client.blocking_client import Client, Session
 from proxy.client.readers.read import read
 from proxy.client.transport import ServerUnreachable
 from proxy.client.values import (

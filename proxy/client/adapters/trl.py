@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from proxy.client.adapters.parts import known_score, of_agent
-from proxy.client.clients import Client
+from proxy.client.blocking_client import Client
 from proxy.client.libraries import library
 from proxy.client.options import SessionFilter
 from proxy.client.values import Claim, Sample

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from proxy.client.adapters.parts import as_json, prompt_length, score_of
-from proxy.client.clients import Client, Session
+from proxy.client.blocking_client import Client, Session
 from proxy.client.values import Json, Sample
 from proxy.errors import InvalidRequest
 
