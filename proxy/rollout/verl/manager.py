@@ -125,7 +125,7 @@ class AgentLoopManager:
             except ProxyError as error:  # what failed first matters more
                 _logger.warning("the memory of an engine could not be released: %s", error)
             raise
-        await self._release()
+        await to_the_end(self._release())
         return found
 
     async def _release(self) -> None:

@@ -175,7 +175,7 @@ def test_every_row_is_what_its_session_exports(url: str) -> None:
 
 def test_the_session_of_a_sample_says_which_it_is(url: str) -> None:
     AgentLoopManager(CONFIG, url, admin_key=KEY).generate_sequences(
-        batch(*["two_turns"] * 3, global_steps=11, name="m")
+        {**batch(*["two_turns"] * 3, global_steps=11, name="m"), "data_source": ["lessons"] * 3}
     )
     told = sorted(listed(url, step=11), key=lambda each: (each["group_id"], each["metadata"]["rollout_n"]))
     assert [each["metadata"] for each in told] == [
@@ -188,6 +188,7 @@ def test_the_session_of_a_sample_says_which_it_is(url: str) -> None:
             "experiment": "first",
             "agent_name": "two_turns",
             "uid": f"m-{index}",
+            "data_source": "lessons",
         }
         for index, rollout in ((0, 0), (0, 1), (1, 0))
     ]
@@ -502,6 +503,33 @@ def test_memory_that_another_released_comes_back_too(url: str) -> None:
         client.release_memory()
         manager.wake_up()
         assert not client.engine().released
+
+
+@pytest.mark.parametrize("fails", [False, True])
+async def test_a_cancellation_meanwhile_does_not_keep_the_memory(
+    url: str, monkeypatch: pytest.MonkeyPatch, fails: bool
+) -> None:
+    releasing, go_on, release = asyncio.Event(), asyncio.Event(), AsyncClient.release_memory
+
+    async def held(client: AsyncClient, *args: Any) -> Any:
+        releasing.set()
+        await go_on.wait()
+        return await release(client, *args)
+
+    monkeypatch.setattr(AsyncClient, "release_memory", held)
+    register("fails")(Fails)
+    manager = AgentLoopManager(changed(free_cache_engine=True), url, admin_key=KEY)
+    given = {**batch("fails" if fails else "two_turns"), "fails": [fails]}
+    running = asyncio.create_task(manager.generate_sequences(given))
+    await releasing.wait()
+    running.cancel()
+    await asyncio.sleep(0)
+    go_on.set()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    async with AsyncClient(url, KEY) as client:
+        assert (await client.engine()).released
+        await manager.wake_up()
 
 
 async def test_samples_that_wait_for_an_engine_that_sleeps_are_told_of(
