@@ -188,7 +188,6 @@ class OpenAIProxyClient:
                 param="discount",
             )
         options: ExportOptions = {"layout": "concat", "include": ["messages"], "reward_scope": "path"}
-        options["unrewarded"] = "zero"
         if (chosen := self._discount if discount is None else discount) is not None:
             options["discount"] = chosen
         if credit is not None:

@@ -343,3 +343,18 @@ async def test_variables_of_the_callers_context_do_not_reach_the_application() -
 @pytest.fixture(autouse=True)
 def logged(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.ERROR, "proxy.client.asgi")
+
+
+async def test_an_application_that_waits_for_its_reader_goes_on_when_the_reader_leaves() -> None:
+    ended = asyncio.Event()
+
+    async def answer(scope: Message, receive: Receive, send: Send) -> None:
+        await send(start())
+        for _ in range(4):
+            await send(body(b"x" * 100_000))
+        ended.set()
+
+    async with AsyncClient(app=without_lifespan(answer)) as client, client.http_client() as http:
+        async with http.stream("GET", IN_PROCESS):
+            assert not ended.is_set()
+        await ended.wait()

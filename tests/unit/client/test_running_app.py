@@ -311,3 +311,26 @@ def test_a_client_has_either_a_url_or_an_app(kind: Any) -> None:
         kind("http://127.0.0.1:8080", app=App())
     with pytest.raises(InvalidRequest, match="httpx or httpx2, not 'requests'"):
         kind(app=App()).http_client("requests")
+
+
+async def test_a_stop_cancels_the_requests_that_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("proxy.client.running_app._GRACE_S", 0.0)
+    begun, cancelled = asyncio.Event(), asyncio.Event()
+
+    async def app(scope: Message, receive: Any, send: Any) -> None:
+        if scope["type"] != "http":
+            raise ValueError("this application has no lifespan")
+        begun.set()
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            cancelled.set()
+            raise
+
+    client = AsyncClient(app=app)
+    asking = asyncio.create_task(client.health())
+    await begun.wait()
+    await client.aclose()
+    with pytest.raises(ServerUnreachable):
+        await asking
+    await cancelled.wait()

@@ -348,3 +348,33 @@ async def test_an_unknown_style_is_named_with_those_that_there_are(server: Serve
     async with OpenAIProxyClient(client=client_of(server), task_id="t") as client:
         with pytest.raises(ValueError, match="'merged'; the styles are individual and concat"):
             await client.export_interactions(style="merged")
+
+
+async def test_turns_of_two_conversations_come_in_the_order_of_their_completion(server: Server) -> None:
+    async with OpenAIProxyClient(client=client_of(server), task_id="t") as client:
+        first, one = await ask(server, client, user("one"))
+        second, _ = await ask(server, client, user("two"))
+        third, _ = await ask(server, client, *one, user("more"))
+    assert list(await client.export_interactions()) == [first, second, third]
+
+
+async def test_each_branch_of_a_turn_leaves_its_tokens_trained(server: Server) -> None:
+    async with OpenAIProxyClient(client=client_of(server), task_id="t") as client:
+        _, told = await ask(server, client, user("root"))
+        for branch in ("left", "right"):
+            await ask(server, client, *told, user(branch))
+    interactions = await client.export_interactions()
+    assert len(interactions) == 3
+    for interaction in interactions.values():
+        assert interaction.model_response is not None
+        assert int(interaction.to_tensor_dict()["loss_mask"].sum()) == interaction.model_response.output_len
+
+
+async def test_the_times_of_a_turn_are_those_of_its_record(server: Server) -> None:
+    async with OpenAIProxyClient(client=client_of(server), task_id="t") as client:
+        name, _ = await ask(server, client, user("q"))
+    (node,) = (await client_of(server).session_tree("t-0", include=["times"])).interactions
+    response = (await client.export_interactions())[name].model_response
+    assert node.times is not None and response is not None
+    assert response.latency == node.times["completed_at"] - node.times["created_at"]
+    assert response.ttft == node.times["first_token_at"] - node.times["created_at"]

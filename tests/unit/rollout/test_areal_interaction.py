@@ -105,7 +105,8 @@ def test_output_tokens_without_stop_need_to_know_the_stop_tokens() -> None:
     ended = response([1], [5, 6, 9, 0], tokenizer=tokenizer)
     assert (ended.input_len, ended.output_len, ended.end_with_stop) == (1, 4, True)
     assert ended.output_tokens_without_stop == [5, 6]
-    assert response([1], [5, 9], tokenizer=tokenizer, stop_reason="length").output_tokens_without_stop == [5, 9]
+    for cut in ("length", "abort"):
+        assert response([1], [5, 9], tokenizer=tokenizer, stop_reason=cut).output_tokens_without_stop == [5, 9]
     assert not response([1], [5], tokenizer=tokenizer).end_with_stop
     with pytest.raises(ValueError, match="tokenizer"):
         _ = response([1], [5]).end_with_stop

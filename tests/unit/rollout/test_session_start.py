@@ -18,14 +18,21 @@ from tests.support import Server, says, serving, user
 
 
 class Lossy(httpx.AsyncBaseTransport):
-    """Loses the answers of the first `lost` starts; `arrived` is set when the first start has reached the server."""
+    """Loses the answers of the first `lost` starts; `arrived` is set when the first start has reached the server.
+
+    The next `refusals` starts are answered as a server does whose database is away.
+    """
 
     def __init__(self, server: Server, lost: int) -> None:
         self._inner, self._lost = httpx.ASGITransport(app=server.app), lost
         self.arrived, self.answer = asyncio.Event(), asyncio.Event()
         self.answer.set()
+        self.refusals = 0
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        if self.refusals and request.url.path == "/rl/start_session":
+            self.refusals -= 1
+            return httpx.Response(503, json={"error": {"message": "away", "code": "store_unavailable"}})
         response = await self._inner.handle_async_request(request)
         if request.url.path == "/rl/start_session":
             self.arrived.set()
@@ -98,3 +105,11 @@ async def test_a_start_that_is_cancelled_leaves_no_live_session(tmp_path: Path) 
             await starting
         (listed,) = await client.sessions()
         assert (listed["status"], listed["outcome"]) == ("ended", "Failed")
+
+
+async def test_a_server_whose_database_is_away_is_asked_again(tmp_path: Path) -> None:
+    async with lossy(tmp_path) as (client, transport, _):
+        transport.refusals = 2
+        session = await start_session(client, "t", 60.0, {})
+        assert [listed["session_id"] for listed in await client.sessions()] == [session.session_id]
+        assert transport.refusals == 0

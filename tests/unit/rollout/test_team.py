@@ -240,3 +240,19 @@ def test_an_agent_is_known_after_the_start_only() -> None:
     assert team.members == () and team.session_ids == ()
     with pytest.raises(ValueError, match="has not started"):
         team["coder"]
+
+
+async def test_a_group_of_separate_sessions_is_whole_when_every_episode_has_ended(client: AsyncClient) -> None:
+    mine = {"group_id": "two-episodes"}
+    for claimable in (0, 4):
+        async with Team(client, "pair", AGENTS, group_id="two-episodes", group_size=2) as team:
+            await asyncio.gather(*(play(team[name], 1) for name in AGENTS))
+            await team.end(1.0)
+        assert len((await client.claim(limit=10, filter=mine)).sessions) == claimable
+
+
+async def test_a_member_has_the_key_of_an_agent_only(client: AsyncClient) -> None:
+    async with Team(client, "pair", AGENTS) as team:
+        for member in team.members:
+            assert (member.api_key, member.variables["OPENAI_API_KEY"]) == (member.session.api_key,) * 2
+            assert member.api_key != member.session.control_key

@@ -223,3 +223,25 @@ def test_a_tokenizer_pads_on_either_side(url: str) -> None:
     }
     with pytest.raises(InvalidRequest, match="'max_length' is 3"):
         tokenizer.pad(rows, padding="max_length", max_length=3)
+
+
+async def test_servers_share_the_calls_that_run_now() -> None:
+    placement = Placement(2, 10)
+    async with placement.running("a") as first, placement.running("b") as second:
+        assert {first, second} == {0, 1}
+    async with placement.running("c") as third:
+        pass  # a call that has ended does not count
+    async with placement.running("d") as fourth, placement.running("b") as again:
+        assert (fourth, again) == (third, second)
+
+
+async def test_a_single_turn_is_cut_to_the_response_length_with_its_logprobs(url: str) -> None:
+    async with AsyncClient(url, KEY) as client, client.session("t") as session:
+        manager = AsyncLLMServerManager(config(), session)
+        loop = SingleTurnAgentLoop(config(), manager, None)
+        output = await loop.run([user("hi")], {**SAMPLING, "max_tokens": 12})
+        (answer,) = manager.answers
+    assert len(answer) == 12
+    assert output.response_ids == answer[:8]
+    assert output.response_logprobs == (answer.log_probs or [])[:8]
+    assert (output.response_mask, output.stop_reason) == ([1] * 8, "response_length")
