@@ -89,7 +89,7 @@ async def test_an_episode_that_fails_or_does_nothing_is_left_out(url: str, caplo
 
 async def test_a_group_without_results_is_none_or_its_first_failure(url: str) -> None:
     assert await group(url, Agent(lazy=(0, 1, 2, 3))) is None
-    with pytest.raises(KeyError, match="episode 1"):
+    with pytest.raises(KeyError, match=r"episode [12]"):  # whichever of the two began first
         await group(url, Agent(failing=(1, 2), lazy=(0, 3)), logger=logging.getLogger("mine"))
 
 
