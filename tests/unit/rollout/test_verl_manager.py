@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, get_args
 
 import numpy as np
@@ -639,3 +640,14 @@ def test_a_batch_of_arrays_keeps_their_dtypes() -> None:
     prompts = Prompts.of(VerlBatch({}, {"raw_prompt": np.array([[{"a": 1}], [{"a": 2}]]), "index": np.array([4, 5])}))
     assert prompts.kept([1])["index"].dtype == np.int64
     assert prompts.sample(1)["index"] == 5
+
+
+def test_a_file_of_the_configuration_names_loops(url: str, tmp_path: Path) -> None:
+    path = tmp_path / "loops.yaml"
+    path.write_text("- name: of_the_file\n  _target_: proxy.rollout.verl.SingleTurnAgentLoop\n")
+    agent = {"agent_loop_config_path": str(path), "default_agent_loop": "of_the_file"}
+    found = AgentLoopManager(changed(agent=agent), url, admin_key=KEY).generate_sequences(
+        {"raw_prompt": [[user("hi")]] * 2}
+    )
+    assert found.non_tensor_batch["agent_name"].tolist() == ["of_the_file"] * 2
+    assert found.batch["response_mask"].sum(axis=1).all()
