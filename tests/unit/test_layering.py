@@ -130,6 +130,8 @@ PARTS: dict[str, set[str]] = {
     "resources": set(),
     "rollout": {"client", "errors"},
     "rollout.areal": {"client", "client.adapters", "errors", "rollout"},
+    "rollout.roll": {"rollout.roll.values"},
+    "rollout.roll.values": set(),
     "rollout.verl": {"client", "client.adapters", "errors", "rollout", "rollout.verl.tools"},
     "rollout.verl.tools": {"errors", "rollout"},
     "routes": {
@@ -210,6 +212,7 @@ OUTSIDE: dict[str, set[str]] = {
         "rendering",
         "demos",
         "rollout.areal",
+        "rollout.roll.values",
         "trajectory",
         "rollout.verl",
     },

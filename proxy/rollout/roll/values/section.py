@@ -1,0 +1,55 @@
+"""A part of a configuration: a dict whose keys are attributes, too, at every depth, and which may be changed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+
+class Section(dict[str, Any]):
+    """`section["a"]["b"]` and `section.a.b`. Mappings within it, also in lists, are sections. `name in section` works.
+
+    An attribute that it lacks raises AttributeError; `section["x"]` raises KeyError.
+    """
+
+    def __init__(self, values: Mapping[str, Any] | None = None, /, **more: Any) -> None:
+        super().__init__({name: _wrapped(value) for name, value in {**(values or {}), **more}.items()})
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self[name]
+        except KeyError:
+            raise AttributeError(f"the configuration has no {name!r} here; it has {', '.join(map(str, self))}") from None
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        self[name] = value
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        super().__setitem__(name, _wrapped(value))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain dicts and lists all the way down."""
+        return {name: _plain(value) for name, value in self.items()}
+
+
+def as_section(values: Any) -> Any:
+    """A plain dict as a Section; what already has attributes (a Section, an OmegaConf DictConfig) as it is."""
+    return Section(values) if type(values) is dict else values
+
+
+def _wrapped(value: Any) -> Any:
+    if isinstance(value, Section):
+        return value
+    if isinstance(value, Mapping):
+        return Section(value)
+    if isinstance(value, list | tuple):
+        return type(value)(_wrapped(each) for each in value)
+    return value
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Section):
+        return value.to_dict()
+    if isinstance(value, list | tuple):
+        return type(value)(_plain(each) for each in value)
+    return value
