@@ -19,7 +19,8 @@ class Section(dict[str, Any]):
         try:
             return self[name]
         except KeyError:
-            raise AttributeError(f"the configuration has no {name!r} here; it has {', '.join(map(str, self))}") from None
+            there = ", ".join(map(str, self))
+            raise AttributeError(f"the configuration has no {name!r} here; it has {there}") from None
 
     def __setattr__(self, name: str, value: Any) -> None:
         self[name] = value
