@@ -52,7 +52,8 @@ T = TypeVar("T")
 class Call:
     """One request to send. With `key` None the client's admin key is used, if it has one.
 
-    The answer may take `timeout_s` seconds (None: the client's own timeout) and `extra_timeout_s` more.
+    `headers` are further ones. The answer may take `timeout_s` seconds (None: the client's own timeout) and
+    `extra_timeout_s` more.
     The generator receives the answer's bytes if `raw`, else its decoded JSON.
     """
 
@@ -61,6 +62,7 @@ class Call:
     body: Mapping[str, Json] | None = None
     key: str | None = None
     params: Mapping[str, Json] = field(default_factory=dict)
+    headers: Mapping[str, str] = field(default_factory=dict)
     timeout_s: float | None = None
     extra_timeout_s: float = 0.0
     raw: bool = False
@@ -269,7 +271,19 @@ def generate(session: StartedSession | None, prompt_ids: Sequence[int], given: G
             raise InvalidRequest(f"give {name!r} beside 'sampling_params' or in it, not both", param=name)
         params[name] = value
     body = _given({"prompt_ids": prompt_ids, "sampling_params": params, "request_id": given.get("request_id")})
-    return generated_of((yield _of_tokens(session, "generate", body, given.get("timeout_s", GENERATE_S))))
+    call = _of_tokens(session, "generate", body, given.get("timeout_s", GENERATE_S))
+    return generated_of((yield replace(call, headers=_marks(session, given))))
+
+
+def _marks(session: StartedSession | None, given: GenerateOptions) -> dict[str, str]:
+    """The headers that mark a turn of a session. Raises InvalidRequest for what a header cannot hold."""
+    marks = {name: text for name in ("agent", "state_hash") if (text := str(given.get(name) or ""))}
+    for name, text in marks.items():
+        if session is None:
+            raise InvalidRequest(f"{name!r} marks a turn, and outside of a session there is none", param=name)
+        if not (text.isascii() and text.isprintable()) or text != text.strip():
+            raise InvalidRequest(f"{name!r} must be visible ASCII characters, not {text!r}", param=name)
+    return {f"x-tokengrove-{name.replace('_', '-')}": text for name, text in marks.items()}
 
 
 def tokenize(

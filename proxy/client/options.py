@@ -36,7 +36,9 @@ class GenerateOptions(TypedDict, total=False):
     `sampling_params`: the names of chat completions (`max_tokens`, `temperature`, ...) or SGLang's (`max_new_tokens`,
     ...). `stop_token_ids` and `ignore_eos` are two of them that token loops set for each call. `request_id` keeps calls
     together that share a prefix, where there is no session that does. `timeout_s`: how long to wait for the answer, in
-    seconds (default 3600: a call may wait for an update of the weights).
+    seconds (default 3600: a call may wait for an update of the weights). In a session, `agent` marks the turn as that
+    of one of several agents, and `state_hash` names the state that it was sampled in, for `step_advantages`; both are
+    visible ASCII characters.
     """
 
     sampling_params: Mapping[str, Json]
@@ -44,6 +46,8 @@ class GenerateOptions(TypedDict, total=False):
     stop_token_ids: Sequence[int]
     ignore_eos: bool
     timeout_s: float
+    agent: str
+    state_hash: str
 
 
 class ParseOptions(TypedDict, total=False):

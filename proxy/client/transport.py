@@ -55,7 +55,7 @@ class Connection:
 
     def arguments(self, call: Call) -> dict[str, Any]:
         key = call.key or self.admin_key
-        headers = {"authorization": f"Bearer {key}"} if key else {}
+        headers = {**call.headers, **({"authorization": f"Bearer {key}"} if key else {})}
         content = None
         if call.body is not None:
             headers["content-type"] = "application/json"

@@ -211,6 +211,7 @@ OUTSIDE: dict[str, set[str]] = {
         "prompt_ids",
         "rendering",
         "demos",
+        "rollout",
         "rollout.areal",
         "rollout.roll.values",
         "trajectory",

@@ -3,6 +3,7 @@
 `_agent_loop_registry` and `_DummyConfig` are names that the worker in verl's documentation uses.
 """
 
+from proxy.rollout.server_tokenizer import ServerTokenizer
 from proxy.rollout.verl.agent_data import AgentData, AgentState
 from proxy.rollout.verl.loop_base import AgentLoopBase
 from proxy.rollout.verl.manager import AgentLoopManager
@@ -10,7 +11,6 @@ from proxy.rollout.verl.outputs import AgentLoopMetrics, AgentLoopOutput, TokenO
 from proxy.rollout.verl.registry import _agent_loop_registry, register
 from proxy.rollout.verl.sample_run import AgentLoopFailed
 from proxy.rollout.verl.server_manager import AsyncLLMServerManager, PromptTooLong
-from proxy.rollout.verl.server_tokenizer import ServerTokenizer
 from proxy.rollout.verl.settings import DictConfigWrap, ToolListWrap
 from proxy.rollout.verl.settings import DictConfigWrap as _DummyConfig
 from proxy.rollout.verl.single_turn import SingleTurnAgentLoop

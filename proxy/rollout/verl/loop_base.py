@@ -17,9 +17,9 @@ from typing import Any, ClassVar
 
 from proxy.errors import InvalidRequest, UnsupportedParameter
 from proxy.rollout.config import Config
+from proxy.rollout.server_tokenizer import ServerTokenizer
 from proxy.rollout.verl.continuous_tokens import ContinuousTokens
 from proxy.rollout.verl.outputs import AgentLoopOutput
-from proxy.rollout.verl.server_tokenizer import ServerTokenizer
 from proxy.rollout.verl.settings import DictConfigWrap
 from proxy.rollout.verl.settings import trainer_config as _trainer_config
 from proxy.rollout.verl.tool_parsers import ToolParser, server_of_loop

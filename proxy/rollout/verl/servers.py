@@ -14,8 +14,8 @@ from typing import Any, TypeVar
 from proxy.client import AsyncClient, AsyncSession, Client, Session
 from proxy.client.asgi import ASGIApp
 from proxy.errors import InvalidRequest, SessionClosed
-from proxy.rollout.verl.server_template import ServerTemplate
-from proxy.rollout.verl.server_tokenizer import ServerTokenizer
+from proxy.rollout.server_template import ServerTemplate
+from proxy.rollout.server_tokenizer import ServerTokenizer
 
 _T = TypeVar("_T")
 

@@ -542,6 +542,21 @@ def test_an_unknown_or_doubled_option_of_generate_is_refused_before_the_request(
         next(operations.generate(None, [1], {"ignore_eos": True, "sampling_params": {"ignore_eos": False}}))
 
 
+def test_a_generated_turn_is_marked_with_its_agent_and_its_state(client: Client) -> None:
+    with client.session("task", session_id="marked") as session:
+        ids = session.tokenize([{"role": "user", "content": "hi"}])
+        made = session.generate(ids, sampling_params={"max_tokens": 2}, agent="planner", state_hash="5fd9")
+        session.generate(ids, sampling_params={"max_tokens": 3})
+    turn = client.show_turn("marked", made.id)
+    assert (turn["agent"], turn["state_hash"]) == ("planner", "5fd9")
+    assert client.show_turn("marked", 1)["agent"] is None
+    with pytest.raises(InvalidRequest, match="'agent' must be visible ASCII") as caught:
+        session.generate(ids, agent="pl\u00e4ner")
+    assert caught.value.param == "agent"
+    with pytest.raises(InvalidRequest, match="'state_hash' marks a turn, and outside of a session there is none"):
+        client.generate(ids, state_hash="5fd9")
+
+
 def test_a_generation_may_take_an_hour_but_a_dead_address_is_found_in_a_minute() -> None:
     connection = Connection("http://a", None, 60.0)
     timeout = connection.arguments(next(operations.generate(None, [1], {})))["timeout"]

@@ -204,6 +204,8 @@ async def test_a_tokenizer_over_http_renders_as_the_server_does(url: str) -> Non
             found = tokenizer.apply_chat_template(asked, add_generation_prompt=True, return_dict=True)
             assert found == {"input_ids": ids, "attention_mask": [1] * len(ids)}
             assert tokenizer.decode(ids, skip_special_tokens=True) == "user\nhi\nassistant\n"
+            assert tokenizer.batch_decode([tokenizer.encode("a"), tokenizer.encode("b")]) == ["a", "b"]
+            assert tokenizer.decode([tokenizer.eos_token_id]) == "<|im_end|>"
 
     await asyncio.to_thread(check)
 

@@ -1,8 +1,9 @@
-"""The server's tokenizer and chat template behind the methods that agent loops call of a tokenizer of transformers."""
+"""The server's tokenizer and chat template behind the methods that agent loops and managers call of transformers'."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ import numpy as np
 from proxy.client.libraries import library
 from proxy.client.tensors import pad_left, pad_right
 from proxy.errors import InvalidRequest
-from proxy.rollout.verl.server_template import ServerTemplate, Tokenizes
+from proxy.rollout.server_template import ServerTemplate, Tokenizes
 
 
 class ServerTokenizer:
@@ -67,6 +68,15 @@ class ServerTokenizer:
         """The text of ids, without special tokens if `skip_special_tokens`."""
         ids = [int(each) for each in np.atleast_1d(token_ids)]
         return self.server.detokenize(ids, skip_special_tokens=skip_special_tokens)
+
+    def batch_decode(self, sequences: Any, skip_special_tokens: bool = False) -> list[str]:
+        """The texts of several sequences of ids."""
+        return [self.decode(ids, skip_special_tokens) for ids in sequences]
+
+    @cached_property
+    def eos_token_id(self) -> int | None:
+        """The first of the ids that end the model's answers; None if there is none."""
+        return next(iter(self.server.end_token_ids()), None)
 
     def pad(
         self,
