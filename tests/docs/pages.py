@@ -5,6 +5,7 @@ A block in `bash` or `python` is run. A block in `json` is the reply to the bash
 
 <!-- not run: REASON -->     the block cannot run here; its syntax is checked
 <!-- long: REASON -->        the block runs only in `.ci/run`
+<!-- needs: MODULE -->       the block runs only where this module is installed
 <!-- file: NAME -->          the block is saved under this name in the folder of the page
 <!-- continues -->           the python block is run behind the python block before it, as one script
 <!-- fails: REASON -->       the command is meant to fail
@@ -26,8 +27,8 @@ import yaml
 
 ROOT = Path(__file__).resolve().parents[2]
 RUN, OUTPUT, CHECKED = ("bash", "python"), ("text", "mermaid"), ("json", "yaml", "toml", "ini", "nginx", "dockerfile")
-DIRECTIVES = ("not run", "long", "file", "continues", "fails", "prints")
-_NEEDS_ARGUMENT = ("not run", "long", "file", "fails")
+DIRECTIVES = ("not run", "long", "needs", "file", "continues", "fails", "prints")
+_NEEDS_ARGUMENT = ("not run", "long", "needs", "file", "fails")
 _FENCE = re.compile(r"^(\s*)(`{3,})(.*)$")
 _COMMENT = re.compile(r"<!--\s*([a-z ]+?)\s*(?::\s*(.*?)\s*)?-->")
 

@@ -17,6 +17,7 @@ import tempfile
 import threading
 from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import IO, Any
 from unittest import mock
@@ -140,7 +141,13 @@ class PageSession(AbstractContextManager["PageSession"]):
     def _skips(self, block: Block) -> bool:
         """Whether a block is not run now; what continues a script goes with it."""
         if block.directive != "continues":
-            self._skipping = block.directive == "not run" or (block.directive == "long" and not self._long)
+            match block.directive:
+                case "long":
+                    self._skipping = not self._long
+                case "needs":
+                    self._skipping = find_spec(block.argument) is None
+                case directive:
+                    self._skipping = directive == "not run"
         return self._skipping
 
     def _bash(self, block: Block) -> str:

@@ -71,6 +71,18 @@ def test_a_block_that_does_not_work_is_noticed(tmp_path: Path, text: str) -> Non
         session.follow(blocks)
 
 
+def test_a_block_that_needs_what_is_not_installed_is_left_out_with_what_it_prints(tmp_path: Path) -> None:
+    block = (
+        "```python\nprint(1)\nopen('ran', 'a')\n```\n<!-- continues -->\n```python\nprint(2)\n```\n"
+        "<!-- prints -->\n```text\n1\n2\n```\n"
+    )
+    with PageSession(tmp_path) as session:
+        session.follow(written(tmp_path, f"<!-- needs: no_such_module -->\n{block}"))
+        assert not (tmp_path / "ran").exists()
+        session.follow(written(tmp_path, f"<!-- needs: json -->\n{block}"))
+    assert (tmp_path / "ran").exists()
+
+
 def test_blocks_share_a_folder_and_variables(tmp_path: Path) -> None:
     text = (
         "```bash\nname=grove\n```\n<!-- file: lines.py -->\n```python\nlines = 2\n```\n"
