@@ -1,5 +1,6 @@
 """Agents, environments and managers as ROLL runs them, under the names that its users know."""
 
+from proxy.rollout.roll.runners import AgentRunner
 from proxy.rollout.roll.values import DataProto, EpisodeResult, Section
 
-__all__ = ["DataProto", "EpisodeResult", "Section"]
+__all__ = ["AgentRunner", "DataProto", "EpisodeResult", "Section"]

@@ -1,0 +1,188 @@
+"""The base class of runners. Setup happens once, before the first episode, and again only after a teardown."""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from functools import wraps
+from typing import Any, Self
+
+from proxy.rollout.roll.runners.request_error import RequestError
+from proxy.rollout.roll.values import EpisodeResult, Section, as_section
+
+
+class EpisodeTimeout(Exception):
+    """An episode has run for longer than its `episode_timeout`."""
+
+
+class AgentRunner(ABC):
+    """Plays episodes of one environment slot; a subclass has `run_job(seed)`, and `setup` and `teardown` if needed.
+
+    Whoever runs it calls `setup` before the first episode and `teardown` after the last. By hand neither has to be
+    called: the first `run_job` sets the runner up, and `with runner:` tears it down. However often `setup` is called,
+    and from wherever (`__init__` too), it runs once.
+
+    `base_url` is the address of the server or of the slot; `env_id` the number of the slot, which `_llm_request` sends
+    as the key. `env_config` is read by attribute and key; of it the base reads `http_timeout` (seconds for which a
+    request may take; default 3600) and `episode_timeout` (seconds for an episode; default none), both also inside of
+    `config`, and gives `config` (of a custom environment as the YAML has it: `env_config`) as the dict `env_params`.
+    `mode` is `env_params["mode"]`, or "train". `worker_config` is that of the manager. `api_key` is the key of the
+    session, which is sent in place of `env_id`. Other keyword arguments are for subclasses; the base reads none.
+
+    `step_scores` has the rewards of the steps of the running episode. A subclass that appends to it keeps what was
+    earned when it raises an exception later.
+    """
+
+    env: Any = None
+    api_key: str | None = None
+    http_client: Any = None
+    """Sends the requests in place of the client that `_llm_request` is given. Managers set it if the server is in this
+    process, where no other client reaches it."""
+    _started: float | None = None
+    """When the running episode began, by the monotonic clock."""
+
+    def __init__(
+        self,
+        base_url: str,
+        env_id: int,
+        env_config: Any = None,
+        worker_config: Any = None,
+        *,
+        api_key: str | None = None,
+        **kwargs: Any,
+    ) -> None:
+        self.base_url = base_url
+        self.api_key = api_key
+        self.env_id = env_id
+        self.env_config = Section() if env_config is None else as_section(env_config)
+        self.worker_config = worker_config
+        self.env_params: dict[str, Any] = _env_params(self.env_config)
+        self.mode: str = self.env_params.get("mode", "train")
+        self.step_scores: list[float] = []
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        for name, prepared in (("setup", _once), ("run_job", _set_up_first), ("teardown", _allowing_setup)):
+            if name in vars(cls):
+                setattr(cls, name, prepared(vars(cls)[name]))
+
+    @abstractmethod
+    def run_job(self, seed: int) -> EpisodeResult:
+        """Play an episode. `seed` decides which: its data and the first state of its environment."""
+
+    def setup(self) -> None:  # noqa: B027 - a runner may have nothing to prepare
+        """Prepare what all episodes share, such as the environment."""
+
+    def teardown(self) -> None:  # noqa: B027
+        """Release what `setup` has prepared."""
+
+    def __enter__(self) -> Self:
+        self.setup()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.teardown()
+
+    @property
+    def http_timeout(self) -> float:
+        """Seconds for which a request of the model may take."""
+        return float(self._setting("http_timeout", 3600.0))
+
+    @property
+    def episode_timeout(self) -> float | None:
+        """Seconds for which an episode may take; None for no limit."""
+        limit = self._setting("episode_timeout", None)
+        return None if limit is None else float(limit)
+
+    def _llm_request(
+        self,
+        client: Any,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        tool_choice: Any = "auto",
+    ) -> dict[str, Any]:
+        """Ask the model for the next message; return the chat completion.
+
+        `client` is an `httpx.Client`, or has its `post`. Raises RequestError (an `httpx.HTTPError`) with the server's
+        message for an answer that is an error, and EpisodeTimeout if the time of the episode is over.
+        """
+        limits: dict[str, Any] = {}
+        if (left := self._time_left()) is not None:
+            limits["timeout"] = min(self.http_timeout, left)
+        answer = (self.http_client or client).post(
+            f"{self.base_url.rstrip('/').removesuffix('/v1')}/v1/chat/completions",
+            json={"messages": messages, "tools": tools or [], "tool_choice": tool_choice if tools else "none"},
+            headers={"Authorization": f"Bearer {self.env_id if self.api_key is None else self.api_key}"},
+            **limits,
+        )
+        if answer.status_code >= 400:
+            raise RequestError(answer)
+        completion: dict[str, Any] = answer.json()
+        return completion
+
+    def _time_left(self) -> float | None:
+        """Seconds that the running episode has left; None without a limit. Raises EpisodeTimeout if it has none."""
+        if self._started is None or (limit := self.episode_timeout) is None:
+            return None
+        if (left := self._started + limit - time.monotonic()) <= 0:
+            raise EpisodeTimeout(f"the episode has run for longer than its episode_timeout of {limit:g} s")
+        return left
+
+    def _setting(self, name: str, default: Any) -> Any:
+        """A setting of `env_config`, or inside of its `config`; None there means the default."""
+        for settings in (self.env_config, self.env_params):
+            if (value := settings.get(name)) is not None:
+                return value
+        return default
+
+
+def _env_params(env_config: Any) -> dict[str, Any]:
+    for name in ("config", "env_config"):
+        if (params := env_config.get(name)) is not None:
+            return dict(params)
+    return {}
+
+
+def _once(setup: Callable[[Any], None]) -> Callable[[Any], None]:
+    """A `setup` that runs once for each runner until its teardown. A base class's is another one, and runs as well."""
+
+    @wraps(setup)
+    def once(self: Any) -> None:
+        done: set[Any] = vars(self).setdefault("_set_up", set())
+        if setup not in done:
+            done.add(setup)
+            try:
+                setup(self)
+            except BaseException:
+                done.clear()
+                raise
+
+    return once
+
+
+def _allowing_setup(teardown: Callable[[Any], None]) -> Callable[[Any], None]:
+    @wraps(teardown)
+    def allowing_setup(self: Any) -> None:
+        vars(self).pop("_set_up", None)
+        teardown(self)
+
+    return allowing_setup
+
+
+def _set_up_first(run_job: Callable[[Any, int], EpisodeResult]) -> Callable[[Any, int], EpisodeResult]:
+    """A `run_job` that begins an episode, unless a subclass's has begun it."""
+
+    @wraps(run_job)
+    def set_up_first(self: Any, seed: int) -> EpisodeResult:
+        if self._started is not None:
+            return run_job(self, seed)
+        self.setup()
+        self.step_scores = []
+        self._started = time.monotonic()
+        try:
+            return run_job(self, seed)
+        finally:
+            self._started = None
+
+    return set_up_first

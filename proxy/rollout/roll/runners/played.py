@@ -1,0 +1,47 @@
+"""An episode of any runner, as a result whatever happens."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import httpx
+
+from proxy.client.exit_reason import exit_reason
+from proxy.rollout.roll.runners.agent_runner import EpisodeTimeout
+from proxy.rollout.roll.runners.request_error import RequestError
+from proxy.rollout.roll.values import EpisodeResult
+
+_log = logging.getLogger(__name__)
+
+
+def played(runner: Any, seed: int) -> EpisodeResult:
+    """Run `runner.run_job(seed)`. An exception becomes a result, which keeps the rewards of the steps before it.
+
+    A full context, or another limit of the session, ends an episode as it is (Finished, with the metric `truncated`); a
+    timeout gives Timeout, and anything else Failed. `agent_exit_reason` says what it was. `runner` has `run_job`;
+    rewards are kept of one that has `step_scores`.
+    """
+    try:
+        result: EpisodeResult = runner.run_job(seed)
+        return result
+    except (Exception, SystemExit) as error:
+        return ended_by(error, getattr(runner, "step_scores", ()))
+
+
+def ended_by(error: BaseException, step_scores: Any) -> EpisodeResult:
+    """The result of an episode that `error` has ended."""
+    scores = [float(score) for score in step_scores]
+    status = _status(error)
+    if status == "Failed":
+        _log.error("an episode has failed after %d steps: %s", len(scores), error, exc_info=error)
+    metrics = {"truncated": True} if status == "Finished" else None
+    return EpisodeResult(status, float(sum(scores)), scores, exit_reason(error), metrics)
+
+
+def _status(error: BaseException) -> str:
+    if isinstance(error, RequestError) and error.is_limit:
+        return "Finished"
+    if isinstance(error, EpisodeTimeout | httpx.TimeoutException | TimeoutError):
+        return "Timeout"
+    return "Failed"
