@@ -7,20 +7,32 @@ replaced, and a start that is cancelled ends what it still brings.
 from __future__ import annotations
 
 import asyncio
+import re
+import secrets
 import time
+from collections.abc import Callable
 from contextlib import suppress
 
 import httpx
 
-from proxy.client import AsyncClient, AsyncSession, ServerUnreachable
+from proxy.client import AsyncClient, AsyncSession, Client, ServerUnreachable, Session
 from proxy.client.options import SessionOptions
-from proxy.errors import InvalidRequest, ProxyError
-from proxy.rollout.retries import retried
+from proxy.errors import InvalidRequest, ProxyError, SessionNotFound
+from proxy.rollout.retries import retried, retried_here
 
 UNREACHABLE_S = 60.0
 """How long a server that does not answer is tried: a restart takes less, and a wrong address should be noticed."""
 
 _GIVE_UP_S = 10.0
+_NOT_OF_AN_ID = re.compile(r"[^\w.-]+", re.ASCII)
+_NAME_LENGTH = 100
+
+
+def unused_session_id(name: str) -> str:
+    """A session id that nobody else has, so that a start whose answer is lost can be repeated. It begins with `name`,
+    as far as an id can.
+    """
+    return f"{_NOT_OF_AN_ID.sub('-', name)[:_NAME_LENGTH]}-{secrets.token_hex(6)}"
 
 
 async def start_session(client: AsyncClient, task_id: str, within_s: float, options: SessionOptions) -> AsyncSession:
@@ -29,17 +41,42 @@ async def start_session(client: AsyncClient, task_id: str, within_s: float, opti
     A server that does not answer is tried for a minute at most. An attempt whose answer was lost is repeated only if
     `options` name the session, by an id that nobody else uses: its session is deleted, since its keys are unknown.
     """
-    start = _Start(client, task_id, options)
+    start = _AsyncStart(client, task_id, options)
     return await retried(start.attempt, within_s, start.may_be_repeated)
+
+
+def start_session_here(
+    client: Client, task_id: str, within_s: float, options: SessionOptions, may_wait: Callable[[], bool] = lambda: True
+) -> Session:
+    """`start_session` for a client that blocks this thread; once `may_wait` is false it is not tried again."""
+    start = _BlockingStart(client, task_id, options)
+    return retried_here(start.attempt, within_s, lambda error: may_wait() and start.may_be_repeated(error))
 
 
 class _Start:
     """The attempts of one start."""
 
-    def __init__(self, client: AsyncClient, task_id: str, options: SessionOptions) -> None:
-        self._client, self._task_id, self._options = client, task_id, options
+    def __init__(self, task_id: str, options: SessionOptions) -> None:
+        self._task_id, self._options = task_id, options
         self._begun = time.monotonic()
         self._unanswered = False
+
+    def may_be_repeated(self, error: ProxyError) -> bool:
+        if isinstance(error, ServerUnreachable):
+            unsent = isinstance(error.__cause__, httpx.ConnectError)
+            patient = time.monotonic() < self._begun + UNREACHABLE_S
+            return patient and (unsent or "session_id" in self._options)
+        return error.status in (429, 503)
+
+    def _is_of_an_earlier_attempt(self, error: InvalidRequest) -> bool:
+        """Whether the id, or the key, may be taken by the session of an attempt whose answer was lost."""
+        return self._unanswered and "session_id" in self._options and error.param in ("session_id", "api_key")
+
+
+class _AsyncStart(_Start):
+    def __init__(self, client: AsyncClient, task_id: str, options: SessionOptions) -> None:
+        super().__init__(task_id, options)
+        self._client = client
 
     async def attempt(self) -> AsyncSession:
         starting = asyncio.ensure_future(self._client.start_session(self._task_id, **self._options))
@@ -49,7 +86,7 @@ class _Start:
             self._unanswered = True
             raise
         except InvalidRequest as error:
-            if not self._unanswered or error.param != "session_id" or not await self._deleted_unused():
+            if not self._is_of_an_earlier_attempt(error) or not await self._deleted_unused():
                 raise
             self._unanswered = False
             return await self.attempt()
@@ -57,19 +94,43 @@ class _Start:
             await _give_up(starting)
             raise
 
-    def may_be_repeated(self, error: ProxyError) -> bool:
-        if isinstance(error, ServerUnreachable):
-            unsent = isinstance(error.__cause__, httpx.ConnectError)
-            patient = time.monotonic() < self._begun + UNREACHABLE_S
-            return patient and (unsent or "session_id" in self._options)
-        return error.status in (429, 503)
-
     async def _deleted_unused(self) -> bool:
         """Delete the session of an earlier attempt. Return False if it has turns, so that it is not one of ours."""
         session_id = self._options["session_id"]
-        if (await self._client.session_tree(session_id)).interactions:
-            return False
+        try:
+            if (await self._client.session_tree(session_id)).interactions:
+                return False
+        except SessionNotFound:
+            return False  # the key is somebody else's
         await self._client.delete_session(session_id)
+        return True
+
+
+class _BlockingStart(_Start):
+    def __init__(self, client: Client, task_id: str, options: SessionOptions) -> None:
+        super().__init__(task_id, options)
+        self._client = client
+
+    def attempt(self) -> Session:
+        try:
+            return self._client.start_session(self._task_id, **self._options)
+        except ServerUnreachable:
+            self._unanswered = True
+            raise
+        except InvalidRequest as error:
+            if not self._is_of_an_earlier_attempt(error) or not self._deleted_unused():
+                raise
+            self._unanswered = False
+            return self.attempt()
+
+    def _deleted_unused(self) -> bool:
+        session_id = self._options["session_id"]
+        try:
+            if self._client.session_tree(session_id).interactions:
+                return False
+        except SessionNotFound:
+            return False
+        self._client.delete_session(session_id)
         return True
 
 

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
-import secrets
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, Literal, get_args
@@ -28,11 +26,10 @@ from proxy.rollout.environment import agent_variables, placeholder_key
 from proxy.rollout.processes import shared_pool
 from proxy.rollout.retries import retried
 from proxy.rollout.script import stop_import
+from proxy.rollout.session_start import unused_session_id
 
 logger = logging.getLogger(__name__)
 
-_NOT_OF_AN_ID = re.compile(r"[^\w.-]+", re.ASCII)
-_NAME_LENGTH = 100
 _RETRY_S = 60.0
 """How long rewards are sent again while the server restarts; they may be repeated."""
 
@@ -197,8 +194,7 @@ class OpenAIProxyWorkflow(RolloutWorkflow):
         """A session with an id that nobody else uses, so that a start whose answer is lost can be repeated."""
         given = data.get("task_id") if isinstance(data, Mapping) else None
         task_id = str(next(name for name in (self.task_id, given, type(self.agent).__name__) if name is not None))
-        name = _NOT_OF_AN_ID.sub("-", task_id)[:_NAME_LENGTH]
-        options = {"session_id": f"{name}-{secrets.token_hex(6)}", **self._options}
+        options = {"session_id": unused_session_id(task_id), **self._options}
         if (group_id := current_group()) is not None:
             options.setdefault("group_id", group_id)
         return OpenAIProxyClient(client=client, task_id=task_id, start_timeout_s=self.start_timeout_s, **options)

@@ -1,6 +1,7 @@
 """Agents, environments and managers as ROLL runs them, under the names that its users know."""
 
+from proxy.rollout.roll.managers import BaseEnvManager, EpisodeSession
 from proxy.rollout.roll.runners import AgentRunner
 from proxy.rollout.roll.values import DataProto, EpisodeResult, Section
 
-__all__ = ["AgentRunner", "DataProto", "EpisodeResult", "Section"]
+__all__ = ["AgentRunner", "BaseEnvManager", "DataProto", "EpisodeResult", "EpisodeSession", "Section"]

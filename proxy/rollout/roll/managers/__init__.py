@@ -1,0 +1,6 @@
+"""Managers, which play the episodes of one environment each and lay out what was sampled."""
+
+from proxy.rollout.roll.managers.base_env_manager import BaseEnvManager
+from proxy.rollout.roll.managers.episode_session import EpisodeSession
+
+__all__ = ["BaseEnvManager", "EpisodeSession"]

@@ -1,0 +1,186 @@
+"""One episode as one session of the server: whatever happens, it ends once, and its capacity is given back."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, cast
+
+from proxy.client import Client, Export, Session
+from proxy.client.exit_reason import exit_reason
+from proxy.client.options import EndOptions, ExportOptions, SessionOptions
+from proxy.errors import EndedOtherwise, InvalidRequest, NotFound
+from proxy.rollout.retries import retried_here
+from proxy.rollout.roll.managers.sampling import sampling_of
+from proxy.rollout.roll.values.episode_result import EpisodeResult
+from proxy.rollout.session_start import start_session_here, unused_session_id
+
+logger = logging.getLogger(__name__)
+
+OUTCOMES = ("Finished", "Failed", "NoData", "Timeout")
+_START_S = 600.0
+"""How long an episode waits for a place on the server."""
+_RETRY_S = 60.0
+"""How long the end and the export are tried again while the server restarts; both may be repeated."""
+
+
+class EpisodeSession:
+    """A live session of one episode, started by `start`, which `finish` or `fail` ends.
+
+    `session` is the client's; `base_url` (without /v1) and `api_key` are what the agent gets. `traj_group_id` is the
+    group of the session: the episodes that are compared have one.
+    """
+
+    def __init__(self, client: Client, session: Session, traj_group_id: str, env_id: int, api_key: str | None) -> None:
+        self.client, self.session = client, session
+        self.traj_group_id, self.env_id = traj_group_id, env_id
+        self.base_url = session.root_url if api_key is None else address_of(client, api_key)
+        self.api_key = session.api_key
+        self.outcome: str | None = None
+
+    @classmethod
+    def start(
+        cls,
+        client: Client,
+        *,
+        env_config: Any,
+        worker_config: Any,
+        pipeline_config: Any,
+        mode: str,
+        episode_id: int,
+        seed: int,
+        group_seed: int,
+        step: int,
+        api_key: str | None = None,
+        may_wait: Callable[[], bool] = lambda: True,
+        **options: Any,
+    ) -> EpisodeSession:
+        """Start the session of an episode; wait up to ten minutes while the server is full or restarts.
+
+        With `api_key`, the agent's key for all episodes of an environment, the address has it in place of the session.
+        Once `may_wait` is false it does not wait on. `options` are further fields of `start_session`. Raises
+        TooManyRequests or ServerUnreachable if no session could start, and InvalidRequest for a configuration that the
+        server refuses.
+        """
+        tag, group_id = env_config.get("tag", "proxy"), env_config["group_id"]
+        traj_group_id = f"{tag}_{group_id}_{episode_id}_{group_seed}"
+        metadata = {
+            **{"env_id": env_config["env_id"], "group_id": group_id, "tag": tag, "mode": mode},
+            **{"exp_name": getattr(pipeline_config, "exp_name", ""), "episode_id": episode_id},
+            **{"seed": seed, "step": step, "validate": mode != "train"},
+        }
+        given: dict[str, Any] = {
+            "session_id": unused_session_id(f"{traj_group_id}-{env_config['env_id']}"),
+            "group_id": traj_group_id,
+            "metadata": metadata,
+            "grant_capacity": True,
+            "discount": float(getattr(pipeline_config, "step_reward_gamma", 1.0)),
+            **_bounds(env_config, worker_config, pipeline_config),
+            **options,
+        }
+        if api_key is not None:
+            given["api_key"] = api_key
+        session = start_session_here(client, str(tag), _START_S, cast(SessionOptions, given), may_wait)
+        return cls(client, session, traj_group_id, env_config["env_id"], api_key)
+
+    def finish(self, result: EpisodeResult) -> None:
+        """End the session with what the runner says of it: outcome, reason, metrics and rewards.
+
+        Each step score is the reward of its turn, in order of completion. Turns that have no score of their own, at the
+        end, have none; of scores for which there is no turn the last turn has the sum, so that none is lost. Without
+        step scores the last turn has `score`. A score that is no finite number makes the episode Failed.
+        """
+        outcome, reason = _outcome(result)
+        ending: EndOptions = {"outcome": outcome, "metrics": _storable({**result.metrics, "score": result.score})}
+        if reason:
+            ending["exit_reason"] = reason
+        if outcome == "Timeout":
+            ending["finished"] = False
+        try:
+            self._end({**ending, **self._rewards(result)})
+        except InvalidRequest as error:
+            logger.warning("session %s: %s", self.session.session_id, error)
+            self._end({**ending, "outcome": "Failed", "exit_reason": exit_reason(error)})
+
+    def fail(self, error: BaseException | str, outcome: str = "Failed") -> None:
+        """End the session without rewards. Does nothing if it has ended."""
+        if self.outcome is None:
+            reason = exit_reason(error) if isinstance(error, BaseException) else error
+            self._end({"outcome": outcome, "exit_reason": reason})
+
+    def exported(self, layout: str, **options: Any) -> Export:
+        """All samples of the session; `options` are those of `Client.export`."""
+        how: ExportOptions = {"layout": layout, "include": ["messages"], **options}  # type: ignore[typeddict-item]
+        return retried_here(lambda: self.client.export(session_id=self.session.session_id, **how), _RETRY_S)
+
+    def turns(self) -> int:
+        """The number of complete turns."""
+        tree = retried_here(lambda: self.client.session_tree(self.session.session_id), _RETRY_S)
+        return sum(node.turn is not None for node in tree.interactions)
+
+    def _rewards(self, result: EpisodeResult) -> EndOptions:
+        turns = self.turns()
+        if not turns:
+            return {}
+        scores = [float(score) for score in result.step_scores]
+        if not scores:
+            return {"reward": float(result.score)}
+        if len(scores) != turns:
+            logger.warning(
+                "session %s: the runner has %d step scores for %d turns; %s",
+                *(self.session.session_id, len(scores), turns),
+                "the last turns have none" if len(scores) < turns else "the last turn has the sum of those left over",
+            )
+        return {"step_scores": zipped(scores, turns), "align": "first"}
+
+    def _end(self, options: EndOptions) -> None:
+        try:
+            retried_here(lambda: self.session.end(**options), _RETRY_S)
+            self.outcome = options["outcome"]
+        except (EndedOtherwise, NotFound) as error:  # by an operator, or deleted: there is nothing left to end
+            logger.warning("session %s was ended by somebody else: %s", self.session.session_id, error)
+            self.outcome = "Failed"
+
+
+def address_of(client: Client, api_key: str) -> str:
+    """The address, without /v1, of whichever live session has the key: one for all episodes of an environment."""
+    return f"{client.url}/~{api_key}"
+
+
+def zipped(scores: Sequence[float], turns: int) -> list[float]:
+    """As many scores as there are turns, or fewer: what is left over is added to the last."""
+    return list(scores) if len(scores) <= turns else [*scores[: turns - 1], math.fsum(scores[turns - 1 :])]
+
+
+def _bounds(env_config: Any, worker_config: Any, pipeline_config: Any) -> dict[str, Any]:
+    """Sampling and limits: tokens of one answer, and of prompt and answer together."""
+    sampling = sampling_of(getattr(worker_config, "generating_args", None), env_config.get("max_tokens_per_step"))
+    limits = {
+        "max_context_tokens": getattr(pipeline_config, "sequence_length", None),
+        "max_tokens_per_turn": sampling.get("max_tokens"),
+    }
+    return {"sampling": sampling, "limits": {name: most for name, most in limits.items() if most}}
+
+
+def _outcome(result: EpisodeResult) -> tuple[str, str]:
+    """The outcome and the reason; a status that the server does not know is Failed, and stands in the reason."""
+    reason = str(getattr(result, "agent_exit_reason", "") or "")
+    if result.status in OUTCOMES:
+        return result.status, reason
+    return "Failed", f"{result.status}: {reason}" if reason else str(result.status)
+
+
+def _storable(metrics: Mapping[str, Any]) -> dict[str, Any]:
+    """Metrics as JSON; what JSON has no form for is its text, so that no metric costs an episode."""
+    return {str(name): _json_value(value) for name, value in metrics.items()}
+
+
+def _json_value(value: Any) -> Any:
+    value = value.item() if hasattr(value, "item") and getattr(value, "ndim", 0) == 0 else value
+    try:
+        json.dumps(value, allow_nan=False)
+    except (TypeError, ValueError, RecursionError):
+        return str(value)
+    return value
