@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -17,9 +16,8 @@ from proxy.api.neutral_errors import is_administration, neutral
 from proxy.errors import InvalidRequest, MethodNotAllowed, NotFound, ProxyError
 from proxy.protocols.error_envelopes import anthropic_error, openai_error
 from proxy.sessions.access import Caller
-from proxy.telemetry.http_request import request_of
+from proxy.telemetry.http_request import request_of, without_secret
 
-_SECRET = re.compile("~[^/]*")
 # After a longer wait the openai SDK does not retry; the anthropic SDK sleeps through it.
 _MAX_RETRY_AFTER_S = 30
 
@@ -102,8 +100,8 @@ async def on_proxy_error(request: Request, error: Exception) -> Response:
 
 
 def shown_path(request: Request) -> str:
-    """The path for messages and logs, with a session's path secret replaced by `...`."""
-    return _SECRET.sub("~...", request.scope["path"])
+    """The path for messages and logs, with the key or the path secret of a session replaced by `...`."""
+    return without_secret(request.scope["path"])
 
 
 async def on_not_found(request: Request, error: Exception) -> Response:

@@ -130,7 +130,7 @@ class TurnEndpoint:
             trace_turns(request.trace, asked, choices)
         reply = StreamReply if asked.stream else UnaryReply
         # Who names no session learns which one it is.
-        shown = () if path or not self._access.open_server else (session_header(choices),)
+        shown = () if caller.names_session or not self._access.open_server else (session_header(choices),)
         return reply(self._turns, asked, choices, self._protocol, shown)
 
 

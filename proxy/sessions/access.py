@@ -16,6 +16,9 @@ three keys: `api_key` for the agent, `control_key` for the environment, and the 
 (1) The session is created if it does not exist; the key does not matter. A path secret that was replaced is refused.
 (2) `/{session_id}~{secret}/...` works with any key or none; with `--require-key` it also needs a key of its own.
     `/{session_id}~{secret}@{agent}/...` is the same, and names the agent of its turns.
+    `/~{api_key}/...` and `/~{api_key}@{agent}/...` are the session that has the key, as the key in a header without a
+    path is; another key beside it does not matter, but for rewards, ends and rotations that it permits. With
+    `--require-key` it needs a key of the session beside it, too. A key that no session has begins none.
 (3) The session that the key was issued for, also if it has ended; else the one that the client hints at; else one for
     each other key, named by a digest of it; without a key `default`. A missing session is created; after the end of one
     that no caller named, the next turn opens the next of its series (`session_series`). A replaced key is refused.
@@ -47,6 +50,9 @@ DEFAULT_SESSION = "default"
 # An id may hold ~ and @, and so may the name of an agent; a secret of `new_path_key` has 22 characters without them.
 _SECRET = re.compile(r"(.+)~([\w-]{22})(?:@.*)?", re.DOTALL)
 
+# No id begins with ~, and no key holds @.
+_KEY = re.compile(r"~([^@]*)(?:@(.*))?", re.DOTALL)
+
 
 class Caller(NamedTuple):
     """The address of a request. `path`: its session part; `key`; `hint`: a session id in a header or the body."""
@@ -54,6 +60,11 @@ class Caller(NamedTuple):
     path: str | None = None
     key: str | None = None
     hint: str | None = None
+
+    @property
+    def names_session(self) -> bool:
+        """Whether the path has the id of a session. One with a key does not."""
+        return self.path is not None and not self.path.startswith("~")
 
 
 class Access:
@@ -105,7 +116,11 @@ class Access:
         Raises Unauthorized, Forbidden or SessionNotFound.
         """
         grant = await self._grant(caller)
-        if caller.path:
+        if caller.path and (session_id := await self._of_key_in_path(caller)) is not None:
+            session = await self._registry.get(session_id)
+            if not (grant.admin or grant.session_id == session_id):
+                grant = Grant(session_id=session_id)
+        elif caller.path:
             session_id, path_key = await self._split(caller.path)
             if not (self.open_server or path_key or grant.admin or grant.session_id == session_id):
                 raise Unauthorized("this needs the control_key of the session, or the admin key")
@@ -150,6 +165,8 @@ class Access:
     async def _by_path(self, caller: Caller) -> tuple[LiveSession, bool]:
         """Return the session, and True if one of its own keys opened it."""
         assert caller.path is not None
+        if (session_id := await self._of_key_in_path(caller)) is not None:
+            return await self._registry.get(session_id), not self.open_server
         session_id, path_key = await self._split(caller.path)
         if self.open_server:
             return await self._named.get_or_create(session_id), False
@@ -174,6 +191,31 @@ class Access:
         if caller.hint is not None:
             return await self._named.get_or_create(caller.hint), False
         return await self._series.current(_series_of(caller.key)), False
+
+    async def _of_key_in_path(self, caller: Caller) -> str | None:
+        """Return the id of the session whose `api_key` is in the path; None for a path without a key.
+
+        Raises Unauthorized for a key that no session has, so that a late request never begins a session.
+        """
+        found = _KEY.fullmatch(caller.path or "")
+        if found is None:
+            return None
+        grant = await self._keys.grant(found[1])
+        _check_not_withdrawn(grant)
+        if grant.control or grant.admin:
+            raise Unauthorized(
+                "an address may hold the api_key of a session only; send a control_key or an admin key as "
+                "Authorization: Bearer KEY"
+            )
+        if grant.session_id is None:
+            raise Unauthorized(
+                "no session has the key in this address: start one with this api_key (POST /rl/start_session)"
+            )
+        if self._settings.require_key:
+            own = await self._grant(caller)
+            if not (own.admin or own.session_id == grant.session_id):
+                raise Unauthorized("send the api_key also as Authorization: Bearer KEY, which --require-key asks for")
+        return grant.session_id
 
     async def _split(self, path: str) -> tuple[str, bool]:
         """Return the session id in a path, and True if the path has the secret of that session."""
@@ -215,12 +257,15 @@ def _check_not_withdrawn(grant: Grant) -> None:
 
 
 def agent_in(path: str | None, session_id: str) -> str | None:
-    """The agent that a path names after the secret of its session (`/{session_id}~{secret}@{agent}`); None if none.
+    """The agent that a path names after a secret or a key (`/{session_id}~{secret}@{agent}`, `/~{api_key}@{agent}`).
 
-    `session_id` is the session that the path was resolved to. The name is a label for the turns, and grants nothing.
+    None if it names none. `session_id` is the session that the path was resolved to. The name is a label for the turns,
+    and grants nothing.
     """
     if path is None or path == session_id:
         return None
+    if found := _KEY.fullmatch(path):
+        return found[2] or None
     _, _, agent = path[len(session_id) :].partition("@")
     return agent or None
 

@@ -36,6 +36,8 @@ def check_session_id(value: Any, name: str = "session_id") -> str:
         raise InvalidRequest(f"'{name}' must be word characters and . ~ : @ + - in parts joined by /", param=name)
     if len(value.encode()) > MAX_ID_BYTES:
         raise InvalidRequest(f"'{name}' is longer than {MAX_ID_BYTES} bytes", param=name)
+    if value[0] == "~":
+        raise InvalidRequest(f"'{name}' must not begin with ~: in an address a key follows it", param=name)
     first, _, _ = check_dots(value, name).partition("/")
     if first in _RESERVED:
         raise InvalidRequest(f"'{name}' must not begin with the reserved word {first!r}", param=name)

@@ -147,7 +147,8 @@ class Keyring:
 
     def _remember_agent(self, digest: str, record: SessionRecord) -> None:
         if record.status is SessionStatus.ACTIVE and not self._index.shared:
-            self._agents[digest] = record.session_id
+            # The session may have ended since it was read, and another one have got the key.
+            self._agents.setdefault(digest, record.session_id)
 
     def _remember_path(self, record: SessionRecord) -> None:
         if self._index.shared:

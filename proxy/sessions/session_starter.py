@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -18,6 +19,11 @@ from proxy.store.news import first_seen
 from proxy.store.session_starts import SessionStarts
 from proxy.trajectory.cache import InteractionCache
 from proxy.types import SessionRecord
+
+_LEAST_CHOSEN = 16
+"""Characters of a chosen key on a server with an admin key, where nothing but its key protects a session."""
+
+_SENDABLE = re.compile(r"[!-.0-?A-~]+")
 
 
 class SessionStarter:
@@ -72,13 +78,25 @@ class SessionStarter:
         self._keys.add(record)
 
     def _check_chosen(self, api_key: Any) -> None:
-        if not isinstance(api_key, str) or not api_key:
-            raise InvalidRequest("'api_key' must be a non-empty string", param="api_key")
+        if not isinstance(api_key, str) or not _SENDABLE.fullmatch(api_key):
+            raise InvalidRequest(
+                "'api_key' must be a text of visible ASCII characters without / and @, as it also stands in addresses "
+                "(/~KEY/v1)",
+                param="api_key",
+            )
         if not (self._settings.loopback or self._settings.allow_chosen_keys):
             raise InvalidRequest(
                 "'api_key' cannot be chosen on this server without --allow-chosen-keys; leave it out to get a new key",
                 param="api_key",
             )
+        if self._settings.admin_key is not None and len(api_key) < _LEAST_CHOSEN:
+            raise InvalidRequest(
+                f"'api_key' has fewer than {_LEAST_CHOSEN} characters, so others could guess it: choose a longer one, "
+                "or leave it out to get a new key; an open server (without --admin-key) takes any",
+                param="api_key",
+            )
+        if self._keys.is_admin(api_key):
+            raise InvalidRequest("'api_key' is an admin key of this server; choose another one", param="api_key")
 
     async def _skip_taken(self, task_id: str) -> None:
         """Continue behind the ids of the task that other replicas or callers took meanwhile."""

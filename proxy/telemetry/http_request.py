@@ -33,7 +33,7 @@ _SCOPE = "tokengrove.request"
 _ROUTE = "tokengrove.route"
 _ID = b"x-request-id"
 _SANE = re.compile(rb"[\x21-\x7e]{1,200}")
-_SECRET = re.compile("~[^/]*")
+_SECRET = re.compile(r"(?<![^/])~.*(?=/(?:v1|rl)/)|(?<![^/])~.*|~[^/]*", re.DOTALL)
 
 
 class HttpRequest:
@@ -82,7 +82,7 @@ class HttpRequest:
         attributes = {
             "http.request.method": self.method,
             "http.route": route,
-            "url.path": _SECRET.sub("~...", scope["path"]),
+            "url.path": without_secret(scope["path"]),
             "url.scheme": scope["scheme"],
         }
         try:
@@ -129,8 +129,8 @@ class HttpRequest:
         self.route = scope.get(_ROUTE, UNMATCHED)
         if self.session is None:
             self.session = scope.get("path_params", {}).get("session")
-        if self.session is not None and "~" in self.session:
-            self.session = _SECRET.sub("~...", self.session)
+        if self.session is not None:
+            self.session = without_secret(self.session)
         if self.status is None:
             self.status, self.left = CLIENT_LEFT, True
         try:
@@ -147,6 +147,11 @@ class HttpRequest:
             attributes["tokengrove.session.id"] = attributes["gen_ai.conversation.id"] = self.session
         labels = {f"tokengrove.{name}": value for name, value in self.labels.items()}
         trace.end(self.code or ("client_left" if self.left else None), attributes, labels)
+
+
+def without_secret(path: str) -> str:
+    """A path, or the part of one that names a session, with `~...` for the key or the secret in it."""
+    return _SECRET.sub("~...", path) if "~" in path else path
 
 
 def found_in(scope: MutableMapping[str, Any]) -> HttpRequest | None:

@@ -21,7 +21,7 @@ _MOST_CHARACTERS = 300
 _MOST_OF_TRACEBACK = 16_000
 _SHORT = 100
 _BARE = re.compile(r"[\w.:/+-]+", re.ASCII)
-_SECRETS = re.compile(r"(?<=~)[\w-]{20,}|\b[sc]k-[\w-]{20,}|(?<=://)[^/@\s]+(?=@)")
+_SECRETS = re.compile(r"(?<=/~)[^/\s]+|(?<=~)[\w-]{20,}|\b[sc]k-[\w-]{20,}|(?<=://)[^/@\s]+(?=@)")
 """What follows `~` in a path, keys that this server has made, and the login in a URL: a library's error may quote them.
 """
 

@@ -14,6 +14,7 @@ from proxy.engine.scripted.scripts import Reply, Script
 from tests.support import Server, sampled, serving, user
 
 ADMIN = {"authorization": "Bearer admin"}
+KEY = "key-of-slot-seventeen"
 
 
 def always() -> Script:
@@ -148,17 +149,17 @@ async def test_keys_of_one_session_never_work_on_another(tmp_path: Path) -> None
 
 async def test_a_chosen_key_moves_to_the_next_session_after_the_end(tmp_path: Path) -> None:
     async with serving(tmp_path, always(), admin_key="admin") as server:
-        first = await start(server, "one", api_key="17")
-        assert first["api_key"] == "17"
-        taken = await server.post("/rl/start_session", {"task_id": "t", "api_key": "17"}, headers=ADMIN)
+        first = await start(server, "one", api_key=KEY)
+        assert first["api_key"] == KEY
+        taken = await server.post("/rl/start_session", {"task_id": "t", "api_key": KEY}, headers=ADMIN)
         assert (taken.status_code, taken.json()["error"]["code"]) == (400, "key_in_use")
         assert taken.json()["error"]["param"] == "api_key"
         await server.ok("/rl/end_session", {}, headers=bearer(first["control_key"]))
-        closed = await speak(server, "17")
+        closed = await speak(server, KEY)
         assert (closed.status_code, closed.json()["error"]["code"]) == (403, "session_closed")
-        await start(server, "two", api_key="17")
-        assert (await speak(server, "17")).status_code == 200
-        assert (await speak(server, "17", "/one/v1")).status_code == 401
+        await start(server, "two", api_key=KEY)
+        assert (await speak(server, KEY)).status_code == 200
+        assert (await speak(server, KEY, "/one/v1")).status_code == 401
         shown = (await server.http.get("/rl/sessions/two", headers=ADMIN)).json()
         assert len(shown["interactions"]) == 1
         # The control key of the first session still rewards that session.
@@ -168,7 +169,7 @@ async def test_a_chosen_key_moves_to_the_next_session_after_the_end(tmp_path: Pa
 
 async def test_of_two_concurrent_starts_with_one_key_only_one_succeeds(tmp_path: Path) -> None:
     async with serving(tmp_path, always()) as server:
-        body = {"task_id": "t", "api_key": "17"}
+        body = {"task_id": "t", "api_key": KEY}
         responses = await asyncio.gather(*(server.post("/rl/start_session", body) for _ in range(8)))
         assert sorted(response.status_code for response in responses) == [200] + [400] * 7
 
@@ -179,17 +180,28 @@ async def test_chosen_keys_beyond_loopback_need_a_setting(tmp_path: Path) -> Non
         folder.mkdir()
         settings = {"host": "0.0.0.0", "admin_key": "admin", "allow_chosen_keys": allowed}
         async with serving(folder, always(), **settings) as server:
-            response = await server.post("/rl/start_session", {"task_id": "t", "api_key": "17"}, headers=ADMIN)
+            response = await server.post("/rl/start_session", {"task_id": "t", "api_key": KEY}, headers=ADMIN)
             assert response.status_code == (200 if allowed else 400)
             if not allowed:
                 assert response.json()["error"]["param"] == "api_key"
 
 
-@pytest.mark.parametrize("key", ["", 17, ["17"], {}, True])
-async def test_a_chosen_key_must_be_a_non_empty_string(tmp_path: Path, key: Any) -> None:
+@pytest.mark.parametrize("key", ["", 17, ["17"], {}, True, "a key", " a", "a\n", "schlüssel", "a/b", "a@b"])
+async def test_a_chosen_key_must_be_a_text_that_headers_and_addresses_can_have(tmp_path: Path, key: Any) -> None:
     async with serving(tmp_path, always()) as server:
         response = await server.post("/rl/start_session", {"task_id": "t", "api_key": key})
         assert (response.status_code, response.json()["error"]["param"]) == (400, "api_key")
+
+
+async def test_a_chosen_key_that_others_could_guess_is_refused_on_a_keyed_server(tmp_path: Path) -> None:
+    async with serving(tmp_path, always(), admin_key="an-admin-key-of-some-length,another") as server:
+        headers = bearer("another")
+        for key, said in (("7", "fewer than 16 characters"), ("an-admin-key-of-some-length", "is an admin key")):
+            refused = await server.post("/rl/start_session", {"task_id": "t", "api_key": key}, headers=headers)
+            assert (refused.status_code, refused.json()["error"]["param"]) == (400, "api_key")
+            assert said in refused.json()["error"]["message"] and key not in refused.json()["error"]["message"].split()
+        assert (await server.http.get("/rl/sessions", headers=headers)).json()["sessions"] == []
+        await server.ok("/rl/start_session", {"task_id": "t", "api_key": "x" * 16}, headers=headers)
 
 
 async def test_the_database_stores_no_key_in_plain_text(tmp_path: Path) -> None:
@@ -212,19 +224,19 @@ async def test_the_database_stores_no_key_in_plain_text(tmp_path: Path) -> None:
 
 async def test_keys_work_after_a_restart(tmp_path: Path) -> None:
     async with serving(tmp_path, always(), admin_key="admin") as server:
-        live, ended = await start(server, "live"), await start(server, "ended", api_key="17")
+        live, ended = await start(server, "live"), await start(server, "ended", api_key=KEY)
         await speak(server, live["api_key"])
-        await speak(server, "17")
+        await speak(server, KEY)
         await server.ok("/rl/end_session", {}, headers=bearer(ended["control_key"]))
     async with serving(tmp_path, always(), admin_key="admin") as server:
         assert (await speak(server, live["api_key"])).status_code == 200
         assert (await speak(server, live["api_key"], "/live/v1")).status_code == 200
         body = {"model": "m", "messages": [user("hi")]}
         assert (await server.post(live["base_url"] + "/chat/completions", body)).status_code == 200
-        assert (await speak(server, "17")).json()["error"]["code"] == "session_closed"
+        assert (await speak(server, KEY)).json()["error"]["code"] == "session_closed"
         await server.ok("/rl/set_reward", {"reward": 1}, headers=bearer(live["control_key"]))
         await server.ok("/rl/set_reward", {"reward": 1}, headers=bearer(ended["control_key"]))
-        assert (await server.post("/rl/set_reward", {"reward": 1}, headers=bearer("17"))).status_code == 403
+        assert (await server.post("/rl/set_reward", {"reward": 1}, headers=bearer(KEY))).status_code == 403
         shown = (await server.http.get("/rl/sessions/live", headers=ADMIN)).json()["interactions"]
         assert [node["reason"] for node in shown] == ["first", *["resampled"] * 3]
         assert [node["reward"] for node in shown] == [None, None, None, 1.0]

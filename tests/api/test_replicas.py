@@ -352,8 +352,8 @@ async def test_a_failure_on_one_replica_is_superseded_on_another(tmp_path: Path,
 async def test_keys_issued_on_one_replica_work_on_all(tmp_path: Path, postgres_url: str) -> None:
     async with replicas(tmp_path, postgres_url, agent(), agent(), admin_key="admin") as (one, two):
         body = {"model": "m", "messages": [user("hi")]}
-        start = {"session_id": "a", "api_key": "17"}
-        bearer = {"authorization": "Bearer 17"}
+        start = {"session_id": "a", "api_key": "key-of-slot-seventeen"}
+        bearer = {"authorization": "Bearer key-of-slot-seventeen"}
         for server in (one, two):
             assert (await server.post("/v1/chat/completions", body, headers=bearer)).status_code == 401
         started = await one.ok("/rl/start_session", start, headers=ADMIN)
@@ -373,7 +373,7 @@ async def test_of_two_concurrent_starts_with_one_key_on_two_replicas_one_succeed
     tmp_path: Path, postgres_url: str
 ) -> None:
     async with replicas(tmp_path, postgres_url, agent(), agent(), admin_key="admin") as servers:
-        starts = [{"session_id": f"s{n}", "api_key": "17"} for n in range(6)]
+        starts = [{"session_id": f"s{n}", "api_key": "key-of-slot-seventeen"} for n in range(6)]
         answers = await asyncio.gather(
             *(servers[n % 2].post("/rl/start_session", body, headers=ADMIN) for n, body in enumerate(starts))
         )

@@ -122,7 +122,7 @@ async def test_a_turn_of_each_api_is_a_trace(tmp_path: Path, exported: Exported,
 
 async def test_no_span_holds_text_of_messages_or_a_secret(tmp_path: Path, exported: Exported) -> None:
     answer = "an-answer-of-the-model"
-    async with serving(tmp_path, says(answer, call_text("f", f'{{"a": "{answer}"}}')), admin_key="k") as server:
+    async with serving(tmp_path, says(answer, call_text("f", f'{{"a": "{answer}"}}'), answer), admin_key="k") as server:
         admin = {"authorization": "Bearer k"}
         started = await server.ok("/rl/start_session", {"task_id": "t"}, headers=admin)
         path = started["base_url"].removeprefix("http://t")
@@ -131,7 +131,9 @@ async def test_no_span_holds_text_of_messages_or_a_secret(tmp_path: Path, export
         await server.ok(f"{path}/chat/completions", {**BODY, "tools": [tool], "stop": [SECRET], "user": SECRET})
         refused = {**BODY, "messages": [{"role": SECRET, "content": SECRET}]}
         assert (await server.post(f"{path}/chat/completions", refused)).status_code == 400
-    assert len(exported.roots()) == 3
+        for address, status in ((f"/~{started['api_key']}", 200), (f"/~x/{SECRET}/v1", 401), (f"/~x/{SECRET}", 401)):
+            assert (await server.post(f"{address}/chat/completions", BODY)).status_code == status
+    assert len(exported.roots()) == 6
     everything = "".join(span.to_json() for span in exported.spans())
     assert SECRET not in everything and answer not in everything
     secret = path.partition("~")[2].partition("/")[0]
