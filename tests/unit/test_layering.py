@@ -133,7 +133,7 @@ PARTS: dict[str, set[str]] = {
     "rollout.roll": {"rollout.roll.managers", "rollout.roll.runners", "rollout.roll.values"},
     "rollout.roll.managers": {"client", "errors", "rollout", "rollout.roll.values"},
     "rollout.roll.runners": {"client", "rollout.roll.values"},
-    "rollout.roll.values": set(),
+    "rollout.roll.values": {"errors"},
     "rollout.verl": {"client", "client.adapters", "errors", "rollout", "rollout.verl.tools"},
     "rollout.verl.tools": {"errors", "rollout"},
     "routes": {

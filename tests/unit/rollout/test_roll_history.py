@@ -1,0 +1,66 @@
+"""What managers compute of observations and steps: hashes of states, rendered templates, metrics of an episode."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from proxy.errors import InvalidRequest
+from proxy.rollout.roll.values import (
+    GenerateStopReason,
+    aggregate_metrics,
+    compute_object_hash,
+    contains_renderable_field,
+    rendered,
+)
+
+DIFFERENT: list[Any] = [
+    *(None, "", "None", 1, 1.0, "1", True, b"1", [1], (1,), [[1]], ["1", "2"], ["12"], {"a": 1}, {"a": "1"}, {1}),
+    *(np.array([1]), np.array([1.0]), np.array([[1]]), np.array([1], np.int32), [], {}, np.array(["a", None])),
+    *(SimpleNamespace(a=1), [{"role": "user", "content": "a"}], [{"role": "user"}, {"content": "a"}]),
+]
+
+
+def test_states_that_differ_in_value_or_type_have_different_hashes() -> None:
+    hashes = [compute_object_hash(value) for value in DIFFERENT]
+    assert len(set(hashes)) == len(DIFFERENT)
+    assert all(len(each) == 64 and each.isalnum() for each in hashes)
+
+
+def test_equal_states_have_equal_hashes_whatever_the_order_of_their_entries() -> None:
+    assert compute_object_hash({"a": 1, "b": [2, 3]}) == compute_object_hash({"b": [2, 3], "a": 1})
+    assert compute_object_hash({3, 1, 2}) == compute_object_hash({2, 1, 3})
+    grid = np.arange(12).reshape(3, 4)
+    assert compute_object_hash(grid[:, ::2]) == compute_object_hash(grid[:, ::2].copy())
+    assert compute_object_hash([2, 3]) != compute_object_hash([3, 2])
+
+
+def test_a_template_gets_its_fields_and_says_which_it_lacks() -> None:
+    assert contains_renderable_field("{turn_idx:>3} of {{9}}", "turn_idx")
+    assert contains_renderable_field("{state.x} {state[0]}", "state")
+    assert not contains_renderable_field("{{turn_idx}} {turn}", "turn_idx")
+    assert rendered("Turn {turn_idx}: \\boxed{{answer}}", {"turn_idx": 2}) == "Turn 2: \\boxed{answer}"
+    with pytest.raises(InvalidRequest, match=r"agent_template has \{seed\}, and here there are observation, turn_idx"):
+        rendered("{seed}", {"observation": "o", "turn_idx": 1})
+    with pytest.raises(InvalidRequest, match="agent_template cannot be rendered") as caught:
+        rendered("an answer in { braces", {})
+    assert caught.value.param == "agent_template"
+
+
+def test_metrics_of_the_steps_become_one_number_each() -> None:
+    steps = [{"a": 1, "valid": True}, {"a": 3, "valid": False, "b": np.float32(2)}, {"a": 5, "note": "text"}]
+    modes = {"a": "sum", "b": "last"}
+    assert aggregate_metrics(steps, modes) == {"a": 9.0, "valid": 0.5, "b": 2.0}
+    assert aggregate_metrics(steps, {"a": "mean"})["a"] == 3.0
+    found = {mode: aggregate_metrics(steps, {"a": mode})["a"] for mode in ("min", "max", "first", "last", "unknown")}
+    assert found == {"min": 1.0, "max": 5.0, "first": 1.0, "last": 5.0, "unknown": 3.0}
+
+
+def test_a_stop_reason_is_known_by_its_name() -> None:
+    assert GenerateStopReason.of("max_length") is GenerateStopReason.MAX_LENGTH
+    assert GenerateStopReason.of(SimpleNamespace(name="FINISH")) is GenerateStopReason.FINISH
+    with pytest.raises(ValueError, match="'length'; it is one of FINISH, MAX_LENGTH, ABORT"):
+        GenerateStopReason.of("length")
