@@ -130,8 +130,9 @@ PARTS: dict[str, set[str]] = {
     "resources": set(),
     "rollout": {"client", "errors"},
     "rollout.areal": {"client", "client.adapters", "errors", "rollout"},
-    "rollout.roll": {"rollout.roll.managers", "rollout.roll.runners", "rollout.roll.values"},
+    "rollout.roll": {"rollout.roll.managers", "rollout.roll.rock", "rollout.roll.runners", "rollout.roll.values"},
     "rollout.roll.managers": {"client", "errors", "rollout", "rollout.roll.values"},
+    "rollout.roll.rock": {"client", "errors", "rollout", "rollout.roll.runners", "rollout.roll.values"},
     "rollout.roll.runners": {"client", "rollout.roll.values"},
     "rollout.roll.values": {"errors"},
     "rollout.verl": {"client", "client.adapters", "errors", "rollout", "rollout.verl.tools"},
@@ -192,6 +193,7 @@ PARTS: dict[str, set[str]] = {
 }
 OUTSIDE: dict[str, set[str]] = {
     "alembic": {"store"},
+    "datasets": {"rollout.roll.rock"},
     "fastokens": {"rendering"},
     "httptools": {"engine.servers", "serving"},
     "httpx": {"client", "rollout", "rollout.roll.runners", "workers"},
@@ -241,7 +243,7 @@ OUTSIDE: dict[str, set[str]] = {
         "trajectory",
     },
     "prometheus_client": {"telemetry"},
-    "pyarrow": {"client.readers", "export_formats"},
+    "pyarrow": {"client.readers", "export_formats", "rollout.roll.rock"},
     "pydantic": {"rollout.verl.tools"},
     "renderers": {"rendering.templates"},
     "rich": {"client", "commands", "demos", "tree_view"},
@@ -257,7 +259,7 @@ OUTSIDE: dict[str, set[str]] = {
     "uvicorn": {"serving"},
     "uvloop": {"serving"},
     "xxhash": {"parsed_items", "trajectory", "turns"},
-    "yaml": {"rollout.verl", "rollout.verl.tools"},
+    "yaml": {"rollout.roll.rock", "rollout.verl", "rollout.verl.tools"},
     "zstandard": {"store"},
 }
 LAZY = {

@@ -1,0 +1,32 @@
+"""Agents that are programs in a sandbox: tasks by seed, jobs, and the two ways in which such an agent asks the model.
+
+The sandbox is this machine, or whatever a subclass of `Sandbox` makes of it; Rock's SDK is not needed.
+"""
+
+from proxy.rollout.roll.rock.global_dataset import GlobalDataset, reset_datasets, shared_dataset
+from proxy.rollout.roll.rock.job import Job
+from proxy.rollout.roll.rock.job_config import JobConfig
+from proxy.rollout.roll.rock.job_result import JobResult, Span, TrialResult, VerifierResult
+from proxy.rollout.roll.rock.local_process_sandbox import LocalProcessSandbox
+from proxy.rollout.roll.rock.push_runner import PushModeRunner
+from proxy.rollout.roll.rock.rock_agent_runner import RockAgentRunner
+from proxy.rollout.roll.rock.sandbox import Command, CommandResult, Sandbox, SandboxProcess
+
+__all__ = [
+    "Command",
+    "CommandResult",
+    "GlobalDataset",
+    "Job",
+    "JobConfig",
+    "JobResult",
+    "LocalProcessSandbox",
+    "PushModeRunner",
+    "RockAgentRunner",
+    "Sandbox",
+    "SandboxProcess",
+    "Span",
+    "TrialResult",
+    "VerifierResult",
+    "reset_datasets",
+    "shared_dataset",
+]

@@ -1,0 +1,145 @@
+"""A sandbox of processes on this machine, in a folder of its own.
+
+It keeps jobs apart and leaves nothing behind; it is no wall against an agent that means harm, which a container is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import time
+import uuid
+import weakref
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from proxy.errors import InvalidRequest
+from proxy.rollout.roll.rock.local_process import LocalProcess
+from proxy.rollout.roll.rock.sandbox import Command, Sandbox
+from proxy.rollout.threads import in_thread
+
+MARK = "TOKENGROVE_SANDBOX"
+"""The variable by which the processes of a sandbox are known, also those that left their process group."""
+
+_KEPT = ("PATH", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "LD_LIBRARY_PATH", "SSL_CERT_FILE", "SSL_CERT_DIR")
+_USED = {"env", "startup_timeout"}
+_LOOKS, _LOOK_S = 500, 0.01
+_log = logging.getLogger(__name__)
+
+
+class LocalProcessSandbox(Sandbox):
+    """Commands see a temporary folder as their working folder and HOME, and of the caller's variables none but PATH,
+    the language and certificates: no keys. `python` is the interpreter of this process.
+
+    `stop` kills the processes: on Linux all that were started from here, elsewhere those that share the process group
+    of a running command. It also runs if nobody calls it, when the object or the process ends.
+    """
+
+    def __init__(self, environment: Mapping[str, Any]) -> None:
+        super().__init__(environment)
+        self._folder: Path | None = None
+        self._mark = uuid.uuid4().hex
+        self._processes: list[LocalProcess] = []
+        self._finalizer: weakref.finalize[..., Any] | None = None
+        _say_unused(environment)
+
+    @property
+    def working_folder(self) -> str:
+        return str(self._started())
+
+    async def start(self) -> None:
+        self._folder = _new_folder()
+        self._finalizer = weakref.finalize(self, _clean, self._folder, self._mark, self._processes)
+
+    async def launch(self, command: Command, env: Mapping[str, str] | None = None) -> LocalProcess:
+        words = ["/bin/sh", "-c", command] if isinstance(command, str) else list(command)
+        process = LocalProcess(words, self.working_folder, {**self._variables(), **(env or {}), MARK: self._mark})
+        self._processes.append(process)
+        return process
+
+    async def upload(self, path: str, content: bytes) -> None:
+        file = self._file(path)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(content)
+
+    async def download(self, path: str) -> bytes:
+        return self._file(path).read_bytes()
+
+    def address(self, port: int) -> str:
+        return f"http://127.0.0.1:{port}"
+
+    async def stop(self) -> None:
+        if self._finalizer is not None:
+            await in_thread(self._finalizer, "tokengrove-sandbox-stop")
+
+    def _started(self) -> Path:
+        if self._folder is None:
+            raise InvalidRequest("the sandbox has not been started")
+        return self._folder
+
+    def _file(self, path: str) -> Path:
+        folder = self._started()
+        file = (folder / path).resolve()
+        if not file.is_relative_to(folder):
+            raise InvalidRequest(f"{path!r} is outside of the sandbox's folder; give a path below it", param="path")
+        return file
+
+    def _variables(self) -> dict[str, str]:
+        folder = self.working_folder
+        kept = {name: os.environ[name] for name in _KEPT if name in os.environ}
+        path = os.pathsep.join([str(Path(sys.executable).parent), kept.get("PATH", os.defpath)])
+        own = {str(name): str(value) for name, value in dict(self.environment.get("env") or {}).items()}
+        return {**kept, "PATH": path, "HOME": folder, "TMPDIR": folder, **own}
+
+
+def _new_folder() -> Path:
+    return Path(tempfile.mkdtemp(prefix="tokengrove-sandbox-")).resolve()
+
+
+def _clean(folder: Path, mark: str, processes: list[LocalProcess]) -> None:
+    for process in processes:
+        process.kill()
+    needle = f"{MARK}={mark}".encode()
+    for _ in range(_LOOKS):
+        if not any([_kill_marked(pid, needle) for pid in _pids()]):
+            break
+        time.sleep(_LOOK_S)  # a process is gone soon after it is killed
+    for root, folders, _ in os.walk(folder):
+        for path in (Path(root, name) for name in folders):
+            if not path.is_symlink():
+                path.chmod(0o700)  # what an agent made read-only can be removed
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _pids() -> list[int]:
+    with contextlib.suppress(FileNotFoundError):
+        return [int(name) for name in os.listdir("/proc") if name.isdigit()]
+    return []
+
+
+def _kill_marked(pid: int, needle: bytes) -> bool:
+    """Kill a process if its first variables have the mark. A process that has ended has none."""
+    try:
+        if needle not in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
+            return False
+        os.kill(pid, signal.SIGKILL)
+    except OSError:
+        return False
+    return True
+
+
+_said: set[str] = set()
+
+
+def _say_unused(environment: Mapping[str, Any]) -> None:
+    """Say once for each key that a process on this machine has no use for it."""
+    unused = sorted(str(name) for name, value in environment.items() if value and name not in _USED | _said)
+    if unused:
+        _said.update(unused)
+        _log.info("environment: %s: not used by LocalProcessSandbox", ", ".join(unused))

@@ -1,0 +1,171 @@
+"""Jobs in sandboxes on this machine: what runs, what it sees, how it is scored, and that nothing of it is left."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from proxy.errors import InvalidRequest
+from proxy.rollout.roll.rock import Job, JobConfig, JobResult, LocalProcessSandbox
+
+LINGERING = """
+(setsid sleep 600 >/dev/null 2>&1 & echo $! >> pids)
+(nohup sleep 600 & echo $! >> pids)
+mkdir ro; touch ro/file; chmod 500 ro
+"""
+
+
+def alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+        return Path(f"/proc/{pid}/stat").read_text().split()[2] != "Z"
+    except (ProcessLookupError, FileNotFoundError):
+        return False
+
+
+def is_gone(folder: str) -> bool:
+    return not Path(folder).exists()
+
+
+def run(agent: dict[str, Any], verifier: dict[str, Any] | None = None, **more: Any) -> JobResult:
+    """Run a job whose sandbox is gone afterwards."""
+
+    async def steps() -> JobResult:
+        job = Job(JobConfig({"agents": [agent], "verifier": verifier or {}, "job_name": "j", **more}))
+        await job.submit()
+        try:
+            return await job.wait()
+        finally:
+            folder = job.sandbox.working_folder
+            await job.close()
+            assert is_gone(folder)
+
+    return asyncio.run(steps())
+
+
+def score(result: JobResult) -> float | None:
+    given = result.trial_results[0].verifier_result
+    return None if given is None else given.rewards["reward"]
+
+
+def test_a_job_keeps_the_callers_secrets_and_gives_the_agent_its_address_and_task(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "the-callers")
+    monkeypatch.setenv("SOME_SECRET", "the-callers")
+    kwargs = {"api_base": "http://h/~k", "api_key": "agents", "max_iterations": 3}
+    agent = {"command": "env; cat $TASK_FILE", "kwargs": kwargs, "env": {"OWN": 1}, "model_name": "openai/m"}
+    told = run(agent, {"command": "env"}, task={"x": "y"}, environment={"env": {"ALL": "a"}}).trial_results[0]
+    seen, verifiers = told.agent_output, told.verifier_output
+    assert "the-callers" not in seen + verifiers and "agents" not in verifiers
+    for line in ("OPENAI_BASE_URL=http://h/~k/v1", "ANTHROPIC_BASE_URL=http://h/~k", "OPENAI_API_KEY=agents"):
+        assert line in seen.splitlines()
+    assert {"OWN=1", "ALL=a", "OPENAI_MODEL=m"} <= set(seen.splitlines()) and '"max_iterations": 3' in seen
+    assert seen.endswith('{"x": "y"}') and "ALL=a" in verifiers
+
+
+def test_the_reward_is_what_the_verifier_writes_or_how_it_exits() -> None:
+    agent = {
+        "command": "echo 9 > reward.txt; mkdir -p $VERIFIER_DIR; echo 9 > $VERIFIER_DIR/reward.txt; echo ok > work"
+    }
+    assert score(run(agent, {"command": "grep ok work"})) == 1.0
+    assert score(run(agent, {"command": ["grep", "no", "work"]})) == 0.0
+    assert score(run(agent, {"command": "echo 0.25 > $VERIFIER_DIR/reward.txt; exit 1"})) == 0.25
+    assert score(run(agent, {"command": "echo '{\"reward\": 0.75}' > $VERIFIER_DIR/reward.json"})) == 0.75
+    assert score(run({"command": "true"})) is None
+
+
+def test_an_agent_that_fails_or_takes_too_long_is_verified_and_says_why() -> None:
+    failed = run({"command": "echo earned > work; echo broken >&2; exit 3"}, {"command": "cat work"})
+    assert (failed.status, failed.exit_code, score(failed)) == ("Failed", 3, 1.0)
+    assert failed.trial_results[0].exception_info == "the agent exited with 3: broken"
+    late = run({"command": "echo earned > work; sleep 600", "max_timeout_sec": 0.2}, {"command": "cat work"})
+    assert (late.status, score(late)) == ("Timeout", 1.0)
+    stuck = run({"command": "true"}, {"command": "sleep 600", "max_timeout_sec": 0.2})
+    assert (stuck.status, score(stuck)) == ("Failed", None)
+
+
+@pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="finds them by /proc")
+def test_processes_that_an_agent_leaves_serve_the_verifier_and_are_killed_with_the_sandbox() -> None:
+    result = run(
+        {"command": LINGERING}, {"command": "cat pids; for pid in $(cat pids); do kill -0 $pid || exit 1; done"}
+    )
+    pids = [int(line) for line in result.trial_results[0].verifier_output.split()]
+    assert (len(pids), score(result)) == (2, 1.0)
+    assert not any(alive(pid) for pid in pids)
+
+
+def test_the_end_of_a_long_output_is_kept() -> None:
+    (trial,) = run({"command": "yes | head -c 3000000; echo the end"}).trial_results
+    assert trial.agent_output.endswith("y\nthe end\n") and len(trial.agent_output) == 256 * 1024
+
+
+def test_a_submission_that_fails_leaves_nothing_and_can_be_tried_again(tmp_path: Path) -> None:
+    setup = f"pwd > {tmp_path}/where; test -e {tmp_path}/ready || (echo not yet; exit 4)"
+
+    async def steps() -> JobResult:
+        job = Job(JobConfig({"agents": [{"command": "true", "setup_command": setup}]}))
+        with pytest.raises(RuntimeError, match="exited with 4: not yet"):
+            await job.submit()
+        assert is_gone((tmp_path / "where").read_text().strip())
+        (tmp_path / "ready").touch()
+        await job.submit()
+        result = await job.wait()
+        await job.close()
+        return result
+
+    assert asyncio.run(steps()).status == "Finished"
+
+
+def test_a_sandbox_that_is_not_ready_in_time_is_a_timeout() -> None:
+    with pytest.raises(TimeoutError, match=r"0.2 s \(startup_timeout\)"):
+        run({"command": "true", "setup_command": "sleep 600"}, environment={"startup_timeout": 0.2})
+
+
+def test_files_stay_inside_of_the_sandbox() -> None:
+    async def steps() -> None:
+        sandbox = LocalProcessSandbox({})
+        await sandbox.start()
+        await sandbox.upload("a/b.txt", b"text")
+        assert await sandbox.read_file(f"{sandbox.working_folder}/a/b.txt") == "text"
+        with pytest.raises(FileNotFoundError):
+            await sandbox.download("a/c.txt")
+        with pytest.raises(InvalidRequest, match="outside"):
+            await sandbox.upload("../escaped", b"")
+        await sandbox.stop()
+
+    asyncio.run(steps())
+
+
+def solve(task: dict[str, Any], max_iterations: int) -> float:
+    return float(task["worth"] * max_iterations)
+
+
+async def misled(task: dict[str, Any]) -> None:
+    raise ValueError(f"no {task['worth']}")
+
+
+def test_a_python_function_is_an_agent_and_may_give_the_reward() -> None:
+    here = "tests.unit.rollout.test_roll_rock_jobs"
+    task = {"worth": 0.5}
+    result = run({"import_path": f"{here}:solve", "kwargs": {"max_iterations": 3, "other": 1}}, task=task)
+    assert (result.status, score(result)) == ("Finished", 1.5)
+    failed = run({"import_path": f"{here}:misled"}, task=task)
+    assert failed.status == "Failed" and "ValueError: no 0.5" in str(failed.trial_results[0].exception_info)
+
+
+def test_a_configuration_that_cannot_run_is_refused_with_the_way_out(tmp_path: Path) -> None:
+    with pytest.raises(InvalidRequest, match=r"agents\[0\].command"):
+        Job(JobConfig({"agents": [{"name": "swe-agent"}]}))
+    with pytest.raises(InvalidRequest, match="no agents"):
+        Job(JobConfig())
+    with pytest.raises(InvalidRequest, match="list of sections"):
+        JobConfig({"agents": {"command": "true"}})
+    (tmp_path / "bad.yaml").write_text("a: [")
+    for name, text in (("bad.yaml", "no YAML"), ("absent.yaml", "No such file")):
+        with pytest.raises(InvalidRequest, match=text):
+            JobConfig.from_yaml(tmp_path / name)
