@@ -177,6 +177,13 @@ class ToolChoice:
     name: str | None = None
 
 
+class SamplingPolicy(StrEnum):
+    """Whose sampling a turn has: the request's, with the session's for what it leaves out; or the session's always."""
+
+    DEFAULT = "default"
+    OVERRIDE = "override"
+
+
 class SamplingParams(NamedTuple):
     """Sampling parameters. None: set neither by the request nor by the session.
 
@@ -253,8 +260,9 @@ class TurnRequest:
     `messages`; `text`: the prompt as a text, instead of both. `return_token_ids`: the reply has the ids of the
     prompt and of each choice. `per_token`: it has every sampled token, in order, with its logprob if `logprobs` is
     set (`TokensDelta`). `names_ids`: logprobs name a token by its id instead of its text. `prefill`: the beginning
-    of the answer, which the client wrote and the model continues; it is not one of `messages`. Headers set some of
-    the fields (`api.client_hints`); then the request stays as it is. `timeline`: what it has reached so far.
+    of the answer, which the client wrote and the model continues; it is not one of `messages`. `tool_parser`: the
+    name of the format of its tool calls; None: the model's. Headers set some of the fields (`api.client_hints`), and
+    then the session does (`turns.session_options`); then the request stays as it is. `timeline`: what it has reached.
     """
 
     api: Api
@@ -287,6 +295,7 @@ class TurnRequest:
     per_token: bool = False
     names_ids: bool = False
     prefill: Message | None = None
+    tool_parser: str | None = None
     timeline: Timeline = field(default_factory=Timeline, compare=False, repr=False)
 
 
@@ -412,9 +421,11 @@ class PauseNote(NamedTuple):
 class SessionRecord:
     """The stored fields of a session, without its interactions. Times are Unix seconds.
 
-    The `*_key_hash` fields are SHA-256 hex digests. `limits`: max_turns, max_tokens_per_turn, max_context_tokens,
-    max_total_tokens, deadline_s, on_context_overflow. `keys_expire_at`: when its keys expire; None: never.
-    `group_size`: claims get it only together with its group, once that has so many sessions and all have ended.
+    The `*_key_hash` fields are SHA-256 hex digests. `sampling`: of turns that do not say otherwise; `turn_options`:
+    sampling_policy (what wins), tool_parser, chat_template_kwargs. `limits`: max_turns, max_tokens_per_turn,
+    max_context_tokens, max_total_tokens, deadline_s, on_context_overflow. `keys_expire_at`: when its keys expire;
+    None: never. `group_size`: claims get it only together with its group, once that has so many sessions and all have
+    ended.
     `took_capacity`: it uses one of the granted starts, which is returned if the session fails.
     `series`: of a session that was opened after the end of another, the id of the first of them (`default`).
     """
@@ -427,6 +438,7 @@ class SessionRecord:
     control_key_hash: str | None = None
     path_key_hash: str | None = None
     sampling: Mapping[str, Json] = field(default_factory=dict)
+    turn_options: Mapping[str, Json] = field(default_factory=dict)
     limits: Mapping[str, Json] = field(default_factory=dict)
     metadata: Mapping[str, Json] = field(default_factory=dict)
     discount: float = 1.0

@@ -24,21 +24,23 @@ from proxy.protocols.fields import (
     optional_object,
     optional_text,
 )
-from proxy.protocols.sampling_params import parse_sampling_numbers
+from proxy.protocols.sampling_params import parse_sampling
+from proxy.rendering.renderer import check_tool_parser
 from proxy.sessions.issued_keys import KeyKind
 from proxy.sessions.live_session import LIMIT_COUNTS, LIMITS
-from proxy.types import Credit, Outcome, SamplingParams
+from proxy.sessions.new_records import TURN_OPTIONS
+from proxy.types import Credit, Outcome, SamplingParams, SamplingPolicy
 
 _START_FIELDS = (
     *("task_id", "session_id", "group_id", "api_key", "metadata", "sampling", "limits", "discount", "credit"),
-    *("group_size", "key_lifetime_s", "grant_capacity"),
+    *("group_size", "key_lifetime_s", "grant_capacity", *TURN_OPTIONS),
 )
 _END_FIELDS = (*REWARD_FIELDS, "outcome", "exit_reason", "metrics", "finished")
 _ROTATE_FIELDS = ("keys", "key_lifetime_s")
 _LISTING_FIELDS = ("limit", "cursor", "filter")
 _MAX_PAGE = 1000
 _MOST_DIGITS = 18  # `int` refuses numbers of more than 4300
-_SAMPLING_FIELDS = frozenset(SamplingParams._fields) - {"logit_bias", "stop", "ignore_eos"}
+_SAMPLING_FIELDS = frozenset(SamplingParams._fields) - {"logit_bias", "ignore_eos", "stop_token_ids"}
 # Levels of lists and objects around a stored object in a reply; no reply has more than four.
 _LEVELS_AROUND = 8
 _MAX_GROUP = 1000  # a claim leases at most so many sessions
@@ -64,6 +66,7 @@ def parse_start(body: Mapping[str, Any]) -> dict[str, Any]:
         expect_bool(grant, "grant_capacity")
     if body.get("credit") not in (None, *Credit):
         raise InvalidRequest(f"'credit' must be one of {', '.join(Credit)}", param="credit")
+    _check_turn_options(body)
     given = {name: value for name, value in body.items() if value is not None}
     return {**given, "limits": _parse_limits(body), "sampling": _parse_defaults(body)}
 
@@ -149,7 +152,15 @@ def _parse_defaults(body: Mapping[str, Any]) -> dict[str, Any]:
     """The sampling defaults of a session, under the same rules as the sampling fields of a request."""
     sampling = optional_object(body, "sampling")
     check_known(sampling, sorted(_SAMPLING_FIELDS), "sampling.")
-    return parse_sampling_numbers(sampling, "sampling.")
+    return parse_sampling(sampling, "sampling.")
+
+
+def _check_turn_options(body: Mapping[str, Any]) -> None:
+    if body.get("sampling_policy") not in (None, *SamplingPolicy):
+        raise InvalidRequest(f"'sampling_policy' must be one of {', '.join(SamplingPolicy)}", param="sampling_policy")
+    if (name := optional_text(body, "tool_parser")) is not None:
+        check_tool_parser(name)
+    _shallow_object(body, "chat_template_kwargs")
 
 
 def _shallow_object(body: Mapping[str, Any], name: str) -> dict[str, Any]:

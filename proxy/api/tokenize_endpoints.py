@@ -71,7 +71,9 @@ class TokenizeEndpoints:
     async def parse(self, request: Request) -> JsonResponse:
         """The message that sampled ids are."""
         async with self._read(request, _parse_parse) as (caller, (ids, wanted)):
-            await self._access.resolve_if_named(caller)
+            session = await self._access.resolve_if_named(caller)
+            if session is not None and wanted.tools and wanted.tool_parser is None:
+                wanted = wanted._replace(tool_parser=session.record.turn_options.get("tool_parser"))
             return JsonResponse(parse_reply(*await self._turns.parse(ids, wanted, _sender(caller))))
 
     async def detokenize(self, request: Request) -> JsonResponse:

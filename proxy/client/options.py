@@ -7,13 +7,17 @@ from typing import Literal, TypedDict
 
 from proxy.client.values import Float32, Json, Number
 
+SamplingPolicy = Literal["default", "override"]
+
 
 class SessionOptions(TypedDict, total=False):
     """Optional fields of `start_session`.
 
     `group_size`: the number of sessions of the group; claims get them together, once all have ended.
     `key_lifetime_s`: seconds until the session's keys expire. `discount` (0 to 1) and `credit` (`tree` or `linear`):
-    how rewards flow back to earlier turns. `limits` and `sampling`: as in `POST /rl/start_session`.
+    how rewards flow back to earlier turns. `limits`, `sampling`: as in `POST /rl/start_session`. `sampling_policy`:
+    with `override` the session's sampling wins over the requests'. `tool_parser`: a name of `--tool-parser`.
+    `chat_template_kwargs`: options of the chat template for all turns, such as `enable_thinking`.
     `grant_capacity`: grant the start that this session takes, in one step (`--capacity-control`).
     """
 
@@ -24,6 +28,9 @@ class SessionOptions(TypedDict, total=False):
     key_lifetime_s: float
     metadata: Mapping[str, Json]
     sampling: Mapping[str, Json]
+    sampling_policy: SamplingPolicy
+    tool_parser: str
+    chat_template_kwargs: Mapping[str, Json]
     limits: Mapping[str, Json]
     discount: float
     credit: str

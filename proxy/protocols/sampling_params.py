@@ -59,7 +59,7 @@ def parse_stop_tokens(value: Any, at: str = "") -> tuple[int, ...]:
 
 
 def parse_sampling_numbers(body: Mapping[str, Any], at: str = "") -> dict[str, Any]:
-    """Return only the numeric fields, which a session may set as defaults of its turns."""
+    """Return only the numeric fields."""
     given: dict[str, Any] = {}
     for name, parse, least, most in _NUMBERS:
         if body.get(name) is not None:

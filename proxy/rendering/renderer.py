@@ -82,6 +82,14 @@ def check_names(settings: Settings) -> None:
             find(name)
 
 
+def check_tool_parser(name: str) -> ToolFormat:
+    """Return the tool-call format of this name. Raises InvalidRequest (param tool_parser) that lists the known ones."""
+    try:
+        return tool_format(name)
+    except ConfigurationError as error:
+        raise InvalidRequest(str(error).replace("--tool-parser", "'tool_parser'"), param="tool_parser") from None
+
+
 class Renderer:
     """Converts messages to ids and back for one model. Thread-safe.
 
@@ -208,6 +216,10 @@ class Renderer:
         """Return `prompt_ids`, which end with the generation prompt, so that they end with the answer's beginning."""
         return self._prefills.added(prompt_ids, prefill, tools, options)
 
+    def reading(self, tool_parser: str | None) -> Renderer:
+        """Return this renderer with the tool-call format of this name; None: the model's own."""
+        return self if tool_parser is None else self._kept_readers(tool_parser, None)
+
     def parser(
         self,
         tools: Sequence[Tool],
@@ -301,10 +313,7 @@ class Renderer:
         """Return this renderer with other formats of outputs; None: its own."""
         if tool_parser is None and reasoning_parser is None:
             return self
-        try:
-            calls = self.tool_format if tool_parser is None else tool_format(tool_parser)
-        except ConfigurationError as error:
-            raise InvalidRequest(str(error).replace("--tool-parser", "'tool_parser'"), param="tool_parser") from None
+        calls = self.tool_format if tool_parser is None else check_tool_parser(tool_parser)
         try:
             reasoning = self.reasoning if reasoning_parser is None else reasoning_format(reasoning_parser)
         except ConfigurationError as error:

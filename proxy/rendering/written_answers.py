@@ -54,7 +54,7 @@ def write_delivered(renderer: Renderer, request: TurnRequest, prompt: Ids, answe
         ids = _written(renderer, request, answer)
     except InvalidRequest as error:
         raise InvalidRequest(f"'message' cannot be written for this model: {error.message}", param="message") from None
-    parser = renderer.parser(request.tools, request.tool_choice, prompt)
+    parser = renderer.reading(request.tool_parser).parser(request.tools, request.tool_choice, prompt)
     parser.feed(ids)
     parser.finish()
     found, wanted = _said(parser.message), _said(answer)

@@ -9,6 +9,9 @@ from typing import Any
 from proxy.settings import Settings
 from proxy.types import Credit, SessionRecord
 
+TURN_OPTIONS = ("sampling_policy", "tool_parser", "chat_template_kwargs")
+"""What a session sets for all of its turns, beside `sampling` and `limits`."""
+
 
 class NewRecords:
     """Builds records of new sessions. `weight_version` returns the engine's current weight version."""
@@ -25,6 +28,7 @@ class NewRecords:
             group_id=body.get("group_id"),
             group_size=body.get("group_size"),
             sampling=body.get("sampling") or {},
+            turn_options={name: body[name] for name in TURN_OPTIONS if name in body},
             limits=body.get("limits") or {},
             metadata=body.get("metadata") or {},
             discount=self._discount if body.get("discount") is None else body["discount"],

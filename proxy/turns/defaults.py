@@ -19,6 +19,8 @@ def with_defaults(request: TurnRequest, defaults: Mapping[str, Any]) -> Sampling
     if not defaults:
         return request.sampling
     rest = {name: value for name, value in defaults.items() if name not in request.given}
+    if isinstance(stop := rest.get("stop"), list):
+        rest["stop"] = tuple(stop)  # JSON, as it is stored, has no tuples
     return request.sampling._replace(**rest) if rest else request.sampling
 
 

@@ -88,7 +88,7 @@ def new_parser(
     if request.api is Api.COMPLETIONS:
         parser = renderer.plain_parser(sampling.stop)
     else:
-        parser = renderer.parser(
+        parser = renderer.reading(request.tool_parser).parser(
             request.tools, request.tool_choice, prompt_ids, sampling.stop, call_id, request.prefill
         )
     parser.stop_after = sampling.min_tokens

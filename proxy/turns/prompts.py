@@ -209,7 +209,7 @@ class Prompts:
         new = match.new_messages(request.messages)
 
         def bridge() -> Ids | None:
-            suffix = self._renderer.bridge(
+            suffix = self._renderer.reading(request.tool_parser).bridge(
                 before,
                 answer.output_ids,
                 answer.output,
@@ -241,14 +241,15 @@ class Prompts:
 
     def grammar(self, request: TurnRequest) -> Grammar | None:
         """Return the grammar of the output: a forced tool call, JSON, or either if tools may be called; else None."""
-        forced = self._renderer.tool_grammar(request.tools, request.tool_choice, request.parallel_tool_calls)
+        renderer = self._renderer.reading(request.tool_parser)
+        forced = renderer.tool_grammar(request.tools, request.tool_choice, request.parallel_tool_calls)
         if forced is not None or request.response_format is None:
             return forced
         schema = request.response_format.schema
         json_part = (GrammarPart(schema={"type": "object"} if schema is None else schema),)
         calls: tuple[tuple[GrammarPart, ...], ...] = ()
         if request.tools and request.tool_choice.mode is ToolChoiceMode.AUTO:
-            required = self._renderer.tool_grammar(request.tools, ToolChoice(ToolChoiceMode.REQUIRED), False)
+            required = renderer.tool_grammar(request.tools, ToolChoice(ToolChoiceMode.REQUIRED), False)
             calls = required.alternatives if required is not None else ()
         return Grammar((json_part, *calls))
 

@@ -58,6 +58,7 @@ from proxy.turns.plan import ReplyPlan, make_turns
 from proxy.turns.prompts import Prompt, Prompts
 from proxy.turns.replay import replay
 from proxy.turns.retries import Attach, Decision, NewSample, Replay, decide, marked
+from proxy.turns.session_options import follow_session
 from proxy.turns.turn import Turn
 from proxy.types import Continued, Ids, Interaction, Message, Parsing, PromptText, TurnRequest
 from proxy.workers.seats import RunsElsewhere, Seat, digest_of
@@ -147,6 +148,7 @@ class Turns:
         """
         request.timeline.begun = time.monotonic()
         session.check_open()
+        follow_session(request, session.record)
         if request.text is not None:
             request = replace(request, input_ids=await self._ids_of(session, request.text), text=None)
         if _is_retry(request) and session.follows is not None:
@@ -382,6 +384,7 @@ class Turns:
 
         Raises InvalidRequest, and ContextLengthExceeded for several times the context.
         """
+        follow_session(request, session.record)
         request = with_history(session, request)
         identity = _identify(session, request, keep=False)
         context = context_of(session, self._settings, self._gate.info().context_length)

@@ -464,7 +464,7 @@ async def test_concurrent_ends_and_rewards_leave_one_consistent_end(tmp_path: Pa
         ({"task_id": "t", "sampling": {"max_tokens": 2.5}}, "sampling.max_tokens"),
         ({"task_id": "t", "sampling": {"max_tokens": 0}}, "sampling.max_tokens"),
         ({"task_id": "t", "sampling": {"seed": 1.5}}, "sampling.seed"),
-        ({"task_id": "t", "sampling": {"stop": ["x"]}}, "sampling.stop"),
+        ({"task_id": "t", "sampling": {"stop": [5]}}, "sampling.stop[0]"),
     ],
 )
 async def test_a_bad_start_is_400_and_names_the_field(tmp_path: Path, body: dict[str, Any], param: str) -> None:

@@ -39,7 +39,7 @@ NO_ANSWER = Message(Role.ASSISTANT)
 """The output of an interaction that was read without messages. A stored output is never NULL."""
 _count = itemgetter(0)
 _SESSION_TEXTS = ("session_id", "task_id", "group_id", "exit_reason", "series")
-_SESSION_JSON = ("sampling", "limits", "metadata", "metrics")
+_SESSION_JSON = ("sampling", "turn_options", "limits", "metadata", "metrics")
 _INTERACTION_JSON = (
     *("new_messages", "output", "tools", "template_options", "sampling", "versions", "spans", "notes"),
     "asked",
@@ -59,6 +59,7 @@ def session_row(record: SessionRecord) -> RowValues:
         "control_key_hash": record.control_key_hash,
         "path_key_hash": record.path_key_hash,
         "sampling": record.sampling,
+        "turn_options": record.turn_options,
         "limits": record.limits,
         "metadata": record.metadata,
         "discount": record.discount,
@@ -93,6 +94,7 @@ def session_of(row: Row) -> SessionRecord:
         control_key_hash=row["control_key_hash"],
         path_key_hash=row["path_key_hash"],
         sampling=codec.decode_json(row["sampling"], {}),
+        turn_options=codec.decode_json(row["turn_options"], {}),
         limits=codec.decode_json(row["limits"], {}),
         metadata=codec.decode_json(row["metadata"], {}),
         discount=row["discount"],

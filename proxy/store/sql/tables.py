@@ -69,6 +69,11 @@ sessions = Table(
     Column("group_size", Integer, comment="sessions that its group needs to be claimed"),
     Column("claimed_order", BigInteger, comment="the last ended_order when it was claimed"),
     Column("series", Text, comment="the session that it continues: `default`, ..."),
+    Column(
+        "turn_options",
+        LargeBinary,
+        comment="what holds for all turns: sampling_policy, tool_parser, chat_template_kwargs",
+    ),
 )
 
 # A new session has none of these values, or few, and then costs no entry.
