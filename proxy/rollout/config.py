@@ -10,6 +10,7 @@ import dataclasses
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime
 from typing import Any
 
 import orjson
@@ -40,7 +41,7 @@ class Config(Mapping[str, Any]):
     InvalidRequest for an interpolation of another kind or one that leads to itself.
     """
 
-    __slots__ = ("_defaults", "_path", "_root", "_source")
+    __slots__ = ("_defaults", "_made", "_path", "_root", "_source")
 
     def __init__(self, source: object, defaults: Mapping[str, Any] | None = None) -> None:
         fields = _fields(source, root=True)
@@ -50,13 +51,14 @@ class Config(Mapping[str, Any]):
         self._defaults: Mapping[str, Any] = defaults or {}
         self._root: Config = self
         self._path: tuple[str, ...] = ()
+        self._made = datetime.now()
 
     @classmethod
     def _section(cls, root: Config, path: tuple[str, ...], source: Mapping[str, Any], defaults: object) -> Config:
         section = cls.__new__(cls)
         section._source = source
         section._defaults = defaults if isinstance(defaults, Mapping) else {}
-        section._root, section._path = root, path
+        section._root, section._path, section._made = root, path, root._made
         return section
 
     def __getitem__(self, name: str) -> Any:
@@ -68,7 +70,7 @@ class Config(Mapping[str, Any]):
         return self._value(name, ())
 
     def __iter__(self) -> Iterator[str]:
-        return iter({**dict.fromkeys(map(str, self._source)), **dict.fromkeys(self._defaults)})
+        return iter({**dict.fromkeys(self._source), **dict.fromkeys(self._defaults)})
 
     def __len__(self) -> int:
         return len(list(iter(self)))
@@ -78,6 +80,10 @@ class Config(Mapping[str, Any]):
 
     def __repr__(self) -> str:
         return f"Config({dict(self._source)!r})"
+
+    def source(self) -> Mapping[str, Any]:
+        """What this section was made of, interpolations unresolved."""
+        return self._source
 
     def given(self) -> list[str]:
         """The names of this section's settings that are given, not by default."""
@@ -101,7 +107,7 @@ class Config(Mapping[str, Any]):
         if value is _ABSENT or (value is None and isinstance(default, Mapping)):
             value = default
             default = _ABSENT
-        path = (*self._path, name)
+        path = (*self._path, str(name))
         if value is _ABSENT or (isinstance(value, str) and value == _UNSET):
             dotted = ".".join(path)
             why = "must be set: it is ???" if value is not _ABSENT else "is not in the configuration"
@@ -121,10 +127,18 @@ class Config(Mapping[str, Any]):
     def _found(self, names: Sequence[str], trail: tuple[str, ...], default: Any) -> Any:
         found: Any = self
         for name in names:
-            if not isinstance(found, Config) or name not in found:
+            if isinstance(found, list | tuple) and name.isdecimal() and int(name) < len(found):
+                found = found[int(name)]
+            elif isinstance(found, Config) and (key := found._key(name)) in found:
+                found = found._value(key, trail)
+            else:
                 return default
-            found = found._value(name, trail)
         return found
+
+    def _key(self, name: str) -> Any:
+        """The key that `name` of a dotted path means, which may be a number."""
+        number: Any = int(name) if name.isdecimal() else name
+        return number if name not in self and number in self else name
 
 
 class _Interpolation:
@@ -148,6 +162,11 @@ class _Interpolation:
         kind, colon, rest = expression.partition(":")
         if not colon:
             return self._of_path(expression, expression)
+        if kind == "now":
+            return self._section._made.strftime(rest)
+        if kind == "oc.decode":
+            text = self.resolved(rest)
+            return self._default(text.strip()) if isinstance(text, str) else text
         name, comma, default = (each.strip() for each in rest.partition(","))
         if kind == "oc.select":
             found = self._of_path(name, expression, _ABSENT)
@@ -157,7 +176,7 @@ class _Interpolation:
             if found is _ABSENT and not comma:
                 raise InvalidRequest(f"the configuration needs the environment variable {name}")
             return self._default(default) if found is _ABSENT else found
-        known = "${a.b}, ${oc.select:a.b,default} and ${oc.env:NAME,default}"
+        known = "${a.b}, ${oc.select:a.b,default}, ${oc.env:NAME,default}, ${oc.decode:text} and ${now:%Y}"
         raise InvalidRequest(
             f"the configuration has ${{{expression}}}; of OmegaConf's interpolations {known} are known"
         )

@@ -131,11 +131,13 @@ PARTS: dict[str, set[str]] = {
     "rollout": {"client", "errors"},
     "rollout.areal": {"client", "client.adapters", "errors", "rollout"},
     "rollout.roll": {
+        "rollout.roll.config",
         "rollout.roll.managers",
         "rollout.roll.rock",
         "rollout.roll.runners",
         "rollout.roll.scheduler",
         "rollout.roll.values",
+    "rollout.roll.config": {"errors", "rollout", "rollout.roll.values"},
     },
     "rollout.roll.managers": {"client", "errors", "rollout", "rollout.roll.values"},
     "rollout.roll.rock": {"client", "errors", "rollout", "rollout.roll.runners", "rollout.roll.values"},
@@ -266,7 +268,7 @@ OUTSIDE: dict[str, set[str]] = {
     "uvicorn": {"serving"},
     "uvloop": {"serving"},
     "xxhash": {"parsed_items", "trajectory", "turns"},
-    "yaml": {"rollout.roll.rock", "rollout.verl", "rollout.verl.tools"},
+    "yaml": {"rollout.roll.config", "rollout.roll.rock", "rollout.verl", "rollout.verl.tools"},
     "zstandard": {"store"},
 }
 LAZY = {

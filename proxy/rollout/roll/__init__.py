@@ -1,5 +1,15 @@
 """Agents, environments and managers as ROLL runs them, under the names that its users know."""
 
+from proxy.rollout.roll.config import (
+    AgenticConfig,
+    EnvManagerConfig,
+    EnvMonitorConfig,
+    GeneratingArguments,
+    LLMProxyConfig,
+    RolloutMockConfig,
+    compose,
+    sampling_of,
+)
 from proxy.rollout.roll.managers import BaseEnvManager, EpisodeSession
 from proxy.rollout.roll.rock import PushModeRunner, RockAgentRunner
 from proxy.rollout.roll.runners import AgentRunner
@@ -8,16 +18,24 @@ from proxy.rollout.roll.values import DataProto, EpisodeResult, Section
 
 __all__ = [
     "AgentRunner",
+    "AgenticConfig",
     "BaseEnvManager",
     "DataProto",
     "EnvActivityMonitor",
+    "EnvManagerConfig",
+    "EnvMonitorConfig",
     "EpisodeResult",
     "EpisodeSession",
+    "GeneratingArguments",
     "GroupData",
     "GroupFilter",
     "GroupQueue",
     "GroupQueueManager",
+    "LLMProxyConfig",
     "PushModeRunner",
     "RockAgentRunner",
+    "RolloutMockConfig",
     "Section",
+    "compose",
+    "sampling_of",
 ]

@@ -110,6 +110,21 @@ def test_interpolations_have_the_value_of_the_setting_that_they_name(monkeypatch
     assert config.data.list == [1, 16]
 
 
+def test_keys_may_be_numbers_and_lists_are_reached_by_number() -> None:
+    config = Config(
+        {"look": {0: "W", 1: "${.0}"}, "of_key": "${look.1}", "list": [4, {"a": 5}], "of_list": "${list.1.a}"}
+    )
+    assert config.look.to_dict() == {0: "W", 1: "W"}
+    assert (config.of_key, config.of_list, config.select("list.2")) == ("W", 5, None)
+
+
+def test_the_time_is_one_moment_and_a_text_is_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SIZES", "[4, 8]")
+    config = Config({"run": "${now:%s.%f}", "a": {"again": "${now:%s.%f}"}, "sizes": "${oc.decode:${oc.env:SIZES}}"})
+    assert config.run == config.a.again
+    assert config.sizes == [4, 8]
+
+
 def test_defaults_may_refer_to_what_was_given() -> None:
     defaults = {"rollout": {"prompt_length": "${oc.select:data.max_prompt_length,512}"}}
     assert Config({}, defaults).rollout.prompt_length == 512
@@ -121,7 +136,7 @@ def test_defaults_may_refer_to_what_was_given() -> None:
     [
         ("${b}", "b is not in the configuration"),
         ("${a}", "leads to itself"),
-        ("${now:%Y}", "oc.select"),
+        ("${hydra:run.dir}", "oc.select"),
         ("${b", "not closed"),
         ("${oc.env:TOKENGROVE_NO_SUCH_VARIABLE}", "TOKENGROVE_NO_SUCH_VARIABLE"),
     ],

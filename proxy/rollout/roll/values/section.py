@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 
@@ -12,8 +12,9 @@ class Section(dict[str, Any]):
     An attribute that it lacks raises AttributeError; `section["x"]` raises KeyError.
     """
 
-    def __init__(self, values: Mapping[str, Any] | None = None, /, **more: Any) -> None:
-        super().__init__({name: _wrapped(value) for name, value in {**(values or {}), **more}.items()})
+    def __init__(self, values: Mapping[str, Any] | Iterable[tuple[str, Any]] | None = None, /, **more: Any) -> None:
+        super().__init__()
+        self.update(values or (), **more)
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -27,6 +28,27 @@ class Section(dict[str, Any]):
 
     def __setitem__(self, name: str, value: Any) -> None:
         super().__setitem__(name, _wrapped(value))
+
+    def __delattr__(self, name: str) -> None:
+        try:
+            del self[name]
+        except KeyError:
+            raise AttributeError(name) from None
+
+    def update(self, *values: Any, **more: Any) -> None:
+        """As dict's; what is put in becomes sections, too."""
+        for name, value in dict(*values, **more).items():
+            self[name] = value
+
+    def setdefault(self, name: str, default: Any = None) -> Any:
+        """As dict's; what is put in becomes sections, too."""
+        if name not in self:
+            self[name] = default
+        return self[name]
+
+    def copy(self) -> Section:
+        """A section with the same values."""
+        return Section(self)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain dicts and lists all the way down."""
