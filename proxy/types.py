@@ -190,7 +190,8 @@ class SamplingParams(NamedTuple):
     `temperature` 0 is greedy. `top_k` 0 and -1 mean off. `max_tokens` counts sampled tokens, including the end token.
     `stop`: stop strings, which the proxy detects itself; engines never see them. `stop_token_ids` end the output too:
     over `/v1/generate` instead of the model's end tokens, elsewhere beside them. Neither these nor stop strings end it
-    before `min_tokens` are sampled. A tuple, because every turn makes and hashes one: a frozen dataclass takes three
+    before `min_tokens` are sampled. `include_stop_str_in_output`: the text ends with the stop string, which is always
+    among the tokens. A tuple, because every turn makes and hashes one: a frozen dataclass takes three
     times as long to make.
     """
 
@@ -208,6 +209,7 @@ class SamplingParams(NamedTuple):
     ignore_eos: bool = False
     min_tokens: int = 0
     stop_token_ids: tuple[int, ...] | None = None
+    include_stop_str_in_output: bool = False
 
     def to_json(self) -> dict[str, Json]:
         """Return `temperature` and every field that differs from its default, as an export's `sampling` shows them."""
@@ -422,7 +424,7 @@ class SessionRecord:
     """The stored fields of a session, without its interactions. Times are Unix seconds.
 
     The `*_key_hash` fields are SHA-256 hex digests. `sampling`: of turns that do not say otherwise; `turn_options`:
-    sampling_policy (what wins), tool_parser, chat_template_kwargs. `limits`: max_turns, max_tokens_per_turn,
+    sampling_policy (what wins), tool_parser and the others of `TURN_OPTIONS`. `limits`: max_turns, max_tokens_per_turn,
     max_context_tokens, max_total_tokens, deadline_s, on_context_overflow. `keys_expire_at`: when its keys expire;
     None: never. `group_size`: claims get it only together with its group, once that has so many sessions and all have
     ended.

@@ -11,7 +11,7 @@ oldest_server = "0009"
 
 
 def upgrade() -> None:
-    comment = "what holds for all turns: sampling_policy, tool_parser, chat_template_kwargs"
+    comment = "JSON of what holds for all turns: sampling_policy, tool_parser, ..."
     op.add_column("sessions", sa.Column("turn_options", sa.LargeBinary(), comment=comment))
 
 

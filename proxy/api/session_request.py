@@ -160,6 +160,8 @@ def _check_turn_options(body: Mapping[str, Any]) -> None:
         raise InvalidRequest(f"'sampling_policy' must be one of {', '.join(SamplingPolicy)}", param="sampling_policy")
     if (name := optional_text(body, "tool_parser")) is not None:
         check_tool_parser(name)
+    if (parallel := body.get("parallel_tool_calls")) is not None:
+        expect_bool(parallel, "parallel_tool_calls")
     _shallow_object(body, "chat_template_kwargs")
 
 

@@ -17,6 +17,7 @@ class SessionOptions(TypedDict, total=False):
     `key_lifetime_s`: seconds until the session's keys expire. `discount` (0 to 1) and `credit` (`tree` or `linear`):
     how rewards flow back to earlier turns. `limits`, `sampling`: as in `POST /rl/start_session`. `sampling_policy`:
     with `override` the session's sampling wins over the requests'. `tool_parser`: a name of `--tool-parser`.
+    `parallel_tool_calls`: false ends each answer after its first call.
     `chat_template_kwargs`: options of the chat template for all turns, such as `enable_thinking`.
     `grant_capacity`: grant the start that this session takes, in one step (`--capacity-control`).
     """
@@ -30,6 +31,7 @@ class SessionOptions(TypedDict, total=False):
     sampling: Mapping[str, Json]
     sampling_policy: SamplingPolicy
     tool_parser: str
+    parallel_tool_calls: bool
     chat_template_kwargs: Mapping[str, Json]
     limits: Mapping[str, Json]
     discount: float

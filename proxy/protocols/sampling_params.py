@@ -10,6 +10,7 @@ from typing import Any
 
 from proxy.errors import InvalidRequest
 from proxy.protocols.fields import (
+    expect_bool,
     expect_list,
     expect_object,
     expect_text,
@@ -31,6 +32,7 @@ _NUMBERS: tuple[tuple[str, Callable[..., float | None], float, float], ...] = (
     ("max_tokens", optional_int, 1, 2**31 - 1),
     ("min_tokens", optional_int, 0, 2**31 - 1),
 )
+_INCLUDE_STOP = "include_stop_str_in_output"
 _MAX_STOP_STRINGS = 16
 _MAX_STOP_TOKENS = 64
 # No vocabulary has longer ids, and Python's int() refuses numbers of more than 4300 digits.
@@ -44,6 +46,8 @@ def parse_sampling(body: Mapping[str, Any], at: str = "") -> dict[str, Any]:
         given["logit_bias"] = _parse_logit_bias(bias, at)
     if (stop := body.get("stop")) is not None:
         given["stop"] = _parse_stop(stop, at)
+    if (shown := body.get(_INCLUDE_STOP)) is not None:
+        given[_INCLUDE_STOP] = expect_bool(shown, f"{at}{_INCLUDE_STOP}")
     if body.get("stop_token_ids") is not None:
         given["stop_token_ids"] = parse_stop_tokens(body["stop_token_ids"], at)
     return given

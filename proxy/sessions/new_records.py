@@ -9,7 +9,7 @@ from typing import Any
 from proxy.settings import Settings
 from proxy.types import Credit, SessionRecord
 
-TURN_OPTIONS = ("sampling_policy", "tool_parser", "chat_template_kwargs")
+TURN_OPTIONS = ("sampling_policy", "tool_parser", "parallel_tool_calls", "chat_template_kwargs")
 """What a session sets for all of its turns, beside `sampling` and `limits`."""
 
 

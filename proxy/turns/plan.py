@@ -92,6 +92,8 @@ def new_parser(
             request.tools, request.tool_choice, prompt_ids, sampling.stop, call_id, request.prefill
         )
     parser.stop_after = sampling.min_tokens
+    if sampling.include_stop_str_in_output:
+        parser.keep_stop_string()
     return parser
 
 

@@ -26,6 +26,8 @@ def follow_session(request: TurnRequest, record: SessionRecord) -> None:
         return
     wins = record.turn_options.get("sampling_policy") == SamplingPolicy.OVERRIDE
     request.tool_parser = record.turn_options.get("tool_parser")
+    if record.turn_options.get("parallel_tool_calls") is False:
+        request.parallel_tool_calls = False
     if wins:
         _take_sampling(request, record)
     options = record.turn_options.get("chat_template_kwargs")

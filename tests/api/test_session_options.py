@@ -56,6 +56,34 @@ async def test_the_sessions_sampling_fills_what_a_request_leaves_out(tmp_path: P
         assert server.engine.requests[-1].sampling.to_json() == {"temperature": 0.8, "stop": ["two"], "max_tokens": 30}
 
 
+async def test_the_text_ends_with_the_stop_string_where_that_is_asked_for(tmp_path: Path) -> None:
+    """Environments read `<answer>...</answer>`: without its end the action would be lost."""
+    said = "<answer>Up</answer> and more"
+    async with serving(tmp_path, says(*[said] * 7)) as server:
+        await start(server, sampling={"stop": ["</answer>", "</answer>\n"], "include_stop_str_in_output": True})
+        answer = await server.answer([user("a")])
+        assert answer["content"] == "<answer>Up</answer>"
+        await server.answer([user("a"), answer, user("b")])
+        first, second = [await turn(server, number) for number in (0, 1)]
+        assert second["parent_id"] == first["interaction_id"] and second["aligned"]
+        assert first["finish_reason"] == "stop_string" and first["stop_string"] == "</answer>"
+        assert (await server.answer([user("c")], include_stop_str_in_output=False))["content"] == "<answer>Up"
+        for path, body in (
+            ("chat/completions", {"messages": [user("d")]}),
+            ("completions", {"prompt": "d"}),
+            ("responses", {"input": "d"}),
+        ):
+            more = {"model": "m", "stop": "</answer>", "include_stop_str_in_output": True, **body}
+            response = await server.post(f"/free/v1/{path}", more)
+            assert "<answer>Up</answer>" in response.text and "more" not in response.text
+            assert "x-tokengrove-ignored" not in response.headers
+        body = {"messages": [user("e")], "stop": "</answer>", "include_stop_str_in_output": True, "stream": True}
+        streamed = await server.post("/free/v1/chat/completions", body)
+        assert "and more" not in streamed.text and "</" in streamed.text
+        wrong = await server.post("/free/v1/chat/completions", {**body, "include_stop_str_in_output": 1})
+        assert wrong.json()["error"]["param"] == "include_stop_str_in_output"
+
+
 async def test_a_session_reads_tool_calls_by_the_parser_that_it_names(tmp_path: Path, database_url: str) -> None:
     """The built-in model writes calls as qwen25 does; as mistral reads them, they are text."""
     written = call_text("f", '{"a": 1}')
@@ -80,6 +108,16 @@ async def test_a_session_reads_tool_calls_by_the_parser_that_it_names(tmp_path: 
         await server.ok("/mistral/v1/chat/completions", {**body, "tool_choice": "required"})
         grammar = server.engine.requests[-1].grammar
         assert grammar is not None and grammar.alternatives[0][0].text.startswith("[TOOL_CALLS]")
+
+
+async def test_a_session_may_take_one_tool_call_a_turn(tmp_path: Path) -> None:
+    two = call_text("f", '{"a": 1}') + "\n" + call_text("f", '{"a": 2}')
+    async with serving(tmp_path, says(two, two)) as server:
+        await start(server, parallel_tool_calls=False)
+        tools = [function_tool("f", {"a": {"type": "integer"}})]
+        for session, calls in (("s", 1), ("free", 2)):
+            answer = await server.answer([user("go")], session, tools=tools, parallel_tool_calls=True)
+            assert len(answer["tool_calls"]) == calls
 
 
 @pytest.mark.parametrize("policy", ["default", "override"])
@@ -118,6 +156,7 @@ async def test_a_session_has_options_of_the_chat_template(tmp_path: Path, policy
         ({"tool_parser": "qwen26"}, "tool_parser"),
         ({"tool_parser": 5}, "tool_parser"),
         ({"chat_template_kwargs": [1]}, "chat_template_kwargs"),
+        ({"parallel_tool_calls": 0}, "parallel_tool_calls"),
         ({"sampling": {"stop": [5]}}, "sampling.stop[0]"),
         ({"sampling": {"stop": [""]}}, "sampling.stop"),
         ({"sampling": {"stop_token_ids": [1]}}, "sampling.stop_token_ids"),

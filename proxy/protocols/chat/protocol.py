@@ -3,8 +3,8 @@
 honoured  model messages stream stream_options.include_usage tools tool_choice max_tokens max_completion_tokens stop
           temperature top_p seed presence_penalty frequency_penalty logit_bias parallel_tool_calls reasoning_effort n
           logprobs top_logprobs response_format and the engine extensions top_k min_p repetition_penalty
-          chat_template_kwargs return_token_ids return_tokens_as_token_ids stop_token_ids min_tokens (refused by name
-          where the engine cannot); continue_final_message: a last message from the assistant (prefill), whose text the
+          chat_template_kwargs return_token_ids return_tokens_as_token_ids stop_token_ids include_stop_str_in_output
+          min_tokens (refused by name where the engine cannot); continue_final_message: a last message from the assistant (prefill), whose text the
           answer continues; add_generation_prompt must not be true beside it
 ignored   user metadata store service_tier safety_identifier prompt_cache_key prompt_cache_options
           prompt_cache_retention verbosity prediction moderation, and every field not named here (recorded as dropped)
@@ -59,7 +59,7 @@ HONOURED = frozenset(
         *("presence_penalty", "frequency_penalty", "repetition_penalty", "reasoning_effort", "chat_template_kwargs"),
         *("logprobs", "top_logprobs", "response_format", "modalities", "return_token_ids"),
         *("return_tokens_as_token_ids", "stop_token_ids", "min_tokens"),
-        *("continue_final_message", "add_generation_prompt"),
+        *("continue_final_message", "add_generation_prompt", "include_stop_str_in_output"),
     }
 )
 IGNORED = frozenset(

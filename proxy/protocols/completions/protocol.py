@@ -27,7 +27,7 @@ HONOURED = frozenset(
         *("model", "prompt", "stream", "stream_options", "max_tokens", "stop", "temperature", "top_p", "seed", "n"),
         *("presence_penalty", "frequency_penalty", "logit_bias", "logprobs", "echo", "top_k", "min_p", "min_tokens"),
         *("repetition_penalty", "stop_token_ids", "add_special_tokens", "response_format", "return_token_ids"),
-        *("return_tokens_as_token_ids",),
+        *("return_tokens_as_token_ids", "include_stop_str_in_output"),
     }
 )
 IGNORED = frozenset({"user"})

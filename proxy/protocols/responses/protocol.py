@@ -5,8 +5,8 @@ honoured  model input instructions tools (functions, also those in a namespace) 
           include (reasoning.encrypted_content, message.output_text.logprobs) top_logprobs previous_response_id store
           metadata stream truncation (disabled; auto is recorded as dropped: a prompt that is too long is an error, as
           always), and the engine extensions top_k min_p repetition_penalty presence_penalty frequency_penalty
-          logit_bias seed stop chat_template_kwargs return_token_ids stop_token_ids min_tokens (refused by name
-          where the engine cannot)
+          logit_bias seed stop include_stop_str_in_output chat_template_kwargs return_token_ids stop_token_ids
+          min_tokens (refused by name where the engine cannot)
 ignored   user prompt_cache_key prompt_cache_options prompt_cache_retention safety_identifier service_tier
           client_metadata stream_options max_tool_calls access_programs background_options context_management image
           moderation, the rest of text, reasoning and include, and every field not named here (recorded as dropped,
@@ -56,6 +56,7 @@ HONOURED = frozenset(
         *("temperature", "top_p", "reasoning", "include", "top_logprobs", "previous_response_id", "store", "metadata"),
         *("stream", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias"),
         *("seed", "stop", "chat_template_kwargs", "return_token_ids", "stop_token_ids", "min_tokens"),
+        "include_stop_str_in_output",
         "truncation",
     }
 )

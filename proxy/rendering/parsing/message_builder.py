@@ -42,6 +42,10 @@ class MessageBuilder:
             reasoning=self._reasoning.text or None,
         )
 
+    def keep_stop_string(self) -> None:
+        """Let the visible text end with its stop string."""
+        self._content.keeps_stop = True
+
     def region(self, names: frozenset[str] | None) -> RegionSink:
         """Return a sink for a new region of calls; with `names`, only these functions can be called."""
         self.sink = RegionSink(self, names)

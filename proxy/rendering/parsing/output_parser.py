@@ -84,6 +84,10 @@ class OutputParser:
         """The number of tokens up to and including the one that ended the output (stop string or end token), or all."""
         return self._lexer.position if self._ended_at is None else self._ended_at
 
+    def keep_stop_string(self) -> None:
+        """Let the visible text end with the stop string that ends the output, which is left out otherwise."""
+        self._built.keep_stop_string()
+
     def feed(self, ids: Sequence[int]) -> list[Delta]:
         """Return the deltas that these tokens add. Tokens after an end token or a complete stop string are ignored."""
         self._built.deltas = []

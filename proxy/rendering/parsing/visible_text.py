@@ -15,6 +15,7 @@ class VisibleText:
     """Incremental filter of visible text. Leading white space is dropped before stop strings are searched.
 
     `begun`: text that is there already; it is neither returned nor searched. `strip` False: white space stays.
+    `keeps_stop`: the text ends with the stop string, if one ends it.
     """
 
     def __init__(self, stop: Sequence[str] = (), begun: str = "", *, strip: bool = True) -> None:
@@ -25,6 +26,7 @@ class VisibleText:
         self._space = ""
         self._started = bool(begun) or not strip
         self.stop_string: str | None = None
+        self.keeps_stop = False
 
     @property
     def text(self) -> str:
@@ -60,7 +62,7 @@ class VisibleText:
         found = min(matches, default=None) if may_stop else None
         if found is not None:
             self.stop_string, self._candidate = found[2], ""
-            return text[: found[0] + found[1]]
+            return text[: found[0] + (0 if self.keeps_stop else found[1])]
         keep = longest_start(text, self._stop)
         self._candidate = text[len(text) - keep :]
         return text[: len(text) - keep]

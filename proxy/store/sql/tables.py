@@ -72,7 +72,7 @@ sessions = Table(
     Column(
         "turn_options",
         LargeBinary,
-        comment="what holds for all turns: sampling_policy, tool_parser, chat_template_kwargs",
+        comment="JSON of what holds for all turns: sampling_policy, tool_parser, ...",
     ),
 )
 
