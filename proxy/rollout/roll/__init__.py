@@ -8,7 +8,9 @@ from proxy.rollout.roll.config import (
     LLMProxyConfig,
     RolloutMockConfig,
     compose,
+    resolve,
     sampling_of,
+    use_roll_names,
 )
 from proxy.rollout.roll.managers import BaseEnvManager, EpisodeSession
 from proxy.rollout.roll.rock import PushModeRunner, RockAgentRunner
@@ -37,5 +39,7 @@ __all__ = [
     "RolloutMockConfig",
     "Section",
     "compose",
+    "resolve",
     "sampling_of",
+    "use_roll_names",
 ]
