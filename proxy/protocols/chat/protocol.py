@@ -4,8 +4,8 @@ honoured  model messages stream stream_options.include_usage tools tool_choice m
           temperature top_p seed presence_penalty frequency_penalty logit_bias parallel_tool_calls reasoning_effort n
           logprobs top_logprobs response_format and the engine extensions top_k min_p repetition_penalty
           chat_template_kwargs return_token_ids return_tokens_as_token_ids stop_token_ids include_stop_str_in_output
-          min_tokens (refused by name where the engine cannot); continue_final_message: a last message from the assistant (prefill), whose text the
-          answer continues; add_generation_prompt must not be true beside it
+          min_tokens (refused by name where the engine cannot); continue_final_message: a last message from the
+          assistant (prefill), whose text the answer continues; add_generation_prompt must not be true beside it
 ignored   user metadata store service_tier safety_identifier prompt_cache_key prompt_cache_options
           prompt_cache_retention verbosity prediction moderation, and every field not named here (recorded as dropped)
 refused   audio, modalities with audio, functions, function_call, web_search_options, image parts
