@@ -102,17 +102,18 @@ def weights(samples: Sequence[Sample]) -> Float32:
 
 def answer_times(sample: Sample) -> list[float]:
     """Seconds from each turn's request to its complete answer."""
-    return [float(turn["completed_at"] - turn["created_at"]) for turn in sample.turns if _is_timed(turn)]
+    return [float(turn["completed_at"] - turn["created_at"]) for turn in sample.turns if is_timed(turn)]
 
 
 def agent_time(sample: Sample) -> float:
     """Seconds between the answers and the next requests: the tools and the agent itself."""
-    turns = [turn for turn in sample.turns if _is_timed(turn)]
+    turns = [turn for turn in sample.turns if is_timed(turn)]
     gaps = [float(later["created_at"] - turn["completed_at"]) for turn, later in pairwise(turns)]
     return sum(max(gap, 0.0) for gap in gaps)
 
 
-def _is_timed(turn: Mapping[str, Json]) -> bool:
+def is_timed(turn: Mapping[str, Json]) -> bool:
+    """Whether it is known when the request of a turn came and when its answer was complete."""
     return turn.get("completed_at") is not None and turn.get("created_at") is not None
 
 

@@ -18,8 +18,6 @@ from numpy.typing import NDArray
 
 from proxy.client.adapters.parts import (
     Sessions,
-    agent_time,
-    answer_times,
     as_json,
     group_of,
     messages_of,
@@ -34,6 +32,7 @@ from proxy.client.adapters.parts import (
     turn_rewards,
     weights,
 )
+from proxy.client.adapters.roll_metrics import session_metrics
 from proxy.client.tensors import pad_right, to_tensordict
 from proxy.client.values import Json, Sample
 from proxy.errors import InvalidRequest
@@ -57,12 +56,13 @@ class RollFields:
     of the last turn.
 
     `non_tensor_batch`: `env_ids`, `group_ids`, `tags`, `exp_name` (metadata `env_id`, `group_id`, `tag`, `exp_name` of
-    the session, else its id, its group, its task and the argument), `traj_id` (the session), `traj_group_id` (the
-    group), `step` and `state_hash` (`step_N` if the agent set none, as ROLL's proxy does), `step_scores`,
-    `episode_scores` (of the session), and as JSON text `messages`, `tools` (empty unless the export included messages)
-    and `trajectory_data`.
+    the session, else its id, its group, its task and the argument), `traj_id` (metadata `traj_id`, else the session),
+    `traj_group_id` (the group), `step` and `state_hash` (`step_N` if the agent set none, as ROLL's proxy does),
+    `step_scores`, `episode_scores` (of the session), and as JSON text `messages`, `tools` (empty unless the export
+    included messages) and `trajectory_data`.
 
-    `meta_info`: `metrics` are means by tag, `env/TAG/NAME`: ROLL's names and the metrics of the sessions.
+    `meta_info`: `metrics` are means over the sessions by tag, `env/TAG/NAME`: ROLL's names and the metrics of the
+    sessions. Of ROLL's, `latency/pure_inf_*` and `latency/proxy_ovh_*` need `first_token_at`.
     """
 
     batch: dict[str, NDArray[Any]]
@@ -81,14 +81,24 @@ def trajectories(
     exp_name: str = "",
     sequence_length: int | None = None,
     pad_token_id: int = 0,
+    episode_scores: Mapping[str, float] | None = None,
+    discounted: bool = False,
+    first_token_at: Mapping[str, float] | None = None,
 ) -> RollFields:
     """One row per sample; its score is the sample's reward, `step_scores` are the rewards of its turns.
 
-    `sessions` is `Export.sessions`, for metadata and metrics. Raises InvalidRequest if a sample is too long.
+    `sessions` is `Export.sessions`, for metadata and metrics. `episode_scores` has by session id a score in place of
+    the sum of its rewards. With `discounted` the score of a row is the return of its first turn. `first_token_at` has
+    by interaction id when its first token came (Unix seconds), for ROLL's metrics of latency. Raises InvalidRequest if
+    a sample is too long.
     """
-    rows = _rows(samples, [sample.reward for sample in samples], sessions)
+    given = episode_scores or {}
+    scores = [given.get(sample.session_id, sample.reward) for sample in samples]
+    if discounted:
+        scores = [float(sample.turns[0]["return"] or 0.0) if sample.turns else 0.0 for sample in samples]
+    rows = _rows(samples, scores, sessions, given)
     step_scores = [turn_rewards(sample) for sample in samples]
-    return _fields(rows, step_scores, exp_name, sequence_length, pad_token_id)
+    return _fields(rows, step_scores, exp_name, sequence_length, pad_token_id, first_token_at or {})
 
 
 def steps(
@@ -98,34 +108,66 @@ def steps(
     exp_name: str = "",
     sequence_length: int | None = None,
     pad_token_id: int = 0,
+    episode_scores: Mapping[str, float] | None = None,
+    discounted: bool = False,
+    first_token_at: Mapping[str, float] | None = None,
 ) -> RollFields:
     """One row per turn; its score and `step_scores` are the raw reward, `step` counts the session's turns from 0.
 
-    `sessions` is `Export.sessions`, for metadata and metrics. Raises InvalidRequest for a sample of several turns or
-    one that is too long.
+    The arguments are those of `trajectories`; with `discounted` the score of a row is the return of its turn, while
+    `step_scores` stay raw. Raises InvalidRequest for a sample of several turns or one that is too long.
     """
     for sample in samples:
-        turn_of(sample)
-    scores = [float(sample.raw_rewards[0]) for sample in samples]
-    return _fields(_rows(samples, scores, sessions), scores, exp_name, sequence_length, pad_token_id)
+        if sample.interaction_ids:
+            turn_of(sample)
+    step_scores = [float(sample.raw_rewards[0]) for sample in samples]
+    scores = [sample.reward for sample in samples] if discounted else step_scores
+    rows = _rows(samples, scores, sessions, episode_scores or {})
+    return _fields(rows, step_scores, exp_name, sequence_length, pad_token_id, first_token_at or {})
+
+
+def placeholder(session_id: str, group_id: str | None = None, pad_token_id: int = 0) -> Sample:
+    """The sample of an episode in which nothing was sampled, as ROLL has it: one token of padding, not trained."""
+    one = np.zeros(1, np.int32)
+    return Sample(
+        session_id=session_id,
+        group_id=group_id,
+        interaction_id="",
+        interaction_ids=(),
+        input_ids=np.full(1, pad_token_id, np.int32),
+        loss_mask=one,
+        logprobs=np.zeros(1, np.float32),
+        versions=one - 1,
+        turn_ids=one - 1,
+        attention_mask=np.ones(1, np.bool_),
+        rewards=np.zeros(1, np.float32),
+        raw_rewards=np.zeros(1, np.float32),
+        rewarded=False,
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """A sample with its `score`. `place` is its index among the `siblings` samples of its session, whose `metadata` and
-    `metrics` it has.
+    """A sample with its `score`. `place` is its index among the `siblings` samples of its session, which has had
+    `actions` turns; of it are the `metadata`, the `metrics` and the `episode_score`.
     """
 
     sample: Sample
     score: float
     place: int
     siblings: int
+    actions: int
+    episode_score: float
     metadata: Mapping[str, Json]
     metrics: Mapping[str, float]
 
     @property
     def tag(self) -> Json:
         return self.metadata.get("tag", self.sample.task_id or "")
+
+    @property
+    def traj_id(self) -> str:
+        return str(self.metadata.get("traj_id", self.sample.session_id))
 
     @property
     def state(self) -> str:
@@ -136,53 +178,48 @@ class _Row:
         return float(self.sample.turns[-1].get("return") or 0.0) if self.sample.turns else 0.0
 
     def trajectory(self) -> Json:
-        """ROLL's `trajectory_data`."""
+        """ROLL's `trajectory_data`, with the number of the branch in its id where there are several."""
         sample = self.sample
         return {
-            "trajectory_id": sample.session_id,
+            "trajectory_id": f"{self.traj_id}_b{self.place}" if self.siblings > 1 else self.traj_id,
             "timestamp": _timestamp(sample),
-            "num_actions": len(sample.turns),
+            "num_actions": self.actions,
             "branch_or_step_idx": self.place,
             "num_branches_or_steps": self.siblings,
-            "reward_info": {"episode_reward": score_of(sample), "step_reward": self.score},
+            "reward_info": {"episode_reward": self.episode_score, "step_reward": self.score},
             "messages": messages_of(sample),
             "finish_reason": sample.finish_reason or "unknown",
         }
 
-    def measured(self) -> dict[str, float]:
-        """ROLL's metrics; times in seconds. The response is the trained tokens, the prompt the rest."""
-        sample = self.sample
-        trained, times = int(sample.loss_mask.sum()), answer_times(sample) or [0.0]
-        return {
-            "num_actions": len(sample.turns),
-            "response_length": trained,
-            "prompt_length": len(sample.input_ids) - trained,
-            "total_tokens": len(sample.input_ids),
-            "traj_time_total": sum(times) + agent_time(sample),
-            "latency/step_rt_avg": float(np.mean(times)),
-            "latency/step_rt_p99": float(np.percentile(times, 99)),
-            "latency/step_rt_max": max(times),
-            "episode_score": score_of(sample),
-            "num_branches_or_steps": self.siblings,
-        }
 
-
-def _rows(samples: Sequence[Sample], scores: Sequence[float], sessions: Sessions | None) -> list[_Row]:
+def _rows(
+    samples: Sequence[Sample], scores: Sequence[float], sessions: Sessions | None, episode_scores: Mapping[str, float]
+) -> list[_Row]:
     siblings, places, rows = Counter(sample.session_id for sample in samples), Counter[str](), []
+    turns: dict[str, set[str]] = defaultdict(set)
+    for sample in samples:
+        turns[sample.session_id].update(sample.interaction_ids)
     for sample, score in zip(samples, scores, strict=True):
         name = sample.session_id
         about, metrics = metadata_of(sample, sessions), numeric_metrics(sample, sessions)
-        rows.append(_Row(sample, score, places[name], siblings[name], about, metrics))
+        of_episode = episode_scores[name] if name in episode_scores else score_of(sample)
+        of_session = (places[name], siblings[name], len(turns[name]), of_episode)
+        rows.append(_Row(sample, score, *of_session, about, metrics))
         places[name] += 1
     return rows
 
 
 def _fields(
-    rows: Sequence[_Row], step_scores: Sequence[Any], exp_name: str, sequence_length: int | None, pad_token_id: int
+    rows: Sequence[_Row],
+    step_scores: Sequence[Any],
+    exp_name: str,
+    sequence_length: int | None,
+    pad_token_id: int,
+    first_token_at: Mapping[str, float],
 ) -> RollFields:
     _check_lengths(rows, sequence_length)
     others = {**_names(rows, exp_name), "step_scores": objects(step_scores)}
-    meta = {"metrics": _means(rows), _TABLE[0]: [list(column) for column in _TABLE[1]]}
+    meta = {"metrics": _means(rows, first_token_at), _TABLE[0]: [list(column) for column in _TABLE[1]]}
     return RollFields(_batch(rows, sequence_length, pad_token_id), others, meta)
 
 
@@ -202,11 +239,11 @@ def _names(rows: Sequence[_Row], exp_name: str) -> dict[str, NDArray[Any]]:
         "group_ids": [row.metadata.get("group_id", group) for row, group in zip(rows, groups, strict=True)],
         "tags": [row.tag for row in rows],
         "exp_name": [row.metadata.get("exp_name", exp_name) for row in rows],
-        "traj_id": [row.sample.session_id for row in rows],
+        "traj_id": [row.traj_id for row in rows],
         "traj_group_id": groups,
         "step": [row.place for row in rows],
         "state_hash": [row.state for row in rows],
-        "episode_scores": [score_of(row.sample) for row in rows],
+        "episode_scores": [row.episode_score for row in rows],
         "messages": [as_json(messages_of(row.sample)) for row in rows],
         "tools": [as_json(tools_of(row.sample)) for row in rows],
         "trajectory_data": [as_json(row.trajectory()) for row in rows],
@@ -220,13 +257,17 @@ def _timestamp(sample: Sample) -> str:
     return datetime.fromtimestamp(ended or 0.0, UTC).strftime("%Y%m%d_%H%M%S_%f")
 
 
-def _means(rows: Sequence[_Row]) -> dict[str, float]:
-    """The mean of each metric by tag, and of the length of the responses of all tags."""
+def _means(rows: Sequence[_Row], first_token_at: Mapping[str, float]) -> dict[str, float]:
+    """The mean over the sessions of each metric by tag, and of the length of the responses of all tags."""
     values: dict[str, list[float]] = defaultdict(list)
+    sessions: dict[str, list[_Row]] = defaultdict(list)
     for row in rows:
-        measured = {**row.metrics, **row.measured()}
+        sessions[row.sample.session_id].append(row)
+    for of_session in sessions.values():
+        first, samples = of_session[0], [row.sample for row in of_session]
+        measured = session_metrics(samples, first.metrics, first.episode_score, first_token_at)
         for name, value in measured.items():
-            values[f"env/{row.tag}/{name}"].append(value)
+            values[f"env/{first.tag}/{name}"].append(value)
         values["env/response_length"].append(measured["response_length"])
     return {name: float(np.mean(found)) for name, found in values.items()}
 
@@ -234,7 +275,7 @@ def _means(rows: Sequence[_Row]) -> dict[str, float]:
 def _batch(rows: Sequence[_Row], length: int | None, pad_token_id: int) -> dict[str, NDArray[Any]]:
     samples = [row.sample for row in rows]
     places = [np.arange(len(sample.input_ids)) for sample in samples]
-    prompts = [place < prompt_length(sample) for place, sample in zip(places, samples, strict=True)]
+    prompts = [place < _prompt_length(sample) for place, sample in zip(places, samples, strict=True)]
     ends = [_at_the_end(len(row.sample.input_ids), row.score) for row in rows]
     columns = {"infer_logprobs": [sample.logprobs for sample in samples], **token_columns(samples)}
     return {
@@ -248,6 +289,13 @@ def _batch(rows: Sequence[_Row], length: int | None, pad_token_id: int) -> dict[
         "weight": weights(samples),
         "step_rewards": np.array([row.last_return for row in rows], np.float32),
     }
+
+
+def _prompt_length(sample: Sample) -> int:
+    """A sample in which nothing was sampled is a prompt from end to end, as in ROLL."""
+    spans = [turn["span"] for turn in sample.turns if turn.get("span") is not None]
+    is_empty = not sample.loss_mask.any() and not any(end > start for start, end in spans)
+    return len(sample.input_ids) if is_empty else prompt_length(sample)
 
 
 def _at_the_end(length: int, score: float) -> NDArray[np.float32]:

@@ -12,7 +12,7 @@ from proxy.rollout.roll.config import (
     sampling_of,
     use_roll_names,
 )
-from proxy.rollout.roll.managers import BaseEnvManager, EpisodeSession
+from proxy.rollout.roll.managers import BaseEnvManager, EpisodeSession, ProxyEnvManager
 from proxy.rollout.roll.rock import PushModeRunner, RockAgentRunner
 from proxy.rollout.roll.runners import AgentRunner
 from proxy.rollout.roll.scheduler import EnvActivityMonitor, GroupData, GroupFilter, GroupQueue, GroupQueueManager
@@ -34,6 +34,7 @@ __all__ = [
     "GroupQueue",
     "GroupQueueManager",
     "LLMProxyConfig",
+    "ProxyEnvManager",
     "PushModeRunner",
     "RockAgentRunner",
     "RolloutMockConfig",

@@ -5,15 +5,18 @@ from __future__ import annotations
 import json
 import logging
 import math
+import time
 from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
 from typing import Any, cast
 
 from proxy.client import Client, Export, Session
 from proxy.client.exit_reason import exit_reason
 from proxy.client.options import EndOptions, ExportOptions, SessionOptions
+from proxy.client.values import SessionTree
 from proxy.errors import EndedOtherwise, InvalidRequest, NotFound
 from proxy.rollout.retries import retried_here
-from proxy.rollout.roll.managers.sampling import sampling_of
+from proxy.rollout.roll.config import sampling_of
 from proxy.rollout.roll.values.episode_result import EpisodeResult
 from proxy.rollout.session_start import start_session_here, unused_session_id
 
@@ -39,6 +42,7 @@ class EpisodeSession:
         self.base_url = session.root_url if api_key is None else address_of(client, api_key)
         self.api_key = session.api_key
         self.outcome: str | None = None
+        self._begun = time.monotonic()
 
     @classmethod
     def start(
@@ -66,8 +70,10 @@ class EpisodeSession:
         """
         tag, group_id = env_config.get("tag", "proxy"), env_config["group_id"]
         traj_group_id = f"{tag}_{group_id}_{episode_id}_{group_seed}"
+        timestamp = datetime.now().strftime("%Y%m%d_%H%M%S_%f")
         metadata = {
             **{"env_id": env_config["env_id"], "group_id": group_id, "tag": tag, "mode": mode},
+            **{"traj_id": f"{traj_group_id}_{env_config['env_id']}_{timestamp}"},
             **{"exp_name": getattr(pipeline_config, "exp_name", ""), "episode_id": episode_id},
             **{"seed": seed, "step": step, "validate": mode != "train"},
         }
@@ -85,21 +91,26 @@ class EpisodeSession:
         session = start_session_here(client, str(tag), _START_S, cast(SessionOptions, given), may_wait)
         return cls(client, session, traj_group_id, env_config["env_id"], api_key)
 
-    def finish(self, result: EpisodeResult) -> None:
+    def finish(self, result: EpisodeResult, rewards: Mapping[str, float] | None = None) -> None:
         """End the session with what the runner says of it: outcome, reason, metrics and rewards.
 
-        Each step score is the reward of its turn, in order of completion. Turns that have no score of their own, at the
-        end, have none; of scores for which there is no turn the last turn has the sum, so that none is lost. Without
-        step scores the last turn has `score`. A score that is no finite number makes the episode Failed.
+        `rewards` has them by interaction id. Without it each step score is the reward of its turn, in order of
+        completion. Turns that have no score of their own, at the end, have none; of scores for which there is no turn
+        the last turn has the sum, so that none is lost. Without step scores the last turn has `score`. A score that is
+        no finite number makes the episode Failed. Does nothing if the session has ended.
         """
+        if self.outcome is not None:
+            return
         outcome, reason = _outcome(result)
-        ending: EndOptions = {"outcome": outcome, "metrics": _storable({**result.metrics, "score": result.score})}
+        about = {"traj_time_total": round(time.monotonic() - self._begun, 4), **result.metrics, "score": result.score}
+        ending: EndOptions = {"outcome": outcome, "metrics": _storable(about)}
         if reason:
             ending["exit_reason"] = reason
         if outcome == "Timeout":
             ending["finished"] = False
         try:
-            self._end({**ending, **self._rewards(result)})
+            given: EndOptions = self._rewards(result) if rewards is None else {"rewards": rewards}
+            self._end({**ending, **given})
         except InvalidRequest as error:
             logger.warning("session %s: %s", self.session.session_id, error)
             self._end({**ending, "outcome": "Failed", "exit_reason": exit_reason(error)})
@@ -117,8 +128,15 @@ class EpisodeSession:
 
     def turns(self) -> int:
         """The number of complete turns."""
-        tree = retried_here(lambda: self.client.session_tree(self.session.session_id), _RETRY_S)
-        return sum(node.turn is not None for node in tree.interactions)
+        return sum(node.turn is not None for node in self._tree().interactions)
+
+    def first_token_at(self) -> dict[str, float]:
+        """When the first token of each turn came, in Unix seconds, by interaction id."""
+        times = {node.id: (node.times or {}).get("first_token_at") for node in self._tree(["times"]).interactions}
+        return {name: at for name, at in times.items() if at is not None}
+
+    def _tree(self, include: Sequence[str] = ()) -> SessionTree:
+        return retried_here(lambda: self.client.session_tree(self.session.session_id, include), _RETRY_S)
 
     def _rewards(self, result: EpisodeResult) -> EndOptions:
         turns = self.turns()
@@ -156,7 +174,10 @@ def zipped(scores: Sequence[float], turns: int) -> list[float]:
 
 def _bounds(env_config: Any, worker_config: Any, pipeline_config: Any) -> dict[str, Any]:
     """Sampling and limits: tokens of one answer, and of prompt and answer together."""
-    sampling = sampling_of(getattr(worker_config, "generating_args", None), env_config.get("max_tokens_per_step"))
+    sampling = sampling_of(getattr(worker_config, "generating_args", None) or {})
+    bounds = [int(most) for most in (sampling.get("max_tokens"), env_config.get("max_tokens_per_step")) if most]
+    if bounds:
+        sampling["max_tokens"] = min(bounds)
     limits = {
         "max_context_tokens": getattr(pipeline_config, "sequence_length", None),
         "max_tokens_per_turn": sampling.get("max_tokens"),

@@ -1,0 +1,226 @@
+"""Plays the episodes of one environment with a runner, which asks the model through the session of its episode."""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+from concurrent.futures import Future
+from contextlib import AbstractContextManager, suppress
+from numbers import Real
+from typing import Any
+
+from proxy.errors import InvalidRequest, ProxyError
+from proxy.rollout.imports import load
+from proxy.rollout.roll.managers.base_env_manager import BaseEnvManager
+from proxy.rollout.roll.managers.episode_session import EpisodeSession
+from proxy.rollout.roll.managers.rollouts import rollout_of
+from proxy.rollout.roll.managers.runner_slot import RunnerSlot
+from proxy.rollout.roll.values.data_proto import DataProto
+from proxy.rollout.roll.values.episode_result import EpisodeResult
+
+_GRACE_S = 1.0
+"""How much longer than its limit a runner may take to end by itself, with what it knows of the episode."""
+_STOP_S = 5.0
+"""How long a manager that is stopped waits for its runner, whose session is ended by then."""
+
+
+class ProxyEnvManager(BaseEnvManager):
+    """The manager of agents that are runners: `env_config["agent_runner_cls"]`, a path or a class.
+
+    One runner plays all episodes, in a thread of its own; `setup` is called before the first and `teardown` after the
+    last. It has one address, which is the session of whichever episode runs. Whatever `run_job` returns or raises, the
+    session is ended, and what was sampled and earned is put; NoData ends the loop, and puts nothing.
+
+    Of `env_config.config`: `trajectory_mode` (`traj`: a row for each branch, `step`: a row for each turn),
+    `reward_granularity` (the metric that is the score of the episode, if the runner has it; default `pass_rate`),
+    `enable_fork` (false: a rewritten conversation goes on in its row, as far as it is still there as sampled; true or
+    not set: it begins another row, so that every sampled token is trained), `episode_timeout` and `task_timeout_sec`
+    (seconds; then the episode is a Timeout, and a runner that hangs is replaced by another, with a key of its own). A
+    runner whose class has `enforces_task_timeout` applies the latter itself.
+
+    Raises InvalidRequest for a configuration without a runner, and for an unknown mode.
+    """
+
+    def __init__(
+        self,
+        worker_config: Any,
+        pipeline_config: Any,
+        env_config: Any,
+        tokenizer: Any,
+        generate_scheduler: Any,
+        output_queue: Any,
+        thread_lock: AbstractContextManager[Any] | None = None,
+        mode: str = "train",
+        *args: Any,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(
+            *(worker_config, pipeline_config, env_config, tokenizer, generate_scheduler, output_queue, thread_lock),
+            *(mode, *args),
+            **kwargs,
+        )
+        self.logger = logging.getLogger(__name__)
+        config = env_config.get("config") or {}
+        self.trajectory_mode = str(config.get("trajectory_mode") or "traj")
+        self.reward_granularity = str(config.get("reward_granularity") or "pass_rate")
+        self.episode: EpisodeSession | None = None
+        self._config = config
+        self._woken = threading.Event()
+        self._runner_class = _runner_class(env_config.get("agent_runner_cls"))
+        if self.trajectory_mode not in ("traj", "step"):
+            raise InvalidRequest(
+                f"trajectory_mode is {self.trajectory_mode!r}; it must be traj or step", param="trajectory_mode"
+            )
+        self._slot = self._new_slot()
+        self.agent_runner = self._slot.runner
+
+    def run_rollout_loop(self, data: DataProto) -> None:
+        """Play episodes until the queue has no more, the runner has no data, or `stop`; at the end put None.
+
+        Raises ValueError for data without a seed, what `formulate_rollouts` raises, and the error of a server on which
+        no session could start or end.
+        """
+        self.begin(data)
+        try:
+            self._slot.setup()
+            while self.next_episode():
+                rollout = self._play_episode()
+                if rollout is None:
+                    break
+                self.put(rollout)
+            self.put(None)
+        finally:
+            self.running = False
+            self._slot.teardown()
+
+    def stop(self) -> None:
+        """Play no further episode. The session of the running one is ended, and nothing is put for it."""
+        super().stop()
+        if (episode := self.episode) is not None:
+            with suppress(ProxyError):
+                episode.fail("the manager was stopped")
+        self._woken.set()
+
+    def formulate_rollouts(self, result: dict[str, Any]) -> DataProto:
+        """The rows of the episode that has ended. `result` is that of the runner, by `EpisodeResult.to_dict`."""
+        assert self.episode is not None
+        return rollout_of(
+            self.episode,
+            mode=self.trajectory_mode,
+            sequence_length=self.pipeline_config.sequence_length,
+            pad_token_id=int(getattr(self.tokenizer, "pad_token_id", None) or 0),
+            score=self._select_episode_score(result),
+            discounted=bool(getattr(self.pipeline_config, "apply_reward_discount", False)),
+            reward_name=self.reward_granularity,
+            drift="mask" if self._config.get("enable_fork") is False else "fork",
+        )
+
+    def _select_episode_score(self, result: dict[str, Any]) -> float:
+        """The number that `reward_granularity` names, else `score`."""
+        named = result.get(self.reward_granularity)
+        return float(named if isinstance(named, Real) and math.isfinite(named) else result.get("score", 0.0))
+
+    def _play_episode(self) -> DataProto | None:
+        """Play the episode that the queue gave out; None if there is no rollout, and no further episode."""
+        try:
+            self.episode = self._start()
+        except ProxyError:
+            if not self.running:
+                return None
+            raise
+        try:
+            result = self._result()
+            if not self.running:
+                self.episode.fail("the manager was stopped")
+                return None
+            self.episode.finish(result)
+            if result.status == "NoData":
+                return None
+            with self.thread_lock:
+                return self.formulate_rollouts(result.to_dict())
+        except BaseException as error:
+            with suppress(ProxyError):
+                self.episode.fail(error)
+            raise
+
+    def _start(self) -> EpisodeSession:
+        assert self.episode_id is not None and self.group_seed is not None
+        return EpisodeSession.start(
+            self.generate_scheduler,
+            env_config=self.env_config,
+            worker_config=self.worker_config,
+            pipeline_config=self.pipeline_config,
+            mode=self.mode,
+            episode_id=self.episode_id,
+            seed=self.episode_seed,
+            group_seed=self.group_seed,
+            step=self.start_step,
+            api_key=self._slot.key,
+            may_wait=lambda: self.running,
+        )
+
+    def _result(self) -> EpisodeResult:
+        """What the runner makes of the episode; a Timeout, or a failure if the manager was stopped, if it hangs."""
+        woken = self._woken = threading.Event()
+        running, limit_s = self._slot.play(self.episode_seed), self._limit_s()
+        running.add_done_callback(lambda _: woken.set())
+        if self.running:
+            woken.wait(None if limit_s is None else limit_s + _GRACE_S)
+        if not self.running and not running.done():
+            self._wait(running, _STOP_S)
+        if running.done():
+            return _checked(running.result())
+        earned = [float(score) for score in getattr(self.agent_runner, "step_scores", ())]
+        self._replace_runner()
+        return EpisodeResult("Timeout", math.fsum(earned), earned, f"run_job took longer than {limit_s} s")
+
+    def _wait(self, running: Future[EpisodeResult], within_s: float) -> None:
+        with suppress(TimeoutError):
+            running.exception(within_s)
+
+    def _limit_s(self) -> float | None:
+        """Seconds for which an episode may take; None for no limit."""
+        names = ["episode_timeout"]
+        if not getattr(self.agent_runner, "enforces_task_timeout", False):
+            names.append("task_timeout_sec")
+        given = [settings.get(name) for name in names for settings in (self.env_config, self._config)]
+        return next((float(limit_s) for limit_s in given if limit_s is not None), None)
+
+    def _new_slot(self) -> RunnerSlot:
+        return RunnerSlot(
+            self._runner_class, self.generate_scheduler, self.env_config, self.worker_config, self.thread_lock
+        )
+
+    def _replace_runner(self) -> None:
+        """Leave the runner, which hangs, to its thread. Its requests find no session any more."""
+        self._slot.abandon()
+        self._slot = self._new_slot()
+        self.agent_runner = self._slot.runner
+        if self.running:
+            self._slot.setup()
+
+
+def _runner_class(path: Any) -> Any:
+    if path is None:
+        raise InvalidRequest(
+            "agent_runner_cls is null: ProxyEnvManager plays with a runner; name one, or use the env_manager_cls "
+            "TrajEnvManager or StepEnvManager, which play without",
+            param="agent_runner_cls",
+        )
+    return load(path) if isinstance(path, str) else path
+
+
+def _checked(result: Any) -> EpisodeResult:
+    """The result with numbers for scores; of anything else a failure that says what it was."""
+    try:
+        scores = [float(score) for score in getattr(result, "step_scores", None) or ()]
+        checked = EpisodeResult(
+            str(result.status), float(result.score), scores, result.agent_exit_reason, result.metrics
+        )
+    except (AttributeError, TypeError, ValueError) as error:
+        return EpisodeResult("Failed", 0.0, agent_exit_reason=f"run_job returned {result!r:.200}: {error}")
+    if not all(map(math.isfinite, (checked.score, *scores))):
+        reason = f"run_job returned a score that is not finite: {checked.score}, {scores}"
+        return EpisodeResult("Failed", 0.0, agent_exit_reason=reason[:1000], metrics=checked.metrics)
+    return checked

@@ -1,0 +1,49 @@
+"""An episode that has ended as the batch that ROLL's `formulate_rollouts` returns, from the export of its session."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from proxy.client.adapters import roll
+from proxy.errors import InvalidRequest
+from proxy.rollout.roll.managers.episode_session import EpisodeSession
+from proxy.rollout.roll.values.data_proto import DataProto
+
+_LAYOUTS = {"traj": "concat", "step": "individual"}
+
+
+def rollout_of(
+    session: EpisodeSession,
+    *,
+    mode: Literal["traj", "step"] | str,
+    sequence_length: int | None,
+    pad_token_id: int = 0,
+    score: float | None = None,
+    discounted: bool = False,
+    **options: Any,
+) -> DataProto:
+    """The rows of an episode: one for each branch (`traj`), or one for each turn (`step`), padded to `sequence_length`.
+
+    The columns are those of `roll.RollFields`; `meta_info` also has the `session_id`. An episode in which nothing was
+    sampled has one row of padding, as in ROLL. `score` is that of the episode, by default the sum of its rewards. With
+    `discounted` the scores are returns, under the discount of the session. `options` are those of `Client.export`.
+    Raises InvalidRequest for another `mode`, and for a sample longer than `sequence_length`.
+    """
+    if mode not in _LAYOUTS:
+        raise InvalidRequest(f"trajectory_mode is {mode!r}; it must be traj or step", param="trajectory_mode")
+    export = session.exported(_LAYOUTS[mode], **options)
+    name, samples = session.session.session_id, export.samples
+    scores = {} if score is None else {name: float(score)}
+    if not samples:
+        samples, scores = [roll.placeholder(name, session.traj_group_id, pad_token_id)], {name: 0.0}
+    make = roll.trajectories if mode == "traj" else roll.steps
+    fields = make(
+        samples,
+        sessions=export.sessions,
+        sequence_length=sequence_length,
+        pad_token_id=pad_token_id,
+        episode_scores=scores,
+        discounted=discounted,
+        first_token_at=session.first_token_at(),
+    )
+    return DataProto(fields.batch, fields.non_tensor_batch, {**fields.meta_info, "session_id": name})
