@@ -149,7 +149,8 @@ PARTS: dict[str, set[str]] = {
         "rollout.roll.values",
     },
     "rollout.roll.rock": {"client", "errors", "rollout", "rollout.roll.runners", "rollout.roll.values"},
-    "rollout.roll.runners": {"client", "rollout.roll.values"},
+    "rollout.roll.runners": {"client", "errors", "rollout.roll.runners.tools", "rollout.roll.values"},
+    "rollout.roll.runners.tools": {"errors", "rollout"},
     "rollout.roll.scheduler": {"rollout.roll.values"},
     "rollout.roll.values": {"client", "errors"},
     "rollout.verl": {"client", "client.adapters", "errors", "rollout", "rollout.verl.tools"},
@@ -212,6 +213,7 @@ OUTSIDE: dict[str, set[str]] = {
     "alembic": {"store"},
     "datasets": {"rollout.roll.rock"},
     "fastokens": {"rendering"},
+    "gem": {"rollout.roll.runners"},
     "httptools": {"engine.servers", "serving"},
     "httpx": {"client", "rollout", "rollout.roll.runners", "workers"},
     "httpx2": {"client"},
@@ -234,6 +236,7 @@ OUTSIDE: dict[str, set[str]] = {
         "demos",
         "rollout",
         "rollout.areal",
+        "rollout.roll.runners",
         "rollout.roll.values",
         "trajectory",
         "rollout.verl",
@@ -280,7 +283,7 @@ OUTSIDE: dict[str, set[str]] = {
     "zstandard": {"store"},
 }
 LAZY = {
-    *("torch", "transformers", "sglang", "renderers", "fastokens", "llguidance", "opentelemetry"),
+    *("torch", "transformers", "sglang", "renderers", "fastokens", "llguidance", "opentelemetry", "gem"),
     *("httpx2", "tensordict", "trl", "datasets", "verl", "pyarrow", "yaml"),
 }
 """Heavy or optional packages: imported inside functions only, so that the command line and the app start without."""

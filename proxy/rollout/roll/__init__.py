@@ -14,7 +14,17 @@ from proxy.rollout.roll.config import (
 )
 from proxy.rollout.roll.managers import BaseEnvManager, EpisodeSession, ProxyEnvManager
 from proxy.rollout.roll.rock import PushModeRunner, RockAgentRunner
-from proxy.rollout.roll.runners import AgentRunner
+from proxy.rollout.roll.runners import (
+    AgentRunner,
+    GEMRunner,
+    PythonCodeTool,
+    ToolCallRunner,
+    ToolEnvWrapper,
+    make_tool,
+    print_tools,
+    register_tools,
+    tool_wrapper,
+)
 from proxy.rollout.roll.scheduler import EnvActivityMonitor, GroupData, GroupFilter, GroupQueue, GroupQueueManager
 from proxy.rollout.roll.values import DataProto, EpisodeResult, Section
 
@@ -28,6 +38,7 @@ __all__ = [
     "EnvMonitorConfig",
     "EpisodeResult",
     "EpisodeSession",
+    "GEMRunner",
     "GeneratingArguments",
     "GroupData",
     "GroupFilter",
@@ -36,11 +47,18 @@ __all__ = [
     "LLMProxyConfig",
     "ProxyEnvManager",
     "PushModeRunner",
+    "PythonCodeTool",
     "RockAgentRunner",
     "RolloutMockConfig",
     "Section",
+    "ToolCallRunner",
+    "ToolEnvWrapper",
     "compose",
+    "make_tool",
+    "print_tools",
+    "register_tools",
     "resolve",
     "sampling_of",
+    "tool_wrapper",
     "use_roll_names",
 ]

@@ -4,7 +4,31 @@ This package imports neither gem nor any other environment until a runner makes 
 """
 
 from proxy.rollout.roll.runners.agent_runner import AgentRunner, EpisodeTimeout
+from proxy.rollout.roll.runners.environments import make_environment
+from proxy.rollout.roll.runners.gem_runner import GEMRunner, ToolCallRunner
 from proxy.rollout.roll.runners.played import played
 from proxy.rollout.roll.runners.request_error import RequestError
+from proxy.rollout.roll.runners.tools import (
+    PythonCodeTool,
+    ToolEnvWrapper,
+    make_tool,
+    print_tools,
+    register_tools,
+    tool_wrapper,
+)
 
-__all__ = ["AgentRunner", "EpisodeTimeout", "RequestError", "played"]
+__all__ = [
+    "AgentRunner",
+    "EpisodeTimeout",
+    "GEMRunner",
+    "PythonCodeTool",
+    "RequestError",
+    "ToolCallRunner",
+    "ToolEnvWrapper",
+    "make_environment",
+    "make_tool",
+    "played",
+    "print_tools",
+    "register_tools",
+    "tool_wrapper",
+]

@@ -24,9 +24,9 @@ class AgentRunner(ABC):
     and from wherever (`__init__` too), it runs once.
 
     `base_url` is the address of the server or of the slot; `env_id` the number of the slot, which `_llm_request` sends
-    as the key. `env_config` is read by attribute and key; of it the base reads `http_timeout` (seconds for which a
-    request may take; default 3600) and `episode_timeout` (seconds for an episode; default none), both also inside of
-    `config`, and gives `config` (of a custom environment as the YAML has it: `env_config`) as the dict `env_params`.
+    as the key. `env_config` is read by attribute and key; of it the base reads `max_steps` (default 10), `http_timeout`
+    (seconds for a request; default 3600) and `episode_timeout` (seconds for an episode; default none), which may also
+    be inside of `config`. `env_params` is `config` as a dict (in a custom environment of a YAML: `env_config`).
     `mode` is `env_params["mode"]`, or "train". `worker_config` is that of the manager. `api_key` is the key of the
     session, which is sent in place of `env_id`. Other keyword arguments are for subclasses; the base reads none.
 
@@ -39,6 +39,8 @@ class AgentRunner(ABC):
     http_client: Any = None
     """Sends the requests in place of the client that `_llm_request` is given. Managers set it if the server is in this
     process, where no other client reaches it."""
+    http_timeout = 3600.0
+    episode_timeout: float | None = None
     _started: float | None = None
     """When the running episode began, by the monotonic clock."""
 
@@ -59,6 +61,10 @@ class AgentRunner(ABC):
         self.worker_config = worker_config
         self.env_params: dict[str, Any] = _env_params(self.env_config)
         self.mode: str = self.env_params.get("mode", "train")
+        self.max_steps = int(self._setting("max_steps", 10))
+        self.http_timeout = float(self._setting("http_timeout", 3600.0))
+        limit = self._setting("episode_timeout", None)
+        self.episode_timeout = None if limit is None else float(limit)
         self.step_scores: list[float] = []
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -83,17 +89,6 @@ class AgentRunner(ABC):
 
     def __exit__(self, *exception: object) -> None:
         self.teardown()
-
-    @property
-    def http_timeout(self) -> float:
-        """Seconds for which a request of the model may take."""
-        return float(self._setting("http_timeout", 3600.0))
-
-    @property
-    def episode_timeout(self) -> float | None:
-        """Seconds for which an episode may take; None for no limit."""
-        limit = self._setting("episode_timeout", None)
-        return None if limit is None else float(limit)
 
     def _llm_request(
         self,
