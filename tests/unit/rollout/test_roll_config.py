@@ -7,12 +7,13 @@ import logging
 import pickle
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from proxy.errors import InvalidRequest
-from proxy.rollout.roll.config import AgenticConfig, EnvManagerConfig, compose
+from proxy.rollout.roll.config import AgenticConfig, EnvManagerConfig, GeneratingArguments, compose, sampling_of
 from proxy.rollout.roll.values import Section
 
 ENVS = """
@@ -303,7 +304,6 @@ def test_yaml_is_that_of_omegaconf(tmp_path: Path) -> None:
         ({"rollout_batch_size": 3}, "rollout_batch_size", "rollout_batch_size=2 or 4"),
         ({"sequence_length": None}, "sequence_length", "response_length"),
         ({"max_steps": 0}, "max_steps", "-1"),
-        ({"actor_infer": {}}, "actor_infer.generating_args", "missing"),
         ({"async_generation_ratio": 1, "generate_opt_level": 0}, "generate_opt_level", "must be 1"),
         ({"val_batchsize": 3}, "val_batchsize", "did you mean 'val_batch_size'"),
         ({"train": {"group_sise": 2}}, "train_env_manager.group_sise", "did you mean 'group_size'"),
@@ -354,6 +354,52 @@ def test_batches_decide_how_often_an_environment_plays() -> None:
     managers["train_env_manager"]["max_traj_per_env"] = 9
     assert plays(rollout_batch_size=4, val_batch_size=2) == (9, 1)
     assert plays(rollout_batch_size=4, val_batch_size=2, async_generation_ratio=1) == (1, 1)
+
+
+def test_the_validation_batch_is_by_default_one_episode_of_each_environment() -> None:
+    config = AgenticConfig(small(val_env_manager={"num_env_groups": 3, "group_size": 2, "tags": ["Boxes"]}))
+    assert (config.val_batch_size, config.val_env_manager.max_traj_per_env) == (6, 1)
+
+
+def test_a_tag_may_name_an_environment_of_the_included_file(run_yaml: Path) -> None:
+    config = AgenticConfig.from_yaml(run_yaml, ["~custom_envs.Lake"])
+    assert config.train_env_manager.env_configs[1][6].env_type == "lake"
+    assert list(config.custom_envs) == ["Boxes"]
+
+
+def test_generating_args_of_actor_infer_are_those_of_both_managers(caplog: pytest.LogCaptureFixture) -> None:
+    own = {"num_env_groups": 1, "group_size": 2, "tags": ["Boxes"], "generating_args": {"temperature": 0.2}}
+    config = AgenticConfig(small(actor_infer={"generating_args": {"temperature": 0.9}}, train_env_manager=own))
+    for args in (config.train_env_manager, config.val_env_manager, config.actor_infer):
+        assert args.generating_args.temperature == 0.9
+    assert "train_env_manager.generating_args has no effect, as in ROLL" in caplog.text
+    config = AgenticConfig(small(actor_infer=None, train_env_manager=own))
+    for args in (config.train_env_manager, config.val_env_manager, config.actor_infer):
+        assert (args.generating_args.temperature, args.generating_args.top_p) == (0.2, 0.7)
+    config = AgenticConfig(small(actor_infer=None))
+    assert sampling_of(config.train_env_manager.generating_args) == {
+        **{"temperature": 1.0, "top_p": 1.0, "top_k": -1, "repetition_penalty": 1.0, "max_tokens": 64}
+    }
+
+
+def test_generating_args_become_the_sampling_of_a_session(caplog: pytest.LogCaptureFixture) -> None:
+    args = GeneratingArguments(stop_strings=["</a>"], max_new_tokens=20, num_return_sequences=4, seed=3)
+    expected = {"temperature": 0.95, "top_p": 0.7, "top_k": 50, "repetition_penalty": 1.0, "stop": ["</a>"], "seed": 3}
+    assert sampling_of(args) == {**expected, "max_tokens": 20}
+    assert "num_return_sequences=4 has no effect" in caplog.text
+    assert sampling_of(args, 8) == sampling_of(args.to_dict(), 8) == {**expected, "max_tokens": 8}
+    assert sampling_of(SimpleNamespace(do_sample=False, temperature=0.5, max_new_tokens=-1)) == {"temperature": 0.0}
+    assert sampling_of(None, 4) == {"max_tokens": 4}
+    for wrong, name in (({"num_beams": 2}, "num_beams"), ({"best_of": 2}, "best_of")):
+        with pytest.raises(InvalidRequest, match=f"generating_args.{name}"):
+            sampling_of(wrong)
+
+
+def test_generating_args_are_written_out_as_roll_does() -> None:
+    written = GeneratingArguments(max_new_tokens=5).to_dict()
+    assert "max_length" not in written and "include_stop_str_in_output" not in written
+    assert written["max_new_tokens"] == 5 and written["stop_strings"] is None
+    assert GeneratingArguments(max_new_tokens=-1, max_length=9).to_dict()["max_length"] == 9
 
 
 def test_a_length_may_be_given_as_that_of_prompts_and_responses() -> None:

@@ -65,7 +65,9 @@ class AgenticConfig:
 
     `train_env_manager.env_configs` and `val_env_manager.env_configs` have the configuration of every environment; a
     manager that the configuration lacks has none. `sequence_length`, in tokens, limits an episode. `max_steps` is the
-    number of batches, -1 for no end. `generating_args` are those of `actor_infer`, else of `train_env_manager`.
+    number of batches, -1 for no end. `generating_args` are those of `actor_infer`, else of `train_env_manager`. A
+    `val_batch_size` that is not given is the number of validation environments. `custom_envs` has the environments by
+    tag; for others `custom_env` is looked at, where ROLL's files have them.
     `apply_reward_discount` makes the returns of turns discounted with `step_reward_gamma`; without it rewards are raw,
     as ROLL's trainer wants them, because it discounts them itself.
 
@@ -109,8 +111,8 @@ class AgenticConfig:
         self._objects = {name: value for name, value in more.items() if dataclasses.is_dataclass(value)}
         _check_names(self._config)
         self._read_values()
-        self._read_generating_args()
         self._check_values()
+        self._read_generating_args()
         self._make_environments()
 
     @classmethod
@@ -207,15 +209,17 @@ class AgenticConfig:
             if self.val_env_manager.generating_args is None:
                 self.val_env_manager.generating_args = own
         else:
-            raise InvalidRequest(
-                "actor_infer.generating_args is missing; give it (max_new_tokens, temperature ...), or "
-                "train_env_manager.generating_args",
-                param="actor_infer.generating_args",
+            found = GeneratingArguments(temperature=1.0, top_p=1.0, top_k=-1, max_new_tokens=self.sequence_length)
+            _say_once(
+                "neither actor_infer nor train_env_manager has generating_args: answers are sampled with temperature 1 "
+                "out of all tokens, and max_tokens_per_step limits them"
             )
+            for manager in managers:
+                manager.generating_args = manager.generating_args or found
         self.actor_infer["generating_args"] = found
-        for args in (found, self.val_env_manager.generating_args):
-            if args is not None:
-                args.num_return_sequences = 1
+        for manager in managers:
+            if manager.generating_args is not None:
+                manager.generating_args.num_return_sequences = 1
 
     def _check_values(self) -> None:
         if not self.sequence_length:
@@ -252,11 +256,24 @@ class AgenticConfig:
             manager.system_envs = {
                 name: str(value) for name, value in {**self.system_envs, **manager.system_envs}.items()
             }
-            manager.env_configs = env_configs_of(manager, self.custom_envs, seed)
+            manager.env_configs = env_configs_of(manager, self._environments_of(manager), seed)
         if self.train_env_manager.env_configs:
             fit_train(self.train_env_manager, self.rollout_batch_size, self.async_generation_ratio)
-        if self.val_env_manager.env_configs:
-            fit_val(self.val_env_manager, self.val_batch_size)
+        if (val := self.val_env_manager).env_configs:
+            if "val_batch_size" not in self._config:  # ROLL's 128 fits no other number of environments
+                self.val_batch_size = val.num_env_groups * val.group_size
+            fit_val(val, self.val_batch_size)
+
+    def _environments_of(self, manager: EnvManagerConfig) -> Mapping[str, Any]:
+        """`custom_envs`, and for tags that it lacks those of `custom_env`, where ROLL's files have them."""
+        lacking = [tag for tag in manager.tags if tag not in self.custom_envs]
+        others = self._config.get("custom_env") if lacking else None
+        if not isinstance(others, Config):
+            return self.custom_envs if isinstance(self.custom_envs, Mapping) else {}
+        return {
+            **{tag: others[tag].to_dict() for tag in lacking if isinstance(others.get(tag), Config)},
+            **self.custom_envs,
+        }
 
 
 def compose(path: str | PathLike[str], overrides: Sequence[str] = ()) -> dict[str, Any]:

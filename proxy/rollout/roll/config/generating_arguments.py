@@ -12,17 +12,27 @@ from proxy.errors import InvalidRequest
 
 logger = logging.getLogger(__name__)
 
-_SAMPLING = (
-    *("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "seed"),
-    *("min_tokens", "stop_token_ids"),
-)
-_WITHOUT_EFFECT = {
-    "num_return_sequences": "an episode is one session; group_size says how many are sampled",
-    "length_penalty": "it is of beam search only",
-    "logprobs": "the logprob of every sampled token is recorded anyway",
-    "max_length": "sequence_length limits an episode",
-    "include_stop_str_in_output": "samples hold the tokens of a stop string, and the text of an answer ends before it",
+_SAMPLING = {
+    "temperature": "temperature",
+    "top_p": "top_p",
+    "top_k": "top_k",
+    "min_p": "min_p",
+    "repetition_penalty": "repetition_penalty",
+    "presence_penalty": "presence_penalty",
+    "frequency_penalty": "frequency_penalty",
+    "seed": "seed",
+    "min_tokens": "min_tokens",
+    "stop_strings": "stop",
+    "include_stop_str_in_output": "include_stop_str_in_output",
 }
+"""Names of generating_args, and of a session's `sampling`."""
+_WITHOUT_EFFECT = {
+    "num_return_sequences": (1, "an episode is one session; group_size says how many are sampled"),
+    "length_penalty": (1.0, "it is of beam search only"),
+    "logprobs": (0, "the logprob of every sampled token is recorded anyway"),
+    "max_length": (8192, "sequence_length limits an episode"),
+}
+"""Names that mean nothing here, with the values for which nobody has to be told, and why."""
 _said: set[str] = set()
 
 
@@ -51,58 +61,59 @@ class GeneratingArguments:
     frequency_penalty: float | None = None
     seed: int | None = None
     min_tokens: int | None = None
-    stop_token_ids: list[int] | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """ROLL's names with their values, as its engines get them: one of max_new_tokens and max_length."""
         values = dataclasses.asdict(self)
         values.pop("max_length" if (self.max_new_tokens or 0) > 0 else "max_new_tokens")
-        optional = ("include_stop_str_in_output", "seed", "min_p", "min_tokens", "stop_token_ids")
-        for name in (*optional, "presence_penalty", "frequency_penalty"):
-            if values[name] is None:
-                del values[name]
-        return values
-
-
-def sampling_of(generating_args: Any, path: str = "generating_args") -> dict[str, Any]:
-    """What `generating_args` (GeneratingArguments, ROLL's own, or a mapping) are in a session's `sampling`.
-
-    What has no effect here is said once in the log. Raises InvalidRequest for what our engines cannot do, beam search,
-    and for a name that is unknown.
-    """
-    values = _values(generating_args)
-    sampling = {name: values.pop(name) for name in _SAMPLING if values.get(name) is not None}
-    if values.pop("do_sample", True) is False:
-        sampling["temperature"] = 0.0
-    if (values.pop("num_beams", 1) or 1) > 1:
-        raise InvalidRequest(
-            f"{path}.num_beams is more than 1: engines sample token by token; leave it out, and raise group_size",
-            param=f"{path}.num_beams",
+        optional = (
+            "include_stop_str_in_output",
+            "min_p",
+            "presence_penalty",
+            "frequency_penalty",
+            "seed",
+            "min_tokens",
         )
-    if (most := values.pop("max_new_tokens", None)) is not None and most > 0:
-        sampling["max_tokens"] = most
-    if stop := values.pop("stop_strings", None):
-        sampling["stop"] = list(stop)
-    defaults = {"num_return_sequences": 1, "length_penalty": 1.0, "logprobs": 0, "max_length": 8192}
-    for name, value in values.items():
-        if value is not None and value != defaults.get(name):
-            _say(name, value, path)
-    return sampling
+        return {name: value for name, value in values.items() if value is not None or name not in optional}
 
 
-def _values(generating_args: Any) -> dict[str, Any]:
-    if isinstance(generating_args, Mapping):
-        return dict(generating_args)
+def sampling_of(generating_args: Any, max_tokens_per_step: int | None = None) -> dict[str, Any]:
+    """What `generating_args` (GeneratingArguments, ROLL's own, a mapping or None) are in a session's `sampling`.
+
+    Its `max_tokens` is the less of `max_new_tokens` and `max_tokens_per_step`. What has no effect here is said once in
+    the log. Raises InvalidRequest for what our engines cannot do, beam search, and for an unknown name.
+    """
+    given = {name: value for name, value in _values(generating_args).items() if value is not None}
+    greedy = given.pop("do_sample", True) is False
+    if (beams := given.pop("num_beams", 1)) > 1:
+        raise InvalidRequest(
+            f"generating_args.num_beams is {beams}, but rollouts are sampled: leave it out, and raise group_size",
+            param="generating_args.num_beams",
+        )
+    bounds = [most for most in (given.pop("max_new_tokens", None), max_tokens_per_step) if most and most > 0]
+    sampling = {_SAMPLING[name]: value for name, value in given.items() if name in _SAMPLING and value != []}
+    for name in given.keys() - _SAMPLING.keys():
+        _say(name, given[name])
+    return {**sampling, **({"temperature": 0.0} if greedy else {}), **({"max_tokens": min(bounds)} if bounds else {})}
+
+
+def _values(generating_args: Any) -> Mapping[str, Any]:
+    if generating_args is None or isinstance(generating_args, Mapping):
+        return generating_args or {}
     if dataclasses.is_dataclass(generating_args) and not isinstance(generating_args, type):
-        return dataclasses.asdict(generating_args)
-    return dict(generating_args.to_dict() if hasattr(generating_args, "to_dict") else vars(generating_args))
+        return {field.name: getattr(generating_args, field.name) for field in dataclasses.fields(generating_args)}
+    found: Mapping[str, Any] = (
+        generating_args.to_dict() if hasattr(generating_args, "to_dict") else vars(generating_args)
+    )
+    return found
 
 
-def _say(name: str, value: Any, path: str) -> None:
+def _say(name: str, value: Any) -> None:
     if name not in _WITHOUT_EFFECT:
-        if name in _SAMPLING:
-            return
-        raise InvalidRequest(f"{path}.{name} is nothing that our engines know; leave it out", param=f"{path}.{name}")
-    if name not in _said:
+        raise InvalidRequest(
+            f"generating_args.{name} is nothing that our engines know; leave it out", param=f"generating_args.{name}"
+        )
+    quiet, why = _WITHOUT_EFFECT[name]
+    if value != quiet and name not in _said:
         _said.add(name)
-        logger.warning("%s.%s=%r has no effect: %s", path, name, value, _WITHOUT_EFFECT[name])
+        logger.warning("generating_args.%s=%r has no effect: %s", name, value, why)
