@@ -6,6 +6,7 @@ are the group. Nothing here waits or locks: `GroupQueueManager` does.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 
@@ -40,7 +41,7 @@ class GroupQueue:
         group_size: int,
         group_size_redundancy: int = 0,
         max_traj_per_env: int | None,
-        async_generation_ratio: int = 0,
+        async_generation_ratio: float = 0,
         group_filter: Filter,
         environments: int,
     ) -> None:
@@ -75,7 +76,7 @@ class GroupQueue:
 
         The first step adds those of `async_generation_ratio` steps more, so that the environments never wait.
         """
-        times = 1 + self.async_generation_ratio if self.current_step is None else 1
+        times = 1 + math.ceil(self.async_generation_ratio) if self.current_step is None else 1
         lost = [rollout for group in self._expire(step) for rollout in group.rollouts]
         self.current_step = step
         for _ in range(times * (self.max_traj_per_env or 0)):

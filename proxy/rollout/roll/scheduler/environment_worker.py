@@ -1,0 +1,169 @@
+"""The environments of one worker: a manager each, which plays its episodes in a thread of its own.
+
+A manager that fails is made anew and plays on, while its place in the group is given to whoever is free. One that fails
+again and again without a result ends the run with its error.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+import queue
+import threading
+import time
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any, Protocol
+
+from proxy.rollout.roll.config import resolve
+from proxy.rollout.roll.values import DataProto
+
+logger = logging.getLogger(__name__)
+FAILURES = 3
+"""How often in a row an environment, or a worker's process, may fail without a result."""
+_STARTERS = 64
+
+
+class OutputQueue(Protocol):
+    """What a worker and its managers use of `GroupQueueManager`."""
+
+    def get_episode_id(self, group_id: int, env_id: int | None = None) -> int | None: ...
+
+    def put(
+        self,
+        group_id: int,
+        episode_id: int | None,
+        start_step: int,
+        rollout: DataProto | None,
+        env_id: int | None = None,
+    ) -> None: ...
+
+    def give_back(self, group_id: int, env_id: int) -> int: ...
+
+    def leave(self, group_id: int, env_id: int | None) -> None: ...
+
+
+class EnvironmentWorker:
+    """The environments `worker_config.env_configs[rank]`. Call `initialize`, then `run_rollout_loop`."""
+
+    def __init__(self, worker_config: Any, rank: int = 0) -> None:
+        self.worker_config = worker_config
+        self.rank = rank
+        self.env_configs: Mapping[int, Any] = worker_config.env_configs[rank]
+        self.env_managers: dict[int, Any] = {}
+        self.thread_lock = threading.Lock()
+        self.output_queue: OutputQueue
+        self._new_manager: Any = None
+        self._step: tuple[int, Any] | None = None
+        self._stopped = False
+        self._threads: dict[int, threading.Thread] = {}
+
+    def initialize(
+        self,
+        pipeline_config: Any,
+        generate_scheduler: Any,
+        output_queue: OutputQueue,
+        collator: Any = None,
+        mode: str = "train",
+        tokenizer: Any = None,
+    ) -> None:
+        """Make the managers, many at once. Each gets a copy of `tokenizer`: those of transformers bear one thread.
+
+        Raises what a manager's constructor raises. `collator` is passed to the managers if it is given.
+        """
+        self.output_queue = output_queue
+        self._new_manager = partial(
+            _new_manager,
+            worker_config=self.worker_config,
+            pipeline_config=pipeline_config,
+            generate_scheduler=generate_scheduler,
+            output_queue=output_queue,
+            thread_lock=self.thread_lock,
+            mode=mode,
+            tokenizer=tokenizer,
+            **({} if collator is None else {"collator": collator}),
+        )
+        with ThreadPoolExecutor(min(len(self.env_configs), _STARTERS) or 1) as starters:
+            made = starters.map(lambda env_config: self._new_manager(env_config), self.env_configs.values())
+            self.env_managers = dict(zip(self.env_configs, made, strict=True))
+
+    def run_rollout_loop(self, seed: int) -> None:
+        """Let all environments play until the queue has no more episodes.
+
+        Raises at once what the first environment raises that fails for good; the others play on until `stop`.
+        """
+        ended: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
+        self._threads = {
+            env_id: threading.Thread(
+                target=lambda env_id=env_id: ended.put(self._outcome(env_id, seed)),
+                name=f"tokengrove-env-{env_id}",
+                daemon=True,
+            )
+            for env_id in self.env_managers
+        }
+        for thread in self._threads.values():
+            thread.start()
+        for _ in self._threads:
+            if (error := ended.get()) is not None:
+                raise error
+
+    def update_step(self, global_step: int, trace_meta: Any = None) -> None:
+        """Tell all managers the trainer's step."""
+        self._step = (global_step, trace_meta)
+        for manager in self.env_managers.values():
+            manager.update_step(global_step, trace_meta)
+
+    def stop(self) -> None:
+        """Tell all managers to play no further episode."""
+        self._stopped = True
+        for manager in self.env_managers.values():
+            manager.stop()
+
+    def join(self, timeout_s: float) -> list[int]:
+        """Wait for the threads of all environments; return the ids of those that still play after `timeout_s`."""
+        until = time.monotonic() + timeout_s
+        for thread in self._threads.values():
+            thread.join(min(max(0.0, until - time.monotonic()), threading.TIMEOUT_MAX))
+        return [env_id for env_id, thread in self._threads.items() if thread.is_alive()]
+
+    def _outcome(self, env_id: int, seed: int) -> BaseException | None:
+        """Play; return the error that ended it, if one did."""
+        try:
+            self._play(env_id, seed)
+        except BaseException as error:
+            return error
+        return None
+
+    def _play(self, env_id: int, seed: int) -> None:
+        group_id = self.env_configs[env_id]["group_id"]
+        failures = results = 0
+        while True:
+            try:
+                self.env_managers[env_id].run_rollout_loop(DataProto(meta_info={"seed": seed}))
+                self.output_queue.leave(group_id, env_id)
+                return
+            except Exception as error:
+                if self._stopped:
+                    return
+                before, results = results, self.output_queue.give_back(group_id, env_id)
+                failures = 1 if results > before else failures + 1
+                if failures >= FAILURES:
+                    error.add_note(f"environment {env_id} has failed {failures} times in a row without a result")
+                    raise
+                logger.warning("environment %d failed, and begins anew", env_id, exc_info=True)
+                self._begin_anew(env_id)
+
+    def _begin_anew(self, env_id: int) -> None:
+        manager = self._new_manager(self.env_configs[env_id])
+        if self._step is not None:
+            manager.update_step(*self._step)
+        self.env_managers[env_id] = manager
+        if self._stopped:
+            manager.stop()
+
+
+def _new_manager(env_config: Any, tokenizer: Any, **arguments: Any) -> Any:
+    return resolve(env_config["env_manager_cls"], "env_manager_cls")(
+        env_config=env_config, tokenizer=copy.deepcopy(tokenizer), **arguments
+    )

@@ -1,0 +1,34 @@
+"""Writes the trajectories of a batch as ROLL does: a file for each step, one JSON object of columns on one line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from proxy.rollout.roll.values import DataProto
+
+_COLUMNS = "COLUMMNS_CONFIG"  # as ROLL spells it
+
+
+def dump_rollout_trajectories(path: str | Path | None, global_step: int, data: DataProto) -> None:
+    """Write the columns that `data.meta_info["COLUMMNS_CONFIG"]` names to `path`/rollout_dump_data.step_N.jsonl.
+
+    Rows with None in one of the columns are left out. Nothing is written without a path or columns. The columns stay in
+    `data`, and a relative path is one, which both differ from ROLL.
+    """
+    names = [name for name, _ in data.meta_info.get(_COLUMNS) or () if name in data.non_tensor_batch]
+    if not path or not names:
+        return
+    columns = [[_plain(value) for value in data.non_tensor_batch[name]] for name in names]
+    rows = [row for row in zip(*columns, strict=True) if None not in row]
+    written: dict[str, list[Any]] = {name: [row[at] for row in rows] for at, name in enumerate(names)}
+    written["global_step"] = [global_step] * len(rows)
+    folder = Path(path)
+    folder.mkdir(parents=True, exist_ok=True)
+    text = json.dumps(written, ensure_ascii=False) + "\n"
+    (folder / f"rollout_dump_data.step_{global_step}.jsonl").write_text(text, encoding="utf-8")
+
+
+def _plain(value: Any) -> Any:
+    return value.item() if hasattr(value, "item") else value

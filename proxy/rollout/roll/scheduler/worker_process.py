@@ -1,0 +1,59 @@
+"""A worker in a process of its own: what is called there."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from typing import Any, Unpack
+
+from proxy.client import Client, Session
+from proxy.client.options import SessionOptions
+from proxy.rollout.roll.config import resolve
+from proxy.rollout.roll.scheduler.queue_server import Address, RemoteQueue
+
+WORKER = "worker"
+"""The metadata that names the worker of a session, so that those of a dead one are found."""
+
+
+class WorkerClient(Client):
+    """A client whose sessions carry the name of the worker that started them."""
+
+    def __init__(self, url: str, admin_key: str | None, name: str) -> None:
+        super().__init__(url, admin_key)
+        self._name = name
+
+    def start_session(self, task_id: str, **options: Unpack[SessionOptions]) -> Session:
+        """As `Client.start_session`."""
+        metadata: Mapping[str, Any] = options.get("metadata") or {}
+        options["metadata"] = {**metadata, WORKER: self._name}
+        return super().start_session(task_id, **options)
+
+
+def run_worker(
+    address: Address,
+    url: str,
+    admin_key: str | None,
+    name: str,
+    pipeline_config: Any,
+    worker_config: Any,
+    rank: int,
+    mode: str,
+    seed: int,
+    collator: Any,
+    tokenizer: Any,
+) -> None:
+    """Make the worker of a rank, and let it play until the queue ends or is shut down."""
+    with WorkerClient(url, admin_key, name) as client:
+        worker = resolve(worker_config.worker_cls, "worker_cls")(worker_config, rank)
+        queue = RemoteQueue(address, worker.update_step)
+        worker.initialize(pipeline_config, client, queue, collator=collator, mode=mode, tokenizer=tokenizer)
+        threading.Thread(target=_stop_with, args=[queue, worker], name="tokengrove-stop", daemon=True).start()
+        worker.run_rollout_loop(seed)
+
+
+def _stop_with(queue: RemoteQueue, worker: Any) -> None:
+    try:
+        queue.wait_closed()
+    except (EOFError, OSError):
+        return  # the program has ended, and this process ends with it
+    worker.stop()

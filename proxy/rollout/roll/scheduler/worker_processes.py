@@ -1,0 +1,139 @@
+"""Workers in processes of their own; one that dies is started again, and what it left behind is cleared away.
+
+Its episodes are given to others at once, and its sessions on the server end as Failed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import uuid
+from contextlib import suppress
+from functools import partial
+from typing import Any
+from urllib.parse import quote
+
+from proxy.client import Client
+from proxy.client.exit_reason import exit_reason
+from proxy.client.operations import Call, Steps
+from proxy.errors import ProxyError
+from proxy.rollout.failures import WorkerDied
+from proxy.rollout.processes import ProcessPool
+from proxy.rollout.roll.scheduler.environment_worker import FAILURES
+from proxy.rollout.roll.scheduler.group_queue_manager import GroupQueueManager
+from proxy.rollout.roll.scheduler.queue_server import QueueServer
+from proxy.rollout.roll.scheduler.worker_process import WORKER, run_worker
+from proxy.rollout.threads import in_thread
+
+logger = logging.getLogger(__name__)
+
+
+class WorkerProcesses:
+    """A process for each rank of `worker_config.env_configs`. `arguments`: further ones of `run_worker`."""
+
+    def __init__(self, queue: GroupQueueManager, client: Client, worker_config: Any, **arguments: Any) -> None:
+        self._queue, self._client, self._worker_config, self._arguments = queue, client, worker_config, arguments
+        self._ranks = list(worker_config.env_configs)
+        self._name = uuid.uuid4().hex
+        self._pool = ProcessPool(len(self._ranks))
+        self._server = QueueServer(queue)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._playing: asyncio.Future[list[None]] | None = None
+        self._thread = threading.Thread()
+        self._stopped = False
+
+    def start(self, seed: int) -> None:
+        """Let all workers play, until the queue ends or is shut down."""
+        self._thread = threading.Thread(
+            target=lambda: asyncio.run(self._play_all(seed)), name="tokengrove-workers", daemon=True
+        )
+        self._thread.start()
+
+    def update_step(self, global_step: int) -> None:
+        """Nothing has to be sent: a worker gets the step with its next episode."""
+
+    def stop(self) -> None:
+        """Start no worker again. Those that play stop with their queue."""
+        self._stopped = True
+
+    def join(self, timeout_s: float | None = None) -> list[str]:
+        """Wait until all workers have ended. After `timeout_s` those that play are killed, and named."""
+        if self._thread.ident is None:
+            return []
+        self._thread.join(timeout_s)
+        if not self._thread.is_alive():
+            return []
+        if self._loop is not None and self._playing is not None:
+            self._loop.call_soon_threadsafe(self._playing.cancel)
+        self._thread.join()
+        for rank in self._ranks:
+            self._end_sessions(rank, "the worker was killed, as it had not ended in time")
+        return [f"worker {rank}" for rank in self._ranks]
+
+    def close(self) -> None:
+        """End the processes."""
+        self._pool.close()
+        self._server.close()
+
+    async def _play_all(self, seed: int) -> None:
+        self._loop = asyncio.get_running_loop()
+        playing = self._playing = asyncio.gather(*(self._play(rank, seed) for rank in self._ranks))
+        with suppress(asyncio.CancelledError):
+            await playing
+
+    async def _play(self, rank: int, seed: int) -> None:
+        """Run a worker until it ends by itself, or has died too often without a result."""
+        failures = results = 0
+        while True:
+            try:
+                return await self._run_once(rank, seed)
+            except WorkerDied as error:
+                await in_thread(partial(self._end_sessions, rank, exit_reason(error)))
+                if self._stopped:
+                    return None
+                before, results = results, self._queue.release(self._environments(rank))
+                failures = 1 if results > before else failures + 1
+                if failures >= FAILURES:
+                    error.add_note(f"worker {rank} has died {failures} times in a row without a result")
+                    return self._queue.fail(error)
+                logger.warning("worker %d died, and begins anew: %s", rank, error)
+            except Exception as error:
+                return self._queue.fail(error)
+
+    async def _run_once(self, rank: int, seed: int) -> None:
+        await self._pool.run(
+            run_worker,
+            variables=self._worker_config.system_envs,
+            address=self._server.address,
+            url=self._client.url,
+            admin_key=self._client.admin_key,
+            name=self._label(rank),
+            worker_config=self._worker_config,
+            rank=rank,
+            seed=seed,
+            **self._arguments,
+        )
+
+    def _environments(self, rank: int) -> list[tuple[int, int]]:
+        return [(each["group_id"], env_id) for env_id, each in self._worker_config.env_configs[rank].items()]
+
+    def _label(self, rank: int) -> str:
+        return f"{self._name}-{rank}"
+
+    def _end_sessions(self, rank: int, reason: str) -> None:
+        """End as Failed what a dead worker was playing, so that nobody waits for it."""
+        try:
+            sessions = self._client.sessions({"status": "active", "metadata": {WORKER: self._label(rank)}})
+            for session in sessions:
+                self._client.run(_ended(session["session_id"], reason))
+        except ProxyError as failure:
+            logger.warning("the sessions of worker %d could not be ended: %s", rank, failure)
+
+
+def _ended(session_id: str, reason: str) -> Steps[None]:
+    yield Call(
+        "POST",
+        f"/{quote(session_id, safe='')}/rl/end_session",
+        {"outcome": "Failed", "exit_reason": reason},
+    )

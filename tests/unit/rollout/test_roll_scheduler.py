@@ -1,0 +1,234 @@
+"""Batches of whole groups from environments that play against a server, in threads and in processes."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from proxy.client import Client
+from proxy.errors import InvalidRequest
+from proxy.rollout.failures import WorkerDied
+from proxy.rollout.roll.scheduler import RolloutScheduler, get_episode_scores, reduce_metrics
+from proxy.rollout.roll.values import DataProto
+from tests.support import real_server
+from tests.unit.rollout.roll_players import LENGTH, DropsFirst, OwnWorker, Player, settings
+
+KEY = "the-admin-key"
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with real_server(tmp_path_factory.mktemp("scheduler"), engine_arg=("tokens=8",), admin_key=KEY) as address:
+        yield address
+
+
+@pytest.fixture
+def client(url: str) -> Iterator[Client]:
+    with Client(url, KEY) as found:
+        yield found
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_left() -> Iterator[None]:
+    """No thread of a scheduler runs on after a test."""
+    before = set(threading.enumerate())
+    Player.failed = False
+    yield
+    left = [thread for thread in threading.enumerate() if thread not in before and thread.name.startswith("tokengrove")]
+    for thread in left:
+        if thread.name in ("tokengrove-queue-call", "tokengrove-process"):  # end with the processes, which are killed
+            thread.join(60)
+    assert not [thread.name for thread in left if thread.is_alive()]
+
+
+def scheduler(client: Client, config: Any, mode: str = "train", **options: Any) -> RolloutScheduler:
+    manager = config.train_env_manager if mode == "train" else config.val_env_manager
+    return RolloutScheduler(config, manager, mode=mode, client=client, **options)
+
+
+def at(step: int) -> DataProto:
+    return DataProto(meta_info={"global_step": step})
+
+
+def column(batch: DataProto | None, name: str) -> list[Any]:
+    assert batch is not None
+    return list(batch.non_tensor_batch[name])
+
+
+def check_tokens(client: Client, batch: DataProto) -> None:
+    """Every row has the tokens, the mask and the logprobs of its session's export."""
+    samples = {each.session_id: each for each in client.export(session_ids=batch.meta_info["session_ids"]).samples}
+    assert len(samples) == len(batch)
+    for row, name in enumerate(batch.meta_info["session_ids"]):
+        sample, length = samples[name], len(samples[name].input_ids)
+        assert batch.batch["input_ids"][row, :length].tolist() == sample.input_ids.tolist()
+        assert batch.batch["response_mask"][row, :length].tolist() == sample.loss_mask.astype(bool).tolist()
+        assert batch.batch["response_mask"][row].sum() == 8
+        assert np.allclose(batch.batch["infer_logprobs"][row, : length - 1], sample.logprobs[1:])
+
+
+def test_a_batch_has_whole_groups_with_one_seed_each_and_the_tokens_of_its_sessions(client: Client) -> None:
+    config = settings(groups=2, size=2)
+    with scheduler(client, config, seed=7) as train:
+        first, second = train.get_batch(at(0), 4), train.get_batch(at(1), 4)
+    for step, batch in enumerate([first, second]):
+        assert batch is not None and batch.batch["input_ids"].shape == (4, LENGTH)
+        assert sorted(column(batch, "env_ids")) == [0, 1, 2, 3]
+        assert sorted(column(batch, "seed")) == [7 + step, 7 + step, 1007 + step, 1007 + step]
+        assert column(batch, "start_step") == [step] * 4
+        assert len(set(column(batch, "traj_group_id"))) == 2
+        check_tokens(client, batch)
+    assert first is not None and second is not None
+    assert not set(first.meta_info["session_ids"]) & set(second.meta_info["session_ids"])
+    assert first.meta_info["global_step"] == 0 and "session_id" not in first.meta_info
+    assert first.meta_info["metrics"]["env/length"] == [8] * 4
+    assert reduce_metrics(first.meta_info["metrics"])["env/id_max"] == 3.0
+    assert first.meta_info["metrics"]["scheduler/group_filter_count"] == 0
+
+
+def test_no_claim_gets_a_session_that_was_given_out_or_dropped(client: Client) -> None:
+    config = settings(groups=1, size=2, redundancy=1, group_filter=DropsFirst, rollout_batch_size=2)
+    client.claim(limit=1000)
+    with scheduler(client, config) as train:
+        batch = train.get_batch(at(0), 2)
+        assert batch is not None and batch.meta_info["metrics"]["scheduler/group_filter_count"] == 1
+        names = column(batch, "traj_group_id")
+        assert len(set(names)) == 1 and "_0_1_" in names[0]  # the episode 0 was filtered, 1 played in its place
+    played = client.sessions({"metadata": {"exp_name": "players"}})
+    assert all(each["status"] == "ended" for each in played)
+    assert client.claim(limit=1000).sessions == {}
+
+
+def test_redundant_environments_play_and_only_group_size_results_count(client: Client) -> None:
+    config = settings(groups=2, size=2, redundancy=1)
+    with scheduler(client, config) as train:
+        for step in range(2):
+            batch = train.get_batch(at(step), 4)
+            assert batch is not None and len(batch) == 4
+            groups = column(batch, "traj_group_id")
+            assert sorted(groups.count(name) for name in set(groups)) == [2, 2]
+
+
+def test_training_and_validation_run_side_by_side(client: Client) -> None:
+    config = settings(groups=1, size=2)
+    client.claim(limit=1000)
+    with scheduler(client, config) as train, scheduler(client, config, "val") as val:
+        trained = train.get_batch(at(0), 2)
+        validated = [val.get_batch(at(step), 2) for step in (0, 0)]
+    assert trained is not None and len(trained) == 2
+    assert [column(batch, "seed") for batch in validated] == [[42, 42], [43, 43]]
+    for batch in validated:
+        assert batch is not None
+        found = client.sessions({"metadata": {"validate": True, "mode": "val"}})
+        assert set(batch.meta_info["session_ids"]) <= {each["session_id"] for each in found}
+
+
+def test_a_negative_batch_size_takes_all_until_the_data_end_and_then_begins_anew(client: Client) -> None:
+    config = settings(groups=2, size=2, val_batch_size=-1, env={"data": 2})
+    with scheduler(client, config, "val") as val:
+        for step in range(2):
+            batch = val.get_batch(at(step), -1)
+            assert sorted(column(batch, "seed")) == [42, 42, 43, 43, 1042, 1042, 1043, 1043]
+
+
+def test_a_batch_after_the_end_of_the_data_is_none(client: Client) -> None:
+    with scheduler(client, settings(groups=1, size=2, env={"data": 1})) as train:
+        assert train.get_batch(at(0), 2) is not None
+        assert train.get_batch(at(1), 2) is None
+        assert train.get_batch(at(2), 2) is None
+
+
+def test_an_environment_that_fails_begins_anew(client: Client, caplog: pytest.LogCaptureFixture) -> None:
+    with scheduler(client, settings(groups=1, size=2, env={"then": "raise"})) as train:
+        batch = train.get_batch(at(0), 2)
+    assert batch is not None
+    check_tokens(client, batch)
+    assert "failed, and begins anew" in caplog.text
+
+
+def test_an_environment_that_always_fails_ends_the_run_with_its_error(client: Client) -> None:
+    with scheduler(client, settings(groups=1, size=1, env={"then": "raise always"})) as train:
+        with pytest.raises(ZeroDivisionError, match="always fails") as caught:
+            train.get_batch(at(0), 1)
+        assert caught.value.__notes__ == ["environment 0 has failed 3 times in a row without a result"]
+
+
+def test_suspend_pauses_the_engine_until_the_next_batch(client: Client) -> None:
+    with scheduler(client, settings(groups=1, size=1, async_generation_ratio=1)) as train:
+        assert train.get_batch(at(0), 1) is not None
+        train.suspend()
+        assert client.engine().paused is not None
+        assert train.get_batch(at(1), 1) is not None
+        assert client.engine().paused is None
+
+
+def test_what_makes_no_sense_is_refused(client: Client, caplog: pytest.LogCaptureFixture) -> None:
+    config = settings(groups=1, size=1)
+    with pytest.raises(InvalidRequest, match="'train' or 'val'"):
+        RolloutScheduler(config, config.train_env_manager, mode="test", client=client)
+    with caplog.at_level(logging.INFO):
+        train = RolloutScheduler(config, config.train_env_manager, object(), object(), client=client)
+    assert "the server has the engine" in caplog.text
+    with pytest.raises(InvalidRequest, match="batch_size is 0"):
+        train.get_batch(at(0), 0)
+    train.shutdown()
+    with pytest.raises(RuntimeError, match="was shut down"):
+        train.get_batch(at(0), 1)
+
+
+def test_shutdown_ends_a_batch_that_another_thread_waits_for(client: Client) -> None:
+    config = settings(groups=1, size=1)
+    train = scheduler(client, config)
+    assert train.get_batch(at(0), 1) is not None
+    found: list[Any] = []
+    waiting = threading.Thread(target=lambda: found.append(train.get_batch(at(1), 2)))
+    waiting.start()
+    while train.env_output_queue.current_step != 1:
+        pass
+    train.shutdown()
+    waiting.join()
+    assert found == [None] or len(found[0]) == 1
+
+
+def test_workers_are_processes_of_their_own_and_a_killed_one_is_started_again(
+    client: Client, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    told = tmp_path / "pid"
+    config = settings(groups=2, size=2, workers=2, worker=OwnWorker, env={"then": "kill", "told": str(told)})
+    with scheduler(client, config, seed=3) as train:
+        batches = [train.get_batch(at(step), 4) for step in range(2)]
+    for step, batch in enumerate(batches):
+        assert batch is not None
+        check_tokens(client, batch)
+        assert sorted(column(batch, "seed")) == [3 + step, 3 + step, 1003 + step, 1003 + step]
+        assert column(batch, "start_step") == [step] * 4
+        pids = set(column(batch, "pid"))
+        assert len(pids) == 2 and os.getpid() not in pids and int(told.read_text()) not in pids
+    assert "begins anew" in caplog.text
+    assert client.sessions({"status": "active"}) == []
+    failed = client.sessions({"outcome": "Failed", "metadata": {"exp_name": "players"}})
+    assert any("SIGKILL" in str(each["exit_reason"]) for each in failed)
+
+
+def test_a_worker_that_always_dies_ends_the_run(client: Client) -> None:
+    config = settings(groups=2, size=1, workers=2, env={"then": "kill always"})
+    with scheduler(client, config) as train:
+        with pytest.raises(WorkerDied, match="SIGKILL") as caught:
+            train.get_batch(at(0), 2)
+        assert "has died 3 times in a row" in caught.value.__notes__[0]
+    assert client.sessions({"status": "active"}) == []
+
+
+def test_several_workers_may_be_threads(client: Client) -> None:
+    config = settings(groups=2, size=1, workers=2)
+    with scheduler(client, config, processes=False) as train:
+        batch = train.get_batch(at(0), 2)
+    assert set(column(batch, "pid")) == {os.getpid()}
+    assert batch is not None and sorted(get_episode_scores(batch)) == [0.0, 1.0]
