@@ -495,6 +495,62 @@ def test_a_configuration_that_cannot_play_is_refused_at_once(client: Client) -> 
         manager_of(keyless, Runner, Queue(1)).run_rollout_loop(SEED)
 
 
+def test_the_trainers_sampling_counts_whatever_the_agent_asks_for(client: Client) -> None:
+    class Asks(Runner):
+        def run_job(self, seed: int) -> EpisodeResult:
+            body = {"messages": [user("Say exactly: one")], "temperature": 0.25, "top_p": 0.5, "max_tokens": 1}
+            for more in ({}, {"max_tokens": 1000}):
+                url, headers = f"{self.base_url}/v1/chat/completions", {"Authorization": f"Bearer {self.api_key}"}
+                httpx.post(url, json={**body, **more}, headers=headers).raise_for_status()
+            return EpisodeResult("Finished", 0.0)
+
+    (rollout,) = played(client, Asks, trajectory_mode="step").rollouts
+    sampling = [sample.sampling for sample in exported(client, rollout, "individual")]
+    assert sampling == [{"temperature": 1.0, "max_tokens": 1}, {"temperature": 1.0, "max_tokens": 32}]
+
+
+@pytest.mark.parametrize("config", [{}, {"enable_thinking": True}])
+def test_the_template_thinks_if_the_environment_says_so(client: Client, config: dict[str, Any]) -> None:
+    (rollout,) = played(client, **config).rollouts
+    turn = client.show_turn(rollout.meta_info["session_id"], 0, ["messages"])
+    assert turn["template_options"]["enable_thinking"] is bool(config)
+
+
+def test_the_parser_of_tool_calls_is_that_of_the_environment(client: Client) -> None:
+    manager = manager_of(client, Runner, Queue(1), tool_call_parser="qwen25")
+    assert manager.tool_call_parser == "qwen25" and manager._answering()["tool_parser"] == "qwen25"
+    with pytest.raises(InvalidRequest, match="no-such-parser"):
+        played(client, tool_call_parser="no-such-parser")
+
+
+def test_stop_strings_behind_a_tool_call_end_each_answer_there(client: Client) -> None:
+    manager = manager_of(client, Runner, queue := Queue(1))
+    manager.worker_config.generating_args.stop_strings = ["</tool_call>", "</tool_call>\n", "\n</tool_call>\n"]
+    assert manager._answering()["parallel_tool_calls"] is False
+    manager.run_rollout_loop(SEED)
+    assert queue.rollouts[0].batch["scores"].sum() == 0.5
+
+
+def test_a_server_that_lets_nobody_choose_keys_gives_each_episode_its_address(tmp_path: Any) -> None:
+    class Keeps(Runner):
+        def __init__(self, base_url: str, env_id: int, env_config: Any, **kwargs: Any) -> None:
+            super().__init__(base_url, env_id, env_config, **kwargs)
+            self.kept = base_url
+
+        def run_job(self, seed: int) -> EpisodeResult:
+            if seed == 112:
+                self.base_url = self.kept
+            return super().run_job(seed)
+
+    with real_server(tmp_path, engine_arg=("play=agent",), admin_key=KEY, host="0.0.0.0") as url:
+        here = f"http://127.0.0.1:{url.rpartition(':')[2]}"
+        with Client(here, KEY) as remote:
+            first, stuck, third = played(remote, Keeps, episodes=3).rollouts
+            for rollout in (first, third):
+                assert_rows_are_the_samples(rollout, exported(remote, rollout))
+            assert shown(remote, stuck).extra["exit_reason"].startswith("RequestError: 401")
+
+
 def test_a_runner_of_an_application_in_this_process_reaches_it(tmp_path: Any) -> None:
     settings = Settings(engine="scripted", engine_arg=("play=agent",), database_url=default_url(tmp_path))
     with shared_renderer(settings), Client(app=build_app(settings)) as inside:

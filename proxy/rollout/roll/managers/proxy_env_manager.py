@@ -10,8 +10,8 @@ from contextlib import AbstractContextManager, suppress
 from numbers import Real
 from typing import Any
 
-from proxy.errors import InvalidRequest, ProxyError
-from proxy.rollout.imports import load
+from proxy.errors import InvalidRequest, KeyInUse, ProxyError
+from proxy.rollout.roll.config.class_names import resolve
 from proxy.rollout.roll.managers.base_env_manager import BaseEnvManager
 from proxy.rollout.roll.managers.episode_session import EpisodeSession
 from proxy.rollout.roll.managers.rollouts import rollout_of
@@ -32,12 +32,19 @@ class ProxyEnvManager(BaseEnvManager):
     last. It has one address, which is the session of whichever episode runs. Whatever `run_job` returns or raises, the
     session is ended, and what was sampled and earned is put; NoData ends the loop, and puts nothing.
 
-    Of `env_config.config`: `trajectory_mode` (`traj`: a row for each branch, `step`: a row for each turn),
-    `reward_granularity` (the metric that is the score of the episode, if the runner has it; default `pass_rate`),
-    `enable_fork` (false: a rewritten conversation goes on in its row, as far as it is still there as sampled; true or
-    not set: it begins another row, so that every sampled token is trained), `episode_timeout` and `task_timeout_sec`
-    (seconds; then the episode is a Timeout, and a runner that hangs is replaced by another, with a key of its own). A
-    runner whose class has `enforces_task_timeout` applies the latter itself.
+    The sampling of `generating_args` counts, not the agent's, which may only ask for fewer tokens. Where a server lets
+    nobody choose keys, the runner gets the address of each session before its episode, as `base_url` and `api_key`.
+
+    Settings of `env_config.config`, all optional:
+
+    - `trajectory_mode`: `traj`, a row for each branch, or `step`, a row for each turn
+    - `reward_granularity`: the metric that is the score of the episode, if the runner has it; default `pass_rate`
+    - `tool_call_parser`: a name of `--tool-parser`; default: the model's
+    - `enable_thinking`: of the chat template; default false, as in ROLL
+    - `enable_fork`: true, the default: a rewritten conversation begins a row, so that every sampled token is trained;
+      false: it goes on in its row, and what is not there any more as it was sampled is not trained
+    - `episode_timeout`, `task_timeout_sec`: seconds; then the episode is a Timeout, and a runner that hangs is replaced
+      by another, with a key of its own. A runner whose class has `enforces_task_timeout` applies the latter itself.
 
     Raises InvalidRequest for a configuration without a runner, and for an unknown mode.
     """
@@ -64,6 +71,7 @@ class ProxyEnvManager(BaseEnvManager):
         config = env_config.get("config") or {}
         self.trajectory_mode = str(config.get("trajectory_mode") or "traj")
         self.reward_granularity = str(config.get("reward_granularity") or "pass_rate")
+        self.tool_call_parser: str | None = config.get("tool_call_parser")
         self.episode: EpisodeSession | None = None
         self._config = config
         self._woken = threading.Event()
@@ -145,6 +153,20 @@ class ProxyEnvManager(BaseEnvManager):
             raise
 
     def _start(self) -> EpisodeSession:
+        """Start the session of the episode, with the key of the slot if the server lets callers choose keys."""
+        try:
+            episode = self._started(self._slot.chosen_key)
+        except InvalidRequest as error:
+            if error.param != "api_key" or isinstance(error, KeyInUse) or self._slot.chosen_key is None:
+                raise
+            self.logger.info("%s: each episode has an address of its own instead", error)
+            self._slot.chosen_key = None
+            episode = self._started(None)
+        if self._slot.chosen_key is None:
+            self._slot.address(episode.base_url, episode.api_key)
+        return episode
+
+    def _started(self, api_key: str | None) -> EpisodeSession:
         assert self.episode_id is not None and self.group_seed is not None
         return EpisodeSession.start(
             self.generate_scheduler,
@@ -156,9 +178,26 @@ class ProxyEnvManager(BaseEnvManager):
             seed=self.episode_seed,
             group_seed=self.group_seed,
             step=self.start_step,
-            api_key=self._slot.key,
+            api_key=api_key,
             may_wait=lambda: self.running,
+            **self._answering(),
         )
+
+    def _answering(self) -> dict[str, Any]:
+        """How the model answers, as fields of `start_session`: as ROLL's proxy, whatever the agent asks for.
+
+        ROLL ends an answer behind its first tool call by stop strings, which engines look for where calls are parsed.
+        """
+        options: dict[str, Any] = {
+            "sampling_policy": "override",
+            "chat_template_kwargs": {"enable_thinking": bool(self._config.get("enable_thinking", False))},
+        }
+        if self.tool_call_parser is not None:
+            options["tool_parser"] = self.tool_call_parser
+        stops = getattr(getattr(self.worker_config, "generating_args", None), "stop_strings", None) or ()
+        if any(str(stop).strip() == "</tool_call>" for stop in stops):
+            options["parallel_tool_calls"] = False
+        return options
 
     def _result(self) -> EpisodeResult:
         """What the runner makes of the episode; a Timeout, or a failure if the manager was stopped, if it hangs."""
@@ -208,7 +247,7 @@ def _runner_class(path: Any) -> Any:
             "TrajEnvManager or StepEnvManager, which play without",
             param="agent_runner_cls",
         )
-    return load(path) if isinstance(path, str) else path
+    return resolve(path, "agent_runner_cls")
 
 
 def _checked(result: Any) -> EpisodeResult:

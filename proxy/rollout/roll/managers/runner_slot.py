@@ -24,25 +24,36 @@ _TEARDOWN_S = 30.0
 class RunnerSlot:
     """A runner with the key and the address that it has for all of its episodes.
 
-    The runner is made, set up, run and torn down in one thread of its own. `key` is random, so that no request of
-    another environment, or of an earlier runner, reaches its sessions. Raises what the constructor raises.
+    The runner is made, set up, run and torn down in one thread of its own. `chosen_key` is random, so that no request
+    of another environment, or of an earlier runner, reaches its sessions; it is None where the server lets nobody
+    choose keys. Raises what the constructor raises.
     """
 
     def __init__(
         self, runner_class: Any, client: Client, env_config: Any, worker_config: Any, lock: AbstractContextManager[Any]
     ) -> None:
-        self.key = f"slot-{secrets.token_urlsafe(24)}"
+        key = f"slot-{secrets.token_urlsafe(24)}"
+        self.chosen_key: str | None = key
         self._client, self._lock = client, lock
         self._http = None if client.hold is None else client.http_client()
         self._thread = RunnerThread(f"tokengrove-env-{env_config['env_id']}")
-        arguments = {"worker_config": worker_config, "api_key": self.key}
-        given = {"base_url": address_of(client, self.key), "env_id": env_config["env_id"], "env_config": env_config}
+        arguments = {"worker_config": worker_config, "api_key": key}
+        given = {"base_url": address_of(client, key), "env_id": env_config["env_id"], "env_config": env_config}
         try:
             self.runner = self._locked(lambda: runner_class(**given, **_accepted(runner_class, arguments)))
         except BaseException:
             self.leave()
             raise
-        self._address(self.runner)
+        with suppress(AttributeError):  # of a class with slots of its own
+            if getattr(self.runner, "api_key", None) is None:
+                self.runner.api_key = key
+            if self._http is not None:
+                self.runner.http_client = self._http
+
+    def address(self, base_url: str, api_key: str) -> None:
+        """Let the runner's next requests go to this address, with this key."""
+        with suppress(AttributeError):
+            self.runner.base_url, self.runner.api_key = base_url, api_key
 
     def setup(self) -> None:
         """Set the runner up. Raises what its `setup` raises."""
@@ -77,14 +88,6 @@ class RunnerSlot:
     def _locked(self, function: Callable[[], Any]) -> Any:
         with self._lock:
             return self._thread.call(function)
-
-    def _address(self, runner: Any) -> None:
-        """Give the runner its key, if its constructor kept none, and the way to a server in this process."""
-        with suppress(AttributeError):
-            if getattr(runner, "api_key", None) is None:
-                runner.api_key = self.key
-            if self._http is not None:
-                runner.http_client = self._http
 
 
 def _accepted(called: Any, arguments: dict[str, Any]) -> dict[str, Any]:

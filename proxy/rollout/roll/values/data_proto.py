@@ -93,8 +93,8 @@ class DataProto:
 
     def select_idxs(self, idxs: Any) -> DataProto:
         """The rows of these indexes or bools, in a batch of their own with the same `meta_info`."""
-        places = np.asarray(idxs)
-        batch = None if self.batch is None else {name: self.batch[name][places] for name in _keys(self)}
+        places = np.asarray(idxs if len(idxs) else np.zeros(0, np.int64))
+        batch = None if self.batch is None else {name: column[places] for name, column in self._tensors()}
         return DataProto(
             batch, {name: column[places] for name, column in self.non_tensor_batch.items()}, self.meta_info
         )
