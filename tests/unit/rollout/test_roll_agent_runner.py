@@ -224,6 +224,12 @@ def test_a_request_that_takes_too_long_is_a_timeout(tmp_path: Path, setting: str
     assert (result.status, result.score) == ("Timeout", 0.5)
 
 
+def test_a_request_to_a_server_in_this_process_has_its_time_too(tmp_path: Path) -> None:
+    with in_process(tmp_path, play([Reply(sampled("late"), delay_s=60)])) as client:
+        result = played(of_session(client.start_session("t"), client, http_timeout=0.05), 1)
+    assert result.status == "Timeout"
+
+
 def test_no_request_is_sent_after_the_time_of_the_episode() -> None:
     class Slow(CountingRunner):
         def run_job(self, seed: int) -> EpisodeResult:
@@ -233,6 +239,20 @@ def test_no_request_is_sent_after_the_time_of_the_episode() -> None:
     result = played(Slow("http://t", 7, {"config": {"episode_timeout": 0}}), 1)
     assert result.status == "Timeout"
     assert result.agent_exit_reason.startswith(EpisodeTimeout.__name__)
+
+
+def test_any_client_with_post_sends_the_request() -> None:
+    class Other:
+        """As of another library: an answer has `status_code`, `json()` and `text`."""
+
+        def post(self, url: str, json: Any, headers: Any) -> Any:
+            self.sent = url, json, headers
+            return httpx.Response(200, json={"choices": []})
+
+    client = Other()
+    assert CountingRunner("http://t/v1", 12, {})._llm_request(client, [user("hi")]) == {"choices": []}
+    body = {"messages": [user("hi")], "tools": [], "tool_choice": "none"}
+    assert client.sent == ("http://t/v1/chat/completions", body, {"Authorization": "Bearer 12"})
 
 
 def test_tools_are_sent_with_the_choice_of_tool(tmp_path: Path) -> None:

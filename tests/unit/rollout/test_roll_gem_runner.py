@@ -294,6 +294,8 @@ def test_a_seed_is_one_episode_however_many_threads_play() -> None:
             boards.append([row[:] for row in env.grid])
         return boards
 
+    envs[0].max_turns = 99
+    assert envs[0].unwrapped.max_turns == 99
     random.seed(5)
     expected = played(envs[0])
     drawn = random.random()

@@ -102,9 +102,10 @@ class AgentRunner(ABC):
         `client` is an `httpx.Client`, or has its `post`. Raises RequestError (an `httpx.HTTPError`) with the server's
         message for an answer that is an error, and EpisodeTimeout if the time of the episode is over.
         """
+        left = self._time_left()
         limits: dict[str, Any] = {}
-        if (left := self._time_left()) is not None:
-            limits["timeout"] = min(self.http_timeout, left)
+        if left is not None or self.http_client is not None:  # else the given client has limits of its own
+            limits["timeout"] = self.http_timeout if left is None else min(self.http_timeout, left)
         answer = (self.http_client or client).post(
             f"{self.base_url.rstrip('/').removesuffix('/v1')}/v1/chat/completions",
             json={"messages": messages, "tools": tools or [], "tool_choice": tool_choice if tools else "none"},

@@ -21,18 +21,19 @@ _alone = threading.Lock()
 class SeededEnv:
     """`env`, whose `reset`, and with `steps` also its `step`, run one at a time in this process.
 
-    Everything else of it is the environment's own.
+    Everything else of it is the environment's own: attributes are read and set there.
     """
 
     def __init__(self, env: Any, *, steps: bool) -> None:
-        self.env = env
-        self._steps = steps
-        self._state: tuple[Any, Any] | None = None
+        vars(self).update(env=env, _steps=steps, _state=None)
 
     def __getattr__(self, name: str) -> Any:
-        if name == "env":  # a copy that is being made has none yet
+        if name in ("env", "_steps", "_state"):  # a copy that is being made has none yet
             raise AttributeError(name)
         return getattr(self.env, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self.env, name, value)
 
     @property
     def unwrapped(self) -> Any:
@@ -57,7 +58,7 @@ class SeededEnv:
             try:
                 yield
             finally:
-                self._state = _state()
+                vars(self)["_state"] = _state()
                 _restore(before)
 
 
