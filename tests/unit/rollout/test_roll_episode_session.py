@@ -12,7 +12,6 @@ import pytest
 from proxy.client import Client, ServerUnreachable
 from proxy.errors import InvalidRequest
 from proxy.rollout.roll import EpisodeResult, Section
-from proxy.rollout.roll.config import sampling_of
 from proxy.rollout.roll.managers import EpisodeSession
 from proxy.rollout.roll.managers.episode_session import zipped
 from tests.support import real_server, user
