@@ -19,9 +19,10 @@ from proxy.client import Client, Export, Session  # noqa: E402
 from proxy.engine.scripted.engine import ScriptedEngine  # noqa: E402
 from proxy.engine.scripted.scripts import Reply, Script, play  # noqa: E402
 from proxy.errors import InvalidRequest  # noqa: E402
-from proxy.rollout.roll import GEMRunner, Section, ToolCallRunner  # noqa: E402
+from proxy.rollout.roll import DataProto, GEMRunner, ProxyEnvManager, Section, ToolCallRunner  # noqa: E402
 from proxy.settings import Settings  # noqa: E402
 from tests.support import call_text, default_url, function_tool, sampled, says, tiny_renderer, user  # noqa: E402
+from tests.unit.rollout.roll_queues import Queue  # noqa: E402
 
 SYSTEM = "You play games."
 GUESSING = {
@@ -310,3 +311,26 @@ def test_making_an_environment_leaves_the_root_logger_as_it_was() -> None:
     handlers, level = root.handlers[:], root.level
     GEMRunner("http://t", 1, talking())
     assert (root.handlers, root.level) == (handlers, level)
+
+
+def test_a_manager_plays_it_by_its_path_and_zips_the_scores_to_the_turns(tmp_path: Path) -> None:
+    metrics = {"metrics": {"pushed": 2}, "metrics_agg_mode": {"pushed": "sum"}}
+    steps = [(0.25, False, metrics), (1.0, True, metrics)]
+    env = {"tag": "Talk", "group_id": 3, "env_id": 7, "group_seed": 11, "max_tokens_per_step": 64, **talking(*steps)}
+    queue = Queue(1)
+    with session_on(tmp_path, says("one", "two")) as (client, _, _):
+        ProxyEnvManager(
+            worker_config=Section(generating_args={"max_new_tokens": 32}),
+            pipeline_config=Section(exp_name="e", sequence_length=512),
+            env_config=Section(env, agent_runner_cls="proxy.rollout.roll.GEMRunner"),
+            tokenizer=None,
+            generate_scheduler=client,
+            output_queue=queue,
+            thread_lock=None,
+        ).run_rollout_loop(DataProto(meta_info={"seed": 100}))
+    (rollout,) = queue.rollouts
+    trained = rollout.batch["input_ids"][0][rollout.batch["response_mask"][0].astype(bool)].tolist()
+    assert trained == [*sampled("one"), *sampled("two")]
+    assert list(rollout.non_tensor_batch["step_scores"][0]) == [0.25, 1.0]
+    assert rollout.non_tensor_batch["episode_scores"].tolist() == [1.25]
+    assert rollout.meta_info["metrics"]["env/Talk/pushed"] == 4.0
