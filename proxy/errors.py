@@ -38,7 +38,7 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import Any, ClassVar
 
 SHUTTING_DOWN = "the server is shutting down; send the request to another replica, or again after the restart"
 """The message of every EngineUnavailable that a shutdown causes."""
@@ -68,6 +68,26 @@ class ProxyError(Exception):
         self.param = param
         self.retry_after_s = retry_after_s
         self.details = details
+
+
+def classes_by(attribute: str) -> dict[Any, type[ProxyError]]:
+    """The error classes by `code` or `status`; if several share a status, the one nearest to the root."""
+    found: dict[Any, type[ProxyError]] = {}
+    level: list[type[ProxyError]] = [ProxyError]
+    while level:
+        for kind in level:
+            found.setdefault(getattr(kind, attribute), kind)
+        level = [below for kind in level for below in kind.__subclasses__()]
+    return found
+
+
+def told(
+    kind: type[ProxyError], message: str, *, param: str | None = None, retry_after_s: float | None = None
+) -> ProxyError:
+    """An error of a class with a message that somebody else made; some classes make theirs of numbers."""
+    error = kind.__new__(kind)
+    ProxyError.__init__(error, message, param=param, retry_after_s=retry_after_s)
+    return error
 
 
 def codes(kind: type[ProxyError] = ProxyError) -> set[str]:

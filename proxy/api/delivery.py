@@ -12,7 +12,7 @@ from proxy.engine.chunks import LARGEST_LOGPROB
 from proxy.engine.mailbox import Delivery, failure
 from proxy.engine.requests import GenerateRequest
 from proxy.engine.versions import LARGEST_VERSION
-from proxy.errors import InvalidRequest, ProxyError
+from proxy.errors import InvalidRequest, ProxyError, classes_by, told
 from proxy.protocols.chat.input_messages import parse_message
 from proxy.protocols.fields import expect_list, expect_object, optional_int, optional_text, parse_token_ids
 from proxy.reasons import FinishReason
@@ -24,6 +24,7 @@ from proxy.types import Logprobs, Message, Role
 _FINISHES = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
 # Those of a chat completion; the calls are seen in its message.
 _OF_COMPLETIONS = {**_FINISHES, "tool_calls": FinishReason.STOP, "content_filter": FinishReason.CONTENT_FILTER}
+_BY_CODE = classes_by("code")
 _ANSWERS = ("message", "response", "text", "output_ids", "error")
 _FIELDS = ("interaction_id", "request_id", "session_id", "turn", *_ANSWERS, "logprobs", "finish_reason", "version")
 
@@ -47,7 +48,8 @@ class DeliveredMessage:
         ids = write_delivered(renderer, request.turn, request.prompt.tail(TAIL), self.message)
         if self.finish is FinishReason.LENGTH:
             ids = ids[:-1]  # an answer that was cut has no end token
-        return Delivery(output_ids=ids, version=self.version, finish=self.finish, given_as=self.field)
+        elsewhere = self.field == "response"
+        return Delivery(None, ids, None, self.version, self.finish, self.field, counted_elsewhere=elsewhere)
 
 
 def parse_delivery(body: Mapping[str, Any]) -> Delivery | DeliveredMessage | ProxyError:
@@ -61,7 +63,7 @@ def parse_delivery(body: Mapping[str, Any]) -> Delivery | DeliveredMessage | Pro
         refuse(body, ("logprobs",), "applies only with 'output_ids'")
     version = optional_int(body, "version", least=0, most=LARGEST_VERSION)
     if kind == "error":
-        return failure(str(optional_text(body, "error")))
+        return _parse_error(body)
     if kind == "response":
         refuse(body, ("finish_reason",), "does not apply with 'response', which has its own")
         return _parse_completion(expect_object(body["response"], "response"), version)
@@ -73,6 +75,18 @@ def parse_delivery(body: Mapping[str, Any]) -> Delivery | DeliveredMessage | Pro
         return Delivery(text=optional_text(body, "text"), version=version, finish=finish)
     ids = parse_token_ids(body["output_ids"], "output_ids")
     return Delivery(output_ids=ids, logprobs=_parse_logprobs(body.get("logprobs")), version=version, finish=finish)
+
+
+def _parse_error(body: Mapping[str, Any]) -> ProxyError:
+    """A message, or the `error` of an answer of OpenAI's shape; what is not the client's fault is a failed engine's."""
+    if not isinstance(body["error"], Mapping):
+        return failure(str(optional_text(body, "error")))
+    error = body["error"]
+    message = optional_text(error, "message", "error.") or "the request failed elsewhere"
+    kind = _BY_CODE.get(optional_text(error, "code", "error.") or "")
+    if kind is None or kind.status >= 500:
+        return failure(message)
+    return told(kind, message, param=optional_text(error, "param", "error."))
 
 
 def _parse_completion(response: Mapping[str, Any], version: int | None) -> DeliveredMessage:

@@ -24,7 +24,7 @@ from proxy.sessions.end_waiter import EndWaiter
 from proxy.sessions.registry import Registry
 from proxy.telemetry.http_request import request_of
 from proxy.trajectory.conversation import message_dict, tool_dict
-from proxy.types import SessionStatus
+from proxy.types import SessionStatus, TurnRequest
 
 _MAX_WAIT_S = 600.0
 
@@ -151,9 +151,30 @@ def _letter_json(letter: Letter) -> dict[str, Any]:
         "tools": [tool_dict(tool) for tool in turn.tools] if turn is not None else [],
         "tool_choice": _tool_choice(letter),
         "sampling": request.sampling.to_json(),
+        "asked": _asked(turn) if turn is not None else {},
         "input_ids": request.input_ids.tolist(),
         "stop_token_ids": list(request.stop_token_ids),
     }
+
+
+def _asked(turn: TurnRequest) -> dict[str, Any]:
+    """What the client itself set beside messages and tools, as fields of a chat completion."""
+    asked: dict[str, Any] = {name: _field(name, getattr(turn.sampling, name)) for name in sorted(turn.given)}
+    if turn.template_options:
+        asked["chat_template_kwargs"] = dict(turn.template_options)
+    if not turn.parallel_tool_calls:
+        asked["parallel_tool_calls"] = False
+    if turn.response_format is not None:
+        schema = turn.response_format.schema
+        named = {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}
+        asked["response_format"] = {"type": "json_object"} if schema is None else named
+    return asked
+
+
+def _field(name: str, value: Any) -> Any:
+    if name == "logit_bias":
+        return {str(token): bias for token, bias in value}
+    return list(value) if isinstance(value, tuple) else value
 
 
 def _tool_choice(letter: Letter) -> dict[str, Any] | None:

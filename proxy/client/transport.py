@@ -18,7 +18,7 @@ from proxy.client.http_clients import IN_PROCESS
 from proxy.client.operations import Call
 from proxy.client.running_app import AppHold
 from proxy.client.values import Json
-from proxy.errors import EngineUnavailable, InvalidRequest, ProxyError
+from proxy.errors import EngineUnavailable, InvalidRequest, ProxyError, classes_by, told
 
 TIMEOUT_S = 60.0
 """Far above what a healthy server takes; a wait that the caller asks for (`wait_s`) is added to it."""
@@ -120,14 +120,12 @@ def decode(response: httpx.Response, raw: bool = False) -> Json:
 def _error(response: httpx.Response) -> ProxyError:
     """The error of an answer; chosen by status alone if the body is not ours (an error page of a gateway)."""
     try:
-        told = orjson.loads(response.content)["error"]
-        message, code, param = told["message"], told.get("code"), told.get("param")
+        shown = orjson.loads(response.content)["error"]
+        message, code, param = shown["message"], shown.get("code"), shown.get("param")
     except (orjson.JSONDecodeError, LookupError, TypeError, AttributeError):
         message, code, param = f"HTTP {response.status_code}: {response.text[:200]}", None, None
     kind = _BY_CODE.get(code) or _BY_STATUS.get(response.status_code, ProxyError)
-    error = kind.__new__(kind)  # some classes build their message from numbers that are not known here
-    ProxyError.__init__(error, message, param=param, retry_after_s=_seconds(response.headers.get("retry-after")))
-    return error
+    return told(kind, message, param=param, retry_after_s=_seconds(response.headers.get("retry-after")))
 
 
 def _seconds(header: str | None) -> float | None:
@@ -137,16 +135,5 @@ def _seconds(header: str | None) -> float | None:
         return None  # an HTTP date, which the server never sends
 
 
-def _by(attribute: str) -> dict[Any, type[ProxyError]]:
-    """The error classes by `code` or `status`; if several share a status, the one nearest to the root."""
-    found: dict[Any, type[ProxyError]] = {}
-    level: list[type[ProxyError]] = [ProxyError]
-    while level:
-        for kind in level:
-            found.setdefault(getattr(kind, attribute), kind)
-        level = [below for kind in level for below in kind.__subclasses__()]
-    return found
-
-
-_BY_CODE = _by("code")
-_BY_STATUS = _by("status")
+_BY_CODE = classes_by("code")
+_BY_STATUS = classes_by("status")

@@ -55,13 +55,14 @@ def check_chunk(chunk: TokenChunk, vocab_size: int, most: int) -> None:
     """Raise EngineFailed for a chunk that cannot be the engine's own samples.
 
     It must have at most `most` tokens, ids below `vocab_size`, one logprob per id that is finite and not above 0 beyond
-    rounding, and valid weight versions.
+    rounding, and valid weight versions. What another model said (`sampled` False) may be longer: that one counted its
+    own tokens.
     """
     ids = chunk.ids
     if len(ids) != len(chunk.logprobs):
         raise EngineFailed(f"the engine gave {len(chunk.logprobs)} logprobs for {len(ids)} tokens")
     if ids:
-        if len(ids) > most:
+        if len(ids) > most and chunk.sampled:
             raise EngineFailed(f"the engine gave {len(ids) - most} tokens more than it was asked for (max_tokens)")
         if min(ids) < 0 or max(ids) >= vocab_size:
             wrong = min(ids) if min(ids) < 0 else max(ids)

@@ -42,7 +42,8 @@ class Delivery:
     """A worker's answer: `text`, or `output_ids`, with or without one logprob per id.
 
     `version`: the weight version; None for the mailbox's own. `finish` None: derived from the ids. `given_as`: the
-    field that `output_ids` came from, for errors.
+    field that `output_ids` came from, for errors. `counted_elsewhere`: they are an answer of another model, which has
+    counted its own tokens, so that `max_tokens` says nothing about these.
     """
 
     text: str | None = None
@@ -51,6 +52,7 @@ class Delivery:
     version: int | None = None
     finish: FinishReason | None = None
     given_as: str = "output_ids"
+    counted_elsewhere: bool = False
 
 
 class Mailbox:
@@ -245,7 +247,7 @@ class Mailbox:
             return TokenChunk(ids_of(), Logprobs("f"), version, finish, text=delivery.text)
         ids = delivery.output_ids
         most = request.sampling.max_tokens
-        if most is not None and len(ids) > most:
+        if most is not None and len(ids) > most and not delivery.counted_elsewhere:
             raise InvalidRequest(
                 f"'{delivery.given_as}' has {len(ids)} ids; the request allows at most {most} (max_tokens)",
                 param=delivery.given_as,

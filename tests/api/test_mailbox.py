@@ -204,6 +204,60 @@ async def test_a_delivered_error_reaches_the_agent_and_fails_the_turn(tmp_path: 
         await again
 
 
+async def test_a_delivered_error_of_an_api_reaches_the_agent_with_its_code(tmp_path: Path) -> None:
+    async with posting(tmp_path) as server:
+        for error, status, code in [
+            ({"message": "too long", "code": "context_length_exceeded", "param": "messages"}, 400, None),
+            ({"message": "over", "code": "session_closed", "type": "x"}, 403, None),
+            ({"message": "busy", "code": "engine_unavailable"}, 502, "engine_failed"),
+            ({"message": "odd", "code": "nobody_knows"}, 502, "engine_failed"),
+        ]:
+            body = {"model": "m", "messages": [user("hi")]}
+            agent = asyncio.create_task(server.post("/s/v1/chat/completions", body))
+            await server.deliver(await server.letter(), error=error)
+            response = await agent
+            told = response.json()["error"]
+            assert (response.status_code, told["code"], told["message"], told["param"]) == (
+                status,
+                code or error["code"],
+                error["message"],
+                error.get("param"),
+            )
+
+
+async def test_a_letter_has_what_the_client_set_as_fields_of_a_chat_completion(tmp_path: Path) -> None:
+    async with posting(tmp_path) as server:
+        schema = {"type": "object", "properties": {"a": {"type": "string"}}}
+        asked = {
+            "temperature": 1.0,
+            "top_p": 0.5,
+            "max_tokens": 7,
+            "stop": ["x"],
+            "logit_bias": {"5": 1.0},
+            "seed": 3,
+            "chat_template_kwargs": {"enable_thinking": False},
+            "parallel_tool_calls": False,
+        }
+        formats = {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}
+        for body in ({}, asked, {"response_format": formats}, {"response_format": {"type": "json_object"}}):
+            agent = server.ask(**body)
+            letter = await server.letter()
+            assert letter["asked"] == body
+            await server.deliver(letter, text="{}")
+            await agent
+
+
+async def test_a_completion_of_another_model_may_have_more_tokens_here_than_there(tmp_path: Path) -> None:
+    async with posting(tmp_path) as server:
+        agent = server.ask(max_tokens=2)
+        letter = await server.letter()
+        message = {"content": "a text of more than two tokens"}
+        assert await server.refused(letter, message=message) == "message"
+        await server.deliver(letter, response={"choices": [{"message": message, "finish_reason": "stop"}]})
+        answer = (await agent)["choices"][0]
+        assert (answer["message"]["content"], answer["finish_reason"]) == (message["content"], "stop")
+
+
 BAD = [
     ({}, "text"),
     ({"text": "a", "output_ids": IDS}, "output_ids"),
