@@ -215,7 +215,7 @@ OUTSIDE: dict[str, set[str]] = {
     "fastokens": {"rendering"},
     "gem": {"rollout.roll.runners"},
     "httptools": {"engine.servers", "serving"},
-    "httpx": {"client", "rollout", "rollout.roll.runners", "workers"},
+    "httpx": {"client", "rollout", "rollout.roll.rock", "rollout.roll.runners", "workers"},
     "httpx2": {"client"},
     "huggingface_hub": {"hub"},
     "jinja2": {"rendering.templates"},

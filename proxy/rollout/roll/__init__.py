@@ -13,7 +13,7 @@ from proxy.rollout.roll.config import (
     use_roll_names,
 )
 from proxy.rollout.roll.managers import BaseEnvManager, EpisodeSession, ProxyEnvManager
-from proxy.rollout.roll.rock import PushModeRunner, RockAgentRunner
+from proxy.rollout.roll.rock import PullModeRunner, PushModeRunner, RockAgentRunner
 from proxy.rollout.roll.runners import (
     AgentRunner,
     GEMRunner,
@@ -61,6 +61,7 @@ __all__ = [
     "GroupQueueManager",
     "LLMProxyConfig",
     "ProxyEnvManager",
+    "PullModeRunner",
     "PushModeRunner",
     "PythonCodeTool",
     "RockAgentRunner",

@@ -135,7 +135,7 @@ def test_files_stay_inside_of_the_sandbox() -> None:
         with pytest.raises(FileNotFoundError):
             await sandbox.download("a/c.txt")
         with pytest.raises(InvalidRequest, match="outside"):
-            await sandbox.upload("../escaped", b"")
+            await sandbox.upload("../../escaped", b"")
         await sandbox.stop()
 
     asyncio.run(steps())

@@ -8,11 +8,15 @@ from proxy.rollout.roll.rock.job import Job
 from proxy.rollout.roll.rock.job_config import JobConfig
 from proxy.rollout.roll.rock.job_result import JobResult, Span, TrialResult, VerifierResult
 from proxy.rollout.roll.rock.local_process_sandbox import LocalProcessSandbox
+from proxy.rollout.roll.rock.mailbox_model_service import MailboxModelService
+from proxy.rollout.roll.rock.model_service import SESSION_END, ModelService
+from proxy.rollout.roll.rock.pull_runner import PullModeRunner
 from proxy.rollout.roll.rock.push_runner import PushModeRunner
 from proxy.rollout.roll.rock.rock_agent_runner import RockAgentRunner
 from proxy.rollout.roll.rock.sandbox import Command, CommandResult, Sandbox, SandboxProcess
 
 __all__ = [
+    "SESSION_END",
     "Command",
     "CommandResult",
     "GlobalDataset",
@@ -20,6 +24,9 @@ __all__ = [
     "JobConfig",
     "JobResult",
     "LocalProcessSandbox",
+    "MailboxModelService",
+    "ModelService",
+    "PullModeRunner",
     "PushModeRunner",
     "RockAgentRunner",
     "Sandbox",

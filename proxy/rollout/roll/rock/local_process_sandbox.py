@@ -24,7 +24,7 @@ from proxy.rollout.roll.rock.local_process import LocalProcess
 from proxy.rollout.roll.rock.sandbox import Command, Sandbox
 from proxy.rollout.threads import in_thread
 
-MARK = "TOKENGROVE_SANDBOX"
+MARK = "SANDBOX_OF_TOKENGROVE"
 """The variable by which the processes of a sandbox are known, also those that left their process group."""
 
 _KEPT = ("PATH", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "LD_LIBRARY_PATH", "SSL_CERT_FILE", "SSL_CERT_DIR")
@@ -34,12 +34,14 @@ _log = logging.getLogger(__name__)
 
 
 class LocalProcessSandbox(Sandbox):
-    """Commands see a temporary folder as their working folder and HOME, and of the caller's variables none but PATH,
-    the language and certificates: no keys. `python` is the interpreter of this process.
+    """Commands see temporary folders as their working folder, HOME and TMPDIR, and of the caller's variables none but
+    PATH, the language and certificates: no keys. `python` is the interpreter of this process.
 
     `stop` kills the processes: on Linux all that were started from here, elsewhere those that share the process group
     of a running command. It also runs if nobody calls it, when the object or the process ends.
     """
+
+    own_ports = False
 
     def __init__(self, environment: Mapping[str, Any]) -> None:
         super().__init__(environment)
@@ -51,7 +53,11 @@ class LocalProcessSandbox(Sandbox):
 
     @property
     def working_folder(self) -> str:
-        return str(self._started())
+        return str(self._started() / "work")
+
+    @property
+    def scratch_folder(self) -> str:
+        return str(self._started() / "tmp")
 
     async def start(self) -> None:
         self._folder = _new_folder()
@@ -84,22 +90,24 @@ class LocalProcessSandbox(Sandbox):
         return self._folder
 
     def _file(self, path: str) -> Path:
-        folder = self._started()
-        file = (folder / path).resolve()
-        if not file.is_relative_to(folder):
+        file = (Path(self.working_folder) / path).resolve()
+        if not file.is_relative_to(self._started()):
             raise InvalidRequest(f"{path!r} is outside of the sandbox's folder; give a path below it", param="path")
         return file
 
     def _variables(self) -> dict[str, str]:
-        folder = self.working_folder
         kept = {name: os.environ[name] for name in _KEPT if name in os.environ}
         path = os.pathsep.join([str(Path(sys.executable).parent), kept.get("PATH", os.defpath)])
         own = {str(name): str(value) for name, value in dict(self.environment.get("env") or {}).items()}
-        return {**kept, "PATH": path, "HOME": folder, "TMPDIR": folder, **own}
+        home = str(self._started() / "home")
+        return {**kept, "PATH": path, "HOME": home, "TMPDIR": self.scratch_folder, **own}
 
 
 def _new_folder() -> Path:
-    return Path(tempfile.mkdtemp(prefix="tokengrove-sandbox-")).resolve()
+    folder = Path(tempfile.mkdtemp(prefix="tokengrove-sandbox-")).resolve()
+    for name in ("work", "home", "tmp"):
+        (folder / name).mkdir()
+    return folder
 
 
 def _clean(folder: Path, mark: str, processes: list[LocalProcess]) -> None:

@@ -48,6 +48,9 @@ class Sandbox(ABC):
     Paths are those in the sandbox; relative ones begin at its working folder, in which commands run, too.
     """
 
+    own_ports = True
+    """Whether a port of 127.0.0.1 in it is of no other sandbox."""
+
     def __init__(self, environment: Mapping[str, Any]) -> None:
         """`environment`: the section of that name in the job's configuration. `env` in it is set for all commands."""
         self.environment = environment
@@ -56,6 +59,11 @@ class Sandbox(ABC):
     @abstractmethod
     def working_folder(self) -> str:
         """The whole path of the folder in which commands run."""
+
+    @property
+    def scratch_folder(self) -> str:
+        """The whole path of a folder for what is none of the agent's work."""
+        return "/tmp"
 
     @abstractmethod
     async def start(self) -> None:

@@ -96,8 +96,9 @@ class AgentRunner(ABC):
         messages: Sequence[Mapping[str, Any]],
         tools: Sequence[Mapping[str, Any]] | None = None,
         tool_choice: Any = "auto",
+        **fields: Any,
     ) -> dict[str, Any]:
-        """Ask the model for the next message; return the chat completion.
+        """Ask the model for the next message; return the chat completion. `fields`: more of the request's body.
 
         `client` is an `httpx.Client`, or has its `post`. Raises RequestError (an `httpx.HTTPError`) with the server's
         message for an answer that is an error, and EpisodeTimeout if the time of the episode is over.
@@ -108,7 +109,12 @@ class AgentRunner(ABC):
             limits["timeout"] = self.http_timeout if left is None else min(self.http_timeout, left)
         answer = (self.http_client or client).post(
             f"{self.base_url.rstrip('/').removesuffix('/v1')}/v1/chat/completions",
-            json={"messages": messages, "tools": tools or [], "tool_choice": tool_choice if tools else "none"},
+            json={
+                **fields,
+                "messages": messages,
+                "tools": tools or [],
+                "tool_choice": tool_choice if tools else "none",
+            },
             headers={"Authorization": f"Bearer {self.env_id if self.api_key is None else self.api_key}"},
             **limits,
         )

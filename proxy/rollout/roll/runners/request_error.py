@@ -10,13 +10,13 @@ import httpx
 class RequestError(httpx.HTTPStatusError):
     """An answer of status 400 or more. `status`; `code`, such as `context_length_exceeded`, or "" if it names none.
 
-    Its text has the server's message. It is an `httpx.HTTPError`, whichever client sent the request.
+    `message` is the server's, and stands in its text. It is an `httpx.HTTPError`, whichever client sent the request.
     """
 
     def __init__(self, answer: Any) -> None:
         self.status = int(answer.status_code)
-        self.code, message = _told(answer)
-        super().__init__(f"{self.status} {message}", request=answer.request, response=answer)
+        self.code, self.message = _told(answer)
+        super().__init__(f"{self.status} {self.message}", request=answer.request, response=answer)
 
     @property
     def is_limit(self) -> bool:

@@ -1,0 +1,159 @@
+"""The model service that is `tokengrove serve --engine mailbox`: it speaks all APIs and streams, to any agent.
+
+The exact tokens of a turn are recorded by the server that samples them, not here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import re
+import secrets
+import sys
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import urlsplit
+
+from proxy.client import AsyncClient
+from proxy.errors import InvalidRequest, NotFound
+from proxy.rollout.roll.rock.model_service import SESSION_END, ModelService
+from proxy.rollout.roll.rock.sandbox import Sandbox, SandboxProcess
+
+DEFAULT_PORT = 28080
+_CONTEXT = 100_000_000  # the context of the server that samples is what counts
+_LISTENING = re.compile(r" at (http://\S+)")
+_LOOK_S, _POLL_S = 0.05, 10.0
+_log = logging.getLogger(__name__)
+
+
+class MailboxModelService(ModelService):
+    """Started in the sandbox on `port`; in one that shares the ports of this machine, on a free one."""
+
+    def __init__(self, port: int = DEFAULT_PORT, admin_key: str | None = None) -> None:
+        """`admin_key`: of a server that runs; for one that is started here a key is made."""
+        self._port = port
+        self._key = admin_key or secrets.token_urlsafe(24)
+        self._client: AsyncClient | None = None
+        self._session_id = ""
+        self._letter: Mapping[str, Any] | None = None
+        self._answered = 0
+        self._ended = asyncio.Event()
+
+    async def start(self, sandbox: Sandbox) -> str:
+        """Raises RuntimeError with the server's output if it does not start."""
+        port = self._port if sandbox.own_ports else 0
+        flags = ["--engine", "mailbox", "--port", str(port), "--max-context-tokens", str(_CONTEXT)]
+        program = ["tokengrove"] if sandbox.own_ports else [sys.executable, "-m", "proxy.commands"]
+        variables = {
+            "TOKENGROVE_ADMIN_KEY": self._key,  # the agent asks, and does not answer itself
+            "TOKENGROVE_DATABASE_URL": f"sqlite:///{sandbox.scratch_folder}/model-service.db",
+            **({} if sandbox.own_ports else _variables_here()),
+        }
+        process = await sandbox.launch([*program, "serve", *flags, "--log-level", "warning"], variables)
+        url = await _address(process)
+        return await self.connect(url, sandbox.address(int(url.rpartition(":")[2])))
+
+    async def connect(self, url: str, outside: str | None = None) -> str:
+        """Use a mailbox server that runs: the agent reaches it at `url`, this program at `outside`, if elsewhere.
+
+        Returns the address of a session of its own there.
+        """
+        self._client = AsyncClient(outside or url, admin_key=self._key)
+        session = await self._client.start_session("agent")
+        self._session_id = session.session_id
+        return f"{url}{urlsplit(session.base_url).path}"
+
+    async def watch_agent(self, agent: SandboxProcess) -> None:
+        await agent.wait()
+        self._ended.set()
+
+    async def anti_call_llm(self, index: int, response_payload: str | None = None) -> str:
+        client = self._client
+        if client is None:
+            raise InvalidRequest("the model service has not been started")
+        if response_payload is not None and index > self._answered:
+            await self._answer(client, json.loads(response_payload))
+            self._answered = index
+        self._letter = None
+        while self._letter is None:
+            if self._ended.is_set():
+                return SESSION_END
+            self._letter = await self._next(client)
+        return json.dumps(chat_request(self._letter), ensure_ascii=False)
+
+    async def close(self) -> None:
+        if self._client is not None:
+            await self._client.aclose()
+
+    async def _next(self, client: AsyncClient) -> Mapping[str, Any] | None:
+        """The next request; None if none comes for a while, or the agent ends."""
+        fetching = asyncio.ensure_future(client.next_request(self._session_id, wait_s=_POLL_S))
+        ending = asyncio.ensure_future(self._ended.wait())
+        try:
+            await asyncio.wait((fetching, ending), return_when=asyncio.FIRST_COMPLETED)
+            if not fetching.done():
+                return None
+            letter = fetching.result()
+            return letter if letter["status"] == "request" else None
+        finally:
+            for task in (fetching, ending):
+                task.cancel()
+            await asyncio.gather(fetching, ending, return_exceptions=True)
+
+    async def _answer(self, client: AsyncClient, payload: Mapping[str, Any]) -> None:
+        """Deliver the answer to the last request, unless nobody waits for it any more, or it has been delivered."""
+        if self._letter is None:
+            return
+        name = self._letter["interaction_id"]
+        try:
+            try:
+                await _deliver(client, name, payload)
+            except InvalidRequest as error:
+                if error.param == "interaction_id":
+                    raise
+                await client.deliver(interaction_id=name, error=f"the answer cannot be given on: {error.message}")
+        except NotFound:
+            _log.warning("the agent has left before the answer to its request came")
+        except InvalidRequest as error:
+            _log.debug("%s", error)
+
+
+async def _deliver(client: AsyncClient, name: str, payload: Mapping[str, Any]) -> None:
+    if (error := payload.get("error")) is not None:
+        await client.deliver(interaction_id=name, error=error)
+    else:
+        await client.deliver(interaction_id=name, response=payload)
+
+
+def chat_request(letter: Mapping[str, Any]) -> dict[str, Any]:
+    """A request of the mailbox as the body of a chat completion, with what the agent asked for and nothing else."""
+    request: dict[str, Any] = {"model": letter["model"], "messages": list(letter["messages"]), **letter["asked"]}
+    if letter["tools"]:
+        request["tools"] = letter["tools"]
+        request["tool_choice"] = _choice(**letter["tool_choice"])
+    if letter["prefill"] is not None:
+        request["messages"].append({"role": "assistant", "content": letter["prefill"]})
+        request |= {"continue_final_message": True, "add_generation_prompt": False}
+    return request
+
+
+def _choice(mode: str, name: str | None) -> Any:
+    return mode if name is None else {"type": "function", "function": {"name": name}}
+
+
+def _variables_here() -> dict[str, str]:
+    """What the interpreter of this process needs to run this package there: no keys."""
+    names = ("HOME", "XDG_CACHE_HOME")
+    folders = {name: os.environ[name] for name in names if name in os.environ}
+    return {**folders, "PYTHONPATH": os.pathsep.join(entry or os.getcwd() for entry in sys.path)}
+
+
+async def _address(process: SandboxProcess) -> str:
+    """The address that a server says it listens at."""
+    while (found := _LISTENING.search(process.output)) is None:
+        if process.ended:
+            raise RuntimeError(f"the model service has not started: {process.output.strip()}")
+        await asyncio.sleep(_LOOK_S)
+    return found[1]
