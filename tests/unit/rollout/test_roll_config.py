@@ -207,7 +207,9 @@ def test_overrides_are_those_of_the_command_line(run_yaml: Path) -> None:
             "++max_tokens=32",
             "runner=null",
             "max_steps=5",  # not in the file, but a setting
-            "+extra={a:1,b: yes}",
+            "+extra={a:1,b: yes,l:[1,2]}",
+            "extra={c:3}",  # merged
+            "extra.l.1=5",
             "exp_name=no",
         ],
     )
@@ -216,7 +218,7 @@ def test_overrides_are_those_of_the_command_line(run_yaml: Path) -> None:
     boxes = config.custom_envs.Boxes
     assert (boxes.env_config.look[1], boxes.env_config.room) == ("#", [10, 7])
     assert (boxes.max_tokens_per_step, boxes.agent_runner_cls) == (32, None)
-    assert (config.max_steps, config.extra.a, config.exp_name) == (5, 1, "no")
+    assert (config.max_steps, config.extra, config.exp_name) == (5, {"a": 1, "b": True, "l": [1, 5], "c": 3}, "no")
 
 
 @pytest.mark.parametrize(
@@ -229,6 +231,8 @@ def test_overrides_are_those_of_the_command_line(run_yaml: Path) -> None:
         ("a.b=1", r"no 'a'; to add it, write \+a.b=1"),
         ("custom_envs.Boxes.max_steps=3", r"change it there: custom_env\.Boxes\.max_steps="),
         ("moves.x=1", "needs a section at moves, which is 10"),
+        ("train_env_manager.tags.2=x", "no '2'"),
+        ("+db@third=mysql", "put it in the list"),
     ],
 )
 def test_an_override_that_changes_nothing_is_refused(run_yaml: Path, override: str, message: str) -> None:
@@ -239,7 +243,7 @@ def test_an_override_that_changes_nothing_is_refused(run_yaml: Path, override: s
 def test_a_defaults_list_has_groups_packages_options_and_an_order(tmp_path: Path) -> None:
     for name, text in {
         "main.yaml": (
-            "defaults:\n  - base\n  - _self_\n  - db: mysql\n  - /other/extra@deep.er\n  - optional nowhere\n"
+            "defaults:\n  - base\n  - _self_\n  - db: mysql\n  - /other/extra@deep.er\n"
             "  - optional db@second: none\n  - override hydra/job_logging: disabled\n  - headed/x\na: 1\nb: {c: 2}\n"
         ),
         "base.yaml": "a: 0\nz: 0\nb: {c: 0, d: 0}\n",

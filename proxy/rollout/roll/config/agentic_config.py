@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 _MANAGERS = {"train_env_manager": "train_env", "val_env_manager": "val_env"}
 _SECTIONS = ("custom_envs", "actor_infer")
-_NEAR = 0.85
+_NEAR = 0.9
 """How much of a name must be right for it to be misspelt, where users may have names of their own."""
 _said: set[str] = set()
 
@@ -284,14 +284,12 @@ def compose(path: str | PathLike[str], overrides: Sequence[str] = ()) -> dict[st
     file = Path(path)
     if not file.exists() and file.suffix not in (".yaml", ".yml"):
         file = file.with_name(f"{file.name}.yaml")
-    parsed = parse_overrides(overrides)
     composition = Composition(file)
-    chosen = {".".join(each.path): each.value for each in parsed if ".".join(each.path) in composition.chosen}
+    chosen, changes = parse_overrides(overrides, composition.chosen)
     if chosen:
         composition = Composition(file, chosen)
-    for each in parsed:
-        if ".".join(each.path) not in chosen:
-            each.apply(composition.values, _is_setting)
+    for each in changes:
+        each.apply(composition.values, _is_setting)
     return composition.values
 
 

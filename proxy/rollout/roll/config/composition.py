@@ -26,11 +26,10 @@ _OF_TRAINING = "deepspeed_"
 
 @dataclass(frozen=True)
 class _Entry:
-    """An element of a `defaults` list. `group` is None for a file that is named outright."""
+    """A file that a `defaults` list names, and where it belongs, if the list says so."""
 
     file: str
     package: str | None
-    group: str | None = None
     optional: bool = False
 
 
@@ -76,9 +75,8 @@ class Composition:
 
     def _entries(self, entry: Any, path: Path) -> Iterator[_Entry]:
         if isinstance(entry, str):
-            optional = entry.startswith("optional ")
-            file, _, package = entry.removeprefix("optional ").strip().partition("@")
-            yield _Entry(file, package or None, optional=optional)
+            file, _, package = entry.strip().partition("@")
+            yield _Entry(file, package or None)
             return
         if not isinstance(entry, Mapping) or len(entry) != 1:
             raise InvalidRequest(f"defaults of {str(path)!r} has {entry!r}; write - file@package or - group: option")
@@ -93,7 +91,7 @@ class Composition:
         folder, _, package = group.partition("@")
         for each in option if isinstance(option, list) else [option]:
             if each is not None:
-                yield _Entry(f"{folder}/{each}", package or None, folder, optional)
+                yield _Entry(f"{folder}/{each}", package or None, optional)
 
     def _include_entry(self, entry: _Entry, path: Path, package: tuple[str, ...], within: tuple[Path, ...]) -> None:
         if entry.file.lstrip("/").startswith("hydra/"):

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any
 
 from proxy.errors import InvalidRequest
+from proxy.rollout.roll.config.composition import merge
 from proxy.rollout.roll.config.yaml_text import parse_yaml
 
 _NAMES = {"true": True, "false": False, "null": None}
@@ -37,37 +38,43 @@ class Override:
         match = re.fullmatch(r"(\+\+|\+|~)?([^=\s]+?)(?:=(.*))?", text.strip(), re.DOTALL)
         if match is None or (match[3] is None and match[1] != "~"):
             raise InvalidRequest(f"the override {text!r} must be a.b=value, +a.b=value, ++a.b=value or ~a.b")
+        if "@" in match[2]:
+            raise InvalidRequest(f"the override {text!r} chooses a file that no defaults list has; put it in the list")
         value = None if match[3] is None else _value(match[3].strip(), text)
         return cls(text, match[1] or "", tuple(match[2].split(".")), value)
 
     def apply(self, values: dict[str, Any], known: Callable[[tuple[str, ...]], bool]) -> None:
-        """Change `values`. `known`: whether a path is a setting that the files may have left out.
+        """Change `values`; a mapping is merged into one. `known`: whether files may have left a path out.
 
         Raises InvalidRequest for a path that does not exist and is not `known`, unless the sign adds it.
         """
         section = self._section(values, create=self.sign in ("+", "++") or known(self.path))
         name = _key(section, self.path[-1])
+        there = _has(section, name)
         if self.sign == "~":
-            if name not in section:
+            if not there:
                 raise self._unknown(section, self.path[-1])
             del section[name]
-        elif name not in section and not self.sign and not known(self.path):
+        elif not there and (isinstance(section, list) or not (self.sign or known(self.path))):
             raise self._unknown(section, self.path[-1])
-        elif self.sign == "+" and name in section:
+        elif self.sign == "+" and there:
             raise InvalidRequest(f"the override {self.text!r} adds what is there already; leave the + out, or write ++")
+        elif there and isinstance(section[name], dict) and isinstance(self.value, dict):
+            merge(section[name], self.value)
         else:
             section[name] = self.value
 
-    def _section(self, values: dict[str, Any], *, create: bool) -> dict[str, Any]:
-        section = values
+    def _section(self, values: dict[str, Any], *, create: bool) -> Any:
+        """The mapping or list that has, or will have, the last name of the path."""
+        section: Any = values
         for at, name in enumerate(self.path[:-1]):
             key = _key(section, name)
-            if section.get(key) is None and create:
+            if create and isinstance(section, dict) and section.get(key) is None:
                 section[key] = {}
-            if key not in section:
+            if not _has(section, key):
                 raise self._unknown(section, name)
             below = section[key]
-            if not isinstance(below, dict):
+            if not isinstance(below, dict | list):
                 raise self._no_section(below, ".".join(self.path[: at + 1]), ".".join(self.path[at + 1 :]))
             section = below
         return section
@@ -79,7 +86,7 @@ class Override:
             f"the override {self.text!r} needs a section at {path}, which is {value!r}{way}", param=path
         )
 
-    def _unknown(self, section: Mapping[str, Any], name: str) -> InvalidRequest:
+    def _unknown(self, section: dict[str, Any] | list[Any], name: str) -> InvalidRequest:
         near = get_close_matches(name, [str(each) for each in section], 1)
         hint = f"; did you mean {near[0]}?" if near else ""
         way = "" if self.sign == "~" else f"; to add it, write +{self.text.lstrip('+')}"
@@ -87,16 +94,26 @@ class Override:
         return InvalidRequest(f"the override {self.text!r}: the configuration has no {name!r}{hint}{way}", param=path)
 
 
-def parse_overrides(texts: Sequence[str]) -> list[Override]:
-    """Raises InvalidRequest for a text that is no override, and for one text instead of a list of them."""
+def parse_overrides(texts: Sequence[str], groups: Collection[str]) -> tuple[dict[str, str], list[Override]]:
+    """The options chosen for `groups`, as `group=option` does, and the changes of settings.
+
+    Raises InvalidRequest for a text that is neither, and for one text instead of a list of them.
+    """
     if isinstance(texts, str):
         raise InvalidRequest(f"overrides is a list of texts, such as [{texts!r}]")
-    return [Override.parse(text) for text in texts]
+    named = {text: text.partition("=")[0].strip() for text in texts}
+    chosen = {name: text.partition("=")[2].strip() for text, name in named.items() if "=" in text and name in groups}
+    return chosen, [Override.parse(text) for text in texts if named[text] not in chosen]
 
 
-def _key(section: Mapping[Any, Any], name: str) -> Any:
-    """The key that `name` means, which may be a number."""
-    return int(name) if name not in section and name.isdecimal() and int(name) in section else name
+def _key(section: dict[Any, Any] | list[Any], name: str) -> Any:
+    """The key that `name` means, which may be a number, and is one in a list."""
+    number: Any = int(name) if name.isdecimal() else name
+    return number if isinstance(section, list) or (name not in section and number in section) else name
+
+
+def _has(section: dict[Any, Any] | list[Any], key: Any) -> bool:
+    return isinstance(key, int) and key < len(section) if isinstance(section, list) else key in section
 
 
 def _value(text: str, override: str) -> Any:
