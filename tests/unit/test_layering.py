@@ -236,6 +236,7 @@ OUTSIDE: dict[str, set[str]] = {
         "demos",
         "rollout",
         "rollout.areal",
+        "rollout.roll.managers",
         "rollout.roll.runners",
         "rollout.roll.scheduler",
         "rollout.roll.values",

@@ -12,7 +12,19 @@ from proxy.rollout.roll.config import (
     sampling_of,
     use_roll_names,
 )
-from proxy.rollout.roll.managers import BaseEnvManager, EpisodeSession, ProxyEnvManager
+from proxy.rollout.roll.managers import (
+    AgentNativeStepEnvManager,
+    BaseEnvManager,
+    BaseLLMProxy,
+    EpisodeSession,
+    ProxyEnvManager,
+    RolloutCache,
+    StepConcatEnvManager,
+    StepEnvManager,
+    TrajEnvManager,
+    VLTrajEnvManager,
+    register_llm_proxy,
+)
 from proxy.rollout.roll.rock import PullModeRunner, PushModeRunner, RockAgentRunner
 from proxy.rollout.roll.runners import (
     AgentRunner,
@@ -39,13 +51,15 @@ from proxy.rollout.roll.scheduler import (
     get_episode_scores,
     reduce_metrics,
 )
-from proxy.rollout.roll.values import DataProto, EpisodeResult, Section
+from proxy.rollout.roll.values import DataProto, EpisodeResult, EpisodeStopReason, GenerateStopReason, Section
 
 __all__ = [
+    "AgentNativeStepEnvManager",
     "AgentRunner",
     "AgenticConfig",
     "AgenticRolloutPipeline",
     "BaseEnvManager",
+    "BaseLLMProxy",
     "DataProto",
     "EnvActivityMonitor",
     "EnvManagerConfig",
@@ -53,7 +67,9 @@ __all__ = [
     "EnvironmentWorker",
     "EpisodeResult",
     "EpisodeSession",
+    "EpisodeStopReason",
     "GEMRunner",
+    "GenerateStopReason",
     "GeneratingArguments",
     "GroupData",
     "GroupFilter",
@@ -65,18 +81,24 @@ __all__ = [
     "PushModeRunner",
     "PythonCodeTool",
     "RockAgentRunner",
+    "RolloutCache",
     "RolloutMockConfig",
     "RolloutScheduler",
     "RolloutStep",
     "Section",
+    "StepConcatEnvManager",
+    "StepEnvManager",
     "ToolCallRunner",
     "ToolEnvWrapper",
+    "TrajEnvManager",
+    "VLTrajEnvManager",
     "compose",
     "dump_rollout_trajectories",
     "get_episode_scores",
     "make_tool",
     "print_tools",
     "reduce_metrics",
+    "register_llm_proxy",
     "register_tools",
     "resolve",
     "sampling_of",

@@ -1,8 +1,28 @@
 """Managers, which play the episodes of one environment each and lay out what was sampled."""
 
+from proxy.rollout.roll.managers.agent_native_env_manager import AgentNativeStepEnvManager
 from proxy.rollout.roll.managers.base_env_manager import BaseEnvManager
 from proxy.rollout.roll.managers.episode_session import EpisodeSession
+from proxy.rollout.roll.managers.llm_proxies import BaseLLMProxy, register_llm_proxy
 from proxy.rollout.roll.managers.proxy_env_manager import ProxyEnvManager
+from proxy.rollout.roll.managers.rollout_cache import RolloutCache
 from proxy.rollout.roll.managers.rollouts import rollout_of
+from proxy.rollout.roll.managers.step_concat_env_manager import StepConcatEnvManager
+from proxy.rollout.roll.managers.step_env_manager import StepEnvManager
+from proxy.rollout.roll.managers.traj_env_manager import TrajEnvManager
+from proxy.rollout.roll.managers.vl_traj_env_manager import VLTrajEnvManager
 
-__all__ = ["BaseEnvManager", "EpisodeSession", "ProxyEnvManager", "rollout_of"]
+__all__ = [
+    "AgentNativeStepEnvManager",
+    "BaseEnvManager",
+    "BaseLLMProxy",
+    "EpisodeSession",
+    "ProxyEnvManager",
+    "RolloutCache",
+    "StepConcatEnvManager",
+    "StepEnvManager",
+    "TrajEnvManager",
+    "VLTrajEnvManager",
+    "register_llm_proxy",
+    "rollout_of",
+]

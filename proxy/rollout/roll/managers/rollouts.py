@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
+from proxy.client import Sample
 from proxy.client.adapters import roll
 from proxy.errors import InvalidRequest
 from proxy.rollout.roll.managers.episode_session import EpisodeSession
@@ -20,19 +22,21 @@ def rollout_of(
     pad_token_id: int = 0,
     score: float | None = None,
     discounted: bool = False,
+    amended: Callable[[Sequence[Sample]], list[Sample]] = list,
     **options: Any,
 ) -> DataProto:
     """The rows of an episode: one for each branch (`traj`), or one for each turn (`step`), padded to `sequence_length`.
 
     The columns are those of `roll.RollFields`; `meta_info` also has the `session_id`. An episode in which nothing was
     sampled has one row of padding, as in ROLL. `score` is that of the episode, by default the sum of its rewards. With
-    `discounted` the scores are returns, under the discount of the session. `options` are those of `Client.export`.
-    Raises InvalidRequest for another `mode`, and for a sample longer than `sequence_length`.
+    `discounted` the scores are returns, under the discount of the session. `amended` may change the samples before.
+    `options` are those of `Client.export`. Raises InvalidRequest for another `mode`, and for a sample longer than
+    `sequence_length`.
     """
     if mode not in _LAYOUTS:
         raise InvalidRequest(f"trajectory_mode is {mode!r}; it must be traj or step", param="trajectory_mode")
     export = session.exported(_LAYOUTS[mode], **options)
-    name, samples = session.session.session_id, export.samples
+    name, samples = session.session.session_id, amended(export.samples)
     scores = {} if score is None else {name: float(score)}
     if not samples:
         samples, scores = [roll.placeholder(name, session.traj_group_id, pad_token_id)], {name: 0.0}
