@@ -253,6 +253,8 @@ def test_any_client_with_post_sends_the_request() -> None:
     assert CountingRunner("http://t/v1", 12, {})._llm_request(client, [user("hi")]) == {"choices": []}
     body = {"messages": [user("hi")], "tools": [], "tool_choice": "none"}
     assert client.sent == ("http://t/v1/chat/completions", body, {"Authorization": "Bearer 12"})
+    CountingRunner("http://t", 12, {"model": "large"}, api_key="k")._llm_request(client, [user("hi")])
+    assert client.sent[1:] == ({"model": "large", **body}, {"Authorization": "Bearer k"})
 
 
 def test_tools_are_sent_with_the_choice_of_tool(tmp_path: Path) -> None:

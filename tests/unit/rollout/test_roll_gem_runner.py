@@ -276,6 +276,11 @@ def test_a_template_with_other_fields_is_refused_when_the_runner_is_made(templat
         GEMRunner("http://t", 1, {**talking(), "agent_template": template})
 
 
+@pytest.mark.parametrize("path", [f"{__name__}:Talk", f"{__name__}.Talk"])
+def test_an_environment_may_be_named_by_the_path_of_its_class(path: str) -> None:
+    assert GEMRunner("http://t", 1, {"env_type": path, "config": {"size": 2}}).env.params == {"size": 2}
+
+
 def test_an_unknown_environment_is_refused_with_what_may_be_meant() -> None:
     with pytest.raises(InvalidRequest, match=r"no environment 'game:GuesTheNumber'.*is it game:GuessTheNumber-v0"):
         GEMRunner("http://t", 1, {"env_type": "game:GuesTheNumber"})

@@ -26,7 +26,8 @@ class AgentRunner(ABC):
     `base_url` is the address of the server or of the slot; `env_id` the number of the slot, which `_llm_request` sends
     as the key. `env_config` is read by attribute and key; of it the base reads `max_steps` (default 10), `http_timeout`
     (seconds for a request; default 3600) and `episode_timeout` (seconds for an episode; default none), which may also
-    be inside of `config`. `env_params` is `config` as a dict (in a custom environment of a YAML: `env_config`).
+    be inside of `config`, and `model`, its name for servers that ask for one. `env_params` is `config` as a dict (in a
+    custom environment of a YAML: `env_config`).
     `mode` is `env_params["mode"]`, or "train". `worker_config` is that of the manager. `api_key` is the key of the
     session, which is sent in place of `env_id`. Other keyword arguments are for subclasses; the base reads none.
 
@@ -39,6 +40,7 @@ class AgentRunner(ABC):
     http_client: Any = None
     """Sends the requests in place of the client that `_llm_request` is given. Managers set it if the server is in this
     process, where no other client reaches it."""
+    model: str | None = None
     http_timeout = 3600.0
     episode_timeout: float | None = None
     _started: float | None = None
@@ -62,6 +64,7 @@ class AgentRunner(ABC):
         self.env_params: dict[str, Any] = _env_params(self.env_config)
         self.mode: str = self.env_params.get("mode", "train")
         self.max_steps = int(self._setting("max_steps", 10))
+        self.model: str | None = self.env_config.get("model")
         self.http_timeout = float(self._setting("http_timeout", 3600.0))
         limit = self._setting("episode_timeout", None)
         self.episode_timeout = None if limit is None else float(limit)
@@ -104,17 +107,13 @@ class AgentRunner(ABC):
         message for an answer that is an error, and EpisodeTimeout if the time of the episode is over.
         """
         left = self._time_left()
+        model = {} if self.model is None else {"model": self.model}
         limits: dict[str, Any] = {}
         if left is not None or self.http_client is not None:  # else the given client has limits of its own
             limits["timeout"] = self.http_timeout if left is None else min(self.http_timeout, left)
         answer = (self.http_client or client).post(
             f"{self.base_url.rstrip('/').removesuffix('/v1')}/v1/chat/completions",
-            json={
-                **fields,
-                "messages": messages,
-                "tools": tools or [],
-                "tool_choice": tool_choice if tools else "none",
-            },
+            json={**model, "messages": messages, "tools": tools or [], "tool_choice": tool_choice if tools else "none"},
             headers={"Authorization": f"Bearer {self.env_id if self.api_key is None else self.api_key}"},
             **limits,
         )

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import difflib
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from proxy.errors import InvalidRequest
+from proxy.rollout.imports import load
 from proxy.rollout.roll.runners.seeded_env import SeededEnv
 from proxy.rollout.roll.runners.tools.root_logger import same_root_logger
 from proxy.rollout.roll.runners.tools.tool_env_wrapper import tool_wrapper
@@ -21,12 +22,13 @@ def make_environment(env_config: Any, params: Mapping[str, Any]) -> Any:
     Environments of gem, and others with `use_thread_lock`, draw from generators of their own, so that a seed is one
     episode. One thread at a time begins one, and one at a time steps in games and with `use_thread_lock`.
 
-    A name without a level (`game:Hangman-v0`, where gem has `-easy` and `-hard`) is the game with its own defaults.
+    The name may be the path of a class, `package.module:Class`. One without a level (`game:Hangman-v0`, where gem has
+    `-easy` and `-hard`) is the game with its own defaults.
     Raises InvalidRequest for an unknown name and if gem is not installed, and whatever the environment raises.
     """
     gem = _gem()
     env_type = env_config.get("env_type") or "sokoban"
-    _register_without_level(gem, env_type)
+    _make_known(gem, env_type)
     env = _alone_with_generators(gem.make(env_id=env_type, **params), env_config)
     if (wrapper := env_config.get("tool_wrapper")) is None:
         return env
@@ -62,19 +64,23 @@ def _gem() -> Any:
     return gem
 
 
-def _register_without_level(gem: Any, env_type: str) -> None:
-    """Register a game of which gem has levels only. Raises InvalidRequest for a name that is unknown otherwise, too."""
+def _make_known(gem: Any, env_type: str) -> None:
+    """Register a class by its path, or a game of which gem has levels only. Raises InvalidRequest for other names."""
     from gem.envs.registration import ENV_REGISTRY
 
     with _registering:
-        if env_type in ENV_REGISTRY:
-            return
-        levels = {str(spec.entry_point) for name, spec in ENV_REGISTRY.items() if name.startswith(f"{env_type}-")}
-        if len(levels) != 1:
-            close = difflib.get_close_matches(env_type, ENV_REGISTRY, n=3)
-            raise InvalidRequest(
-                f"there is no environment {env_type!r}{': is it ' + ' or '.join(close) + '?' if close else ''}; "
-                "gem.register(name, entry_point) makes one known",
-                param="env_type",
-            )
-        gem.register(env_type, levels.pop())
+        if env_type not in ENV_REGISTRY:
+            levels = {str(spec.entry_point) for name, spec in ENV_REGISTRY.items() if name.startswith(f"{env_type}-")}
+            gem.register(env_type, levels.pop() if len(levels) == 1 else _class_at(env_type, ENV_REGISTRY))
+
+
+def _class_at(path: str, known: Iterable[str]) -> Any:
+    try:
+        return load(path)
+    except InvalidRequest as error:
+        near = difflib.get_close_matches(path, known, n=3)
+        raise InvalidRequest(
+            f"there is no environment {path!r}{': is it ' + ' or '.join(near) + '?' if near else ''}; "
+            f"gem.register(name, class) makes one known, and so does its path, package.module:Class ({error.message})",
+            param="env_type",
+        ) from None
