@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import fields
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -11,6 +13,7 @@ import pytest
 
 from proxy.client import Client, Export, Sample
 from proxy.client.adapters import huggingface, roll, verl
+from proxy.rollout.roll import DataProto
 from tests.conformance.packages import package
 
 pytestmark = [pytest.mark.clients, pytest.mark.filterwarnings("ignore")]
@@ -70,6 +73,43 @@ def test_rolls_fields_make_a_tensordict_of_one_length(export: Export) -> None:
     shifted = batch["infer_logprobs"][0][batch["response_mask"][0][1:]]
     assert np.allclose(shifted.numpy(), export.samples[0].logprobs[export.samples[0].loss_mask > 0])
     assert {len(column) for column in fields.non_tensor_batch.values()} == {len(export.samples)}
+
+
+def rolls(export: Export) -> DataProto:
+    fields = roll.trajectories(export.samples)
+    return DataProto(fields.batch, fields.non_tensor_batch, fields.meta_info)
+
+
+def test_tensors_in_rolls_shape_are_joined_chosen_and_grouped(export: Export) -> None:
+    tensordict = package("tensordict")
+    ours = rolls(export)
+    made = ours.to_torch()
+    assert isinstance(made.batch, tensordict.TensorDict)
+    joined = DataProto.concat([made, made])
+    assert joined.batch["input_ids"].tolist() == 2 * ours.batch["input_ids"].tolist()
+    assert len(joined) == joined.to_tensordict().batch_size[0] == 2 * len(ours)
+    assert joined[[len(ours)]].batch["scores"].tolist() == ours.batch["scores"][:1].tolist()
+    groups = made.group_by("traj_id")
+    assert {name: len(group) for name, group in groups.items()} == {
+        name: len(group) for name, group in ours.group_by("traj_id").items()
+    }
+
+
+def test_rolls_own_class_is_made_where_roll_is_installed(export: Export, monkeypatch: pytest.MonkeyPatch) -> None:
+    tensordict = package("tensordict")
+
+    class Theirs:
+        def __init__(self, batch: Any, non_tensor_batch: Any, meta_info: Any) -> None:
+            self.batch, self.non_tensor_batch, self.meta_info = batch, non_tensor_batch, meta_info
+
+    module = ModuleType("roll.distributed.scheduler.protocol")
+    module.DataProto = Theirs  # type: ignore[attr-defined]
+    for name in ("roll", "roll.distributed", "roll.distributed.scheduler"):
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    theirs = rolls(export).to_roll()
+    assert isinstance(theirs, Theirs) and isinstance(theirs.batch, tensordict.TensorDict)
+    assert theirs.batch["input_ids"].tolist() == rolls(export).batch["input_ids"].tolist()
 
 
 def test_a_dataset_has_a_row_a_sample_with_typed_arrays_and_survives_its_file(export: Export, tmp_path: Any) -> None:

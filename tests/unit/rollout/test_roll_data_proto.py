@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import pickle
-import sys
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -81,30 +79,3 @@ def test_columns_are_chosen_taken_out_and_added() -> None:
 def test_a_batch_crosses_to_other_processes() -> None:
     found = pickle.loads(pickle.dumps(batch_of(2)))
     assert found.batch.batch_size == (2,) and found.non_tensor_batch["traj_id"].tolist() == ["t0", "t1"]
-
-
-def test_tensors_of_torch_are_joined_chosen_and_grouped() -> None:
-    torch, tensordict = pytest.importorskip("torch"), pytest.importorskip("tensordict")
-    made = batch_of(2).to_torch()
-    assert isinstance(made.batch, tensordict.TensorDict) and made.batch["input_ids"].dtype == torch.int64
-    joined = DataProto.concat([made, batch_of(1, 2).to_torch()])
-    assert joined.batch["input_ids"].tolist() == [[0, 10], [1, 11], [2, 12]]
-    assert joined[[2]].batch["input_ids"].tolist() == [[2, 12]] and set(joined.group_by("traj_id")) == {"t0", "t1"}
-    assert joined.to_tensordict().batch_size == torch.Size([3])
-
-
-def test_rolls_own_class_is_made_where_roll_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    tensordict = pytest.importorskip("tensordict")
-
-    class Theirs:
-        def __init__(self, batch: Any, non_tensor_batch: Any, meta_info: Any) -> None:
-            self.batch, self.non_tensor_batch, self.meta_info = batch, non_tensor_batch, meta_info
-
-    module = ModuleType("roll.distributed.scheduler.protocol")
-    module.DataProto = Theirs  # type: ignore[attr-defined]
-    for name in ("roll", "roll.distributed", "roll.distributed.scheduler"):
-        monkeypatch.setitem(sys.modules, name, ModuleType(name))
-    monkeypatch.setitem(sys.modules, module.__name__, module)
-    theirs = batch_of(2, a=1.0).to_roll()
-    assert isinstance(theirs, Theirs) and isinstance(theirs.batch, tensordict.TensorDict)
-    assert (theirs.batch["input_ids"].tolist(), theirs.meta_info["metrics"]) == ([[0, 10], [1, 11]], {"a": 1.0})
