@@ -275,7 +275,7 @@ OUTSIDE: dict[str, set[str]] = {
     "starlette": {"api", "app", "commands", "serving"},
     "tensordict": {"client", "client.adapters"},
     "tokenizers": {"engine.tiny", "rendering"},
-    "torch": {"client", "demos", "engine", "engine.transformers", "rollout.areal"},
+    "torch": {"client", "demos", "engine", "engine.transformers", "rollout.areal", "rollout.roll.values"},
     "transformers": {"demos", "engine.transformers", "rendering", "rollout.verl.tools"},
     "typer": {"commands"},
     "uvicorn": {"serving"},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import logging
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import proxy.rollout.roll as roll
+from proxy.client import Client
 from proxy.errors import InvalidRequest
 
 RUNNER = """
@@ -48,7 +50,9 @@ def test_imports_of_roll_have_our_classes() -> None:
         "from roll.pipeline.agentic.agent_runner.base import AgentRunner, EpisodeResult\n"
         "from roll.distributed.scheduler.protocol import DataProto as Batch\n"
         "import roll.pipeline.agentic.agentic_config as configs\n"
-        "from roll.configs.generating_args import *\n",
+        "from roll.configs.generating_args import *\n"
+        "from roll.utils.logging import get_logger\n"
+        "from roll.distributed.scheduler.router import RouterManager\n",
         space,
     )
     assert space["AgentRunner"] is roll.AgentRunner
@@ -56,7 +60,19 @@ def test_imports_of_roll_have_our_classes() -> None:
     assert space["Batch"] is roll.DataProto
     assert space["configs"].AgenticConfig is roll.AgenticConfig  # type: ignore[attr-defined]
     assert space["GeneratingArguments"] is roll.GeneratingArguments
+    assert space["get_logger"] is logging.getLogger
+    assert space["RouterManager"] is Client
     assert not hasattr(space["configs"], "Nothing")  # as pickle asks every module
+
+
+def test_a_tensor_is_cut_or_padded_to_a_length() -> None:
+    torch = pytest.importorskip("torch")
+    roll.use_roll_names()
+    pad_to_length = importlib.import_module("roll.utils.functionals").pad_to_length
+    mask = torch.tensor([[True, False, True]])
+    assert torch.equal(pad_to_length(mask, 4, 0), torch.tensor([[True, False, True, False]]))
+    assert torch.equal(pad_to_length(mask, 2, 0), torch.tensor([[True, False]]))
+    assert pad_to_length(torch.ones(1, 2), 3, 7.0, dim=0).tolist() == [[1, 1], [7, 7], [7, 7]]
 
 
 @pytest.mark.parametrize(

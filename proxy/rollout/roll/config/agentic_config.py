@@ -268,12 +268,10 @@ class AgenticConfig:
         """`custom_envs`, and for tags that it lacks those of `custom_env`, where ROLL's files have them."""
         lacking = [tag for tag in manager.tags if tag not in self.custom_envs]
         others = self._config.get("custom_env") if lacking else None
-        if not isinstance(others, Config):
-            return self.custom_envs if isinstance(self.custom_envs, Mapping) else {}
-        return {
-            **{tag: others[tag].to_dict() for tag in lacking if isinstance(others.get(tag), Config)},
-            **self.custom_envs,
-        }
+        found = {tag: others[tag].to_dict() for tag in lacking if isinstance(others, Config) and tag in others}
+        if found:
+            _say_once(f"environments that custom_envs lacks are those of custom_env: {', '.join(found)}")
+        return {**found, **self.custom_envs}
 
 
 def compose(path: str | PathLike[str], overrides: Sequence[str] = ()) -> dict[str, Any]:

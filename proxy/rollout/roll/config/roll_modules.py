@@ -52,11 +52,17 @@ MODULES: Mapping[str, Mapping[str, str]] = {
         ("RolloutScheduler", "GroupQueueManager", "GroupQueue", "GroupData", "EnvActivityMonitor"), "scheduler"
     ),
     "roll.utils.constants": dict.fromkeys(("GenerateStopReason", "EpisodeStopReason"), "values"),
-    "roll.utils.functionals": {"aggregate_metrics": "values"},
+    "roll.distributed.scheduler.router": {"RouterManager": "proxy.client:Client"},  # what managers get to generate with
+    "roll.utils.functionals": {
+        **dict.fromkeys(("aggregate_metrics", "pad_to_length"), "values"),
+        **dict.fromkeys(("append_to_dict", "reduce_metrics"), "scheduler"),
+    },
+    "roll.utils.import_utils": {"safe_import_class": f"{_OURS}.config:resolve"},
+    "roll.utils.logging": {"get_logger": "logging:getLogger"},
     "roll.utils.hash_utils": {"compute_object_hash": "values"},
     "roll.utils.str_utils": {"contains_renderable_field": "values"},
 }
-"""ROLL's modules: the names that we have, with the package below proxy.rollout.roll that has them."""
+"""ROLL's modules: the names that we have, with the package below proxy.rollout.roll that has them, or their place."""
 
 _ABSENT: Mapping[str, str] = {
     f"{_AGENTIC}.agentic_pipeline.AgenticPipeline": "it trains; AgenticRolloutPipeline plays, and your trainer trains",
@@ -74,8 +80,11 @@ _ABSENT: Mapping[str, str] = {
 def ours(path: str) -> Any:
     """What a name of ROLL means here; None if it means nothing. Raises what the import of its module raises."""
     module, _, name = path.rpartition(".")
-    package = MODULES.get(module, {}).get(name)
-    return None if package is None else getattr(importlib.import_module(f"{_OURS}.{package}"), name, None)
+    place = MODULES.get(module, {}).get(name)
+    if place is None:
+        return None
+    at, _, other = place.rpartition(":")
+    return getattr(importlib.import_module(at or f"{_OURS}.{place}"), other if at else name, None)
 
 
 def why_absent(path: str) -> str:

@@ -4,6 +4,7 @@ from proxy.rollout.roll.values.data_proto import DataProto
 from proxy.rollout.roll.values.episode_result import EpisodeResult
 from proxy.rollout.roll.values.history_metrics import aggregate_metrics
 from proxy.rollout.roll.values.object_hash import compute_object_hash
+from proxy.rollout.roll.values.padding import pad_to_length
 from proxy.rollout.roll.values.section import Section, as_section
 from proxy.rollout.roll.values.step_limit import env_step_limit
 from proxy.rollout.roll.values.stop_reasons import EpisodeStopReason, GenerateStopReason
@@ -20,5 +21,6 @@ __all__ = [
     "compute_object_hash",
     "contains_renderable_field",
     "env_step_limit",
+    "pad_to_length",
     "rendered",
 ]
