@@ -269,11 +269,12 @@ def test_tools_are_sent_with_the_choice_of_tool(tmp_path: Path) -> None:
 
 
 def test_the_configuration_is_read_by_attribute_and_key() -> None:
-    config = {"env_type": "counting", "max_steps": 3, "config": {"dim": [6, 6], "mode": "val"}}
+    config = {"env_type": "counting", "max_steps": 3, "config": {"dim": [6, 6], "mode": "val", "names": {0: "#"}}}
     runner = CountingRunner("http://t", 1, config, worker_config="of the manager", something="for subclasses")
     assert runner.env_config.max_steps == runner.env_config["max_steps"] == 3
     assert runner.env_config.config.dim == [6, 6]
-    assert (runner.env_params, runner.mode) == ({"dim": [6, 6], "mode": "val"}, "val")
+    assert (runner.env_params, runner.mode) == ({"dim": [6, 6], "mode": "val", "names": {0: "#"}}, "val")
+    assert type(runner.env_params["names"]) is dict
     assert (runner.env, runner.worker_config) == (None, "of the manager")
     as_in_yaml = CountingRunner("http://t", 1, {"env_config": {"dim": 1}})
     assert (as_in_yaml.env_params, as_in_yaml.mode) == ({"dim": 1}, "train")

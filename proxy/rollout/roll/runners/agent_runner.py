@@ -141,8 +141,19 @@ class AgentRunner(ABC):
 def _env_params(env_config: Any) -> dict[str, Any]:
     for name in ("config", "env_config"):
         if (params := env_config.get(name)) is not None:
-            return dict(params)
+            return {key: _plain(value) for key, value in params.items()}
     return {}
+
+
+def _plain(value: Any) -> Any:
+    """Sections, also OmegaConf's, as dicts and lists: environments ask for these by their types."""
+    if isinstance(value, Mapping):
+        return {name: _plain(each) for name, each in value.items()}
+    if isinstance(value, tuple):
+        return tuple(map(_plain, value))
+    if isinstance(value, list) or type(value).__name__ == "ListConfig":
+        return list(map(_plain, value))
+    return value
 
 
 def _once(setup: Callable[[Any], None]) -> Callable[[Any], None]:

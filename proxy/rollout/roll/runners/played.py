@@ -34,7 +34,8 @@ def ended_by(error: BaseException, step_scores: Any) -> EpisodeResult:
     scores = [float(score) for score in step_scores]
     status = _status(error)
     if status == "Failed":
-        _log.error("an episode has failed after %d steps: %s", len(scores), error, exc_info=error)
+        traced = None if isinstance(error, httpx.HTTPError) else error  # the text of a request's error says it all
+        _log.error("an episode has failed after %d steps: %s", len(scores), exit_reason(error), exc_info=traced)
     metrics = {"truncated": True} if status == "Finished" else None
     return EpisodeResult(status, float(sum(scores)), scores, exit_reason(error), metrics)
 
