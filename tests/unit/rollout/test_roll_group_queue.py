@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from proxy.rollout.roll import resolve
 from proxy.rollout.roll.scheduler import EnvActivityMonitor, GroupFilter, GroupQueueManager
 from proxy.rollout.roll.values import DataProto
 
@@ -352,3 +353,16 @@ def test_the_queue_tells_the_monitor_who_plays(make: Make) -> None:
     assert [each.env_id for each in queue.env_monitor.check_and_log_hung_envs()] == [1]
     queue.give_back(0, 1)
     assert queue.env_monitor.check_and_log_hung_envs() == []
+
+
+def test_the_agent_native_filter_drops_flagged_groups_but_at_most_half_of_all() -> None:
+    dropping = resolve("roll.pipeline.agentic.env_manager.agent_native_env_manager.GroupFilter")(None, None, "train")
+    flagged = [result(), DataProto(meta_info={"drop_flag": True})]
+    groups = [flagged, [result()], flagged, flagged, flagged]
+    assert [dropping.filter(0, number, group) for number, group in enumerate(groups)] == [
+        False,
+        False,
+        True,
+        True,
+        False,
+    ]

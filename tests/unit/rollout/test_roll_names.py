@@ -13,6 +13,7 @@ import pytest
 import proxy.rollout.roll as roll
 from proxy.client import Client
 from proxy.errors import InvalidRequest
+from proxy.rollout.roll import use_roll_names
 
 RUNNER = """
 from roll.pipeline.agentic.agent_runner.base import AgentRunner, EpisodeResult
@@ -27,6 +28,9 @@ class MyRunner(AgentRunner):
 @pytest.fixture(autouse=True)
 def no_names_are_left() -> Iterator[None]:
     finders = list(sys.meta_path)
+    sys.meta_path[:] = [
+        each for each in finders if type(each).__module__ != use_roll_names.__module__
+    ]  # of other tests
     yield
     sys.meta_path[:] = finders
     for name in [each for each in sys.modules if each == "roll" or each.startswith(("roll.", "my_agents"))]:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -103,7 +106,7 @@ def test_no_claim_gets_a_session_that_was_given_out_or_dropped(client: Client) -
         assert len(set(names)) == 1 and "_0_1_" in names[0]  # the episode 0 was filtered, 1 played in its place
     played = client.sessions({"metadata": {"exp_name": "players"}})
     assert all(each["status"] == "ended" for each in played)
-    assert client.claim(limit=1000).sessions == {}
+    assert client.claim(limit=1000, filter={"outcome": "Finished"}).sessions == {}
 
 
 def test_redundant_environments_play_and_only_group_size_results_count(client: Client) -> None:
@@ -232,3 +235,28 @@ def test_several_workers_may_be_threads(client: Client) -> None:
         batch = train.get_batch(at(0), 2)
     assert set(column(batch, "pid")) == {os.getpid()}
     assert batch is not None and sorted(get_episode_scores(batch)) == [0.0, 1.0]
+
+
+SCRIPT = """
+from proxy.rollout.roll import DataProto, RolloutScheduler
+from tests.unit.rollout.roll_players import settings
+
+config = settings(groups=2, size=1, workers=2)
+with RolloutScheduler(config, config.train_env_manager, url={url!r}, admin_key={key!r}) as train:
+    for step in range(10**9):
+        batch = train.get_batch(DataProto(meta_info={{"global_step": step}}), 2)
+        print(*batch.non_tensor_batch["pid"], flush=True)
+"""
+
+
+def test_an_interrupted_program_ends_its_workers(url: str, client: Client) -> None:
+    command = [sys.executable, "-c", SCRIPT.format(url=url, key=KEY)]
+    program = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert program.stdout is not None
+    pids = program.stdout.readline().split()
+    assert len(pids) == 2
+    program.send_signal(signal.SIGINT)
+    _, told = program.communicate()
+    assert told.splitlines()[-1] == "KeyboardInterrupt", told
+    assert not [pid for pid in pids if Path("/proc", pid).exists()]
+    assert client.sessions({"status": "active"}) == []

@@ -23,7 +23,10 @@ MODULES: Mapping[str, Mapping[str, str]] = {
     f"{_MANAGERS}.traj_env_manager": {"TrajEnvManager": "managers"},
     f"{_MANAGERS}.step_env_manager": {"StepEnvManager": "managers"},
     f"{_MANAGERS}.step_concat_env_manager": {"StepConcatEnvManager": "managers"},
-    f"{_MANAGERS}.agent_native_env_manager": {"AgentNativeStepEnvManager": "managers", "GroupFilter": "scheduler"},
+    f"{_MANAGERS}.agent_native_env_manager": {
+        "AgentNativeStepEnvManager": "managers",
+        "GroupFilter": "scheduler.agent_native_filter",
+    },
     f"{_MANAGERS}.vl_traj_env_manager": {"VLTrajEnvManager": "managers"},
     f"{_TOOLS}": {"register_tools": "runners"},
     f"{_TOOLS}.registration": dict.fromkeys(("register_tools", "make_tool", "print_tools"), "runners"),

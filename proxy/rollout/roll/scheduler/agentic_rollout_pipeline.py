@@ -14,7 +14,7 @@ from proxy.client import Client
 from proxy.client.asgi import ASGIApp
 from proxy.rollout.roll.scheduler.batch_metrics import reduce_metrics, train_metrics, val_metrics
 from proxy.rollout.roll.scheduler.rollout_scheduler import RolloutScheduler
-from proxy.rollout.roll.scheduler.trajectory_dump import dump_rollout_trajectories
+from proxy.rollout.roll.scheduler.trajectory_dump import check_dump_path, dump_rollout_trajectories
 from proxy.rollout.roll.values import DataProto
 
 logger = logging.getLogger(__name__)
@@ -31,7 +31,11 @@ class RolloutStep(NamedTuple):
 class AgenticRolloutPipeline:
     """The rollouts of `pipeline_config`, whose `max_steps` says how many steps there are (-1: until the data end).
 
-    The server and the other keyword arguments are those of `RolloutScheduler`; both schedulers share the client.
+    Before the batch of every `eval_steps`-th step the environments of `val_env_manager` play one, if there are any. The
+    trajectories of batches are written to `rollout_dump_dir`, those of validations to `val` in it. Metrics have ROLL's
+    names: `rollout/score/mean`, `rollout/TAG/score/mean`, `val/score/mean`, `val/TAG/score/mean`, max and min of each,
+    and what the episodes report. The server and the other keyword arguments are those of `RolloutScheduler`; both
+    schedulers share the client.
     """
 
     def __init__(
@@ -44,12 +48,13 @@ class AgenticRolloutPipeline:
         client: Client | None = None,
         **options: Any,
     ) -> None:
+        check_dump_path(pipeline_config.rollout_dump_dir)
         self.pipeline_config = pipeline_config
         self._url, self._admin_key, self._app, self._client = url, admin_key, app, client
         self._options = options
 
     def run(self) -> list[dict[str, Any]]:
-        """Run all steps; return the metrics of each. The trajectories are in `rollout_dump_dir`, if there is one."""
+        """Run all steps; return the metrics of each."""
         return [step.metrics for step in self.steps()]
 
     def steps(self) -> Iterator[RolloutStep]:
@@ -66,7 +71,7 @@ class AgenticRolloutPipeline:
             val = None
             for global_step in count() if config.max_steps == -1 else range(config.max_steps):
                 metrics: dict[str, Any] = {}
-                if config.eval_steps > 0 and global_step % config.eval_steps == 0:
+                if self._validates(global_step):
                     val = val or stack.enter_context(
                         RolloutScheduler(config, config.val_env_manager, client=client, mode="val", **self._options)
                     )
@@ -76,6 +81,10 @@ class AgenticRolloutPipeline:
                     logger.info("the data have ended before step %d", global_step)
                     return
                 yield RolloutStep(global_step, batch, metrics)
+
+    def _validates(self, global_step: int) -> bool:
+        every = self.pipeline_config.eval_steps
+        return every > 0 and global_step % every == 0 and bool(self.pipeline_config.val_env_manager.env_configs)
 
     def _batch(self, train: RolloutScheduler, global_step: int, metrics: dict[str, Any]) -> DataProto | None:
         batch, metrics["time/step_rollout"] = _timed(train, global_step, self.pipeline_config.rollout_batch_size)

@@ -6,21 +6,30 @@ import json
 from pathlib import Path
 from typing import Any
 
+from proxy.errors import InvalidRequest
 from proxy.rollout.roll.values import DataProto
 
-_COLUMNS = "COLUMMNS_CONFIG"  # as ROLL spells it
+_COLUMNS = ("COLUMMNS_CONFIG", "COLUMNS_CONFIG")  # as ROLL's code spells it, and as its documentation does
+
+
+def check_dump_path(path: str | Path | None) -> None:
+    """Raise InvalidRequest for a path that is no folder, as ROLL's `odps://...`."""
+    if path and "://" in str(path):
+        raise InvalidRequest(f"rollout_dump_dir is {path!r}; only folders are written", param="rollout_dump_dir")
 
 
 def dump_rollout_trajectories(path: str | Path | None, global_step: int, data: DataProto) -> None:
     """Write the columns that `data.meta_info["COLUMMNS_CONFIG"]` names to `path`/rollout_dump_data.step_N.jsonl.
 
-    Rows with None in one of the columns are left out. Nothing is written without a path or columns. The columns stay in
-    `data`, and a relative path is one, which both differ from ROLL.
+    As in ROLL, the columns leave `data`, and rows with None in one of them are not written. Nothing happens without a
+    path or columns. Raises InvalidRequest for a path that is no folder.
     """
-    names = [name for name, _ in data.meta_info.get(_COLUMNS) or () if name in data.non_tensor_batch]
+    check_dump_path(path)
+    told = next((data.meta_info[name] for name in _COLUMNS if data.meta_info.get(name)), ())
+    names = [name for name, _ in told if name in data.non_tensor_batch]
     if not path or not names:
         return
-    columns = [[_plain(value) for value in data.non_tensor_batch[name]] for name in names]
+    columns = [[_plain(value) for value in data.non_tensor_batch.pop(name)] for name in names]
     rows = [row for row in zip(*columns, strict=True) if None not in row]
     written: dict[str, list[Any]] = {name: [row[at] for row in rows] for at, name in enumerate(names)}
     written["global_step"] = [global_step] * len(rows)
