@@ -428,6 +428,46 @@ def test_a_stopped_manager_ends_its_episode_and_puts_nothing_of_it(client: Clien
     assert manager.agent_runner.events == ["setup", "teardown"]
 
 
+def test_a_stopped_manager_leaves_a_runner_that_hangs_and_may_play_again(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("proxy.rollout.roll.managers.proxy_env_manager._STOP_S", 0.0)
+    begun, go_on, torn_down = threading.Event(), threading.Event(), threading.Event()
+
+    class Hangs(Runner):
+        def run_job(self, seed: int) -> EpisodeResult:
+            begun.set()
+            go_on.wait(60)
+            return super().run_job(seed)
+
+        def teardown(self) -> None:
+            super().teardown()
+            torn_down.set()
+
+    queue = Queue(2)
+    manager = manager_of(client, Hangs, queue)
+    runner = manager.agent_runner
+    playing = threading.Thread(target=manager.run_rollout_loop, args=(SEED,))
+    playing.start()
+    assert begun.wait(60)
+    manager.stop()
+    playing.join(60)
+    assert not playing.is_alive() and not torn_down.is_set() and [put[3] for put in queue.puts] == [None]
+    go_on.set()
+    assert torn_down.wait(60)
+    manager.run_rollout_loop(SEED)
+    assert manager.agent_runner is not runner and len(queue.rollouts[1]) == 1
+
+
+def test_a_manager_may_play_again_with_the_same_runner(client: Client) -> None:
+    manager = manager_of(client, Runner, Queue(1))
+    for _ in range(2):
+        manager.output_queue = queue = Queue(1)
+        manager.run_rollout_loop(SEED)
+        assert len(queue.rollouts) == 1
+    assert manager.agent_runner.events == ["setup", "teardown", "setup", "teardown"]
+
+
 def test_formulate_rollouts_may_be_overridden_and_gets_the_result_as_a_dict(client: Client) -> None:
     class Manager(ProxyEnvManager):
         def formulate_rollouts(self, result: dict[str, Any]) -> DataProto:

@@ -80,8 +80,7 @@ class ProxyEnvManager(BaseEnvManager):
             raise InvalidRequest(
                 f"trajectory_mode is {self.trajectory_mode!r}; it must be traj or step", param="trajectory_mode"
             )
-        self._slot = self._new_slot()
-        self.agent_runner = self._slot.runner
+        self._renew_slot()
 
     def run_rollout_loop(self, data: DataProto) -> None:
         """Play episodes until the queue has no more, the runner has no data, or `stop`; at the end put None.
@@ -90,6 +89,8 @@ class ProxyEnvManager(BaseEnvManager):
         no session could start or end.
         """
         self.begin(data)
+        if self._slot.is_abandoned:
+            self._renew_slot()
         try:
             self._slot.setup()
             while self.next_episode():
@@ -211,7 +212,10 @@ class ProxyEnvManager(BaseEnvManager):
         if running.done():
             return _checked(running.result())
         earned = [float(score) for score in getattr(self.agent_runner, "step_scores", ())]
-        self._replace_runner()
+        self._slot.abandon()
+        if self.running:
+            self._renew_slot()
+            self._slot.setup()
         return EpisodeResult("Timeout", math.fsum(earned), earned, f"run_job took longer than {limit_s} s")
 
     def _wait(self, running: Future[EpisodeResult], within_s: float) -> None:
@@ -226,18 +230,12 @@ class ProxyEnvManager(BaseEnvManager):
         given = [settings.get(name) for name in names for settings in (self.env_config, self._config)]
         return next((float(limit_s) for limit_s in given if limit_s is not None), None)
 
-    def _new_slot(self) -> RunnerSlot:
-        return RunnerSlot(
+    def _renew_slot(self) -> None:
+        """Make a runner, with a key of its own: requests of the one before find no session any more."""
+        self._slot = RunnerSlot(
             self._runner_class, self.generate_scheduler, self.env_config, self.worker_config, self.thread_lock
         )
-
-    def _replace_runner(self) -> None:
-        """Leave the runner, which hangs, to its thread. Its requests find no session any more."""
-        self._slot.abandon()
-        self._slot = self._new_slot()
         self.agent_runner = self._slot.runner
-        if self.running:
-            self._slot.setup()
 
 
 def _runner_class(path: Any) -> Any:

@@ -34,60 +34,75 @@ class RunnerSlot:
     ) -> None:
         key = f"slot-{secrets.token_urlsafe(24)}"
         self.chosen_key: str | None = key
+        self.is_abandoned = False
         self._client, self._lock = client, lock
-        self._http = None if client.hold is None else client.http_client()
-        self._thread = RunnerThread(f"tokengrove-env-{env_config['env_id']}")
+        self._name = f"tokengrove-env-{env_config['env_id']}"
+        self._thread: RunnerThread | None = RunnerThread(self._name)
+        self._http: Any = None
         arguments = {"worker_config": worker_config, "api_key": key}
         given = {"base_url": address_of(client, key), "env_id": env_config["env_id"], "env_config": env_config}
         try:
             self.runner = self._locked(lambda: runner_class(**given, **_accepted(runner_class, arguments)))
         except BaseException:
-            self.leave()
+            self._close()
             raise
-        with suppress(AttributeError):  # of a class with slots of its own
-            if getattr(self.runner, "api_key", None) is None:
-                self.runner.api_key = key
-            if self._http is not None:
-                self.runner.http_client = self._http
+        if getattr(self.runner, "api_key", None) is None:
+            self._give(api_key=key)
 
     def address(self, base_url: str, api_key: str) -> None:
         """Let the runner's next requests go to this address, with this key."""
-        with suppress(AttributeError):
-            self.runner.base_url, self.runner.api_key = base_url, api_key
+        self._give(base_url=base_url, api_key=api_key)
 
     def setup(self) -> None:
-        """Set the runner up. Raises what its `setup` raises."""
+        """Set the runner up, also again after a teardown. Raises what its `setup` raises."""
+        if self._client.hold is not None and self._http is None:
+            self._http = self._client.http_client()
+            self._give(http_client=self._http)
         self._locked(getattr(self.runner, "setup", _nothing))
 
     def play(self, seed: int) -> Future[EpisodeResult]:
         """Begin an episode. The future has its result, whatever happens in it."""
-        runner = self.runner
-        return self._thread.submit(lambda: played(runner, seed))
+        return self._open().submit(lambda: played(self.runner, seed))
 
     def teardown(self) -> None:
         """Tear the runner down and end its thread; wait for that half a minute at most. An error is only logged."""
-        ended = self._thread.submit(getattr(self.runner, "teardown", _nothing))
+        if self.is_abandoned:
+            return
+        ended = self._open().submit(getattr(self.runner, "teardown", _nothing))
         try:
             ended.result(_TEARDOWN_S)
         except Exception as error:
             logger.warning("the teardown of %s failed: %r", type(self.runner).__name__, error)
-        self.leave()
+        self._close()
 
     def abandon(self) -> None:
         """Leave a runner that hangs: its teardown follows once it does not any more, and nobody waits for it."""
-        runner = self.runner
-        self._thread.submit(getattr(runner, "teardown", _nothing))
-        self.leave()
+        self.is_abandoned = True
+        self._open().submit(getattr(self.runner, "teardown", _nothing))
+        self._close()
 
-    def leave(self) -> None:
+    def _open(self) -> RunnerThread:
+        if self._thread is None:
+            self._thread = RunnerThread(self._name)
+        return self._thread
+
+    def _close(self) -> None:
         """End the thread once it has nothing to do any more."""
-        self._thread.close()
+        if self._thread is not None:
+            self._thread.close()
+            self._thread = None
         if self._http is not None:
             self._http.close()
+            self._http = None
 
     def _locked(self, function: Callable[[], Any]) -> Any:
         with self._lock:
-            return self._thread.call(function)
+            return self._open().call(function)
+
+    def _give(self, **attributes: Any) -> None:
+        with suppress(AttributeError):  # of a class with slots of its own
+            for name, value in attributes.items():
+                setattr(self.runner, name, value)
 
 
 def _accepted(called: Any, arguments: dict[str, Any]) -> dict[str, Any]:
