@@ -28,8 +28,9 @@ def test_a_seed_draws_the_row_that_python_draws_for_it(tmp_path: Path, mode: str
         assert dataset.get_data_item(seed) == ROWS[random.randint(0, 4)]
 
 
-def test_a_traversal_gives_each_new_seed_the_next_row_until_none_is_left(tmp_path: Path) -> None:
-    dataset = GlobalDataset(written(tmp_path), mode="traversal")
+@pytest.mark.parametrize("mode", ["traversal", "val"])
+def test_a_traversal_gives_each_new_seed_the_next_row_until_none_is_left(tmp_path: Path, mode: str) -> None:
+    dataset = GlobalDataset(written(tmp_path), mode=mode)
     assert [dataset.get_data_item(seed) for seed in (9, 3, 9, 7)] == [ROWS[0], ROWS[1], ROWS[0], ROWS[2]]
     assert [dataset.get_data_item(seed) for seed in (1, 2, 4, 5, 4, 3)] == [ROWS[3], ROWS[4], None, None, None, ROWS[1]]
     dataset.reset()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 
 from proxy.errors import InvalidRequest
 from proxy.rollout.roll.rock import Job, JobConfig, JobResult, LocalProcessSandbox
+from tests.support import until
 
 LINGERING = """
 (setsid sleep 600 >/dev/null 2>&1 & echo $! >> pids)
@@ -99,6 +101,27 @@ def test_processes_that_an_agent_leaves_serve_the_verifier_and_are_killed_with_t
     assert not any(alive(pid) for pid in pids)
 
 
+KILLED = """
+import asyncio, os, signal
+from proxy.rollout.roll.rock import LocalProcessSandbox
+async def steps():
+    sandbox = LocalProcessSandbox({})
+    await sandbox.start()
+    process = await sandbox.launch("sleep 600")
+    print(process.pid, sandbox.working_folder, flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+asyncio.run(steps())
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="finds them by /proc")
+async def test_sandboxes_of_a_process_that_is_killed_are_cleaned_up() -> None:
+    killed = await asyncio.create_subprocess_exec(sys.executable, "-c", KILLED, stdout=asyncio.subprocess.PIPE)
+    output, _ = await killed.communicate()
+    pid, folder = output.decode().split()
+    await until(lambda: not alive(int(pid)) and is_gone(folder))
+
+
 def test_the_end_of_a_long_output_is_kept() -> None:
     (trial,) = run({"command": "yes | head -c 3000000; echo the end"}).trial_results
     assert trial.agent_output.endswith("y\nthe end\n") and len(trial.agent_output) == 256 * 1024
@@ -161,7 +184,7 @@ def test_a_python_function_is_an_agent_and_may_give_the_reward() -> None:
 def test_a_configuration_that_cannot_run_is_refused_with_the_way_out(tmp_path: Path) -> None:
     with pytest.raises(InvalidRequest, match=r"agents\[0\].command"):
         Job(JobConfig({"agents": [{"name": "swe-agent"}]}))
-    with pytest.raises(InvalidRequest, match="no agents"):
+    with pytest.raises(InvalidRequest, match="import_path"):
         Job(JobConfig())
     with pytest.raises(InvalidRequest, match="list of sections"):
         JobConfig({"agents": {"command": "true"}})

@@ -200,8 +200,8 @@ def test_a_runner_says_what_it_lacks(tmp_path: Path) -> None:
         PushModeRunner("http://h", 4, {"config": {}})
     given = config(tmp_path)
     given["config"].pop("job_config")
-    failed = PushModeRunner("http://h", 4, given).run_job(1)
-    assert failed.status == "Failed" and "agents[0].command" in failed.agent_exit_reason
+    with pytest.raises(InvalidRequest, match=r"agents\[0\].command"):
+        PushModeRunner("http://h", 4, given)
     in_process = PushModeRunner("http://h", 4, config(tmp_path))
     in_process.http_client = object()
     with pytest.raises(InvalidRequest, match="another process"):

@@ -11,13 +11,15 @@ from typing import Any
 from proxy.errors import InvalidRequest
 from proxy.rollout.roll.rock.data_files import Row, read_rows
 
+_IN_ORDER = ("traversal", "val")
+
 
 class GlobalDataset:
     """The rows of a data set, handed out by seed; it may be used in several threads.
 
-    In mode `traversal` the rows are handed out in order, one for each new seed, and again for a seed that had one,
-    until none is left. In every other mode a seed draws a row: the one of ROLL's `random.seed(seed)`, so equal seeds
-    get equal rows in every process.
+    In the modes `traversal` and `val` the rows are handed out in order, one for each new seed, and again for a seed
+    that had one, until none is left. In every other mode a seed draws a row: the one of ROLL's `random.seed(seed)`,
+    so equal seeds get equal rows in every process.
     """
 
     def __init__(
@@ -40,7 +42,7 @@ class GlobalDataset:
     def get_data_item(self, seed: int) -> Row | None:
         """A copy of the row of `seed`; None if a traversal has no more."""
         with self._lock:
-            if self.mode != "traversal":
+            if self.mode not in _IN_ORDER:
                 at = random.Random(seed).randint(0, len(self.dataset) - 1)
             else:
                 at = self.seed_to_idx.setdefault(seed, self.idx)

@@ -51,7 +51,7 @@ class Job:
         self.agent: SandboxProcess | None = None
         self._ready = on_sandbox_ready
         self._result = TrialResult()
-        _agent_command(config.agent)
+        agent_command(config.agent)
         say_unused(config)
 
     async def submit(self) -> None:
@@ -64,7 +64,7 @@ class Job:
         try:
             async with asyncio.timeout(limit_s) as limit:
                 await self._prepare()
-                self.agent = await self.sandbox.launch(_agent_command(self.config.agent), self._agent_environment())
+                self.agent = await self.sandbox.launch(agent_command(self.config.agent), self._agent_environment())
         except BaseException as error:
             await self.close()
             self.sandbox = self._sandbox_cls(self.config["environment"])
@@ -163,7 +163,8 @@ def job_folder(config: JobConfig) -> str:
     return f"{config['jobs_dir']}/{config.get('job_name') or 'job'}"
 
 
-def _agent_command(agent: Mapping[str, Any]) -> Command:
+def agent_command(agent: Mapping[str, Any]) -> Command:
+    """What an entry of `agents` runs. Raises InvalidRequest if it does not say."""
     command, path = agent.get("command"), agent.get("import_path")
     if command:
         return command if isinstance(command, str) else [str(word) for word in command]

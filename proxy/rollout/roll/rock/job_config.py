@@ -69,10 +69,8 @@ class JobConfig(Section):
 
     @property
     def agent(self) -> Section:
-        """The first of `agents`. Raises InvalidRequest if there is none."""
-        if not self["agents"]:
-            raise InvalidRequest("the job's configuration has no agents", param="agents")
-        agent: Section = self["agents"][0]
+        """The first of `agents`; an empty section if there is none."""
+        agent: Section = self["agents"][0] if self["agents"] else Section()
         return agent
 
 

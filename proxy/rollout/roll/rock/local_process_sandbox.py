@@ -5,31 +5,23 @@ It keeps jobs apart and leaves nothing behind; it is no wall against an agent th
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
-import shutil
-import signal
 import sys
-import tempfile
-import time
-import uuid
 import weakref
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from proxy.errors import InvalidRequest
+from proxy.rollout.roll.rock.cleaning import MARK, clean
 from proxy.rollout.roll.rock.local_process import LocalProcess
 from proxy.rollout.roll.rock.sandbox import Command, Sandbox
+from proxy.rollout.roll.rock.sandbox_folders import new_folder
 from proxy.rollout.threads import in_thread
-
-MARK = "SANDBOX_OF_TOKENGROVE"
-"""The variable by which the processes of a sandbox are known, also those that left their process group."""
 
 _KEPT = ("PATH", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "LD_LIBRARY_PATH", "SSL_CERT_FILE", "SSL_CERT_DIR")
 _USED = {"env", "startup_timeout"}
-_LOOKS, _LOOK_S = 500, 0.01
 _log = logging.getLogger(__name__)
 
 
@@ -38,7 +30,7 @@ class LocalProcessSandbox(Sandbox):
     PATH, the language and certificates: no keys. `python` is the interpreter of this process.
 
     `stop` kills the processes: on Linux all that were started from here, elsewhere those that share the process group
-    of a running command. It also runs if nobody calls it, when the object or the process ends.
+    of a running command. It also happens if nobody calls it, when the object or the process ends, or is killed.
     """
 
     own_ports = False
@@ -46,7 +38,7 @@ class LocalProcessSandbox(Sandbox):
     def __init__(self, environment: Mapping[str, Any]) -> None:
         super().__init__(environment)
         self._folder: Path | None = None
-        self._mark = uuid.uuid4().hex
+        self._mark = ""
         self._processes: list[LocalProcess] = []
         self._finalizer: weakref.finalize[..., Any] | None = None
         _say_unused(environment)
@@ -60,7 +52,7 @@ class LocalProcessSandbox(Sandbox):
         return str(self._started() / "tmp")
 
     async def start(self) -> None:
-        self._folder = _new_folder()
+        self._folder, self._mark = new_folder()
         self._finalizer = weakref.finalize(self, _clean, self._folder, self._mark, self._processes)
 
     async def launch(self, command: Command, env: Mapping[str, str] | None = None) -> LocalProcess:
@@ -103,43 +95,10 @@ class LocalProcessSandbox(Sandbox):
         return {**kept, "PATH": path, "HOME": home, "TMPDIR": self.scratch_folder, **own}
 
 
-def _new_folder() -> Path:
-    folder = Path(tempfile.mkdtemp(prefix="tokengrove-sandbox-")).resolve()
-    for name in ("work", "home", "tmp"):
-        (folder / name).mkdir()
-    return folder
-
-
 def _clean(folder: Path, mark: str, processes: list[LocalProcess]) -> None:
     for process in processes:
         process.kill()
-    needle = f"{MARK}={mark}".encode()
-    for _ in range(_LOOKS):
-        if not any([_kill_marked(pid, needle) for pid in _pids()]):
-            break
-        time.sleep(_LOOK_S)  # a process is gone soon after it is killed
-    for root, folders, _ in os.walk(folder):
-        for path in (Path(root, name) for name in folders):
-            if not path.is_symlink():
-                path.chmod(0o700)  # what an agent made read-only can be removed
-    shutil.rmtree(folder, ignore_errors=True)
-
-
-def _pids() -> list[int]:
-    with contextlib.suppress(FileNotFoundError):
-        return [int(name) for name in os.listdir("/proc") if name.isdigit()]
-    return []
-
-
-def _kill_marked(pid: int, needle: bytes) -> bool:
-    """Kill a process if its first variables have the mark. A process that has ended has none."""
-    try:
-        if needle not in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
-            return False
-        os.kill(pid, signal.SIGKILL)
-    except OSError:
-        return False
-    return True
+    clean(str(folder), mark)
 
 
 _said: set[str] = set()

@@ -24,7 +24,7 @@ from proxy.rollout.imports import load
 from proxy.rollout.roll.rock.agent_address import seen_from_outside
 from proxy.rollout.roll.rock.data_files import Row
 from proxy.rollout.roll.rock.global_dataset import shared_dataset
-from proxy.rollout.roll.rock.job import Job, job_folder
+from proxy.rollout.roll.rock.job import Job, agent_command, job_folder
 from proxy.rollout.roll.rock.job_config import JobConfig
 from proxy.rollout.roll.rock.local_process_sandbox import LocalProcessSandbox
 from proxy.rollout.roll.rock.reports import pass_rate, tests_status
@@ -65,12 +65,15 @@ class RockAgentRunner(AgentRunner):
 
     sandbox_cls: Any = LocalProcessSandbox
     job_cls: Callable[..., Any] = Job
+    enforces_task_timeout = True
+    """The job is ended after `task_timeout_sec`, and verified; no manager has to."""
     retry_delay_s = 1.0
     """The pause before the second attempt to submit a job, to wait for it, or to get the agent's next request; the one
     before the third is twice as long."""
 
     def __init__(self, base_url: str, env_id: int, env_config: Any, worker_config: Any = None, **kwargs: Any) -> None:
-        """Raises InvalidRequest without `dataset_name`, and for a data set or file that cannot be read."""
+        """Raises InvalidRequest without `dataset_name`, for a data set or file that cannot be read, and if nothing says
+        which agent runs."""
         super().__init__(base_url, env_id, env_config, worker_config=worker_config, **kwargs)
         self.logger = logging.getLogger(__name__)
         params = self.env_params
@@ -84,8 +87,19 @@ class RockAgentRunner(AgentRunner):
         if (path := params.get("sandbox_cls")) is not None:
             self.sandbox_cls = load(path) if isinstance(path, str) else path
         self._base_job_config = _base_job_config(params)
+        if self.job_cls is Job and type(self)._build_job_config is RockAgentRunner._build_job_config:
+            agent_command(self._base_job_config.agent)
         self.listen_port = self.env_config.get("proxy_port", 8000)
-        self.infer_callback_url = self._generate_callback_url()
+        self._callback_url: str | None = None
+
+    @property
+    def infer_callback_url(self) -> str | None:
+        """The address that the next job is given; that of `_generate_callback_url`, unless one is set."""
+        return self._callback_url or self._generate_callback_url()
+
+    @infer_callback_url.setter
+    def infer_callback_url(self, url: str | None) -> None:
+        self._callback_url = url
 
     def _load_data_item(self, seed: int) -> Row | None:
         """The task of a seed, with `seed` in it; None if there are no more."""
