@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from proxy.errors import InvalidRequest
+from proxy.rollout.roll import AgenticConfig, AgenticRolloutPipeline
 from proxy.rollout.roll.rock import GlobalDataset, reset_datasets, shared_dataset
 
 ROWS: list[dict[str, Any]] = [{"n": number, "extra_info": {"instanceid": f"task-{number}"}} for number in range(5)]
@@ -47,6 +48,20 @@ def test_runners_of_a_process_share_a_traversal_and_a_changed_row_stays_theirs(t
     reset_datasets("traversal")
     assert other.get_data_item(3) == ROWS[0]
     assert shared_dataset(name, "train") is not one
+
+
+def test_each_validation_has_the_tasks_from_the_first_on(tmp_path: Path) -> None:
+    dataset, given = shared_dataset(written(tmp_path), "val"), []
+
+    class Validation:
+        def get_batch(self, data: Any, batch_size: int) -> None:
+            given.append(dataset.get_data_item(len(given)))
+
+    config = AgenticConfig({"rollout_batch_size": 4, "val_batch_size": 4, "sequence_length": 64})
+    pipeline = AgenticRolloutPipeline(config, url="http://unreachable.invalid")
+    for step in range(2):
+        pipeline._validated(Validation(), step)  # type: ignore[arg-type]
+    assert given == [ROWS[0], ROWS[0]]
 
 
 def test_a_filter_acts_once_by_its_name(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from proxy.client import Client
 from proxy.client.asgi import ASGIApp
+from proxy.rollout.roll.rock import reset_datasets
 from proxy.rollout.roll.scheduler.batch_metrics import reduce_metrics, train_metrics, val_metrics
 from proxy.rollout.roll.scheduler.rollout_scheduler import RolloutScheduler
 from proxy.rollout.roll.scheduler.trajectory_dump import check_dump_path, dump_rollout_trajectories
@@ -95,6 +96,7 @@ class AgenticRolloutPipeline:
         return batch
 
     def _validated(self, val: RolloutScheduler, global_step: int) -> dict[str, Any]:
+        reset_datasets("val")  # each validation has the same tasks, those of its data from the first on
         batch, seconds = _timed(val, global_step, self.pipeline_config.val_batch_size)
         if batch is None:
             logger.warning("step %d: the validation has no episodes, as its data have ended", global_step)
