@@ -27,7 +27,7 @@ def env_configs_of(
     `group_id`, `env_id`, `env_class` (its env_type), `config` (its env_config), `env_manager_cls` and `group_seed`.
 
     Environments of one group share a `group_seed`, 0 to 2**31 - 1. With a `seed` the group seeds follow from it and
-    from the manager's name, so that a run can be repeated; without one they are random, as they always are in ROLL.
+    from the manager's name, so that validation plays the same in every run; without one they are random, as in ROLL.
     Raises InvalidRequest for a tag without a custom environment, and for one without an env_type.
     """
     draw = random.Random(None if seed is None else f"{seed}:{manager.name}")
