@@ -29,6 +29,7 @@ from proxy.rollout.roll.rock import PullModeRunner, PushModeRunner, RockAgentRun
 from proxy.rollout.roll.runners import (
     AgentRunner,
     GEMRunner,
+    MCPTool,
     PythonCodeTool,
     ToolCallRunner,
     ToolEnvWrapper,
@@ -76,6 +77,7 @@ __all__ = [
     "GroupQueue",
     "GroupQueueManager",
     "LLMProxyConfig",
+    "MCPTool",
     "ProxyEnvManager",
     "PullModeRunner",
     "PushModeRunner",

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import shutil
 import subprocess
+import sys
+import threading
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from proxy.errors import InvalidRequest
 from proxy.rollout.roll import (
+    MCPTool,
     PythonCodeTool,
     ToolEnvWrapper,
     make_tool,
@@ -143,7 +148,7 @@ def test_tools_are_made_by_name_with_the_arguments_of_their_registration(capsys:
     assert make_tool("python_code", timeout=2).timeout == 2
     with pytest.raises(ValueError, match="there is a tool 'test_echo' already"):
         register_tools("test_echo", Echo)
-    with pytest.raises(InvalidRequest, match="there is no tool 'nothing'; known are python_code, search, test_echo"):
+    with pytest.raises(InvalidRequest, match="no tool 'nothing'; known are python_code, mcp, search, test_echo"):
         make_tool("nothing")
     print_tools()
     assert f"test_echo: {__name__}:Echo, {{'mark': '#'}}\n" in capsys.readouterr().out
@@ -210,3 +215,99 @@ def test_the_wrapper_is_made_from_a_configuration() -> None:
     assert [tool.tool_type for tool in env.tools] == ["python_code", "search"]
     assert env.tools[0].timeout == 3 and env.max_tool_uses == float("inf")
     assert logging.getLogger().handlers == handlers  # which gem would set up
+
+
+class Server:
+    """As a client of fastmcp: `async with`, `list_tools`, `call_tool`. It counts its connections."""
+
+    def __init__(self) -> None:
+        self.entered = self.left = 0
+        self.gone = threading.Event()
+
+    async def __aenter__(self) -> Server:
+        self.entered += 1
+        return self
+
+    async def __aexit__(self, *exception: object) -> None:
+        self.left += 1
+        self.gone.set()
+
+    async def list_tools(self) -> list[Any]:
+        add = SimpleNamespace(name="add", description="adds", inputSchema={"type": "object"})
+        return [add, SimpleNamespace(name="hang", description=None, inputSchema=None)]
+
+    async def call_tool(self, name: str, arguments: dict[str, Any]) -> Any:
+        if name == "hang":
+            await asyncio.Event().wait()
+        if "a" not in arguments:
+            raise LookupError("a is missing")
+        parts = [SimpleNamespace(text=str(sum(arguments.values()))), SimpleNamespace(text="sums")]
+        return SimpleNamespace(content=parts, is_error=False)
+
+
+def called(tool: MCPTool, call: str) -> tuple[bool, bool, str, str]:
+    return tool.execute_action(f"I call <tool_call>{call}</tool_call> now")
+
+
+def test_a_tool_of_an_mcp_server_is_called_over_one_connection() -> None:
+    server = Server()
+    tool = make_tool("mcp", client=server)
+    assert '{"name": "add", "description": "adds", "parameters": {"type": "object"}}' in tool.instruction_string()
+    found, failed, observation, parsed = called(tool, '{"tool_name": "add", "tool_params": {"a": 2, "b": 3}}')
+    assert (found, failed, observation) == (True, False, "5\nsums")
+    assert parsed.startswith("I call ") and parsed.endswith("</tool_call>")
+    assert called(tool, '{"name": "add", "arguments": {"a": 1}}')[2] == "1\nsums"
+    assert tool.execute_action("nothing to call")[:2] == (False, True)
+    assert (server.entered, server.left) == (1, 0)
+    tool.close()
+    assert server.gone.wait(60) and server.left == 1
+    assert called(tool, '{"name": "add", "arguments": {"a": 1}}')[1] is False
+    tool.close()
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        ("{", "no JSON"),
+        ("[]", "a call is a JSON object"),
+        ('{"tool_name": 3}', "tool_name (a text)"),
+        ('{"tool_name": "other"}', "there is no tool 'other'; there are add, hang"),
+        ('{"tool_name": "add"}', "a is missing"),
+    ],
+)
+def test_a_call_that_fails_says_why(call: str, said: str) -> None:
+    tool = MCPTool(client=Server())
+    found, failed, observation, _ = called(tool, call)
+    assert (found, failed) == (True, True) and said in observation
+    tool.close()
+
+
+def test_a_call_of_an_mcp_server_has_a_time() -> None:
+    tool = MCPTool(client=Server(), timeout=0.05, custom_prompt="Call hang.")
+    assert tool.instruction_string() == "Call hang."
+    assert "longer than 0.05 seconds" in called(tool, '{"tool_name": "hang"}')[2]
+    tool.close()
+
+
+def test_only_some_tools_of_an_mcp_server_are_shown_and_called() -> None:
+    tool = MCPTool(client=Server(), tool_names_subset=["hang"])
+    assert '"add"' not in tool.instruction_string()
+    assert "there is no tool 'add'" in called(tool, '{"tool_name": "add"}')[2]
+    tool.close()
+
+
+def test_an_mcp_server_by_its_address_needs_fastmcp(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "fastmcp", None)
+    with pytest.raises(InvalidRequest, match="pip install fastmcp"):
+        make_tool("mcp", server_url="http://127.0.0.1:1/mcp")
+
+
+def test_an_mcp_server_that_cannot_be_reached_is_an_error_at_the_start() -> None:
+    class Closed(Server):
+        async def __aenter__(self) -> Server:
+            raise ConnectionRefusedError("nobody listens")
+
+    with pytest.raises(ConnectionRefusedError, match="nobody listens"):
+        MCPTool(client=Closed()).instruction_string()
+    with pytest.raises(InvalidRequest, match="needs the server_url"):
+        MCPTool()

@@ -9,6 +9,7 @@ from proxy.rollout.roll.runners.gem_runner import GEMRunner, ToolCallRunner
 from proxy.rollout.roll.runners.played import played
 from proxy.rollout.roll.runners.request_error import RequestError
 from proxy.rollout.roll.runners.tools import (
+    MCPTool,
     PythonCodeTool,
     ToolEnvWrapper,
     make_tool,
@@ -21,6 +22,7 @@ __all__ = [
     "AgentRunner",
     "EpisodeTimeout",
     "GEMRunner",
+    "MCPTool",
     "PythonCodeTool",
     "RequestError",
     "ToolCallRunner",

@@ -52,4 +52,5 @@ def print_tools() -> None:
 
 
 register_tools("python_code", "proxy.rollout.roll.runners.tools.python_code_tool:PythonCodeTool")
+register_tools("mcp", "proxy.rollout.roll.runners.tools.mcp_tool:MCPTool")
 register_tools("search", "gem.tools.search_tool:SearchTool")
