@@ -149,8 +149,14 @@ PARTS: dict[str, set[str]] = {
         "rollout.roll.values",
     },
     "rollout.roll.rock": {"client", "errors", "rollout", "rollout.roll.runners", "rollout.roll.values"},
-    "rollout.roll.runners": {"client", "errors", "rollout", "rollout.roll.runners.tools", "rollout.roll.values"},
-    "rollout.roll.runners.tools": {"errors", "rollout"},
+    "rollout.roll.runners": {
+        "client",
+        "errors",
+        "rollout.roll.config",
+        "rollout.roll.runners.tools",
+        "rollout.roll.values",
+    },
+    "rollout.roll.runners.tools": {"errors", "rollout", "rollout.roll.config"},
     "rollout.roll.scheduler": {
         "client",
         "errors",

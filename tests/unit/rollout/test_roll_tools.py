@@ -145,6 +145,8 @@ def test_tools_are_made_by_name_with_the_arguments_of_their_registration(capsys:
     assert make_tool("test_echo").mark == "#"
     assert make_tool(tool_id="test_echo", mark="$").mark == "$"
     assert make_tool("test_echo_class").mark == "!"
+    register_tools("test_of_roll", "roll.pipeline.agentic.tools.python_code_tool:PythonCodeTool", timeout=3)
+    assert make_tool("test_of_roll").timeout == 3
     assert make_tool("python_code", timeout=2).timeout == 2
     with pytest.raises(ValueError, match="there is a tool 'test_echo' already"):
         register_tools("test_echo", Echo)

@@ -32,6 +32,7 @@ MODULES: Mapping[str, Mapping[str, str]] = {
     f"{_TOOLS}.registration": dict.fromkeys(("register_tools", "make_tool", "print_tools"), "runners"),
     f"{_TOOLS}.tool_env_wrapper": dict.fromkeys(("ToolEnvWrapper", "tool_wrapper"), "runners"),
     f"{_TOOLS}.python_code_tool": {"PythonCodeTool": "runners"},
+    f"{_TOOLS}.mcp_tool": {"MCPTool": "runners"},
     f"{_ENVS}": {"gem": "envs"},
     f"{_ENVS}.sokoban": {"SokobanEnv": "envs"},
     f"{_ENVS}.sokoban.env": {"SokobanEnv": "envs"},

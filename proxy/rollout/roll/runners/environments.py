@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from proxy.errors import InvalidRequest
-from proxy.rollout.imports import load
+from proxy.rollout.roll.config import resolve
 from proxy.rollout.roll.runners.seeded_env import SeededEnv
 from proxy.rollout.roll.runners.tools.root_logger import same_root_logger
 from proxy.rollout.roll.runners.tools.tool_env_wrapper import tool_wrapper
@@ -76,7 +76,7 @@ def _make_known(gem: Any, env_type: str) -> None:
 
 def _class_at(path: str, known: Iterable[str]) -> Any:
     try:
-        return load(path)
+        return resolve(path, "env_type")
     except InvalidRequest as error:
         near = difflib.get_close_matches(path, known, n=3)
         raise InvalidRequest(

@@ -7,13 +7,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from proxy.errors import InvalidRequest
-from proxy.rollout.imports import load
+from proxy.rollout.roll.config import resolve
+from proxy.rollout.roll.runners.tools.mcp_tool import MCPTool
+from proxy.rollout.roll.runners.tools.python_code_tool import PythonCodeTool
 from proxy.rollout.roll.runners.tools.root_logger import same_root_logger
 
 
 @dataclass(frozen=True)
 class ToolSpec:
-    """A tool's class, or its path `package.module:Class`, and the arguments that it always gets."""
+    """A tool's class, or its path `package.module:Class` (also of ROLL), and the arguments that it always gets."""
 
     id: str
     entry_point: Callable[..., Any] | str
@@ -41,7 +43,7 @@ def make_tool(tool_id: str, **kwargs: Any) -> Any:
             param="tool_id",
         )
     with same_root_logger():
-        made = load(spec.entry_point) if isinstance(spec.entry_point, str) else spec.entry_point
+        made = resolve(spec.entry_point, tool_id) if isinstance(spec.entry_point, str) else spec.entry_point
     return made(**{**spec.kwargs, **kwargs})
 
 
@@ -51,6 +53,6 @@ def print_tools() -> None:
         print(f"{spec.id}: {spec.entry_point}" + (f", {spec.kwargs}" if spec.kwargs else ""))
 
 
-register_tools("python_code", "proxy.rollout.roll.runners.tools.python_code_tool:PythonCodeTool")
-register_tools("mcp", "proxy.rollout.roll.runners.tools.mcp_tool:MCPTool")
+register_tools("python_code", PythonCodeTool)
+register_tools("mcp", MCPTool)
 register_tools("search", "gem.tools.search_tool:SearchTool")
