@@ -42,6 +42,7 @@ class EpisodeSession:
         self.base_url = session.root_url if api_key is None else address_of(client, api_key)
         self.api_key = session.api_key
         self.outcome: str | None = None
+        self._seen: SessionTree | None = None
         self._begun = time.monotonic()
 
     @classmethod
@@ -128,15 +129,17 @@ class EpisodeSession:
 
     def turns(self) -> int:
         """The number of complete turns."""
-        return sum(node.turn is not None for node in self._tree().interactions)
+        self._seen = self._tree()
+        return sum(node.turn is not None for node in self._seen.interactions)
 
     def first_token_at(self) -> dict[str, float]:
         """When the first token of each turn came, in Unix seconds, by interaction id."""
-        times = {node.id: (node.times or {}).get("first_token_at") for node in self._tree(["times"]).interactions}
+        tree = self._seen or self._tree()
+        times = {node.id: (node.times or {}).get("first_token_at") for node in tree.interactions}
         return {name: at for name, at in times.items() if at is not None}
 
-    def _tree(self, include: Sequence[str] = ()) -> SessionTree:
-        return retried_here(lambda: self.client.session_tree(self.session.session_id, include), _RETRY_S)
+    def _tree(self) -> SessionTree:
+        return retried_here(lambda: self.client.session_tree(self.session.session_id, ["times"]), _RETRY_S)
 
     def _rewards(self, result: EpisodeResult) -> EndOptions:
         turns = self.turns()
