@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -174,6 +175,8 @@ def test_the_errors_of_another_server_are_read_as_well() -> None:
 
     full = told(400, json={"error": "Sequence length exceeded", "stop_reason": "max_length"})
     assert full.is_limit and str(full) == "400 Sequence length exceeded"
+    sent = pickle.loads(pickle.dumps(full))
+    assert (sent.status, sent.is_limit, str(sent)) == (400, True, str(full))
     assert str(told(502, text="<html>bad gateway</html>")) == "502 <html>bad gateway</html>"
 
 

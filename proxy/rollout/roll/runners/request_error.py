@@ -18,6 +18,9 @@ class RequestError(httpx.HTTPStatusError):
         self.code, self.message = _told(answer)
         super().__init__(f"{self.status} {self.message}", request=answer.request, response=answer)
 
+    def __reduce__(self) -> tuple[type[RequestError], tuple[Any]]:
+        return RequestError, (self.response,)  # not its text, as other exceptions are pickled
+
     @property
     def is_limit(self) -> bool:
         """Whether the context is full, or another limit of the session is reached: the episode is at its end."""
