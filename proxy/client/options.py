@@ -236,6 +236,6 @@ class Delivery(TypedDict, total=False):
     text: str
     output_ids: Sequence[int]
     logprobs: Sequence[float] | Float32
-    error: str
+    error: str | Mapping[str, Json]
     finish_reason: Literal["stop", "length"]
     version: int

@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 
 from proxy.app import build_app
-from proxy.client import Client
+from proxy.client import AsyncClient, Client
 from proxy.engine.scripted.engine import ScriptedEngine
 from proxy.engine.scripted.scripts import Script
 from proxy.rollout.roll import EpisodeResult, PullModeRunner
-from proxy.rollout.roll.rock import MailboxModelService, Sandbox, rock_agent_runner
+from proxy.rollout.roll.rock import LocalProcessSandbox, MailboxModelService, Sandbox, rock_agent_runner
 from proxy.settings import Settings
 from tests.support import call_text, default_url, real_server, sampled, says, tiny_renderer
 
@@ -76,7 +76,7 @@ def service_at(url: str) -> Callable[..., MailboxModelService]:
 
     class Running(MailboxModelService):
         async def start(self, sandbox: Sandbox) -> str:
-            return await self.connect(url)
+            return await self.connect(url, AsyncClient(url))
 
     return Running
 
@@ -116,9 +116,17 @@ def test_tool_calls_over_several_turns_are_one_sample_of_what_was_sampled(tmp_pa
     assert shown[1]["messages"][-1]["content"] == "the door is empty"
 
 
-def test_a_streaming_agent_is_served_by_a_process_in_its_sandbox(tmp_path: Path) -> None:
+class Unreachable(LocalProcessSandbox):
+    """Into which nothing leads but commands and files."""
+
+    def address(self, port: int) -> None:
+        return None
+
+
+@pytest.mark.parametrize("place", [LocalProcessSandbox, Unreachable])
+def test_a_streaming_agent_is_served_by_a_process_in_its_sandbox(tmp_path: Path, place: type[Sandbox]) -> None:
     with sampling(tmp_path, says("one", "two")) as client:
-        result, _, samples = pulled(tmp_path, client, STREAMS)
+        result, _, samples = pulled(tmp_path, client, STREAMS, sandbox_cls=place)
         assert (result.status, result.metrics["exit_code"]) == ("Finished", 0), result
     assert [trained(sample) for sample in samples] == [[*sampled("one"), *sampled("two")]]
     assert result.metrics["agent_setup_time_ratio"] > 0

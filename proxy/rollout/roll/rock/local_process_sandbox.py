@@ -69,7 +69,7 @@ class LocalProcessSandbox(Sandbox):
     async def download(self, path: str) -> bytes:
         return self._file(path).read_bytes()
 
-    def address(self, port: int) -> str:
+    def address(self, port: int) -> str | None:
         return f"http://127.0.0.1:{port}"
 
     async def stop(self) -> None:

@@ -16,14 +16,17 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
-from proxy.client import AsyncClient
+from proxy.client import AsyncClient, operations
+from proxy.client.options import Delivery
 from proxy.errors import InvalidRequest, NotFound
+from proxy.rollout.roll.rock.command_client import CommandClient
 from proxy.rollout.roll.rock.model_service import SESSION_END, ModelService
 from proxy.rollout.roll.rock.sandbox import Sandbox, SandboxProcess
 
 DEFAULT_PORT = 28080
 _CONTEXT = 100_000_000  # the context of the server that samples is what counts
 _LISTENING = re.compile(r" at (http://\S+)")
+_PATIENCE_S = 7 * 24 * 3600  # the runner has the limits
 _LOOK_S, _POLL_S = 0.05, 10.0
 _log = logging.getLogger(__name__)
 
@@ -31,11 +34,10 @@ _log = logging.getLogger(__name__)
 class MailboxModelService(ModelService):
     """Started in the sandbox on `port`; in one that shares the ports of this machine, on a free one."""
 
-    def __init__(self, port: int = DEFAULT_PORT, admin_key: str | None = None) -> None:
-        """`admin_key`: of a server that runs; for one that is started here a key is made."""
+    def __init__(self, port: int = DEFAULT_PORT) -> None:
         self._port = port
-        self._key = admin_key or secrets.token_urlsafe(24)
-        self._client: AsyncClient | None = None
+        self._key = secrets.token_urlsafe(24)
+        self._client: AsyncClient | CommandClient | None = None
         self._session_id = ""
         self._letter: Mapping[str, Any] | None = None
         self._answered = 0
@@ -43,27 +45,21 @@ class MailboxModelService(ModelService):
 
     async def start(self, sandbox: Sandbox) -> str:
         """Raises RuntimeError with the server's output if it does not start."""
-        port = self._port if sandbox.own_ports else 0
-        flags = ["--engine", "mailbox", "--port", str(port), "--max-context-tokens", str(_CONTEXT)]
-        program = ["tokengrove"] if sandbox.own_ports else [sys.executable, "-m", "proxy.commands"]
-        variables = {
-            "TOKENGROVE_ADMIN_KEY": self._key,  # the agent asks, and does not answer itself
-            "TOKENGROVE_DATABASE_URL": f"sqlite:///{sandbox.scratch_folder}/model-service.db",
-            **({} if sandbox.own_ports else _variables_here()),
-        }
-        process = await sandbox.launch([*program, "serve", *flags, "--log-level", "warning"], variables)
+        process = await sandbox.launch(self._command(sandbox), self._variables(sandbox))
         url = await _address(process)
-        return await self.connect(url, sandbox.address(int(url.rpartition(":")[2])))
+        outside = sandbox.address(int(url.rpartition(":")[2]))
+        client = CommandClient(sandbox, url, self._key) if outside is None else AsyncClient(outside, self._key)
+        return await self.connect(url, client)
 
-    async def connect(self, url: str, outside: str | None = None) -> str:
-        """Use a mailbox server that runs: the agent reaches it at `url`, this program at `outside`, if elsewhere.
+    async def connect(self, url: str, client: AsyncClient | CommandClient) -> str:
+        """Use a mailbox server that runs: the agent reaches it at `url`, this program by `client`.
 
         Returns the address of a session of its own there.
         """
-        self._client = AsyncClient(outside or url, admin_key=self._key)
-        session = await self._client.start_session("agent")
-        self._session_id = session.session_id
-        return f"{url}{urlsplit(session.base_url).path}"
+        self._client = client
+        session = await client.run(operations.start("agent", {}))
+        self._session_id = session["session_id"]
+        return f"{url}{urlsplit(session['base_url']).path}"
 
     async def watch_agent(self, agent: SandboxProcess) -> None:
         await agent.wait()
@@ -87,9 +83,27 @@ class MailboxModelService(ModelService):
         if self._client is not None:
             await self._client.aclose()
 
-    async def _next(self, client: AsyncClient) -> Mapping[str, Any] | None:
+    def _command(self, sandbox: Sandbox) -> list[str]:
+        program = ["tokengrove"] if sandbox.own_ports else [sys.executable, "-m", "proxy.commands"]
+        flags = {
+            "--engine": "mailbox",
+            "--port": self._port if sandbox.own_ports else 0,
+            "--max-context-tokens": _CONTEXT,
+            "--engine-timeout-s": _PATIENCE_S,
+            "--log-level": "warning",
+        }
+        return [*program, "serve", *(str(word) for flag in flags.items() for word in flag)]
+
+    def _variables(self, sandbox: Sandbox) -> dict[str, str]:
+        return {
+            "TOKENGROVE_ADMIN_KEY": self._key,  # the agent asks, and does not answer itself
+            "TOKENGROVE_DATABASE_URL": f"sqlite:///{sandbox.scratch_folder}/model-service.db",
+            **({} if sandbox.own_ports else _variables_here()),
+        }
+
+    async def _next(self, client: AsyncClient | CommandClient) -> Mapping[str, Any] | None:
         """The next request; None if none comes for a while, or the agent ends."""
-        fetching = asyncio.ensure_future(client.next_request(self._session_id, wait_s=_POLL_S))
+        fetching = asyncio.ensure_future(client.run(operations.next_request(self._session_id, _POLL_S)))
         ending = asyncio.ensure_future(self._ended.wait())
         try:
             await asyncio.wait((fetching, ending), return_when=asyncio.FIRST_COMPLETED)
@@ -102,7 +116,7 @@ class MailboxModelService(ModelService):
                 task.cancel()
             await asyncio.gather(fetching, ending, return_exceptions=True)
 
-    async def _answer(self, client: AsyncClient, payload: Mapping[str, Any]) -> None:
+    async def _answer(self, client: AsyncClient | CommandClient, payload: Mapping[str, Any]) -> None:
         """Deliver the answer to the last request, unless nobody waits for it any more, or it has been delivered."""
         if self._letter is None:
             return
@@ -113,18 +127,18 @@ class MailboxModelService(ModelService):
             except InvalidRequest as error:
                 if error.param == "interaction_id":
                     raise
-                await client.deliver(interaction_id=name, error=f"the answer cannot be given on: {error.message}")
+                told = f"the answer cannot be given on: {error.message}"
+                await client.run(operations.deliver({"interaction_id": name, "error": told}))
         except NotFound:
             _log.warning("the agent has left before the answer to its request came")
         except InvalidRequest as error:
             _log.debug("%s", error)
 
 
-async def _deliver(client: AsyncClient, name: str, payload: Mapping[str, Any]) -> None:
-    if (error := payload.get("error")) is not None:
-        await client.deliver(interaction_id=name, error=error)
-    else:
-        await client.deliver(interaction_id=name, response=payload)
+async def _deliver(client: AsyncClient | CommandClient, name: str, payload: Mapping[str, Any]) -> None:
+    error = payload.get("error")
+    answer: Delivery = {"response": payload} if error is None else {"error": error}
+    await client.run(operations.deliver({"interaction_id": name, **answer}))
 
 
 def chat_request(letter: Mapping[str, Any]) -> dict[str, Any]:

@@ -81,9 +81,12 @@ class Sandbox(ABC):
     async def download(self, path: str) -> bytes:
         """Read a file. Raises FileNotFoundError."""
 
-    @abstractmethod
-    def address(self, port: int) -> str:
-        """The URL by which this program reaches what listens on `port` of 127.0.0.1 in the sandbox."""
+    def address(self, port: int) -> str | None:
+        """The URL by which this program reaches what listens on `port` of 127.0.0.1 in the sandbox.
+
+        None, the default, if nothing leads there but commands.
+        """
+        return None
 
     @abstractmethod
     async def stop(self) -> None:

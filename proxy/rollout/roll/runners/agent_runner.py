@@ -113,7 +113,13 @@ class AgentRunner(ABC):
             limits["timeout"] = self.http_timeout if left is None else min(self.http_timeout, left)
         answer = (self.http_client or client).post(
             f"{self.base_url.rstrip('/').removesuffix('/v1')}/v1/chat/completions",
-            json={**model, "messages": messages, "tools": tools or [], "tool_choice": tool_choice if tools else "none"},
+            json={
+                **fields,
+                **model,
+                "messages": messages,
+                "tools": tools or [],
+                "tool_choice": tool_choice if tools else "none",
+            },
             headers={"Authorization": f"Bearer {self.env_id if self.api_key is None else self.api_key}"},
             **limits,
         )
