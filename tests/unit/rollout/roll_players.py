@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -25,10 +26,12 @@ class Player(BaseEnvManager):
     """Asks the model once in each episode, and scores it with the environment's number; `config.then` says what else.
 
     `raise`: fail in the first episode of each manager, `raise always` in all. `kill`: kill the process in the first
-    episode, unless the file `config.told` exists, which is written before. `data`: there are so many episodes.
+    episode, unless the file `config.told` exists, which is written before. `hang`: environment 0 waits for `released`.
+    `data`: there are so many episodes.
     """
 
     failed = False
+    released = threading.Event()
 
     def run_rollout_loop(self, data: DataProto) -> None:
         self.begin(data)
@@ -91,6 +94,8 @@ class Player(BaseEnvManager):
         if then == "kill" and self.env_config["env_id"] == 0 and not Path(config["told"]).exists():
             Path(config["told"]).write_text(str(os.getpid()))
             os.kill(os.getpid(), signal.SIGKILL)
+        if then == "hang" and self.env_config["env_id"] == 0:
+            self.released.wait()
         if then == "kill always":
             os.kill(os.getpid(), signal.SIGKILL)
 

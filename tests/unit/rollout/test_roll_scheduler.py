@@ -15,12 +15,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from proxy.app import build_app
 from proxy.client import Client
 from proxy.errors import InvalidRequest
 from proxy.rollout.failures import WorkerDied
 from proxy.rollout.roll.scheduler import RolloutScheduler, get_episode_scores, reduce_metrics
 from proxy.rollout.roll.values import DataProto
-from tests.support import real_server
+from proxy.settings import Settings
+from tests.support import default_url, real_server, shared_renderer
 from tests.unit.rollout.roll_players import LENGTH, DropsFirst, OwnWorker, Player, settings
 
 KEY = "the-admin-key"
@@ -39,15 +41,20 @@ def client(url: str) -> Iterator[Client]:
 
 
 @pytest.fixture(autouse=True)
-def _nothing_is_left() -> Iterator[None]:
+def _nothing_is_left(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """No thread of a scheduler runs on after a test."""
+    monkeypatch.setenv("ROLL_PLAYERS", "to be set")
     before = set(threading.enumerate())
     Player.failed = False
+    Player.released.clear()
     yield
-    left = [thread for thread in threading.enumerate() if thread not in before and thread.name.startswith("tokengrove")]
+    left = [
+        thread
+        for thread in threading.enumerate()
+        if thread not in before and thread.name.startswith("tokengrove") and thread.name != "tokengrove-app"
+    ]
     for thread in left:
-        if thread.name in ("tokengrove-queue-call", "tokengrove-process"):  # end with the processes, which are killed
-            thread.join(60)
+        thread.join(60)
     assert not [thread.name for thread in left if thread.is_alive()]
 
 
@@ -235,6 +242,38 @@ def test_several_workers_may_be_threads(client: Client) -> None:
         batch = train.get_batch(at(0), 2)
     assert set(column(batch, "pid")) == {os.getpid()}
     assert batch is not None and sorted(get_episode_scores(batch)) == [0.0, 1.0]
+
+
+def test_a_thread_that_hangs_is_named_at_the_shutdown(client: Client, caplog: pytest.LogCaptureFixture) -> None:
+    train = scheduler(client, settings(groups=2, size=1, env={"then": "hang"}))
+    assert column(train.get_batch(at(0), 1), "env_ids") == [1]
+    train.shutdown(timeout_s=0.5)
+    assert "train: still playing after 0.5 s: environment 0" in caplog.text
+    Player.released.set()
+    for thread in threading.enumerate():
+        if thread.name == "tokengrove-env-0":
+            thread.join()  # it ends its session
+
+
+def test_a_process_that_hangs_is_killed_at_the_shutdown(client: Client, caplog: pytest.LogCaptureFixture) -> None:
+    train = scheduler(client, settings(groups=2, size=1, workers=2, env={"then": "hang"}))
+    batch = train.get_batch(at(0), 1)
+    assert column(batch, "env_ids") == [1]
+    while not client.sessions({"status": "active"}):
+        pass  # until environment 0 plays
+    train.shutdown(timeout_s=0.0)
+    assert "train: still playing after 0 s: worker 0" in caplog.text
+    assert client.sessions({"status": "active"}) == []
+
+
+def test_an_app_of_this_process_is_played_in_threads(tmp_path: Path) -> None:
+    settings_of_app = Settings(engine="scripted", engine_arg=("tokens=8",), database_url=default_url(tmp_path))
+    config = settings(groups=2, size=1, workers=2)
+    with shared_renderer(settings_of_app):
+        app = build_app(settings_of_app)
+        with RolloutScheduler(config, config.train_env_manager, app=app) as train:
+            assert set(column(train.get_batch(at(0), 2), "pid")) == {os.getpid()}
+    assert os.environ["ROLL_PLAYERS"] == "set"  # system_envs
 
 
 SCRIPT = """
