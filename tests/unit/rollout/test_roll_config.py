@@ -320,7 +320,7 @@ def test_yaml_is_that_of_omegaconf(tmp_path: Path) -> None:
         ({"train": {"num_groups_partition": [1, 0]}}, "train_env_manager.num_groups_partition", "one for each tag"),
         ({"train": {"tags": ["Boxes", "Boxes"]}}, "train_env_manager.num_groups_partition", "divided equally"),
         ({"train": {"max_traj_per_env": 0}}, "train_env_manager.max_traj_per_env", "must play 1"),
-        ({"train": {"llm_proxy": {"proxy_type": "openai"}}}, "llm_proxy.proxy_type", "the engine of the server"),
+        ({"train": {"llm_proxy": {"proxytype": "openai"}}}, "train_env_manager.llm_proxy.proxytype", "'proxy_type'"),
         ({"custom_envs": {"Boxes": {}}}, "custom_envs.Boxes.env_type", "gem"),
         ({"custom_envs": {"Boxes": {"env_type": "b", "max_step": 1}}}, "custom_envs.Boxes.max_step", "'max_steps'"),
         ({"val_env_manager": {"num_env_groups": 4, "tags": ["Boxes"]}, "val_batch_size": 6}, "val_batch_size", "=4"),
@@ -426,11 +426,6 @@ def test_settings_of_training_are_readable_and_said_once(caplog: pytest.LogCaptu
     assert config.reference == {}
     with pytest.raises(AttributeError, match="did you mean 'sequence_length'"):
         config.sequence_lenght  # noqa: B018
-
-
-def test_a_discount_is_applied_on_request_only() -> None:
-    assert AgenticConfig(small(step_reward_gamma=0.9)).discount is None
-    assert AgenticConfig(small(step_reward_gamma=0.9, apply_reward_discount=True)).discount == 0.9
 
 
 def test_a_configuration_is_copied_pickled_and_written_out() -> None:

@@ -64,33 +64,29 @@ class AgenticConfig:
     """What a run needs, by ROLL's names and with its defaults. Settings of ROLL's training can be read as attributes.
 
     `train_env_manager.env_configs` and `val_env_manager.env_configs` have the configuration of every environment; a
-    manager that the configuration lacks has none. `sequence_length`, in tokens, limits an episode. `max_steps` is the
+    manager that the configuration lacks has none. `sequence_length`, in tokens, limits an episode; if it is not given, it is `prompt_length` and
+    `response_length` together. `max_steps` is the
     number of batches, -1 for no end. `generating_args` are those of `actor_infer`, else of `train_env_manager`. A
     `val_batch_size` that is not given is the number of validation environments. `custom_envs` has the environments by
     tag; for others `custom_env` is looked at, where ROLL's files have them.
-    `apply_reward_discount` makes the returns of turns discounted with `step_reward_gamma`; without it rewards are raw,
-    as ROLL's trainer wants them, because it discounts them itself.
+    `apply_reward_discount` makes the scores of turns returns, discounted with `step_reward_gamma`; without it they are
+    raw, as ROLL's trainer wants them, because it discounts them itself.
 
     Raises InvalidRequest, which names the field and the way out, where ROLL's assertions fail, and for a misspelt name.
     """
 
     exp_name: str = "agentic"
     seed: int = 42
-    pretrain: str | None = None
-    pipeline_cls: str | None = None
     sequence_length: int = 0
     prompt_length: int = 1024
+    response_length: int | None = None
     rollout_batch_size: int = 128
     val_batch_size: int = 128
     async_generation_ratio: float = 0
     generate_opt_level: int = 1
     max_steps: int = 500
     eval_steps: int = 10
-    logging_steps: int = 1
-    logging_dir: str | None = "./output/logs"
-    output_dir: str | None = "./output"
     rollout_dump_dir: str | None = None
-    render_save_dir: str | None = None
     rollout_mock: RolloutMockConfig | None = None
     env_monitor: EnvMonitorConfig = field(default_factory=EnvMonitorConfig)
     system_envs: dict[str, Any] = field(default_factory=dict)
@@ -99,7 +95,6 @@ class AgenticConfig:
     val_env_manager: EnvManagerConfig = field(default_factory=EnvManagerConfig)
     actor_infer: Any = field(default_factory=Section)
     skip_mock_system_prompt: bool = False
-    parse_tool_call_parameter_to_dict: bool = False
     step_reward_gamma: float = 0.95
     apply_reward_discount: bool = False
     is_pure_opd: bool = False
@@ -145,12 +140,8 @@ class AgenticConfig:
         """Whether episodes are played ahead of the batch that needs them."""
         return self.async_generation_ratio > 0
 
-    @property
-    def discount(self) -> float | None:
-        """The factor for each turn by which a session's rewards are discounted; None: rewards are exported raw."""
-        return self.step_reward_gamma if self.apply_reward_discount else None
-
     def set_max_steps(self, max_steps: int) -> None:
+        """Change the number of batches."""
         self.max_steps = max_steps
 
     def to_dict(self) -> dict[str, Any]:
@@ -187,7 +178,7 @@ class AgenticConfig:
             manager.check()
             return manager
         given = {**as_mapping(value, name), "name": _MANAGERS[name]}
-        _say(name, [each for each in OF_WORKERS if each in given])
+        _say(name, [each for each in (*OF_WORKERS, "format_penalty") if each in given])
         return made(EnvManagerConfig, given, name, ignored=OF_WORKERS)
 
     def _read_generating_args(self) -> None:
@@ -223,13 +214,12 @@ class AgenticConfig:
 
     def _check_values(self) -> None:
         if not self.sequence_length:
-            response_length = checked(self._config.get("response_length"), int, "response_length")
-            if not response_length:
+            if not self.response_length:
                 raise InvalidRequest(
                     "sequence_length is missing: the most tokens of an episode; give it, or response_length",
                     param="sequence_length",
                 )
-            self.sequence_length = response_length + self.prompt_length
+            self.sequence_length = self.prompt_length + self.response_length
         if self.sequence_length < 1:
             raise InvalidRequest(
                 f"sequence_length is {self.sequence_length}; it must be positive", param="sequence_length"
@@ -340,7 +330,9 @@ def _say(section: str, names: list[str]) -> None:
     _said.update(f"{section}.{name}" for name in new)
     if new:
         where = f" of {section}" if section else ""
-        logger.warning("settings%s that concern ROLL's training have no effect here: %s", where, ", ".join(new))
+        logger.warning(
+            "settings%s that ROLL has for its training, cluster and logs have no effect here: %s", where, ", ".join(new)
+        )
 
 
 def _say_once(message: str) -> None:

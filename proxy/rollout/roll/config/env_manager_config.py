@@ -15,18 +15,10 @@ GROUP_FILTER = "roll.pipeline.agentic.agentic_pipeline.GroupFilter"
 
 @dataclass
 class LLMProxyConfig:
-    """What answers: the engine of the server (`policy`), or a random action of the environment (`random`)."""
+    """What answers in the direct managers: the engine of the server (`policy`), or what `proxy_type` names there."""
 
     proxy_type: str = "policy"
     proxy_config: dict[str, Any] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        if self.proxy_type not in ("policy", "random"):
-            raise InvalidRequest(
-                f"llm_proxy.proxy_type {self.proxy_type!r} has no place here: the engine of the server answers. "
-                "Write policy, and start the server with the engine that you want",
-                param="llm_proxy.proxy_type",
-            )
 
 
 @dataclass

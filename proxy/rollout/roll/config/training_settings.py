@@ -1,4 +1,4 @@
-"""Settings of ROLL that concern its training or its cluster: they can be read, and have no effect here."""
+"""Settings of ROLL for its training, its cluster and its logs: they can be read, and have no effect here."""
 
 from __future__ import annotations
 
@@ -14,15 +14,9 @@ ROLES = (
 DEFAULTS: dict[str, Any] = {
     **dict.fromkeys(
         (
-            *("router_name", "track_with", "local_rank", "resume_from_checkpoint", "response_length", "model_name"),
-            *("model_download_type", "reward_pretrain", "reward_clip", "value_clip", "advantage_clip", "target_kl"),
-            *(
-                "norm_mean_type",
-                "norm_std_type",
-                "pure_opd_pipeline_type",
-                "num_gpus_per_node",
-                "user_defined_rollout_loop_cls",
-            ),
+            *("pretrain", "reward_pretrain", "pipeline_cls", "render_save_dir", "model_name"),
+            *("model_download_type", "reward_clip", "value_clip", "advantage_clip", "target_kl", "norm_mean_type"),
+            *("norm_std_type", "user_defined_rollout_loop_cls", "val_prompt_length", "val_sequence_length"),
         )
     ),
     **dict.fromkeys(
@@ -32,15 +26,23 @@ DEFAULTS: dict[str, Any] = {
             *("use_pg_clip_range", "use_reward_scaling", "add_len_reward", "use_reward_norm", "whiten_rewards"),
             *("whiten_advantages", "add_token_level_kl", "use_kl_loss", "dual_clip_loss", "enable_reference"),
             *("enable_old_logprobs_recompute", "force_disable_old_logprobs_recompute", "use_opd", "dirty_data_mask"),
-            *("open_feedback_turn", "use_token_reward", "offload_nccl"),
+            *("parse_tool_call_parameter_to_dict", "open_feedback_turn", "use_token_reward", "offload_nccl"),
+            "resume_from_checkpoint",
         ),
         False,
     ),
+    "local_rank": -1,
+    "num_gpus_per_node": 8,
+    "track_with": "tensorboard",
+    "pure_opd_pipeline_type": "rlvr",
     "max_running_requests": 128,
     "max_additional_running_prompts": 16,
     "rpc_timeout": 3600,
     "base_dir": "./output",
     "save_steps": 50,
+    "logging_steps": 1,
+    "logging_dir": "./output/logs",
+    "output_dir": "./output",
     "max_ckpt_to_keep": 0,
     "length_profiler_dir": "./output/profiler",
     "profiler_output_dir": "./output/profiler",
@@ -69,8 +71,6 @@ DEFAULTS: dict[str, Any] = {
     "ratio_type": "token",
     "exp_mode": "train",
     "partial_gpu_mode": True,
-    "val_prompt_length": None,
-    "val_sequence_length": None,
 }
 """Values, with ROLL's defaults."""
 
