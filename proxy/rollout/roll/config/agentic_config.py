@@ -64,13 +64,12 @@ class AgenticConfig:
     """What a run needs, by ROLL's names and with its defaults. Settings of ROLL's training can be read as attributes.
 
     `train_env_manager.env_configs` and `val_env_manager.env_configs` have the configuration of every environment; a
-    manager that the configuration lacks has none. `sequence_length`, in tokens, limits an episode; if it is not given, it is `prompt_length` and
-    `response_length` together. `max_steps` is the
-    number of batches, -1 for no end. `generating_args` are those of `actor_infer`, else of `train_env_manager`. A
-    `val_batch_size` that is not given is the number of validation environments. `custom_envs` has the environments by
-    tag; for others `custom_env` is looked at, where ROLL's files have them.
-    `apply_reward_discount` makes the scores of turns returns, discounted with `step_reward_gamma`; without it they are
-    raw, as ROLL's trainer wants them, because it discounts them itself.
+    manager that the configuration lacks has none. `sequence_length`, in tokens, limits an episode; if it is not given,
+    it is `prompt_length` and `response_length` together. `max_steps` is the number of batches, -1 for no end.
+    `generating_args` are those of `actor_infer`, else of `train_env_manager`. A `val_batch_size` that is not given is
+    the number of validation environments. `custom_envs` has the environments by tag; for others `custom_env` is looked
+    at, where ROLL's files have them. `apply_reward_discount` makes the scores of turns returns, discounted with
+    `step_reward_gamma`; without it they are raw, as ROLL's trainer wants them, because it discounts them itself.
 
     Raises InvalidRequest, which names the field and the way out, where ROLL's assertions fail, and for a misspelt name.
     """
