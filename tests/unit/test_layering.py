@@ -149,14 +149,16 @@ PARTS: dict[str, set[str]] = {
         "rollout.roll.values",
     },
     "rollout.roll.rock": {"client", "errors", "rollout", "rollout.roll.runners", "rollout.roll.values"},
+    "rollout.roll.envs": {"errors", "rollout.roll.values"},
     "rollout.roll.runners": {
         "client",
         "errors",
         "rollout.roll.config",
+        "rollout.roll.envs",
         "rollout.roll.runners.tools",
         "rollout.roll.values",
     },
-    "rollout.roll.runners.tools": {"errors", "rollout", "rollout.roll.config"},
+    "rollout.roll.runners.tools": {"errors", "rollout", "rollout.roll.config", "rollout.roll.values"},
     "rollout.roll.scheduler": {
         "client",
         "errors",
@@ -226,7 +228,7 @@ OUTSIDE: dict[str, set[str]] = {
     "alembic": {"store"},
     "datasets": {"rollout.roll.rock"},
     "fastokens": {"rendering"},
-    "gem": {"rollout.roll.runners"},
+    "gem": {"rollout.roll.envs", "rollout.roll.runners"},
     "httptools": {"engine.servers", "serving"},
     "httpx": {"client", "rollout", "rollout.roll.rock", "rollout.roll.runners", "workers"},
     "httpx2": {"client"},
@@ -304,9 +306,10 @@ LAZY = {
 """Heavy or optional packages: imported inside functions only, so that the command line and the app start without."""
 LATE_MODULES = {
     *(f"proxy.engine.transformers.{name}" for name in ("batching", "sampler", "steering")),
+    *(f"proxy.rollout.roll.envs.{name}" for name in ("frozen_lake", "sokoban", "sokoban_native", "sokoban_tool_call")),
     "proxy.telemetry.spans",
 }
-"""Modules that import torch or OpenTelemetry: their importers do so inside a function."""
+"""Modules that import torch, OpenTelemetry or gem: their importers do so inside a function."""
 WIRE_APIS = {"chat", "responses", "messages", "generate"}
 
 

@@ -9,8 +9,8 @@ from typing import Any
 
 from proxy.errors import InvalidRequest
 from proxy.rollout.roll.config import resolve
+from proxy.rollout.roll.envs.games import GAMES, load_gem, register_game
 from proxy.rollout.roll.runners.seeded_env import SeededEnv
-from proxy.rollout.roll.runners.tools.root_logger import same_root_logger
 from proxy.rollout.roll.runners.tools.tool_env_wrapper import tool_wrapper
 
 _registering = threading.Lock()
@@ -26,8 +26,9 @@ def make_environment(env_config: Any, params: Mapping[str, Any]) -> Any:
     `-easy` and `-hard`) is the game with its own defaults.
     Raises InvalidRequest for an unknown name and if gem is not installed, and whatever the environment raises.
     """
-    gem = _gem()
+    gem = load_gem()
     env_type = env_config.get("env_type") or "sokoban"
+    register_game(env_type)
     _make_known(gem, env_type)
     env = _alone_with_generators(gem.make(env_id=env_type, **params), env_config)
     if (wrapper := env_config.get("tool_wrapper")) is None:
@@ -52,18 +53,6 @@ def close(env: Any) -> None:
         pool.terminate()
 
 
-def _gem() -> Any:
-    """Import gem, which sets up the root logger, and leave that as it was."""
-    try:
-        with same_root_logger():
-            import gem
-    except ModuleNotFoundError as error:
-        if error.name != "gem":
-            raise
-        raise InvalidRequest("environments need gem: pip install 'tokengrove[gem]', or gem-llm") from None
-    return gem
-
-
 def _make_known(gem: Any, env_type: str) -> None:
     """Register a class by its path, or a game of which gem has levels only. Raises InvalidRequest for other names."""
     from gem.envs.registration import ENV_REGISTRY
@@ -71,7 +60,7 @@ def _make_known(gem: Any, env_type: str) -> None:
     with _registering:
         if env_type not in ENV_REGISTRY:
             levels = {str(spec.entry_point) for name, spec in ENV_REGISTRY.items() if name.startswith(f"{env_type}-")}
-            gem.register(env_type, levels.pop() if len(levels) == 1 else _class_at(env_type, ENV_REGISTRY))
+            gem.register(env_type, levels.pop() if len(levels) == 1 else _class_at(env_type, {*ENV_REGISTRY, *GAMES}))
 
 
 def _class_at(path: str, known: Iterable[str]) -> Any:

@@ -10,7 +10,7 @@ from proxy.errors import InvalidRequest
 from proxy.rollout.roll.config import resolve
 from proxy.rollout.roll.runners.tools.mcp_tool import MCPTool
 from proxy.rollout.roll.runners.tools.python_code_tool import PythonCodeTool
-from proxy.rollout.roll.runners.tools.root_logger import same_root_logger
+from proxy.rollout.roll.values.root_logger import same_root_logger
 
 
 @dataclass(frozen=True)
