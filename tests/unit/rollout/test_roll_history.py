@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,7 +19,7 @@ from proxy.rollout.roll.values import (
 )
 
 DIFFERENT: list[Any] = [
-    *(None, "", "None", 1, 1.0, "1", True, b"1", [1], (1,), [[1]], ["1", "2"], ["12"], {"a": 1}, {"a": "1"}, {1}),
+    *(None, "", "None", 1, 1.0, "1", True, b"1", [1], [[1]], ["1", "2"], ["12"], {"a": 1}, {"a": "1"}, {1}, np.int8(1)),
     *(np.array([1]), np.array([1.0]), np.array([[1]]), np.array([1], np.int32), [], {}, np.array(["a", None])),
     *(SimpleNamespace(a=1), [{"role": "user", "content": "a"}], [{"role": "user"}, {"content": "a"}]),
 ]
@@ -36,6 +37,21 @@ def test_equal_states_have_equal_hashes_whatever_the_order_of_their_entries() ->
     grid = np.arange(12).reshape(3, 4)
     assert compute_object_hash(grid[:, ::2]) == compute_object_hash(grid[:, ::2].copy())
     assert compute_object_hash([2, 3]) != compute_object_hash([3, 2])
+    assert compute_object_hash((2, 3)) == compute_object_hash([2, 3])
+
+
+@pytest.mark.parametrize(
+    ("value", "hashed"),
+    [
+        ("a state", b"str:a state"),
+        (2.5, b"number:2.5"),
+        ([None, True, 1], b"sequence_start:None:bool:Truenumber:1sequence_end:"),
+        ({"b": b"x", "a": np.float32(0.5)}, b"dict_start:str:anp_scalar:0.5str:bbytes:xdict_end:"),
+        (np.array([[1, 2]], np.uint8), b"ndarray:uint8(1, 2)\x01\x02"),
+    ],
+)
+def test_a_hash_is_that_of_roll(value: Any, hashed: bytes) -> None:
+    assert compute_object_hash(value) == hashlib.sha256(hashed).hexdigest()
 
 
 def test_a_template_gets_its_fields_and_says_which_it_lacks() -> None:

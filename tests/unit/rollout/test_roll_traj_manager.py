@@ -25,6 +25,7 @@ from tests.support import real_server
 from tests.unit.rollout.roll_queues import Queue
 
 gem = pytest.importorskip("gem")
+torch = pytest.importorskip("torch")
 
 KEY = "a-key-of-the-administrator"
 LENGTH = 512
@@ -58,7 +59,7 @@ def manager_of(
         **{"max_steps": 10, "max_tokens_per_step": 64, "config": env or {}},
         **{"agent_system_template": "You count.", "agent_template": TEMPLATE},
     }
-    length = more.pop("sequence_length", LENGTH)
+    length, lock = more.pop("sequence_length", LENGTH), more.pop("lock", None)
     entry |= more
     return kind(
         worker_config=Section(generating_args={"max_new_tokens": 32}, llm_proxy={"proxy_type": proxy_type}),
@@ -67,7 +68,7 @@ def manager_of(
         tokenizer=more.get("tokenizer"),
         generate_scheduler=client,
         output_queue=queue,
-        thread_lock=threading.Lock(),
+        thread_lock=lock or threading.Lock(),
     )
 
 
@@ -294,6 +295,74 @@ def test_every_step_may_be_overridden_and_the_mask_changed_token_by_token(client
     ]
     answers = [text.split("assistant\n")[1] for text in texts]
     assert answers == [f"<answer>{number}</answer><|im_end|>" for number in (111, 112, 113)]
+
+
+class Ported(TrajEnvManager):
+    """Its methods as they are written for ROLL: with tensors, without a word of sessions and turns."""
+
+    def make_decision(self, rollout_cache: RolloutCache) -> DataProto:
+        lm_input = self.format_messages(rollout_cache)
+        lm_input.batch["input_ids"] = torch.tensor(lm_input.batch["input_ids"])
+        lm_input.meta_info["src_rank"] = self.env_config["env_id"]
+        lm_output = self.llm_proxy.generate(
+            messages=[], lm_input=lm_input, generation_config={"max_new_tokens": 20, "temperature": 1.0}
+        )
+        assert lm_output is not None
+        content = rollout_cache.history[-1]
+        content["response_ids"] = lm_output.batch["responses"][0].tolist()
+        content["infer_logprobs"] = lm_output.batch["infer_logprobs"][0].tolist()
+        answer = self.tokenizer.decode(content["response_ids"], skip_special_tokens=True)
+        content["messages"].append({"role": "assistant", "content": answer})
+        return DataProto(
+            {"responses": torch.tensor(lm_output.batch["responses"])},
+            meta_info={"stop_reason": GenerateStopReason.FINISH},
+        )
+
+    def formulate_rollouts(self, rollout_cache: RolloutCache) -> DataProto:
+        if "observation" in rollout_cache.history[-1]:
+            rollout_cache.history.pop(-1)
+        ids = [token for entry in rollout_cache.history for token in entry["prompt_ids"] + entry["response_ids"]]
+        mask = torch.zeros(1, len(ids), dtype=torch.bool)
+        mask[0, -1] = True
+        batch = {"input_ids": torch.tensor([ids]), "response_mask": mask}
+        return DataProto(batch, {"tags": np.array(["Count"], dtype=object)}, {"metrics": {}})
+
+
+def test_methods_that_were_written_for_roll_run_as_they_are(client: Client) -> None:
+    _, [rollout] = played(client, kind=Ported)
+    tree = client.session_tree(rollout.meta_info["session_id"])
+    assert tree.outcome == "Finished"
+    assert [node.reward for node in tree.interactions] == [1.0, 2.0, 3.0]
+    [sample] = client.export(session_id=tree.session_id).samples
+    assert rollout.batch["input_ids"][0].tolist() == sample.input_ids.tolist()
+    assert rollout.batch["response_mask"].sum() == 1
+    names = {name: column.tolist() for name, column in rollout.non_tensor_batch.items()}
+    assert names == {"tags": ["Count"], "traj_group_id": ["Count_3_0_111"], "traj_id": ["Count_3_0_111_7"]}
+
+
+def test_a_formulation_of_ones_own_that_cannot_take_a_failed_history_is_not_asked_to(client: Client) -> None:
+    _, [rollout] = played(client, kind=Ported, env={"breaks": ["reset"]})
+    assert rollout.meta_info["drop_flag"] is True
+    with pytest.raises(ZeroDivisionError):
+        played(client, kind=type("Wrong", (TrajEnvManager,), {"formulate_rollouts": lambda self, cache: 1 / 0}))
+    assert {session["status"] for session in client.sessions()} == {"ended"}
+
+
+def test_the_environment_is_used_under_the_lock_of_its_worker_and_within_its_limit(client: Client) -> None:
+    lock = threading.Lock()
+    manager = manager_of(client, Queue(1), use_thread_lock=True, max_env_step_concurrent=1, lock=lock)
+    held: list[bool] = []
+    game = manager.env.unwrapped
+    step = game.step
+
+    def watched(action: Any) -> Any:
+        held.append(lock.locked() and not manager.env_step_limiter.acquire(blocking=False))
+        return step(action)
+
+    game.step = watched
+    manager.run_rollout_loop(SEED)
+    assert held == [True] * 3
+    assert not lock.locked()
 
 
 def test_a_loop_of_ones_own_may_lead_several_agents(client: Client) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Unpack
 
 from proxy.client import Client, Session
@@ -15,16 +15,37 @@ _RETRY_S = 60.0
 
 
 class LiveSession:
-    """`running()` is the session of the running episode, or None; `client` tokenizes while there is none."""
+    """`running()` is the session of the running episode, or None; `client` tokenizes while there is none.
+
+    `answers` has what was sampled in the episode, in order.
+    """
 
     def __init__(self, client: Client, running: Callable[[], Session | None]) -> None:
         self._client, self._running = client, running
+        self.answers: list[Generated] = []
 
     def generate(self, prompt_ids: Sequence[int], **options: Unpack[GenerateOptions]) -> Generated:
         """As `Session.generate`: a turn of the episode. Raises RuntimeError while none runs."""
         if (session := self._running()) is None:
             raise RuntimeError("no episode runs: what is sampled belongs to one, which reset() begins")
-        return retried_here(lambda: session.generate(prompt_ids, **options), _RETRY_S)
+        made = retried_here(lambda: session.generate(prompt_ids, **options), _RETRY_S)
+        self.answers.append(made)
+        return made
+
+    def name_turns(self, history: Iterable[dict[str, Any]]) -> None:
+        """Give the steps that do not say which turn they are the `interaction_id` of the answer with their tokens.
+
+        A `make_decision` written for ROLL notes the tokens of its answer, and no turn.
+        """
+        entries = [entry for entry in history if "response_ids" in entry]
+        named = {entry["interaction_id"] for entry in entries if "interaction_id" in entry}
+        left = [answer for answer in self.answers if answer.id not in named]
+        for entry in entries:
+            if "interaction_id" not in entry:
+                sampled = list(entry["response_ids"])
+                found = next((at for at, answer in enumerate(left) if answer.output_ids == sampled), None)
+                if found is not None:
+                    entry["interaction_id"] = left.pop(found).id
 
     def tokenize(self, messages: Any, **options: Any) -> list[int]:
         """As `Session.tokenize`."""

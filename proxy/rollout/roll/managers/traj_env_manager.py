@@ -171,13 +171,20 @@ class TrajEnvManager(BaseEnvManager):
         self.logger.error("%s has failed: %s", place, error, exc_info=error)
 
     def _formulated(self, rollout_cache: RolloutCache) -> DataProto:
+        """The rollout, with the names that the trainer groups by, after the end of the session."""
         try:
-            return self.formulate_rollouts(rollout_cache)
+            rollout = self.formulate_rollouts(rollout_cache)
         except Exception:
             if self.failure is None:
                 raise
             self.logger.exception("formulate_rollouts cannot take the history of the failed episode")
-            return TrajEnvManager.formulate_rollouts(self, rollout_cache)
+            rollout = TrajEnvManager.formulate_rollouts(self, rollout_cache)
+        episode = self._ended(rollout_cache)
+        names = {"traj_group_id": episode.traj_group_id, "traj_id": f"{episode.traj_group_id}_{episode.env_id}"}
+        for name, value in names.items():
+            rollout.non_tensor_batch.setdefault(name, np.array([value] * len(rollout), dtype=object))
+        rollout.meta_info.setdefault("session_id", episode.session.session_id)
+        return rollout
 
     def _wait_after_failed_reset(self) -> None:
         self._failed_resets += 1
@@ -374,7 +381,7 @@ class TrajEnvManager(BaseEnvManager):
         """Add an answer to the history."""
         response_ids = token_ids_of(lm_output.batch["responses"], "responses")
         content["response_ids"] = response_ids
-        if "infer_logprobs" in lm_output.batch:
+        if "infer_logprobs" in lm_output.batch.keys():  # noqa: SIM118 - a TensorDict has no `in`
             logprobs = np.asarray(lm_output.batch["infer_logprobs"]).reshape(-1)
             content["infer_logprobs"] = logprobs[len(logprobs) - len(response_ids) :].tolist()
         if (interaction_id := lm_output.meta_info.get("interaction_id")) is not None:
@@ -396,6 +403,7 @@ class TrajEnvManager(BaseEnvManager):
         if self.episode_id is None or self.group_seed is None:
             return None
         if self.episode is None:
+            self._live.answers.clear()
             self.episode = EpisodeSession.start(
                 self.generate_scheduler,
                 env_config=self.env_config,
@@ -407,6 +415,7 @@ class TrajEnvManager(BaseEnvManager):
                 group_seed=self.group_seed,
                 step=self.start_step,
                 may_wait=lambda: self.running,
+                sampling_policy="default",  # what a make_decision of one's own asks for counts
             )
         return self.episode.session
 
@@ -415,6 +424,7 @@ class TrajEnvManager(BaseEnvManager):
         if self._running_session() is None or self.episode is None:
             raise RuntimeError("no episode runs: reset() begins one")
         if self.episode.outcome is None:
+            self._live.name_turns(rollout_cache.history)
             rewards, score = earned(rollout_cache.history)
             reason = self.stop_reason.name.lower() if self.failure is None else exit_reason(self.failure)
             metrics = {**self._metrics(rollout_cache), "truncated": rollout_cache.truncated}

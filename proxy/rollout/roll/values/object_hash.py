@@ -1,9 +1,9 @@
-"""A hash of an observation that tells states apart, also those of different types that are written alike."""
+"""A hash of an observation, by which steps in the same state are found. It is the one that ROLL has for the value."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from typing import Any
 
@@ -11,10 +11,11 @@ import numpy as np
 
 
 def compute_object_hash(value: Any) -> str:
-    """SHA-256 of a value and of all values within it, each with its type; 64 hex digits.
+    """SHA-256 of a value and of all values within it, each after the name of its kind; 64 hex digits.
 
-    The order of a mapping's entries and of a set's members counts for nothing, that of a sequence does. Arrays count
-    with dtype and shape, tensors as arrays, and objects of other types with their class and attributes.
+    The order of a mapping's entries and of a set's members counts for nothing, that of a sequence does; lists and
+    tuples are alike. Arrays and tensors count with dtype and shape. An object of another type, which ROLL refuses,
+    counts with its class and its attributes, or with its `repr` if it has none.
     """
     digest = hashlib.sha256()
     for part in _parts(value):
@@ -23,41 +24,46 @@ def compute_object_hash(value: Any) -> str:
 
 
 def _parts(value: Any) -> Iterator[bytes]:
-    """What is hashed of a value. Every part says how long it is, so that no two values have the same parts."""
-    if value is None or isinstance(value, bool | int | float | complex):
-        yield _part(type(value).__name__, repr(value).encode())
+    if value is None:
+        yield b"None:"
+    elif isinstance(value, bool | np.bool_):
+        yield f"bool:{bool(value)}".encode()
+    elif isinstance(value, int | float):
+        yield f"number:{value!s}".encode()
     elif isinstance(value, str):
-        yield _part("str", value.encode("utf-8", "surrogatepass"))
+        yield b"str:" + value.encode("utf-8", "surrogatepass")
     elif isinstance(value, bytes | bytearray):
-        yield _part("bytes", bytes(value))
-    elif isinstance(value, np.ndarray | np.generic):
-        yield from _array_parts(np.asarray(value))
-    elif isinstance(value, Mapping):
-        yield from _unordered("dict", [(key, entry) for key, entry in value.items()])
-    elif isinstance(value, AbstractSet):
-        yield from _unordered("set", list(value))
+        yield b"bytes:" + bytes(value)
+    elif isinstance(value, np.generic):
+        yield f"np_scalar:{value.item()!s}".encode()
+    elif isinstance(value, np.ndarray):
+        yield from _array_parts("ndarray", value, value)
     elif isinstance(value, list | tuple):
-        yield _part(type(value).__name__, str(len(value)).encode())
-        for entry in value:
-            yield from _parts(entry)
-    elif hasattr(value, "__array__"):
-        yield from _array_parts(np.asarray(value))
+        yield from _between("sequence", value)
+    elif isinstance(value, Mapping):
+        entries = sorted(value.items(), key=lambda entry: str(entry[0]))
+        yield from _between("dict", (each for entry in entries for each in entry))
+    elif isinstance(value, AbstractSet):
+        yield from _between("set", sorted(value, key=str))
+    elif hasattr(value, "detach") and hasattr(value, "cpu"):
+        on_cpu = value.detach().cpu()
+        yield from _array_parts("tensor", on_cpu, on_cpu.numpy())
     else:
-        yield _part("object", type(value).__qualname__.encode())
+        yield f"object:{type(value).__qualname__}".encode()
         yield from _parts(vars(value) if hasattr(value, "__dict__") else repr(value))
 
 
-def _array_parts(array: np.ndarray[Any, Any]) -> Iterator[bytes]:
-    yield _part("array", f"{array.dtype} {array.shape}".encode())
+def _array_parts(kind: str, named: Any, array: np.ndarray[Any, Any]) -> Iterator[bytes]:
+    """`named` says dtype and shape in the words of its own library."""
+    yield f"{kind}:{named.dtype}{named.shape}".encode()
     if array.dtype.hasobject:
-        yield from _parts(array.ravel().tolist())
+        yield from _parts(array.ravel().tolist())  # its bytes are addresses
     else:
-        yield _part("values", np.ascontiguousarray(array).tobytes())
+        yield array.tobytes()
 
 
-def _unordered(kind: str, entries: list[Any]) -> Iterator[bytes]:
-    yield _part(kind, "".join(sorted(compute_object_hash(entry) for entry in entries)).encode())
-
-
-def _part(kind: str, content: bytes) -> bytes:
-    return f"{kind} {len(content)}:".encode() + content
+def _between(kind: str, members: Iterable[Any]) -> Iterator[bytes]:
+    yield f"{kind}_start:".encode()
+    for member in members:
+        yield from _parts(member)
+    yield f"{kind}_end:".encode()
