@@ -13,7 +13,7 @@ import pytest
 import proxy.rollout.roll as roll
 from proxy.client import Client
 from proxy.errors import InvalidRequest
-from proxy.rollout.roll import use_roll_names
+from proxy.rollout.roll.config.roll_modules import MODULES, ours
 
 RUNNER = """
 from roll.pipeline.agentic.agent_runner.base import AgentRunner, EpisodeResult
@@ -26,13 +26,16 @@ class MyRunner(AgentRunner):
 
 
 @pytest.fixture(autouse=True)
-def no_names_are_left() -> Iterator[None]:
+def no_names_of_other_tests() -> Iterator[None]:
     finders = list(sys.meta_path)
-    sys.meta_path[:] = [
-        each for each in finders if type(each).__module__ != use_roll_names.__module__
-    ]  # of other tests
+    sys.meta_path[:] = [each for each in finders if type(each).__module__ != roll.use_roll_names.__module__]
+    forget()
     yield
     sys.meta_path[:] = finders
+    forget()
+
+
+def forget() -> None:
     for name in [each for each in sys.modules if each == "roll" or each.startswith(("roll.", "my_agents"))]:
         del sys.modules[name]
 
@@ -67,6 +70,14 @@ def test_imports_of_roll_have_our_classes() -> None:
     assert space["get_logger"] is logging.getLogger
     assert space["RouterManager"] is Client
     assert not hasattr(space["configs"], "Nothing")  # as pickle asks every module
+
+
+@pytest.mark.parametrize("module", sorted(MODULES))
+def test_every_name_of_the_table_is_there(module: str) -> None:
+    if "envs" in MODULES[module].values():
+        pytest.importorskip("gem")
+    for name in MODULES[module]:
+        assert ours(f"{module}.{name}") is not None, name
 
 
 def test_a_tensor_is_cut_or_padded_to_a_length() -> None:
