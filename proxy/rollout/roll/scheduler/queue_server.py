@@ -18,6 +18,7 @@ from proxy.rollout.roll.values import DataProto
 
 logger = logging.getLogger(__name__)
 _BACKLOG = 1024
+_END_S = 10.0
 
 
 class Address(NamedTuple):
@@ -36,11 +37,12 @@ class QueueServer:
         self._listener = Listener(backlog=_BACKLOG, authkey=key)
         self.address = Address(self._listener.address, key)
         self._closed = False
+        self._serving: list[threading.Thread] = []
         self._accepting = threading.Thread(target=self._accept, name="tokengrove-queue", daemon=True)
         self._accepting.start()
 
     def close(self) -> None:
-        """Take no more connections. Those that are open end with their processes."""
+        """Take no more connections, and wait for the end of those of processes that have ended."""
         self._closed = True
         try:
             Client(self.address.address, authkey=self.address.key).close()  # wakes the thread that accepts
@@ -48,6 +50,8 @@ class QueueServer:
             logger.debug("the queue's listener was gone already")
         self._accepting.join()
         self._listener.close()
+        for thread in self._serving:
+            thread.join(_END_S)
 
     def _accept(self) -> None:
         while not self._closed:
@@ -56,7 +60,9 @@ class QueueServer:
             except Exception:  # a process that was killed while it connected, or one with a wrong key
                 logger.debug("a connection to the queue was not completed", exc_info=True)
                 continue
-            threading.Thread(target=self._serve, args=[connection], name="tokengrove-queue-call", daemon=True).start()
+            serving = threading.Thread(target=self._serve, args=[connection], name="tokengrove-queue-call", daemon=True)
+            serving.start()
+            self._serving = [*(each for each in self._serving if each.is_alive()), serving]
 
     def _serve(self, connection: Connection[Any, Any]) -> None:
         calls: dict[str, Callable[..., Any]] = {
