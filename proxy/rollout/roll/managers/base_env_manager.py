@@ -6,6 +6,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from proxy.rollout.roll.values.data_proto import DataProto
+from proxy.rollout.roll.values.section import as_section
 from proxy.rollout.roll.values.step_limit import env_step_limit
 
 
@@ -35,7 +36,8 @@ class BaseEnvManager:
         *args: Any,
         **kwargs: Any,
     ) -> None:
-        self.worker_config, self.pipeline_config, self.env_config = worker_config, pipeline_config, env_config
+        configs = (worker_config, pipeline_config, env_config)
+        self.worker_config, self.pipeline_config, self.env_config = map(as_section, configs)
         self.tokenizer, self.generate_scheduler, self.output_queue = tokenizer, generate_scheduler, output_queue
         self.mode = mode
         self.current_step = -1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import math
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
@@ -42,6 +43,7 @@ class EpisodeSession:
         self.base_url = session.root_url if api_key is None else address_of(client, api_key)
         self.api_key = session.api_key
         self.outcome: str | None = None
+        self._ending = threading.Lock()
         self._seen: SessionTree | None = None
         self._begun = time.monotonic()
 
@@ -116,11 +118,10 @@ class EpisodeSession:
             logger.warning("session %s: %s", self.session.session_id, error)
             self._end({**ending, "outcome": "Failed", "exit_reason": exit_reason(error)})
 
-    def fail(self, error: BaseException | str, outcome: str = "Failed") -> None:
-        """End the session without rewards. Does nothing if it has ended."""
-        if self.outcome is None:
-            reason = exit_reason(error) if isinstance(error, BaseException) else error
-            self._end({"outcome": outcome, "exit_reason": reason})
+    def fail(self, error: BaseException | str, outcome: str = "Failed", within_s: float = _RETRY_S) -> None:
+        """End the session without rewards; try again for `within_s` seconds. Does nothing if it has ended."""
+        reason = exit_reason(error) if isinstance(error, BaseException) else error
+        self._end({"outcome": outcome, "exit_reason": reason}, within_s)
 
     def exported(self, layout: str, **options: Any) -> Export:
         """All samples of the session; `options` are those of `Client.export`."""
@@ -156,13 +157,16 @@ class EpisodeSession:
             )
         return {"step_scores": zipped(scores, turns), "align": "first"}
 
-    def _end(self, options: EndOptions) -> None:
-        try:
-            retried_here(lambda: self.session.end(**options), _RETRY_S)
-            self.outcome = options["outcome"]
-        except (EndedOtherwise, NotFound) as error:  # by an operator, or deleted: there is nothing left to end
-            logger.warning("session %s was ended by somebody else: %s", self.session.session_id, error)
-            self.outcome = "Failed"
+    def _end(self, options: EndOptions, within_s: float = _RETRY_S) -> None:
+        with self._ending:  # a manager may be stopped from another thread
+            if self.outcome is not None:
+                return
+            try:
+                retried_here(lambda: self.session.end(**options), within_s)
+                self.outcome = options["outcome"]
+            except (EndedOtherwise, NotFound) as error:  # by an operator, or deleted: there is nothing left to end
+                logger.warning("session %s was ended by somebody else: %s", self.session.session_id, error)
+                self.outcome = "Failed"
 
 
 def address_of(client: Client, api_key: str) -> str:
@@ -177,10 +181,7 @@ def zipped(scores: Sequence[float], turns: int) -> list[float]:
 
 def _bounds(env_config: Any, worker_config: Any, pipeline_config: Any) -> dict[str, Any]:
     """Sampling and limits: tokens of one answer, and of prompt and answer together."""
-    sampling = sampling_of(getattr(worker_config, "generating_args", None) or {})
-    bounds = [int(most) for most in (sampling.get("max_tokens"), env_config.get("max_tokens_per_step")) if most]
-    if bounds:
-        sampling["max_tokens"] = min(bounds)
+    sampling = sampling_of(getattr(worker_config, "generating_args", None), env_config.get("max_tokens_per_step"))
     limits = {
         "max_context_tokens": getattr(pipeline_config, "sequence_length", None),
         "max_tokens_per_turn": sampling.get("max_tokens"),

@@ -68,6 +68,7 @@ class ProxyEnvManager(BaseEnvManager):
             **kwargs,
         )
         self.logger = logging.getLogger(__name__)
+        env_config = self.env_config
         config = env_config.get("config") or {}
         self.trajectory_mode = str(config.get("trajectory_mode") or "traj")
         self.reward_granularity = str(config.get("reward_granularity") or "pass_rate")
@@ -108,7 +109,7 @@ class ProxyEnvManager(BaseEnvManager):
         super().stop()
         if (episode := self.episode) is not None:
             with suppress(ProxyError):
-                episode.fail("the manager was stopped")
+                episode.fail("the manager was stopped", within_s=0.0)
         self._woken.set()
 
     def formulate_rollouts(self, result: dict[str, Any]) -> DataProto:

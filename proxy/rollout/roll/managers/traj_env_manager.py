@@ -11,14 +11,14 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 
 from proxy.client import Session
 from proxy.client.exit_reason import exit_reason
-from proxy.errors import ContextLengthExceeded, InvalidRequest
+from proxy.errors import ContextLengthExceeded, InvalidRequest, ProxyError
 from proxy.rollout.roll.managers.base_env_manager import BaseEnvManager
 from proxy.rollout.roll.managers.conversation import continued_prompt, whole_prompt
 from proxy.rollout.roll.managers.episode_session import EpisodeSession
@@ -195,7 +195,8 @@ class TrajEnvManager(BaseEnvManager):
         super().stop()
         self._stopped.set()
         if (episode := self.episode) is not None:
-            episode.fail("the manager was stopped")
+            with suppress(ProxyError):  # the loop ends it, too
+                episode.fail("the manager was stopped", within_s=0.0)
 
     # The four steps of an episode
 
