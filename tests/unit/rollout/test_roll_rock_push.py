@@ -105,6 +105,10 @@ def test_how_a_job_ends_is_how_its_episode_ends(tmp_path: Path) -> None:
     assert "pass_rate" not in ended("true", "echo no json > $VERIFIER_DIR/evaluation/report.json").metrics
 
 
+async def test_a_notebook_whose_thread_has_an_event_loop_runs_jobs(tmp_path: Path) -> None:
+    assert PushModeRunner("http://h", 4, config(tmp_path)).run_job(1).status == "Finished"
+
+
 class Unready(LocalProcessSandbox):
     """A place whose first starts fail."""
 

@@ -14,6 +14,7 @@ import re
 import uuid
 from asyncio import sleep
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from pathlib import Path
 from typing import Any, TypeVar
@@ -239,7 +240,7 @@ class RockAgentRunner(AgentRunner):
     ) -> dict[str, Any]:
         """Run a job on an event loop of its own; return its metrics, which say so if it failed."""
         try:
-            return asyncio.run(coro)
+            return _run(coro)
         except Exception as error:
             self.logger.exception("job %s failed", job_id)
             return {
@@ -277,6 +278,16 @@ class RockAgentRunner(AgentRunner):
                 )
                 await sleep(pause_s)
         return await call()
+
+
+def _run(coro: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine on an event loop of its own, in a thread if this one has a loop, as that of a notebook has."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(coro)
+    with ThreadPoolExecutor(1, "tokengrove-job") as thread:
+        return thread.submit(asyncio.run, coro).result()
 
 
 _PARTS = {
