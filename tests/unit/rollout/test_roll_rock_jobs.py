@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+import uuid
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from proxy.errors import InvalidRequest
-from proxy.rollout.roll.rock import Job, JobConfig, JobResult, LocalProcessSandbox
+from proxy.rollout.roll.rock import CommandSandbox, Job, JobConfig, JobResult, LocalProcessSandbox
 from tests.support import until
 
 LINGERING = """
@@ -162,6 +164,66 @@ def test_files_stay_inside_of_the_sandbox() -> None:
         await sandbox.stop()
 
     asyncio.run(steps())
+
+
+DOCKER = """#!/bin/sh
+# A docker whose containers are folders.
+case $1 in
+run) name=${4#--name=}; mkdir -p $HOME/$name; echo "$@" > $HOME/started ;;
+exec) shift; name=; while :; do case $1 in
+    --workdir=*) shift ;;
+    --env=*) export "${1#--env=}"; shift ;;
+    *) name=$1; shift; break ;;
+    esac; done; cd $HOME/$name && exec "$@" ;;
+rm) rm -r $HOME/$3; echo "$@" > $HOME/removed ;;
+esac
+"""
+
+
+class DockerSandbox(CommandSandbox):
+    async def start(self) -> None:
+        self.name = f"job-{uuid.uuid4().hex}"
+        image, limits = self.environment["image"], [f"--memory={self.environment['memory']}"]
+        await self.on_this_machine(["docker", "run", "-d", *limits, f"--name={self.name}", image, "sleep", "infinity"])
+
+    @property
+    def working_folder(self) -> str:
+        return "."
+
+    def command_line(self, words: Sequence[str], env: Mapping[str, str]) -> list[str]:
+        variables = [f"--env={name}={value}" for name, value in env.items()]
+        return ["docker", "exec", f"--workdir={self.working_folder}", *variables, self.name, *words]
+
+    async def stop(self) -> None:
+        await self.on_this_machine(["docker", "rm", "--force", self.name])
+
+
+def test_a_job_runs_where_a_command_leads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = tmp_path / "docker"
+    program.write_text(DOCKER)
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    content = bytes(range(256)) * 500
+
+    async def steps() -> JobResult:
+        agent = {"command": "cat $TASK_FILE; echo $ALL $OWN > out", "env": {"OWN": "o"}}
+        environment = {"image": "python:3", "memory": "1g", "env": {"ALL": "a b"}}
+        config = {"agents": [agent], "verifier": {"command": "grep 'a b o' out"}, "environment": environment}
+        job = Job(JobConfig({**config, "task": {"x": "it's"}}), DockerSandbox)
+        await job.submit()
+        result = await job.wait()
+        await job.sandbox.upload("deep/er/it's", content)
+        assert await job.sandbox.download("deep/er/it's") == content
+        with pytest.raises(FileNotFoundError):
+            await job.sandbox.download("absent")
+        await job.close()
+        return result
+
+    result = asyncio.run(steps())
+    assert (result.status, score(result)) == ("Finished", 1.0)
+    assert result.trial_results[0].agent_output == '{"x": "it\'s"}'
+    assert "--memory=1g" in (tmp_path / "started").read_text() and "job-" in (tmp_path / "removed").read_text()
 
 
 def solve(task: dict[str, Any], max_iterations: int) -> float:

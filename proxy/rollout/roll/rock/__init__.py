@@ -3,6 +3,7 @@
 The sandbox is this machine, or whatever a subclass of `Sandbox` makes of it; Rock's SDK is not needed.
 """
 
+from proxy.rollout.roll.rock.command_sandbox import CommandSandbox
 from proxy.rollout.roll.rock.global_dataset import GlobalDataset, reset_datasets, shared_dataset
 from proxy.rollout.roll.rock.job import Job
 from proxy.rollout.roll.rock.job_config import JobConfig
@@ -19,6 +20,7 @@ __all__ = [
     "SESSION_END",
     "Command",
     "CommandResult",
+    "CommandSandbox",
     "GlobalDataset",
     "Job",
     "JobConfig",

@@ -120,7 +120,7 @@ class Job:
             **self._task_environment(),
             **(agent.get("env") or {}),
         }
-        if agent.get("import_path"):
+        if agent.get("import_path") and self.sandbox.local:
             variables["PYTHONPATH"] = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
         return {name: str(value) for name, value in variables.items() if value is not None}
 

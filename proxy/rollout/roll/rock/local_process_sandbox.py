@@ -33,7 +33,7 @@ class LocalProcessSandbox(Sandbox):
     of a running command. It also happens if nobody calls it, when the object or the process ends, or is killed.
     """
 
-    own_ports = False
+    local = True
 
     def __init__(self, environment: Mapping[str, Any]) -> None:
         super().__init__(environment)

@@ -84,10 +84,10 @@ class MailboxModelService(ModelService):
             await self._client.aclose()
 
     def _command(self, sandbox: Sandbox) -> list[str]:
-        program = ["tokengrove"] if sandbox.own_ports else [sys.executable, "-m", "proxy.commands"]
+        program = [sys.executable, "-m", "proxy.commands"] if sandbox.local else ["tokengrove"]
         flags = {
             "--engine": "mailbox",
-            "--port": self._port if sandbox.own_ports else 0,
+            "--port": 0 if sandbox.local else self._port,
             "--max-context-tokens": _CONTEXT,
             "--engine-timeout-s": _PATIENCE_S,
             "--log-level": "warning",
@@ -98,7 +98,7 @@ class MailboxModelService(ModelService):
         return {
             "TOKENGROVE_ADMIN_KEY": self._key,  # the agent asks, and does not answer itself
             "TOKENGROVE_DATABASE_URL": f"sqlite:///{sandbox.scratch_folder}/model-service.db",
-            **({} if sandbox.own_ports else _variables_here()),
+            **(_variables_here() if sandbox.local else {}),
         }
 
     async def _next(self, client: AsyncClient | CommandClient) -> Mapping[str, Any] | None:

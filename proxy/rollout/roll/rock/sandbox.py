@@ -48,8 +48,8 @@ class Sandbox(ABC):
     Paths are those in the sandbox; relative ones begin at its working folder, in which commands run, too.
     """
 
-    own_ports = True
-    """Whether a port of 127.0.0.1 in it is of no other sandbox."""
+    local = False
+    """Whether it shares this machine's ports, files and Python with others, so that a port may be taken."""
 
     def __init__(self, environment: Mapping[str, Any]) -> None:
         """`environment`: the section of that name in the job's configuration. `env` in it is set for all commands."""

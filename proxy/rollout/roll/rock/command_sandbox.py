@@ -1,0 +1,64 @@
+"""A sandbox that a program of this machine leads into: `docker exec`, `kubectl exec`, `ssh`."""
+
+from __future__ import annotations
+
+import base64
+import os
+import shlex
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+
+from proxy.rollout.roll.rock.local_process import LocalProcess
+from proxy.rollout.roll.rock.sandbox import Command, CommandResult, Sandbox
+
+_PART = 48 * 1024  # what a command line and the kept end of an output have room for
+
+
+class CommandSandbox(Sandbox):
+    """A subclass has `start`, `stop`, `working_folder`, and says in `command_line` how a command is run there.
+
+    Files go through commands, too, so the place needs a shell, `base64`, `head` and `tail`. A command that is killed is
+    cut off from here, and what still runs of it ends with the place: wrap it in `timeout` where that is too late.
+    """
+
+    @abstractmethod
+    def command_line(self, words: Sequence[str], env: Mapping[str, str]) -> list[str]:
+        """The program of this machine, with its arguments, that runs `words` there with these variables."""
+
+    async def launch(self, command: Command, env: Mapping[str, str] | None = None) -> LocalProcess:
+        words = ["/bin/sh", "-c", command] if isinstance(command, str) else list(command)
+        own = {str(name): str(value) for name, value in (self.environment.get("env") or {}).items()}
+        return self._here(self.command_line(words, {**own, **(env or {})}))
+
+    async def upload(self, path: str, content: bytes) -> None:
+        name = shlex.quote(path)
+        await self._done(f'mkdir -p "$(dirname {name})" && : > {name}')
+        for at in range(0, len(content), _PART):
+            part = base64.b64encode(content[at : at + _PART]).decode()
+            await self._done(f"printf %s {part} | base64 -d >> {name}")
+
+    async def download(self, path: str) -> bytes:
+        name = shlex.quote(path)
+        parts: list[bytes] = []
+        if (await self.run(f"test -f {name}")).exit_code:
+            raise FileNotFoundError(path)
+        while not parts or len(parts[-1]) == _PART:
+            told = await self._done(f"tail -c +{len(parts) * _PART + 1} {name} | head -c {_PART} | base64")
+            parts.append(base64.b64decode(told.output))
+        return b"".join(parts)
+
+    async def on_this_machine(self, command: Sequence[str]) -> CommandResult:
+        """Run a program here, such as the one that starts a container. Raises RuntimeError if it fails."""
+        return _checked(await self._here(command).wait())
+
+    async def _done(self, command: str) -> CommandResult:
+        return _checked(await self.run(command))
+
+    def _here(self, command: Sequence[str]) -> LocalProcess:
+        return LocalProcess(list(command), os.getcwd(), os.environ)
+
+
+def _checked(result: CommandResult) -> CommandResult:
+    if result.exit_code:
+        raise RuntimeError(f"the command exited with {result.exit_code}: {result.output[-500:].strip()}")
+    return result
