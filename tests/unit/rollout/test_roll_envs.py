@@ -316,6 +316,19 @@ def test_a_game_that_somebody_registered_stays_theirs(monkeypatch: pytest.Monkey
     assert ENV_REGISTRY["sokoban"] is theirs and ours is not theirs and "unknown" not in ENV_REGISTRY
 
 
+@pytest.mark.parametrize("env_type", ["webshop", "roll_math", "sokoban_mcp", "rock_tb_native_env"])
+def test_an_environment_that_only_roll_has_is_refused_with_the_way_out(
+    env_type: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from gem.envs.registration import ENV_REGISTRY
+
+    with pytest.raises(InvalidRequest, match=rf"ROLL's own package.*gem.register\('{env_type}'") as refused:
+        made(env_type)
+    assert refused.value.param == "env_type"
+    monkeypatch.setitem(ENV_REGISTRY, env_type, ENV_REGISTRY["game:GuessTheNumber-v0-easy"])
+    made(env_type)
+
+
 def test_the_package_is_light_and_leaves_the_root_logger_as_it_is() -> None:
     code = """
 import logging, sys

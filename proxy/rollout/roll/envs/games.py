@@ -17,6 +17,17 @@ GAMES = {
 }
 """Entry points by the ids that ROLL has for such games."""
 
+_OF_ROLL_ONLY = {
+    **dict.fromkeys(("roll_math", "roll_code", "roll_qa"), "gem has math:, code: and qa: environments like it"),
+    **dict.fromkeys(("sokoban_mcp", "sokoban_sandbox"), "sokoban and sokoban_tool_call are the game itself"),
+    "deepeyes": "its observations are images, which the server does not take",
+    "webshop": "it needs WebShop's data and search engine",
+    "rock_tb_native_env": "PushModeRunner and PullModeRunner run agents in sandboxes",
+    "openreward_env": "it needs OpenReward's service",
+    "atropos_env": "it needs the environments of Atropos",
+}
+"""Ids of environments that only ROLL's own package has, and what to know of them."""
+
 _registering = threading.Lock()
 
 
@@ -33,12 +44,23 @@ def load_gem() -> Any:
 
 
 def register_game(env_id: str) -> None:
-    """Let gem know the game of this id, if it is one of `GAMES` and gem has none of that id."""
+    """Let gem know the game of this id, if it is one of `GAMES` and gem has none of that id.
+
+    Raises InvalidRequest for the id of an environment that only ROLL has, unless somebody has registered it.
+    """
     gem = load_gem()
     from gem.envs.registration import ENV_REGISTRY
 
     with _registering:
-        if env_id in GAMES and env_id not in ENV_REGISTRY:
+        if env_id in ENV_REGISTRY:
+            return
+        if env_id in _OF_ROLL_ONLY:
+            raise InvalidRequest(
+                f"{env_id!r} is an environment of ROLL's own package, which is not here ({_OF_ROLL_ONLY[env_id]}); "
+                f"gem.register({env_id!r}, 'package.module:Class') makes yours known, and so does its path as env_type",
+                param="env_type",
+            )
+        if env_id in GAMES:
             gem.register(env_id, entry_point=GAMES[env_id])
 
 
