@@ -76,6 +76,7 @@ class AgenticConfig:
 
     exp_name: str = "agentic"
     seed: int = 42
+    pretrain: str | None = None
     sequence_length: int = 0
     prompt_length: int = 1024
     response_length: int | None = None

@@ -76,6 +76,7 @@ _ABSENT: Mapping[str, str] = {
     f"{_AGENTIC}.llm_proxy": "the engine of the server answers; choose it where you start the server",
     f"{_MANAGERS}.message_tracker": "the server tracks messages: a session is a tree of sampled tokens",
     f"{_MANAGERS}.token_mask_utils": "nothing is tokenized again; samples have the masks of the sampled tokens",
+    "roll.distributed.scheduler.initialize": "there is no Ray to be started; leave the call out",
     f"{_ENVS}": "only sokoban, frozen_lake and sokoban_tool_call are here; register yours with gem.register",
 }
 """What is not here, and why; a module stands for all that it has."""

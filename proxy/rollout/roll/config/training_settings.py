@@ -14,7 +14,7 @@ ROLES = (
 DEFAULTS: dict[str, Any] = {
     **dict.fromkeys(
         (
-            *("pretrain", "reward_pretrain", "pipeline_cls", "render_save_dir", "model_name"),
+            *("reward_pretrain", "pipeline_cls", "render_save_dir", "model_name"),
             *("model_download_type", "reward_clip", "value_clip", "advantage_clip", "target_kl", "norm_mean_type"),
             *("norm_std_type", "user_defined_rollout_loop_cls", "val_prompt_length", "val_sequence_length"),
         )
