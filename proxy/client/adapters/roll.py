@@ -52,8 +52,8 @@ class RollFields:
     `input_ids`, `attention_mask`, `position_ids` int64 [B, L] (positions from 0); `response_mask`, `prompt_mask` bool
     [B, L]; `scores` float32 [B, L]; `infer_logprobs` float32 [B, L - 1]: column t is of token t + 1, as in ROLL. Of the
     same shape: `returns`, `token_rewards` and, if the export has them, `advantages` and `step_advantages`, all 0 on
-    tokens that are not trained (token rewards: where none was set). float32 [B]: `weight`; `step_rewards`, the return
-    of the last turn.
+    tokens that are not trained (token rewards: where none was set). `versions` int32 [B, L]: weight versions of the
+    trained tokens, -1 elsewhere. float32 [B]: `weight`; `step_rewards`, the return of the last turn.
 
     `non_tensor_batch`: `env_ids`, `group_ids`, `tags`, `exp_name` (metadata `env_id`, `group_id`, `tag`, `exp_name` of
     the session, else its id, its group, its task and the argument), `traj_id` (metadata `traj_id`, else the session),
@@ -286,6 +286,7 @@ def _batch(rows: Sequence[_Row], length: int | None, pad_token_id: int) -> dict[
         "prompt_mask": pad_right(prompts, np.bool_, False, length),
         "scores": pad_right(ends, np.float32, 0.0, length),
         **{name: pad_right(values, np.float32, 0.0, length)[:, 1:] for name, values in columns.items()},
+        "versions": pad_right([sample.versions for sample in samples], np.int32, -1, length),
         "weight": weights(samples),
         "step_rewards": np.array([row.last_return for row in rows], np.float32),
     }

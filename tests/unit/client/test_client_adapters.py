@@ -84,12 +84,14 @@ def test_roll_has_the_score_at_the_last_real_token_and_logprobs_shifted_by_one()
     assert batch["prompt_mask"].tolist() == [[True, True] + [False] * 6]
     assert batch["scores"].tolist() == [[0, 0, 0, 0, 0, 1.5, 0, 0]]
     assert batch["infer_logprobs"].tolist() == [[0, -0.75, 0, -1.0, -1.25, 0, 0]]
+    assert batch["versions"].tolist() == [[-1, -1, 0, -1, 1, 1, -1, -1]]
     dtypes = {name: column.dtype.name for name, column in batch.items()}
     assert dtypes == {
         **dict.fromkeys(("input_ids", "attention_mask", "position_ids"), "int64"),
         **dict.fromkeys(("response_mask", "prompt_mask"), "bool"),
         **dict.fromkeys(("scores", "infer_logprobs", "returns", "token_rewards"), "float32"),
         **dict.fromkeys(("weight", "step_rewards"), "float32"),
+        "versions": "int32",
     }
     assert fields.non_tensor_batch["step_scores"][0] == [0.5, 1.0]
     assert fields.non_tensor_batch["episode_scores"].tolist() == [1.5]

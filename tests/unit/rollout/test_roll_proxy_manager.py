@@ -406,6 +406,23 @@ def test_a_result_that_is_none_is_a_failure_that_says_so(client: Client, returne
     assert tree.outcome == "Failed" and tree.extra["exit_reason"].startswith("run_job returned")
 
 
+def test_rows_have_the_weight_version_of_every_trained_token(client: Client) -> None:
+    class Updates(Runner):
+        def run_job(self, seed: int) -> EpisodeResult:
+            messages: list[Any] = [user("Say exactly: one")]
+            messages += [self.ask(messages), user("Say exactly: two")]
+            client.update_weights("/models/next", version=before + 1)
+            self.ask(messages)
+            return EpisodeResult("Finished", 1.0)
+
+    before = client.engine().version
+    (rollout,) = played(client, Updates).rollouts
+    (sample,), versions = exported(client, rollout), rollout.batch["versions"][0]
+    assert versions[: len(sample.input_ids)].tolist() == sample.versions.tolist()
+    assert set(versions[rollout.batch["response_mask"][0]].tolist()) == {before, before + 1}
+    assert set(versions[~rollout.batch["response_mask"][0]].tolist()) == {-1}
+
+
 def test_a_stopped_manager_ends_its_episode_and_puts_nothing_of_it(client: Client) -> None:
     begun = threading.Event()
 
