@@ -339,3 +339,42 @@ def test_a_manager_plays_it_by_its_path_and_zips_the_scores_to_the_turns(tmp_pat
     assert list(rollout.non_tensor_batch["step_scores"][0]) == [0.25, 1.0]
     assert rollout.non_tensor_batch["episode_scores"].tolist() == [1.25]
     assert rollout.meta_info["metrics"]["env/Talk/pushed"] == 4.0
+
+
+@pytest.mark.parametrize(
+    ("env_type", "sizes"), [("sokoban", {"dim_room": (6, 6), "num_boxes": 1}), ("frozen_lake", {"is_slippery": False})]
+)
+def test_the_games_of_roll_are_played_with_the_tokens_of_each_move(
+    tmp_path: Path, env_type: str, sizes: dict[str, Any]
+) -> None:
+    moves = [
+        "<answer>Up</answer>",
+        "no action",
+        "<answer>Up</answer>",
+    ]  # which ends no game of this seed
+    config = {"env_type": env_type, "max_steps": 3, "config": {"max_steps": 9, "format_penalty": -0.5, **sizes}}
+    with session_on(tmp_path, says(*moves)) as (client, session, _):
+        result = runner_of(client, session, config).run_job(1)
+        (sample,) = exported(client, session).samples
+    assert (result.status, len(result.step_scores)) == ("Finished", 3)
+    assert result.step_scores[1] <= -0.5
+    assert result.metrics["action_is_valid"] == pytest.approx(2 / 3)
+    assert sample.input_ids[sample.loss_mask == 1].tolist() == [token for move in moves for token in sampled(move)]
+
+
+def test_a_history_that_its_environment_rewrites_becomes_branches_and_loses_no_turn(tmp_path: Path) -> None:
+    calls = [call_text("move_player", f'{{"direction": "{to}"}}') for to in ("up", "nowhere", "down")]
+    config = {
+        "env_type": "sokoban_tool_call",
+        "max_steps": 3,
+        "config": {"dim_room": (6, 6), "num_boxes": 1, "max_steps": 9, "full_history": True, "format_penalty": -0.5},
+    }
+    script = play([Reply(sampled(call)) for call in calls])
+    with session_on(tmp_path, script) as (client, session, _):
+        result = runner_of(client, session, config, ToolCallRunner).run_job(1)
+        samples = exported(client, session).samples
+    assert (result.status, len(result.step_scores)) == ("Finished", 3)
+    assert result.step_scores[1] <= -0.5
+    trained = [sample.input_ids[sample.loss_mask == 1].tolist() for sample in samples]
+    first, wrong, last = map(sampled, calls)
+    assert trained == [[*first, *wrong], [*last]]  # each turn is trained once, where it was first
