@@ -81,6 +81,17 @@ def test_the_reward_is_what_the_verifier_writes_or_how_it_exits() -> None:
     assert score(run(agent, {"command": "echo 0.25 > $VERIFIER_DIR/reward.txt; exit 1"})) == 0.25
     assert score(run(agent, {"command": "echo '{\"reward\": 0.75}' > $VERIFIER_DIR/reward.json"})) == 0.75
     assert score(run({"command": "true"})) is None
+    for wrong in ("echo none > $VERIFIER_DIR/reward.txt", "echo '{}' > $VERIFIER_DIR/reward.json"):
+        failed = run(agent, {"command": wrong})
+        assert (failed.status, score(failed)) == ("Failed", None)
+        assert "the reward in VERIFIER_DIR cannot be read" in str(failed.trial_results[0].exception_info)
+
+
+def test_what_an_agent_writes_in_the_place_of_the_verifier_does_not_count_and_its_work_is_kept() -> None:
+    forged = "mkdir -p verifier/evaluation; echo 9 > verifier/evaluation/report.json; echo own > verifier/mine"
+    assert (
+        score(run({"command": forged}, {"command": "grep own verifier/mine && ! test -e verifier/evaluation/*"})) == 1.0
+    )
 
 
 def test_an_agent_that_fails_or_takes_too_long_is_verified_and_says_why() -> None:

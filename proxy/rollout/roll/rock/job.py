@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import os
 import sys
 from collections.abc import Awaitable, Callable, Mapping
@@ -82,9 +83,10 @@ class Job:
         result.agent_execution.finished_at = result.agent_execution.finished_at or _now()
         result.agent_output = ended.output
         result.exception_info = _what_went_wrong(ended, self.config.agent)
-        verified = await self._verify(ended)
+        problem = await self._verify(ended)
+        result.exception_info = result.exception_info or problem
         result.finished_at = _now()
-        status = "Timeout" if ended.timed_out else "Finished" if ended.exit_code == 0 and verified else "Failed"
+        status = "Timeout" if ended.timed_out else "Finished" if ended.exit_code == 0 and problem is None else "Failed"
         return JobResult(status, ended.exit_code, [result])
 
     async def close(self) -> None:
@@ -127,34 +129,48 @@ class Job:
     def _verifier_folder(self) -> str:
         return f"{self.sandbox.working_folder}/{job_folder(self.config)}/verifier"
 
-    async def _verify(self, ended: CommandResult) -> bool:
-        """Run the verifier and note its reward. Return whether there is a reward, or nobody who would give one."""
-        verifier, folder = self.config["verifier"], self._verifier_folder()
-        if not (command := verifier.get("command")):
-            self._result.verifier_result = _given(await self._reward(folder))
-            return True
-        await self.sandbox.run(["rm", "-rf", folder, "verifier"])  # only the verifier writes there
+    async def _verify(self, ended: CommandResult) -> str | None:
+        """Note the reward of the verifier, or else of a Python agent. Return what has gone wrong with it.
+
+        Without either there is no reward, and nothing has gone wrong.
+        """
+        folder, told = self._verifier_folder(), None
+        if command := self.config["verifier"].get("command"):
+            told = await self._verifier_run(command, folder, ended.exit_code)
+        try:
+            reward = await self._reward(folder)
+        except (ValueError, TypeError, LookupError) as error:
+            return f"the reward in VERIFIER_DIR cannot be read: {error!r}"
+        if reward is None and told is not None:
+            if told.timed_out:
+                return "the verifier ran into its time limit"
+            reward = float(told.exit_code == 0)
+        self._result.verifier_result = None if reward is None else VerifierResult({"reward": reward})
+        return None
+
+    async def _verifier_run(self, command: Any, folder: str, exit_code: int) -> CommandResult:
+        verifier, result = self.config["verifier"], self._result
+        report = "verifier/evaluation/report.json"
+        # Only the verifier has written what is there afterwards.
+        await self.sandbox.run(["rm", "-rf", folder, report])
         await self.sandbox.run(["mkdir", "-p", f"{folder}/evaluation"])
         own = {str(name): str(value) for name, value in (verifier.get("env") or {}).items()}
-        variables = {**self._task_environment(), "AGENT_EXIT_CODE": str(ended.exit_code), **own}
-        self._result.verifier = Span(_now())
+        variables = {**self._task_environment(), "AGENT_EXIT_CODE": str(exit_code), **own}
+        result.verifier = Span(_now())
         told = await self.sandbox.run(command, variables, _seconds(verifier, "max_timeout_sec", _VERIFIER_S))
-        self._result.verifier.finished_at = _now()
-        self._result.verifier_output = told.output
-        reward = await self._reward(folder)
-        if reward is None and told.timed_out:
-            self._result.exception_info = self._result.exception_info or "the verifier ran into its time limit"
-            return False
-        self._result.verifier_result = _given(float(told.exit_code == 0) if reward is None else reward)
-        return True
+        result.verifier.finished_at, result.verifier_output = _now(), told.output
+        return told
 
     async def _reward(self, folder: str) -> float | None:
-        """The reward that somebody wrote. Raises ValueError for a file that has none in it."""
+        """The reward that somebody wrote. Raises ValueError, TypeError or KeyError for a file that has none in it."""
         for name, read in (("reward.json", _reward_in_json), ("reward.txt", float)):
             try:
-                return read(await self.sandbox.read_file(f"{folder}/{name}"))
+                reward = read(await self.sandbox.read_file(f"{folder}/{name}"))
             except FileNotFoundError:
                 continue
+            if not math.isfinite(reward):
+                raise ValueError(f"{reward} is no finite number")
+            return reward
         return None
 
 
@@ -189,10 +205,6 @@ def _what_went_wrong(ended: CommandResult, agent: Mapping[str, Any]) -> str | No
 def _reward_in_json(text: str) -> float:
     value = json.loads(text)
     return float(value["reward"] if isinstance(value, dict) else value)
-
-
-def _given(reward: float | None) -> VerifierResult | None:
-    return None if reward is None else VerifierResult({"reward": reward})
 
 
 def _seconds(section: Mapping[str, Any], name: str, default: float) -> float:
