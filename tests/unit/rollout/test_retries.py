@@ -1,12 +1,13 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import Any
 
 import pytest
 
 from proxy.errors import InvalidRequest, ProxyError, StoreUnavailable, TooManyRequests
-from proxy.rollout.retries import retried
+from proxy.rollout.retries import retried, retried_here
 
 
 class Failing:
@@ -51,3 +52,27 @@ async def test_the_last_error_is_raised_once_the_time_is_over(pauses: list[float
     with pytest.raises(TooManyRequests):
         await retried(call, 60.0)
     assert (call.calls, pauses) == (2, [1.0])
+
+
+def test_calls_that_block_are_repeated_by_the_same_rules(monkeypatch: pytest.MonkeyPatch) -> None:
+    pauses: list[float] = []
+    monkeypatch.setattr(time, "sleep", pauses.append)
+
+    def raising(*errors: ProxyError) -> Any:
+        rest = list(errors)
+
+        def call() -> str:
+            if rest:
+                raise rest.pop(0)
+            return "answer"
+
+        return call
+
+    errors = (StoreUnavailable("down"), TooManyRequests("full", retry_after_s=3.0), StoreUnavailable("down"))
+    assert retried_here(raising(*errors), 60.0) == "answer"
+    assert pauses == [0.25, 3.0, 1.0]
+    with pytest.raises(InvalidRequest):
+        retried_here(raising(InvalidRequest("no")), 60.0)
+    with pytest.raises(TooManyRequests):
+        retried_here(raising(TooManyRequests("full", retry_after_s=100.0)), 60.0)
+    assert len(pauses) == 3

@@ -423,6 +423,22 @@ def test_rows_have_the_weight_version_of_every_trained_token(client: Client) -> 
     assert set(versions[~rollout.batch["response_mask"][0]].tolist()) == {-1}
 
 
+def test_answers_without_logprobs_are_context_and_said_to_be(tmp_path: Any) -> None:
+    with real_server(tmp_path, engine="mailbox") as url, Client(url) as client, Client(url) as model:
+        queue = Queue(1)
+        manager = manager_of(client, Runner, queue)
+        with pytest.warns(UserWarning, match="no_logprobs"):
+            playing = threading.Thread(target=manager.run_rollout_loop, args=(SEED,))
+            playing.start()
+            for _ in range(Runner.turns):
+                asked = model.next_request(wait_s=60.0)
+                model.deliver(interaction_id=asked["interaction_id"], text="an answer")
+            playing.join(60)
+        (rollout,) = queue.rollouts
+        assert not rollout.batch["response_mask"].any() and rollout.batch["scores"].sum() == 0.5
+        assert [len(turns) for turns in rollout.non_tensor_batch["step_scores"]] == [2]
+
+
 def test_a_stopped_manager_ends_its_episode_and_puts_nothing_of_it(client: Client) -> None:
     begun = threading.Event()
 
@@ -500,6 +516,21 @@ def test_formulate_rollouts_may_be_overridden_and_gets_the_result_as_a_dict(clie
     assert queue.rollouts[0].meta_info["result"] == {
         **{"steps": 2, "status": "Finished", "score": 0.5, "step_scores": [0.25, 0.25], "agent_exit_reason": "done"}
     }
+
+
+def test_what_formulate_rollouts_raises_is_raised_after_the_session_has_ended(client: Client) -> None:
+    class Manager(ProxyEnvManager):
+        def formulate_rollouts(self, result: dict[str, Any]) -> DataProto:
+            raise LookupError("in the rows")
+
+    queue, made = Queue(2), manager_of(client, Runner, Queue(0))
+    given = ("worker_config", "pipeline_config", "env_config", "tokenizer", "generate_scheduler")
+    manager = Manager(**{name: getattr(made, name) for name in given}, output_queue=queue)
+    with pytest.raises(LookupError, match="in the rows"):
+        manager.run_rollout_loop(SEED)
+    assert (queue.puts, manager.running, manager.agent_runner.events) == ([], False, ["setup", "teardown"])
+    assert manager.episode is not None and manager.episode.outcome == "Finished"
+    assert client.sessions({"status": "active"}) == []
 
 
 def test_the_lock_is_held_where_the_environment_asks_for_it(client: Client) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -11,10 +11,12 @@ from typing import Any
 import httpx
 import pytest
 
-from proxy.client import AsyncClient, ServerUnreachable
-from proxy.errors import InvalidRequest, TooManyRequests
-from proxy.rollout.session_start import start_session
-from tests.support import Server, says, serving, user
+from proxy.app import build_app
+from proxy.client import AsyncClient, Client, ServerUnreachable
+from proxy.errors import InvalidRequest, KeyInUse, TooManyRequests
+from proxy.rollout.session_start import start_session, start_session_here
+from proxy.settings import Settings
+from tests.support import Server, default_url, says, serving, shared_renderer, user
 
 
 class Lossy(httpx.AsyncBaseTransport):
@@ -113,3 +115,51 @@ async def test_a_server_whose_database_is_away_is_asked_again(tmp_path: Path) ->
         session = await start_session(client, "t", 60.0, {})
         assert [listed["session_id"] for listed in await client.sessions()] == [session.session_id]
         assert transport.refusals == 0
+
+
+class LossyClient(Client):
+    """Loses the answers of the next `lost` starts; `starts` counts them all."""
+
+    lost = starts = 0
+
+    def _send(self, call: Any) -> Any:
+        answer = super()._send(call)
+        if call.path == "/rl/start_session":
+            self.starts, self.lost = self.starts + 1, self.lost - 1
+            if self.lost >= 0:
+                raise ServerUnreachable("no answer")
+        return answer
+
+
+@pytest.fixture(scope="module")
+def blocking(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LossyClient]:
+    settings = Settings(engine="scripted", database_url=default_url(tmp_path_factory.mktemp("blocking")))
+    with shared_renderer(settings), LossyClient(app=build_app(settings)) as client:
+        yield client
+
+
+@pytest.mark.parametrize("more", [{}, {"api_key": "sk-of-a-slot"}])
+def test_a_blocking_start_whose_answer_was_lost_leaves_one_session(blocking: LossyClient, more: dict[str, Any]) -> None:
+    blocking.lost = 2
+    name = f"mine{len(more)}"
+    session = start_session_here(blocking, "t", 60.0, {"session_id": name, **more})  # type: ignore[typeddict-item]
+    assert [listed["session_id"] for listed in blocking.sessions({"status": "active"})] == [name]
+    assert session.api_key == more.get("api_key", session.api_key)
+    session.end()  # its keys are those of the session that is left
+
+
+def test_a_blocking_start_is_not_repeated_where_it_could_leave_a_session_or_nobody_waits(blocking: LossyClient) -> None:
+    before = blocking.starts
+    blocking.lost = 1
+    with pytest.raises(ServerUnreachable):
+        start_session_here(blocking, "t", 60.0, {})
+    blocking.lost = 1
+    with pytest.raises(ServerUnreachable):
+        start_session_here(blocking, "t", 60.0, {"session_id": "stopped"}, may_wait=lambda: False)
+    assert blocking.starts == before + 2
+
+
+def test_a_key_of_another_live_session_is_refused_by_a_blocking_start(blocking: LossyClient) -> None:
+    with blocking.session("t", api_key="sk-taken"), pytest.raises(KeyInUse):
+        blocking.lost = 1
+        start_session_here(blocking, "t", 60.0, {"session_id": "other", "api_key": "sk-taken"})
