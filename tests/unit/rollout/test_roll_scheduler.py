@@ -103,6 +103,13 @@ def test_a_batch_has_whole_groups_with_one_seed_each_and_the_tokens_of_its_sessi
     assert first.meta_info["metrics"]["scheduler/group_filter_count"] == 0
 
 
+def test_a_batch_of_one_episode_names_its_session_too(client: Client) -> None:
+    with scheduler(client, settings(groups=1, size=1)) as train:
+        batch = train.get_batch(at(0), 1)
+    assert batch is not None and len(batch.meta_info["session_ids"]) == 1 and "session_id" not in batch.meta_info
+    check_tokens(client, batch)
+
+
 def test_no_claim_gets_a_session_that_was_given_out_or_dropped(client: Client) -> None:
     config = settings(groups=1, size=2, redundancy=1, group_filter=DropsFirst, rollout_batch_size=2)
     client.claim(limit=1000)

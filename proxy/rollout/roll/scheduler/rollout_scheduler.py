@@ -192,9 +192,10 @@ class RolloutScheduler:
             append_to_dict(metrics, rollout.meta_info.get("metrics", {}))
         metrics["time/get_batch_cost_gqm"] = time.time() - returned_at
         metrics |= self.env_output_queue.collect_metrics()
-        batch: DataProto = type(rollouts[0]).concat(list(rollouts))
+        names = _session_ids(rollouts)
+        batch: DataProto = type(rollouts[0]).concat(list(rollouts))  # a single rollout is the batch itself
         batch.meta_info.pop("session_id", None)
-        batch.meta_info["session_ids"] = _session_ids(rollouts)
+        batch.meta_info["session_ids"] = names
         batch.meta_info["metrics"] = metrics
         batch.meta_info["get_batch_return_start_time"] = time.time()
         return batch
