@@ -157,6 +157,28 @@ def test_a_submission_that_fails_leaves_nothing_and_can_be_tried_again(tmp_path:
     assert asyncio.run(steps()).status == "Finished"
 
 
+def test_a_place_that_neither_starts_nor_stops_says_why_it_did_not_start() -> None:
+    class Broken(LocalProcessSandbox):
+        stops = 0
+
+        async def start(self) -> None:
+            raise ConnectionError("no such place")
+
+        async def stop(self) -> None:
+            Broken.stops += 1
+            raise RuntimeError("nothing to stop")
+
+    async def steps() -> None:
+        job = Job(JobConfig({"agents": [{"command": "true"}]}), Broken)
+        await job.close()
+        with pytest.raises(ConnectionError, match="no such place"):
+            await job.submit()
+        await job.close()
+
+    asyncio.run(steps())
+    assert Broken.stops == 1
+
+
 def test_a_sandbox_that_is_not_ready_in_time_is_a_timeout() -> None:
     with pytest.raises(TimeoutError, match=r"0.2 s \(startup_timeout\)"):
         run({"command": "true", "setup_command": "sleep 600"}, environment={"startup_timeout": 0.2})

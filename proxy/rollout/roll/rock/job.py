@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import math
 import os
 import sys
@@ -29,6 +30,7 @@ from proxy.rollout.roll.values import Section
 TASK_FILE = "task.json"
 _START_S, _AGENT_S, _VERIFIER_S = 1800.0, 1800.0, 600.0
 _SHOWN = 500
+_log = logging.getLogger(__name__)
 
 Ready = Callable[[Sandbox], Awaitable[None]]
 
@@ -50,6 +52,7 @@ class Job:
         self.sandbox = sandbox_cls(config["environment"])
         self._sandbox_cls = sandbox_cls
         self.agent: SandboxProcess | None = None
+        self._begun = False
         self._ready = on_sandbox_ready
         self._result = TrialResult()
         agent_command(config.agent)
@@ -67,7 +70,10 @@ class Job:
                 await self._prepare()
                 self.agent = await self.sandbox.launch(agent_command(self.config.agent), self._agent_environment())
         except BaseException as error:
-            await self.close()
+            try:
+                await self.close()
+            except Exception as failure:
+                _log.warning("the sandbox that did not start cannot be stopped: %s", failure)
             self.sandbox = self._sandbox_cls(self.config["environment"])
             if isinstance(error, TimeoutError) and limit.expired():
                 raise TimeoutError(f"the sandbox has not been ready within {limit_s:g} s (startup_timeout)") from None
@@ -90,12 +96,15 @@ class Job:
         return JobResult(status, ended.exit_code, [result])
 
     async def close(self) -> None:
-        """Stop the sandbox: its processes and files are gone."""
-        await self.sandbox.stop()
+        """Stop the sandbox, if it was started: its processes and files are gone."""
+        if self._begun:
+            self._begun = False
+            await self.sandbox.stop()
 
     async def _prepare(self) -> None:
         result, agent = self._result, self.config.agent
         result.environment_setup = Span(_now())
+        self._begun = True
         await self.sandbox.start()
         await self.sandbox.upload(TASK_FILE, json.dumps(self.config.get("task"), default=str).encode())
         result.environment_setup.finished_at = _now()
