@@ -218,8 +218,8 @@ def test_workers_are_processes_of_their_own_and_a_killed_one_is_started_again(
     client: Client, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     told = tmp_path / "pid"
-    config = settings(groups=2, size=2, workers=2, worker=OwnWorker, env={"then": "kill", "told": str(told)})
-    with scheduler(client, config, seed=3) as train:
+    config = settings(groups=2, size=2, workers=4, worker=OwnWorker, env={"then": "kill", "told": str(told)})
+    with scheduler(client, config, seed=3, processes=2) as train:
         batches = [train.get_batch(at(step), 4) for step in range(2)]
     for step, batch in enumerate(batches):
         assert batch is not None
@@ -236,7 +236,7 @@ def test_workers_are_processes_of_their_own_and_a_killed_one_is_started_again(
 
 def test_a_worker_that_always_dies_ends_the_run(client: Client) -> None:
     config = settings(groups=2, size=1, workers=2, env={"then": "kill always"})
-    with scheduler(client, config) as train:
+    with scheduler(client, config, processes=2) as train:
         with pytest.raises(WorkerDied, match="SIGKILL") as caught:
             train.get_batch(at(0), 2)
         assert "has died 3 times in a row" in caught.value.__notes__[0]
@@ -245,7 +245,7 @@ def test_a_worker_that_always_dies_ends_the_run(client: Client) -> None:
 
 def test_several_workers_may_be_threads(client: Client) -> None:
     config = settings(groups=2, size=1, workers=2)
-    with scheduler(client, config, processes=False) as train:
+    with scheduler(client, config, processes=0) as train:
         batch = train.get_batch(at(0), 2)
     assert set(column(batch, "pid")) == {os.getpid()}
     assert batch is not None and sorted(get_episode_scores(batch)) == [0.0, 1.0]
@@ -255,7 +255,7 @@ def test_a_thread_that_hangs_is_named_at_the_shutdown(client: Client, caplog: py
     train = scheduler(client, settings(groups=2, size=1, env={"then": "hang"}))
     assert column(train.get_batch(at(0), 1), "env_ids") == [1]
     train.shutdown(timeout_s=0.5)
-    assert "train: still playing after 0.5 s: environment 0" in caplog.text
+    assert "train: still playing after 0.5 s: tokengrove-env-0" in caplog.text
     Player.released.set()
     for thread in threading.enumerate():
         if thread.name == "tokengrove-env-0":
@@ -263,13 +263,13 @@ def test_a_thread_that_hangs_is_named_at_the_shutdown(client: Client, caplog: py
 
 
 def test_a_process_that_hangs_is_killed_at_the_shutdown(client: Client, caplog: pytest.LogCaptureFixture) -> None:
-    train = scheduler(client, settings(groups=2, size=1, workers=2, env={"then": "hang"}))
+    train = scheduler(client, settings(groups=2, size=1, workers=2, env={"then": "hang"}), processes=2)
     batch = train.get_batch(at(0), 1)
     assert column(batch, "env_ids") == [1]
     while not client.sessions({"status": "active"}):
         pass  # until environment 0 plays
     train.shutdown(timeout_s=0.0)
-    assert "train: still playing after 0 s: worker 0" in caplog.text
+    assert "train: still playing after 0 s: the process of worker 0" in caplog.text
     assert client.sessions({"status": "active"}) == []
 
 
@@ -288,7 +288,7 @@ from proxy.rollout.roll import DataProto, RolloutScheduler
 from tests.unit.rollout.roll_players import settings
 
 config = settings(groups=2, size=1, workers=2)
-with RolloutScheduler(config, config.train_env_manager, url={url!r}, admin_key={key!r}) as train:
+with RolloutScheduler(config, config.train_env_manager, url={url!r}, admin_key={key!r}, processes=2) as train:
     for step in range(10**9):
         batch = train.get_batch(DataProto(meta_info={{"global_step": step}}), 2)
         print(*batch.non_tensor_batch["pid"], flush=True)

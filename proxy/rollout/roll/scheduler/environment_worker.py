@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import copy
 import logging
-import queue
 import threading
-import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, Protocol
 
 from proxy.rollout.roll.config import resolve
+from proxy.rollout.roll.scheduler.together import Together
 from proxy.rollout.roll.values import DataProto
 
 logger = logging.getLogger(__name__)
@@ -57,7 +56,7 @@ class EnvironmentWorker:
         self._new_manager: Any = None
         self._step: tuple[int, Any] | None = None
         self._stopped = False
-        self._threads: dict[int, threading.Thread] = {}
+        self._playing = Together({})
 
     def initialize(
         self,
@@ -93,20 +92,10 @@ class EnvironmentWorker:
 
         Raises at once what the first environment raises that fails for good; the others play on until `stop`.
         """
-        ended: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
-        self._threads = {
-            env_id: threading.Thread(
-                target=lambda env_id=env_id: ended.put(self._outcome(env_id, seed)),
-                name=f"tokengrove-env-{env_id}",
-                daemon=True,
-            )
-            for env_id in self.env_managers
-        }
-        for thread in self._threads.values():
-            thread.start()
-        for _ in self._threads:
-            if (error := ended.get()) is not None:
-                raise error
+        self._playing = Together(
+            {f"tokengrove-env-{env_id}": partial(self._play, env_id, seed) for env_id in self.env_managers}
+        )
+        self._playing.run()
 
     def update_step(self, global_step: int, trace_meta: Any = None) -> None:
         """Tell all managers the trainer's step."""
@@ -120,20 +109,9 @@ class EnvironmentWorker:
         for manager in self.env_managers.values():
             manager.stop()
 
-    def join(self, timeout_s: float) -> list[int]:
-        """Wait for the threads of all environments; return the ids of those that still play after `timeout_s`."""
-        until = time.monotonic() + timeout_s
-        for thread in self._threads.values():
-            thread.join(min(max(0.0, until - time.monotonic()), threading.TIMEOUT_MAX))
-        return [env_id for env_id, thread in self._threads.items() if thread.is_alive()]
-
-    def _outcome(self, env_id: int, seed: int) -> BaseException | None:
-        """Play; return the error that ended it, if one did."""
-        try:
-            self._play(env_id, seed)
-        except BaseException as error:
-            return error
-        return None
+    def join(self, timeout_s: float) -> list[str]:
+        """Wait for the threads of all environments; return the names of those that still play after `timeout_s`."""
+        return self._playing.join(timeout_s)
 
     def _play(self, env_id: int, seed: int) -> None:
         group_id = self.env_configs[env_id]["group_id"]

@@ -7,6 +7,7 @@ server: no claim trains it a second time.
 from __future__ import annotations
 
 import logging
+import os
 import random
 import time
 from collections.abc import Sequence
@@ -46,8 +47,8 @@ class RolloutScheduler:
     """Plays the environments of `env_manager_config` against a server. Use it in a `with` block, or call `shutdown`.
 
     The server is that of `client`, or of `url` and `admin_key`, or `app` in this process. A worker's environments are
-    threads; several workers (`max_env_num_per_worker`) are processes of their own, unless `processes` is false or the
-    server is an app of this process.
+    threads; several workers (`max_env_num_per_worker`) are in processes of their own, at most `processes` (default: as
+    many as there are processors), unless that is 0 or the server is an app of this process.
 
     `mode` is `train` or `val`, whose sessions count as validation. The base of all seeds is `seed`, by default a random
     one for training and `config.seed` for validation; the seed of an episode is base + group_seed + episode id.
@@ -71,7 +72,7 @@ class RolloutScheduler:
         client: Client | None = None,
         tokenizer: Any = None,
         seed: int | None = None,
-        processes: bool = True,
+        processes: int | None = None,
     ) -> None:
         if mode not in ("train", "val"):
             raise InvalidRequest(f"mode is {mode!r}; it has to be 'train' or 'val'", param="mode")
@@ -81,7 +82,8 @@ class RolloutScheduler:
         self._owns_client = client is None
         self._client = client or Client(url, admin_key, app=app)
         self._arguments = {"pipeline_config": config, "mode": mode, "collator": collator, "tokenizer": tokenizer}
-        self._processes = processes and self._client.app is None and len(env_manager_config.env_configs) > 1
+        alone = self._client.app is not None or len(env_manager_config.env_configs) < 2
+        self._processes = 0 if alone else (os.cpu_count() or 1) if processes is None else processes
         self._seed = seed
         self._mock = RolloutMock(getattr(config, "rollout_mock", None), mode)
         self._workers: Workers | None = None
@@ -175,8 +177,11 @@ class RolloutScheduler:
         if self.env_output_queue.closed:
             raise RuntimeError("the scheduler was shut down; make a new one")
         if self._workers is None:
-            kind = WorkerProcesses if self._processes else WorkerThreads
-            self._workers = kind(self.env_output_queue, self._client, self.env_manager_config, **self._arguments)
+            given = (self.env_output_queue, self._client, self.env_manager_config)
+            if self._processes:
+                self._workers = WorkerProcesses(*given, self._processes, **self._arguments)
+            else:
+                self._workers = WorkerThreads(*given, **self._arguments)
         return self._workers
 
     def _base_seed(self) -> int:

@@ -1,15 +1,17 @@
-"""A worker in a process of its own: what is called there."""
+"""Workers in a process of their own: what is called there."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, Unpack
 
 from proxy.client import Client, Session
 from proxy.client.options import SessionOptions
 from proxy.rollout.roll.config import resolve
 from proxy.rollout.roll.scheduler.queue_server import Address, RemoteQueue
+from proxy.rollout.roll.scheduler.together import Together
 
 WORKER = "worker"
 """The metadata that names the worker of a session, so that those of a dead one are found."""
@@ -29,31 +31,39 @@ class WorkerClient(Client):
         return super().start_session(task_id, **options)
 
 
-def run_worker(
+def run_workers(
     address: Address,
     url: str,
     admin_key: str | None,
     name: str,
     pipeline_config: Any,
     worker_config: Any,
-    rank: int,
+    ranks: Sequence[int],
     mode: str,
     seed: int,
     collator: Any,
     tokenizer: Any,
 ) -> None:
-    """Make the worker of a rank, and let it play until the queue ends or is shut down."""
+    """Make the workers of these ranks, and let them play until the queue ends or is shut down."""
+    worker_class = resolve(worker_config.worker_cls, "worker_cls")
+    workers = [worker_class(worker_config, rank) for rank in ranks]
+
+    def update_step(step: int) -> None:
+        for worker in workers:
+            worker.update_step(step)
+
     with WorkerClient(url, admin_key, name) as client:
-        worker = resolve(worker_config.worker_cls, "worker_cls")(worker_config, rank)
-        queue = RemoteQueue(address, worker.update_step)
-        worker.initialize(pipeline_config, client, queue, collator=collator, mode=mode, tokenizer=tokenizer)
-        threading.Thread(target=_stop_with, args=[queue, worker], name="tokengrove-stop", daemon=True).start()
-        worker.run_rollout_loop(seed)
+        queue = RemoteQueue(address, update_step)
+        for worker in workers:
+            worker.initialize(pipeline_config, client, queue, collator=collator, mode=mode, tokenizer=tokenizer)
+        threading.Thread(target=_stop_with, args=[queue, workers], name="tokengrove-stop", daemon=True).start()
+        Together({f"tokengrove-worker-{each.rank}": partial(each.run_rollout_loop, seed) for each in workers}).run()
 
 
-def _stop_with(queue: RemoteQueue, worker: Any) -> None:
+def _stop_with(queue: RemoteQueue, workers: Sequence[Any]) -> None:
     try:
         queue.wait_closed()
     except (EOFError, OSError):
         return  # the program has ended, and this process ends with it
-    worker.stop()
+    for worker in workers:
+        worker.stop()

@@ -23,20 +23,27 @@ from proxy.rollout.processes import ProcessPool
 from proxy.rollout.roll.scheduler.environment_worker import FAILURES
 from proxy.rollout.roll.scheduler.group_queue_manager import GroupQueueManager
 from proxy.rollout.roll.scheduler.queue_server import QueueServer
-from proxy.rollout.roll.scheduler.worker_process import WORKER, run_worker
+from proxy.rollout.roll.scheduler.worker_process import WORKER, run_workers
 from proxy.rollout.threads import in_thread
 
 logger = logging.getLogger(__name__)
 
 
 class WorkerProcesses:
-    """A process for each rank of `worker_config.env_configs`. `arguments`: further ones of `run_worker`."""
+    """At most `processes` processes for the ranks of `worker_config.env_configs`, with several in one if need be.
 
-    def __init__(self, queue: GroupQueueManager, client: Client, worker_config: Any, **arguments: Any) -> None:
+    `arguments`: further ones of `run_workers`.
+    """
+
+    def __init__(
+        self, queue: GroupQueueManager, client: Client, worker_config: Any, processes: int, **arguments: Any
+    ) -> None:
         self._queue, self._client, self._worker_config, self._arguments = queue, client, worker_config, arguments
-        self._ranks = list(worker_config.env_configs)
+        ranks = list(worker_config.env_configs)
+        each = -(-len(ranks) // processes)
+        self._shares = [ranks[first : first + each] for first in range(0, len(ranks), each)]
         self._name = uuid.uuid4().hex
-        self._pool = ProcessPool(len(self._ranks))
+        self._pool = ProcessPool(len(self._shares))
         self._server = QueueServer(queue)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._playing: asyncio.Future[list[None]] | None = None
@@ -67,9 +74,9 @@ class WorkerProcesses:
         if self._loop is not None and self._playing is not None:
             self._loop.call_soon_threadsafe(self._playing.cancel)
         self._thread.join()
-        for rank in self._ranks:
-            self._end_sessions(rank, "the worker was killed, as it had not ended in time")
-        return [f"worker {rank}" for rank in self._ranks]
+        for ranks in self._shares:
+            self._end_sessions(ranks, "the worker was killed, as it had not ended in time")
+        return [_names(ranks) for ranks in self._shares]
 
     def close(self) -> None:
         """End the processes."""
@@ -78,57 +85,62 @@ class WorkerProcesses:
 
     async def _play_all(self, seed: int) -> None:
         self._loop = asyncio.get_running_loop()
-        playing = self._playing = asyncio.gather(*(self._play(rank, seed) for rank in self._ranks))
+        playing = self._playing = asyncio.gather(*(self._play(ranks, seed) for ranks in self._shares))
         with suppress(asyncio.CancelledError):
             await playing
 
-    async def _play(self, rank: int, seed: int) -> None:
-        """Run a worker until it ends by itself, or has died too often without a result."""
+    async def _play(self, ranks: list[int], seed: int) -> None:
+        """Run the workers of a process until they end by themselves, or it has died too often without a result."""
         failures = results = 0
         while True:
             try:
-                return await self._run_once(rank, seed)
+                return await self._run_once(ranks, seed)
             except WorkerDied as error:
-                await in_thread(partial(self._end_sessions, rank, exit_reason(error)))
+                await in_thread(partial(self._end_sessions, ranks, exit_reason(error)))
                 if self._stopped:
                     return None
-                before, results = results, self._queue.release(self._environments(rank))
+                before, results = results, self._queue.release(self._environments(ranks))
                 failures = 1 if results > before else failures + 1
                 if failures >= FAILURES:
-                    error.add_note(f"worker {rank} has died {failures} times in a row without a result")
+                    error.add_note(f"{_names(ranks)} has died {failures} times in a row without a result")
                     return self._queue.fail(error)
-                logger.warning("worker %d died, and begins anew: %s", rank, error)
+                logger.warning("%s died, and begins anew: %s", _names(ranks), error)
             except Exception as error:
                 return self._queue.fail(error)
 
-    async def _run_once(self, rank: int, seed: int) -> None:
+    async def _run_once(self, ranks: list[int], seed: int) -> None:
         await self._pool.run(
-            run_worker,
+            run_workers,
             variables=self._worker_config.system_envs,
             address=self._server.address,
             url=self._client.url,
             admin_key=self._client.admin_key,
-            name=self._label(rank),
+            name=self._label(ranks),
             worker_config=self._worker_config,
-            rank=rank,
+            ranks=ranks,
             seed=seed,
             **self._arguments,
         )
 
-    def _environments(self, rank: int) -> list[tuple[int, int]]:
-        return [(each["group_id"], env_id) for env_id, each in self._worker_config.env_configs[rank].items()]
+    def _environments(self, ranks: list[int]) -> list[tuple[int, int]]:
+        configs = (self._worker_config.env_configs[rank] for rank in ranks)
+        return [(each["group_id"], env_id) for entries in configs for env_id, each in entries.items()]
 
-    def _label(self, rank: int) -> str:
-        return f"{self._name}-{rank}"
+    def _label(self, ranks: list[int]) -> str:
+        return f"{self._name}-{ranks[0]}"
 
-    def _end_sessions(self, rank: int, reason: str) -> None:
+    def _end_sessions(self, ranks: list[int], reason: str) -> None:
         """End as Failed what a dead worker was playing, so that nobody waits for it."""
         try:
-            sessions = self._client.sessions({"status": "active", "metadata": {WORKER: self._label(rank)}})
+            sessions = self._client.sessions({"status": "active", "metadata": {WORKER: self._label(ranks)}})
             for session in sessions:
                 self._client.run(_ended(session["session_id"], reason))
         except ProxyError as failure:
-            logger.warning("the sessions of worker %d could not be ended: %s", rank, failure)
+            logger.warning("the sessions of %s could not be ended: %s", _names(ranks), failure)
+
+
+def _names(ranks: list[int]) -> str:
+    return f"the process of worker {', '.join(map(str, ranks))}"
 
 
 def _ended(session_id: str, reason: str) -> Steps[None]:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import threading
 import time
+from functools import partial
 from typing import Any
 
 from proxy.client import Client
 from proxy.rollout.roll.config import resolve
 from proxy.rollout.roll.scheduler.group_queue_manager import GroupQueueManager
+from proxy.rollout.roll.scheduler.together import Together
 
 
 class WorkerThreads:
@@ -22,16 +24,19 @@ class WorkerThreads:
         self._workers = [worker_class(worker_config, rank) for rank in worker_config.env_configs]
         for worker in self._workers:
             worker.initialize(generate_scheduler=client, output_queue=queue, **arguments)
-        self._threads: list[threading.Thread] = []
+        self._playing = Together({})
+        self._thread = threading.Thread()
 
     def start(self, seed: int) -> None:
         """Let all workers play, until the queue ends or `stop` is called."""
-        self._threads = [
-            threading.Thread(target=self._run, args=[worker, seed], name="tokengrove-worker", daemon=True)
-            for worker in self._workers
-        ]
-        for thread in self._threads:
-            thread.start()
+        self._playing = Together(
+            {
+                f"tokengrove-worker-{number}": partial(worker.run_rollout_loop, seed)
+                for number, worker in enumerate(self._workers)
+            }
+        )
+        self._thread = threading.Thread(target=self._run, name="tokengrove-workers", daemon=True)
+        self._thread.start()
 
     def update_step(self, global_step: int) -> None:
         """Tell all managers the trainer's step."""
@@ -45,18 +50,20 @@ class WorkerThreads:
 
     def join(self, timeout_s: float = float("inf")) -> list[str]:
         """Wait until all have ended; name the environments that still play after `timeout_s`."""
+        if self._thread.ident is None:
+            return []
         until = time.monotonic() + timeout_s
-        late = [env_id for worker in self._workers for env_id in worker.join(max(0.0, until - time.monotonic()))]
+        late = [name for worker in self._workers for name in worker.join(max(0.0, until - time.monotonic()))]
         if not late:
-            for thread in self._threads:
-                thread.join()
-        return [f"environment {env_id}" for env_id in late]
+            self._playing.join(float("inf"))
+            self._thread.join()
+        return late
 
     def close(self) -> None:
         """Nothing is left once all have ended."""
 
-    def _run(self, worker: Any, seed: int) -> None:
+    def _run(self) -> None:
         try:
-            worker.run_rollout_loop(seed)
+            self._playing.run()
         except BaseException as error:
             self._queue.fail(error)
