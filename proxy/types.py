@@ -440,7 +440,6 @@ class SessionRecord:
     control_key_hash: str | None = None
     path_key_hash: str | None = None
     sampling: Mapping[str, Json] = field(default_factory=dict)
-    turn_options: Mapping[str, Json] = field(default_factory=dict)
     limits: Mapping[str, Json] = field(default_factory=dict)
     metadata: Mapping[str, Json] = field(default_factory=dict)
     discount: float = 1.0
@@ -457,6 +456,7 @@ class SessionRecord:
     took_capacity: bool = False
     group_size: int | None = None
     series: str | None = None
+    turn_options: Mapping[str, Json] = field(default_factory=dict)
 
     @property
     def validation(self) -> bool:

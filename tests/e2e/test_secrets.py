@@ -53,7 +53,7 @@ def test_unmodified_agents_run_on_a_keyed_server_and_leave_no_secret(
 ) -> None:
     with server_process(tmp_path, *FLAGS) as process:
         session = start(process.url, task_id="t")
-        slot = start(process.url, task_id="slot", api_key="a-chosen-key-17")
+        slot = start(process.url, task_id="slot", api_key="a-chosen-key-of-17")
         assert asyncio.run(areal_math_agent(session["base_url"]))
         monkeypatch.setenv("OPENAI_BASE_URL", session["base_url"])
         monkeypatch.setenv("OPENAI_API_KEY", "none")
@@ -61,9 +61,13 @@ def test_unmodified_agents_run_on_a_keyed_server_and_leave_no_secret(
         monkeypatch.setenv("ANTHROPIC_BASE_URL", session["root_url"])
         monkeypatch.setenv("ANTHROPIC_API_KEY", "sk-ant-any")
         assert claude_agent()
-        with openai.OpenAI(base_url=f"{process.url}/v1", api_key="a-chosen-key-17") as client:
+        with openai.OpenAI(base_url=f"{process.url}/v1", api_key="a-chosen-key-of-17") as client:
             client.chat.completions.create(model="x", messages=[{"role": "user", "content": "by key"}])
-        answers = everything_that_goes_wrong(process.url, session)
+        by_address = f"{process.url}/~a-chosen-key-of-17"
+        with openai.OpenAI(base_url=f"{by_address}/v1", api_key="7") as client:
+            client.chat.completions.create(model="x", messages=[{"role": "user", "content": "by address"}])
+        answers = [httpx.post(f"{by_address}/{path}", json={}).text for path in ("v1/x", "x", "rl/end_session")]
+        answers += everything_that_goes_wrong(process.url, session)
         answers.append(httpx.get(f"{process.url}/metrics").text)
         for path in ("/rl/sessions", f"/rl/sessions/{session['session_id']}"):
             shown = httpx.get(process.url + path, headers={"x-api-key": ADMIN})
@@ -72,7 +76,14 @@ def test_unmodified_agents_run_on_a_keyed_server_and_leave_no_secret(
         process.terminate()
         assert process.wait() == 0
     path_secret = session["root_url"].rpartition("~")[2]
-    secrets = [ADMIN, session["api_key"], session["control_key"], path_secret, slot["control_key"], "a-chosen-key-17"]
+    secrets = [
+        ADMIN,
+        session["api_key"],
+        session["control_key"],
+        path_secret,
+        slot["control_key"],
+        "a-chosen-key-of-17",
+    ]
     stored = b"".join(file.read_bytes() for file in tmp_path.glob("served.db*"))
     assert b"What is 2 + 2?" in stored  # the search below does see stored text
     assert " turn " in process.output and "What is 2 + 2?" not in process.output
