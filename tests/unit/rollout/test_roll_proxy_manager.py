@@ -14,7 +14,7 @@ import pytest
 from proxy.app import build_app
 from proxy.client import Client, Sample
 from proxy.errors import InvalidRequest, Unauthorized
-from proxy.rollout.roll import AgentRunner, DataProto, EpisodeResult, ProxyEnvManager, Section
+from proxy.rollout.roll import AgentRunner, BaseEnvManager, DataProto, EpisodeResult, ProxyEnvManager, Section
 from proxy.settings import Settings
 from tests.support import default_url, function_tool, real_server, shared_renderer, user
 from tests.unit.rollout.roll_queues import Queue
@@ -570,6 +570,12 @@ def test_managers_side_by_side_keep_their_episodes_apart(client: Client) -> None
             said = [message["content"] for message in orjson.loads(rollout.non_tensor_batch["messages"][0])]
             assert said[1::2] == [f"env {at} turn {number}" for number in range(3)]
             assert rollout.batch["scores"].sum() == at
+
+
+def test_arguments_without_a_meaning_here_are_named_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    for _ in range(2):
+        BaseEnvManager(collator_of_mine=object(), processor=None)
+    assert [record.getMessage().split()[0] for record in caplog.records] == ["collator_of_mine"]
 
 
 def test_a_configuration_that_cannot_play_is_refused_at_once(client: Client) -> None:

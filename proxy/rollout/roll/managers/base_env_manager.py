@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from proxy.rollout.roll.values.data_proto import DataProto
 from proxy.rollout.roll.values.section import as_section
 from proxy.rollout.roll.values.step_limit import env_step_limit
+
+logger = logging.getLogger(__name__)
+_said: set[str] = set()
 
 
 class BaseEnvManager:
@@ -18,6 +22,9 @@ class BaseEnvManager:
     `put(group_id, episode_id, start_step, rollout, env_id)`. `thread_lock` is held where the environment's
     `use_thread_lock` asks for it, and `env_step_limiter` around its steps. A subclass that keeps all of this itself may
     call `super().__init__()` without arguments.
+
+    ROLL's other arguments, such as `processor` or `collator`, have no effect here: the server renders prompts. The log
+    says so once for each.
 
     `current_step` is the trainer's step, -1 before the first; `running` says whether episodes are played. `group_seed`,
     `episode_id` and `start_step` are those of the running episode.
@@ -51,6 +58,7 @@ class BaseEnvManager:
         locked = self.use_thread_lock and thread_lock is not None
         self.thread_lock: AbstractContextManager[Any] = thread_lock if locked and thread_lock else nullcontext()
         self.env_step_limiter = env_step_limit(given, mode)
+        _say_unused({f"argument {9 + at}": value for at, value in enumerate(args)} | kwargs)
 
     def run_rollout_loop(self, data: DataProto) -> None:
         """Play episodes until the queue has no more; `data.meta_info["seed"]` is the seed of the run."""
@@ -93,3 +101,9 @@ class BaseEnvManager:
         """Hand the episode's rollout to the queue; None: this environment has no more."""
         place, env_id = self.env_config["group_id"], self.env_config["env_id"]
         self.output_queue.put(place, self.episode_id, self.start_step, rollout, env_id)
+
+
+def _say_unused(arguments: dict[str, Any]) -> None:
+    for name in [name for name, value in arguments.items() if value is not None and name not in _said]:
+        _said.add(name)
+        logger.warning("%s of an environment manager has no effect here: the server renders prompts", name)
