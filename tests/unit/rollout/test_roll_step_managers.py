@@ -109,9 +109,10 @@ def test_every_step_is_a_row_with_the_tokens_and_the_reward_of_its_history(clien
 def test_a_prompt_stands_for_itself_and_knows_the_window_of_recent_steps(client: Client) -> None:
     manager, [rollout] = played(client, remembering(StepEnvManager), env={"length": 4}, history_length=3)
     [history] = manager.histories
+    answers = [entry["llm_response"].removesuffix("<|im_end|>") for entry in history]
     recent = ", ".join(
         f"(step: {step}, observation: Say exactly: <answer>{110 + step}</answer>, "
-        f"action: {history[step - 1]['llm_response']}, reward: {step}.0)"
+        f"action: {answers[step - 1]}, reward: {step}.0)"
         for step in (2, 3)
     )
     assert prompts_of(client, rollout)[3] == (

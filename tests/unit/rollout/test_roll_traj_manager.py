@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import sys
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -346,6 +348,30 @@ def test_a_formulation_of_ones_own_that_cannot_take_a_failed_history_is_not_aske
     with pytest.raises(ZeroDivisionError):
         played(client, kind=type("Wrong", (TrajEnvManager,), {"formulate_rollouts": lambda self, cache: 1 / 0}))
     assert {session["status"] for session in client.sessions()} == {"ended"}
+
+
+def test_an_environment_that_leaves_with_the_agent_fails_one_episode(client: Client) -> None:
+    manager = manager_of(client, queue := Queue(2))
+    step = manager.env.unwrapped.step
+
+    def leaving(action: Any) -> Any:
+        return sys.exit(3) if "111" in action else step(action)
+
+    manager.env.unwrapped.step = leaving
+    manager.run_rollout_loop(SEED)
+    outcomes = [client.session_tree(rollout.meta_info["session_id"]).outcome for rollout in queue.rollouts]
+    assert outcomes == ["Failed", "Finished"]
+
+
+def test_the_environment_is_closed_when_its_manager_is_gone(client: Client) -> None:
+    closed: list[str] = []
+    manager = manager_of(client, Queue(1))
+    manager.env.unwrapped.close = lambda: closed.append("closed")
+    manager.run_rollout_loop(SEED)
+    assert closed == []
+    del manager
+    gc.collect()
+    assert closed == ["closed"]
 
 
 def test_the_environment_is_used_under_the_lock_of_its_worker_and_within_its_limit(client: Client) -> None:

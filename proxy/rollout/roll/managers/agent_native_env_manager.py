@@ -166,7 +166,7 @@ class AgentNativeStepEnvManager(TrajEnvManager):
             "env_info": {
                 **{"env_id": rollout_cache.env_id, "group_id": rollout_cache.group_id, "tag": rollout_cache.tag},
                 **{"seed": self.group_seed, "episode_id": self.episode_id, "mode": self.mode},
-                "max_steps": self.env_config["max_steps"],
+                "max_steps": self.max_steps,
                 "sequence_length": self.pipeline_config.sequence_length,
                 **dict(getattr(self.env, "env_info", None) or {}),
             },

@@ -70,8 +70,14 @@ class StepEnvManager(TrajEnvManager):
 
 
 def _step_text(entry: Mapping[str, Any], number: int) -> str:
-    """A step in words: state, action and reward."""
-    action = entry.get("action_content", entry.get("llm_response", ""))
+    """A step in words: state, action (as the environment understood it, if it says so) and reward."""
+    action = entry.get("action_content") or _answer_text(entry)
     is_valid = (entry.get("metrics") or {}).get("action_is_valid", True)
     told = f"{action}{'' if is_valid else _INVALID}"
     return f"(step: {number}, observation: {entry['observation']}, action: {told}, reward: {entry.get('reward')})"
+
+
+def _answer_text(entry: Mapping[str, Any]) -> str:
+    """The answer without special tokens, which would end the message that shows it."""
+    said, text = str(entry.get("llm_response", "")), str(entry["messages"][-1]["content"])
+    return text if text in said else said
