@@ -166,7 +166,7 @@ class _Interpolation:
             return self._section._made.strftime(rest)
         if kind == "oc.decode":
             text = self.resolved(rest)
-            return self._default(text.strip()) if isinstance(text, str) else text
+            return self._default(text.strip().strip("'\"")) if isinstance(text, str) else text
         name, comma, default = (each.strip() for each in rest.partition(","))
         if kind == "oc.select":
             found = self._of_path(name, expression, _ABSENT)

@@ -386,6 +386,12 @@ def test_generating_args_of_actor_infer_are_those_of_both_managers(caplog: pytes
     }
 
 
+def test_a_distilled_student_is_what_samples() -> None:
+    student = {"generating_args": {"temperature": 0.3}}
+    config = AgenticConfig(small(actor_infer=None, student_infer=student, is_pure_opd=True))
+    assert config.train_env_manager.generating_args.temperature == 0.3
+
+
 def test_generating_args_become_the_sampling_of_a_session(caplog: pytest.LogCaptureFixture) -> None:
     args = GeneratingArguments(stop_strings=["</a>"], max_new_tokens=20, num_return_sequences=4, seed=3)
     expected = {"temperature": 0.95, "top_p": 0.7, "top_k": 50, "repetition_penalty": 1.0, "stop": ["</a>"], "seed": 3}
@@ -436,6 +442,14 @@ def test_a_configuration_is_copied_pickled_and_written_out() -> None:
     written = config.to_dict()
     assert written["train_env_manager"]["env_configs"][0][0]["tag"] == "Boxes"
     assert type(written["custom_envs"]["Boxes"]) is dict
+
+
+def test_a_manager_alone_counts_its_workers_and_names_its_fields() -> None:
+    manager = EnvManagerConfig(num_env_groups=5, group_size=3, tags=["a", "b"], num_groups_partition=[2, 3])
+    assert (manager.max_env_num_per_worker, manager.world_size) == (15, 1)
+    assert EnvManagerConfig(num_env_groups=5, group_size=3, max_env_num_per_worker=4).world_size == 4
+    with pytest.raises(InvalidRequest, match="^group_size is 0"):
+        EnvManagerConfig(group_size=0)
 
 
 def test_dataclasses_are_accepted_as_dacite_makes_them() -> None:
