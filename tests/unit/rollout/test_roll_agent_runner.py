@@ -17,6 +17,7 @@ from proxy.engine.scripted.engine import ScriptedEngine
 from proxy.engine.scripted.scripts import Reply, Script, play
 from proxy.rollout.roll import AgentRunner, EpisodeResult
 from proxy.rollout.roll.runners import EpisodeTimeout, RequestError, played
+from proxy.rollout.roll.runners.step_rewards import step_rewards
 from proxy.settings import Settings
 from tests.support import call_text, default_url, function_tool, real_server, sampled, says, tiny_renderer, user
 
@@ -186,6 +187,48 @@ def test_what_was_earned_before_a_failure_is_kept(tmp_path: Path, caplog: pytest
     assert (result.status, result.score, result.step_scores) == ("Failed", 3.0, [1.0, 2.0])
     assert "the script has no reply left" in result.agent_exit_reason
     assert "an episode has failed after 2 steps" in caplog.text
+
+
+def test_what_the_environment_gave_is_kept_though_the_runner_kept_it_to_itself(tmp_path: Path) -> None:
+    class Local(CountingRunner):
+        """As ROLL's documentation writes runners."""
+
+        def run_job(self, seed: int) -> EpisodeResult:
+            obs = self.env.reset(seed=seed)
+            rewards = []
+            with httpx.Client(timeout=60) as client:
+                for _ in range(self.max_steps):
+                    resp = self._llm_request(client, [user(obs)])
+                    obs, reward, done, _, _ = self.env.step(resp["choices"][0]["message"]["content"])
+                    rewards.append(reward)
+                    if done:
+                        break
+            return EpisodeResult(status="Finished", score=sum(rewards), step_scores=rewards)
+
+    with in_process(tmp_path, says("up", "down", "left", "one more")) as client:
+        runner = of_session(client.start_session("t"), client, Local)
+        finished, failed = played(runner, 1), played(runner, 2)
+    assert (finished.status, finished.step_scores) == ("Finished", [1.0, 2.0, 3.0])
+    assert (failed.status, failed.score, failed.step_scores) == ("Failed", 1.0, [1.0])
+    assert vars(runner.env) == {"at": 1}
+
+
+def test_an_environment_that_cannot_be_observed_is_left_alone() -> None:
+    class Slots:
+        __slots__ = ()
+
+        def step(self) -> tuple[str, float, bool, dict[str, Any]]:
+            return "", 1.0, False, {}
+
+    class Own:
+        def __init__(self) -> None:
+            self.step = lambda: ("", 1.0, False, {})
+
+    for env in (Slots(), Own(), None, object()):
+        with step_rewards(env) as seen:
+            if env is not None and hasattr(env, "step"):
+                env.step()
+        assert seen == []
 
 
 def test_a_failing_environment_is_a_failed_episode_and_the_next_is_played(tmp_path: Path) -> None:

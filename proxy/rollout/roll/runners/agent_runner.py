@@ -9,6 +9,7 @@ from functools import wraps
 from typing import Any, Self
 
 from proxy.rollout.roll.runners.request_error import RequestError
+from proxy.rollout.roll.runners.step_rewards import step_rewards
 from proxy.rollout.roll.values import EpisodeResult, Section, as_section
 
 
@@ -32,7 +33,7 @@ class AgentRunner(ABC):
     session, which is sent in place of `env_id`. Other keyword arguments are for subclasses; the base reads none.
 
     `step_scores` has the rewards of the steps of the running episode. A subclass that appends to it keeps what was
-    earned when it raises an exception later.
+    earned when it raises an exception later; for one that appends nothing, it then has the rewards of `self.env.step`.
     """
 
     env: Any = None
@@ -198,9 +199,13 @@ def _set_up_first(run_job: Callable[[Any, int], EpisodeResult]) -> Callable[[Any
         self.setup()
         self.step_scores = []
         self._started = time.monotonic()
-        try:
-            return run_job(self, seed)
-        finally:
-            self._started = None
+        with step_rewards(self.env) as seen:
+            try:
+                return run_job(self, seed)
+            except BaseException:
+                self.step_scores = self.step_scores or seen
+                raise
+            finally:
+                self._started = None
 
     return set_up_first
