@@ -448,7 +448,7 @@ def test_a_manager_alone_counts_its_workers_and_names_its_fields() -> None:
     manager = EnvManagerConfig(num_env_groups=5, group_size=3, tags=["a", "b"], num_groups_partition=[2, 3])
     assert (manager.max_env_num_per_worker, manager.world_size) == (15, 1)
     assert EnvManagerConfig(num_env_groups=5, group_size=3, max_env_num_per_worker=4).world_size == 4
-    with pytest.raises(InvalidRequest, match="^group_size is 0"):
+    with pytest.raises(InvalidRequest, match=r"^group_size is 0"):
         EnvManagerConfig(group_size=0)
 
 

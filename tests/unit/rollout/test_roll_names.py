@@ -97,6 +97,7 @@ def test_a_tensor_is_cut_or_padded_to_a_length() -> None:
         ("from roll.pipeline.agentic.agentic_config import RewardConfig", "there are AgenticConfig, EnvManagerConfig"),
         ("import roll.third_party.megatron", r"roll\.third_party is not here"),
         ("from roll.pipeline.agentic.proxy.proxy_server import ProxyServer", "the server is the proxy"),
+        ("from roll.datasets.global_dataset import GlobalDatasetManager", "reset_datasets"),
         ("from roll.pipeline.agentic.env.webshop import env", "register yours with gem.register"),
     ],
 )

@@ -9,6 +9,7 @@ from typing import Any
 _AGENTIC = "roll.pipeline.agentic"
 _RUNNERS, _MANAGERS, _ENVS, _TOOLS = (f"{_AGENTIC}.{name}" for name in ("agent_runner", "env_manager", "env", "tools"))
 _OURS = "proxy.rollout.roll"
+_PROXIES = "managers.llm_proxies"
 
 MODULES: Mapping[str, Mapping[str, str]] = {
     f"{_RUNNERS}": {"AgentRunner": "runners", "EpisodeResult": "values"},
@@ -46,6 +47,10 @@ MODULES: Mapping[str, Mapping[str, str]] = {
     f"{_AGENTIC}.agentic_pipeline": dict.fromkeys(("GroupFilter", "get_episode_scores"), "scheduler"),
     f"{_AGENTIC}.agentic_rollout_pipeline": {"AgenticRolloutPipeline": "scheduler"},
     f"{_AGENTIC}.environment_worker": {"EnvironmentWorker": "scheduler"},
+    f"{_AGENTIC}.llm_proxy": dict.fromkeys(("BaseLLMProxy", "create_llm_proxy", "register_llm_proxy"), _PROXIES),
+    f"{_AGENTIC}.llm_proxy.base_llm_proxy": dict.fromkeys(("BaseLLMProxy", "register_llm_proxy"), _PROXIES),
+    f"{_AGENTIC}.llm_proxy.policy_proxy": {"PolicyProxy": _PROXIES},
+    f"{_AGENTIC}.llm_proxy.random_proxy": {"RandomProxy": _PROXIES},
     f"{_AGENTIC}.utils": {"dump_rollout_trajectories": "scheduler"},
     "roll.configs": {"GeneratingArguments": "config"},
     "roll.configs.generating_args": {"GeneratingArguments": "config"},
@@ -73,7 +78,10 @@ _ABSENT: Mapping[str, str] = {
     f"{_AGENTIC}.agentic_actor_worker": "it trains",
     f"{_AGENTIC}.agentic_actor_pg_worker": "it trains",
     f"{_AGENTIC}.proxy": "the server is the proxy: tokengrove serve, or Client(app=...) in this process",
-    f"{_AGENTIC}.llm_proxy": "the engine of the server answers; choose it where you start the server",
+    f"{_AGENTIC}.llm_proxy.openai_proxy": "the engine of the server answers; choose it where you start the server",
+    f"{_RUNNERS}.rock.pull_runner.ModelServiceOperator": "PullModeRunner.model_service_cls takes its place",
+    f"{_RUNNERS}.rock.pull_runner.ModelServiceHarborTrial": "PullModeRunner.model_service_cls takes its place",
+    "roll.datasets.global_dataset.GlobalDatasetManager": "reset_datasets of proxy.rollout.roll.rock does what it is for",
     f"{_MANAGERS}.message_tracker": "the server tracks messages: a session is a tree of sampled tokens",
     f"{_MANAGERS}.token_mask_utils": "nothing is tokenized again; samples have the masks of the sampled tokens",
     "roll.distributed.scheduler.initialize": "there is no Ray to be started; leave the call out",
