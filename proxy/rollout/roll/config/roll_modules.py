@@ -81,7 +81,7 @@ _ABSENT: Mapping[str, str] = {
     f"{_AGENTIC}.llm_proxy.openai_proxy": "the engine of the server answers; choose it where you start the server",
     f"{_RUNNERS}.rock.pull_runner.ModelServiceOperator": "PullModeRunner.model_service_cls takes its place",
     f"{_RUNNERS}.rock.pull_runner.ModelServiceHarborTrial": "PullModeRunner.model_service_cls takes its place",
-    "roll.datasets.global_dataset.GlobalDatasetManager": "reset_datasets of proxy.rollout.roll.rock does what it is for",
+    "roll.datasets.global_dataset.GlobalDatasetManager": "proxy.rollout.roll.rock.reset_datasets takes its place",
     f"{_MANAGERS}.message_tracker": "the server tracks messages: a session is a tree of sampled tokens",
     f"{_MANAGERS}.token_mask_utils": "nothing is tokenized again; samples have the masks of the sampled tokens",
     "roll.distributed.scheduler.initialize": "there is no Ray to be started; leave the call out",
