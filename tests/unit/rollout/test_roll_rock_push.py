@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -107,6 +109,31 @@ def test_how_a_job_ends_is_how_its_episode_ends(tmp_path: Path) -> None:
 
 async def test_a_notebook_whose_thread_has_an_event_loop_runs_jobs(tmp_path: Path) -> None:
     assert PushModeRunner("http://h", 4, config(tmp_path)).run_job(1).status == "Finished"
+
+
+def test_a_job_is_cancelled_from_another_thread_and_nothing_of_it_is_left(tmp_path: Path) -> None:
+    running = threading.Event()
+
+    class Watched(LocalProcessSandbox):
+        async def launch(self, *command: Any) -> Any:
+            process = await super().launch(*command)
+            running.set()
+            return process
+
+        async def stop(self) -> None:
+            folders.append(self.working_folder)
+            await super().stop()
+
+    folders: list[str] = []
+    runner = PushModeRunner("http://h", 4, config(tmp_path, "sleep 600", sandbox_cls=Watched))
+    runner.cancel()
+    with ThreadPoolExecutor(1) as thread:
+        job = thread.submit(runner.run_job, 1)
+        assert running.wait(60)
+        runner.cancel()
+        result = job.result(60)
+    assert (result.status, result.agent_exit_reason) == ("Failed", "CancelledError: the job was cancelled")
+    assert len(folders) == 1 and not Path(folders[0]).exists()
 
 
 class Unready(LocalProcessSandbox):

@@ -110,6 +110,7 @@ class ProxyEnvManager(BaseEnvManager):
         if (episode := self.episode) is not None:
             with suppress(ProxyError):
                 episode.fail("the manager was stopped", within_s=0.0)
+        self._slot.cancel()
         self._woken.set()
 
     def formulate_rollouts(self, result: dict[str, Any]) -> DataProto:

@@ -78,8 +78,13 @@ class RunnerSlot:
     def abandon(self) -> None:
         """Leave a runner that hangs: its teardown follows once it does not any more, and nobody waits for it."""
         self.is_abandoned = True
+        self.cancel()
         self._open().submit(getattr(self.runner, "teardown", _nothing))
         self._close()
+
+    def cancel(self) -> None:
+        """Tell the runner to end its episode, if its class has a `cancel`, which may be called while it runs."""
+        getattr(self.runner, "cancel", _nothing)()
 
     def _open(self) -> RunnerThread:
         if self._thread is None:

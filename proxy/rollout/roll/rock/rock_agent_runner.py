@@ -11,6 +11,7 @@ import json
 import logging
 import os
 import re
+import threading
 import uuid
 from asyncio import sleep
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
@@ -92,6 +93,8 @@ class RockAgentRunner(AgentRunner):
             agent_command(self._base_job_config.agent)
         self.listen_port = self.env_config.get("proxy_port", 8000)
         self._callback_url: str | None = None
+        self._lock = threading.Lock()
+        self._running: tuple[asyncio.AbstractEventLoop, asyncio.Future[Any]] | None = None
 
     @property
     def infer_callback_url(self) -> str | None:
@@ -240,8 +243,8 @@ class RockAgentRunner(AgentRunner):
     ) -> dict[str, Any]:
         """Run a job on an event loop of its own; return its metrics, which say so if it failed."""
         try:
-            return _run(coro)
-        except Exception as error:
+            return _run(self._cancellable(coro))
+        except (Exception, asyncio.CancelledError) as error:
             self.logger.exception("job %s failed", job_id)
             return {
                 "job_id": job_id,
@@ -250,6 +253,23 @@ class RockAgentRunner(AgentRunner):
                 "score": 0.0,
                 "agent_exit_reason": exit_reason(error),
             }
+
+    def cancel(self) -> None:
+        """End the running job, if any, from any thread: its sandbox is stopped, and `run_job` returns Failed."""
+        with self._lock:
+            if self._running is not None:
+                loop, task = self._running
+                loop.call_soon_threadsafe(task.cancel, "the job was cancelled")
+
+    async def _cancellable(self, coro: Coroutine[Any, Any, T]) -> T:
+        task = asyncio.ensure_future(coro)
+        with self._lock:
+            self._running = asyncio.get_running_loop(), task
+        try:
+            return await task
+        finally:
+            with self._lock:
+                self._running = None
 
     async def _metrics_of(self, job: Any, task_config: Mapping[str, Any]) -> dict[str, Any]:
         """Wait for a job; return its metrics with the pass rate, if there is one."""
