@@ -206,6 +206,15 @@ def test_the_wrapper_is_the_environment_for_all_else() -> None:
     assert quiz.closed and echo.closed
 
 
+def test_an_environment_that_is_not_of_texts_is_refused() -> None:
+    class Messages(Quiz):
+        def reset(self, seed: int | None = None) -> Any:
+            return [{"role": "user", "content": "hi"}], {}
+
+    with pytest.raises(InvalidRequest, match="tool_wrapper answers calls in texts"):
+        ToolEnvWrapper(Messages(), [Echo()]).reset(seed=1)
+
+
 def test_the_wrapper_is_made_from_a_configuration() -> None:
     pytest.importorskip("gem")
     handlers = logging.getLogger().handlers[:]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from proxy.errors import InvalidRequest
 from proxy.rollout.roll.runners.tools.registration import make_tool
 
 _NO_MORE = "\n\nNo further tool call is possible: give the final answer now."
@@ -12,6 +13,8 @@ _NO_MORE = "\n\nNo further tool call is possible: give the final answer now."
 
 class ToolEnvWrapper:
     """An environment of texts whose agent may call tools. Everything else of it is the environment's own.
+
+    `reset` raises InvalidRequest if the environment is not one of texts.
 
     A tool has `instruction_string()`, which is added to the first observation, `tool_type`, and
     `execute_action(action) -> (found, failed, observation, parsed_action)`: whether the text has a call of it, whether
@@ -51,6 +54,8 @@ class ToolEnvWrapper:
         observation, info = self.env.reset(seed=seed)
         if observation is None:
             return None, {}
+        if not isinstance(observation, str):
+            raise InvalidRequest("tool_wrapper answers calls in texts, and this environment's observations are none")
         instructions = "\n".join(tool.instruction_string() for tool in self.tools)
         if len(self.tools) > 1:
             instructions = f"Available tools:\n{instructions}"
