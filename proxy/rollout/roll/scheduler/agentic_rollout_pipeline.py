@@ -92,6 +92,7 @@ class AgenticRolloutPipeline:
         if batch is None:
             return None
         metrics |= reduce_metrics(batch.meta_info["metrics"]) | train_metrics(batch)
+        metrics["system/samples"] = (global_step + 1) * len(batch)
         dump_rollout_trajectories(self.pipeline_config.rollout_dump_dir, global_step, batch)
         return batch
 

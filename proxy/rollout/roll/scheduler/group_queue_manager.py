@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
+from proxy.rollout.roll.config import resolve
 from proxy.rollout.roll.scheduler.env_activity_monitor import EnvActivityMonitor
 from proxy.rollout.roll.scheduler.group_queue import GroupData, GroupQueue
 from proxy.rollout.roll.values import DataProto
@@ -26,8 +27,8 @@ Dropped = Callable[[str, Sequence[DataProto]], None]
 class GroupQueueManager:
     """The groups of all environments of `env_manager_config`. All methods may be called from any thread.
 
-    `group_filter` has a method `filter` as `GroupFilter`. `dropped` is called without the lock, in the thread that was
-    the cause.
+    `group_filter` has a method `filter` as `GroupFilter`; by default it is one of `group_filter_cls`. `dropped` is
+    called without the lock, in the thread that was the cause.
     """
 
     def __init__(
@@ -36,7 +37,7 @@ class GroupQueueManager:
         env_manager_config: Any,
         mode: str,
         *,
-        group_filter: Any,
+        group_filter: Any = None,
         dropped: Dropped = lambda reason, rollouts: None,
     ) -> None:
         self.mode = mode
@@ -51,6 +52,9 @@ class GroupQueueManager:
         self._lives: Counter[tuple[int, int]] = Counter()
         self._put: Counter[tuple[int, int]] = Counter()
         self._due: set[int] = set()
+        if group_filter is None:
+            filter_class = resolve(env_manager_config.group_filter_cls, "group_filter_cls")
+            group_filter = filter_class(config, env_manager_config, mode)
         train = mode == "train"
         batch_size = config.rollout_batch_size if train else config.val_batch_size
         members = Counter(
@@ -112,7 +116,8 @@ class GroupQueueManager:
     ) -> None:
         """Put a result of an episode; None: the environment plays no more, as there are no data left.
 
-        A result that comes too late for its group is dropped. What the group filter raises, `get_batch` raises.
+        A result that comes too late for its group is dropped. What the group filter raises, `get_batch` raises. An
+        episode's step is that of its group, whatever `start_step` says.
         """
         if rollout is None or episode_id is None:
             self.leave(group_id, env_id)

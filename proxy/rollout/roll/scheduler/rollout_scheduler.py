@@ -11,13 +11,14 @@ import os
 import random
 import time
 from collections.abc import Sequence
+from functools import partial
 from types import TracebackType
 from typing import Any, Protocol
 
 from proxy.client import Client
 from proxy.client.asgi import ASGIApp
 from proxy.errors import InvalidRequest, ProxyError
-from proxy.rollout.roll.config import resolve
+from proxy.rollout.retries import retried_here
 from proxy.rollout.roll.scheduler.batch_metrics import append_to_dict
 from proxy.rollout.roll.scheduler.group_queue_manager import GroupQueueManager
 from proxy.rollout.roll.scheduler.rollout_mock import RolloutMock
@@ -27,6 +28,8 @@ from proxy.rollout.roll.values import DataProto
 
 logger = logging.getLogger(__name__)
 _MOST_IDS = 1000
+_RETRY_S = 60.0
+"""How long the server is waited for when it restarts."""
 
 
 class Workers(Protocol):
@@ -88,11 +91,8 @@ class RolloutScheduler:
         self._mock = RolloutMock(getattr(config, "rollout_mock", None), mode)
         self._workers: Workers | None = None
         self._plays = False
-        group_filter = resolve(env_manager_config.group_filter_cls, "group_filter_cls")(
-            config, env_manager_config, mode
-        )
         self.env_output_queue = GroupQueueManager(
-            config, env_manager_config, mode, group_filter=group_filter, dropped=self._acknowledge_dropped
+            config, env_manager_config, mode, dropped=lambda reason, rollouts: self._acknowledge(rollouts)
         )
 
     def __enter__(self) -> RolloutScheduler:
@@ -164,14 +164,17 @@ class RolloutScheduler:
         if not self._plays:
             workers.start(self._base_seed())
             self._plays = True
-        if self._client.engine().paused:
-            self._client.resume()
+        retried_here(self._resume, _RETRY_S)
         rollouts = self.env_output_queue.get_batch(batch_size, global_step)
         if batch_size < 0:
             workers.join()
             self._plays = False
             self.env_output_queue.clear()
         return rollouts
+
+    def _resume(self) -> None:
+        if self._client.engine().paused:
+            self._client.resume()
 
     def _made_workers(self) -> Workers:
         if self.env_output_queue.closed:
@@ -205,15 +208,13 @@ class RolloutScheduler:
         batch.meta_info["get_batch_return_start_time"] = time.time()
         return batch
 
-    def _acknowledge_dropped(self, reason: str, rollouts: Sequence[DataProto]) -> None:
-        self._acknowledge(rollouts)
-
     def _acknowledge(self, rollouts: Sequence[DataProto]) -> None:
         """Take the sessions of these rollouts out of the queue of claims, for good."""
         names = _session_ids(rollouts)
         try:
             for at in range(0, len(names), _MOST_IDS):
-                self._client.acknowledge(session_ids=names[at : at + _MOST_IDS])
+                chunk = names[at : at + _MOST_IDS]
+                retried_here(partial(self._client.acknowledge, session_ids=chunk), _RETRY_S)
         except ProxyError as error:
             logger.warning("%d sessions could not be taken out of the queue of claims: %s", len(names), error)
 
