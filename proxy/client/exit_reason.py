@@ -16,6 +16,11 @@ def exit_reason(error: BaseException) -> str:
         text = f"{kind}: {error}"
     except Exception as failure:
         text = f"{kind}: its text cannot be made ({type(failure).__name__})"
+    return storable(text)
+
+
+def storable(text: str) -> str:
+    """`text` as a server takes it: not too long, and without what no database stores."""
     if (extra := len(text) - _MOST) > 0:
         half = _MOST // 2
         text = f"{text[:half]} [... {extra} characters ...] {text[-half:]}"

@@ -148,13 +148,31 @@ def test_a_late_episode_is_unfinished(client: Client) -> None:
     assert shown(session).extra["finished"] is False
 
 
-def test_a_score_that_is_no_number_fails_the_episode_and_ends_it(client: Client) -> None:
+@pytest.mark.parametrize(
+    ("score", "rewards_by_id", "told"),
+    [(float("nan"), None, "Out of range float"), (1.0, {"chatcmpl-of-nobody": 1.0}, "chatcmpl-of-nobody")],
+)
+def test_a_reward_that_the_server_refuses_fails_the_episode_and_ends_it(
+    client: Client, score: float, rewards_by_id: dict[str, float] | None, told: str
+) -> None:
     session = played(client, 1)
-    session.finish(EpisodeResult("Finished", float("nan"), metrics={"rate": np.float32(0.5), "object": object}))
+    session.finish(EpisodeResult("Finished", score), rewards_by_id)
     tree = shown(session)
-    assert (tree.status, tree.outcome, rewards(session)) == ("ended", "Failed", [None])
-    metrics = {name: tree.extra["metrics"][name] for name in ("rate", "object", "score")}
-    assert metrics == {"rate": 0.5, "object": "<class 'object'>", "score": "nan"}
+    assert (tree.status, tree.outcome, session.outcome, rewards(session)) == ("ended", "Failed", "Failed", [None])
+    assert told in tree.extra["exit_reason"]
+
+
+def test_any_metric_and_any_reason_can_be_stored(client: Client) -> None:
+    deep: Any = []
+    for _ in range(2000):
+        deep = [deep]
+    session = played(client, 1)
+    about = {"rate": np.float32(0.5), "object": object, "text": "a\0b", "worst": float("nan"), "deep": deep}
+    session.finish(EpisodeResult("Failed", 1.0, None, "reason\0 \ud800" + 5000 * "x", about))
+    tree = shown(session)
+    metrics = {name: tree.extra["metrics"][name] for name in ("rate", "object", "text", "worst", "score")}
+    assert metrics == {"rate": 0.5, "object": "<class 'object'>", "text": "a\\x00b", "worst": "nan", "score": 1.0}
+    assert tree.extra["exit_reason"].startswith("reason\\x00 \\ud800xxx") and rewards(session) == [1.0]
 
 
 def test_a_session_that_somebody_else_ended_is_left_as_it_is(client: Client) -> None:

@@ -8,14 +8,15 @@ import math
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime
 from typing import Any, cast
 
 from proxy.client import Client, Export, Session
-from proxy.client.exit_reason import exit_reason
+from proxy.client.exit_reason import exit_reason, storable
 from proxy.client.options import EndOptions, ExportOptions, SessionOptions
 from proxy.client.values import SessionTree
-from proxy.errors import EndedOtherwise, InvalidRequest, NotFound
+from proxy.errors import EndedOtherwise, InvalidRequest, NotFound, ProxyError, SessionNotFound
 from proxy.rollout.retries import retried_here
 from proxy.rollout.roll.config import sampling_of
 from proxy.rollout.roll.values.episode_result import EpisodeResult
@@ -100,7 +101,8 @@ class EpisodeSession:
         `rewards` has them by interaction id. Without it each step score is the reward of its turn, in order of
         completion. Turns that have no score of their own, at the end, have none; of scores for which there is no turn
         the last turn has the sum, so that none is lost. Without step scores the last turn has `score`. A score that is
-        no finite number makes the episode Failed. Does nothing if the session has ended.
+        no finite number, or metrics that the server refuses, make the episode Failed. Does nothing if the session has
+        ended.
         """
         if self.outcome is not None:
             return
@@ -114,9 +116,9 @@ class EpisodeSession:
         try:
             given: EndOptions = self._rewards(result) if rewards is None else {"rewards": rewards}
             self._end({**ending, **given})
-        except InvalidRequest as error:
+        except (InvalidRequest, NotFound) as error:
             logger.warning("session %s: %s", self.session.session_id, error)
-            self._end({**ending, "outcome": "Failed", "exit_reason": exit_reason(error)})
+            self.fail(error)
 
     def fail(self, error: BaseException | str, outcome: str = "Failed", within_s: float = _RETRY_S) -> None:
         """End the session without rewards; try again for `within_s` seconds. Does nothing if it has ended."""
@@ -164,9 +166,16 @@ class EpisodeSession:
             try:
                 retried_here(lambda: self.session.end(**options), within_s)
                 self.outcome = options["outcome"]
-            except (EndedOtherwise, NotFound) as error:  # by an operator, or deleted: there is nothing left to end
+            except (EndedOtherwise, SessionNotFound) as error:  # expired, or by an operator
                 logger.warning("session %s was ended by somebody else: %s", self.session.session_id, error)
                 self.outcome = "Failed"
+                with suppress(ProxyError):  # an expired session still takes rewards
+                    self.session.end(**_rewards_of(options))
+
+
+def _rewards_of(options: EndOptions) -> EndOptions:
+    names = ("reward", "rewards", "step_scores", "align")
+    return cast(EndOptions, {name: value for name, value in options.items() if name in names})
 
 
 def address_of(client: Client, api_key: str) -> str:
@@ -193,8 +202,8 @@ def _outcome(result: EpisodeResult) -> tuple[str, str]:
     """The outcome and the reason; a status that the server does not know is Failed, and stands in the reason."""
     reason = str(getattr(result, "agent_exit_reason", "") or "")
     if result.status in OUTCOMES:
-        return result.status, reason
-    return "Failed", f"{result.status}: {reason}" if reason else str(result.status)
+        return result.status, storable(reason)
+    return "Failed", storable(f"{result.status}: {reason}" if reason else str(result.status))
 
 
 def _storable(metrics: Mapping[str, Any]) -> dict[str, Any]:
@@ -204,8 +213,12 @@ def _storable(metrics: Mapping[str, Any]) -> dict[str, Any]:
 
 def _json_value(value: Any) -> Any:
     value = value.item() if hasattr(value, "item") and getattr(value, "ndim", 0) == 0 else value
+    if isinstance(value, str):
+        return storable(value)
     try:
         json.dumps(value, allow_nan=False)
-    except (TypeError, ValueError, RecursionError):
-        return str(value)
+    except RecursionError:
+        return f"{type(value).__name__} of too many levels"
+    except (TypeError, ValueError):
+        return storable(str(value))
     return value
