@@ -18,6 +18,7 @@ from proxy.rollout.roll import DataProto, Section
 from proxy.rollout.roll.managers import (
     BaseLLMProxy,
     RolloutCache,
+    StepEnvManager,
     TrajEnvManager,
     VLTrajEnvManager,
     register_llm_proxy,
@@ -273,8 +274,8 @@ def test_every_step_may_be_overridden_and_the_mask_changed_token_by_token(client
         def format_messages(self, history: RolloutCache) -> DataProto:
             content = history.history[-1]
             messages = [{"role": "user", "content": f"Now! {content['observation']}"}]
+            content["state_hash"] = "a-state"
             ids = self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=True)
-            content["prompt_ids"], content["messages"], content["state_hash"] = ids, messages, "a-state"
             return DataProto({"input_ids": [ids]})
 
         def step(self, llm_output: DataProto) -> RolloutCache:
@@ -426,6 +427,9 @@ def test_a_loop_of_ones_own_may_lead_several_agents(client: Client) -> None:
 
 def test_random_actions_play_the_environment_and_are_never_trained(client: Client) -> None:
     manager, [rollout] = played(client, proxy_type="random")
+    _, [steps] = played(client, kind=StepEnvManager, proxy_type="random", agent_template="{current_observation}")
+    assert steps.non_tensor_batch["step_scores"].tolist() == [1.0, 2.0, 3.0]
+    assert (len(steps), steps.batch["response_mask"].any()) == (3, False)
     assert not rollout.batch["response_mask"].any()
     assert not rollout.batch["infer_logprobs"].any()
     assert rollout.non_tensor_batch["step_scores"].tolist() == [[1.0, 2.0, 3.0]]

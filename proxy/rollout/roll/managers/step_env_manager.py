@@ -66,7 +66,7 @@ class StepEnvManager(TrajEnvManager):
         return lm_input_of(prompt_ids)
 
     def _input_messages(self, rollout_cache: RolloutCache) -> list[dict[str, Any]]:
-        return list(rollout_cache.history[-1]["messages"])
+        return list(rollout_cache.history[-1]["messages"] or ())
 
 
 def _step_text(entry: Mapping[str, Any], number: int) -> str:

@@ -82,7 +82,7 @@ class TrajEnvManager(DirectEnvManager):
             self._end_session("the environment has nothing to play", "NoData")
             return None
         first = {"observation": self._observed(observation), "actions_left": self.max_steps, "messages": None}
-        self.rollout_cache.history.append({**first, **(info or {})})
+        self.rollout_cache.history.append({**(info or {}), **first})
         return self.rollout_cache
 
     def make_decision(self, rollout_cache: RolloutCache) -> DataProto:
@@ -106,6 +106,7 @@ class TrajEnvManager(DirectEnvManager):
             return self._no_room(error.message)
         if lm_output is None:
             return DataProto(meta_info={"stop_reason": GenerateStopReason.ABORT})
+        content.setdefault("prompt_ids", prompt_ids)
         self._remember(content, lm_output)
         lm_output.meta_info["stop_reason"] = GenerateStopReason.FINISH
         return lm_output
@@ -123,7 +124,7 @@ class TrajEnvManager(DirectEnvManager):
         left = self.max_steps - rollout_cache.step
         if left <= 0:
             self._reach_max_steps(rollout_cache)
-        rollout_cache.history[-1].update({"reward": reward, "llm_response": str(action), **info})
+        rollout_cache.history[-1].update({**info, "reward": reward, "llm_response": str(action)})
         following = {"observation": self._observed(observation), "actions_left": left, "messages": None}
         rollout_cache.history.append(following if suffix is None else {**following, "suffix": suffix})
         return rollout_cache
@@ -213,7 +214,7 @@ class TrajEnvManager(DirectEnvManager):
 
     def _input_messages(self, rollout_cache: RolloutCache) -> list[dict[str, Any]]:
         """The conversation that is to be answered."""
-        return [message for entry in rollout_cache.history for message in entry["messages"]]
+        return [message for entry in rollout_cache.history for message in entry["messages"] or ()]
 
     def _no_room(self, why: str) -> DataProto:
         self.logger.warning("the episode ends, as its prompt leaves no room for an answer: %s", why)
@@ -229,4 +230,4 @@ class TrajEnvManager(DirectEnvManager):
         if (interaction_id := lm_output.meta_info.get("interaction_id")) is not None:
             content["interaction_id"] = interaction_id
         text = self.tokenizer.decode(response_ids, skip_special_tokens=True)
-        content["messages"] = [*content["messages"], {"role": "assistant", "content": text}]
+        content["messages"] = [*(content["messages"] or ()), {"role": "assistant", "content": text}]
