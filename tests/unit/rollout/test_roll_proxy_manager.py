@@ -533,6 +533,21 @@ def test_what_formulate_rollouts_raises_is_raised_after_the_session_has_ended(cl
     assert client.sessions({"status": "active"}) == []
 
 
+def test_errors_of_teardown_are_logged_and_hide_no_other(client: Client, caplog: pytest.LogCaptureFixture) -> None:
+    class Closes(Runner):
+        def teardown(self) -> None:
+            raise OSError("cannot close")
+
+    class Unready(Closes):
+        def setup(self) -> None:
+            raise LookupError("no data set")
+
+    assert len(played(client, Closes).rollouts) == 1
+    assert "cannot close" in caplog.text
+    with pytest.raises(LookupError, match="no data set"):
+        played(client, Unready)
+
+
 def test_the_lock_is_held_where_the_environment_asks_for_it(client: Client) -> None:
     lock, held = threading.Lock(), list[bool]()
 
