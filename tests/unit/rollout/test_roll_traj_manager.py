@@ -13,6 +13,7 @@ import orjson
 import pytest
 
 from proxy.client import Client
+from proxy.engine.create import model_folder
 from proxy.errors import InvalidRequest, ProxyError
 from proxy.rollout.roll import DataProto, Section
 from proxy.rollout.roll.managers import (
@@ -21,14 +22,19 @@ from proxy.rollout.roll.managers import (
     StepEnvManager,
     TrajEnvManager,
     VLTrajEnvManager,
+    compute_conversation_end_token_id,
+    custom_apply_chat_template,
     register_llm_proxy,
 )
 from proxy.rollout.roll.values import GenerateStopReason
+from proxy.rollout.server_tokenizer import ServerTokenizer
+from proxy.settings import Settings
 from tests.support import real_server
 from tests.unit.rollout.roll_queues import Queue
 
 gem = pytest.importorskip("gem")
 torch = pytest.importorskip("torch")
+AutoTokenizer = pytest.importorskip("transformers").AutoTokenizer
 
 KEY = "a-key-of-the-administrator"
 LENGTH = 512
@@ -341,6 +347,20 @@ def test_methods_that_were_written_for_roll_run_as_they_are(client: Client) -> N
     assert rollout.batch["response_mask"].sum() == 1
     names = {name: column.tolist() for name, column in rollout.non_tensor_batch.items()}
     assert names == {"tags": ["Count"], "traj_group_id": ["Count_3_0_111"], "traj_id": ["Count_3_0_111_7"]}
+
+
+def test_helpers_of_rolls_prompts_render_with_the_servers_tokenizer_and_ones_own(client: Client) -> None:
+    question, prompt = [{"role": "user", "content": "hi"}], "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
+    own = AutoTokenizer.from_pretrained(str(model_folder(Settings())))
+    for tokenizer in (ServerTokenizer(client), own):
+        asked = custom_apply_chat_template(question, tokenizer)
+        assert tokenizer.decode(asked) == f"{prompt}<think>\n\n</think>\n\n"
+        assert tokenizer.decode(custom_apply_chat_template(question, tokenizer, enable_thinking=True)) == prompt
+        assert custom_apply_chat_template(question, tokenizer, skip_mock_system_prompt=True) == asked
+        assert custom_apply_chat_template([], tokenizer) == []
+        with_system = custom_apply_chat_template([{"role": "system", "content": "s"}, *question], tokenizer)
+        assert tokenizer.decode(with_system).startswith("<|im_start|>system\ns<|im_end|>\n<|im_start|>user")
+        assert tokenizer.decode(compute_conversation_end_token_id(tokenizer)) == "<|im_end|>"
 
 
 def test_a_formulation_of_ones_own_that_cannot_take_a_failed_history_is_not_asked_to(client: Client) -> None:

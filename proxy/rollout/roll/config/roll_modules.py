@@ -29,6 +29,9 @@ MODULES: Mapping[str, Mapping[str, str]] = {
         "GroupFilter": "scheduler.agent_native_filter",
     },
     f"{_MANAGERS}.vl_traj_env_manager": {"VLTrajEnvManager": "managers"},
+    f"{_MANAGERS}.token_mask_utils": dict.fromkeys(
+        ("custom_apply_chat_template", "compute_conversation_end_token_id"), "managers"
+    ),
     f"{_TOOLS}": {"register_tools": "runners"},
     f"{_TOOLS}.registration": dict.fromkeys(("register_tools", "make_tool", "print_tools"), "runners"),
     f"{_TOOLS}.tool_env_wrapper": dict.fromkeys(("ToolEnvWrapper", "tool_wrapper"), "runners"),
@@ -83,7 +86,6 @@ _ABSENT: Mapping[str, str] = {
     f"{_RUNNERS}.rock.pull_runner.ModelServiceHarborTrial": "PullModeRunner.model_service_cls takes its place",
     "roll.datasets.global_dataset.GlobalDatasetManager": "proxy.rollout.roll.rock.reset_datasets takes its place",
     f"{_MANAGERS}.message_tracker": "the server tracks messages: a session is a tree of sampled tokens",
-    f"{_MANAGERS}.token_mask_utils": "nothing is tokenized again; samples have the masks of the sampled tokens",
     "roll.distributed.scheduler.initialize": "there is no Ray to be started; leave the call out",
     f"{_ENVS}": "only sokoban, frozen_lake and sokoban_tool_call are here; register yours with gem.register",
 }

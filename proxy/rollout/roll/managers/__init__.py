@@ -9,6 +9,10 @@ from proxy.rollout.roll.managers.rollout_cache import RolloutCache
 from proxy.rollout.roll.managers.rollouts import rollout_of
 from proxy.rollout.roll.managers.step_concat_env_manager import StepConcatEnvManager
 from proxy.rollout.roll.managers.step_env_manager import StepEnvManager
+from proxy.rollout.roll.managers.token_mask_utils import (
+    compute_conversation_end_token_id,
+    custom_apply_chat_template,
+)
 from proxy.rollout.roll.managers.traj_env_manager import TrajEnvManager
 from proxy.rollout.roll.managers.vl_traj_env_manager import VLTrajEnvManager
 
@@ -23,6 +27,8 @@ __all__ = [
     "StepEnvManager",
     "TrajEnvManager",
     "VLTrajEnvManager",
+    "compute_conversation_end_token_id",
+    "custom_apply_chat_template",
     "register_llm_proxy",
     "rollout_of",
 ]
