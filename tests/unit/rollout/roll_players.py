@@ -15,6 +15,7 @@ import numpy as np
 
 from proxy.client.adapters.roll import trajectories
 from proxy.rollout.roll.managers import BaseEnvManager, EpisodeSession
+from proxy.rollout.roll.rock import shared_dataset
 from proxy.rollout.roll.scheduler import EnvironmentWorker, GroupFilter
 from proxy.rollout.roll.values import DataProto, EpisodeResult, Section
 
@@ -27,10 +28,11 @@ class Player(BaseEnvManager):
 
     `raise`: fail in the first episode of each manager, `raise always` in all. `kill`: kill the process in the first
     episode, unless the file `config.told` exists, which is written before. `hang`: environment 0 waits for `released`.
-    `data`: there are so many episodes.
+    `data`: there are so many episodes. `tasks`: there is one for each task of this file.
     """
 
     failed = False
+    task: Any = None
     released = threading.Event()
 
     def run_rollout_loop(self, data: DataProto) -> None:
@@ -39,6 +41,10 @@ class Player(BaseEnvManager):
             assert self.episode_id is not None
             if self.episode_id >= self.env_config["config"].get("data", 1000):
                 break
+            if (tasks := self.env_config["config"].get("tasks")) is not None:
+                self.task = shared_dataset(tasks, "traversal").get_data_item(self.episode_seed)
+                if self.task is None:
+                    break
             self.put(self.play())
         self.put(None)
 
@@ -78,6 +84,7 @@ class Player(BaseEnvManager):
         told["metrics"] = {"env/length": 8, "env/id_max": self.env_config["env_id"]}
         extra = {
             "seed": np.array([self.episode_seed], dtype=object),
+            "task": np.array([(self.task or {}).get("name")], dtype=object),
             "pid": np.array([os.getpid()], dtype=object),
             "start_step": np.array([self.start_step], dtype=object),
         }

@@ -234,6 +234,15 @@ def test_workers_are_processes_of_their_own_and_a_killed_one_is_started_again(
     assert any("SIGKILL" in str(each["exit_reason"]) for each in failed)
 
 
+def test_worker_processes_go_through_a_data_set_together(client: Client, tmp_path: Path) -> None:
+    path = tmp_path / "tasks.jsonl"
+    path.write_text("".join(f'{{"name": "task-{number}"}}\n' for number in range(5)))
+    config = settings(groups=2, size=1, workers=2, rollout_batch_size=-1, env={"tasks": str(path)})
+    with scheduler(client, config, processes=2) as train:
+        batch = train.get_batch(at(0), -1)
+    assert sorted(column(batch, "task")) == [f"task-{number}" for number in range(5)]
+
+
 def test_a_worker_that_always_dies_ends_the_run(client: Client) -> None:
     config = settings(groups=2, size=1, workers=2, env={"then": "kill always"})
     with scheduler(client, config, processes=2) as train:

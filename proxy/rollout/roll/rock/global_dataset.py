@@ -45,9 +45,13 @@ class GlobalDataset:
             if self.mode not in _IN_ORDER:
                 at = random.Random(seed).randint(0, len(self.dataset) - 1)
             else:
-                at = self.seed_to_idx.setdefault(seed, self.idx)
-                self.idx += at == self.idx < len(self.dataset)
+                at = self._place(seed)
             return copy.deepcopy(self.dataset[at]) if at < len(self.dataset) else None
+
+    def _place(self, seed: int) -> int:
+        at = self.seed_to_idx.setdefault(seed, self.idx)
+        self.idx += at == self.idx < len(self.dataset)
+        return at
 
     def size(self) -> int:
         """The number of rows."""
@@ -67,7 +71,23 @@ class GlobalDataset:
                 self.filter_names.add(filter_name)
 
 
+Places = Callable[[str, int], int]
+"""The place of a seed in the traversal of that name: from 0, one for each new seed."""
+
+
+class _TraversedTogether(GlobalDataset):
+    """Its places are given out elsewhere, for several processes."""
+
+    def __init__(self, dataset_name: str | Sequence[str], mode: str, places: Places) -> None:
+        super().__init__(dataset_name, mode=mode)
+        self._places = places
+
+    def _place(self, seed: int) -> int:
+        return self._places(f"{self.mode}_{self.dataset_name}", seed)
+
+
 _datasets: dict[str, GlobalDataset] = {}
+_places: Places | None = None
 _lock = threading.Lock()
 
 
@@ -76,8 +96,19 @@ def shared_dataset(dataset_name: str | Sequence[str], mode: str) -> GlobalDatase
     name = f"{mode}_{dataset_name}"
     with _lock:
         if name not in _datasets:
-            _datasets[name] = GlobalDataset(dataset_name, mode=mode)
+            if _places is None:
+                _datasets[name] = GlobalDataset(dataset_name, mode=mode)
+            else:
+                _datasets[name] = _TraversedTogether(dataset_name, mode, _places)
         return _datasets[name]
+
+
+def traverse_together(places: Places) -> None:
+    """From now on this process gets the places of traversals from `places`, which it shares with others."""
+    global _places
+    with _lock:
+        _places = places
+        _datasets.clear()
 
 
 def reset_datasets(mode: str) -> None:

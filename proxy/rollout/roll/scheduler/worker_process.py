@@ -10,6 +10,7 @@ from typing import Any, Unpack
 from proxy.client import Client, Session
 from proxy.client.options import SessionOptions
 from proxy.rollout.roll.config import resolve
+from proxy.rollout.roll.rock import traverse_together
 from proxy.rollout.roll.scheduler.queue_server import Address, RemoteQueue
 from proxy.rollout.roll.scheduler.together import Together
 
@@ -54,6 +55,7 @@ def run_workers(
 
     with WorkerClient(url, admin_key, name) as client:
         queue = RemoteQueue(address, update_step)
+        traverse_together(queue.place)
         for worker in workers:
             worker.initialize(pipeline_config, client, queue, collator=collator, mode=mode, tokenizer=tokenizer)
         threading.Thread(target=_stop_with, args=[queue, workers], name="tokengrove-stop", daemon=True).start()
