@@ -54,10 +54,12 @@ def write_delivered(renderer: Renderer, request: TurnRequest, prompt: Ids, answe
         ids = _written(renderer, request, answer)
     except InvalidRequest as error:
         raise InvalidRequest(f"'message' cannot be written for this model: {error.message}", param="message") from None
-    parser = renderer.reading(request.tool_parser).parser(request.tools, request.tool_choice, prompt)
-    parser.feed(ids)
-    parser.finish()
-    found, wanted = _said(parser.message), _said(answer)
+    found, wanted = _read_back(renderer, request, prompt, ids), _said(answer)
+    if found != wanted and not answer.tool_calls and not answer.reasoning:
+        # Templates drop parts of a text that look like reasoning; sampled tokens may be such a text.
+        plain = renderer.encode(answer.content) + ids_of(renderer.stop_token_ids[:1])
+        if _read_back(renderer, request, prompt, plain) == wanted:
+            return plain
     if found != wanted:
         name = next(name for name in wanted if found[name] != wanted[name])
         known = ", ".join(tool.name for tool in request.tools) or "none"
@@ -73,6 +75,13 @@ def _written(renderer: Renderer, request: TurnRequest, answer: Message) -> Ids:
     if request.prefill is not None:  # the template would begin a new answer, instead of going on with this one
         return renderer.encode(answer.content) + ids_of(renderer.stop_token_ids[:1])
     return write_answer(renderer, (_ASK,), answer, request.tools, request.template_options)
+
+
+def _read_back(renderer: Renderer, request: TurnRequest, prompt: Ids, ids: Ids) -> dict[str, Any]:
+    parser = renderer.reading(request.tool_parser).parser(request.tools, request.tool_choice, prompt)
+    parser.feed(ids)
+    parser.finish()
+    return _said(parser.message)
 
 
 def _said(answer: Message) -> dict[str, Any]:

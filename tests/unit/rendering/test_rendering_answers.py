@@ -36,6 +36,10 @@ def test_text_reasoning_and_calls_are_in_the_format_of_the_family(tiny: Renderer
     )
 
 
+def test_a_text_that_the_template_would_shorten_is_the_text_itself(tiny: Renderer) -> None:
+    assert written(tiny, answer("a </think> b")) == "a </think> b<|im_end|>"
+
+
 def test_text_beside_several_calls_is_kept(tiny: Renderer) -> None:
     both = written(tiny, answer("I read both.", *CALLS), READ)
     assert both.index("I read both.") < both.index("0.txt") < both.index("1.txt")

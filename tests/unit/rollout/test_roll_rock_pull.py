@@ -41,6 +41,18 @@ for turn in range(3):
         messages.append({"role": "user", "content": "Go on."})
 print(json.dumps(messages))
 """
+ANTHROPIC = """
+import anthropic
+client = anthropic.Anthropic(max_retries=0)
+look = {"name": "look", "input_schema": {"type": "object", "properties": {"at": {"type": "string"}}}}
+messages = [{"role": "user", "content": "Begin."}]
+for turn in range(3):
+    with client.messages.stream(model="m", max_tokens=300, system="Act.", messages=messages, tools=[look]) as stream:
+        blocks = stream.get_final_message().content
+    messages.append({"role": "assistant", "content": [block.model_dump(exclude_none=True) for block in blocks]})
+    results = [{"type": "tool_result", "tool_use_id": b.id, "content": "empty"} for b in blocks if b.type == "tool_use"]
+    messages.append({"role": "user", "content": results or "Go on."})
+"""
 STREAMS = """
 for turn in range(2):
     stream = client.chat.completions.create(model="m", messages=messages, stream=True)
@@ -114,6 +126,14 @@ def test_tool_calls_over_several_turns_are_one_sample_of_what_was_sampled(tmp_pa
     assert trained(sample) == [token for text in said for token in sampled(text)]
     assert [turn["sampling"] for turn in shown] == [{"temperature": 0.5, "max_tokens": 300, "stop": ["never"]}] * 3
     assert shown[1]["messages"][-1]["content"] == "the door is empty"
+
+
+def test_an_agent_of_another_api_is_recorded_to_the_token(tmp_path: Path, mailbox: str) -> None:
+    said = [f"I look. {call_text('look', json.dumps({'at': 'é'}))}", "<think>\nhm\n</think>\n\nSo </think>  ", "Third"]
+    with sampling(tmp_path, says(*said)) as client:
+        result, _, samples = pulled(tmp_path, client, ANTHROPIC, model_service_cls=service_at(mailbox))
+        assert result.status == "Finished", result
+    assert [trained(sample) for sample in samples] == [[token for text in said for token in sampled(text)]]
 
 
 class Unreachable(LocalProcessSandbox):
