@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,7 +21,7 @@ from proxy.rollout.roll import (
     TrajEnvManager,
 )
 from proxy.settings import Settings
-from tests.support import default_url, says, tiny_renderer
+from tests.support import call_text, default_url, function_tool, says, tiny_renderer, tool_result, user
 from tests.unit.rollout.roll_queues import Queue
 
 pytest.importorskip("gem")
@@ -126,3 +127,39 @@ def test_the_native_sokoban_is_one_conversation_and_decides_when_it_ends(tmp_pat
     assert [node.reason for node in tree.interactions] == ["first", "continued", "continued"]
     assert rows[2].startswith(rows[1]) and rows[1].startswith(rows[0])
     assert "<|im_end|><|im_end|>" not in rows[2]
+
+
+class Walk:
+    """Owns the messages, reads the calls in the answers itself, and ends after two of them."""
+
+    def reset(self, seed: int | None = None) -> tuple[list[Any], dict[str, Any]]:
+        self.calls = 0
+        self.messages: list[Any] = [user("walk")]
+        return self.messages, {"tools": [function_tool("move", {"to": {"type": "string"}})]}
+
+    def step(self, action: str) -> tuple[list[Any], float, bool, bool, dict[str, Any]]:
+        called = json.loads(action.split("<tool_call>")[1].split("</tool_call>")[0])
+        function = {"name": called["name"], "arguments": called["arguments"]}
+        call_id = f"walk_{self.calls}"
+        self.calls += 1
+        answer = {"role": "assistant", "content": action.split("<tool_call>")[0].strip()}
+        self.messages.append({**answer, "tool_calls": [{"id": call_id, "type": "function", "function": function}]})
+        self.messages.append(tool_result(call_id, f"you are at {self.calls}"))
+        return self.messages, 1.0, self.calls == 3, False, {}
+
+
+class Walking(AgentNativeStepEnvManager):
+    def _make_environment(self) -> Any:
+        return Walk()
+
+
+def test_calls_that_the_environment_has_read_are_continued_token_by_token(tmp_path: Path) -> None:
+    calls = [call_text("move", f'{{"to":   "{place}"}}') for place in ("north", "east", "south")]
+    with client_of(tmp_path, calls[0], f"On I go.\n{calls[1]}", calls[2]) as client:
+        rollout = played(client, Walking, {})
+        rows = texts(client, rollout)
+        tree = client.session_tree(rollout.meta_info["session_id"])
+    assert [node.reason for node in tree.interactions] == ["first", "continued", "continued"]
+    assert all(call in rows[2] for call in calls)  # with the white space that the model wrote
+    assert "<tool_response>\nyou are at 2\n</tool_response>" in rows[2]
+    assert '"name": "move"' in rows[0]
