@@ -117,6 +117,20 @@ def test_an_installed_package_roll_is_not_replaced(tmp_path: Path, monkeypatch: 
     assert roll.resolve(path) is roll.AgenticConfig
 
 
+def test_a_folder_roll_without_code_is_no_package_and_hides_no_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path, "roll/service_config.yaml", "agents: []", monkeypatch)
+    importlib.import_module("roll")
+    write(tmp_path, "my_agents.py", RUNNER, monkeypatch)
+    assert issubclass(roll.resolve("my_agents.MyRunner"), roll.AgentRunner)
+    write(tmp_path, "roll/code.py", "value = 1", monkeypatch)
+    forget()
+    sys.meta_path[:] = [each for each in sys.meta_path if type(each).__module__ != roll.use_roll_names.__module__]
+    with pytest.raises(InvalidRequest, match="is installed at"):
+        roll.use_roll_names()
+
+
 def test_a_path_of_roll_means_our_class() -> None:
     assert roll.resolve("roll.pipeline.agentic.agent_runner.base.AgentRunner") is roll.AgentRunner
     assert roll.resolve("roll.distributed.scheduler.protocol:DataProto") is roll.DataProto

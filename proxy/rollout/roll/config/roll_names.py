@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -27,16 +28,22 @@ def use_roll_names() -> None:
             "not, or import from proxy.rollout.roll"
         )
     if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
-        sys.meta_path.append(_Finder())
+        sys.meta_path.insert(0, _Finder())  # before the one that takes a folder of that name for a package
 
 
 def installed_roll() -> str | None:
-    """Where a package `roll` is that is not made of our names; None if there is none."""
+    """Where a package `roll` is that is not made of our names; None if there is none.
+
+    A folder of that name is one only with Python code in it: users keep ROLL's configurations in such folders.
+    """
     module = sys.modules.get("roll")
     spec = module.__spec__ if module is not None else _found_by_others()
     if spec is None or isinstance(spec.loader, _Loader):
         return None
-    return spec.origin or ", ".join(spec.submodule_search_locations or ["this process"])
+    places = list(spec.submodule_search_locations or ())
+    if spec.origin is None and places and not any(next(Path(place).rglob("*.py"), None) for place in places):
+        return None
+    return spec.origin or ", ".join(places or ["this process"])
 
 
 def _found_by_others() -> ModuleSpec | None:
