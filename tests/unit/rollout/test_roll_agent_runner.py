@@ -136,6 +136,9 @@ def test_a_setup_that_failed_is_done_again() -> None:
             return EpisodeResult("Finished", self.made)
 
     runner = Flaky("http://t", 1, {})
+    runner.step_scores = [9.0]  # of an episode before
+    assert played(runner, 1).score == 0
+    runner = Flaky("http://t", 1, {})
     assert played(runner, 1).agent_exit_reason == "OSError: no room"
     assert played(runner, 1).score == 2
 

@@ -16,6 +16,7 @@ from proxy.rollout.roll.managers.base_env_manager import BaseEnvManager
 from proxy.rollout.roll.managers.episode_session import EpisodeSession
 from proxy.rollout.roll.managers.rollouts import rollout_of
 from proxy.rollout.roll.managers.runner_slot import RunnerSlot
+from proxy.rollout.roll.runners.played import earned
 from proxy.rollout.roll.values.data_proto import DataProto
 from proxy.rollout.roll.values.episode_result import EpisodeResult
 
@@ -213,12 +214,12 @@ class ProxyEnvManager(BaseEnvManager):
             self._wait(running, _STOP_S)
         if running.done():
             return _checked(running.result())
-        earned = [float(score) for score in getattr(self.agent_runner, "step_scores", ())]
+        scores = earned(self.agent_runner)
         self._slot.abandon()
         if self.running:
             self._renew_slot()
             self._slot.setup()
-        return EpisodeResult("Timeout", math.fsum(earned), earned, f"run_job took longer than {limit_s} s")
+        return EpisodeResult("Timeout", math.fsum(scores), scores, f"run_job took longer than {limit_s} s")
 
     def _wait(self, running: Future[EpisodeResult], within_s: float) -> None:
         with suppress(TimeoutError):

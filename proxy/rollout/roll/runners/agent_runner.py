@@ -33,7 +33,7 @@ class AgentRunner(ABC):
     session, which is sent in place of `env_id`. Other keyword arguments are for subclasses; the base reads none.
 
     `step_scores` has the rewards of the steps of the running episode. A subclass that appends to it keeps what was
-    earned when it raises an exception later; for one that appends nothing, it then has the rewards of `self.env.step`.
+    earned when it raises an exception later; one that appends nothing keeps `env_rewards`, those of `self.env.step`.
     """
 
     env: Any = None
@@ -70,6 +70,7 @@ class AgentRunner(ABC):
         limit = self._setting("episode_timeout", None)
         self.episode_timeout = None if limit is None else float(limit)
         self.step_scores: list[float] = []
+        self.env_rewards: list[float] = []
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -196,16 +197,13 @@ def _set_up_first(run_job: Callable[[Any, int], EpisodeResult]) -> Callable[[Any
     def set_up_first(self: Any, seed: int) -> EpisodeResult:
         if self._started is not None:
             return run_job(self, seed)
+        self.step_scores, self.env_rewards = [], []
         self.setup()
-        self.step_scores = []
         self._started = time.monotonic()
-        with step_rewards(self.env) as seen:
-            try:
+        try:
+            with step_rewards(self.env) as self.env_rewards:
                 return run_job(self, seed)
-            except BaseException:
-                self.step_scores = self.step_scores or seen
-                raise
-            finally:
-                self._started = None
+        finally:
+            self._started = None
 
     return set_up_first

@@ -19,19 +19,26 @@ def played(runner: Any, seed: int) -> EpisodeResult:
     """Run `runner.run_job(seed)`. An exception becomes a result, which keeps the rewards of the steps before it.
 
     A full context, or another limit of the session, ends an episode as it is (Finished, with the metric `truncated`); a
-    timeout gives Timeout, and anything else Failed. `agent_exit_reason` says what it was. `runner` has `run_job`;
-    rewards are kept of one that has `step_scores`.
+    timeout gives Timeout, and anything else Failed. `agent_exit_reason` says what it was. `runner` has `run_job`.
     """
     try:
         result: EpisodeResult = runner.run_job(seed)
         return result
     except (Exception, SystemExit) as error:
-        return ended_by(error, getattr(runner, "step_scores", ()))
+        return ended_by(error, earned(runner))
 
 
-def ended_by(error: BaseException, step_scores: Any) -> EpisodeResult:
-    """The result of an episode that `error` has ended."""
-    scores = [float(score) for score in step_scores]
+def earned(runner: Any) -> list[float]:
+    """The rewards of its running or last episode, step by step: what it has noted itself, or its environment has given.
+
+    None of a runner that has neither `step_scores` nor `env_rewards`.
+    """
+    scores = getattr(runner, "step_scores", None) or getattr(runner, "env_rewards", None) or ()
+    return [float(score) for score in scores]
+
+
+def ended_by(error: BaseException, scores: list[float]) -> EpisodeResult:
+    """The result of an episode that `error` has ended, with the rewards of its steps before."""
     status = _status(error)
     if status == "Failed":
         traced = None if isinstance(error, httpx.HTTPError) else error  # the text of a request's error says it all
