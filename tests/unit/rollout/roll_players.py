@@ -42,7 +42,7 @@ class Player(BaseEnvManager):
             if self.episode_id >= self.env_config["config"].get("data", 1000):
                 break
             if (tasks := self.env_config["config"].get("tasks")) is not None:
-                self.task = shared_dataset(tasks, "traversal").get_data_item(self.episode_seed)
+                self.task = shared_dataset(tasks, self.mode).get_data_item(self.episode_seed)
                 if self.task is None:
                     break
             self.put(self.play())

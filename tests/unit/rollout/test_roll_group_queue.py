@@ -282,6 +282,15 @@ def test_a_negative_batch_size_means_all_episodes_until_nobody_plays(make: Make,
     assert queue.get_episode_id(0, 0) == 0
 
 
+def test_a_step_that_has_too_few_episodes_gives_what_it_has(make: Make) -> None:
+    queue = make(environments(groups=2, size=1, most=1))
+    queue.advance_step(0)
+    assert queue.get_episode_id(0, 0) == 0
+    queue.put(0, 0, 0, result("last"), 0)
+    queue.put(1, 0, 0, None, 1)  # the data of one group have ended, and the other waits for the next step
+    assert names(queue.get_batch(2, 0)) == ["last"]
+
+
 def test_shutdown_wakes_everybody_and_drops_what_nobody_has_read(make: Make, pool: ThreadPoolExecutor) -> None:
     queue = make(environments(groups=2, size=1, redundancy=1, most=1))
     queue.advance_step(0)

@@ -4,7 +4,13 @@ The sandbox is this machine, or whatever a subclass of `Sandbox` makes of it; Ro
 """
 
 from proxy.rollout.roll.rock.command_sandbox import CommandSandbox
-from proxy.rollout.roll.rock.global_dataset import GlobalDataset, reset_datasets, shared_dataset, traverse_together
+from proxy.rollout.roll.rock.global_dataset import (
+    GlobalDataset,
+    place_for_others,
+    reset_datasets,
+    shared_dataset,
+    traverse_together,
+)
 from proxy.rollout.roll.rock.job import Job
 from proxy.rollout.roll.rock.job_config import JobConfig
 from proxy.rollout.roll.rock.job_result import JobResult, Span, TrialResult, VerifierResult
@@ -36,6 +42,7 @@ __all__ = [
     "Span",
     "TrialResult",
     "VerifierResult",
+    "place_for_others",
     "reset_datasets",
     "shared_dataset",
     "traverse_together",

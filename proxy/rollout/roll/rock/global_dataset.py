@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import random
 import threading
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -71,8 +72,8 @@ class GlobalDataset:
                 self.filter_names.add(filter_name)
 
 
-Places = Callable[[str, int], int]
-"""The place of a seed in the traversal of that name: from 0, one for each new seed."""
+Places = Callable[[str, str, int], int]
+"""The place of a seed in the traversal of a mode and a data set: from 0, one for each new seed."""
 
 
 class _TraversedTogether(GlobalDataset):
@@ -83,11 +84,12 @@ class _TraversedTogether(GlobalDataset):
         self._places = places
 
     def _place(self, seed: int) -> int:
-        return self._places(f"{self.mode}_{self.dataset_name}", seed)
+        return self._places(self.mode, str(self.dataset_name), seed)
 
 
 _datasets: dict[str, GlobalDataset] = {}
 _places: Places | None = None
+_given: defaultdict[tuple[str, str], dict[int, int]] = defaultdict(dict)
 _lock = threading.Lock()
 
 
@@ -111,9 +113,18 @@ def traverse_together(places: Places) -> None:
         _datasets.clear()
 
 
-def reset_datasets(mode: str) -> None:
-    """Begin the traversals of this process's data sets of a mode again."""
+def place_for_others(mode: str, dataset_name: str, seed: int) -> int:
+    """The `Places` of this process, for those that go through a data set together."""
     with _lock:
+        given = _given[mode, dataset_name]
+        return given.setdefault(seed, len(given))
+
+
+def reset_datasets(mode: str) -> None:
+    """Begin the traversals of a mode again: of this process's data sets, and of those whose places it gives out."""
+    with _lock:
+        for key in [key for key in _given if key[0] == mode]:
+            del _given[key]
         for dataset in _datasets.values():
             if dataset.mode == mode:
                 dataset.reset()

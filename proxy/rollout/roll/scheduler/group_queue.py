@@ -63,6 +63,11 @@ class GroupQueue:
         """Whether no environment of the group plays any more."""
         return len(self._left) >= self._environments
 
+    @property
+    def exhausted(self) -> bool:
+        """Whether nothing more can come from it in this step."""
+        return not self.groups and (self.ended or self.max_traj_per_env is not None)
+
     def clear(self) -> list[DataProto]:
         """Begin anew with episode 0; return the results that nobody gets."""
         lost = [rollout for group in self.groups.values() for rollout in group.rollouts]

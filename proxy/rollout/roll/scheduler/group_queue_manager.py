@@ -172,7 +172,7 @@ class GroupQueueManager:
             self._deliverable.notify_all()
 
     def get_batch(self, batch_size: int, current_step: int) -> list[DataProto]:
-        """Wait for complete groups and return their results: at least `batch_size`, fewer only if the data end.
+        """Wait for complete groups and return their results: `batch_size`, or as many as the step and the data have.
 
         Negative: all, until no environment plays. No group gets a second turn before each had one, and of a group the
         oldest episode comes first. Raises what `fail` was told.
@@ -186,7 +186,7 @@ class GroupQueueManager:
                 if (group := self._next_group()) is not None:
                     stale = self.group_queue[group.group_id].is_stale(group, current_step)
                     (lost if stale else found).extend(group.rollouts)
-                elif all(queue.ended and not queue.groups for queue in self.group_queue.values()):
+                elif all(queue.exhausted for queue in self.group_queue.values()):
                     break
                 else:
                     self._deliverable.wait()

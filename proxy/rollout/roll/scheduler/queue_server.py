@@ -13,6 +13,7 @@ from collections.abc import Callable
 from multiprocessing.connection import Client, Connection, Listener
 from typing import Any, NamedTuple
 
+from proxy.rollout.roll.rock import place_for_others
 from proxy.rollout.roll.scheduler.group_queue_manager import GroupQueueManager
 from proxy.rollout.roll.values import DataProto
 
@@ -37,8 +38,6 @@ class QueueServer:
         self._listener = Listener(backlog=_BACKLOG, authkey=key)
         self.address = Address(self._listener.address, key)
         self._closed = False
-        self._traversals: dict[str, dict[int, int]] = {}
-        self._lock = threading.Lock()
         self._serving: list[threading.Thread] = []
         self._accepting = threading.Thread(target=self._accept, name="tokengrove-queue", daemon=True)
         self._accepting.start()
@@ -73,7 +72,7 @@ class QueueServer:
             "give_back": self._queue.give_back,
             "leave": self._queue.leave,
             "wait_closed": self._queue.wait_closed,
-            "place": self._place,
+            "place": place_for_others,
         }
         with connection:
             try:
@@ -86,11 +85,6 @@ class QueueServer:
     def _episode(self, group_id: int, env_id: int | None) -> tuple[int | None, int | None]:
         episode_id = self._queue.get_episode_id(group_id, env_id)
         return episode_id, self._queue.current_step
-
-    def _place(self, name: str, seed: int) -> int:
-        with self._lock:
-            places = self._traversals.setdefault(name, {})
-            return places.setdefault(seed, len(places))
 
 
 class RemoteQueue:
@@ -130,9 +124,9 @@ class RemoteQueue:
     def leave(self, group_id: int, env_id: int | None) -> None:
         self._call("leave", group_id, env_id)
 
-    def place(self, name: str, seed: int) -> int:
+    def place(self, mode: str, dataset_name: str, seed: int) -> int:
         """The place of a seed in the traversal of a data set, which all workers share."""
-        return int(self._call("place", name, seed))
+        return int(self._call("place", mode, dataset_name, seed))
 
     def wait_closed(self) -> None:
         """Wait until the queue is shut down."""
