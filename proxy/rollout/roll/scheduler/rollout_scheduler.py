@@ -117,8 +117,9 @@ class RolloutScheduler:
         """Wait for a batch of `batch_size` episodes, in whole groups, for the step `data.meta_info["global_step"]`.
 
         Negative `batch_size`: all episodes until the data end; then the environments begin anew with the next call.
-        Fewer episodes mean that the step or the data have no more, and None that the data have ended. A pause by `suspend` ends here. The metrics of
-        the episodes are lists in `meta_info["metrics"]`; `reduce_metrics` makes one number of each.
+        Fewer episodes mean that the step or the data have no more, and None that the data have ended. A pause by
+        `suspend` ends here. The metrics of the episodes are lists in `meta_info["metrics"]`; `reduce_metrics` makes one
+        number of each.
 
         Raises what an environment raised that failed several times without a result.
         """
