@@ -269,6 +269,9 @@ def test_a_stopped_manager_ends_its_session_and_plays_no_more(client: Client) ->
     before = {each["session_id"] for each in client.sessions()}
     manager.run_rollout_loop(SEED)
     assert queue.rollouts == []
+    assert manager.tokenizer.decode(manager.tokenizer.encode("still there")) == "still there"
+    with pytest.raises(RuntimeError, match="no episode runs"):
+        manager.llm_proxy.generate_scheduler.generate([1])
     [left] = [each for each in client.sessions() if each["session_id"] not in before]
     assert (left["status"], left["outcome"]) == ("ended", "Failed")
 
@@ -425,7 +428,9 @@ def test_a_loop_of_ones_own_may_lead_several_agents(client: Client) -> None:
                     output = self.make_decision(cache)
                     assert output.meta_info.pop("stop_reason") is GenerateStopReason.FINISH
                     cache.history[-1]["reward"] = 1.0 if agent == "critic" else 0.5
-                self.put(self.formulate_rollouts(cache))
+                rollout = self.formulate_rollouts(cache)
+                assert "planner" in self.tokenizer.decode(rollout.batch["input_ids"][0])  # though the session has ended
+                self.put(rollout)
             self.put(None)
 
         def format_messages(self, history: RolloutCache) -> DataProto:

@@ -80,6 +80,7 @@ class DirectEnvManager(BaseEnvManager, ABC):
         self.log_stats: dict[str, list[float]] = defaultdict(list)
         self._stopped = threading.Event()
         self._failed_resets = 0
+        self._started_for: tuple[int | None, int | None] | None = None  # (group seed, episode) of the latest session
         self._live = LiveSession(generate_scheduler, self._running_session)
         if self.tokenizer is None:
             self.tokenizer = ServerTokenizer(self._live)
@@ -223,10 +224,10 @@ class DirectEnvManager(BaseEnvManager, ABC):
         return {**measured, "num_actions": rollout_cache.step}
 
     def _running_session(self) -> Session | None:
-        """The session of the running episode, started when it is first needed; None if no episode runs."""
-        if self.episode_id is None or self.group_seed is None:
-            return None
-        if self.episode is None:
+        """The session of the running episode, started when it is first needed; None if no episode runs, or no more."""
+        group_seed, episode_id = self.group_seed, self.episode_id
+        is_new = self.episode is None and (group_seed, episode_id) != self._started_for
+        if is_new and group_seed is not None and episode_id is not None:
             self._live.answers.clear()
             self.episode = EpisodeSession.start(
                 self.generate_scheduler,
@@ -234,18 +235,20 @@ class DirectEnvManager(BaseEnvManager, ABC):
                 worker_config=self.worker_config,
                 pipeline_config=self.pipeline_config,
                 mode=self.mode,
-                episode_id=self.episode_id,
-                seed=self.episode_seed,
-                group_seed=self.group_seed,
+                episode_id=episode_id,
+                seed=group_seed + episode_id,
+                group_seed=group_seed,
                 step=self.start_step,
                 may_wait=lambda: self.running,
                 sampling_policy="default",  # what a make_decision of one's own asks for counts
             )
-        return self.episode.session
+            self._started_for = group_seed, episode_id
+        return None if self.episode is None or self.episode.outcome is not None else self.episode.session
 
     def _ended(self, rollout_cache: RolloutCache) -> EpisodeSession:
         """The episode's session, after its end with outcome, rewards and metrics."""
-        if self._running_session() is None or self.episode is None:
+        self._running_session()
+        if self.episode is None:
             raise RuntimeError("no episode runs: reset() begins one")
         if self.episode.outcome is None:
             self._live.name_turns(rollout_cache.history)
@@ -265,7 +268,7 @@ class DirectEnvManager(BaseEnvManager, ABC):
     def next_episode(self) -> bool:
         """Wait for the queue to give out an episode. The session of the one before has ended then."""
         self._end_session("the next episode began before this one was laid out")
-        self.episode_id = None
+        self.episode_id = self._started_for = None
         return super().next_episode()
 
     def _new_cache(self) -> RolloutCache:
