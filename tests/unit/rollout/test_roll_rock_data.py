@@ -11,7 +11,7 @@ import pytest
 
 from proxy.errors import InvalidRequest
 from proxy.rollout.roll import AgenticConfig, AgenticRolloutPipeline
-from proxy.rollout.roll.rock import GlobalDataset, reset_datasets, shared_dataset
+from proxy.rollout.roll.rock import GlobalDataset, place_for_others, reset_datasets, shared_dataset
 
 ROWS: list[dict[str, Any]] = [{"n": number, "extra_info": {"instanceid": f"task-{number}"}} for number in range(5)]
 
@@ -62,6 +62,14 @@ def test_each_validation_has_the_tasks_from_the_first_on(tmp_path: Path) -> None
     for step in range(2):
         pipeline._validated(Validation(), step)  # type: ignore[arg-type]
     assert given == [ROWS[0], ROWS[0]]
+
+
+def test_other_processes_ask_this_one_for_the_places_of_a_traversal_until_it_is_reset() -> None:
+    assert [place_for_others("val", "tasks", seed) for seed in (7, 3, 7, 9)] == [0, 1, 0, 2]
+    reset_datasets("train")
+    assert place_for_others("val", "tasks", 5) == 3
+    reset_datasets("val")
+    assert place_for_others("val", "tasks", 9) == 0
 
 
 def test_a_filter_acts_once_by_its_name(tmp_path: Path) -> None:

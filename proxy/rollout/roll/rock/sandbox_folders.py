@@ -25,7 +25,12 @@ class _Folders:
         command = [sys.executable, "-E", "-S", cleaning.__file__, str(self.parent), self.mark]
         # A session of its own, since whoever ends this process may end its group.
         self.cleaner = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+            command,
+            cwd="/",
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
         )
 
 
