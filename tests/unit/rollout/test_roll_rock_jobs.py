@@ -98,7 +98,8 @@ def test_an_agent_that_fails_or_takes_too_long_is_verified_and_says_why() -> Non
     failed = run({"command": "echo earned > work; echo broken >&2; exit 3"}, {"command": "cat work"})
     assert (failed.status, failed.exit_code, score(failed)) == ("Failed", 3, 1.0)
     assert failed.trial_results[0].exception_info == "the agent exited with 3: broken"
-    late = run({"command": "echo earned > work; sleep 600", "max_timeout_sec": 0.2}, {"command": "cat work"})
+    slow = {"setup_command": "echo earned > work", "command": "sleep 600", "max_timeout_sec": 0.2}
+    late = run(slow, {"command": "cat work"})
     assert (late.status, score(late)) == ("Timeout", 1.0)
     stuck = run({"command": "true"}, {"command": "sleep 600", "max_timeout_sec": 0.2})
     assert (stuck.status, score(stuck)) == ("Failed", None)

@@ -99,7 +99,7 @@ def test_how_a_job_ends_is_how_its_episode_ends(tmp_path: Path) -> None:
         given = config(tmp_path / command.partition(" ")[0], command, verifier, **more)
         return PushModeRunner("http://h", 4, given).run_job(1)
 
-    late = ended("touch work; sleep 600", task_timeout_sec=0.2)
+    late = ended("sleep 600", "true", task_timeout_sec=0.2)
     assert (late.status, late.score) == ("Timeout", 1.0) and "time limit of 0.2 s" in late.agent_exit_reason
     failed = ended("echo oh no; exit 5")
     assert (failed.status, failed.score, failed.metrics["exit_code"]) == ("Failed", 0.0, 5)
