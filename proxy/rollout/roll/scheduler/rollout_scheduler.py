@@ -90,6 +90,7 @@ class RolloutScheduler:
         self._seed = seed
         self._mock = RolloutMock(getattr(config, "rollout_mock", None), mode)
         self._workers: Workers | None = None
+        self._suspended = False
         self._plays = False
         self.env_output_queue = GroupQueueManager(
             config, env_manager_config, mode, dropped=lambda reason, rollouts: self._acknowledge(rollouts)
@@ -138,8 +139,12 @@ class RolloutScheduler:
         return batch
 
     def suspend(self) -> None:
-        """Pause the engine until the next `get_batch`: what it samples is interrupted, kept, and goes on then."""
+        """Pause the engine until the next `get_batch`: what it samples is interrupted, kept, and goes on then.
+
+        It also goes on at `shutdown`.
+        """
         self._client.pause()
+        self._suspended = True
 
     def shutdown(self, timeout_s: float = 60.0) -> None:
         """End all environments, threads and processes. An episode that runs may take `timeout_s` seconds to end.
@@ -155,6 +160,11 @@ class RolloutScheduler:
             if late := workers.join(timeout_s):
                 logger.warning("%s: still playing after %g s: %s", self.mode, timeout_s, ", ".join(late))
             workers.close()
+        if self._suspended:
+            try:
+                self._resume()
+            except ProxyError as error:
+                logger.warning("the engine stays paused: %s", error)
         if self._owns_client:
             self._client.close()
 
@@ -174,6 +184,7 @@ class RolloutScheduler:
         return rollouts
 
     def _resume(self) -> None:
+        self._suspended = False
         if self._client.engine().paused:
             self._client.resume()
 
