@@ -22,6 +22,7 @@ _OF_ROLL_ONLY = {
     **dict.fromkeys(("sokoban_mcp", "sokoban_sandbox"), "sokoban and sokoban_tool_call are the game itself"),
     "deepeyes": "its observations are images, which the server does not take",
     "webshop": "it needs WebShop's data and search engine",
+    "cli_env": "PushModeRunner and PullModeRunner run agents with a shell in sandboxes",
     "rock_tb_native_env": "PushModeRunner and PullModeRunner run agents in sandboxes",
     "openreward_env": "it needs OpenReward's service",
     "atropos_env": "it needs the environments of Atropos",
