@@ -112,7 +112,7 @@ def test_steps_in_sokoban_are_samples_with_rewards_and_states_of_their_own(tmp_p
     scores, states = (rollout.non_tensor_batch[name].tolist() for name in ("step_scores", "state_hash"))
     assert scores[0] < scores[1] < 0
     assert states[0] == states[1]  # an answer without an action leaves the room as it was
-    assert "action: nothing (this action was not valid" in prompts[1]
+    assert "action:  (this action was not valid" in prompts[1]  # of which the room understood nothing
     assert "was not valid" not in prompts[2]
     assert rollout.meta_info["metrics"]["env/Game/action_is_valid"] == pytest.approx(2 / 3)
 

@@ -71,7 +71,7 @@ class StepEnvManager(TrajEnvManager):
 
 def _step_text(entry: Mapping[str, Any], number: int) -> str:
     """A step in words: state, action (as the environment understood it, if it says so) and reward."""
-    action = entry.get("action_content") or _answer_text(entry)
+    action = entry["action_content"] if "action_content" in entry else _answer_text(entry)
     is_valid = (entry.get("metrics") or {}).get("action_is_valid", True)
     told = f"{action}{'' if is_valid else _INVALID}"
     return f"(step: {number}, observation: {entry['observation']}, action: {told}, reward: {entry.get('reward')})"
