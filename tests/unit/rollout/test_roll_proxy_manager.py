@@ -392,7 +392,13 @@ def test_failures_and_timeouts_leave_no_grant_and_no_live_session(client: Client
 
 
 @pytest.mark.parametrize(
-    "returned", [None, EpisodeResult("Finished", float("inf")), EpisodeResult("Finished", 0, ["x"])]
+    "returned",
+    [
+        None,
+        EpisodeResult("Finished", float("inf")),
+        EpisodeResult("Finished", 1e60),
+        EpisodeResult("Finished", 0, ["x"]),
+    ],
 )
 def test_a_result_that_is_none_is_a_failure_that_says_so(client: Client, returned: Any) -> None:
     class Odd(Runner):
@@ -404,6 +410,32 @@ def test_a_result_that_is_none_is_a_failure_that_says_so(client: Client, returne
     assert np.isfinite(rollout.batch["scores"]).all() and len(exported(client, rollout)) == 1
     tree = shown(client, rollout)
     assert tree.outcome == "Failed" and tree.extra["exit_reason"].startswith("run_job returned")
+
+
+@pytest.mark.parametrize("spoilt", [None, ["x"], [float("nan")]])
+def test_step_scores_that_are_no_numbers_cost_a_failed_episode_its_rewards_alone(client: Client, spoilt: Any) -> None:
+    class Spoils(Runner):
+        def run_job(self, seed: int) -> EpisodeResult:
+            super().run_job(seed)
+            self.step_scores = spoilt
+            raise ZeroDivisionError("in the environment")
+
+    (rollout,) = played(client, Spoils).rollouts
+    assert shown(client, rollout).extra["exit_reason"] == "ZeroDivisionError: in the environment"
+
+
+def test_a_runner_that_hangs_without_step_scores_is_a_timeout(client: Client) -> None:
+    go_on = threading.Event()
+
+    class Hangs(Runner):
+        def run_job(self, seed: int) -> EpisodeResult:
+            self.step_scores = None  # type: ignore[assignment]
+            go_on.wait(60)
+            return EpisodeResult("Finished", 1.0)
+
+    (rollout,) = played(client, Hangs, episode_timeout=0.1).rollouts
+    go_on.set()
+    assert shown(client, rollout).outcome == "Timeout"
 
 
 def test_rows_have_the_weight_version_of_every_trained_token(client: Client) -> None:

@@ -22,6 +22,8 @@ from proxy.rollout.roll.values.episode_result import EpisodeResult
 
 _GRACE_S = 1.0
 """How much longer than its limit a runner may take to end by itself, with what it knows of the episode."""
+_MAX_SCORE = 1e30
+"""What the server takes as a reward, and a float32 of a batch can hold."""
 _STOP_S = 5.0
 """How long a manager that is stopped waits for its runner, whose session is ended by then."""
 
@@ -260,7 +262,7 @@ def _checked(result: Any) -> EpisodeResult:
         )
     except (AttributeError, TypeError, ValueError) as error:
         return EpisodeResult("Failed", 0.0, agent_exit_reason=f"run_job returned {result!r:.200}: {error}")
-    if not all(map(math.isfinite, (checked.score, *scores))):
-        reason = f"run_job returned a score that is not finite: {checked.score}, {scores}"
+    if not all(abs(score) <= _MAX_SCORE for score in (checked.score, *scores)):  # NaN is not, either
+        reason = f"run_job returned a score that is no finite number up to {_MAX_SCORE}: {checked.score}, {scores}"
         return EpisodeResult("Failed", 0.0, agent_exit_reason=reason[:1000], metrics=checked.metrics)
     return checked

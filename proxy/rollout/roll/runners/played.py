@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from typing import Any
 
 import httpx
@@ -31,10 +32,17 @@ def played(runner: Any, seed: int) -> EpisodeResult:
 def earned(runner: Any) -> list[float]:
     """The rewards of its running or last episode, step by step: what it has noted itself, or its environment has given.
 
-    None of a runner that has neither `step_scores` nor `env_rewards`.
+    None of a runner that has neither `step_scores` nor `env_rewards`, or has made something else of them than numbers.
     """
-    scores = getattr(runner, "step_scores", None) or getattr(runner, "env_rewards", None) or ()
-    return [float(score) for score in scores]
+    given = [getattr(runner, name, None) for name in ("step_scores", "env_rewards")]
+    try:
+        scores = next(([float(score) for score in each] for each in given if each is not None and len(each)), [])
+    except (TypeError, ValueError):
+        scores = [math.nan]
+    if all(map(math.isfinite, scores)):
+        return scores
+    _log.warning("the rewards of %s are no finite numbers, and are lost: %.200r", type(runner).__name__, given)
+    return []
 
 
 def ended_by(error: BaseException, scores: list[float]) -> EpisodeResult:
