@@ -565,6 +565,11 @@ def test_what_formulate_rollouts_raises_is_raised_after_the_session_has_ended(cl
     assert client.sessions({"status": "active"}) == []
 
 
+def test_a_loop_that_plays_no_episode_hears_what_to_override(client: Client) -> None:
+    with pytest.raises(InvalidRequest, match="Override formulate_rollouts or the runner's run_job"):
+        manager_of(client, Runner, Queue(0)).formulate_rollouts({"score": 1.0})
+
+
 def test_errors_of_teardown_are_logged_and_hide_no_other(client: Client, caplog: pytest.LogCaptureFixture) -> None:
     class Closes(Runner):
         def teardown(self) -> None:

@@ -117,8 +117,15 @@ class ProxyEnvManager(BaseEnvManager):
         self._woken.set()
 
     def formulate_rollouts(self, result: dict[str, Any]) -> DataProto:
-        """The rows of the episode that has ended. `result` is that of the runner, by `EpisodeResult.to_dict`."""
-        assert self.episode is not None
+        """The rows of the episode that has ended. `result` is that of the runner, by `EpisodeResult.to_dict`.
+
+        Raises InvalidRequest if no episode was played, as in a loop that calls the runner itself.
+        """
+        if self.episode is None:
+            raise InvalidRequest(
+                "no episode was played: the session of an episode is started by the loop of ProxyEnvManager. Override "
+                "formulate_rollouts or the runner's run_job instead of run_rollout_loop, or a direct manager's loop"
+            )
         return rollout_of(
             self.episode,
             mode=self.trajectory_mode,
