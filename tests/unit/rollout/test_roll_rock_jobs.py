@@ -195,9 +195,29 @@ def test_files_stay_inside_of_the_sandbox() -> None:
             await sandbox.download("a/c.txt")
         with pytest.raises(InvalidRequest, match="outside"):
             await sandbox.upload("../../escaped", b"")
+        os.symlink(Path.home(), f"{sandbox.working_folder}/home")
+        with pytest.raises(InvalidRequest, match="outside"):
+            await sandbox.upload("home/escaped", b"")
         await sandbox.stop()
 
     asyncio.run(steps())
+
+
+def test_a_reward_that_cannot_be_read_costs_the_reward_and_nothing_else() -> None:
+    for written, reason in (
+        ("ln -s /etc/passwd reward.json", "outside"),
+        ("truncate -s 100M reward.json", "more than"),
+        ("yes [ | head -100000 > reward.json", "Recursion"),
+    ):
+        result = run({"command": "true"}, {"command": f"cd $VERIFIER_DIR && {written}"})
+        assert result.status == "Failed" and reason in str(result.trial_results[0].exception_info)
+    result = run({"command": "true"}, {"command": "mkfifo $VERIFIER_DIR/reward.json"})
+    assert result.status == "Finished" and score(result) == 1.0
+
+
+def test_folders_of_any_depth_are_removed() -> None:
+    deep = "import os\nfor _ in range(1500): os.mkdir('a'); os.chdir('a')"
+    assert run({"command": [sys.executable, "-c", deep]}).status == "Finished"
 
 
 DOCKER = """#!/bin/sh

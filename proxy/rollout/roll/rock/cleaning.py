@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -26,11 +27,14 @@ def clean(folder: str, mark: str) -> None:
         if not any([_kill_marked(pid, needle) for pid in _pids()]):
             break
         time.sleep(_LOOK_S)  # a process is gone soon after it is killed
-    for root, folders, _ in os.walk(folder):
-        for path in (Path(root, name) for name in folders):
-            if not path.is_symlink():
-                path.chmod(0o700)  # what an agent made read-only can be removed
-    shutil.rmtree(folder, ignore_errors=True)
+    try:
+        for root, folders, _ in os.walk(folder):
+            for path in (Path(root, name) for name in folders):
+                if not path.is_symlink():
+                    path.chmod(0o700)  # what an agent made read-only can be removed
+        shutil.rmtree(folder, ignore_errors=True)
+    except (OSError, RecursionError):  # folders in folders, a thousand deep
+        subprocess.run(["rm", "-rf", folder], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False)
 
 
 def _pids() -> list[int]:

@@ -9,7 +9,7 @@ from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 
 from proxy.rollout.roll.rock.local_process import LocalProcess
-from proxy.rollout.roll.rock.sandbox import Command, CommandResult, Sandbox
+from proxy.rollout.roll.rock.sandbox import DOWNLOAD_BYTES, Command, CommandResult, Sandbox, too_large
 
 _PART = 48 * 1024  # what a command line and the kept end of an output have room for
 
@@ -45,6 +45,8 @@ class CommandSandbox(Sandbox):
         while not parts or len(parts[-1]) == _PART:
             told = await self._done(f"tail -c +{len(parts) * _PART + 1} {name} | head -c {_PART} | base64")
             parts.append(base64.b64decode(told.output))
+            if len(parts) * _PART > DOWNLOAD_BYTES:
+                raise too_large(path)
         return b"".join(parts)
 
     async def on_this_machine(self, command: Sequence[str]) -> CommandResult:

@@ -148,7 +148,7 @@ class Job:
             told = await self._verifier_run(command, folder, ended.exit_code)
         try:
             reward = await self._reward(folder)
-        except (ValueError, TypeError, LookupError) as error:
+        except (ValueError, TypeError, LookupError, OSError, RecursionError, InvalidRequest) as error:
             return f"the reward in VERIFIER_DIR cannot be read: {error!r}"
         if reward is None and told is not None:
             if told.timed_out:
@@ -171,7 +171,9 @@ class Job:
         return told
 
     async def _reward(self, folder: str) -> float | None:
-        """The reward that somebody wrote. Raises ValueError, TypeError or KeyError for a file that has none in it."""
+        """The reward that somebody wrote. Raises ValueError, TypeError, KeyError or RecursionError for a file that has
+        none in it, and what reading it raises.
+        """
         for name, read in (("reward.json", _reward_in_json), ("reward.txt", float)):
             try:
                 reward = read(await self.sandbox.read_file(f"{folder}/{name}"))

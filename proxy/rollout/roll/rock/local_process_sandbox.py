@@ -16,7 +16,7 @@ from typing import Any
 from proxy.errors import InvalidRequest
 from proxy.rollout.roll.rock.cleaning import MARK, clean
 from proxy.rollout.roll.rock.local_process import LocalProcess
-from proxy.rollout.roll.rock.sandbox import Command, Sandbox
+from proxy.rollout.roll.rock.sandbox import DOWNLOAD_BYTES, Command, Sandbox, too_large
 from proxy.rollout.roll.rock.sandbox_folders import new_folder
 from proxy.rollout.threads import in_thread
 
@@ -67,7 +67,14 @@ class LocalProcessSandbox(Sandbox):
         file.write_bytes(content)
 
     async def download(self, path: str) -> bytes:
-        return self._file(path).read_bytes()
+        file = self._file(path)
+        if not file.is_file():  # a pipe would wait for somebody who writes
+            raise FileNotFoundError(path)
+        with file.open("rb") as opened:
+            content = opened.read(DOWNLOAD_BYTES + 1)
+        if len(content) > DOWNLOAD_BYTES:
+            raise too_large(path)
+        return content
 
     def address(self, port: int) -> str | None:
         return f"http://127.0.0.1:{port}"

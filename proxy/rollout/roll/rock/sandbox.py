@@ -9,6 +9,9 @@ from typing import Any, NamedTuple
 Command = str | Sequence[str]
 """A program with its arguments, or a text for the shell."""
 
+DOWNLOAD_BYTES = 64 * 2**20
+"""The largest file that is read from a sandbox."""
+
 
 class CommandResult(NamedTuple):
     """`exit_code` is negative for a signal. `output`: the end of what was written to stdout and stderr."""
@@ -79,7 +82,9 @@ class Sandbox(ABC):
 
     @abstractmethod
     async def download(self, path: str) -> bytes:
-        """Read a file. Raises FileNotFoundError."""
+        """Read a file. Raises FileNotFoundError, also for a path that is no file, and ValueError for a larger one than
+        DOWNLOAD_BYTES.
+        """
 
     def address(self, port: int) -> str | None:
         """The URL by which this program reaches what listens on `port` of 127.0.0.1 in the sandbox.
@@ -100,5 +105,10 @@ class Sandbox(ABC):
         return await process.wait(timeout_s)
 
     async def read_file(self, path: str) -> str:
-        """Read a file of text. Raises FileNotFoundError."""
+        """Read a file of text, as `download` does. Raises ValueError for bytes that are no UTF-8."""
         return (await self.download(path)).decode()
+
+
+def too_large(path: str) -> ValueError:
+    """The error of a file with more than DOWNLOAD_BYTES."""
+    return ValueError(f"{path} has more than {DOWNLOAD_BYTES} bytes, which is all that is read from a sandbox")
