@@ -7,11 +7,12 @@ from proxy.types import SamplingParams, SamplingPolicy, SessionRecord, TurnReque
 
 _SHAPING = frozenset(
     {
-        *("temperature", "top_p", "top_k", "min_p", "seed", "logit_bias"),
+        *("temperature", "top_p", "top_k", "min_p", "seed", "logit_bias", "min_tokens"),
         *("presence_penalty", "frequency_penalty", "repetition_penalty"),
     }
 )
-"""The fields of SamplingParams that say how likely each token is, or which one is drawn."""
+"""The fields of SamplingParams that say how likely each token is, or which one is drawn. `min_tokens` is among them, as
+it rules end tokens out."""
 _NOTHING_GIVEN = SamplingParams()._asdict()
 
 
