@@ -26,6 +26,7 @@ from proxy.protocols.fields import (
 )
 from proxy.protocols.sampling_params import parse_sampling
 from proxy.rendering.renderer import check_tool_parser
+from proxy.rendering.templates.chat_template import check_options
 from proxy.sessions.issued_keys import KeyKind
 from proxy.sessions.live_session import LIMIT_COUNTS, LIMITS
 from proxy.sessions.new_records import TURN_OPTIONS
@@ -162,7 +163,7 @@ def _check_turn_options(body: Mapping[str, Any]) -> None:
         check_tool_parser(name)
     if (parallel := body.get("parallel_tool_calls")) is not None:
         expect_bool(parallel, "parallel_tool_calls")
-    _shallow_object(body, "chat_template_kwargs")
+    check_options(_shallow_object(body, "chat_template_kwargs"))
 
 
 def _shallow_object(body: Mapping[str, Any], name: str) -> dict[str, Any]:

@@ -156,6 +156,8 @@ async def test_a_session_has_options_of_the_chat_template(tmp_path: Path, policy
         ({"tool_parser": "qwen26"}, "tool_parser"),
         ({"tool_parser": 5}, "tool_parser"),
         ({"chat_template_kwargs": [1]}, "chat_template_kwargs"),
+        ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs"),
+        ({"chat_template_kwargs": {"enable_thinking": 1}}, "chat_template_kwargs"),
         ({"parallel_tool_calls": 0}, "parallel_tool_calls"),
         ({"sampling": {"stop": [5]}}, "sampling.stop[0]"),
         ({"sampling": {"stop": [""]}}, "sampling.stop"),

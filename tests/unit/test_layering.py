@@ -31,6 +31,7 @@ PARTS: dict[str, set[str]] = {
         "protocols.chat",
         "reasons",
         "rendering",
+        "rendering.templates",
         "resources",
         "sessions",
         "settings",

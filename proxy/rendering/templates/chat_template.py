@@ -138,18 +138,7 @@ class ChatTemplate:
         self, messages: list[MessageDict], tools: list[dict[str, Any]] | None, options: Options, *, prompt: bool
     ) -> str:
         """Return the text of the conversation. Raises InvalidRequest with the template's own error message."""
-        if not RESERVED_OPTIONS.isdisjoint(options):
-            reserved = min(RESERVED_OPTIONS.intersection(options))
-            message = f"'{reserved}' in 'chat_template_kwargs' is not a template option; leave it out"
-            raise InvalidRequest(message, param="chat_template_kwargs")
-        if not isinstance(options.get("enable_thinking", True), bool):
-            message = "'enable_thinking' in 'chat_template_kwargs' must be true or false"
-            raise InvalidRequest(message, param="chat_template_kwargs")
-        documents = options.get("documents") or []
-        if not isinstance(documents, list) or not all(isinstance(document, dict) for document in documents):
-            raise InvalidRequest(
-                "'documents' in 'chat_template_kwargs' must be a list of objects", param="chat_template_kwargs"
-            )
+        check_options(options)
         given = {"documents": None, **options, "messages": _with_reasoning(messages), "tools": tools}
         try:
             return (self._with_tools if tools else self._plain).write({**given, "add_generation_prompt": prompt})
@@ -157,6 +146,22 @@ class ChatTemplate:
             raise InvalidRequest(
                 f"the chat template of this model cannot express this conversation: {error}", param="messages"
             ) from error
+
+
+def check_options(options: Options) -> None:
+    """Raise InvalidRequest (param chat_template_kwargs) for options that no chat template can be given."""
+    if not RESERVED_OPTIONS.isdisjoint(options):
+        reserved = min(RESERVED_OPTIONS.intersection(options))
+        message = f"'{reserved}' in 'chat_template_kwargs' is not a template option; leave it out"
+        raise InvalidRequest(message, param="chat_template_kwargs")
+    if not isinstance(options.get("enable_thinking", True), bool):
+        message = "'enable_thinking' in 'chat_template_kwargs' must be true or false"
+        raise InvalidRequest(message, param="chat_template_kwargs")
+    documents = options.get("documents") or []
+    if not isinstance(documents, list) or not all(isinstance(document, dict) for document in documents):
+        raise InvalidRequest(
+            "'documents' in 'chat_template_kwargs' must be a list of objects", param="chat_template_kwargs"
+        )
 
 
 def _with_reasoning(messages: Sequence[MessageDict]) -> list[MessageDict]:
