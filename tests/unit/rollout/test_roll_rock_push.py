@@ -107,6 +107,16 @@ def test_how_a_job_ends_is_how_its_episode_ends(tmp_path: Path) -> None:
     assert "pass_rate" not in ended("true", "echo no json > $VERIFIER_DIR/evaluation/report.json").metrics
 
 
+def test_a_place_that_cannot_be_stopped_does_not_cost_what_the_job_has_earned(tmp_path: Path) -> None:
+    class Unstoppable(LocalProcessSandbox):
+        async def stop(self) -> None:
+            await super().stop()
+            raise ConnectionError("the cluster does not answer")
+
+    result = PushModeRunner("http://h", 4, config(tmp_path, sandbox_cls=Unstoppable)).run_job(1)
+    assert (result.status, result.score) == ("Finished", 1.0)
+
+
 async def test_a_notebook_whose_thread_has_an_event_loop_runs_jobs(tmp_path: Path) -> None:
     assert PushModeRunner("http://h", 4, config(tmp_path)).run_job(1).status == "Finished"
 

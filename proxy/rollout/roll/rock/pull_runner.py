@@ -56,6 +56,7 @@ class PullModeRunner(RockAgentRunner):
 
         async def begin(sandbox: Sandbox) -> None:
             nonlocal service
+            await self._close_service(service)  # of an attempt that has failed
             service = self.model_service_cls(port=self._model_service_port)
             config.agents[0].kwargs["api_base"] = await _called(service.start, sandbox)
 
@@ -64,9 +65,8 @@ class PullModeRunner(RockAgentRunner):
             await self._attempted("submit the job", job.submit)
             return await self._answered(job, service, task_config)
         finally:
-            if hasattr(service, "close"):
-                await _called(service.close)
-            await job.close()
+            await self._close_service(service)
+            await self._closed("the job's sandbox", job.close)
 
     async def _answered(self, job: Any, service: Any, task_config: Mapping[str, Any]) -> dict[str, Any]:
         """Answer the requests of a job while it runs; return its metrics. Raises what ends the answering early."""
@@ -83,6 +83,10 @@ class PullModeRunner(RockAgentRunner):
                 for task in (watching, answering, waiting):
                     task.cancel()
                 await asyncio.gather(watching, answering, waiting, return_exceptions=True)
+
+    async def _close_service(self, service: Any) -> None:
+        if hasattr(service, "close"):
+            await self._closed("the model service", partial(_called, service.close))
 
     async def _inference_loop(self, model_service: Any, http_client: Any) -> None:
         """Fetch the agent's requests and answer them until SESSION_END."""

@@ -36,4 +36,4 @@ class PushModeRunner(RockAgentRunner):
             await self._attempted("submit the job", job.submit)
             return await self._metrics_of(job, task_config)
         finally:
-            await job.close()
+            await self._closed("the job's sandbox", job.close)

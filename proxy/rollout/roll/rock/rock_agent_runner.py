@@ -284,6 +284,13 @@ class RockAgentRunner(AgentRunner):
             return metrics
         return metrics if rate is None else {**metrics, "pass_rate": rate}
 
+    async def _closed(self, what: str, close: Callable[[], Awaitable[None]]) -> None:
+        """Await `close()`; an error is only logged, as what the job has earned counts."""
+        try:
+            await close()
+        except Exception as error:
+            self.logger.warning("%s cannot be closed: %s", what, exit_reason(error))
+
     async def _attempted(self, what: str, call: Callable[[], Awaitable[T]]) -> T:
         """Await `call()`, three times at most. Raises the last error; InvalidRequest, which stays, at once."""
         for attempt in range(_ATTEMPTS - 1):
