@@ -116,6 +116,23 @@ def test_rolls_steps_are_single_turns_and_fit() -> None:
         roll.steps([chain([([1], [2]), ([3], [4])], rewards=[0, 0])])
     with pytest.raises(InvalidRequest, match="sequence_length 3"):
         roll.trajectories([sample([1, 2], [3, 4])], sequence_length=3)
+    assert roll.trajectories([sample([1, 2], [3, 4])], sequence_length=4).batch["input_ids"].tolist() == [[1, 2, 3, 4]]
+
+
+def test_rolls_prompt_ends_at_the_first_sampled_token_trained_or_not_and_is_all_where_there_is_none() -> None:
+    untrained = chain([([1, 2], [3]), ([4], [5])], rewards=[0.0, 0.0], trained=False)
+    batch = roll.trajectories([untrained, roll.placeholder("t")]).batch
+    assert not batch["response_mask"].any()
+    assert batch["prompt_mask"].tolist() == [[True, True, False, False, False], [True, False, False, False, False]]
+
+
+def test_rolls_metrics_are_means_over_sessions_not_over_their_rows() -> None:
+    first = sample([1], [2], reward=0.5, score=1.5)
+    second = sample([1, 2, 3], [4], reward=1.0, score=1.5, interaction_id="s-1", interaction_ids=["s-1"])
+    metrics = roll.steps([first, second, sample([5], [6], session="t")]).meta_info["metrics"]
+    assert metrics["env//num_branches_or_steps"] == (2 + 1) / 2
+    assert metrics["env//total_tokens"] == ((2 + 4) + 2) / 2
+    assert metrics["env//episode_score"] == (1.5 + 0.0) / 2
 
 
 def test_areal_gets_its_entries_by_interaction_id() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -38,11 +39,11 @@ def start(
     return EpisodeSession.start(client, env_config=env, worker_config=worker, pipeline_config=pipeline, **given)
 
 
-def turn(session: EpisodeSession, text: str = "Hello") -> dict[str, Any]:
+def turn(session: EpisodeSession, text: str = "Hello", **fields: Any) -> dict[str, Any]:
     """One call of the model, with the key of the agent."""
     answer = httpx.post(
         f"{session.session.base_url}/chat/completions",
-        json={"messages": [user(text)]},
+        json={"messages": [user(text)], **fields},
         headers={"Authorization": f"Bearer {session.api_key}"},
     )
     assert answer.status_code == 200, answer.text
@@ -92,6 +93,12 @@ def test_a_prompt_that_fills_the_sequence_is_refused_and_an_answer_never_exceeds
     assert (full.status_code, full.json()["error"]["code"]) == (400, "context_length_exceeded")
     session.finish(EpisodeResult("Finished", 0.0))
     assert [len(sample.input_ids) <= 15 for sample in session.exported("concat").samples] == [True]
+
+
+def test_an_answer_has_no_more_tokens_than_a_step_whatever_the_agent_asks_for(client: Client) -> None:
+    session = start(client)
+    assert turn(session, max_tokens=8)["usage"]["completion_tokens"] == ENV.max_tokens_per_step
+    session.fail("done")
 
 
 def test_each_step_score_is_the_reward_of_its_turn(client: Client) -> None:
@@ -180,6 +187,15 @@ def test_a_session_that_somebody_else_ended_is_left_as_it_is(client: Client) -> 
     session.session.end(outcome="Failed", exit_reason="by hand")
     session.finish(EpisodeResult("Finished", 1.0))
     assert (session.outcome, shown(session).extra["exit_reason"]) == ("Failed", "by hand")
+
+
+def test_a_session_that_has_expired_keeps_what_its_episode_earned(tmp_path: Path) -> None:
+    with real_server(tmp_path, engine_arg=("tokens=9",), session_idle_s=0.5) as url, Client(url) as client:
+        session = played(client, 1)
+        while shown(session).status == "active":
+            client.engine()
+        session.finish(EpisodeResult("Finished", 2.0, [2.0]))
+        assert (session.outcome, shown(session).outcome, rewards(session)) == ("Failed", None, [2.0])
 
 
 def test_episodes_bring_their_own_grants_and_leave_none(client: Client) -> None:
