@@ -149,7 +149,14 @@ PARTS: dict[str, set[str]] = {
         "rollout.roll.runners",
         "rollout.roll.values",
     },
-    "rollout.roll.rock": {"client", "errors", "rollout", "rollout.roll.runners", "rollout.roll.values"},
+    "rollout.roll.rock": {
+        "client",
+        "errors",
+        "rollout",
+        "rollout.roll.config",
+        "rollout.roll.runners",
+        "rollout.roll.values",
+    },
     "rollout.roll.envs": {"errors", "rollout.roll.values"},
     "rollout.roll.runners": {
         "client",
@@ -297,7 +304,7 @@ OUTSIDE: dict[str, set[str]] = {
     "uvicorn": {"serving"},
     "uvloop": {"serving"},
     "xxhash": {"parsed_items", "trajectory", "turns"},
-    "yaml": {"rollout.roll.config", "rollout.roll.rock", "rollout.verl", "rollout.verl.tools"},
+    "yaml": {"rollout.roll.config", "rollout.verl", "rollout.verl.tools"},
     "zstandard": {"store"},
 }
 LAZY = {

@@ -279,6 +279,12 @@ def test_a_defaults_list_has_groups_packages_options_and_an_order(tmp_path: Path
         ("- a", "must be a mapping, not list"),
         ("a: [", "is no YAML"),
         ("a: 1\na: 2", "'a' stands there twice"),
+        ("a: &x {b: *x}", "inside of its own anchor"),
+        ("custom_envs: &x [*x]", "inside of its own anchor"),
+        ("a0: &a0 b\n" + "".join(f"a{n + 1}: &a{n + 1} [*a{n}, *a{n}]\n" for n in range(40)), "1000000 values"),
+        ("a: " + "[" * 5000, "is no YAML"),
+        ("a: {[b]: 1}", "is no YAML"),
+        ("a: !!int b", "is no YAML"),
     ],
 )
 def test_a_file_that_cannot_be_composed_is_refused(tmp_path: Path, text: str, message: str) -> None:

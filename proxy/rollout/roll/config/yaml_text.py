@@ -13,6 +13,8 @@ from proxy.errors import InvalidRequest
 _FLOAT = re.compile(r"[-+]?(?:[0-9][0-9_]*\.[0-9_]*|\.[0-9][0-9_]*|[0-9][0-9_]*(?=[eE]))(?:[eE][-+]?[0-9]+)?$")
 _MAPPING, _MERGE = "tag:yaml.org,2002:map", "tag:yaml.org,2002:merge"
 _TIMESTAMP = "tag:yaml.org,2002:timestamp"
+_MOST_VALUES = 1_000_000
+"""A text of aliases of aliases may mean more values than any memory holds."""
 
 
 def read_yaml(path: Path) -> Any:
@@ -25,13 +27,42 @@ def read_yaml(path: Path) -> Any:
 
 
 def parse_yaml(text: str, name: str) -> Any:
-    """The value of a YAML text. Raises InvalidRequest; `name` says in it what the text is."""
+    """The value of a YAML text, whose aliases may be written out. Raises InvalidRequest; `name` says in it what the
+    text is.
+    """
     import yaml
 
+    loader = _loader()(text)
     try:
-        return yaml.load(text, _loader())
-    except yaml.YAMLError as error:
+        node = loader.get_single_node()
+        if node is None:
+            return None
+        if _values(node, {}) > _MOST_VALUES:
+            raise InvalidRequest(f"{name} has more than {_MOST_VALUES} values with its aliases (*name) written out")
+        return loader.construct_document(node)
+    except _Circle:
+        raise InvalidRequest(f"{name} has an alias (*name) inside of its own anchor (&name)") from None
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise InvalidRequest(f"{name} is no YAML: {error}") from None
+    finally:
+        loader.dispose()
+
+
+class _Circle(Exception):
+    """An anchor that has an alias of itself in it."""
+
+
+def _values(node: Any, known: dict[Any, int | None]) -> int:
+    """The number of values in a node, with those of aliases. `known` has those of other nodes; None: being counted."""
+    if not isinstance(node.value, list):
+        return 1
+    if node not in known:
+        known[node] = None
+        parts = (part for entry in node.value for part in (entry if isinstance(entry, tuple) else (entry,)))
+        known[node] = 1 + sum(_values(part, known) for part in parts)
+    if (found := known[node]) is None:
+        raise _Circle
+    return found
 
 
 @cache
@@ -55,6 +86,8 @@ def _construct_mapping(loader: Any, node: Any) -> Iterator[dict[Any, Any]]:
 
     keys = set()
     for key, _ in node.value:
+        if not isinstance(key.value, str):
+            continue  # a list or a mapping, which the loader refuses
         if key.value in keys and key.tag != _MERGE:
             raise yaml.constructor.ConstructorError(
                 "in a mapping", node.start_mark, f"the key {key.value!r} stands there twice", key.start_mark

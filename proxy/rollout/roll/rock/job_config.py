@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from proxy.errors import InvalidRequest
+from proxy.rollout.roll.config.yaml_text import read_yaml
 from proxy.rollout.roll.values import Section
 
 _USED = {"", "agents", "datasets", "environment", "experiment_id", "job_name", "jobs_dir", "task", "verifier"}
@@ -51,14 +52,10 @@ class JobConfig(Section):
     @classmethod
     def from_yaml(cls, path: str | Path) -> JobConfig:
         """Read a file. Raises InvalidRequest if there is none, or if it is no YAML with sections."""
-        import yaml
-
         try:
-            content = yaml.safe_load(Path(path).expanduser().read_text(encoding="utf-8"))
-        except OSError as error:
-            raise InvalidRequest(f"'job_config_path': {error}", param="job_config_path") from None
-        except yaml.YAMLError as error:
-            raise InvalidRequest(f"'job_config_path': {path} is no YAML: {error}", param="job_config_path") from None
+            content = read_yaml(Path(path).expanduser())
+        except InvalidRequest as error:
+            raise InvalidRequest(f"'job_config_path': {error.message}", param="job_config_path") from None
         if not isinstance(content, Mapping):
             raise InvalidRequest(f"'job_config_path': {path} has no sections", param="job_config_path")
         return cls(content)
