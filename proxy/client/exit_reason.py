@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
+
 _MOST = 4000
 """Characters that are kept: the reason is in every list of sessions, and the exception itself goes to the caller."""
+_KEYS = re.compile(r"(?<=/~)[^/\s'\"]+|(?<=~)[\w-]{22}(?![\w-])")
+"""The key or the secret in a session's address, which HTTP clients quote in their errors."""
 
 
 def exit_reason(error: BaseException) -> str:
-    """Return the class and the message of `error`.
+    """Return the class and the message of `error`, without the keys of addresses in it.
 
     A long message keeps its beginning and its end, and what no database stores (NUL, lone surrogates) is escaped.
     """
@@ -20,7 +24,8 @@ def exit_reason(error: BaseException) -> str:
 
 
 def storable(text: str) -> str:
-    """`text` as a server takes it: not too long, and without what no database stores."""
+    """`text` as a server takes it: not too long, and without keys and what no database stores."""
+    text = _KEYS.sub("...", text)
     if (extra := len(text) - _MOST) > 0:
         half = _MOST // 2
         text = f"{text[:half]} [... {extra} characters ...] {text[-half:]}"

@@ -174,14 +174,29 @@ def test_the_errors_of_another_server_are_read_as_well() -> None:
     def told(status: int, **body: Any) -> RequestError:
         client = httpx.Client(transport=httpx.MockTransport(lambda request: httpx.Response(status, **body)))
         with pytest.raises(RequestError) as caught:
-            CountingRunner("http://t", 1, {})._llm_request(client, [])
+            CountingRunner("http://t/~secret", 1, {}, api_key="secret")._llm_request(client, [])
         return caught.value
 
     full = told(400, json={"error": "Sequence length exceeded", "stop_reason": "max_length"})
     assert full.is_limit and str(full) == "400 Sequence length exceeded"
-    sent = pickle.loads(pickle.dumps(full))
+    pickled = pickle.dumps(full)
+    assert b"secret" not in pickled  # the key is in the address and in a header
+    sent = pickle.loads(pickled)
     assert (sent.status, sent.is_limit, str(sent)) == (400, True, str(full))
     assert str(told(502, text="<html>bad gateway</html>")) == "502 <html>bad gateway</html>"
+
+
+def test_the_key_in_an_address_is_in_no_reason_and_no_line(caplog: pytest.LogCaptureFixture) -> None:
+    class Raising(AgentRunner):
+        def run_job(self, seed: int) -> EpisodeResult:
+            request = httpx.Request("POST", f"{self.base_url}/v1/chat/completions")
+            httpx.Response(502, request=request).raise_for_status()
+            raise AssertionError
+
+    for secret in ("/~slot-secret", "/task-1~secretsecretsecretsecr"):
+        result = played(Raising(f"http://t{secret}", 1, {}), 1)
+        assert "502" in result.agent_exit_reason and "~.../v1" in result.agent_exit_reason
+    assert "secret" not in caplog.text + result.agent_exit_reason
 
 
 def test_what_was_earned_before_a_failure_is_kept(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -19,7 +19,9 @@ class RequestError(httpx.HTTPStatusError):
         super().__init__(f"{self.status} {self.message}", request=answer.request, response=answer)
 
     def __reduce__(self) -> tuple[type[RequestError], tuple[Any]]:
-        return RequestError, (self.response,)  # not its text, as other exceptions are pickled
+        """As what the server answered; the request, which has the agent's key, is left out."""
+        request = httpx.Request("POST", "http://server/v1/chat/completions")
+        return RequestError, (httpx.Response(self.status, content=self.response.content, request=request),)
 
     @property
     def is_limit(self) -> bool:
