@@ -33,6 +33,13 @@ class ServerUnreachable(EngineUnavailable):
     code: ClassVar[str] = "server_unreachable"
 
 
+class NoAddress(ServerUnreachable):
+    """The server's address is no URL, so nothing ever answers there."""
+
+    code: ClassVar[str] = "no_address"
+    retryable = False
+
+
 class Connection:
     """The server's URL or application, the admin key and the timeout: what both clients share.
 
@@ -72,7 +79,7 @@ class Connection:
 
     def unreachable(self, error: httpx.TransportError) -> ServerUnreachable:
         if isinstance(error, httpx.UnsupportedProtocol):
-            return ServerUnreachable(f"{self.url!r} is not a URL of a server; it has to begin with http:// or https://")
+            return NoAddress(f"{self.url!r} is not a URL of a server; it has to begin with http:// or https://")
         reason = f"{type(error).__name__} {error}".rstrip()
         if self.hold is not None:
             return ServerUnreachable(f"no answer from the app in this process ({reason})")

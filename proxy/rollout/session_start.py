@@ -65,7 +65,7 @@ class _Start:
         if isinstance(error, ServerUnreachable):
             unsent = isinstance(error.__cause__, httpx.ConnectError)
             patient = time.monotonic() < self._begun + UNREACHABLE_S
-            return patient and (unsent or "session_id" in self._options)
+            return error.retryable and patient and (unsent or "session_id" in self._options)
         return error.status in (429, 503)
 
     def _is_of_an_earlier_attempt(self, error: InvalidRequest) -> bool:

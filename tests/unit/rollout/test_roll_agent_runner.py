@@ -15,6 +15,7 @@ from proxy.app import build_app
 from proxy.client import Client, Session
 from proxy.engine.scripted.engine import ScriptedEngine
 from proxy.engine.scripted.scripts import Reply, Script, play
+from proxy.errors import InvalidRequest
 from proxy.rollout.roll import AgentRunner, EpisodeResult
 from proxy.rollout.roll.runners import EpisodeTimeout, RequestError, played
 from proxy.rollout.roll.runners.step_rewards import step_rewards
@@ -342,6 +343,13 @@ def test_the_configuration_is_read_by_attribute_and_key() -> None:
     assert (runner.env, runner.worker_config) == (None, "of the manager")
     as_in_yaml = CountingRunner("http://t", 1, {"env_config": {"dim": 1}})
     assert (as_in_yaml.env_params, as_in_yaml.mode) == ({"dim": 1}, "train")
+
+
+@pytest.mark.parametrize(("name", "value"), [("episode_timeout", "soon"), ("http_timeout", -5), ("max_steps", [])])
+def test_a_setting_that_is_no_number_is_named(name: str, value: Any) -> None:
+    with pytest.raises(InvalidRequest, match="must be a number, 0 or more") as caught:
+        CountingRunner("http://t", 1, {name: value})
+    assert caught.value.param == name
 
 
 def test_a_runner_without_run_job_cannot_be_made() -> None:

@@ -328,6 +328,8 @@ def test_yaml_is_that_of_omegaconf(tmp_path: Path) -> None:
         ({"train": {"max_traj_per_env": 0}}, "train_env_manager.max_traj_per_env", "must play 1"),
         ({"train": {"llm_proxy": {"proxytype": "openai"}}}, "train_env_manager.llm_proxy.proxytype", "'proxy_type'"),
         ({"custom_envs": {"Boxes": {}}}, "custom_envs.Boxes.env_type", "gem"),
+        ({"custom_envs": {"Boxes": None}}, "custom_envs.Boxes", "must be a mapping, not None"),
+        ({"custom_envs": {"Boxes": {"env_type": "b", "env_config": [1]}}}, "custom_envs.Boxes.env_config", "a mapping"),
         ({"custom_envs": {"Boxes": {"env_type": "b", "max_step": 1}}}, "custom_envs.Boxes.max_step", "'max_steps'"),
         ({"val_env_manager": {"num_env_groups": 4, "tags": ["Boxes"]}, "val_batch_size": 6}, "val_batch_size", "=4"),
         ({"env_monitor": {"hung_time": 3}}, "env_monitor.hung_time", "'hung_timeout'"),

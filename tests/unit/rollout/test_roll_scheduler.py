@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from proxy.app import build_app
-from proxy.client import Client
+from proxy.client import Client, ServerUnreachable
 from proxy.errors import InvalidRequest
 from proxy.rollout.failures import WorkerDied
 from proxy.rollout.roll.rock import reset_datasets
@@ -201,6 +201,14 @@ def test_what_makes_no_sense_is_refused(client: Client, caplog: pytest.LogCaptur
     config = settings(groups=1, size=1)
     with pytest.raises(InvalidRequest, match="'train' or 'val'"):
         RolloutScheduler(config, config.train_env_manager, mode="test", client=client)
+    with pytest.raises(InvalidRequest, match="the configuration has no val_env_manager"):
+        RolloutScheduler(config, None, mode="val", client=client)
+    with (
+        pytest.raises(ServerUnreachable, match="has to begin with http"),
+        RolloutScheduler(config, config.train_env_manager, url="127.0.0.1:8080") as unreachable,
+    ):
+        unreachable.get_batch(at(0), 1)
+    assert "trying again" not in caplog.text
     with caplog.at_level(logging.INFO):
         train = RolloutScheduler(config, config.train_env_manager, object(), object(), client=client)
     assert "the server has the engine" in caplog.text

@@ -8,7 +8,7 @@ from typing import Any
 
 from proxy.errors import InvalidRequest
 from proxy.rollout.roll.config.env_manager_config import EnvManagerConfig
-from proxy.rollout.roll.config.fields import nearest
+from proxy.rollout.roll.config.fields import as_mapping, nearest
 from proxy.rollout.roll.values import Section
 
 TRAJ_ENV_MANAGER = "roll.pipeline.agentic.env_manager.traj_env_manager.TrajEnvManager"
@@ -43,7 +43,7 @@ def env_configs_of(
                 tag=tag,
                 group_id=group_id,
                 env_id=env_id,
-                config=Section(template.get("env_config") or {}),
+                config=Section(as_mapping(template.get("env_config"), f"custom_envs.{tag}.env_config")),
                 env_class=template["env_type"],
                 env_manager_cls=template.get("env_manager_cls") or TRAJ_ENV_MANAGER,
                 group_seed=group_seed,
@@ -55,7 +55,7 @@ def env_configs_of(
 def _template(tag: str, custom_envs: Mapping[str, Any], manager: EnvManagerConfig) -> Mapping[str, Any]:
     path = f"custom_envs.{tag}"
     found = custom_envs.get(tag)
-    if found is None:
+    if tag not in custom_envs:
         raise InvalidRequest(
             f"{manager.section}tags has {tag!r}, which custom_envs lacks{nearest(tag, custom_envs)}", param=path
         )

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
 from typing import Any, Self
 
+from proxy.errors import InvalidRequest
 from proxy.rollout.roll.runners.request_error import RequestError
 from proxy.rollout.roll.runners.step_rewards import step_rewards
 from proxy.rollout.roll.values import EpisodeResult, Section, as_section
@@ -64,11 +65,11 @@ class AgentRunner(ABC):
         self.worker_config = worker_config
         self.env_params: dict[str, Any] = _env_params(self.env_config)
         self.mode: str = self.env_params.get("mode", "train")
-        self.max_steps = int(self._setting("max_steps", 10))
+        self.max_steps = int(self._number("max_steps", 10))
         self.model: str | None = self.env_config.get("model")
-        self.http_timeout = float(self._setting("http_timeout", 3600.0))
-        limit = self._setting("episode_timeout", None)
-        self.episode_timeout = None if limit is None else float(limit)
+        self.http_timeout = self._number("http_timeout", 3600.0)
+        no_limit = self._setting("episode_timeout", None) is None
+        self.episode_timeout = None if no_limit else self._number("episode_timeout", 0.0)
         self.step_scores: list[float] = []
         self.env_rewards: list[float] = []
 
@@ -137,6 +138,17 @@ class AgentRunner(ABC):
         if (left := self._started + limit - time.monotonic()) <= 0:
             raise EpisodeTimeout(f"the episode has run for longer than its episode_timeout of {limit:g} s")
         return left
+
+    def _number(self, name: str, default: float) -> float:
+        """A setting that is a number, 0 or more. Raises InvalidRequest for anything else."""
+        value = self._setting(name, default)
+        try:
+            number = float(value)
+        except (TypeError, ValueError):
+            number = -1.0
+        if number >= 0:
+            return number
+        raise InvalidRequest(f"{name} is {value!r}; it must be a number, 0 or more", param=name)
 
     def _setting(self, name: str, default: Any) -> Any:
         """A setting of `env_config`, or inside of its `config`; None there means the default."""

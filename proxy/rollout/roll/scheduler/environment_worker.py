@@ -14,6 +14,8 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, Protocol
 
+from proxy.client.exit_reason import exit_reason
+from proxy.errors import ProxyError
 from proxy.rollout.roll.config import resolve
 from proxy.rollout.roll.scheduler.together import Together
 from proxy.rollout.roll.values import DataProto
@@ -129,7 +131,10 @@ class EnvironmentWorker:
                 if failures >= FAILURES:
                     error.add_note(f"environment {env_id} has failed {failures} times in a row without a result")
                     raise
-                logger.warning("environment %d failed, and begins anew", env_id, exc_info=True)
+                traced = not isinstance(error, ProxyError)  # whose text says it all
+                logger.warning(
+                    "environment %d failed, and begins anew: %s", env_id, exit_reason(error), exc_info=traced
+                )
                 self._begin_anew(env_id)
 
     def _begin_anew(self, env_id: int) -> None:

@@ -79,6 +79,9 @@ class RolloutScheduler:
     ) -> None:
         if mode not in ("train", "val"):
             raise InvalidRequest(f"mode is {mode!r}; it has to be 'train' or 'val'", param="mode")
+        if env_manager_config is None:
+            field = "train_env_manager" if mode == "train" else "val_env_manager"
+            raise InvalidRequest(f"env_manager_config is None: the configuration has no {field}", param=field)
         if resource_manager is not None or infer_cluster is not None:
             logger.info("resource_manager and infer_cluster are not used: the server has the engine")
         self.config, self.env_manager_config, self.mode = config, env_manager_config, mode
