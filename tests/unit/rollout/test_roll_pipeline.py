@@ -166,13 +166,17 @@ def test_a_dump_without_a_folder_is_refused(url: str) -> None:
 
 
 def test_a_dump_has_the_columns_that_are_named_without_rows_that_lack_one(tmp_path: Path) -> None:
-    columns = {"id": np.array(["a", "b"], dtype=object), "n": np.array([np.int64(3), None], dtype=object)}
+    rewards = np.empty(2, dtype=object)
+    rewards[:] = [np.array([1.0, 0.5]), np.array([])]
+    columns = {"id": np.array(["a", "b"], dtype=object), "n": np.array([np.int64(3), None], dtype=object), "r": rewards}
     batch = DataProto(
-        None, {**columns, "kept": np.array([1, 2])}, {"COLUMNS_CONFIG": [["id", "string"], ["n", "bigint"]]}
+        None,
+        {**columns, "kept": np.array([1, 2])},
+        {"COLUMNS_CONFIG": [["id", "string"], ["n", "bigint"], ["r", "array"]]},
     )
     dump_rollout_trajectories(tmp_path, 7, batch)
     text = (tmp_path / "rollout_dump_data.step_7.jsonl").read_text()
-    assert text == '{"id": ["a"], "n": [3], "global_step": [7]}\n'
+    assert text == '{"id": ["a"], "n": [3], "r": [[1.0, 0.5]], "global_step": [7]}\n'
     assert list(batch.non_tensor_batch) == ["kept"]
     dump_rollout_trajectories(None, 8, batch)
     dump_rollout_trajectories(tmp_path, 8, batch)

@@ -40,4 +40,4 @@ def dump_rollout_trajectories(path: str | Path | None, global_step: int, data: D
 
 
 def _plain(value: Any) -> Any:
-    return value.item() if hasattr(value, "item") else value
+    return value.tolist() if hasattr(value, "tolist") else value

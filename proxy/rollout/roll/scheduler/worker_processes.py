@@ -17,7 +17,7 @@ from urllib.parse import quote
 from proxy.client import Client
 from proxy.client.exit_reason import exit_reason
 from proxy.client.operations import Call, Steps
-from proxy.errors import ProxyError
+from proxy.errors import EndedOtherwise, ProxyError, SessionNotFound
 from proxy.rollout.failures import WorkerDied
 from proxy.rollout.processes import ProcessPool
 from proxy.rollout.roll.scheduler.environment_worker import FAILURES
@@ -133,8 +133,9 @@ class WorkerProcesses:
         """End as Failed what a dead worker was playing, so that nobody waits for it."""
         try:
             sessions = self._client.sessions({"status": "active", "metadata": {WORKER: self._label(ranks)}})
-            for session in sessions:
-                self._client.run(_ended(session["session_id"], reason))
+            for name in [session["session_id"] for session in sessions]:
+                with suppress(EndedOtherwise, SessionNotFound):  # somebody else was faster
+                    self._client.run(_ended(name, reason))
         except ProxyError as failure:
             logger.warning("the sessions of %s could not be ended: %s", _names(ranks), failure)
 
