@@ -275,15 +275,23 @@ def generate(session: StartedSession | None, prompt_ids: Sequence[int], given: G
     return generated_of((yield replace(call, headers=_marks(session, given))))
 
 
+_MARKS = {
+    "agent": "x-tokengrove-agent",
+    "state_hash": "x-tokengrove-state-hash",
+    "idempotency_key": "idempotency-key",
+}
+"""The options of `generate` that are headers."""
+
+
 def _marks(session: StartedSession | None, given: GenerateOptions) -> dict[str, str]:
     """The headers that mark a turn of a session. Raises InvalidRequest for what a header cannot hold."""
-    marks = {name: text for name in ("agent", "state_hash") if (text := str(given.get(name) or ""))}
+    marks = {name: text for name in _MARKS if (text := str(given.get(name) or ""))}
     for name, text in marks.items():
         if session is None:
             raise InvalidRequest(f"{name!r} marks a turn, and outside of a session there is none", param=name)
         if not (text.isascii() and text.isprintable()) or text != text.strip():
             raise InvalidRequest(f"{name!r} must be visible ASCII characters, not {text!r}", param=name)
-    return {f"x-tokengrove-{name.replace('_', '-')}": text for name, text in marks.items()}
+    return {_MARKS[name]: text for name, text in marks.items()}
 
 
 def tokenize(

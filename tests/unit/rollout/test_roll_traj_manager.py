@@ -12,9 +12,10 @@ import numpy as np
 import orjson
 import pytest
 
-from proxy.client import Client
+from proxy.client import Client, ServerUnreachable, Session
 from proxy.engine.create import model_folder
 from proxy.errors import InvalidRequest, ProxyError
+from proxy.rollout import retries
 from proxy.rollout.roll import DataProto, Section
 from proxy.rollout.roll.managers import (
     BaseLLMProxy,
@@ -26,6 +27,7 @@ from proxy.rollout.roll.managers import (
     custom_apply_chat_template,
     register_llm_proxy,
 )
+from proxy.rollout.roll.managers.live_session import LiveSession
 from proxy.rollout.roll.values import GenerateStopReason
 from proxy.rollout.server_tokenizer import ServerTokenizer
 from proxy.settings import Settings
@@ -540,3 +542,25 @@ def test_a_users_tokenizer_decodes_and_pads(client: Client) -> None:
     assert manager.env.actions[0] == "<ANSWER>111</ANSWER><|IM_END|>"
     assert rollout.batch["input_ids"][0, -1] == 5
     assert np.asarray(rollout.batch["input_ids"]).dtype == np.int64
+
+
+def test_an_answer_that_was_lost_is_sampled_once(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(retries, "_FIRST_PAUSE_S", 0.0)
+    given = []
+
+    class Lossy(Session):
+        def generate(self, *args: Any, **options: Any) -> Any:
+            given.append(super().generate(*args, **options))
+            if len(given) == 1:
+                raise ServerUnreachable("the answer was lost")
+            return given[-1]
+
+    session = client.start_session("t", grant_capacity=True)
+    session.__class__ = Lossy
+    live = LiveSession(client, lambda: session)
+    prompt_ids = session.tokenize([{"role": "user", "content": "Say exactly: yes"}])
+    first = live.generate(prompt_ids, sampling_params={"max_tokens": 8})
+    again = live.generate(prompt_ids, sampling_params={"max_tokens": 8})
+    session.end()
+    assert given[0].id == given[1].id == first.id != again.id
+    assert [node.id for node in client.session_tree(session.session_id).interactions] == [first.id, again.id]

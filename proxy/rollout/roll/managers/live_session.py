@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Unpack
 
@@ -11,7 +12,7 @@ from proxy.client.values import Generated
 from proxy.rollout.retries import retried_here
 
 _RETRY_S = 60.0
-"""How long a call is tried again while the server restarts. The server samples a repeated call once."""
+"""How long a call is tried again while the server restarts."""
 
 
 class LiveSession:
@@ -25,9 +26,13 @@ class LiveSession:
         self.answers: list[Generated] = []
 
     def generate(self, prompt_ids: Sequence[int], **options: Unpack[GenerateOptions]) -> Generated:
-        """As `Session.generate`: a turn of the episode. Raises RuntimeError while none runs."""
+        """As `Session.generate`: a turn of the episode, sampled once however often it is tried.
+
+        Raises RuntimeError while no episode runs.
+        """
         if (session := self._running()) is None:
             raise RuntimeError("no episode runs: what is sampled belongs to one, which reset() begins")
+        options = {"idempotency_key": uuid.uuid4().hex, **options}
         made = retried_here(lambda: session.generate(prompt_ids, **options), _RETRY_S)
         self.answers.append(made)
         return made
