@@ -260,6 +260,27 @@ def test_a_runner_that_hangs_is_replaced_and_its_late_requests_find_no_session(c
     assert timed_out.batch["scores"].sum() == 0.5 and len(shown(client, whole).interactions) == 2
 
 
+def test_a_session_ends_also_when_no_other_runner_can_be_made(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("proxy.rollout.roll.managers.proxy_env_manager._GRACE_S", 0.0)
+    go_on, made = threading.Event(), list[Any]()
+
+    class Once(Runner):
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            if made:
+                raise OSError("there is no second one")
+            super().__init__(*args, **kwargs)
+            made.append(self)
+
+        def run_job(self, seed: int) -> EpisodeResult:
+            go_on.wait(60)
+            return EpisodeResult("Finished", 0.0)
+
+    with pytest.raises(OSError, match="no second"):
+        played(client, Once, episode_timeout=0.01)
+    go_on.set()
+    assert client.sessions({"status": "active"}) == []
+
+
 def test_a_task_timeout_is_the_managers_unless_the_runner_enforces_it(client: Client) -> None:
     class Enforces(Runner):
         enforces_task_timeout = True
