@@ -368,6 +368,21 @@ def test_forks_are_rows_and_no_sampled_token_is_trained_twice_or_lost(client: Cl
     assert_rows_are_the_samples(masked, exported(client, masked, drift="mask"))
 
 
+def test_enable_fork_says_whether_what_was_rewritten_begins_a_row(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, export = list[Any](), client.export
+
+    def noted(**options: Any) -> Any:
+        asked.append(options["drift"])
+        return export(**options)
+
+    monkeypatch.setattr(client, "export", noted)
+    for enable_fork in (None, True, False):
+        played(client, enable_fork=enable_fork)
+    assert asked == ["fork", "fork", "mask"]
+
+
 def test_tool_calls_reach_the_runner_and_the_rows(client: Client) -> None:
     tool = function_tool("add", {"a": {"type": "integer"}})
 
@@ -511,7 +526,28 @@ def test_a_stopped_manager_ends_its_episode_and_puts_nothing_of_it(client: Clien
     playing.join(60)
     assert not playing.is_alive() and [put[3] for put in queue.puts] == [None]
     assert client.sessions({"status": "active"}) == []
-    assert manager.agent_runner.events == ["setup", "teardown"]
+    assert manager.agent_runner.events == ["setup", "teardown"] and not manager._slot.is_abandoned
+
+
+def test_a_stopped_manager_cancels_its_runner_which_ends_by_itself(client: Client) -> None:
+    begun, cancelled = threading.Event(), threading.Event()
+
+    class Job(Runner):
+        def run_job(self, seed: int) -> EpisodeResult:
+            begun.set()
+            assert cancelled.wait(60)
+            return EpisodeResult("Failed", 0.0)
+
+        def cancel(self) -> None:
+            cancelled.set()
+
+    manager = manager_of(client, Job, Queue(1))
+    playing = threading.Thread(target=manager.run_rollout_loop, args=(SEED,))
+    playing.start()
+    assert begun.wait(60)
+    manager.stop()
+    playing.join(60)
+    assert manager.agent_runner.events == ["setup", "teardown"] and not manager._slot.is_abandoned
 
 
 def test_a_stopped_manager_leaves_a_runner_that_hangs_and_may_play_again(
