@@ -46,8 +46,8 @@ class GenerateOptions(TypedDict, total=False):
     ...). `stop_token_ids` and `ignore_eos` are two of them that token loops set for each call. `request_id` keeps calls
     together that share a prefix, where there is no session that does. `timeout_s`: how long to wait for the answer, in
     seconds (default 3600: a call may wait for an update of the weights). In a session, `agent` marks the turn as that
-    of one of several agents, and `state_hash` names the state that it was sampled in, for `step_advantages`. A call with
-    the `idempotency_key` of an earlier one, whose answer may have been lost, gets that answer, and nothing is sampled.
+    of one of several agents, and `state_hash` names the state that it was sampled in, for `step_advantages`. With
+    the `idempotency_key` of an earlier call, whose answer may have been lost, it gets that answer: nothing is sampled.
     All three are visible ASCII characters.
     """
 

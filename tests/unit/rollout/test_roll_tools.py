@@ -97,7 +97,8 @@ def test_an_error_is_shown_whole_or_by_its_last_line() -> None:
 
 
 def test_a_program_that_takes_too_long_is_killed_with_all_that_it_started() -> None:
-    code = "import subprocess, sys; child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)']); "
+    start = "subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'], start_new_session=True)"
+    code = f"import subprocess, sys; child = {start}; "
     found, failed, observation, _ = PythonCodeTool(timeout=2).execute_action(
         f"<code>{code}print(child.pid, flush=True)\n{ENDLESS}</code>"
     )

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from proxy.errors import InvalidRequest
-from proxy.rollout.roll.rock.cleaning import MARK, clean
+from proxy.rollout.cleaning import MARK, clean
 from proxy.rollout.roll.rock.local_process import LocalProcess
 from proxy.rollout.roll.rock.sandbox import DOWNLOAD_BYTES, Command, Sandbox, too_large
 from proxy.rollout.roll.rock.sandbox_folders import new_folder
@@ -29,8 +29,9 @@ class LocalProcessSandbox(Sandbox):
     """Commands see temporary folders as their working folder, HOME and TMPDIR, and of the caller's variables none but
     PATH, the language and certificates: no keys. `python` is the interpreter of this process.
 
-    `stop` kills the processes: on Linux all that were started from here, elsewhere those that share the process group
-    of a running command. It also happens if nobody calls it, when the object or the process ends, or is killed.
+    `stop` kills the processes: on Linux all that were started from here and have not cleared their environment,
+    elsewhere those that share the process group of a running command. It also happens if nobody calls it, when the
+    object or the process ends, or is killed.
     """
 
     local = True

@@ -11,7 +11,7 @@ import threading
 import uuid
 from pathlib import Path
 
-from proxy.rollout.roll.rock import cleaning
+from proxy.rollout import cleaning
 
 
 class _Folders:

@@ -9,12 +9,14 @@ import signal
 import subprocess
 import sys
 import tempfile
+import uuid
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, Literal
 
 from proxy.errors import InvalidRequest
+from proxy.rollout.cleaning import MARK, kill_marked
 
 PATTERNS = (r"<code>(.*?)</code>", r"```\n?python(.*?)```")
 INSTRUCTION = (
@@ -41,8 +43,9 @@ class PythonCodeTool:
     """Runs the first complete piece of code in a text; what it prints is the observation.
 
     The program gets `timeout` seconds, a new folder, few environment variables and no input; it is killed with all that
-    it has started. Its output is cut in the middle beyond 20000 characters. `sandbox_type` "none" runs it with the
-    rights of this process; "bwrap" runs it in bubblewrap, without network and with the system read-only.
+    it has started (on Linux; elsewhere with its process group). Its output is cut in the middle beyond 20000
+    characters. `sandbox_type` "none" runs it with the rights of this process; "bwrap" runs it in bubblewrap, without
+    network and with the system read-only.
 
     `patterns`: regular expressions whose first group is the code; `tool_instruction`: what the model is told.
     `keep_error_last_line` shows the last line of an error only. A call fails if the program does, or prints nothing.
@@ -94,13 +97,14 @@ class PythonCodeTool:
 
     def _ended(self, folder: str, out: IO[bytes], err: IO[bytes]) -> int | None:
         """The exit code of the program in `folder`; None if its time was over."""
+        mark = f"{os.environ.get(MARK, '')}{uuid.uuid4().hex}."  # one of ours, if this process has one
         process = subprocess.Popen(
             self._command(folder),
             cwd=folder,
             stdin=subprocess.DEVNULL,
             stdout=out,
             stderr=err,
-            env={name: os.environ[name] for name in _VARIABLES if name in os.environ} | _SET,
+            env={name: os.environ[name] for name in _VARIABLES if name in os.environ} | _SET | {MARK: mark},
             start_new_session=True,
         )
         try:
@@ -111,6 +115,7 @@ class PythonCodeTool:
             with suppress(ProcessLookupError, PermissionError):  # it has ended with all that it started
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
+            kill_marked(mark)
 
     def _command(self, folder: str) -> list[str]:
         program = [sys.executable, "-c", _PROGRAM]

@@ -1,4 +1,4 @@
-"""Kills the processes of sandboxes on this machine and removes their folders, also when nobody else can any more.
+"""Kills the processes that programs of agents have left, and removes their folders, also when nobody else can any more.
 
 `python cleaning.py FOLDER MARK` is started beside each process that has sandboxes. It waits until that process is gone,
 however it ended, and cleans up what it has left. It needs nothing but the standard library, to start at once.
@@ -15,18 +15,14 @@ import time
 from pathlib import Path
 
 MARK = "SANDBOX_OF_TOKENGROVE"
-"""The variable by which the processes of a sandbox are known, also those that left their process group."""
+"""The variable by which the processes of a program are known, also those that left its process group."""
 
 _LOOKS, _LOOK_S = 500, 0.01
 
 
 def clean(folder: str, mark: str) -> None:
     """Kill the processes whose MARK begins with `mark`, on Linux, and remove `folder`."""
-    needle = f"{MARK}={mark}".encode()
-    for _ in range(_LOOKS):
-        if not any([_kill_marked(pid, needle) for pid in _pids()]):
-            break
-        time.sleep(_LOOK_S)  # a process is gone soon after it is killed
+    kill_marked(mark)
     try:
         for root, folders, _ in os.walk(folder):
             for path in (Path(root, name) for name in folders):
@@ -35,6 +31,15 @@ def clean(folder: str, mark: str) -> None:
         shutil.rmtree(folder, ignore_errors=True)
     except (OSError, RecursionError):  # folders in folders, a thousand deep
         subprocess.run(["rm", "-rf", folder], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False)
+
+
+def kill_marked(mark: str) -> None:
+    """Kill the processes whose MARK begins with `mark`, on Linux: all but those that have cleared their environment."""
+    needle = f"{MARK}={mark}".encode()
+    for _ in range(_LOOKS):
+        if not any([_kill_marked(pid, needle) for pid in _pids()]):
+            break
+        time.sleep(_LOOK_S)  # a process is gone soon after it is killed
 
 
 def _pids() -> list[int]:
