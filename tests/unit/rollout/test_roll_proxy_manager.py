@@ -260,6 +260,34 @@ def test_a_runner_that_hangs_is_replaced_and_its_late_requests_find_no_session(c
     assert timed_out.batch["scores"].sum() == 0.5 and len(shown(client, whole).interactions) == 2
 
 
+def test_a_runner_that_hangs_is_cancelled_and_the_next_of_whatever_class_is_set_up(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("proxy.rollout.roll.managers.proxy_env_manager._GRACE_S", 0.0)
+    go_on, ready = threading.Event(), list[Any]()
+
+    class Plain:
+        def __init__(self, base_url: str, env_id: int, env_config: Any) -> None:
+            self.enforces_task_timeout = bool(ready)
+
+        def setup(self) -> None:
+            ready.append(self)
+
+        def run_job(self, seed: int) -> EpisodeResult:
+            if self is ready[0]:
+                go_on.wait(60)
+            return EpisodeResult("Finished", float(ready.index(self)))
+
+        def cancel(self) -> None:
+            go_on.set()
+
+    manager = manager_of(client, Plain, queue := Queue(2), task_timeout_sec=0.01)
+    manager.run_rollout_loop(SEED)
+    assert go_on.is_set()
+    assert [shown(client, rollout).outcome for rollout in queue.rollouts] == ["Timeout", "Finished"]
+    assert ready == [*ready[:1], manager.agent_runner]
+
+
 def test_a_session_ends_also_when_no_other_runner_can_be_made(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("proxy.rollout.roll.managers.proxy_env_manager._GRACE_S", 0.0)
     go_on, made = threading.Event(), list[Any]()
