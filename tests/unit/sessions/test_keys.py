@@ -82,6 +82,18 @@ async def test_releasing_a_session_leaves_a_chosen_key_that_moved_to_another() -
     assert await keyring.grant("agent") == Grant(session_id="next")
 
 
+async def test_a_key_that_is_chosen_again_while_it_is_looked_up_belongs_to_the_new_session() -> None:
+    class Slow(Index):
+        async def find_key(self, key_hash: str) -> KeyHolder:
+            keyring.release(RECORD)
+            keyring.add(SessionRecord("next", api_key_hash=RECORD.api_key_hash))
+            return KeyHolder(RECORD)
+
+    keyring = Keyring(Slow(), None)  # type: ignore[arg-type]
+    assert await keyring.grant("agent") == Grant(session_id="s")  # as it was when it was asked for
+    assert await keyring.grant("agent") == Grant(session_id="next")
+
+
 async def test_an_unknown_key_is_looked_up_once_until_a_session_brings_it() -> None:
     index: Any = Index()
     keyring = Keyring(index, None)

@@ -93,7 +93,11 @@ def test_a_traceback_is_a_field_and_its_end_is_kept() -> None:
 
 
 @pytest.mark.parametrize(
-    "secret", ["/s~DvY3Gk4xQwEr5tYuIoPaSd/v1", "sk-abcdefghijklmnopqrstuvwx", "postgresql://user:p4ss@host/db"]
+    "secret",
+    [
+        *("/s~DvY3Gk4xQwEr5tYuIoPaSd/v1", "http://h/~p4ss+word/v1"),
+        *("sk-abcdefghijklmnopqrstuvwx", "postgresql://user:p4ss@host/db"),
+    ],
 )
 def test_what_looks_like_a_secret_is_masked_wherever_it_comes_from(secret: str) -> None:
     for said in (
