@@ -148,6 +148,19 @@ def test_what_a_filter_raises_is_raised_to_the_trainer(make: Make) -> None:
         queue.get_batch(1, 0)
 
 
+def test_results_that_a_failing_batch_had_are_dropped_in_the_open(make: Make, pool: ThreadPoolExecutor) -> None:
+    queue = make(environments(size=1, most=2))
+    queue.advance_step(0)
+    queue.put(0, queue.get_episode_id(0, 0), 0, result("a"), 0)
+    taking = pool.submit(queue.get_batch, 2, 0)
+    while queue.group_queue[0].first() is not None:
+        pass  # until the batch has it
+    queue.fail(ZeroDivisionError("nobody can play"))
+    with pytest.raises(ZeroDivisionError):
+        taking.result()
+    assert dropped(queue) == [("unread", ["a"])]
+
+
 def test_without_async_generation_episodes_of_an_older_step_expire(make: Make) -> None:
     queue = make(environments(size=2, most=1))
     queue.advance_step(0)

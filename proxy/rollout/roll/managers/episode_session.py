@@ -72,19 +72,17 @@ class EpisodeSession:
         TooManyRequests or ServerUnreachable if no session could start, and InvalidRequest for a configuration that the
         server refuses.
         """
-        tag, group_id = env_config.get("tag", "proxy"), env_config["group_id"]
-        traj_group_id = f"{tag}_{group_id}_{episode_id}_{group_seed}"
-        timestamp = datetime.now().strftime("%Y%m%d_%H%M%S_%f")
-        metadata = {
-            **{"env_id": env_config["env_id"], "group_id": group_id, "tag": tag, "mode": mode},
-            **{"traj_id": f"{traj_group_id}_{env_config['env_id']}_{timestamp}"},
-            **{"exp_name": getattr(pipeline_config, "exp_name", ""), "episode_id": episode_id},
-            **{"seed": seed, "step": step, "validate": mode != "train"},
-        }
+        tag, env_id = env_config.get("tag", "proxy"), env_config["env_id"]
+        traj_group_id = f"{tag}_{env_config['group_id']}_{episode_id}_{group_seed}"
+        numbers = {"env_id": env_id, "episode_id": episode_id, "seed": seed, "step": step}
         given: dict[str, Any] = {
-            "session_id": unused_session_id(f"{traj_group_id}-{env_config['env_id']}"),
+            "session_id": unused_session_id(f"{traj_group_id}-{env_id}"),
             "group_id": traj_group_id,
-            "metadata": metadata,
+            "metadata": {
+                **{"tag": tag, "group_id": env_config["group_id"], "traj_id": f"{traj_group_id}_{env_id}_{_now()}"},
+                **{"exp_name": getattr(pipeline_config, "exp_name", ""), "mode": mode, "validate": mode != "train"},
+                **numbers,
+            },
             "grant_capacity": True,
             "discount": float(getattr(pipeline_config, "step_reward_gamma", 1.0)),
             **_bounds(env_config, worker_config, pipeline_config),
@@ -93,7 +91,7 @@ class EpisodeSession:
         if api_key is not None:
             given["api_key"] = api_key
         session = start_session_here(client, str(tag), _START_S, cast(SessionOptions, given), may_wait)
-        return cls(client, session, traj_group_id, env_config["env_id"], api_key)
+        return cls(client, session, traj_group_id, env_id, api_key)
 
     def finish(self, result: EpisodeResult, rewards: Mapping[str, float] | None = None) -> None:
         """End the session with what the runner says of it: outcome, reason, metrics and rewards.
@@ -181,6 +179,10 @@ def _rewards_of(options: EndOptions) -> EndOptions:
 def address_of(client: Client, api_key: str) -> str:
     """The address, without /v1, of whichever live session has the key: one for all episodes of an environment."""
     return f"{client.url}/~{api_key}"
+
+
+def _now() -> str:
+    return datetime.now().strftime("%Y%m%d_%H%M%S_%f")
 
 
 def zipped(scores: Sequence[float], turns: int) -> list[float]:

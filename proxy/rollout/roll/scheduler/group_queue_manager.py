@@ -16,7 +16,7 @@ from typing import Any
 
 from proxy.rollout.roll.config import resolve
 from proxy.rollout.roll.scheduler.env_activity_monitor import EnvActivityMonitor
-from proxy.rollout.roll.scheduler.group_queue import GroupData, GroupQueue
+from proxy.rollout.roll.scheduler.group_queue import Filter, GroupData, GroupQueue
 from proxy.rollout.roll.values import DataProto
 
 logger = logging.getLogger(__name__)
@@ -55,23 +55,7 @@ class GroupQueueManager:
         if group_filter is None:
             filter_class = resolve(env_manager_config.group_filter_cls, "group_filter_cls")
             group_filter = filter_class(config, env_manager_config, mode)
-        train = mode == "train"
-        batch_size = config.rollout_batch_size if train else config.val_batch_size
-        members = Counter(
-            entry["group_id"] for entries in env_manager_config.env_configs.values() for entry in entries.values()
-        )
-        self.group_queue = {
-            group_id: GroupQueue(
-                group_id,
-                group_size=env_manager_config.group_size,
-                group_size_redundancy=env_manager_config.group_size_redundancy,
-                max_traj_per_env=env_manager_config.max_traj_per_env if batch_size > 0 else None,
-                async_generation_ratio=config.async_generation_ratio if train else 0,
-                group_filter=group_filter.filter,
-                environments=count,
-            )
-            for group_id, count in members.items()
-        }
+        self.group_queue = _group_queues(config, env_manager_config, mode, group_filter.filter)
         self._episodes = {group_id: threading.Condition(self._lock) for group_id in self.group_queue}
         self.env_monitor.start_monitoring()
 
@@ -180,9 +164,7 @@ class GroupQueueManager:
         found: list[DataProto] = []
         lost: list[DataProto] = []
         with self._lock:
-            while not self.closed and (batch_size < 0 or len(found) < batch_size):
-                if self._failure is not None:
-                    raise self._failure
+            while not self.closed and self._failure is None and (batch_size < 0 or len(found) < batch_size):
                 if (group := self._next_group()) is not None:
                     stale = self.group_queue[group.group_id].is_stale(group, current_step)
                     (lost if stale else found).extend(group.rollouts)
@@ -190,7 +172,12 @@ class GroupQueueManager:
                     break
                 else:
                     self._deliverable.wait()
+            is_short = batch_size < 0 or len(found) < batch_size
+            failure = self._failure if is_short and not self.closed else None
         self._drop("expired", lost)
+        if failure is not None:
+            self._drop("unread", found)
+            raise failure
         for rollout in found:
             rollout.meta_info["get_batch_return_start_time"] = time.time()
         return found
@@ -264,3 +251,24 @@ class GroupQueueManager:
         if rollouts:
             logger.info("%s: %d results dropped: %s", self.mode, len(rollouts), reason)
             self._tell_dropped(reason, rollouts)
+
+
+def _group_queues(config: Any, env_manager_config: Any, mode: str, group_filter: Filter) -> dict[int, GroupQueue]:
+    """A queue for each group of environments."""
+    train = mode == "train"
+    batch_size = config.rollout_batch_size if train else config.val_batch_size
+    members = Counter(
+        entry["group_id"] for entries in env_manager_config.env_configs.values() for entry in entries.values()
+    )
+    return {
+        group_id: GroupQueue(
+            group_id,
+            group_size=env_manager_config.group_size,
+            group_size_redundancy=env_manager_config.group_size_redundancy,
+            max_traj_per_env=env_manager_config.max_traj_per_env if batch_size > 0 else None,
+            async_generation_ratio=config.async_generation_ratio if train else 0,
+            group_filter=group_filter,
+            environments=count,
+        )
+        for group_id, count in members.items()
+    }
