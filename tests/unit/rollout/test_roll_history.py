@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 
 from proxy.errors import InvalidRequest
+from proxy.rollout.roll.managers.history import amended, earned
+from proxy.rollout.roll.managers.live_session import LiveSession
 from proxy.rollout.roll.values import (
     GenerateStopReason,
     aggregate_metrics,
@@ -73,6 +75,42 @@ def test_metrics_of_the_steps_become_one_number_each() -> None:
     assert aggregate_metrics(steps, {"a": "mean"})["a"] == 3.0
     found = {mode: aggregate_metrics(steps, {"a": mode})["a"] for mode in ("min", "max", "first", "last", "unknown")}
     assert found == {"min": 1.0, "max": 5.0, "first": 1.0, "last": 5.0, "unknown": 3.0}
+
+
+def test_what_a_step_without_a_turn_has_earned_belongs_to_the_turn_before() -> None:
+    steps = [{"reward": 0.5}, {"interaction_id": "a", "reward": 1.0}, {"reward": 0.25}, {"interaction_id": "b"}]
+    assert earned([*steps, {"reward": 2.0}, {"observation": "the last"}]) == ({"a": 1.25, "b": 2.0}, 3.75)
+
+
+def test_of_answers_of_which_some_are_turns_only_the_turns_are_trained() -> None:
+    entries: list[dict[str, Any]] = [
+        {"interaction_id": "a", "prompt_ids": [1, 2], "response_ids": [3], "infer_logprobs": [-0.5], "reward": 1.0},
+        {"prompt_ids": [4], "response_ids": [5, 6], "reward": 0.5},
+        {"interaction_id": "c", "prompt_ids": [7], "response_ids": [8], "infer_logprobs": [-0.25], "reward": 0.25},
+        {"interaction_id": "d", "prompt_ids": [9], "response_ids": [10], "reward": 0.0},  # without a logprob
+    ]
+    history = [{**entry, "messages": []} for entry in entries]
+    episode: Any = SimpleNamespace(session=SimpleNamespace(session_id="s"), traj_group_id="g")
+    (whole,) = amended([], history, episode, "concat", [])
+    assert whole.input_ids.tolist() == [1, 2, 3, 4, 5, 6, 7, 8, 9, 10]
+    assert whole.loss_mask.tolist() == [0, 0, 1, 0, 0, 0, 0, 1, 0, 0]
+    assert whole.logprobs.tolist() == [0, 0, -0.5, 0, 0, 0, 0, -0.25, 0, 0]
+    assert whole.turn_ids.tolist() == [-1, -1, 0, -1, -1, -1, -1, 2, -1, -1]
+    assert [turn["span"] for turn in whole.turns] == [[2, 3], [4, 6], [7, 8], [9, 10]]
+    steps = amended([], history, episode, "individual", [])
+    assert [step.loss_mask.tolist() for step in steps] == [[0, 0, 1], [0, 0, 0], [0, 1], [0, 0]]
+    assert [sample.reward for sample in (whole, *steps)] == [1.75, 1.0, 0.5, 0.25, 0.0]
+    assert {sample.score for sample in (whole, *steps)} == {1.75}
+
+
+def test_a_step_is_named_after_one_answer_with_its_tokens_and_no_other_step_after_the_same() -> None:
+    live = LiveSession(SimpleNamespace(), lambda: None)  # type: ignore[arg-type]
+    answers: Any = [SimpleNamespace(id=name, output_ids=ids) for name, ids in (("a", [1]), ("b", [1]), ("c", [2]))]
+    live.answers = answers
+    history: list[dict[str, Any]] = [{"response_ids": ids} for ids in ((1,), [1], [2], [2], [1])]
+    history[3]["interaction_id"] = "c"
+    live.name_turns(history)
+    assert [entry.get("interaction_id") for entry in history] == ["a", "b", None, "c", None]
 
 
 def test_a_stop_reason_is_known_by_its_name() -> None:
