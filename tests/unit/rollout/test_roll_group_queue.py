@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from proxy.rollout.roll import resolve
-from proxy.rollout.roll.scheduler import EnvActivityMonitor, GroupFilter, GroupQueueManager
+from proxy.rollout.roll.scheduler import EnvActivityMonitor, GroupFilter, GroupQueue, GroupQueueManager
 from proxy.rollout.roll.values import DataProto
 
 
@@ -36,6 +36,11 @@ def result(name: Any = None) -> DataProto:
 
 def names(batch: Sequence[DataProto]) -> list[Any]:
     return [each.meta_info["name"] for each in batch]
+
+
+def group_queue(**more: Any) -> GroupQueue:
+    given = {"group_filter": lambda *group: False, "environments": 2, **more}
+    return GroupQueue(0, group_size=2, **given)
 
 
 Make = Callable[..., GroupQueueManager]
@@ -186,6 +191,50 @@ def test_async_generation_plays_ahead_and_keeps_what_is_young_enough(make: Make)
     queue.put(0, 2, 1, result("2"), 0)
     queue.advance_step(3)
     assert dropped(queue) == [("expired", ["2"])]
+
+
+@pytest.mark.parametrize(("ratio", "first", "second"), [(0, 2, 2), (0.5, 4, 2), (1, 4, 6), (1.5, 6, 8)])
+def test_only_the_first_step_adds_the_episodes_of_the_steps_ahead_whole_steps(
+    ratio: float, first: int, second: int
+) -> None:
+    queue = group_queue(max_traj_per_env=2, async_generation_ratio=ratio)
+    queue.advance_step(0)
+    assert len(queue.groups) == first
+    queue.advance_step(1)
+    assert len(queue.groups) == second  # what is older than the ratio has expired
+
+
+def test_one_place_that_is_given_back_is_one_place() -> None:
+    queue = group_queue(max_traj_per_env=2)
+    queue.advance_step(0)
+    assert [queue.next_episode() for _ in range(2)] == [0, 0]
+    queue.give_back(0)
+    assert [queue.next_episode() for _ in range(4)] == [0, 1, 1, None]
+
+
+def test_the_episode_in_place_of_a_filtered_one_is_of_the_current_step() -> None:
+    queue = group_queue(max_traj_per_env=1, async_generation_ratio=1, group_filter=lambda *group: True)
+    for step in (0, 1):
+        queue.advance_step(step)
+    assert [len(queue.put(0, result())) for _ in range(2)] == [0, 2]
+    assert [(group.episode_id, group.create_step) for group in queue.groups.values()] == [(1, 0), (2, 1), (3, 1)]
+
+
+def test_a_queue_that_begins_anew_waits_for_all_environments_again() -> None:
+    queue = group_queue(max_traj_per_env=2)
+    queue.advance_step(0)
+    queue.leave(0)
+    queue.put(0, result("half"))
+    assert queue.first() is None and not queue.ended
+    queue.leave(1)
+    due = queue.first()
+    assert due is not None and names(due.rollouts) == ["half"]
+    del queue.groups[due.episode_id]
+    assert queue.first() is None and queue.exhausted  # nobody plays the second episode
+    queue.clear()
+    queue.advance_step(0)
+    queue.put(0, result())
+    assert queue.first() is None and not queue.exhausted
 
 
 def test_validation_has_no_async_generation(make: Make) -> None:
