@@ -511,8 +511,10 @@ def test_what_cannot_be_played_is_refused_with_the_reason(client: Client) -> Non
         manager_of(client, Queue(0), proxy_type="openai")
     with pytest.raises(InvalidRequest, match="it is one of policy, random"):
         manager_of(client, Queue(0), proxy_type="polices")
-    _, [rollout] = played(client, agent_template="{obs}")
-    assert "agent_template has {obs}" in client.session_tree(rollout.meta_info["session_id"]).extra["exit_reason"]
+    before = client.sessions({"status": "active"})
+    with pytest.raises(InvalidRequest, match=r"agent_template has \{obs\}"):
+        played(client, agent_template="{obs}")
+    assert client.sessions({"status": "active"}) == before
 
 
 def test_an_error_of_the_queue_or_of_the_server_is_raised(client: Client) -> None:

@@ -20,7 +20,7 @@ import numpy as np
 
 from proxy.client import Session
 from proxy.client.exit_reason import exit_reason
-from proxy.errors import ProxyError
+from proxy.errors import InvalidRequest, ProxyError
 from proxy.rollout.roll.managers.base_env_manager import BaseEnvManager
 from proxy.rollout.roll.managers.episode_session import EpisodeSession
 from proxy.rollout.roll.managers.history import Layout, amended, earned
@@ -102,7 +102,8 @@ class DirectEnvManager(BaseEnvManager, ABC):
 
         An exception of the environment, or of the model's, fails the episode: its session says so, its rollout has what
         was sampled and earned before, and the next episode begins. Raises what keeps an episode from being recorded:
-        errors of the queue, of a session's start or export, and of a `formulate_rollouts` of one's own.
+        errors of the queue, of a session's start or export, and of a `formulate_rollouts` of one's own. Raises
+        InvalidRequest for an `agent_template` that cannot be rendered.
         """
         self._stopped.clear()
         self.begin(data)
@@ -125,6 +126,9 @@ class DirectEnvManager(BaseEnvManager, ABC):
         except (Exception, SystemExit) as error:
             if self.running:
                 self._fail(error)
+            if isinstance(error, InvalidRequest) and error.param == "agent_template":
+                self._end_session(exit_reason(error))
+                raise  # no episode can be played with it
         if not self.running:
             return False
         self.put(self._formulated(rollout_cache or self.rollout_cache or self._new_cache()))
