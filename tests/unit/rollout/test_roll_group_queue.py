@@ -243,6 +243,31 @@ def test_validation_has_no_async_generation(make: Make) -> None:
     assert len(queue.group_queue[0].groups) == 1
 
 
+def test_each_mode_has_its_own_batch_size_which_says_whether_episodes_are_limited(make: Make) -> None:
+    sizes = {"rollout_batch_size": 4, "val_batch_size": -1}
+    limits = [make(environments(most=3), mode, **sizes).group_queue[0].max_traj_per_env for mode in ("train", "val")]
+    assert limits == [3, None]
+
+
+def test_the_place_of_an_environment_that_leaves_or_dies_is_free_for_another(make: Make) -> None:
+    queue = make(environments(size=2, redundancy=1, most=1))
+    queue.advance_step(0)
+    assert [queue.get_episode_id(0, env_id) for env_id in range(3)] == [0, 0, 0]
+    places = queue.group_queue[0]
+    assert places.next_episode() is None
+    queue.leave(0, 0)
+    assert [places.next_episode() for _ in range(2)] == [0, None]
+    queue.release([(0, 1)])
+    assert [places.next_episode() for _ in range(2)] == [0, None]
+
+
+def test_a_group_that_is_too_old_for_the_step_of_a_batch_is_dropped_in_the_open(make: Make) -> None:
+    queue = make(environments(size=1, most=1))
+    queue.advance_step(0)
+    queue.put(0, 0, 0, result("old"))
+    assert (queue.get_batch(1, 1), dropped(queue)) == ([], [("expired", ["old"])])
+
+
 def test_a_group_waits_for_its_first_episode_though_a_later_one_is_complete(
     make: Make, pool: ThreadPoolExecutor
 ) -> None:
