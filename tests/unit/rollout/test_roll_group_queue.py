@@ -261,6 +261,39 @@ def test_the_place_of_an_environment_that_leaves_or_dies_is_free_for_another(mak
     assert [places.next_episode() for _ in range(2)] == [0, None]
 
 
+def test_a_group_whose_environments_have_left_holds_no_other_up(make: Make) -> None:
+    queue = make(environments(groups=2, size=1, most=2))
+    queue.advance_step(0)
+    queue.leave(1, 1)
+    for episode_id in range(2):
+        queue.put(0, episode_id, 0, result())
+    assert [group and group.episode_id for group in (queue._next_group(), queue._next_group())] == [0, 1]
+
+
+def test_a_new_beginning_knows_neither_turns_nor_places_of_before(make: Make) -> None:
+    queue = make(environments(groups=2, size=1, most=1))
+    queue.advance_step(0)
+    assert queue.get_episode_id(1, 1) == 0
+    queue.put(0, 0, 0, result())
+    assert len(queue.get_batch(1, 0)) == 1  # it is the other group's turn
+    queue.clear()
+    queue.advance_step(0)
+    places = queue.group_queue[1]
+    assert places.next_episode() == 0
+    queue.give_back(1, 1)
+    assert places.next_episode() is None
+    queue.put(0, 0, 0, result())
+    assert queue._next_group() is not None
+
+
+def test_no_thread_of_the_monitor_is_left_after_a_shutdown(make: Make) -> None:
+    queue = make(environments(), env_monitor=SimpleNamespace(enable=True, monitor_interval=3600, hung_timeout=3600))
+    watching = queue.env_monitor._thread
+    assert watching is not None and watching.is_alive()
+    queue.shutdown()
+    assert not watching.is_alive()
+
+
 def test_a_group_that_is_too_old_for_the_step_of_a_batch_is_dropped_in_the_open(make: Make) -> None:
     queue = make(environments(size=1, most=1))
     queue.advance_step(0)
