@@ -261,16 +261,17 @@ def test_nothing_to_play_ends_the_loop_and_the_session_says_so(client: Client) -
 def test_a_stopped_manager_ends_its_session_and_plays_no_more(client: Client) -> None:
     queue = Queue(5)
     manager = manager_of(client, queue)
-    step = manager.env.step
+    step, outcomes = manager.env.step, list[Any]()
 
     def stopping(action: Any) -> Any:
         threading.Thread(target=manager.stop).run()
+        outcomes.append(manager.episode.outcome)
         return step(action)
 
     manager.env.step = stopping
     before = {each["session_id"] for each in client.sessions()}
     manager.run_rollout_loop(SEED)
-    assert queue.rollouts == []
+    assert queue.rollouts == [] and outcomes == ["Failed"]  # at once, before the step has ended
     assert manager.tokenizer.decode(manager.tokenizer.encode("still there")) == "still there"
     with pytest.raises(RuntimeError, match="no episode runs"):
         manager.llm_proxy.generate_scheduler.generate([1])
@@ -343,15 +344,17 @@ class Ported(TrajEnvManager):
 
 
 def test_methods_that_were_written_for_roll_run_as_they_are(client: Client) -> None:
-    _, [rollout] = played(client, kind=Ported)
-    tree = client.session_tree(rollout.meta_info["session_id"])
-    assert tree.outcome == "Finished"
-    assert [node.reward for node in tree.interactions] == [1.0, 2.0, 3.0]
-    [sample] = client.export(session_id=tree.session_id).samples
-    assert rollout.batch["input_ids"][0].tolist() == sample.input_ids.tolist()
-    assert rollout.batch["response_mask"].sum() == 1
-    names = {name: column.tolist() for name, column in rollout.non_tensor_batch.items()}
-    assert names == {"tags": ["Count"], "traj_group_id": ["Count_3_0_111"], "traj_id": ["Count_3_0_111_7"]}
+    _, rollouts = played(client, episodes=2, kind=Ported)
+    for episode, rollout in enumerate(rollouts):
+        tree = client.session_tree(rollout.meta_info["session_id"])
+        assert tree.outcome == "Finished"
+        assert [node.reward for node in tree.interactions] == [1.0, 2.0, 3.0]
+        [sample] = client.export(session_id=tree.session_id).samples
+        assert rollout.batch["input_ids"][0].tolist() == sample.input_ids.tolist()
+        assert rollout.batch["response_mask"].sum() == 1
+        names = {name: column.tolist() for name, column in rollout.non_tensor_batch.items()}
+        group = f"Count_3_{episode}_111"
+        assert names == {"tags": ["Count"], "traj_group_id": [group], "traj_id": [f"{group}_7"]}
 
 
 def test_helpers_of_rolls_prompts_render_with_the_servers_tokenizer_and_ones_own(client: Client) -> None:
