@@ -487,7 +487,10 @@ def test_a_proxy_of_ones_own_is_asked_again_after_an_abort(client: Client) -> No
     assert rollout.non_tensor_batch["step_scores"].tolist() == [[1.0, 2.0, 3.0]]
     Hesitant.generate = lambda self, messages, lm_input, generation_config: None  # type: ignore[method-assign]
     _, [empty] = played(client, proxy_type="roll-test-hesitant")
-    assert "nothing was sampled" in client.session_tree(empty.meta_info["session_id"]).extra["exit_reason"]
+    assert (
+        "asked 3 times, and nothing was sampled"
+        in client.session_tree(empty.meta_info["session_id"]).extra["exit_reason"]
+    )
 
 
 def test_tool_results_are_messages_of_the_role_tool(client: Client) -> None:
