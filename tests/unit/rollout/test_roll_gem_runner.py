@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -291,11 +291,11 @@ def test_a_seed_is_one_episode_however_many_threads_play() -> None:
     config = {"env_type": "game:Minesweeper-v0", "config": {"rows": 6, "cols": 6, "num_mines": 9}}
     envs = [GEMRunner("http://closed.invalid", number, config).env for number in range(4)]
 
-    def played(env: Any) -> list[Any]:
+    def played(env: Any, between: Callable[[], object] = lambda: None) -> list[Any]:
         boards = []
         for seed in range(16):
             env.reset(seed=seed)
-            random.random()  # which another part of the program draws
+            between()
             env.step("\\boxed{reveal 0 0}")
             boards.append([row[:] for row in env.grid])
         return boards
@@ -303,7 +303,7 @@ def test_a_seed_is_one_episode_however_many_threads_play() -> None:
     envs[0].max_turns = 99
     assert envs[0].unwrapped.max_turns == 99
     random.seed(5)
-    expected = played(envs[0])
+    expected = played(envs[0], random.random)  # which another part of the program draws
     drawn = random.random()
     with ThreadPoolExecutor(len(envs)) as threads:
         assert list(threads.map(played, envs)) == [expected] * len(envs)

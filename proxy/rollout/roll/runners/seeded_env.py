@@ -2,7 +2,7 @@
 
 The games of gem seed and use the generators of `random` and `numpy`, which all threads share. With this, an episode
 depends on its seed and its actions, whatever other such environments draw meanwhile, and the generators of the program
-are left as they were.
+are left as they were. A thread that is none of theirs and draws at that very moment still changes the episode.
 """
 
 from __future__ import annotations
