@@ -186,7 +186,9 @@ def test_an_environment_that_always_fails_ends_the_run_with_its_error(client: Cl
         assert caught.value.__notes__ == ["environment 0 has failed 3 times in a row without a result"]
 
 
-def test_suspend_pauses_the_engine_until_the_next_batch_or_the_shutdown(client: Client) -> None:
+def test_suspend_pauses_the_engine_until_the_next_batch_or_the_shutdown(
+    client: Client, caplog: pytest.LogCaptureFixture
+) -> None:
     with scheduler(client, settings(groups=1, size=1, async_generation_ratio=1)) as train:
         assert train.get_batch(at(0), 1) is not None
         train.suspend()
@@ -195,6 +197,7 @@ def test_suspend_pauses_the_engine_until_the_next_batch_or_the_shutdown(client: 
         assert client.engine().paused is None
         train.suspend()
     assert client.engine().paused is None  # nobody is left who would let it go on
+    assert "still playing" not in caplog.text  # what waited for the engine has ended
 
 
 def test_what_makes_no_sense_is_refused(client: Client, caplog: pytest.LogCaptureFixture) -> None:

@@ -158,16 +158,16 @@ class RolloutScheduler:
         if self._workers is not None:
             self._workers.stop()
         self.env_output_queue.shutdown()
+        if self._suspended:  # an environment whose request waits for the engine would not end
+            try:
+                self._resume()
+            except ProxyError as error:
+                logger.warning("the engine stays paused: %s", error)
         if self._workers is not None:
             workers, self._workers = self._workers, None
             if late := workers.join(timeout_s):
                 logger.warning("%s: still playing after %g s: %s", self.mode, timeout_s, ", ".join(late))
             workers.close()
-        if self._suspended:
-            try:
-                self._resume()
-            except ProxyError as error:
-                logger.warning("the engine stays paused: %s", error)
         if self._owns_client:
             self._client.close()
 
