@@ -314,9 +314,12 @@ def test_an_app_of_this_process_is_played_in_threads(tmp_path: Path) -> None:
 
 
 SCRIPT = """
+import signal
+
 from proxy.rollout.roll import DataProto, RolloutScheduler
 from tests.unit.rollout.roll_players import settings
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell ignores it in what it runs in the background
 config = settings(groups=2, size=1, workers=2)
 with RolloutScheduler(config, config.train_env_manager, url={url!r}, admin_key={key!r}, processes=2) as train:
     for step in range(10**9):
