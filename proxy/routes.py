@@ -35,6 +35,7 @@ from proxy.engine.create import model_name
 from proxy.engine.gate import Gate
 from proxy.engine.interface import Engine, ServerPool, WeightTransfer
 from proxy.engine.mailbox import Mailbox
+from proxy.page.endpoints import PageEndpoints
 from proxy.protocols.chat.protocol import ChatProtocol
 from proxy.protocols.completions.protocol import CompletionsProtocol
 from proxy.protocols.generate import GenerateProtocol
@@ -102,6 +103,7 @@ def routes(parts: Parts) -> list[Route]:
         *_export_routes(parts),
         *_health_routes(parts),
         *_of_leader(parts, [*_engine_routes(parts), *_mailbox_routes(parts)]),
+        *_page_routes(),
     ]
 
 
@@ -272,6 +274,15 @@ def _mailbox_routes(parts: Parts) -> list[Route]:
     return [
         Route("/mailbox/next", mailbox.next, methods=["POST"]),
         Route("/mailbox/deliver", mailbox.deliver, methods=["POST"]),
+    ]
+
+
+def _page_routes() -> list[Route]:
+    """The page for people. A session named `ui` keeps its own routes, which come before."""
+    page = PageEndpoints()
+    return [
+        *(Route(path, page.page, methods=["GET"]) for path in ("/", "/ui", "/ui/")),
+        Route("/ui/{file:path}", page.file, methods=["GET"], label="/ui/{file}"),
     ]
 
 

@@ -247,6 +247,7 @@ PARTS: dict[str, set[str]] = {
     "routes": {
         "api",
         "engine",
+        "page",
         "protocols",
         "protocols.chat",
         "protocols.completions",
