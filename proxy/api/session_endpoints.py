@@ -15,6 +15,7 @@ from proxy.api.http import JsonResponse, caller_of, key_of
 from proxy.api.known_fields import check_given, check_known
 from proxy.api.reward_endpoints import check_rewards, store_rewards
 from proxy.api.reward_request import parse_reward
+from proxy.api.running_json import running_json
 from proxy.api.session_json import addressed, record_json, session_json, started_json
 from proxy.api.session_request import parse_ending, parse_page, parse_start
 from proxy.api.turn_json import OF_A_SESSION, Part, find_turn, parse_include, tree_json, turn_json
@@ -25,6 +26,7 @@ from proxy.sessions.access import Access
 from proxy.sessions.deletion import Deletion
 from proxy.sessions.endings import Endings
 from proxy.sessions.ids import check_dots
+from proxy.sessions.live_session import LiveSession
 from proxy.sessions.registry import Registry
 from proxy.sessions.scores import Scores
 from proxy.sessions.session_starter import SessionStarter
@@ -121,6 +123,7 @@ class SessionEndpoints:
         include = parse_include(request.query_params.get("include"), OF_A_SESSION)
         session = await self._registry.get(check_dots(request.path_params["session"]))
         begun = await self._registry.count_begun(session.id)
+        running = await self._running(session) if Part.RUNNING in include else None
         interactions = await self._recordings.load_interactions(session.id)
         if not include:
             return JsonResponse(session_json(session.record, interactions, begun))
@@ -129,7 +132,7 @@ class SessionEndpoints:
             replies = await asyncio.to_thread(self._replies.replies, interactions)
             for entry, reply in zip(shown["interactions"], replies, strict=True):
                 entry["reply"] = reply
-        return JsonResponse(shown)
+        return JsonResponse(shown if running is None else {**shown, "running": running})
 
     async def show_turn(self, request: Request) -> JsonResponse:
         """One turn, by id or number; the query parameter `include` adds parts of it."""
@@ -155,6 +158,10 @@ class SessionEndpoints:
         count = await self._deletion.delete(session)
         self._turns.cancel_deleted(session)
         return JsonResponse({"interaction_count": count}, headers=addressed(session.id))
+
+    async def _running(self, session: LiveSession) -> list[dict[str, Any]]:
+        """The calls that have begun and not ended. Read them before the interactions, to miss none."""
+        return running_json(await self._registry.load_begun(session.id), self._turns.running_in(session))
 
     async def _body(self, request: Request) -> Mapping[str, Any]:
         return await self._bodies.read_object(request)

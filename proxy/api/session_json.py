@@ -95,6 +95,7 @@ def _interaction_json(interaction: Interaction, value: float | None, purpose: st
         "reason": interaction.reason.value,
         "status": interaction.status.value,
         "purpose": purpose or interaction.purpose,
+        "agent": interaction.agent,
         "reward": interaction.reward,
         "rewards": dict(interaction.rewards),
         "return": value,

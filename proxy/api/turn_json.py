@@ -10,11 +10,15 @@ from proxy.errors import InvalidRequest, NotFound
 from proxy.reasons import Explained
 from proxy.trajectory.compared import Comparison, Comparisons, MessageDifference, TokenDifference, turn_numbers
 from proxy.trajectory.conversation import conversation_above, message_dict, message_text, root, tool_dict
+from proxy.trajectory.layout_options import LayoutOptions
 from proxy.trajectory.sample_maker import Decode
+from proxy.trajectory.scored_session import scored_session
+from proxy.trajectory.scores import Unrewarded
 from proxy.trajectory.tree import Branch, build_tree, token_ids
 from proxy.types import Interaction, Message, SessionRecord
 
 _SHOWN_BEFORE, _SHOWN = 40, 200
+_ANSWER_SHOWN = 160
 
 
 class Part(Explained):
@@ -32,13 +36,21 @@ class Part(Explained):
     REPLY = "reply", "`reply` as the client got it, in the form of its API; a streamed one as a whole"
     TIMES = "times", "`created_at`, `first_token_at` and `completed_at`, in Unix seconds"
     COMPARED = "compared", "the turn that this one `continued`; if it forked, the `nearest` turn and what differs first"
+    ANSWER = "answer", "`answer`: the first 160 characters of the answer's `text`, and the names of its tool `calls`"
+    RUNNING = "running", "`running`: the calls that have begun and not ended, each with what is known of it"
+    SCORE = "score", "`score` of the session, and `left_out`: why an export with `unrewarded: skip` leaves it out"
 
 
-OF_A_SESSION = (Part.LOGPROBS, Part.REPLY, Part.TIMES, Part.COMPARED)
+OF_A_SESSION = (
+    *(Part.LOGPROBS, Part.REPLY, Part.TIMES, Part.COMPARED, Part.ANSWER),
+    *(Part.RUNNING, Part.SCORE),
+)
 """What `include` may name for all turns of a session at once: what does not repeat the conversation in each turn."""
+OF_A_TURN = tuple(part for part in Part if part not in (Part.RUNNING, Part.SCORE))
+"""What `include` may name for one turn."""
 
 
-def parse_include(text: str | None, known: Collection[Part] = tuple(Part)) -> frozenset[Part]:
+def parse_include(text: str | None, known: Collection[Part] = OF_A_TURN) -> frozenset[Part]:
     """The parts in a list with commas. Raises InvalidRequest for one that is not among the `known`."""
     names = [name.strip() for name in (text or "").split(",") if name.strip()]
     for name in names:
@@ -75,7 +87,6 @@ def turn_json(
     out: dict[str, Any] = {
         "session_id": turn.session_id,
         **summary,
-        "agent": turn.agent,
         "state_hash": turn.state_hash,
         "stop_string": turn.stop_string,
         "cached_tokens": turn.cached_tokens,
@@ -94,7 +105,7 @@ def tree_json(
     include: Collection[Part],
     decode: Decode | None = None,
 ) -> dict[str, Any]:
-    """A session with all its turns, in order of `seq`, each with the wanted parts but `reply`.
+    """A session with all its turns, in order of `seq`, each with the wanted parts but `reply` and `running`.
 
     `begun`: calls that have not ended. `decode` as of `turn_json`.
     """
@@ -105,7 +116,15 @@ def tree_json(
         every, numbers = Comparisons(interactions), turn_numbers(interactions)
         for entry, turn in zip(shown["interactions"], interactions, strict=True):
             entry["compared"] = comparison_json(every.of(turn), numbers, decode)
+    if Part.SCORE in include:
+        shown |= _score(record, interactions)
     return shown
+
+
+def _score(record: SessionRecord, interactions: Sequence[Interaction]) -> dict[str, Any]:
+    """The score that an export with default options gives the session."""
+    scored = scored_session(record, interactions, LayoutOptions(unrewarded=Unrewarded.SKIP))
+    return {"score": scored.scores.score, "left_out": scored.left_out}
 
 
 def _parts(nodes: Mapping[str, Branch], turn: Interaction, include: Collection[Part]) -> dict[str, Any]:
@@ -144,6 +163,13 @@ def _logprobs(node: Branch) -> dict[str, Any]:
     }
 
 
+def _answer(node: Branch) -> dict[str, Any]:
+    """White space is joined, so that the text is one line; a long answer is cut."""
+    output = node.interaction.output
+    text = " ".join(output.content[: 4 * _ANSWER_SHOWN].split())
+    return {"answer": {"text": text[:_ANSWER_SHOWN], "calls": [call.name for call in output.tool_calls]}}
+
+
 def _times(node: Branch) -> dict[str, Any]:
     turn = node.interaction
     names = ("created_at", "first_token_at", "completed_at")
@@ -155,6 +181,7 @@ _PARTS: Mapping[Part, Callable[[Branch], dict[str, Any]]] = {
     Part.IDS: _ids,
     Part.LOGPROBS: _logprobs,
     Part.TIMES: _times,
+    Part.ANSWER: _answer,
 }
 
 

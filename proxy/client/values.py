@@ -180,11 +180,11 @@ class TreeNode:
     """One interaction of a session. `return_` is computed with the session's own discount and credit.
 
     `turn`: its number among the complete ones; None if it failed. `notes`: its rare fields, for example how a client
-    echoed an answer.
+    echoed an answer. `agent`: who the client said it is.
 
     What was asked for with `include`, else None: `compared` (what it continued or differs in from the nearest turn),
     `reply` (as the client got it), `times` (Unix seconds), `logprobs` (one for each sampled token; None as well if the
-    answer came without).
+    answer came without), `answer` (the beginning of its `text`, and the names of its `calls`).
     """
 
     id: str
@@ -209,6 +209,8 @@ class TreeNode:
     times: Mapping[str, float | None] | None = None
     logprobs: Sequence[float] | None = None
     model: str | None = None
+    agent: str | None = None
+    answer: Mapping[str, Json] | None = None
 
 
 @dataclass(frozen=True, slots=True)

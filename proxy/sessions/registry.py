@@ -117,7 +117,11 @@ class Registry:
     async def count_begun(self, session_id: str) -> int:
         """The number of calls that have begun and not ended. Read it before the interactions, to miss none."""
         live = self._live.get(session_id)
-        return max(len(await self._news.load_begun(session_id)), live.running if live is not None else 0)
+        return max(len(await self.load_begun(session_id)), live.running if live is not None else 0)
+
+    async def load_begun(self, session_id: str) -> dict[str, float]:
+        """Ids of calls that the database says have begun and not ended, each with its begin in Unix seconds."""
+        return await self._news.load_begun(session_id)
 
     def count_unconfirmed(self) -> int:
         """The number of sessions in memory whose rows are not in the store yet."""

@@ -409,6 +409,10 @@ class Turns:
         for interaction in attempt.interactions:
             self._log.note_replied(interaction.id)
 
+    def running_in(self, session: LiveSession) -> list[Turn]:
+        """The turns of a session that run in this process now."""
+        return [turn for turn in self._running if turn.session is session]
+
     def cancel_deleted(self, session: LiveSession) -> None:
         """Cancel the turns that run in a session which was deleted; their clients get SessionNotFound."""
         for turn in self._running:
