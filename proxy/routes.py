@@ -23,6 +23,7 @@ from proxy.api.long_polls import LongPolls
 from proxy.api.mailbox_endpoints import MailboxEndpoints
 from proxy.api.model_endpoints import ModelEndpoints
 from proxy.api.pace import Pace
+from proxy.api.reason_endpoints import ReasonEndpoints
 from proxy.api.reward_endpoints import RewardEndpoints
 from proxy.api.routes import Route
 from proxy.api.session_endpoints import SessionEndpoints
@@ -91,6 +92,7 @@ def routes(parts: Parts) -> list[Route]:
     session = _session_endpoints(parts)
     # A session id may end in /models, which the agents' routes would match.
     first = [
+        Route("/rl/reasons", ReasonEndpoints(parts.sessions.access).index, methods=["GET"]),
         Route("/rl/sessions", session.index, methods=["GET"]),
         Route("/rl/sessions/{session:path}/interactions/{interaction}", session.show_turn, methods=["GET"]),
         Route("/rl/sessions/{session:path}", session.show, methods=["GET"]),

@@ -275,6 +275,10 @@ class AsyncClient(Connection):
         """
         return await self.run(operations.show_turn(session_id, turn, include))
 
+    async def reasons(self) -> dict[str, dict[str, str]]:
+        """Return what the words mean that answers give as reasons: by the field that has them, then by word."""
+        return await self.run(operations.reasons())
+
     async def health(self) -> dict[str, Json]:
         """Return the answer of `GET /health`."""
         return await self.run(operations.health())

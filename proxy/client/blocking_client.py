@@ -275,6 +275,10 @@ class Client(Connection):
         """
         return self.run(operations.show_turn(session_id, turn, include))
 
+    def reasons(self) -> dict[str, dict[str, str]]:
+        """Return what the words mean that answers give as reasons: by the field that has them, then by word."""
+        return self.run(operations.reasons())
+
     def health(self) -> dict[str, Json]:
         """Return the answer of `GET /health`."""
         return self.run(operations.health())

@@ -245,6 +245,11 @@ def show_turn(session_id: str, turn: int | str, include: Sequence[str]) -> Steps
     return answer
 
 
+def reasons() -> Steps[dict[str, dict[str, str]]]:
+    answer: dict[str, dict[str, str]] = yield Call("GET", "/rl/reasons")
+    return answer
+
+
 def health() -> Steps[dict[str, Json]]:
     answer: dict[str, Json] = yield Call("GET", "/health")
     return answer

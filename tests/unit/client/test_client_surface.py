@@ -24,6 +24,7 @@ KEYS = {"session_id": "s", "api_key": "a", "control_key": "c", "base_url": "b", 
 # A method of the clients for each endpoint.
 METHODS: dict[tuple[str, str], Callable[[Client, Session], object]] = {
     ("POST", "/rl/start_session"): lambda client, session: client.start_session("task"),
+    ("GET", "/rl/reasons"): lambda client, session: client.reasons(),
     ("GET", "/rl/sessions"): lambda client, session: client.sessions(),
     ("GET", "/rl/sessions/{session}"): lambda client, session: client.session_tree("s"),
     ("DELETE", "/rl/sessions/{session}"): lambda client, session: client.delete_session("s"),

@@ -1,0 +1,48 @@
+"""`GET /rl/reasons`: what every word means that answers give as a reason, so that a page or a dashboard can say it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from starlette.requests import Request
+
+from proxy.api.http import JsonResponse, key_of
+from proxy.api.known_fields import check_known
+from proxy.reasons import Echo, Explained, FinishReason, Reason, Status
+from proxy.sessions.access import Access
+from proxy.store.notes import Note
+from proxy.trajectory.compared import Differs
+from proxy.trajectory.recomputable import Unrecomputable
+from proxy.trajectory.untrained import LeftOut, Untrained
+
+BY_FIELD: Mapping[str, type[Explained]] = {
+    "reason": Reason,
+    "status": Status,
+    "finish_reason": FinishReason,
+    "why": Differs,
+    "notes": Note,
+    "echo": Echo,
+    "untrained_tokens": Untrained,
+    "left_out": LeftOut,
+    "recomputable": Unrecomputable,
+}
+"""The words by the field of an answer that has them."""
+
+
+def reasons_json() -> dict[str, dict[str, str]]:
+    """By field, the meaning of each word."""
+    return {field: {word.value: word.meaning for word in kind} for field, kind in BY_FIELD.items()}
+
+
+class ReasonEndpoints:
+    """Says what words mean. The same for every session, so it is made once."""
+
+    def __init__(self, access: Access) -> None:
+        self._access = access
+        self._reasons = reasons_json()
+
+    async def index(self, request: Request) -> JsonResponse:
+        """All words with their meanings."""
+        self._access.check_admin(key_of(request))
+        check_known(request.query_params, ())
+        return JsonResponse(self._reasons)
