@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from rich.markup import escape
@@ -60,8 +60,12 @@ def _line(node: TreeNode, parent: TreeNode | None) -> str:
 
 
 def _notes(node: TreeNode) -> str:
-    notes = [f"{name}: {_value(value)}" for name, value in node.notes.items()]
-    return f" [yellow]({escape(printable('; '.join(notes)))})[/]" if notes else ""
+    return f" [yellow]({escape(notes_text(node.notes))})[/]" if node.notes else ""
+
+
+def notes_text(notes: Mapping[str, Any]) -> str:
+    """The notes of a turn on one line."""
+    return printable("; ".join(f"{name}: {_value(value)}" for name, value in notes.items()))
 
 
 def _value(value: Any) -> str:

@@ -81,6 +81,11 @@ FORMAT = "npz"
 """Default transfer format: the fastest to read of those that need no library and have room for `include`."""
 
 
+def one(call: Call) -> Steps[Json]:
+    """A single call, whose answer is the result as it came."""
+    return (yield call)
+
+
 class StartedSession:
     """The answer of `start_session`: the addresses and keys of one session.
 

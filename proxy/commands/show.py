@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Any, Protocol
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 import typer.core
 
 from proxy.commands.database_url import ConfigFile, DatabaseUrl, database_url_of
-from proxy.commands.failure import fail
-from proxy.errors import ConfigurationError, ProxyError
+from proxy.commands.session_source import Layout, ServedSession, SessionSource, stored_session, told_of
+from proxy.commands.shown_session import print_samples, print_tree, print_turn
+from proxy.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
-    from proxy.client import Client, SessionTree
     from proxy.reasons import Explained
-    from proxy.types import Interaction, SessionRecord
 
 
 class ShowHelp(typer.core.TyperCommand):
@@ -59,6 +58,17 @@ def show(
     diff: Annotated[
         bool, typer.Option("--diff", help="Print for each fork the first message that differs, of both sides.")
     ] = False,
+    turn: Annotated[
+        str | None, typer.Option(metavar="TURN", help="Print one turn, by its number or the id of its interaction.")
+    ] = None,
+    whole: Annotated[
+        bool, typer.Option("--whole", help="With --turn: earlier messages in full, too, not in a line each.")
+    ] = False,
+    samples: Annotated[
+        bool, typer.Option("--samples", help="Print what each sample of an export contains, and what is not trained.")
+    ] = False,
+    layout: Annotated[Layout, typer.Option(help="With --samples: the layout.")] = "concat",
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, as the API answers.")] = False,
     url: Annotated[str | None, typer.Option(help="URL of a running server; without it the database is read.")] = None,
     admin_key: Annotated[
         str | None, typer.Option(envvar="TOKENGROVE_ADMIN_KEY", help="Admin key of the server, if it has one.")
@@ -66,89 +76,35 @@ def show(
     database_url: DatabaseUrl = None,
     config: ConfigFile = None,
 ) -> None:
-    """Print the tree of a session, live or ended, and what each fork differs in from the nearest turn."""
+    """Print the tree of a session, live or ended, one of its turns, or the samples that an export makes of it."""
     if url is not None and database_url is not None:
         raise ConfigurationError("give either --url (a running server) or --database-url, not both")
-    from rich.console import Console
+    if turn is not None and (samples or diff):
+        raise ConfigurationError("--turn shows one turn, with its diff: give it without --samples and --diff")
+    if whole and turn is None:
+        raise ConfigurationError("--whole applies only with --turn")
+    with _session(url, admin_key, database_url, config, session) as source:
+        if turn is not None:
+            print_turn(source, turn, whole=whole, as_json=as_json)
+        elif samples:
+            print_samples(source, layout, as_json=as_json)
+        else:
+            print_tree(source, diff=diff, as_json=as_json)
 
-    console = Console(highlight=False, soft_wrap=True)
+
+@contextmanager
+def _session(
+    url: str | None, admin_key: str | None, database_url: str | None, config: Path | None, session_id: str
+) -> Iterator[SessionSource]:
+    """Open the session where the flags say."""
     if url is None:
-        _print(_stored(database_url_of(database_url, config), session), console, diff)
+        from proxy.store.inspection import inspecting
+
+        with inspecting(database_url_of(database_url, config)) as inspection:
+            stored = stored_session(inspection, session_id)
+        yield stored
         return
-    from proxy.client import Client, ServerUnreachable
+    from proxy.client import Client
 
-    try:
-        with Client(url, admin_key) as client:
-            _print(_Served(client, session), console, diff)
-    except ProxyError as error:
-        fail(error.message if isinstance(error, ServerUnreachable) else f"{url}: {error.message}")
-
-
-class _Source(Protocol):
-    """Where a session is read from."""
-
-    def tree(self) -> SessionTree: ...
-
-    def turn(self, name: str, *include: str) -> dict[str, Any]: ...
-
-
-class _Served:
-    """A session of a running server."""
-
-    def __init__(self, client: Client, session_id: str) -> None:
-        self._client, self._id = client, session_id
-
-    def tree(self) -> SessionTree:
-        return self._client.session_tree(self._id, ["compared"])
-
-    def turn(self, name: str, *include: str) -> dict[str, Any]:
-        return self._client.show_turn(self._id, name, include)
-
-
-class _Stored:
-    """A session of a database, read once."""
-
-    def __init__(self, record: SessionRecord, interactions: Sequence[Interaction], begun: int) -> None:
-        self._record, self._interactions, self._begun = record, interactions, begun
-
-    def tree(self) -> SessionTree:
-        from proxy.api.turn_json import Part, tree_json
-        from proxy.client.values import tree_of
-
-        return tree_of(tree_json(self._record, self._interactions, self._begun, {Part.COMPARED}))
-
-    def turn(self, name: str, *include: str) -> dict[str, Any]:
-        from proxy.api.turn_json import Part, find_turn, turn_json
-
-        turn = find_turn(self._interactions, name)
-        return turn_json(self._record, self._interactions, turn, frozenset(map(Part, include)))
-
-
-def _stored(url: str, session_id: str) -> _Stored:
-    """Read a session. Raises ConfigurationError if there is none, or if its data are damaged."""
-    from proxy.store.inspection import Broken, inspecting
-
-    with inspecting(url) as inspection:
-        stored = next(iter(inspection.sessions(session_id)))
-    for part in (stored.record, *stored.interactions):
-        if isinstance(part, Broken):
-            raise ConfigurationError(f"{part.id} cannot be read ({part.why}); run: tokengrove db check")
-    whole = [node for node in stored.interactions if not isinstance(node, Broken)]
-    assert not isinstance(stored.record, Broken)
-    return _Stored(stored.record, whole, len(stored.begun))
-
-
-def _print(source: _Source, console: Console, diff: bool) -> None:
-    from proxy.commands.forks import print_fork, summary
-    from proxy.tree_view import session_tree
-
-    tree = source.tree()
-    turns = [node for node in tree.interactions if node.turn is not None]  # a failed one has no place in the tree
-    forks = {node.id: node.compared for node in turns if node.compared and node.compared["nearest"]}
-    shown = session_tree(tree, lambda node: summary(forks[node.id]) if node.id in forks else ())
-    console.print(shown, soft_wrap=False)  # its lines are wrapped beneath their beginnings
-    if not diff:
-        return
-    for node in turns:
-        if node.id in forks:
-            print_fork(source.turn, node, forks[node.id], console)
+    with told_of(url), Client(url, admin_key) as client:
+        yield ServedSession(client, session_id)

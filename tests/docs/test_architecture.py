@@ -12,7 +12,7 @@ from tests.unit.test_layering import PARTS, modules
 
 ROOT = Path(__file__).resolve().parents[2]
 MAP = (ROOT / "proxy" / "ARCHITECTURE.md").read_text()
-ASIDE = {"audit", "client", "rollout", "demos", "tree_view", "cli", "tokengrove", "proxy"}
+ASIDE = {"audit", "client", "rollout", "demos", "tree_view", "terminal", "cli", "tokengrove", "proxy"}
 """Parts that stand beside the layers."""
 
 

@@ -13,10 +13,10 @@ from typer.testing import CliRunner
 
 from proxy import commands
 from proxy.client import SessionTree, TreeNode
-from proxy.commands.forks import print_fork
 from proxy.commands.show import reasons
-from proxy.commands.text_diff import diff
 from proxy.reasons import Explained
+from proxy.terminal.forks import print_fork
+from proxy.terminal.text_diff import diff
 from proxy.tree_view import session_tree
 from tests.support import assistant, default_url, function_tool, real_server, says, serving, system, user
 

@@ -11,9 +11,10 @@ from rich.markup import escape
 from rich.text import Text
 
 from proxy.client import TreeNode
-from proxy.commands.text_diff import block, diff
+from proxy.terminal.text_diff import block, diff
 from proxy.trajectory.compared import Differs
 from proxy.trajectory.conversation import message_text
+from proxy.tree_view import printable
 
 Compared = Mapping[str, Any]
 """The part `compared` of a turn, as the server sends it."""
@@ -48,15 +49,21 @@ def print_fork(read: ReadTurn, node: TreeNode, compared: Compared, console: Cons
     console.print(f"\n[bold]turn {node.turn} {node.reason}[/]")
     for line in summary(compared):
         console.print(line)
-    for text in (*_heads(compared), *_messages(read, node, compared)):
+    for text in fork_lines(read, node.id, compared):
         console.print(text)
+
+
+def fork_lines(read: ReadTurn, name: str, compared: Compared) -> Iterator[Text]:
+    """Both sides of the first thing in which the turn with this id differs."""
+    yield from _heads(compared)
+    yield from _messages(read, name, compared)
 
 
 def _heads(compared: Compared) -> Iterator[Text]:
     """The tools, template options and tokens that differ."""
     for sign, word in (("-", "removed"), ("+", "added"), ("~", "changed")):
         if names := (compared["tools"] or {}).get(word):
-            yield Text(f"{sign} tools {word}: {', '.join(names)}")
+            yield Text(printable(f"{sign} tools {word}: {', '.join(names)}"))
     for sign, side in (("-", "recorded"), ("+", "sent")):
         if (options := compared["template_options"]) is not None:
             yield from block(sign, f"template options: {json.dumps(options[side])}")
@@ -66,14 +73,14 @@ def _heads(compared: Compared) -> Iterator[Text]:
             yield from block(sign, f"from token {token['index']} on: {list(token[side])}{shown}")
 
 
-def _messages(read: ReadTurn, node: TreeNode, compared: Compared) -> Iterator[Text]:
+def _messages(read: ReadTurn, name: str, compared: Compared) -> Iterator[Text]:
     message = compared["message"]
     if message is None:
         return
     index, count = message["index"], message["count"]
     nearest = read(compared["nearest"]["interaction_id"], "messages")
     recorded = [*nearest["messages"], nearest["output"]][index:]
-    sent = read(node.id, "messages")["messages"][index:]
+    sent = read(name, "messages")["messages"][index:]
     if message["why"] == Differs.REMOVED:
         yield from _blocks("-", recorded[:count])
     elif message["why"] == Differs.INSERTED:

@@ -1,0 +1,111 @@
+"""Where `tokengrove show` reads sessions: a running server, or a database without one. Both give the same answers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+from proxy.commands.failure import fail
+from proxy.errors import ConfigurationError, ProxyError
+
+if TYPE_CHECKING:
+    from proxy.client import Client, Export
+    from proxy.store.inspection import Inspection
+    from proxy.types import Interaction, SessionRecord
+
+
+Layout = Literal["individual", "concat", "tree"]
+
+
+class SessionSource(Protocol):
+    """Reads one session in the forms of the API's answers."""
+
+    def tree(self) -> dict[str, Any]:
+        """The session with its turns, each `compared`."""
+
+    def turn(self, name: str, *include: str) -> dict[str, Any]:
+        """One turn by id or number, with the parts that are named. Raises NotFound."""
+
+    def samples(self, layout: Layout) -> Export:
+        """What an export of the session alone has in this layout."""
+
+
+class ServedSession:
+    """A session of a running server."""
+
+    def __init__(self, client: Client, session_id: str) -> None:
+        self._client, self._id = client, session_id
+
+    def tree(self) -> dict[str, Any]:
+        from proxy.client import operations
+
+        path = f"/rl/sessions/{operations.session_path(self._id)}"
+        answer: dict[str, Any] = self._client.run(operations.one(operations.Call("GET", path, params=_COMPARED)))
+        return answer
+
+    def turn(self, name: str, *include: str) -> dict[str, Any]:
+        return self._client.show_turn(self._id, name, include)
+
+    def samples(self, layout: Layout) -> Export:
+        return self._client.export(session_id=self._id, layout=layout)
+
+
+class StoredSession:
+    """A session of a database, read once. Token ids have no text: a database has no tokenizer."""
+
+    def __init__(self, record: SessionRecord, interactions: Sequence[Interaction], begun: int) -> None:
+        self._record, self._interactions, self._begun = record, interactions, begun
+
+    def tree(self) -> dict[str, Any]:
+        from proxy.api.turn_json import Part, tree_json
+
+        return tree_json(self._record, self._interactions, self._begun, {Part.COMPARED})
+
+    def turn(self, name: str, *include: str) -> dict[str, Any]:
+        from proxy.api.turn_json import Part, find_turn, turn_json
+
+        turn = find_turn(self._interactions, name)
+        return turn_json(self._record, self._interactions, turn, frozenset(map(Part, include)))
+
+    def samples(self, layout: Layout) -> Export:
+        from proxy.api.export_options import parse_options
+        from proxy.client import Export
+        from proxy.client.values import sample_of
+        from proxy.trajectory.certificate import certificate
+        from proxy.trajectory.layouts import lay_out
+
+        options = parse_options({"layout": layout}, {})
+        laid = lay_out(self._record, self._interactions, options)
+        entry = {**certificate(self._record, self._interactions, self._begun), **laid.entry, **laid.counts(options)}
+        samples = [sample_of({**row.labels(), **row.columns()}) for row in laid.rows]
+        return Export(samples, {self._record.session_id: entry})
+
+
+def stored_session(inspection: Inspection, session_id: str) -> StoredSession:
+    """Read a session. Raises ConfigurationError if there is none, or if its data are damaged."""
+    from proxy.store.inspection import Broken
+
+    stored = next(iter(inspection.sessions(session_id)))
+    for part in (stored.record, *stored.interactions):
+        if isinstance(part, Broken):
+            raise ConfigurationError(f"{part.id} cannot be read ({part.why}); run: tokengrove db check")
+    whole = [node for node in stored.interactions if not isinstance(node, Broken)]
+    assert not isinstance(stored.record, Broken)
+    return StoredSession(stored.record, whole, len(stored.begun))
+
+
+@contextmanager
+def told_of(url: str) -> Iterator[None]:
+    """An error of the server at `url` becomes one line on stderr and exit code 1."""
+    from proxy.client import ServerUnreachable
+
+    try:
+        yield
+    except ServerUnreachable as error:
+        fail(error.message)
+    except ProxyError as error:
+        fail(f"{url}: {error.message}")
+
+
+_COMPARED = {"include": "compared"}
