@@ -12,7 +12,21 @@ export class ApiError extends Error {
 }
 
 export const adminKey = () => sessionStorage.getItem(KEY);
-export const keepAdminKey = (key) => (key === null ? sessionStorage.removeItem(KEY) : sessionStorage.setItem(KEY, key));
+
+/** Keep the key in this tab, or forget it (null). */
+export function keepAdminKey(key) {
+  if (key === null) sessionStorage.removeItem(KEY);
+  else sessionStorage.setItem(KEY, key);
+}
+
+/** Whether an error says that the admin key is missing, or that `key`, which was sent, is not (or no longer) the admin key. */
+const refuses = (error, key) => error instanceof ApiError && (error.status === 401 || (error.status === 403 && key !== null));
+
+/** Ask the server whether it takes a key (null: none). Resolves if it does; throws ApiError, or TypeError without a server. */
+export async function tryKey(key) {
+  const headers = key === null ? {} : { authorization: `Bearer ${key}` };
+  await checked(await fetch(withQuery("rl/sessions", { limit: 1 }), { cache: "no-store", headers }));
+}
 
 /** A path of the API as `fetch` needs it: the page may be served under a prefix. */
 export const address = (path) => new URL(path.replace(/^\//, ""), document.baseURI);
@@ -33,10 +47,19 @@ export const inPath = (sessionId) => sessionId.split("/").map(encodeURIComponent
 export async function request(url, options = {}) {
   const key = adminKey();
   const headers = { ...options.headers, ...(key === null ? {} : { authorization: `Bearer ${key}` }) };
-  const answer = await fetch(url, { cache: "no-store", ...options, headers });
+  try {
+    return await checked(await fetch(url, { cache: "no-store", ...options, headers }));
+  } catch (error) {
+    // A key that was replaced in the meantime (a login, a log out) says nothing about the one of now.
+    if (refuses(error, key) && adminKey() === key) dispatchEvent(new CustomEvent("keyrefused", { detail: error }));
+    throw error;
+  }
+}
+
+async function checked(answer) {
   if (answer.ok) return answer;
-  const { error } = await answer.json().catch(() => ({ error: { message: answer.statusText } }));
-  throw new ApiError(answer.status, error.message, error.param);
+  const body = await answer.json().catch(() => null);
+  throw new ApiError(answer.status, body?.error?.message ?? `The server answered ${answer.status} ${answer.statusText}`, body?.error?.param);
 }
 
 function withQuery(path, query) {

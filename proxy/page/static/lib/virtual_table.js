@@ -1,0 +1,35 @@
+// A table of any length, of which only the rows that are seen are drawn. It stays a table for screen readers.
+import { html } from "./html.js";
+import { useVirtual } from "./virtual.js";
+
+export const ROW = 28; // --row
+
+/**
+ * `columns`: [{name, title, hint, width (CSS), number: boolean, cell(row, index)}]; `rows`; `keyOf(row)`;
+ * `label`: the name of the table; `total`: rows of the whole list, if more can be loaded; `chosen(row)`: marks a row;
+ * `onEnd`: called when the last row is near. A cell that the keys should reach has an element with `data-focus`.
+ */
+export function VirtualTable({ columns, rows, keyOf, label, total, chosen, onEnd, class: name = "" }) {
+  const { ref, from, to, onKeyDown } = useVirtual({ count: rows.length, row: ROW, header: ROW, onEnd });
+  const count = total === undefined ? rows.length : total;
+  return html`<div class=${`virtual ${name}`} ref=${ref} onKeyDown=${onKeyDown} tabindex="0" role="region" aria-label=${label}>
+    <table aria-rowcount=${count === null ? -1 : count + 1} aria-label=${label}>
+      <colgroup>${columns.map(({ name: key, width }) => html`<col key=${key} style=${{ width }} />`)}</colgroup>
+      <thead><tr aria-rowindex="1">${columns.map(heading)}</tr></thead>
+      <tbody>
+        <${Space} rows=${from} columns=${columns.length} />
+        ${rows.slice(from, to).map((row, offset) => html`<tr
+          key=${keyOf(row)} data-row=${from + offset} aria-rowindex=${from + offset + 2} aria-selected=${chosen?.(row) ? "true" : undefined}>
+          ${columns.map(({ name: key, number, cell }) => html`<td key=${key} class=${number ? "number" : ""}>${cell(row, from + offset)}</td>`)}
+        </tr>`)}
+        <${Space} rows=${rows.length - to} columns=${columns.length} />
+      </tbody>
+    </table>
+  </div>`;
+}
+
+const heading = ({ name, title, hint, number }) =>
+  html`<th key=${name} scope="col" class=${number ? "number" : ""} title=${hint}>${title}</th>`;
+
+const Space = ({ rows, columns }) =>
+  rows > 0 && html`<tr class="space" aria-hidden="true"><td colspan=${columns} style=${{ height: `${rows * ROW}px` }}></td></tr>`;
