@@ -11,6 +11,7 @@ samples = Client(url).export(session_id=session.session_id).samples
 from proxy.client.async_client import AsyncClient, AsyncSession
 from proxy.client.blocking_client import Client, Session
 from proxy.client.readers.read import read
+from proxy.client.server_events import ServerEvent
 from proxy.client.transport import ServerUnreachable
 from proxy.client.values import (
     Acknowledged,
@@ -35,6 +36,7 @@ __all__ = [
     "Export",
     "Generated",
     "Sample",
+    "ServerEvent",
     "ServerUnreachable",
     "Session",
     "SessionTree",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Literal, TypeVar, Unpack, overload
 
@@ -33,6 +33,7 @@ from proxy.client.options import (
     SessionOptions,
     TransferStep,
 )
+from proxy.client.server_events import EventKind, EventReader, ServerEvent
 from proxy.client.transport import LIMITS, TIMEOUT_S, Connection, decode
 from proxy.client.values import (
     Acknowledged,
@@ -279,6 +280,19 @@ class AsyncClient(Connection):
         """Return what the words mean that answers give as reasons: by the field that has them, then by word."""
         return await self.run(operations.reasons())
 
+    async def events(self, kinds: Collection[EventKind] | None = None) -> AsyncGenerator[ServerEvent]:
+        """Yield what `GET /rl/events` tells from now on: `statistics` every other second, `sessions` that changed.
+
+        `kinds`: only these. It ends when the server closes the stream, as it does when it stops, and raises
+        ServerUnreachable if the connection breaks; after either, call it again and read anew what you follow. Closing
+        the iterator disconnects.
+        """
+        reader = EventReader()
+        async with self._open(operations.events_call(kinds)) as response:
+            async for piece in response.aiter_bytes():
+                for event in reader.feed(piece):
+                    yield event
+
     async def health(self) -> dict[str, Json]:
         """Return the answer of `GET /health`."""
         return await self.run(operations.health())
@@ -422,3 +436,15 @@ class AsyncClient(Connection):
         except httpx.TransportError as error:
             raise self.unreachable(error) from error
         return decode(response, call.raw)
+
+    @asynccontextmanager
+    async def _open(self, call: operations.Call) -> AsyncIterator[httpx.Response]:
+        """Send a call whose answer is read while it comes. Raises the server's error, or ServerUnreachable."""
+        try:
+            async with self._http.stream(**self.arguments(call)) as response:
+                if not response.is_success:
+                    await response.aread()
+                    decode(response)
+                yield response
+        except httpx.TransportError as error:
+            raise self.unreachable(error) from error

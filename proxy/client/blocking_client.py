@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Literal, TypeVar, Unpack, overload
 
@@ -34,6 +34,7 @@ from proxy.client.options import (
     SessionOptions,
     TransferStep,
 )
+from proxy.client.server_events import EventKind, EventReader, ServerEvent
 from proxy.client.transport import LIMITS, TIMEOUT_S, Connection, decode
 from proxy.client.values import (
     Acknowledged,
@@ -279,6 +280,18 @@ class Client(Connection):
         """Return what the words mean that answers give as reasons: by the field that has them, then by word."""
         return self.run(operations.reasons())
 
+    def events(self, kinds: Collection[EventKind] | None = None) -> Generator[ServerEvent]:
+        """Yield what `GET /rl/events` tells from now on: `statistics` every other second, `sessions` that changed.
+
+        `kinds`: only these. It ends when the server closes the stream, as it does when it stops, and raises
+        ServerUnreachable if the connection breaks; after either, call it again and read anew what you follow. Closing
+        the iterator disconnects.
+        """
+        reader = EventReader()
+        with self._open(operations.events_call(kinds)) as response:
+            for piece in response.iter_bytes():
+                yield from reader.feed(piece)
+
     def health(self) -> dict[str, Json]:
         """Return the answer of `GET /health`."""
         return self.run(operations.health())
@@ -422,3 +435,15 @@ class Client(Connection):
         except httpx.TransportError as error:
             raise self.unreachable(error) from error
         return decode(response, call.raw)
+
+    @contextmanager
+    def _open(self, call: operations.Call) -> Iterator[httpx.Response]:
+        """Send a call whose answer is read while it comes. Raises the server's error, or ServerUnreachable."""
+        try:
+            with self._http.stream(**self.arguments(call)) as response:
+                if not response.is_success:
+                    response.read()
+                    decode(response)
+                yield response
+        except httpx.TransportError as error:
+            raise self.unreachable(error) from error

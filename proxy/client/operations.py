@@ -255,6 +255,11 @@ def reasons() -> Steps[dict[str, dict[str, str]]]:
     return answer
 
 
+def events_call(kinds: Collection[str] | None) -> Call:
+    """The call whose answer is a stream of events, which has no end."""
+    return Call("GET", "/rl/events", params=_given({"events": None if kinds is None else ",".join(kinds)}))
+
+
 def health() -> Steps[dict[str, Json]]:
     answer: dict[str, Json] = yield Call("GET", "/health")
     return answer

@@ -22,7 +22,9 @@ def layers() -> list[set[str]]:
     return [set(re.split(r" {3,}", line)[0].split()) for line in drawing.splitlines()]
 
 
-@pytest.mark.parametrize("name", sorted(set(re.findall(r"`([a-z_]+(?:\.[a-z_]+)+)`", MAP)) - {"tokengrove.py", "app.js"}))
+@pytest.mark.parametrize(
+    "name", sorted(set(re.findall(r"`([a-z_]+(?:\.[a-z_]+)+)`", MAP)) - {"tokengrove.py", "app.js"})
+)
 def test_every_module_that_the_map_names_exists(name: str) -> None:
     assert f"proxy.{name}" in modules()
 

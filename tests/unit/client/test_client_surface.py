@@ -115,6 +115,7 @@ def test_the_method_of_an_endpoint_calls_it(endpoint: tuple[str, str], monkeypat
         raise Sent
 
     monkeypatch.setattr(Client, "_send", send)
+    monkeypatch.setattr(Client, "_open", send)
     with Client("http://server") as client, pytest.raises(Sent):
         METHODS[endpoint](client, Session(client, KEYS))
     names = {"session": "s", "interaction": "0"}
