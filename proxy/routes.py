@@ -30,6 +30,7 @@ from proxy.api.session_endpoints import SessionEndpoints
 from proxy.api.tokenize_endpoints import TokenizeEndpoints
 from proxy.api.turn_endpoints import TurnEndpoint, count_endpoint
 from proxy.api.turn_reply import Replies
+from proxy.api.turn_request import Requests
 from proxy.api.turnstile import Turnstile
 from proxy.engine.admin import EngineAdmin
 from proxy.engine.create import model_name
@@ -110,6 +111,7 @@ def routes(parts: Parts) -> list[Route]:
 
 
 def _session_endpoints(parts: Parts) -> SessionEndpoints:
+    protocols = (*_protocols(parts.renderer).values(), GenerateProtocol())
     return SessionEndpoints(
         access=parts.sessions.access,
         registry=parts.sessions.registry,
@@ -123,7 +125,8 @@ def _session_endpoints(parts: Parts) -> SessionEndpoints:
         bodies=parts.bodies,
         addresses=parts.addresses,
         decode=parts.renderer.decode,
-        replies=Replies(parts.renderer, (*_protocols(parts.renderer).values(), GenerateProtocol())),
+        replies=Replies(parts.renderer, protocols),
+        requests=Requests(parts.renderer, protocols),
     )
 
 

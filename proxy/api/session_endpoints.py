@@ -20,6 +20,7 @@ from proxy.api.session_json import addressed, record_json, session_json, started
 from proxy.api.session_request import parse_ending, parse_page, parse_start
 from proxy.api.turn_json import OF_A_SESSION, Part, find_turn, parse_include, tree_json, turn_json
 from proxy.api.turn_reply import Replies
+from proxy.api.turn_request import Requests
 from proxy.errors import InvalidRequest
 from proxy.protocols.fields import optional_int
 from proxy.sessions.access import Access
@@ -59,6 +60,7 @@ class SessionEndpoints:
         bodies: Bodies,
         addresses: Addresses,
         replies: Replies,
+        requests: Requests,
         decode: Decode,
     ) -> None:
         self._access, self._registry, self._starter = access, registry, starter
@@ -66,7 +68,7 @@ class SessionEndpoints:
         self._deletion, self._turns = deletion, turns
         self._starts, self._recordings = starts, recordings
         self._bodies, self._addresses, self._replies = bodies, addresses, replies
-        self._decode = decode
+        self._decode, self._requests = decode, requests
 
     async def grant_capacity(self, request: Request) -> JsonResponse:
         """Let `n` more sessions start (default: 1), or fewer. AReaL's clients call this before each start."""
@@ -146,6 +148,8 @@ class SessionEndpoints:
         shown = await asyncio.to_thread(turn_json, session.record, interactions, turn, include, self._decode)
         if Part.REPLY in include:
             shown["reply"] = await asyncio.to_thread(self._replies.reply, interactions, turn)
+        if Part.REQUEST in include:
+            shown["request"] = await asyncio.to_thread(self._requests.request, session.record, interactions, turn)
         return JsonResponse(shown)
 
     async def delete(self, request: Request) -> JsonResponse:

@@ -26,12 +26,22 @@ class Part(Explained):
 
     MESSAGES = (
         "messages",
-        "`messages` of the whole conversation, the answer as `output`, `tools`, `template_options` and `sampling`",
+        "`messages` of the whole conversation, of which the parent had the first `inherited`, the answer as `output`, "
+        "`tools`, `template_options` and `sampling`",
+    )
+    ADDED = (
+        "added",
+        "`added`: the `messages` that this turn brought, its `output` and `sampling`; `tools` and `template_options` "
+        "of a turn without parent, which those below it share",
     )
     IDS = "ids", "`prompt_ids` and `output_ids`"
     LOGPROBS = (
         "logprobs",
         "`logprobs`, one for each output id (null if the answer came without), and `unmasked_logprobs`",
+    )
+    REQUEST = (
+        "request",
+        "`request`: `method`, `path` and `body` that ask for the same prompt again, in the form of its API",
     )
     REPLY = "reply", "`reply` as the client got it, in the form of its API; a streamed one as a whole"
     TIMES = "times", "`created_at`, `first_token_at` and `completed_at`, in Unix seconds"
@@ -42,7 +52,7 @@ class Part(Explained):
 
 
 OF_A_SESSION = (
-    *(Part.LOGPROBS, Part.REPLY, Part.TIMES, Part.COMPARED, Part.ANSWER),
+    *(Part.ADDED, Part.LOGPROBS, Part.REPLY, Part.TIMES, Part.COMPARED, Part.ANSWER),
     *(Part.RUNNING, Part.SCORE),
 )
 """What `include` may name for all turns of a session at once: what does not repeat the conversation in each turn."""
@@ -135,14 +145,27 @@ def _parts(nodes: Mapping[str, Branch], turn: Interaction, include: Collection[P
 
 def _messages(node: Branch) -> dict[str, Any]:
     turn, top = node.interaction, root(node).interaction
-    messages = (*conversation_above(node), *turn.new_messages)
+    above = conversation_above(node)
     return {
-        "messages": [message_dict(message) for message in messages],
+        "messages": [message_dict(message) for message in (*above, *turn.new_messages)],
+        "inherited": len(above),
         "output": message_dict(turn.output),
         "tools": [tool_dict(tool) for tool in top.tools],
         "template_options": dict(top.template_options),
         "sampling": turn.sampling.to_json(),
     }
+
+
+def _added(node: Branch) -> dict[str, Any]:
+    turn, first = node.interaction, node.parent is None
+    added = {
+        "messages": [message_dict(message) for message in turn.new_messages],
+        "output": message_dict(turn.output),
+        "tools": [tool_dict(tool) for tool in turn.tools] if first else None,
+        "template_options": dict(turn.template_options) if first else None,
+        "sampling": turn.sampling.to_json(),
+    }
+    return {"added": added}
 
 
 def _ids(node: Branch) -> dict[str, Any]:
@@ -178,6 +201,7 @@ def _times(node: Branch) -> dict[str, Any]:
 
 _PARTS: Mapping[Part, Callable[[Branch], dict[str, Any]]] = {
     Part.MESSAGES: _messages,
+    Part.ADDED: _added,
     Part.IDS: _ids,
     Part.LOGPROBS: _logprobs,
     Part.TIMES: _times,

@@ -257,7 +257,7 @@ class AsyncClient(Connection):
     async def session_tree(self, session_id: str, include: Sequence[str] = ()) -> SessionTree:
         """Return one session with all its interactions. Raises SessionNotFound.
 
-        `include` names parts of each: `logprobs`, `reply`, `times`, `compared`.
+        `include` names parts of each: `added`, `logprobs`, `reply`, `times`, `compared`.
         """
         return await self.run(operations.session_tree(session_id, include))
 
@@ -271,8 +271,8 @@ class AsyncClient(Connection):
     async def show_turn(self, session_id: str, turn: int | str, include: Sequence[str] = ()) -> dict[str, Json]:
         """Return one turn, by its number or by the id of its interaction, as the server sends it.
 
-        `include` names parts: `messages`, `ids`, `logprobs`, `reply`, `times`, `compared`. Raises NotFound, or
-        InvalidRequest for an unknown part.
+        `include` names parts: `messages`, `added`, `ids`, `logprobs`, `request`, `reply`, `times`, `compared`. Raises
+        NotFound, or InvalidRequest for an unknown part.
         """
         return await self.run(operations.show_turn(session_id, turn, include))
 

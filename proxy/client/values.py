@@ -184,7 +184,8 @@ class TreeNode:
 
     What was asked for with `include`, else None: `compared` (what it continued or differs in from the nearest turn),
     `reply` (as the client got it), `times` (Unix seconds), `logprobs` (one for each sampled token; None as well if the
-    answer came without), `answer` (the beginning of its `text`, and the names of its `calls`).
+    answer came without), `answer` (the beginning of its `text`, and the names of its `calls`), `added` (its new
+    `messages`, `output` and `sampling`; `tools` and `template_options` of a turn without parent).
     """
 
     id: str
@@ -211,6 +212,7 @@ class TreeNode:
     model: str | None = None
     agent: str | None = None
     answer: Mapping[str, Json] | None = None
+    added: Mapping[str, Json] | None = None
 
 
 @dataclass(frozen=True, slots=True)

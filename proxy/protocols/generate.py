@@ -20,7 +20,7 @@ from proxy.protocols.fields import (
     optional_text,
     parse_token_ids,
 )
-from proxy.protocols.sampling_params import parse_sampling
+from proxy.protocols.sampling_params import parse_sampling, sampling_json
 from proxy.protocols.wire_protocol import Answer, StreamEncoder, ordered_hex
 from proxy.reasons import FinishReason
 from proxy.types import Api, Ids, Interaction, SamplingParams, TurnRequest, VersionRuns
@@ -61,6 +61,13 @@ class GenerateProtocol:
                 *(_AT + name for name in ignored_fields(params, _HONOURED_PARAMS)),
             ),
         )
+
+    def body(self, request: TurnRequest) -> dict[str, Any]:
+        return {
+            "model": request.model,
+            "input_ids": [] if request.input_ids is None else request.input_ids.tolist(),
+            "sampling_params": sampling_json(request.sampling, request.given),
+        }
 
     def reply(self, request: TurnRequest, answers: Sequence[Answer]) -> dict[str, Any]:
         interaction = answers[0].interaction

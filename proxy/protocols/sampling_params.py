@@ -1,4 +1,4 @@
-"""Parses sampling fields of a request into fields of `SamplingParams`; a field that was not given is left out.
+"""Parses sampling fields of a request into fields of `SamplingParams`, and writes them; one not given is left out.
 
 Fields of the OpenAI API have its ranges; other fields have ranges that every engine accepts.
 """
@@ -6,6 +6,7 @@ Fields of the OpenAI API have its ranges; other fields have ranges that every en
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from collections.abc import Set as AbstractSet
 from typing import Any
 
 from proxy.errors import InvalidRequest
@@ -18,6 +19,7 @@ from proxy.protocols.fields import (
     optional_int,
     parse_token_ids,
 )
+from proxy.types import SamplingParams
 
 _NUMBERS: tuple[tuple[str, Callable[..., float | None], float, float], ...] = (
     ("temperature", optional_float, 0.0, 100.0),
@@ -96,3 +98,13 @@ def _bias_entry(token: str, bias: Any, name: str) -> tuple[int, float]:
     if isinstance(bias, bool) or not isinstance(bias, int | float) or not -100 <= bias <= 100:
         raise InvalidRequest(f"'{name}.{token}' must be a number between -100 and 100", param=name)
     return int(token), float(bias)
+
+
+def sampling_json(sampling: SamplingParams, also: AbstractSet[str] = frozenset()) -> dict[str, Any]:
+    """Return the fields that `parse_sampling` makes `sampling` of: those without their default values, and `also`."""
+    shown = sampling.to_json() | {name: getattr(sampling, name) for name in also & set(SamplingParams._fields)}
+    if "logit_bias" in shown:
+        shown["logit_bias"] = {str(token): bias for token, bias in sampling.logit_bias}
+    return {
+        name: list(value) if isinstance(value, tuple) else value for name, value in shown.items() if value is not None
+    }

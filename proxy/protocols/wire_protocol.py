@@ -110,6 +110,13 @@ class WireProtocol(Protocol):
         `bodies`: what was parsed of earlier bodies of the same session; the result is the same without.
         """
 
+    def body(self, request: TurnRequest) -> dict[str, Any]:
+        """Return a body that `parse` makes `request` of, as far as this API can say it.
+
+        `request` has its whole conversation, or `input_ids`. Its sampling parameters that are `given` are written also
+        with their default values.
+        """
+
     def reply(self, request: TurnRequest, answers: Sequence[Answer]) -> dict[str, Any]:
         """Return the whole reply; `answers` has one item per choice (`n`)."""
 

@@ -22,6 +22,7 @@ from proxy.errors import InvalidRequest, UnsupportedParameter
 from proxy.parsed_items import ParsedBodies
 from proxy.protocols.chat.input_messages import parse_messages
 from proxy.protocols.chat.reply import ChatStream, completion_json
+from proxy.protocols.chat.request_body import chat_body
 from proxy.protocols.common_fields import (
     effort_options,
     ignored_fields,
@@ -116,6 +117,9 @@ class ChatProtocol:
         if "continue_final_message" in body or "add_generation_prompt" in body:
             _take_prefill(request, body)
         return request
+
+    def body(self, request: TurnRequest) -> dict[str, Any]:
+        return chat_body(request)
 
     def reply(self, request: TurnRequest, answers: Sequence[Answer]) -> dict[str, Any]:
         return completion_json(request, answers)

@@ -18,7 +18,7 @@ from proxy.parsed_items import ParsedBodies
 from proxy.protocols.common_fields import ignored_fields, parse_include_usage, parse_model, parse_response_format
 from proxy.protocols.completions.reply import ECHO, CompletionStream, completion_json
 from proxy.protocols.fields import expect_object, json_type, optional_bool, optional_int, parse_token_ids
-from proxy.protocols.sampling_params import parse_sampling
+from proxy.protocols.sampling_params import parse_sampling, sampling_json
 from proxy.protocols.wire_protocol import Answer, ordered_hex
 from proxy.types import Api, Ids, PromptText, SamplingParams, TurnRequest
 
@@ -78,6 +78,22 @@ class CompletionsProtocol:
             per_token=return_token_ids or logprobs is not None,
             names_ids=optional_bool(body, "return_tokens_as_token_ids") and logprobs is not None,
         )
+
+    def body(self, request: TurnRequest) -> dict[str, Any]:
+        fields: dict[str, Any] = {
+            "stream": request.stream,
+            "stream_options": {"include_usage": True} if request.include_usage else None,
+            "echo": ECHO in request.echo,
+            "return_token_ids": request.return_token_ids,
+            "return_tokens_as_token_ids": request.names_ids,
+        }
+        return {
+            "model": request.model,
+            "prompt": [] if request.input_ids is None else request.input_ids.tolist(),
+            **sampling_json(request.sampling, request.given),
+            **({"logprobs": request.top_logprobs} if request.logprobs else {}),
+            **{name: value for name, value in fields.items() if value},
+        }
 
     def reply(self, request: TurnRequest, answers: Sequence[Answer]) -> dict[str, Any]:
         return completion_json(request, answers)

@@ -37,6 +37,7 @@ from proxy.protocols.fields import (
 from proxy.protocols.messages.blocks import parse_system
 from proxy.protocols.messages.conversation import parse_conversation
 from proxy.protocols.messages.reply import MessageStream, message_json
+from proxy.protocols.messages.request_body import messages_body
 from proxy.protocols.prefill import take_prefill
 from proxy.protocols.sampling_params import parse_sampling_numbers, parse_stop_tokens
 from proxy.protocols.wire_protocol import Answer, ordered_hex
@@ -108,6 +109,9 @@ class MessagesProtocol:
         """Parse a request of `/v1/messages/count_tokens`: `max_tokens` and `stream` do not matter there."""
         body = expect_object(body, "body")
         return _parse({name: value for name, value in body.items() if name not in ("max_tokens", "stream")}, bodies)
+
+    def body(self, request: TurnRequest) -> dict[str, Any]:
+        return messages_body(request)
 
     def reply(self, request: TurnRequest, answers: Sequence[Answer]) -> dict[str, Any]:
         return message_json(request, answers[0])

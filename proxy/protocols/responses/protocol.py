@@ -36,6 +36,7 @@ from proxy.protocols.fields import (
     optional_text,
 )
 from proxy.protocols.responses.input_items import parse_input
+from proxy.protocols.responses.request_body import responses_body
 from proxy.protocols.responses.response_object import (
     ECHOED,
     INCLUDE_LOGPROBS,
@@ -113,6 +114,9 @@ class ResponsesProtocol:
             return_completion_text=optional_bool(body, "return_completion_text"),
             echo={**_parse_echo(body), "include": include, "namespaces": tools.namespaces},
         )
+
+    def body(self, request: TurnRequest) -> dict[str, Any]:
+        return responses_body(request)
 
     def reply(self, request: TurnRequest, answers: Sequence[Answer]) -> dict[str, Any]:
         (answer,) = answers

@@ -1,0 +1,121 @@
+"""The request of a stored turn, written again in the form of its API: what would ask for the same prompt once more.
+
+What was written is parsed again, so that `lacks` names each thing that the API or the store could not keep.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from proxy.api.session_json import quoted
+from proxy.errors import ProxyError
+from proxy.protocols.wire_protocol import WireProtocol
+from proxy.rendering import Renderer
+from proxy.trajectory.conversation import conversation_above, root
+from proxy.trajectory.matching import canonical_arguments
+from proxy.trajectory.tree import Branch, build_tree, token_ids
+from proxy.turns.asked import request_of
+from proxy.types import Api, Ids, Interaction, Message, SessionRecord, ToolChoiceMode, TurnRequest
+
+PATHS: Mapping[Api, str] = {
+    Api.CHAT: "/v1/chat/completions",
+    Api.RESPONSES: "/v1/responses",
+    Api.MESSAGES: "/v1/messages",
+    Api.GENERATE: "/v1/generate",
+    Api.COMPLETIONS: "/v1/completions",
+}
+_OF_IDS = (Api.GENERATE, Api.COMPLETIONS)
+
+
+class Requests:
+    """Writes requests in the form of each API; `protocols` are all that turns may come through."""
+
+    def __init__(self, renderer: Renderer, protocols: Iterable[WireProtocol]) -> None:
+        self._renderer = renderer
+        self._protocols = {protocol.api: protocol for protocol in protocols}
+
+    def request(self, record: SessionRecord, interactions: Sequence[Interaction], turn: Interaction) -> dict[str, Any]:
+        """The path and body of a request for one choice like `turn`; `interactions` are all of its session.
+
+        `lacks`: what the body does not say as the turn had it. `same_elsewhere`: whether a session that knows nothing
+        of this one gets the same prompt ids.
+        """
+        nodes = build_tree(interactions)
+        node = nodes.get(turn.id) or Branch(turn, nodes.get(turn.parent_id or ""), 0)
+        asked, ids = _asked(node, record), token_ids(node)[: turn.prompt_tokens]
+        protocol = self._protocols[turn.api]
+        if turn.api in _OF_IDS:
+            asked = replace(asked, messages=(), input_ids=ids)
+        body = protocol.body(asked)
+        again = _parsed(protocol, body)
+        return {
+            "method": "POST",
+            "path": f"/{quoted(turn.session_id)}{PATHS[turn.api]}",
+            "body": body,
+            "lacks": ["body"] if again is None else list(_lacking(turn, asked, again)),
+            "same_elsewhere": again is not None and self._prompt(again) == ids,
+        }
+
+    def _prompt(self, request: TurnRequest) -> Ids | None:
+        """The prompt ids of a request in a new session; None if the chat template refuses its messages."""
+        if request.input_ids is not None:
+            return request.input_ids
+        try:
+            ids = self._renderer.render(request.messages, request.tools, request.template_options)
+            if request.prefill is None:
+                return ids
+            return self._renderer.prefilled(ids, request.prefill, request.tools, request.template_options)
+        except ProxyError:
+            return None
+
+
+def _asked(node: Branch, record: SessionRecord) -> TurnRequest:
+    """One choice of the turn's request. What the session sets by itself is said in full, to hold elsewhere too."""
+    turn, top = node.interaction, root(node).interaction
+    asked = request_of(turn, (*conversation_above(node), *turn.new_messages), top.tools)
+    own = frozenset(record.sampling)
+    return replace(asked, template_options=top.template_options, n=1, previous_id=None, given=own)
+
+
+def _parsed(protocol: WireProtocol, body: Mapping[str, Any]) -> TurnRequest | None:
+    try:
+        return protocol.parse(body)
+    except ProxyError:
+        return None
+
+
+def _lacking(turn: Interaction, asked: TurnRequest, again: TurnRequest) -> Iterator[str]:
+    """The names of what `again`, the written request, does not say as `asked` had it."""
+    if _keys(asked.messages) != _keys(again.messages):
+        yield "messages"
+    if (asked.prefill and asked.prefill.content) != (again.prefill and again.prefill.content):
+        yield "prefill"
+    if [_unstrict(tool.to_json()) for tool in asked.tools] != [_unstrict(tool.to_json()) for tool in again.tools]:
+        yield "tools"
+    for name in ("tool_choice", "parallel_tool_calls", "template_options", "input_ids"):
+        if getattr(asked, name) != getattr(again, name):
+            yield name
+    for name, mine, theirs in zip(asked.sampling._fields, asked.sampling, again.sampling, strict=True):
+        if mine != theirs:
+            yield f"sampling.{name}"
+    forced = asked.tool_choice.mode in (ToolChoiceMode.REQUIRED, ToolChoiceMode.NAMED)
+    if turn.grammar and not forced and again.response_format is None:
+        yield "response_format"  # the store keeps no schema
+
+
+def _unstrict(tool: Mapping[str, Any]) -> dict[str, Any]:
+    """A tool without `strict`, which no prompt has."""
+    return {name: value for name, value in tool.items() if name != "strict"}
+
+
+def _keys(messages: Sequence[Message]) -> list[Any]:
+    """What counts in messages for a prompt. The white space of arguments is not among it: one API sends no text."""
+    return [
+        (
+            *(message.role, message.content, message.reasoning or None, message.tool_call_id),
+            [(call.id, call.name, canonical_arguments(call.arguments)) for call in message.tool_calls],
+        )
+        for message in messages
+    ]
