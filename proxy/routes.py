@@ -19,6 +19,8 @@ from proxy.api.forwarding import Forwarding
 from proxy.api.generate_endpoint import GenerateEndpoint
 from proxy.api.health_endpoints import HealthEndpoints
 from proxy.api.key_endpoints import KeyEndpoints
+from proxy.api.listing import Listing
+from proxy.api.listing_endpoints import ListingEndpoints
 from proxy.api.long_polls import LongPolls
 from proxy.api.mailbox_endpoints import MailboxEndpoints
 from proxy.api.model_endpoints import ModelEndpoints
@@ -27,6 +29,7 @@ from proxy.api.reason_endpoints import ReasonEndpoints
 from proxy.api.reward_endpoints import RewardEndpoints
 from proxy.api.routes import Route
 from proxy.api.session_endpoints import SessionEndpoints
+from proxy.api.summaries import Summaries
 from proxy.api.tokenize_endpoints import TokenizeEndpoints
 from proxy.api.turn_endpoints import TurnEndpoint, count_endpoint
 from proxy.api.turn_reply import Replies
@@ -90,11 +93,12 @@ class Parts:
 
 def routes(parts: Parts) -> list[Route]:
     """All routes in order of matching: the frequent ones first, except where an earlier path would hide a later one."""
-    session = _session_endpoints(parts)
+    session, listing = _session_endpoints(parts), _listing_endpoints(parts)
     # A session id may end in /models, which the agents' routes would match.
     first = [
         Route("/rl/reasons", ReasonEndpoints(parts.sessions.access).index, methods=["GET"]),
-        Route("/rl/sessions", session.index, methods=["GET"]),
+        Route("/rl/sessions", listing.index, methods=["GET"]),
+        Route("/rl/groups", listing.groups, methods=["GET"]),
         Route("/rl/sessions/{session:path}/interactions/{interaction}", session.show_turn, methods=["GET"]),
         Route("/rl/sessions/{session:path}", session.show, methods=["GET"]),
         Route("/rl/sessions/{session:path}", parts.audited("session.delete", session.delete), methods=["DELETE"]),
@@ -128,6 +132,12 @@ def _session_endpoints(parts: Parts) -> SessionEndpoints:
         replies=Replies(parts.renderer, protocols),
         requests=Requests(parts.renderer, protocols),
     )
+
+
+def _listing_endpoints(parts: Parts) -> ListingEndpoints:
+    turns, recordings = parts.turns, parts.store.recordings
+    summaries = Summaries(recordings, Pace(lambda: turns.busy))
+    return ListingEndpoints(parts.sessions.access, recordings, Listing(recordings, summaries))
 
 
 def _protocols(renderer: Renderer) -> dict[str, WireProtocol]:

@@ -465,3 +465,38 @@ class SessionRecord:
     def validation(self) -> bool:
         """Whether it measures a policy (`validate: true` in its metadata), so that it is not to be trained on."""
         return self.metadata.get(VALIDATE) is True
+
+
+class ListedSession(NamedTuple):
+    """A session of a listing. While `turns` (of any status) and `revision` are the same, so is all that it holds."""
+
+    record: SessionRecord
+    turns: int
+    revision: int
+
+
+class Outline(NamedTuple):
+    """The interactions of a session, by seq, without tokens and texts, of which only roots have those of their prompt.
+
+    `prompt_tokens`, `output_tokens`: sums over the complete ones. `versions`: the least and the greatest weight version
+    that sampled a token of those; None without tokens.
+    """
+
+    steps: list[Interaction]
+    prompt_tokens: int
+    output_tokens: int
+    versions: tuple[int, int] | None
+
+
+class GroupSummary(NamedTuple):
+    """The sessions of a group, counted: `by_status` are numbers of sessions. Times are Unix seconds.
+
+    `number`: the place of its first session in the order of creation. `size`: the sessions that it needs to be claimed.
+    """
+
+    group_id: str
+    number: int
+    size: int | None
+    by_status: dict[SessionStatus, int]
+    created_at: float
+    last_at: float

@@ -37,7 +37,7 @@ from proxy.types import VALIDATE, Outcome, SessionStatus
 SAMPLE_FILTERS = ("purpose", "agent", "min_version", "max_version_span")
 """The filters that select turns or samples; the others select sessions."""
 _VALUE_FILTERS = ("metadata", "metrics")
-_FILTERS = (
+FILTERS = (
     *("group_id", "task_id", "status", "outcome", "since", "validation", "rewarded", *_VALUE_FILTERS),
     *SAMPLE_FILTERS,
 )
@@ -104,7 +104,7 @@ def parse_export(body: Mapping[str, Any]) -> ParsedExport:
 
 def check_export_fields(body: Mapping[str, Any], known: Sequence[str], at: str = "") -> None:
     """Raise InvalidRequest for a filter outside of `filter`, or a field that is not in `known`. Nulls are allowed."""
-    refuse(body, _FILTERS, "is a filter: give it inside 'filter'")
+    refuse(body, FILTERS, "is a filter: give it inside 'filter'")
     check_given(body, known, at)
 
 
@@ -124,7 +124,7 @@ def parse_filters(filters: Mapping[str, Any], *, named: bool) -> dict[str, Any]:
 
     Raises InvalidRequest that names the field.
     """
-    check_known(filters, _FILTERS, "filter.")
+    check_known(filters, FILTERS, "filter.")
     texts = {name: optional_text(filters, name, "filter.") for name in ("group_id", "task_id")}
     parsed: dict[str, Any] = {name: text for name, text in texts.items() if text is not None}
     if (status := parse_choice(filters, "status", SessionStatus, "filter.")) is not None:
@@ -153,10 +153,10 @@ def _parse_values(filters: Mapping[str, Any], name: str) -> dict[str, Wanted]:
     """The conditions on the values in `metadata` or `metrics`: by key a value, a list of values, or a range."""
     given = filters.get(name)
     values = {} if given is None else expect_object(given, f"filter.{name}")
-    return {key: _parse_wanted(value, f"filter.{name}.{key}") for key, value in values.items()}
+    return {key: parse_wanted(value, f"filter.{name}.{key}") for key, value in values.items()}
 
 
-def _parse_wanted(value: Any, at: str) -> Wanted:
+def parse_wanted(value: Any, at: str) -> Wanted:
     if not isinstance(value, dict):
         return Wanted(tuple(value)) if isinstance(value, list) and value else Wanted((value,))
     check_known(value, _RANGE, f"{at}.")

@@ -1,4 +1,4 @@
-"""`/rl/...` endpoints that start, end, list, show and delete sessions, and grant capacity to start more."""
+"""`/rl/...` endpoints that start, end, show and delete sessions, and grant capacity to start more."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from proxy.api.known_fields import check_given, check_known
 from proxy.api.reward_endpoints import check_rewards, store_rewards
 from proxy.api.reward_request import parse_reward
 from proxy.api.running_json import running_json
-from proxy.api.session_json import addressed, record_json, session_json, started_json
-from proxy.api.session_request import parse_ending, parse_page, parse_start
+from proxy.api.session_json import addressed, session_json, started_json
+from proxy.api.session_request import parse_ending, parse_start
 from proxy.api.turn_json import OF_A_SESSION, Part, find_turn, parse_include, tree_json, turn_json
 from proxy.api.turn_reply import Replies
 from proxy.api.turn_request import Requests
@@ -32,7 +32,6 @@ from proxy.sessions.registry import Registry
 from proxy.sessions.scores import Scores
 from proxy.sessions.session_starter import SessionStarter
 from proxy.store.recordings import Recordings
-from proxy.store.session_query import SessionQuery
 from proxy.store.session_starts import SessionStarts
 from proxy.telemetry.http_request import request_of
 from proxy.trajectory.sample_maker import Decode
@@ -43,7 +42,7 @@ _MAX_GRANT = 10**9
 
 
 class SessionEndpoints:
-    """Start, end, list, show and delete sessions. The admin key may do all; a control key may end its own."""
+    """Start, end, show and delete sessions. The admin key may do all; a control key may end its own."""
 
     def __init__(
         self,
@@ -107,16 +106,6 @@ class SessionEndpoints:
                 else:
                     check_rewards(session, body)
         return JsonResponse({"interaction_count": len(session.complete())}, headers=addressed(session.id))
-
-    async def index(self, request: Request) -> JsonResponse:
-        """A page of the sessions that `filter` selects, oldest first: at most `limit`, from where the `cursor` of the
-        page before points."""
-        self._access.check_admin(key_of(request))
-        cursor, limit, filters = parse_page(request.query_params)
-        records = await self._recordings.find_sessions(SessionQuery(after=cursor, limit=limit + 1, **filters))
-        page = records[:limit]
-        more = page[-1].session_id if len(records) > limit else None
-        return JsonResponse({"sessions": [record_json(record) for record in page], "cursor": more})
 
     async def show(self, request: Request) -> JsonResponse:
         """One session with its tree of interactions. `turn` numbers the complete ones, from 0; `include` adds parts."""

@@ -1,4 +1,4 @@
-"""Bodies of `/rl/start_session`, `/rl/end_session` and `/rl/rotate_keys`, and the query of `/rl/sessions` -> values.
+"""Bodies of `/rl/start_session`, `/rl/end_session` and `/rl/rotate_keys` -> values.
 
 Errors name the field at fault.
 """
@@ -10,14 +10,12 @@ from typing import Any
 
 import orjson
 
-from proxy.api.export_request import SAMPLE_FILTERS, parse_filters
-from proxy.api.known_fields import check_given, check_known, refuse
+from proxy.api.known_fields import check_given, check_known
 from proxy.api.reward_request import REWARD_FIELDS
 from proxy.errors import InvalidRequest
 from proxy.protocols.fields import (
     expect_bool,
     expect_list,
-    expect_object,
     expect_str,
     optional_float,
     optional_int,
@@ -38,9 +36,6 @@ _START_FIELDS = (
 )
 _END_FIELDS = (*REWARD_FIELDS, "outcome", "exit_reason", "metrics", "finished")
 _ROTATE_FIELDS = ("keys", "key_lifetime_s")
-_LISTING_FIELDS = ("limit", "cursor", "filter")
-_MAX_PAGE = 1000
-_MOST_DIGITS = 18  # `int` refuses numbers of more than 4300
 _SAMPLING_FIELDS = frozenset(SamplingParams._fields) - {"logit_bias", "ignore_eos", "stop_token_ids"}
 # Levels of lists and objects around a stored object in a reply; no reply has more than four.
 _LEVELS_AROUND = 8
@@ -91,35 +86,6 @@ def parse_rotation(body: Mapping[str, Any]) -> tuple[frozenset[KeyKind], float |
     """The keys to replace, and the lifetime of the new ones. Raises InvalidRequest that names the field."""
     check_given(body, _ROTATE_FIELDS)
     return _parse_key_kinds(body), _parse_key_lifetime(body)
-
-
-def parse_page(query: Mapping[str, str]) -> tuple[str | None, int, Mapping[str, Any]]:
-    """The `cursor`, the `limit` and the `filter` of a listing, which is the JSON of an export's filter.
-
-    `after` is an older name of the cursor. Raises InvalidRequest.
-    """
-    given: dict[str, Any] = dict(query)
-    if "after" in given and "cursor" not in given:
-        given["cursor"] = given.pop("after")
-    check_known(given, _LISTING_FIELDS)
-    text = given.get("limit", "")
-    if text.isascii() and text.isdecimal() and len(text) <= _MOST_DIGITS:
-        given["limit"] = int(text)
-    limit = optional_int(given, "limit", least=1, most=_MAX_PAGE) or _MAX_PAGE
-    return optional_text(given, "cursor"), limit, _parse_filter(given.get("filter"))
-
-
-def _parse_filter(text: str | None) -> Mapping[str, Any]:
-    if text is None:
-        return {}
-    try:
-        filters = expect_object(orjson.loads(text), "filter")
-    except orjson.JSONDecodeError:
-        raise InvalidRequest(
-            "'filter' must be the JSON of an object, as exports have it, percent-encoded", param="filter"
-        ) from None
-    refuse(filters, SAMPLE_FILTERS, "selects samples, not sessions; export the sessions with it", "filter.")
-    return parse_filters(filters, named=True)
 
 
 def _parse_key_kinds(body: Mapping[str, Any]) -> frozenset[KeyKind]:

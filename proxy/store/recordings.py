@@ -8,9 +8,9 @@ from collections.abc import Collection, Sequence
 from proxy.reasons import Status
 from proxy.store.open_database import OpenDatabase
 from proxy.store.session_query import SessionQuery
-from proxy.store.sql import reads, writes
+from proxy.store.sql import outlines, reads, writes
 from proxy.store.writer import Phase
-from proxy.types import Interaction, SessionRecord
+from proxy.types import GroupSummary, Interaction, ListedSession, Outline, SessionRecord, SessionStatus
 
 
 class Recordings:
@@ -25,6 +25,29 @@ class Recordings:
         Raises InvalidRequest for an unknown `after` (param cursor) and for too many `session_ids`.
         """
         return await self._database.read(reads.find_sessions, wanted)
+
+    async def find_listed(self, wanted: SessionQuery) -> list[ListedSession]:
+        """As `find_sessions`, with what tells the states of a session apart."""
+        return await self._database.read(reads.find_listed, wanted)
+
+    async def load_outlines(self, session_ids: Collection[str]) -> dict[str, Outline]:
+        """What was asked and sampled in each of at most 10,000 sessions, without tokens."""
+        return await self._database.read(outlines.load_outlines, session_ids)
+
+    async def count_begun(self, session_ids: Collection[str]) -> dict[str, int]:
+        """The calls that began and have not ended, by session, of at most 10,000; those without one are missing."""
+        return await self._database.read(outlines.count_begun, session_ids)
+
+    async def count_by_status(self, wanted: SessionQuery) -> dict[SessionStatus, int]:
+        """The number of wanted sessions of each status. `metadata` and `metrics` are not looked at."""
+        return await self._database.read(outlines.count_by_status, wanted)
+
+    async def find_groups(self, wanted: SessionQuery, before: int | None, limit: int) -> list[GroupSummary]:
+        """At most `limit` groups of wanted sessions, newest first, from the one after that of number `before`.
+
+        `metadata` and `metrics` are not looked at.
+        """
+        return await self._database.read(outlines.find_groups, wanted, before, limit)
 
     async def count_sessions(self, wanted: SessionQuery) -> int:
         """The number of sessions that match, on all pages. Raises InvalidRequest for too many `session_ids`."""

@@ -19,8 +19,9 @@ class SessionQuery:
     `ended_by` keeps sessions whose `ended_order` is at most that, `since` (Unix seconds) live ones and those that ended
     then or later. `session_ids` and `group_ids` have at most MAX_SESSION_IDS. `validation`: only validation sessions,
     or none of them. `rewarded`: with or without a reward on a complete turn. `metadata` and `metrics`: what the value
-    of each key must be, of the top level. Paging: `after` is the last session id of the page before, `limit` the size
-    of this page.
+    of each key must be, of the top level. `version`: the weight version at its start. `search`: a part of its id, its
+    task's or its group's, in any case of letters. Paging: `after` is the last session id of the page before, `limit`
+    the size of this page; `newest`: in the reverse order of creation.
     """
 
     session_ids: Collection[str] | None = None
@@ -35,6 +36,9 @@ class SessionQuery:
     rewarded: bool | None = None
     metadata: Mapping[str, Wanted] | None = None
     metrics: Mapping[str, Wanted] | None = None
+    version: Wanted | None = None
+    search: str | None = None
+    newest: bool = False
     after: str | None = None
     limit: int | None = None
 

@@ -252,7 +252,7 @@ async def listed(server: Server, filter: dict[str, Any]) -> list[str]:
         ('{"stepp": 1}', "filter.stepp"),
         ('{"metadata": 1}', "filter.metadata"),
         ('{"metadata": {"step": {}}}', "filter.metadata.step"),
-        ('{"purpose": "main"}', "filter.purpose"),
+        ('{"agent": "main"}', "filter.agent"),
         ('{"status": "asleep"}', "filter.status"),
     ],
 )

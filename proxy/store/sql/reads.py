@@ -30,7 +30,8 @@ from proxy.store.session_query import MAX_SESSION_IDS, SessionQuery
 from proxy.store.sql import rows
 from proxy.store.sql.statement import Named, Statement, json_list
 from proxy.store.sql.tables import intents, interactions, returns, sessions, unreplied, withdrawn_keys
-from proxy.types import Credit, Interaction, SessionRecord, SessionStatus
+from proxy.store.values import Wanted
+from proxy.types import Credit, Interaction, ListedSession, SessionRecord, SessionStatus
 
 
 def _of_root(column: ColumnElement[Any]) -> ColumnElement[Any]:
@@ -155,7 +156,12 @@ def load_steps(connection: Connection, session_ids: Collection[str], roots: bool
 
 def find_sessions(connection: Connection, wanted: SessionQuery) -> list[SessionRecord]:
     """The wanted sessions in order of creation. Raises InvalidRequest for an unknown cursor or too many ids."""
-    query = filtered(select(sessions), wanted).order_by(sessions.c.number)
+    return [session.record for session in find_listed(connection, wanted)]
+
+
+def find_listed(connection: Connection, wanted: SessionQuery) -> list[ListedSession]:
+    """As `find_sessions`, with what tells the states of a session apart."""
+    query = filtered(select(sessions), wanted)
     if wanted.after is not None:
         number = connection.execute(select(sessions.c.number).where(sessions.c.session_id == wanted.after)).scalar()
         if number is None:
@@ -163,27 +169,39 @@ def find_sessions(connection: Connection, wanted: SessionQuery) -> list[SessionR
                 "the cursor names no session: give the cursor of the last page, or begin again if it was deleted since",
                 param="cursor",
             )
-        query = query.where(sessions.c.number > number)
+        query = query.where(_beyond(number, wanted))
     if wanted.reads_values:
         return list(islice(_fitting(connection, query, wanted), wanted.limit))
-    return [rows.session_of(row) for row in connection.execute(query.limit(wanted.limit)).mappings()]
+    return list(map(_listed, connection.execute(_ordered(query, wanted).limit(wanted.limit)).mappings()))
 
 
-def _fitting(connection: Connection, query: Select[Any], wanted: SessionQuery) -> Iterator[SessionRecord]:
-    """The sessions of a query, in order of creation, that meet the conditions on their values."""
-    last = -1
-    while page := connection.execute(query.where(sessions.c.number > last).limit(_PAGE)).mappings().all():
-        last = page[-1]["number"]
-        for record in map(rows.session_of, page):
-            if wanted.fits(record.metadata, record.metrics):
-                yield record
+def _ordered(query: Select[Any], wanted: SessionQuery) -> Select[Any]:
+    return query.order_by(sessions.c.number.desc() if wanted.newest else sessions.c.number)
+
+
+def _beyond(number: int, wanted: SessionQuery) -> ColumnElement[bool]:
+    return sessions.c.number < number if wanted.newest else sessions.c.number > number
+
+
+def _listed(row: rows.Row) -> ListedSession:
+    return ListedSession(rows.session_of(row), row["next_seq"], row["revision"])
+
+
+def _fitting(connection: Connection, query: Select[Any], wanted: SessionQuery) -> Iterator[ListedSession]:
+    """The sessions of a query, in the wanted order, that meet the conditions on their values."""
+    query = _ordered(query, wanted).limit(_PAGE)
+    page = connection.execute(query).mappings().all()
+    while page:
+        for session in map(_listed, page):
+            if wanted.fits(session.record.metadata, session.record.metrics):
+                yield session
+        page = connection.execute(query.where(_beyond(page[-1]["number"], wanted))).mappings().all()
 
 
 def count_matching(connection: Connection, wanted: SessionQuery) -> int:
     """The number of wanted sessions, on all pages."""
     if wanted.reads_values:
-        query = filtered(select(sessions), wanted).order_by(sessions.c.number)
-        return sum(1 for _ in _fitting(connection, query, wanted))
+        return sum(1 for _ in _fitting(connection, filtered(select(sessions), wanted), wanted))
     count: int = connection.execute(filtered(select(func.count()).select_from(sessions), wanted)).scalar_one()
     return count
 
@@ -302,6 +320,11 @@ def filtered(query: Select[Any], wanted: SessionQuery) -> Select[Any]:
         conditions.append(or_(sessions.c.ended_at.is_(None), sessions.c.ended_at >= wanted.since))
     if wanted.ended_by is not None:
         conditions.append(sessions.c.ended_order <= wanted.ended_by)
+    if wanted.version is not None:
+        conditions += _within(sessions.c.weight_version, wanted.version)
+    if wanted.search is not None:
+        named = (sessions.c.session_id, sessions.c.task_id, sessions.c.group_id)
+        conditions.append(or_(*(column.icontains(wanted.search, autoescape=True) for column in named)))
     if wanted.group_ids is not None:
         conditions.append(sessions.c.group_id.in_(wanted.group_ids))
     if wanted.rewarded is not None:
@@ -311,3 +334,10 @@ def filtered(query: Select[Any], wanted: SessionQuery) -> Select[Any]:
             raise InvalidRequest(f"'session_ids' has more than {MAX_SESSION_IDS} ids", param="session_ids")
         conditions.append(sessions.c.session_id.in_(wanted.session_ids))
     return query.where(and_(literal(True), *conditions))
+
+
+def _within(column: ColumnElement[Any], wanted: Wanted) -> list[ColumnElement[bool]]:
+    """The conditions under which a number is one of `wanted.choices`, or in the range."""
+    ends = ((column.__ge__, wanted.least), (column.__le__, wanted.most))
+    within = [compared(end) for compared, end in ends if end is not None]
+    return [*within, column.in_(wanted.choices)] if wanted.choices else within

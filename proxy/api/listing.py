@@ -1,0 +1,117 @@
+"""Pages of sessions and of groups for people who look at them, read a bounded piece at a time.
+
+A page may be short, and its cursor then goes on where the work ended. Between pieces, running turns come first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from proxy.api.listing_request import ParsedGroups, ParsedListing
+from proxy.api.summaries import Summaries, Summed
+from proxy.store.recordings import Recordings
+from proxy.types import GroupSummary, ListedSession
+
+_PIECE = 200  # sessions whose turns are read at once, at most
+_PIECE_TURNS = 2_000  # and their turns, unless one session alone has more
+_MOST_SESSIONS = 2_000  # whose turns one request reads
+_MOST_TURNS = 50_000
+_PER_GROUP = 1_000  # sessions whose scores make up those of a group, as many as a claim can lease
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """Sessions with their summaries, and the cursor of the next page."""
+
+    sessions: list[Summed]
+    cursor: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class GroupPage:
+    """Groups with the summaries of their first sessions, at most 1000 each, and the cursor of the next page."""
+
+    groups: list[tuple[GroupSummary, list[Summed]]]
+    cursor: str | None
+
+
+class _Budget:
+    """How many more sessions and turns a request reads."""
+
+    def __init__(self) -> None:
+        self._sessions, self._turns = _MOST_SESSIONS, _MOST_TURNS
+
+    def spend(self, sessions: Sequence[ListedSession]) -> bool:
+        """Count what was read. Returns whether more may be."""
+        self._sessions -= len(sessions)
+        self._turns -= sum(session.turns for session in sessions)
+        return self._sessions > 0 and self._turns > 0
+
+
+class Listing:
+    """Reads pages. What a page lacks of its limit is on the next one."""
+
+    def __init__(self, recordings: Recordings, summaries: Summaries) -> None:
+        self._recordings, self._summaries = recordings, summaries
+
+    async def records(self, wanted: ParsedListing) -> tuple[list[ListedSession], str | None]:
+        """A page of sessions whose turns nobody asks for, and its cursor. Raises InvalidRequest for an unknown one."""
+        found = await self._recordings.find_listed(replace(wanted.query, limit=wanted.limit + 1))
+        page = found[: wanted.limit]
+        return page, _id(page[-1]) if len(found) > len(page) else None
+
+    async def page(self, wanted: ParsedListing) -> Page:
+        """A page of sessions with summaries, which meet the conditions on those. Raises InvalidRequest as `records`."""
+        page: list[Summed] = []
+        budget, query = _Budget(), wanted.query
+        while True:
+            # Without a condition on summaries, all that is read is on the page.
+            most = _PIECE if wanted.summed.asks else min(_PIECE, wanted.limit - len(page))
+            found = await self._recordings.find_listed(replace(query, limit=most + 1))
+            more = len(found) > most
+            piece = _first_piece(found[:most])
+            for at, summed in enumerate(await self._summaries.of(piece), 1):
+                if wanted.summed.fits(summed.summary):
+                    page.append(summed)
+                if len(page) == wanted.limit:
+                    return Page(page, _id(summed.session) if more or at < len(found) else None)
+            if not more and len(piece) == len(found):
+                return Page(page, None)
+            query = replace(query, after=_id(piece[-1]))
+            if not budget.spend(piece):
+                return Page(page, query.after)
+
+    async def groups(self, wanted: ParsedGroups) -> GroupPage:
+        """A page of groups: at least one, if there is one, and fewer than the limit if they have many turns."""
+        found = await self._recordings.find_groups(wanted.query, wanted.before, wanted.limit + 1)
+        page: list[tuple[GroupSummary, list[Summed]]] = []
+        budget = _Budget()
+        for group in found[: wanted.limit]:
+            of_group = replace(wanted.query, group_id=group.group_id, limit=_PER_GROUP)
+            listed = await self._recordings.find_listed(of_group)
+            page.append((group, [each for piece in _pieces(listed) for each in await self._summaries.of(piece)]))
+            if not budget.spend(listed):
+                break
+        return GroupPage(page, str(page[-1][0].number) if len(page) < len(found) else None)
+
+
+def _id(session: ListedSession) -> str:
+    return session.record.session_id
+
+
+def _first_piece(sessions: Sequence[ListedSession]) -> Sequence[ListedSession]:
+    """The first of some sessions that are read at once: at least one, and no more turns than a piece has."""
+    turns = 0
+    for at, session in enumerate(sessions[:_PIECE]):
+        turns += session.turns
+        if turns > _PIECE_TURNS and at:
+            return sessions[:at]
+    return sessions[:_PIECE]
+
+
+def _pieces(sessions: Sequence[ListedSession]) -> Iterator[Sequence[ListedSession]]:
+    while sessions:
+        piece = _first_piece(sessions)
+        yield piece
+        sessions = sessions[len(piece) :]

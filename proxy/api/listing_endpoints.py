@@ -1,0 +1,64 @@
+"""`GET /rl/sessions` and `GET /rl/groups`: what was recorded, as lists. They change nothing and cost turns nothing."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from starlette.requests import Request
+
+from proxy.api.http import JsonResponse, key_of
+from proxy.api.listing import Listing
+from proxy.api.listing_json import by_status_json, group_json, listed_json
+from proxy.api.listing_request import ParsedListing, Part, parse_groups, parse_listing
+from proxy.api.session_json import record_json
+from proxy.api.summaries import Summed
+from proxy.sessions.access import Access
+from proxy.store.recordings import Recordings
+
+
+class ListingEndpoints:
+    """List sessions and groups, with the admin key."""
+
+    def __init__(self, access: Access, recordings: Recordings, listing: Listing) -> None:
+        self._access, self._recordings, self._listing = access, recordings, listing
+
+    async def index(self, request: Request) -> JsonResponse:
+        """A page of the sessions that `filter` selects, in their `order`: at most `limit`, from where the `cursor` of
+        the page before points. `include` adds summaries, returns and counts."""
+        self._access.check_admin(key_of(request))
+        wanted = parse_listing(request.query_params)
+        counts = {"counts": await self._counts(wanted)} if Part.COUNTS in wanted.include else {}
+        if not wanted.include & {Part.SUMMARY, Part.RETURNS} and not wanted.summed.asks:
+            records, cursor = await self._listing.records(wanted)
+            entries = [record_json(each.record) for each in records]
+            return JsonResponse({"sessions": entries, "cursor": cursor, **counts})
+        page = await self._listing.page(wanted)
+        entries = await self._entries(page.sessions, wanted)
+        return JsonResponse({"sessions": entries, "cursor": page.cursor, **counts})
+
+    async def groups(self, request: Request) -> JsonResponse:
+        """A page of groups, newest first, each with the scores of its sessions that `filter` selects."""
+        self._access.check_admin(key_of(request))
+        page = await self._listing.groups(parse_groups(request.query_params))
+        groups = [
+            group_json(group, [(each.session.record, each.summary) for each in sessions])
+            for group, sessions in page.groups
+        ]
+        return JsonResponse({"groups": groups, "cursor": page.cursor})
+
+    async def _entries(self, page: list[Summed], wanted: ParsedListing) -> list[dict[str, Any]]:
+        if not wanted.include & {Part.SUMMARY, Part.RETURNS}:
+            return [record_json(each.session.record) for each in page]
+        running = await self._recordings.count_begun([each.session.record.session_id for each in page])
+        returns = Part.RETURNS in wanted.include
+        return [
+            listed_json(session.record, summary, running.get(session.record.session_id, 0), returns=returns)
+            for session, summary in page
+        ]
+
+    async def _counts(self, wanted: ParsedListing) -> dict[str, int] | None:
+        """The sessions of all pages by status, also of other ones than the filter's; None if they have to be read."""
+        if wanted.summed.asks or wanted.query.reads_values:
+            return None
+        return by_status_json(await self._recordings.count_by_status(replace(wanted.query, status=None, after=None)))

@@ -1,0 +1,178 @@
+"""The queries of `/rl/sessions` and `/rl/groups` -> values. Errors name the parameter at fault, or the filter."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+import orjson
+
+from proxy.api.export_options import parse_choice
+from proxy.api.export_request import FILTERS, SAMPLE_FILTERS, parse_filters, parse_wanted
+from proxy.api.known_fields import check_known, refuse
+from proxy.errors import InvalidRequest
+from proxy.protocols.fields import expect_bool, expect_object, optional_int, optional_text
+from proxy.store.session_query import SessionQuery
+from proxy.store.values import Wanted
+from proxy.trajectory.purpose import Purpose
+from proxy.trajectory.summary import Summary
+
+_LISTING_FIELDS = ("limit", "cursor", "filter", "order", "include")
+_GROUP_FIELDS = ("limit", "cursor", "filter")
+_MAX_PAGE = 1000
+_MAX_GROUPS = 200
+_MOST_DIGITS = 18  # `int` refuses numbers of more than 4300
+_LONGEST_SEARCH = 200
+_STORED = ("version", "search")
+_SUMMED = ("reward", "purpose", "forked")
+# Filters of exports that select turns or samples. Of these a listing has `purpose`: a turn of the session has it.
+_OF_SAMPLES = tuple(name for name in SAMPLE_FILTERS if name != "purpose")
+_LISTED_FILTERS = tuple(name for name in FILTERS if name not in SAMPLE_FILTERS) + _STORED + _SUMMED
+
+
+class Order(StrEnum):
+    """The order of a listing: that in which sessions were created, or its reverse."""
+
+    OLDEST = "oldest"
+    NEWEST = "newest"
+
+
+class Part(StrEnum):
+    """What `include` may name: sums of each session's turns, the returns of its turns, and counts of all sessions."""
+
+    SUMMARY = "summary"
+    RETURNS = "returns"
+    COUNTS = "counts"
+
+
+@dataclass(frozen=True, slots=True)
+class SummaryFilter:
+    """Conditions on what a session's turns come to; None means any. `purpose`: that of at least one turn."""
+
+    reward: Wanted | None = None
+    purpose: str | None = None
+    forked: bool | None = None
+
+    @property
+    def asks(self) -> bool:
+        """Whether a session's turns have to be read to know whether it is listed."""
+        return (self.reward, self.purpose, self.forked) != (None, None, None)
+
+    def fits(self, summary: Summary) -> bool:
+        """Whether a session meets the conditions."""
+        return (
+            (self.reward is None or self.reward.fits(summary.score))
+            and (self.purpose is None or self.purpose in summary.purposes)
+            and (self.forked is None or self.forked == (summary.forks > 0))
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ParsedListing:
+    """A page of a listing: `query` has the conditions that the database looks at, its cursor and its order."""
+
+    query: SessionQuery
+    summed: SummaryFilter
+    limit: int
+    include: frozenset[Part]
+
+
+@dataclass(frozen=True, slots=True)
+class ParsedGroups:
+    """A page of groups: those of the sessions that `query` selects. `before`: the number of the last group before."""
+
+    query: SessionQuery
+    limit: int
+    before: int | None
+
+
+def parse_listing(query: Mapping[str, str]) -> ParsedListing:
+    """The page that a query of `/rl/sessions` asks for. Raises InvalidRequest. `after` is the cursor's older name."""
+    given: dict[str, Any] = dict(query)
+    if "after" in given and "cursor" not in given:
+        given["cursor"] = given.pop("after")
+    check_known(given, _LISTING_FIELDS)
+    limit = _limit(given, _MAX_PAGE, _MAX_PAGE)
+    newest = parse_choice(given, "order", Order) is Order.NEWEST
+    fields, summed = parse_listing_filters(_filter(given.get("filter")))
+    wanted = SessionQuery(after=optional_text(given, "cursor"), newest=newest, **fields)
+    return ParsedListing(wanted, summed, limit, _include(given.get("include")))
+
+
+def parse_groups(query: Mapping[str, str]) -> ParsedGroups:
+    """The page that a query of `/rl/groups` asks for. Raises InvalidRequest."""
+    check_known(query, _GROUP_FIELDS)
+    given: dict[str, Any] = dict(query)
+    limit = _limit(given, 50, _MAX_GROUPS)
+    cursor = given.get("cursor")
+    if cursor is not None and not _is_number(cursor):
+        raise InvalidRequest(
+            "the cursor is that of no page of groups: give the cursor of the last page", param="cursor"
+        )
+    filters = _filter(given.get("filter"))
+    refuse(filters, (*_SUMMED, "metadata", "metrics"), "selects no groups; list the sessions with it", "filter.")
+    fields, _ = parse_listing_filters(filters)
+    return ParsedGroups(SessionQuery(**fields), limit, None if cursor is None else int(cursor))
+
+
+def parse_listing_filters(filters: Mapping[str, Any]) -> tuple[dict[str, Any], SummaryFilter]:
+    """The fields of a SessionQuery, and the conditions on summaries. Raises InvalidRequest that names the field."""
+    refuse(filters, _OF_SAMPLES, "selects samples, not sessions; export the sessions with it", "filter.")
+    check_known(filters, _LISTED_FILTERS, "filter.")
+    own = {name: filters[name] for name in (*_STORED, *_SUMMED) if filters.get(name) is not None}
+    shared = {name: value for name, value in filters.items() if name not in (*_STORED, *_SUMMED)}
+    fields = parse_filters(shared, named=True)
+    for name in ("version", "reward"):
+        if name in own:
+            own[name] = _number(own[name], f"filter.{name}")
+    if (search := optional_text(own, "search", "filter.")) is not None:
+        if not 0 < len(search) <= _LONGEST_SEARCH:
+            message = f"'filter.search' must have 1 to {_LONGEST_SEARCH} characters, not {len(search)}"
+            raise InvalidRequest(message, param="filter.search")
+        fields["search"] = search
+    if "version" in own:
+        fields["version"] = own["version"]
+    purpose = parse_choice(own, "purpose", Purpose, "filter.")
+    forked = expect_bool(own["forked"], "filter.forked") if "forked" in own else None
+    return fields, SummaryFilter(own.get("reward"), purpose, forked)
+
+
+def _number(value: Any, at: str) -> Wanted:
+    """A number, a list of numbers of which one must be equal, or a range of numbers."""
+    wanted = parse_wanted(value, at)
+    for each in wanted.choices:
+        if isinstance(each, bool) or not isinstance(each, int | float) or not -(2**63) <= each < 2**63:
+            raise InvalidRequest(f"'{at}' must be a number, a list of numbers or a range", param=at)
+    return wanted
+
+
+def _filter(text: str | None) -> Mapping[str, Any]:
+    if text is None:
+        return {}
+    try:
+        return expect_object(orjson.loads(text), "filter")
+    except orjson.JSONDecodeError:
+        raise InvalidRequest(
+            "'filter' must be the JSON of an object, as exports have it, percent-encoded", param="filter"
+        ) from None
+
+
+def _limit(given: dict[str, Any], default: int, most: int) -> int:
+    text = given.get("limit", "")
+    if _is_number(text):
+        given["limit"] = int(text)
+    return optional_int(given, "limit", least=1, most=most) or default
+
+
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdecimal() and len(text) <= _MOST_DIGITS
+
+
+def _include(text: str | None) -> frozenset[Part]:
+    names: Collection[str] = [] if not text else text.split(",")
+    for name in names:
+        if name not in list(Part):
+            raise InvalidRequest(f"'include' must name parts of {', '.join(Part)}, not {name[:100]!r}", param="include")
+    return frozenset(map(Part, names))

@@ -1,0 +1,104 @@
+"""Queries for people who look at sessions: what was asked and sampled in each, without tokens, and counts of sessions.
+
+Nobody reads these while nobody looks; no turn waits for one, and none writes anything for them.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection
+from typing import Any
+
+from sqlalchemy import Connection, RowMapping, Select, case, func, null, select
+
+from proxy.reasons import Status
+from proxy.store.session_query import SessionQuery
+from proxy.store.sql import rows
+from proxy.store.sql.reads import filtered
+from proxy.store.sql.tables import intents, interactions, sessions
+from proxy.types import GroupSummary, Outline, SessionStatus
+
+# A purpose is derived from the prompts of the roots that do not state theirs. Nothing else reads a message.
+_DERIVED = interactions.c.parent_id.is_(None)
+_COUNTED = ("prompt_tokens", "output_tokens", "versions")
+_STEPS = select(
+    *(interactions.c[name] for name in (*rows.STEP_COLUMNS, *_COUNTED)),
+    *(
+        case((_DERIVED, column), else_=null()).label(str(column.key))
+        for column in (interactions.c.new_messages, interactions.c.tools)
+    ),
+)
+
+
+def load_outlines(connection: Connection, session_ids: Collection[str]) -> dict[str, Outline]:
+    """The outlines of at most MAX_SESSION_IDS sessions by id; that of a session without turns is empty."""
+    found: dict[str, list[RowMapping]] = {name: [] for name in session_ids}
+    query = _STEPS.where(interactions.c.session_id.in_(session_ids))
+    for row in connection.execute(query.order_by(interactions.c.session_id, interactions.c.seq)).mappings():
+        found[row["session_id"]].append(row)
+    return {name: _outline(steps) for name, steps in found.items()}
+
+
+def _outline(steps: list[RowMapping]) -> Outline:
+    complete = [row for row in steps if row["status"] == Status.COMPLETE.value]
+    versions = {version for row in complete for _, version in rows.pairs_of(row["versions"])}
+    return Outline(
+        steps=[rows.step_of(row) for row in steps],
+        prompt_tokens=sum(row["prompt_tokens"] for row in complete),
+        output_tokens=sum(row["output_tokens"] for row in complete),
+        versions=(min(versions), max(versions)) if versions else None,
+    )
+
+
+def count_begun(connection: Connection, session_ids: Collection[str]) -> dict[str, int]:
+    """The calls that began and have not ended, by session; sessions without one are missing."""
+    query = select(intents.c.session_id, func.count()).where(intents.c.session_id.in_(session_ids))
+    return {name: count for name, count in connection.execute(query.group_by(intents.c.session_id))}
+
+
+def count_by_status(connection: Connection, wanted: SessionQuery) -> dict[SessionStatus, int]:
+    """The number of wanted sessions of each status, on all pages. Conditions on values are not looked at."""
+    query = filtered(select(sessions.c.status, func.count()), wanted).group_by(sessions.c.status)
+    return {SessionStatus(status): count for status, count in connection.execute(query)}
+
+
+def find_groups(connection: Connection, wanted: SessionQuery, before: int | None, limit: int) -> list[GroupSummary]:
+    """At most `limit` groups with their wanted sessions, that of the newest first session first.
+
+    `before`: the `number` of the last group of the page before. Conditions on values are not looked at.
+    """
+    first = func.min(sessions.c.number)
+    groups = filtered(select(sessions.c.group_id, first.label("first")), wanted)
+    groups = groups.where(sessions.c.group_id.is_not(None)).group_by(sessions.c.group_id)
+    if before is not None:
+        groups = groups.having(first < before)
+    page = {name: number for name, number in connection.execute(groups.order_by(first.desc()).limit(limit))}
+    parts: dict[str, list[RowMapping]] = defaultdict(list)
+    for row in connection.execute(_parts(wanted, page)).mappings():
+        parts[row["group_id"]].append(row)
+    return [_group(name, number, parts[name]) for name, number in page.items()]
+
+
+def _parts(wanted: SessionQuery, group_ids: Collection[str]) -> Select[Any]:
+    """The sessions of groups, counted by group and status."""
+    columns = sessions.c
+    counted = (
+        func.count().label("count"),
+        func.max(columns.group_size).label("size"),
+        func.min(columns.created_at).label("created_at"),
+        func.max(columns.updated_at).label("last_at"),
+    )
+    query = filtered(select(columns.group_id, columns.status, *counted), wanted)
+    return query.where(columns.group_id.in_(group_ids)).group_by(columns.group_id, columns.status)
+
+
+def _group(name: str, number: int, parts: list[RowMapping]) -> GroupSummary:
+    sizes = [part["size"] for part in parts if part["size"] is not None]
+    return GroupSummary(
+        group_id=name,
+        number=number,
+        size=max(sizes, default=None),
+        by_status={SessionStatus(part["status"]): part["count"] for part in parts},
+        created_at=min(part["created_at"] for part in parts),
+        last_at=max(part["last_at"] for part in parts),
+    )

@@ -1,0 +1,105 @@
+"""What a session comes to at a glance: counts of its turns, its score and its returns, as an export would judge them.
+
+Everything here follows from the turns and the record alone, so it can be kept for as long as neither changes.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from math import fsum, sqrt
+from typing import TYPE_CHECKING, NamedTuple
+
+from proxy.reasons import Reason, Status
+from proxy.trajectory.certificate import certificate
+from proxy.trajectory.layout_options import LayoutOptions
+from proxy.trajectory.scored_session import scored_session
+from proxy.types import Outline, SessionRecord
+
+if TYPE_CHECKING:
+    Values = array[float]
+else:  # array.array takes no type argument at run time before Python 3.12
+    Values = array
+
+NO_FORKS = frozenset({Reason.FIRST, Reason.CONTINUED, Reason.NEW_ROOT})
+"""The reasons of turns that go on, or begin a conversation of their own. A turn with any other one is a fork."""
+
+_MOST_AGENTS = 20
+_LIKE_EXPORTS = LayoutOptions()
+
+
+class Spread(NamedTuple):
+    """How numbers are distributed. `std` divides by n - 1, as advantages do; None for fewer than two numbers."""
+
+    mean: float
+    std: float | None
+    min: float
+    max: float
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """One session. Counts are of turns; `reasons` and `purposes` count the complete ones, as do the sums of tokens.
+
+    `score`: what its samples are rewarded with; None: no reward counts. `returns`: those of the complete turns in order
+    of completion, under the session's own rule; zeros without rewards. `agents`: at most 20, in order of appearance.
+    """
+
+    turns: int
+    failed: int
+    aborted: int
+    superseded: int
+    forks: int
+    reasons: Mapping[str, int]
+    prompt_tokens: int
+    output_tokens: int
+    score: float | None
+    rewarded: bool
+    returns: Values
+    versions: tuple[int, int] | None
+    purposes: Mapping[str, int]
+    agents: tuple[str, ...]
+
+
+def summarise(record: SessionRecord, outline: Outline) -> Summary:
+    """Sum up a session from its record and all of its turns."""
+    counts = certificate(record, outline.steps)
+    scored = scored_session(record, outline.steps, _LIKE_EXPORTS)
+    complete = [step for step in outline.steps if step.status is Status.COMPLETE]
+    agents = dict.fromkeys(step.agent for step in complete if step.agent is not None)
+    return Summary(
+        turns=len(complete),
+        failed=counts["failed"],
+        aborted=counts["aborted"],
+        superseded=counts["superseded"],
+        forks=sum(step.reason not in NO_FORKS for step in complete),
+        reasons=counts["reasons"],
+        prompt_tokens=outline.prompt_tokens,
+        output_tokens=outline.output_tokens,
+        score=scored.scores.score,
+        rewarded=counts["rewarded"],
+        returns=array("d", [scored.returns[step.id] for step in complete]),
+        versions=outline.versions,
+        purposes=Counter(str(purpose) for purpose in scored.purposes.values()),
+        agents=tuple(agents)[:_MOST_AGENTS],
+    )
+
+
+def spread(values: Sequence[float]) -> Spread | None:
+    """How `values` are distributed; None if there are none."""
+    if not values:
+        return None
+    count, low, high = len(values), min(values), max(values)
+    unit = max(abs(low), abs(high), 1.0)  # sums and squares of the greatest numbers would overflow
+    shares = [value / unit for value in values]
+    mean = fsum(shares) / count
+    std = sqrt(fsum((share - mean) ** 2 for share in shares) / (count - 1)) * unit if count > 1 else None
+    return Spread(min(max(mean * unit, low), high), std, low, high)
+
+
+def version_range(ranges: Iterable[tuple[int, int] | None]) -> tuple[int, int] | None:
+    """The least and the greatest version of several ranges; None if all are None."""
+    known = [each for each in ranges if each is not None]
+    return (min(low for low, _ in known), max(high for _, high in known)) if known else None
