@@ -151,7 +151,7 @@ def build_app(
         turn_endpoints=turn_endpoints(
             sessions.access, turns, renderer, bodies, model_name(settings), forwarding, tracing
         ),
-        group=None if place is None or shared is None else Group(place, shared, gate, metrics),
+        group=None if place is None or shared is None else Group(place, shared, gate, metrics, store.changed.since),
         pool=pool,
         bodies=bodies,
         forwarding=forwarding,
@@ -263,6 +263,7 @@ async def _lifespan(parts: Parts, app: Starlette) -> AsyncIterator[None]:
             _cancel, asyncio.create_task(parts.sessions.memory.run(parts.renderer.forget_prompts))
         )
         stack.push_async_callback(_cancel, asyncio.create_task(parts.metrics.process.watch_loop()))
+        stack.push_async_callback(_cancel, asyncio.create_task(parts.metrics.history.run()))
         if (idle_s := parts.settings.session_idle_s) is not None:
             stack.push_async_callback(_cancel, asyncio.create_task(parts.sessions.idle_sweep.run(idle_s)))
         app.running_loop = asyncio.get_running_loop()

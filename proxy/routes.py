@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from proxy.api.addresses import Addresses
 from proxy.api.audit_log import Endpoint, audited
 from proxy.api.bodies import Bodies
 from proxy.api.claim_endpoints import ClaimEndpoints
 from proxy.api.engine_endpoints import EngineEndpoints
+from proxy.api.event_feed import Feed
 from proxy.api.export_endpoint import ExportEndpoint
 from proxy.api.forwarding import Forwarding
 from proxy.api.generate_endpoint import GenerateEndpoint
@@ -29,6 +30,8 @@ from proxy.api.reason_endpoints import ReasonEndpoints
 from proxy.api.reward_endpoints import RewardEndpoints
 from proxy.api.routes import Route
 from proxy.api.session_endpoints import SessionEndpoints
+from proxy.api.statistics import Statistics
+from proxy.api.statistics_endpoints import StatisticsEndpoints
 from proxy.api.summaries import Summaries
 from proxy.api.tokenize_endpoints import TokenizeEndpoints
 from proxy.api.turn_endpoints import TurnEndpoint, count_endpoint
@@ -51,10 +54,12 @@ from proxy.rendering.renderer import Renderer
 from proxy.resources.fair_pool import FairPool
 from proxy.sessions.access import Access
 from proxy.sessions.parts import SessionParts
+from proxy.sessions.recent_rewards import RecentRewards
 from proxy.settings import Settings
 from proxy.store.store import Store
 from proxy.telemetry.metrics import Metrics
 from proxy.turns.turns import Turns
+from proxy.workers.common_live import CommonLive
 from proxy.workers.group import Group
 
 if TYPE_CHECKING:
@@ -94,11 +99,14 @@ class Parts:
 def routes(parts: Parts) -> list[Route]:
     """All routes in order of matching: the frequent ones first, except where an earlier path would hide a later one."""
     session, listing = _session_endpoints(parts), _listing_endpoints(parts)
+    watch = _statistics_endpoints(parts)
     # A session id may end in /models, which the agents' routes would match.
     first = [
         Route("/rl/reasons", ReasonEndpoints(parts.sessions.access).index, methods=["GET"]),
         Route("/rl/sessions", listing.index, methods=["GET"]),
         Route("/rl/groups", listing.groups, methods=["GET"]),
+        Route("/rl/statistics", watch.statistics, methods=["GET"]),
+        Route("/rl/events", watch.events, methods=["GET"]),
         Route("/rl/sessions/{session:path}/interactions/{interaction}", session.show_turn, methods=["GET"]),
         Route("/rl/sessions/{session:path}", session.show, methods=["GET"]),
         Route("/rl/sessions/{session:path}", parts.audited("session.delete", session.delete), methods=["DELETE"]),
@@ -138,6 +146,21 @@ def _listing_endpoints(parts: Parts) -> ListingEndpoints:
     turns, recordings = parts.turns, parts.store.recordings
     summaries = Summaries(recordings, Pace(lambda: turns.busy))
     return ListingEndpoints(parts.sessions.access, recordings, Listing(recordings, summaries))
+
+
+def _statistics_endpoints(parts: Parts) -> StatisticsEndpoints:
+    group, pool = parts.group, parts.server_pool
+
+    async def servers() -> list[dict[str, Any]] | None:
+        if pool is None:
+            return None
+        return await pool.show() if group is None else await group.servers()
+
+    live = CommonLive(parts.metrics.history, parts.store.changed.since, None) if group is None else group.live
+    numbers = parts.metrics.now if group is None else group.metrics.total
+    rewards = RecentRewards(parts.store.recordings)
+    statistics = Statistics(parts.gate, numbers, live, servers, parts.store.backlog, rewards.read)
+    return StatisticsEndpoints(parts.sessions.access, statistics, Feed(statistics, live), parts.polls)
 
 
 def _protocols(renderer: Renderer) -> dict[str, WireProtocol]:

@@ -17,6 +17,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from proxy.errors import StoreUnavailable
 from proxy.store import database
+from proxy.store.changed_sessions import ChangedSessions
 from proxy.store.outage import Outage
 from proxy.store.rehearsal import rehearse_turn
 from proxy.store.shared_reads import SharedReads, refused_read
@@ -36,11 +37,13 @@ class OpenDatabase:
     """Owns the writer, the readers and, for SQLite, the lock of the file. The parts of the store share it.
 
     `write` queues changes (see Writer). `shared`: True if other replicas may write to the database too, so on any
-    server; a SQLite file is locked by one process. `shared_reads` then reads what they wrote.
+    server; a SQLite file is locked by one process. `shared_reads` then reads what they wrote. `changed`: which
+    sessions changed through this process.
     """
 
     def __init__(self, writer_engine: Engine, reader_engine: Engine, lock: database.FileLock | None) -> None:
         self.metrics = StoreMetrics()
+        self.changed = ChangedSessions()
         self.write = Writer(writer_engine, self.metrics, self.renew)
         self.shared = lock is None
         self.label = database.label(writer_engine.url)

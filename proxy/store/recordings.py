@@ -6,9 +6,10 @@ import time
 from collections.abc import Collection, Sequence
 
 from proxy.reasons import Status
+from proxy.store.ended import Ended
 from proxy.store.open_database import OpenDatabase
 from proxy.store.session_query import SessionQuery
-from proxy.store.sql import outlines, reads, writes
+from proxy.store.sql import outlines, reads, recent, writes
 from proxy.store.writer import Phase
 from proxy.types import GroupSummary, Interaction, ListedSession, Outline, SessionRecord, SessionStatus
 
@@ -48,6 +49,10 @@ class Recordings:
         `metadata` and `metrics` are not looked at.
         """
         return await self._database.read(outlines.find_groups, wanted, before, limit)
+
+    async def last_ended(self, most: int) -> list[Ended]:
+        """The sessions that ended last, newest first."""
+        return await self._database.read(recent.last_ended, most)
 
     async def count_sessions(self, wanted: SessionQuery) -> int:
         """The number of sessions that match, on all pages. Raises InvalidRequest for too many `session_ids`."""

@@ -36,6 +36,7 @@ class SessionChanges:
         change = writes.Rewards(session_id, updates, seen)
         done: bool = await self._database.write.submit(writes.set_rewards, change)
         if done:
+            self._database.changed.note(session_id)
             self._count_rewards(updates)
         return done
 
@@ -45,6 +46,8 @@ class SessionChanges:
         """Replace the record, and keep the hashes of its keys that are `withdrawn`. Raises SessionNotFound."""
         update = writes.RecordUpdate(rows.session_row(record), seen, withdrawn)
         done: bool = await self._database.write.submit(writes.update_sessions, update)
+        if done:
+            self._database.changed.note(record.session_id)
         return done
 
     async def end_session(
@@ -63,6 +66,7 @@ class SessionChanges:
         done: bool = await self._database.write.submit(writes.end_sessions, end)
         if done:
             self._ends.ring()
+            self._database.changed.note(record.session_id)
             if record.status is SessionStatus.EXPIRED:
                 self._metrics.expired.by[()] += 1
             else:
@@ -81,12 +85,15 @@ class SessionChanges:
         """Write or overwrite returns by interaction id. Raises SessionNotFound and NotFound."""
         new = writes.Returns(session_id, discount, credit, dict(values), seen)
         done: bool = await self._database.write.submit(writes.set_returns, new)
+        if done:
+            self._database.changed.note(session_id)
         return done
 
     async def delete_session(self, session_id: str) -> int:
         """Delete a session for good; return the number of its turns. Raises SessionNotFound."""
         turns: int = await self._database.write.submit(deletions.delete_sessions, deletions.Deletion(session_id))
         self._metrics.deleted.by[()] += 1
+        self._database.changed.note(session_id)
         await self._database.erase_log()
         return turns
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 
 from proxy.store.known_sessions import KnownSessions
 from proxy.store.open_database import OpenDatabase
@@ -40,7 +41,7 @@ class SessionStarts:
             creation = self._database.write.submit(writes.create_freely, start, Phase.SESSIONS, urgent=urgent)
         else:  # in order: the end of another session, queued before, may free the key or the place
             creation = self._database.write.submit(writes.create_sessions, start, urgent=urgent)
-        creation.add_done_callback(self._created)
+        creation.add_done_callback(partial(self._created, record.session_id))
         return creation
 
     async def grant_capacity(self, number: int) -> int:
@@ -68,6 +69,7 @@ class SessionStarts:
         """The number of sessions of a task: where the search for a free `<task_id>-<n>` begins."""
         return await self._database.read(reads.count_sessions, task_id)
 
-    def _created(self, creation: asyncio.Future[None]) -> None:
+    def _created(self, session_id: str, creation: asyncio.Future[None]) -> None:
         if not creation.cancelled() and creation.exception() is None:
             self._metrics.started.by[()] += 1
+            self._database.changed.note(session_id)

@@ -34,6 +34,7 @@ class Store:
     `recordings`: reads for listings and exports.
     `claims`: the trainers' queue of ended sessions.
     `backlog`: how many sessions are active or wait in that queue.
+    `changed`: which sessions changed lately.
     `metrics`: what all of them count.
     `pauses`: notes of paused engine servers.
     """
@@ -52,6 +53,7 @@ class Store:
         self.recordings = Recordings(opened)
         self.claims = ClaimQueue(opened, ends)
         self.backlog = CountedBacklog(opened)
+        self.changed = opened.changed
         self.metrics = opened.metrics
         self.pauses = EnginePauses(opened)
 

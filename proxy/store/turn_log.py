@@ -34,6 +34,7 @@ class TurnLog:
         seq: int | None = await self._write.submit(writes.append_interactions, change, size=size)
         if seq is not None:
             interaction.seq = seq
+            self._database.changed.note(interaction.session_id)
         return seq
 
     async def outlast(self, session_id: str) -> None:
@@ -51,6 +52,7 @@ class TurnLog:
         """Note that a call began. The append of its interaction deletes the note."""
         row = {"interaction_id": interaction_id, "session_id": session_id, "begun_at": time.time()}
         self._write.note(writes.insert_intents, row, Phase.FIRST)
+        self._database.changed.note(session_id)
 
     def note_deleted(self, interaction_id: str) -> None:
         """Delete the note that a call began in a session that was deleted since."""

@@ -12,6 +12,7 @@ from prometheus_client.exposition import choose_encoder
 from proxy.telemetry.engine_metrics import EngineMetrics
 from proxy.telemetry.export_metrics import ExportMetrics
 from proxy.telemetry.families import Family
+from proxy.telemetry.history import History
 from proxy.telemetry.http_metrics import HttpMetrics
 from proxy.telemetry.process_metrics import ProcessMetrics
 from proxy.telemetry.session_metrics import SessionMetrics
@@ -34,6 +35,7 @@ class Metrics:
         self.store = store or StoreMetrics()
         self.exports = ExportMetrics()
         self.process = ProcessMetrics()
+        self.history = History(self.turns, self.engine, self.http)
         self.sources: list[Callable[[], Awaitable[None]]] = [self.process.look]
 
     @property

@@ -17,8 +17,9 @@ from proxy.engine.requests import GenerateRequest
 from proxy.errors import ConfigurationError
 from proxy.reasons import FinishReason
 from proxy.telemetry.metrics import Metrics
+from proxy.workers.common_live import CommonLive, Since
 from proxy.workers.common_metrics import CommonMetrics
-from proxy.workers.leader import LEADER, CommonPool, Follower, Gates, Leader
+from proxy.workers.leader import LEADER, CommonPool, Follower, Gates, Leader, show_servers
 from proxy.workers.mailbox_client import MailboxClient
 from proxy.workers.peers import Peers, Unreachable
 from proxy.workers.seats import Seat, Seats
@@ -51,11 +52,12 @@ class Place:
 class Group:
     """What the worker at `place` tells and answers the others about its engine, its gate and its metrics."""
 
-    def __init__(self, place: Place, engine: SharedEngine, gate: Gate, metrics: Metrics) -> None:
+    def __init__(self, place: Place, engine: SharedEngine, gate: Gate, metrics: Metrics, changed: Since) -> None:
         self._peers, self._engine, self._gate = place.peers, engine, gate
         engine.leads = False
         self.joined = asyncio.Event()
         self.metrics = CommonMetrics(metrics, place.peers, place.folder)
+        self.live = CommonLive(metrics.history, changed, place.peers)
         self._follower = Follower(engine, gate)
         gates = Gates(gate, place.peers)
         self._leader = Leader(engine, gates, self._follower, place.peers, metrics.engine) if place.leads else None
@@ -71,6 +73,10 @@ class Group:
         if self._leader is None or not isinstance(self._engine, ServerPool):
             return None
         return CommonPool(self._engine, self._leader, self._peers)
+
+    async def servers(self) -> list[dict[str, Any]]:
+        """The engine servers as this worker sees them, with the numbers of all workers; none without a pool."""
+        return await show_servers(self._engine, self._peers) if isinstance(self._engine, ServerPool) else []
 
     async def catch_up(self) -> None:
         """Before the engine starts."""
@@ -94,6 +100,8 @@ class Group:
             "latest": self._follower.latest if self._leader is None else self._leader.latest,
             "count": self.metrics.count,
             "show_servers": self._show_servers,
+            "samples": self.live.own_samples,
+            "changed": self.live.own_changed,
             "submit": self._submit,
         }
 

@@ -192,6 +192,16 @@ class Leader:
         await self._peers.ask_all("adopt", told)
 
 
+async def show_servers(pool: ServerPool, peers: Peers) -> list[dict[str, Any]]:
+    """The servers of a pool as this worker sees them, with the numbers of all workers."""
+    shown = {server["url"]: dict(server) for server in await pool.show()}
+    for servers in await peers.ask_all("show_servers"):
+        for server in servers:
+            for name in _SUMMED & shown.get(server["url"], {}).keys() & server.keys():
+                shown[server["url"]][name] += server[name]
+    return list(shown.values())
+
+
 class CommonPool:
     """Implements `proxy.engine.interface.ServerPool` for the pools of all workers."""
 
@@ -221,12 +231,7 @@ class CommonPool:
 
     async def show(self) -> list[dict[str, Any]]:
         """The servers as this worker sees them, with the numbers of all workers."""
-        shown = {server["url"]: dict(server) for server in await self._pool.show()}
-        for servers in await self._peers.ask_all("show_servers"):
-            for server in servers:
-                for name in _SUMMED & shown.get(server["url"], {}).keys() & server.keys():
-                    shown[server["url"]][name] += server[name]
-        return list(shown.values())
+        return await show_servers(self._pool, self._peers)
 
     async def add(self, url: str) -> None:
         """Add a server to the pools of all workers."""

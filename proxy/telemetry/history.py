@@ -1,0 +1,127 @@
+"""The last hour in samples of five seconds: what was counted in each, and what was there at its end.
+
+A sample is taken by every process at the same moments of the clock, so those of several processes add up. Taking one
+reads a few dozen numbers, whatever the server does; nothing else runs while nobody looks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from operator import add
+
+from proxy.reasons import Reason, Status
+from proxy.telemetry.engine_metrics import EngineMetrics
+from proxy.telemetry.families import Counts, Histogram, Numbered
+from proxy.telemetry.http_metrics import HttpMetrics
+from proxy.telemetry.turn_metrics import TurnMetrics
+
+EVERY_S = 5
+SAMPLES = 3600 // EVERY_S
+
+COUNTED = (
+    *("turns", "failed", "aborted", "prompt_tokens", "output_tokens", "cached_tokens"),
+    *("retries", "forks", "errors"),
+)
+"""What is counted in a sample, by its place in it."""
+MEASURED = ("in_flight", "waiting")
+"""What there is at the end of a sample."""
+FIRST_TOKEN = len(COUNTED)
+"""Where the turns by time to first token begin: one number for each bucket of the histogram."""
+
+_NO_FORK = frozenset({Reason.FIRST, Reason.CONTINUED})
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """A sample. `slot`: its end, in units of EVERY_S since 1970. `counted`: COUNTED, then the buckets from FIRST_TOKEN
+    on. `measured`: MEASURED."""
+
+    slot: int
+    counted: Sequence[float]
+    measured: Sequence[float]
+
+    @property
+    def at(self) -> float:
+        """The end of the sample, Unix seconds."""
+        return float(self.slot * EVERY_S)
+
+    def plus(self, other: Sample) -> Sample:
+        """This sample and one of another process at the same time."""
+        return Sample(
+            self.slot, list(map(add, self.counted, other.counted)), list(map(add, self.measured, other.measured))
+        )
+
+
+class History:
+    """The samples of one process. Use it on the event loop only."""
+
+    def __init__(self, turns: TurnMetrics, engine: EngineMetrics, http: HttpMetrics) -> None:
+        self._turns, self._engine, self._http = turns, engine, http
+        self._samples: deque[Sample] = deque(maxlen=SAMPLES)
+        self._before = self._counts()
+
+    async def run(self) -> None:
+        """Take samples until cancelled."""
+        while True:
+            await asyncio.sleep(EVERY_S - time.time() % EVERY_S)
+            self.take(time.time())
+
+    def take(self, now: float) -> None:
+        """Take the sample that ends at `now` (Unix seconds). A clock that was set back lengthens the last one."""
+        counts = self._counts()
+        counted = [after - before for after, before in zip(counts, self._before, strict=True)]
+        self._before = counts
+        sample = Sample(round(now / EVERY_S), counted, (_only(self._turns.in_flight), _only(self._engine.waiting)))
+        if self._samples and self._samples[-1].slot >= sample.slot:
+            last = self._samples.pop()
+            sample = Sample(last.slot, list(map(add, last.counted, counted)), sample.measured)
+        self._samples.append(sample)
+
+    def since(self, slot: int) -> list[Sample]:
+        """The samples that end at `slot` or later, oldest first."""
+        found = []
+        for sample in reversed(self._samples):
+            if sample.slot < slot:
+                break
+            found.append(sample)
+        return found[::-1]
+
+    def _counts(self) -> list[float]:
+        turns = self._turns
+        return [
+            *(_sum(turns.ended, status, 1) for status in (Status.COMPLETE, Status.FAILED, Status.ABORTED)),
+            *(turns.tokens.by[("prompt",)], turns.tokens.by[("output",)], turns.cached.by[()]),
+            *(sum(turns.retries.by.values()), _forks(turns.interactions), sum(self._http.errors.by.values())),
+            *_buckets(turns.first_token),
+        ]
+
+
+def added(histories: Iterable[Sequence[Sample]]) -> list[Sample]:
+    """The samples of several processes as those of one, oldest first."""
+    by_slot: dict[int, Sample] = {}
+    for samples in histories:
+        for sample in samples:
+            other = by_slot.get(sample.slot)
+            by_slot[sample.slot] = sample if other is None else other.plus(sample)
+    return [by_slot[slot] for slot in sorted(by_slot)]
+
+
+def _sum(counts: Counts, value: str, label: int) -> float:
+    return sum(number for labels, number in counts.by.items() if labels[label] == value)
+
+
+def _forks(interactions: Counts) -> float:
+    return sum(number for labels, number in interactions.by.items() if labels[0] not in _NO_FORK)
+
+
+def _only(family: Numbered) -> float:
+    return family.now().get((), 0.0)
+
+
+def _buckets(histogram: Histogram) -> Sequence[int]:
+    ((counts, _),) = histogram.now().values()
+    return counts
