@@ -301,6 +301,13 @@ class AsyncClient(Connection):
         """Return the answer of `GET /ready`. Raises StoreUnavailable, or EngineUnavailable while no engine answers."""
         return await self.run(operations.ready())
 
+    async def statistics(self, *, history_s: float | None = None) -> dict[str, Json]:
+        """Return what the server does, as `GET /rl/statistics` answers: of all its workers, since its start and lately.
+
+        `history_s`: seconds of the last hour that `history` has, by default all of them.
+        """
+        return await self.run(operations.statistics(history_s))
+
     async def metrics(self) -> str:
         """Return the server's metrics as Prometheus text."""
         return await self.run(operations.metrics())

@@ -270,6 +270,11 @@ def ready() -> Steps[dict[str, Json]]:
     return answer
 
 
+def statistics(history_s: float | None) -> Steps[dict[str, Json]]:
+    answer: dict[str, Json] = yield Call("GET", "/rl/statistics", params=_given({"history_s": history_s}))
+    return answer
+
+
 def metrics() -> Steps[str]:
     answer: bytes = yield Call("GET", "/metrics", raw=True)
     return answer.decode()

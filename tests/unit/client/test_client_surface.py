@@ -29,6 +29,8 @@ METHODS: dict[tuple[str, str], Callable[[Client, Session], object]] = {
     ("GET", "/rl/sessions/{session}"): lambda client, session: client.session_tree("s"),
     ("DELETE", "/rl/sessions/{session}"): lambda client, session: client.delete_session("s"),
     ("GET", "/rl/sessions/{session}/interactions/{interaction}"): lambda client, session: client.show_turn("s", 0),
+    ("GET", "/rl/statistics"): lambda client, session: client.statistics(),
+    ("GET", "/rl/events"): lambda client, session: next(client.events()),
     ("POST", "/rl/grant_capacity"): lambda client, session: client.grant_capacity(),
     ("POST", "/{session}/rl/set_reward"): lambda client, session: session.set_reward(1.0),
     ("POST", "/{session}/rl/mark"): lambda client, session: session.mark(turn=0, trainable=True),

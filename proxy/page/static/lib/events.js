@@ -3,6 +3,7 @@
 import { request, address } from "./api.js";
 import { backOff, eventParser } from "./event_stream.js";
 import { useEffect, useRef, useState } from "./html.js";
+import { setLive } from "./live.js";
 
 const SILENT_MS = 40_000; // more than two keep-alives
 const LINGER_MS = 1_000; // from one view to the next the connection stays
@@ -83,6 +84,7 @@ async function stay(own) {
       if (own.signal.aborted) return;
       problem = error;
       if (error.status === 401 || error.status === 403) {
+        if (connection === own) connection = null; // the next listener, after a login, connects again
         become("refused", error);
         return;
       }
@@ -125,6 +127,7 @@ function take({ event, data }) {
 function become(next, why = null) {
   if (next === state) return;
   state = next;
+  setLive({ live: "on", reconnecting: "lost" }[next] ?? "off", why?.message ?? "");
   tell("state", next, why);
 }
 
