@@ -1,0 +1,33 @@
+"""Screen readers, keyboards and small screens: axe-core finds nothing on any view, and nothing needs a mouse."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.browser.views import VIEWS, wait
+
+if TYPE_CHECKING:
+    from tests.browser.conftest import Open
+
+_RUN = "async () => (await axe.run(document, {resultTypes: ['violations']})).violations"
+
+
+def found(violations: list[dict[str, Any]]) -> list[str]:
+    """The violations of axe-core, a line for each rule with the first elements that break it."""
+    return [f"{each['id']}: {each['help']}: {'; '.join(map(_node, each['nodes'][:3]))}" for each in violations]
+
+
+def _node(node: dict[str, Any]) -> str:
+    return f"{node['target']} {node['html'][:160]} {node.get('failureSummary', '')[:200]}"
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_axe_finds_no_violation_in_both_themes(url: str, opened: Open, axe: str, view: str) -> None:
+    page = opened(url + VIEWS[view], color_scheme="light")
+    wait(page)
+    page.evaluate(axe)
+    assert found(page.evaluate(_RUN)) == []
+    page.emulate_media(color_scheme="dark")
+    assert found(page.evaluate(_RUN)) == []
