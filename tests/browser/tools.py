@@ -1,4 +1,4 @@
-"""What the tests need of the machine: Chromium, Node.js and axe-core. A test that lacks one is skipped, in CI it fails."""
+"""What the tests need: Chromium, Node.js and axe-core. A test that lacks one is skipped; in CI it fails."""
 
 from __future__ import annotations
 
