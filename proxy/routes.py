@@ -118,7 +118,7 @@ def routes(parts: Parts) -> list[Route]:
         *_export_routes(parts),
         *_health_routes(parts),
         *_of_leader(parts, [*_engine_routes(parts), *_mailbox_routes(parts)]),
-        *_page_routes(),
+        *(_page_routes() if parts.settings.page else []),
     ]
 
 
@@ -319,7 +319,9 @@ def _page_routes() -> list[Route]:
     """The page for people. A session named `ui` keeps its own routes, which come before."""
     page = PageEndpoints()
     return [
-        *(Route(path, page.page, methods=["GET"]) for path in ("/", "/ui", "/ui/")),
+        Route("/", page.root, methods=["GET"]),
+        Route("/ui", page.page, methods=["GET"]),
+        Route("/ui/", page.page_above, methods=["GET"]),
         Route("/ui/{file:path}", page.file, methods=["GET"], label="/ui/{file}"),
     ]
 

@@ -3,6 +3,8 @@
 On a server without an admin key the names in `Host` are checked, cross-site requests are refused unless their origin
 is allowed, and only this machine manages engine servers. A server with keys needs none of this, because a page knows no
 key: it checks `Host` where `--allowed-hosts` is given. On both, pages of `--allowed-origins` may read the answers.
+
+A link on another site may lead a person to the page: that shows the site nothing, and no frame shows the page.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ from proxy.telemetry.http_request import request_of
 _CHECKED = frozenset({b"host", b"origin", b"sec-fetch-site"})
 _WEB = re.compile("https?://(.*)")
 _OWN_SITE = ("same-origin", "same-site", "none")
+_PAGE = ("/", "/ui")
 _FORWARDED = (b"x-forwarded-for", b"x-real-ip", b"forwarded")
 _SERVERS = "/engine/servers"
 _SHOWN = 100
@@ -65,7 +68,8 @@ class Guard:
                 for origin in origins:
                     self._check_origin(origin, scope)
                 for name, value in found:
-                    if name == b"sec-fetch-site" and value.decode("latin-1") not in _OWN_SITE:
+                    foreign = name == b"sec-fetch-site" and value.decode("latin-1") not in _OWN_SITE
+                    if foreign and not _follows_link(scope):
                         raise OriginNotAllowed(_cross_site("of another site (Sec-Fetch-Site: cross-site)"))
             if scope["path"].endswith(_SERVERS):
                 _check_nearby(scope, headers_of(scope))
@@ -91,6 +95,14 @@ class Guard:
         web = _WEB.fullmatch(origin.lower())
         if web is None or not (self._hosts.accepts(web[1]) or _is_own(web[1], scope)):
             raise OriginNotAllowed(_cross_site(f"of the origin {origin[:_SHOWN]!r}"))
+
+
+def _follows_link(scope: Scope) -> bool:
+    """Whether a person opens the page in a tab of its own."""
+    if scope["path"] not in _PAGE or scope["method"] not in ("GET", "HEAD"):
+        return False
+    headers = headers_of(scope)
+    return headers.get(b"sec-fetch-mode") == "navigate" and headers.get(b"sec-fetch-dest") == "document"
 
 
 def _cross_site(which: str) -> str:

@@ -144,6 +144,7 @@ def _banner(served: Starlette, url: str, settings: Settings) -> str:
         *([f"  workers   {settings.workers}"] if settings.workers > 1 else []),
         f"  access    {access}",
         *([f"  metrics   on port {settings.metrics_port}"] if settings.metrics_port else []),
+        *([f"  page      {url}/ui"] if settings.page else []),
         f"  try       {first}",
         f"            {then}",
     ]

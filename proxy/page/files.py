@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import base64
+import gzip
 import hashlib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 _STATIC = Path(__file__).parent / "static"
@@ -27,14 +29,17 @@ _POLICY = (
 
 @dataclass(frozen=True, slots=True)
 class PageFile:
-    """A file, and the headers that it is sent with."""
+    """A file as it is and compressed, its entity tag without quotes, and the headers that it is sent with."""
 
     content: bytes
+    compressed: bytes
+    tag: str
     headers: Mapping[str, str]
 
 
-def page_files(folder: Path = _STATIC) -> dict[str, PageFile]:
-    """All files by their path below the folder, with slashes; `index.html` is the page itself."""
+@cache
+def page_files(folder: Path = _STATIC) -> Mapping[str, PageFile]:
+    """All files by their path below the folder, with slashes; `index.html` is the page itself. Read once."""
     policy = _policy((folder / "index.html").read_text(encoding="utf-8"))
     found = sorted(path for path in folder.rglob("*") if path.suffix in _TYPES)
     return {path.relative_to(folder).as_posix(): _file(path, policy) for path in found}
@@ -50,11 +55,12 @@ def _file(path: Path, policy: str) -> PageFile:
     content = path.read_bytes()
     headers = {
         "content-type": _TYPES[path.suffix],
-        "etag": f'"{hashlib.sha256(content).hexdigest()[:32]}"',
-        "cache-control": "no-cache",  # asked for again with the etag: a new version of the server has new files
+        "cache-control": "no-cache",  # asked for again with the tag: a new version of the server has new files
         "content-security-policy": policy,
         "x-content-type-options": "nosniff",
+        "x-frame-options": "DENY",
         "referrer-policy": "no-referrer",
         "cross-origin-opener-policy": "same-origin",
+        "cross-origin-resource-policy": "same-origin",
     }
-    return PageFile(content, headers)
+    return PageFile(content, gzip.compress(content, mtime=0), hashlib.sha256(content).hexdigest()[:32], headers)

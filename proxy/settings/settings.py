@@ -85,6 +85,7 @@ class Settings:
         "Origins of web pages and webviews that may call the server: https://HOST, https://*.SUFFIX or SCHEME://*, "
         "separated by commas.",
     )
+    page: bool = _setting(True, "Serve the page for people, at / (to browsers) and /ui.")
     capacity_control: bool = _setting(False, "Admit only starts granted by /rl/grant_capacity; further ones get 429.")
     max_live_sessions: int | None = _setting(None, "Limit of live sessions; further starts get 429.")
     session_idle_s: float | None = _setting(

@@ -12,8 +12,8 @@ from proxy.engine.interface import WeightTransfer
 from tests.support import Server, says, serving, user
 
 ADMIN = "the-admin-key"
-# Public routes: health, readiness, metrics and the model's name. None reveals a session.
-PUBLIC = {"/health", "/ready", "/metrics"} | {
+# Public routes: health, readiness, metrics, the model's name, and the page's files. None reveals a session.
+PUBLIC = {"/health", "/ready", "/metrics", "/", "/ui", "/ui/", "/ui/{file:path}"} | {
     prefix + path
     for prefix in ("/v1", "/{session:path}/v1", "/{session:path}", "")
     for path in ("/models", "/models/{model:path}")
@@ -51,7 +51,7 @@ async def test_every_route_is_listed_as_public_or_needs_a_key(tmp_path: Path) ->
                 body = {"content": b"\xff not JSON"} if method == "POST" else {}  # refused before it is read
                 response = await server.http.request(method, path, headers=headers, **body)
                 if template in PUBLIC:
-                    assert response.status_code in (200, 404), (template, response.text)
+                    assert response.status_code in (200, 308, 404), (template, response.text)
                 else:
                     assert response.status_code in (401, 403), (template, method, headers, response.text)
                     assert mine["api_key"] not in response.text
@@ -61,7 +61,7 @@ async def test_every_route_is_listed_as_public_or_needs_a_key(tmp_path: Path) ->
 
 ADMINS = {
     "/rl/grant_capacity", "/grant_capacity", "/rl/start_session", "/trajectories/export", "/export_trajectories",
-    "/rl/reasons", "/rl/sessions", "/rl/sessions/{session:path}",
+    "/rl/reasons", "/rl/groups", "/rl/sessions", "/rl/sessions/{session:path}",
     "/rl/sessions/{session:path}/interactions/{interaction}",
     "/trajectories/claim", "/trajectories/acknowledge", "/mailbox/next", "/mailbox/deliver", "/engine",
     "/engine/pause_generation", "/engine/continue_generation", "/engine/update_weights", "/engine/flush_cache",
