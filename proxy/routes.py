@@ -51,6 +51,7 @@ from proxy.protocols.messages.protocol import MessagesProtocol
 from proxy.protocols.responses.protocol import ResponsesProtocol
 from proxy.protocols.wire_protocol import WireProtocol
 from proxy.rendering.renderer import Renderer
+from proxy.rendering.token_texts import TokenTexts
 from proxy.resources.fair_pool import FairPool
 from proxy.sessions.access import Access
 from proxy.sessions.parts import SessionParts
@@ -139,6 +140,8 @@ def _session_endpoints(parts: Parts) -> SessionEndpoints:
         decode=parts.renderer.decode,
         replies=Replies(parts.renderer, protocols),
         requests=Requests(parts.renderer, protocols),
+        texts=TokenTexts(parts.renderer.piece, parts.renderer.is_special),
+        pace=Pace(lambda: parts.turns.busy),
     )
 
 

@@ -12,17 +12,21 @@ from proxy.api.addresses import Addresses
 from proxy.api.audit_log import note
 from proxy.api.bodies import Bodies
 from proxy.api.http import JsonResponse, caller_of, key_of
-from proxy.api.known_fields import check_given, check_known
+from proxy.api.known_fields import check_given, check_known, refuse
+from proxy.api.pace import Pace
 from proxy.api.reward_endpoints import check_rewards, store_rewards
 from proxy.api.reward_request import parse_reward
 from proxy.api.running_json import running_json
 from proxy.api.session_json import addressed, session_json, started_json
 from proxy.api.session_request import parse_ending, parse_start
+from proxy.api.token_options import TOKEN_OPTIONS, parse_token_options
 from proxy.api.turn_json import OF_A_SESSION, Part, find_turn, parse_include, tree_json, turn_json
 from proxy.api.turn_reply import Replies
 from proxy.api.turn_request import Requests
+from proxy.api.turn_tokens import encoded_tokens
 from proxy.errors import InvalidRequest
 from proxy.protocols.fields import optional_int
+from proxy.rendering.token_texts import TokenTexts
 from proxy.sessions.access import Access
 from proxy.sessions.deletion import Deletion
 from proxy.sessions.endings import Endings
@@ -61,6 +65,8 @@ class SessionEndpoints:
         replies: Replies,
         requests: Requests,
         decode: Decode,
+        texts: TokenTexts,
+        pace: Pace,
     ) -> None:
         self._access, self._registry, self._starter = access, registry, starter
         self._scores, self._endings = scores, endings
@@ -68,6 +74,7 @@ class SessionEndpoints:
         self._starts, self._recordings = starts, recordings
         self._bodies, self._addresses, self._replies = bodies, addresses, replies
         self._decode, self._requests = decode, requests
+        self._texts, self._pace, self._one_at_a_time = texts, pace, asyncio.Lock()
 
     async def grant_capacity(self, request: Request) -> JsonResponse:
         """Let `n` more sessions start (default: 1), or fewer. AReaL's clients call this before each start."""
@@ -126,10 +133,13 @@ class SessionEndpoints:
         return JsonResponse(shown if running is None else {**shown, "running": running})
 
     async def show_turn(self, request: Request) -> JsonResponse:
-        """One turn, by id or number; the query parameter `include` adds parts of it."""
+        """One turn, by id or number; `include` adds parts of it. The others say of which export `tokens` tells."""
         self._access.check_admin(key_of(request))
-        check_known(request.query_params, ("include",))
+        check_known(request.query_params, ("include", *TOKEN_OPTIONS))
         include = parse_include(request.query_params.get("include"))
+        options = parse_token_options(request.query_params)
+        if Part.TOKENS not in include:
+            refuse(request.query_params, TOKEN_OPTIONS, "applies only with include=tokens")
         session = await self._registry.get(check_dots(request.path_params["session"]))
         interactions = await self._recordings.load_interactions(session.id)
         turn = find_turn(interactions, request.path_params["interaction"])
@@ -139,6 +149,10 @@ class SessionEndpoints:
             shown["reply"] = await asyncio.to_thread(self._replies.reply, interactions, turn)
         if Part.REQUEST in include:
             shown["request"] = await asyncio.to_thread(self._requests.request, session.record, interactions, turn)
+        if Part.TOKENS in include:
+            of_turn = (session.record, interactions, turn, options, self._texts)
+            async with self._one_at_a_time:  # laying out takes the memory of a session's samples
+                shown["tokens"] = await self._pace.work(asyncio.to_thread(encoded_tokens, *of_turn))
         return JsonResponse(shown)
 
     async def delete(self, request: Request) -> JsonResponse:

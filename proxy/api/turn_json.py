@@ -49,6 +49,11 @@ class Part(Explained):
     ANSWER = "answer", "`answer`: the first 160 characters of the answer's `text`, and the names of its tool `calls`"
     RUNNING = "running", "`running`: the calls that have begun and not ended, each with what is known of it"
     SCORE = "score", "`score` of the session, and `left_out`: why an export with `unrewarded: skip` leaves it out"
+    TOKENS = (
+        "tokens",
+        "`tokens`: every token of prompt and output with its text, logprob and weight version, and what becomes of it "
+        "in an export",
+    )
 
 
 OF_A_SESSION = (
@@ -89,7 +94,7 @@ def turn_json(
     include: Collection[Part],
     decode: Decode | None = None,
 ) -> dict[str, Any]:
-    """A turn with the wanted parts but `reply`; `interactions` are all of its session, in order of `seq`.
+    """A turn with the wanted parts but `reply` and `tokens`; `interactions` are all of its session, in order of `seq`.
 
     `decode`: of token ids to text; without it, tokens that differ have no text.
     """

@@ -32,6 +32,7 @@ from proxy.client.options import (
     RewardOptions,
     SessionFilter,
     SessionOptions,
+    TokenOptions,
     TransferStep,
 )
 from proxy.client.server_events import EventKind, EventReader, ServerEvent
@@ -268,13 +269,16 @@ class Client(Connection):
         """
         return self.run(operations.delete_session(session_id))
 
-    def show_turn(self, session_id: str, turn: int | str, include: Sequence[str] = ()) -> dict[str, Json]:
+    def show_turn(
+        self, session_id: str, turn: int | str, include: Sequence[str] = (), **export: Unpack[TokenOptions]
+    ) -> dict[str, Json]:
         """Return one turn, by its number or by the id of its interaction, as the server sends it.
 
-        `include` names parts: `messages`, `added`, `ids`, `logprobs`, `request`, `reply`, `times`, `compared`. Raises
-        NotFound, or InvalidRequest for an unknown part.
+        `include` names parts: `messages`, `added`, `ids`, `logprobs`, `request`, `reply`, `times`, `compared` and
+        `tokens`, for which `export` are the options of the export that it tells of. Raises NotFound, or InvalidRequest
+        for an unknown part.
         """
-        return self.run(operations.show_turn(session_id, turn, include))
+        return self.run(operations.show_turn(session_id, turn, include, export))
 
     def reasons(self) -> dict[str, dict[str, str]]:
         """Return what the words mean that answers give as reasons: by the field that has them, then by word."""

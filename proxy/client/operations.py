@@ -24,6 +24,7 @@ from proxy.client.options import (
     RewardOptions,
     SessionFilter,
     SessionOptions,
+    TokenOptions,
 )
 from proxy.client.readers.page import Page
 from proxy.client.readers.read import check_readable, read_page
@@ -243,8 +244,9 @@ def delete_session(session_id: str) -> Steps[int]:
     return int(answer["interaction_count"])
 
 
-def show_turn(session_id: str, turn: int | str, include: Sequence[str]) -> Steps[dict[str, Json]]:
-    params = {"include": ",".join(include)} if include else {}
+def show_turn(session_id: str, turn: int | str, include: Sequence[str], export: TokenOptions) -> Steps[dict[str, Json]]:
+    given = {name: value if isinstance(value, str) else json.dumps(value) for name, value in export.items()}
+    params = {**({"include": ",".join(include)} if include else {}), **given}
     path = f"/rl/sessions/{session_path(session_id)}/interactions/{quote(str(turn), safe='')}"
     answer: dict[str, Json] = yield Call("GET", path, params=params)
     return answer

@@ -169,6 +169,27 @@ class SampleOptions(TypedDict, total=False):
     keep: Literal["head", "tail", "middle"]
 
 
+class TokenOptions(TypedDict, total=False):
+    """The export of which `include=["tokens"]` tells; fields and defaults are those of an export.
+
+    `filter`: its `purpose`, `agent`, `min_version` and `max_version_span`.
+    """
+
+    layout: Literal["individual", "concat", "tree", "padded"]
+    drift: Literal["fork", "mask"]
+    train: Train
+    reward_name: str
+    reward_granularity: Literal["pass_rate", "binary"]
+    reward_scope: Literal["session", "path", "agent"]
+    unrewarded: Literal["skip", "zero"]
+    mask_unfinished: bool
+    prompt_length: int
+    response_length: int
+    on_too_long: Literal["refuse", "drop", "truncate"]
+    keep: Literal["head", "tail", "middle"]
+    filter: SessionFilter
+
+
 class ExportOptions(SampleOptions, total=False):
     """How to export. `limit`: sessions per page. `wait_s`: how long to wait until the named sessions have ended."""
 

@@ -315,6 +315,10 @@ class Renderer:
         """Return the UTF-8 bytes of one token, possibly part of a character; empty for ids outside the vocabulary."""
         return self._tokenizer.piece(token)
 
+    def is_special(self, token: int) -> bool:
+        """Return whether the tokenizer counts a token as special: it marks something and is no text."""
+        return self._tokenizer.is_special(token)
+
     @cached_property
     def _generation_prompt(self) -> Ids:
         """The end of a prompt, as the template writes it without options."""

@@ -115,6 +115,10 @@ class Tokenizer:
         """Return whether `token` is an added token (special or not): the tokenizer never merges text across it."""
         return token in self._added
 
+    def is_special(self, token: int) -> bool:
+        """Return whether `token` is left out of texts that are decoded without special tokens."""
+        return token in self._special
+
     def piece(self, token: int) -> bytes:
         """Return the UTF-8 bytes of one token; empty for ids outside the vocabulary."""
         return self._pieces[token]

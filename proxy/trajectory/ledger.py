@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +21,7 @@ BoolArray = NDArray[np.bool_]
 
 # The state of a token, one byte. The states up to _LAST_OPEN may still become another: the greater one wins.
 _CODES = {reason: code for code, reason in enumerate(Untrained, 1)}
+_REASONS = {code: reason for reason, code in _CODES.items()}
 _LAST_OPEN = _CODES[Untrained.STALE]
 _TRAINED = len(_CODES) + 1
 
@@ -48,6 +50,11 @@ class Ledger:
         state = self.states[name]
         np.maximum(state, _CODES[reason], out=state, where=True if tokens is None else tokens)
 
+    def runs(self, name: str) -> list[tuple[int, int, Untrained | None]]:
+        """What has become of an output, as runs [first, end) of tokens and why they are not trained; None: they are."""
+        state = self.states[name]
+        return [(first, end, _REASONS.get(int(state[first]))) for first, end in equal_runs(state)]
+
     def sampled(self) -> int:
         """The number of sampled tokens."""
         return sum(len(state) for state in self.states.values())
@@ -68,6 +75,14 @@ class Ledger:
     def _counts(self) -> NDArray[np.intp]:
         states = list(self.states.values())
         return np.bincount(np.concatenate(states) if states else np.zeros(0, np.uint8), minlength=_TRAINED + 1)
+
+
+def equal_runs(values: NDArray[Any]) -> list[tuple[int, int]]:
+    """The runs [first, end) of equal values, in order."""
+    if not len(values):
+        return []
+    changes = (np.flatnonzero(values[1:] != values[:-1]) + 1).tolist()
+    return list(zip([0, *changes], [*changes, len(values)], strict=True))
 
 
 def _opening(interaction: Interaction, excluded: Untrained | None) -> NDArray[np.uint8]:

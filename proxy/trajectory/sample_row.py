@@ -29,6 +29,10 @@ class SampleRow(Protocol):
     def is_trained(self) -> bool:
         """Whether any of its tokens is trained."""
 
+    @property
+    def placements(self) -> tuple[Placement, ...]:
+        """Its turns, parents first."""
+
     def labels(self) -> Labels:
         """Its description, as JSON values."""
 

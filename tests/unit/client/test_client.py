@@ -22,7 +22,7 @@ from proxy.client import (
     Session,
     operations,
 )
-from proxy.client.options import Format
+from proxy.client.options import Format, TokenOptions
 from proxy.client.transport import Connection, decode
 from proxy.errors import (
     EngineIncapable,
@@ -410,6 +410,19 @@ def test_a_turn_is_read_back_by_id_and_by_number(client: Client) -> None:
     assert by_id == client.show_turn(session.session_id, 0, include=("messages", "ids"))
     assert len(by_id["output_ids"]) == 8 and by_id["messages"]
     assert "messages" not in client.show_turn(session.session_id, 0)
+
+
+def test_the_tokens_of_a_turn_are_shown_as_an_export_has_them(client: Client) -> None:
+    with client.session("task") as session:
+        names = [chat(session, "hello"), chat(session, "again")]
+    options: TokenOptions = {"layout": "individual", "train": {"exclude": names[:1]}}
+    first, second = client.export(session_id=session.session_id, **options).samples
+    for turn, sample in enumerate((first, second)):
+        tokens = client.show_turn(session.session_id, turn, ["tokens"], **options)["tokens"]
+        states = [(run["state"], run["end"] - run["start"]) for run in tokens["states"]]
+        assert tokens["ids"] == sample.input_ids.tolist()
+        assert dict(states).get("trained", 0) == sample.loss_mask.sum()
+        assert dict(states).get("train", 0) == (0 if turn else 8)
 
 
 def test_errors_of_the_server_arrive_as_their_classes(client: Client, server: str) -> None:

@@ -11,7 +11,15 @@ from typing import Any, get_args, get_type_hints
 import pytest
 from starlette.routing import Route
 
-from proxy.api import claim_endpoints, delivery, export_options, export_request, reward_request, session_request
+from proxy.api import (
+    claim_endpoints,
+    delivery,
+    export_options,
+    export_request,
+    reward_request,
+    session_request,
+    token_options,
+)
 from proxy.app import build_app
 from proxy.client import AsyncClient, AsyncSession, Client, Session, options
 from proxy.client.operations import Call
@@ -138,6 +146,7 @@ def test_the_options_of_a_method_are_the_fields_of_its_endpoint() -> None:
         options.SessionFilter: {*export_request._FILTERS},
         options.SampleOptions: sample_options,
         options.ExportOptions: {*export_request._FIELDS} - {"session_id", "session_ids", "filter", "cursor", *areals},
+        options.TokenOptions: {*token_options.TOKEN_OPTIONS},
         options.Delivery: {*delivery._FIELDS} - {"request_id"},
         options.ClaimOptions: {*claim_endpoints._FIELDS} - {"filter"},
     }
