@@ -21,7 +21,7 @@ from proxy.api.generate_endpoint import GenerateEndpoint
 from proxy.api.health_endpoints import HealthEndpoints
 from proxy.api.key_endpoints import KeyEndpoints
 from proxy.api.listing import Listing
-from proxy.api.listing_endpoints import ListingEndpoints
+from proxy.api.listing_endpoints import ListingEndpoints, Lists
 from proxy.api.long_polls import LongPolls
 from proxy.api.mailbox_endpoints import MailboxEndpoints
 from proxy.api.model_endpoints import ModelEndpoints
@@ -148,7 +148,7 @@ def _session_endpoints(parts: Parts) -> SessionEndpoints:
 def _listing_endpoints(parts: Parts) -> ListingEndpoints:
     turns, recordings = parts.turns, parts.store.recordings
     summaries = Summaries(recordings, Pace(lambda: turns.busy))
-    return ListingEndpoints(parts.sessions.access, recordings, Listing(recordings, summaries))
+    return ListingEndpoints(parts.sessions.access, Lists(recordings, Listing(recordings, summaries)))
 
 
 def _statistics_endpoints(parts: Parts) -> StatisticsEndpoints:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from proxy.api.listing_request import ParsedGroups, ParsedListing
 from proxy.api.summaries import Summaries, Summed
-from proxy.store.recordings import Recordings
+from proxy.store.recordings import SessionReads
 from proxy.types import GroupSummary, ListedSession
 
 _PIECE = 200  # sessions whose turns are read at once, at most
@@ -52,7 +52,7 @@ class _Budget:
 class Listing:
     """Reads pages. What a page lacks of its limit is on the next one."""
 
-    def __init__(self, recordings: Recordings, summaries: Summaries) -> None:
+    def __init__(self, recordings: SessionReads, summaries: Summaries) -> None:
         self._recordings, self._summaries = recordings, summaries
 
     async def records(self, wanted: ParsedListing) -> tuple[list[ListedSession], str | None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -14,38 +15,34 @@ from proxy.api.listing_request import ParsedListing, Part, parse_groups, parse_l
 from proxy.api.session_json import record_json
 from proxy.api.summaries import Summed
 from proxy.sessions.access import Access
-from proxy.store.recordings import Recordings
+from proxy.store.recordings import SessionReads
 
 
-class ListingEndpoints:
-    """List sessions and groups, with the admin key."""
+class Lists:
+    """The answers of both endpoints, for whoever may read the database."""
 
-    def __init__(self, access: Access, recordings: Recordings, listing: Listing) -> None:
-        self._access, self._recordings, self._listing = access, recordings, listing
+    def __init__(self, recordings: SessionReads, listing: Listing) -> None:
+        self._recordings, self._listing = recordings, listing
 
-    async def index(self, request: Request) -> JsonResponse:
-        """A page of the sessions that `filter` selects, in their `order`: at most `limit`, from where the `cursor` of
-        the page before points. `include` adds summaries, returns and counts."""
-        self._access.check_admin(key_of(request))
-        wanted = parse_listing(request.query_params)
+    async def sessions(self, query: Mapping[str, str]) -> dict[str, Any]:
+        """The answer to a query of `/rl/sessions`. Raises InvalidRequest."""
+        wanted = parse_listing(query)
         counts = {"counts": await self._counts(wanted)} if Part.COUNTS in wanted.include else {}
         if not wanted.include & {Part.SUMMARY, Part.RETURNS} and not wanted.summed.asks:
             records, cursor = await self._listing.records(wanted)
             entries = [record_json(each.record) for each in records]
-            return JsonResponse({"sessions": entries, "cursor": cursor, **counts})
+            return {"sessions": entries, "cursor": cursor, **counts}
         page = await self._listing.page(wanted)
-        entries = await self._entries(page.sessions, wanted)
-        return JsonResponse({"sessions": entries, "cursor": page.cursor, **counts})
+        return {"sessions": await self._entries(page.sessions, wanted), "cursor": page.cursor, **counts}
 
-    async def groups(self, request: Request) -> JsonResponse:
-        """A page of groups, newest first, each with the scores of its sessions that `filter` selects."""
-        self._access.check_admin(key_of(request))
-        page = await self._listing.groups(parse_groups(request.query_params))
+    async def groups(self, query: Mapping[str, str]) -> dict[str, Any]:
+        """The answer to a query of `/rl/groups`. Raises InvalidRequest."""
+        page = await self._listing.groups(parse_groups(query))
         groups = [
             group_json(group, [(each.session.record, each.summary) for each in sessions])
             for group, sessions in page.groups
         ]
-        return JsonResponse({"groups": groups, "cursor": page.cursor})
+        return {"groups": groups, "cursor": page.cursor}
 
     async def _entries(self, page: list[Summed], wanted: ParsedListing) -> list[dict[str, Any]]:
         if not wanted.include & {Part.SUMMARY, Part.RETURNS}:
@@ -62,3 +59,21 @@ class ListingEndpoints:
         if wanted.summed.asks or wanted.query.reads_values:
             return None
         return by_status_json(await self._recordings.count_by_status(replace(wanted.query, status=None, after=None)))
+
+
+class ListingEndpoints:
+    """List sessions and groups, with the admin key."""
+
+    def __init__(self, access: Access, lists: Lists) -> None:
+        self._access, self._lists = access, lists
+
+    async def index(self, request: Request) -> JsonResponse:
+        """A page of the sessions that `filter` selects, in their `order`: at most `limit`, from where the `cursor` of
+        the page before points. `include` adds summaries, returns and counts."""
+        self._access.check_admin(key_of(request))
+        return JsonResponse(await self._lists.sessions(request.query_params))
+
+    async def groups(self, request: Request) -> JsonResponse:
+        """A page of groups, newest first, each with the scores of its sessions that `filter` selects."""
+        self._access.check_admin(key_of(request))
+        return JsonResponse(await self._lists.groups(request.query_params))

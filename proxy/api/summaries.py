@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from proxy.api.pace import Pace
-from proxy.store.recordings import Recordings
+from proxy.store.recordings import SessionReads
 from proxy.trajectory.summary import Summary, summarise
 from proxy.types import ListedSession, Outline
 
@@ -36,7 +36,7 @@ class _State(NamedTuple):
 class Summaries:
     """Makes summaries in a thread, and keeps the latest ones."""
 
-    def __init__(self, recordings: Recordings, pace: Pace) -> None:
+    def __init__(self, recordings: SessionReads, pace: Pace) -> None:
         self._recordings, self._pace = recordings, pace
         self._kept: OrderedDict[str, tuple[_State, Summary]] = OrderedDict()
 

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from proxy.commands.failure import fail
-from proxy.errors import ConfigurationError, ProxyError
+from proxy.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from proxy.client import Client, Export
@@ -93,19 +91,6 @@ def stored_session(inspection: Inspection, session_id: str) -> StoredSession:
     whole = [node for node in stored.interactions if not isinstance(node, Broken)]
     assert not isinstance(stored.record, Broken)
     return StoredSession(stored.record, whole, len(stored.begun))
-
-
-@contextmanager
-def told_of(url: str) -> Iterator[None]:
-    """An error of the server at `url` becomes one line on stderr and exit code 1."""
-    from proxy.client import ServerUnreachable
-
-    try:
-        yield
-    except ServerUnreachable as error:
-        fail(error.message)
-    except ProxyError as error:
-        fail(f"{url}: {error.message}")
 
 
 _COMPARED = {"include": "compared"}

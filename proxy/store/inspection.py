@@ -8,13 +8,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Concatenate, ParamSpec, TypeVar
 
 from sqlalchemy import Connection, RowMapping, func, select, text
 from sqlalchemy.exc import SQLAlchemyError
 
 from proxy.errors import ConfigurationError, ProxyError
 from proxy.store import database, schema
+from proxy.store.recordings import SessionReads
 from proxy.store.sql import reads, rows
 from proxy.store.sql.tables import intents, interactions, sessions, unreplied
 from proxy.types import Credit, Interaction, SessionRecord
@@ -23,6 +24,7 @@ from proxy.types import Credit, Interaction, SessionRecord
 _BROKEN = (ArithmeticError, AttributeError, LookupError, OSError, TypeError, ValueError, ProxyError)
 _PAGE = 500
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 
@@ -53,10 +55,18 @@ class Stored:
 
 
 class Inspection:
-    """Reads through one connection. Use `inspecting` to open one."""
+    """Reads through one connection. Use `inspecting` to open one.
+
+    `recordings` reads as a server does, in the caller's thread; there a row that is damaged raises an error.
+    """
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
+        self.recordings = SessionReads(self)
+
+    async def read(self, read: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run a function of `sql` on the connection. Blocks."""
+        return read(self._connection, *args, **kwargs)
 
     def faults(self) -> list[str]:
         """Faults of the database as a whole: pages (SQLite), references between tables, and the order of ends."""

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
+from typing import Concatenate, ParamSpec, Protocol, TypeVar
+
+from sqlalchemy import Connection
 
 from proxy.reasons import Status
 from proxy.store.ended import Ended
@@ -13,11 +16,21 @@ from proxy.store.sql import outlines, reads, recent, writes
 from proxy.store.writer import Phase
 from proxy.types import GroupSummary, Interaction, ListedSession, Outline, SessionRecord, SessionStatus
 
+P = ParamSpec("P")
+T = TypeVar("T")
 
-class Recordings:
-    """Reads of whole sessions; nothing here changes a session but the note that it was exported."""
 
-    def __init__(self, database: OpenDatabase) -> None:
+class Readable(Protocol):
+    """A database of which nothing but reads are needed."""
+
+    async def read(self, read: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run a function of `sql` on a connection that reads one snapshot."""
+
+
+class SessionReads:
+    """Reads of whole sessions."""
+
+    def __init__(self, database: Readable) -> None:
         self._database = database
 
     async def find_sessions(self, wanted: SessionQuery) -> list[SessionRecord]:
@@ -79,7 +92,15 @@ class Recordings:
         """Those of at most 10,000 sessions that lack calls: failed, aborted, or begun and not ended."""
         return await self._database.read(reads.find_incomplete, session_ids)
 
+
+class Recordings(SessionReads):
+    """Reads of whole sessions; nothing here changes a session but the note that it was exported."""
+
+    def __init__(self, database: OpenDatabase) -> None:
+        super().__init__(database)
+        self._write = database.write
+
     def note_exported(self, session_ids: Sequence[str]) -> None:
         """Note that the sessions were exported whole, without waiting. Those that have ended may then be pruned."""
         row = {"of_sessions": list(session_ids), "exported_at": time.time()}
-        self._database.write.note(writes.set_exported, row, Phase.LAST)
+        self._write.note(writes.set_exported, row, Phase.LAST)

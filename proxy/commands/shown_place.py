@@ -1,0 +1,80 @@
+"""The server or the database that `tokengrove show` reads. What it refuses is one line on stderr and exit code 1."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from proxy.commands.database_url import database_url_of
+from proxy.commands.failure import fail
+from proxy.commands.list_source import ListSource, ServedLists, StoredLists
+from proxy.commands.listed_sessions import in_flags
+from proxy.commands.session_source import ServedSession, SessionSource, stored_session
+from proxy.errors import ConfigurationError, ProxyError
+
+if TYPE_CHECKING:
+    from proxy.client import Client
+    from proxy.store.inspection import Inspection
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """The flags that say where sessions are read. Raises ConfigurationError for a server and a database at once."""
+
+    url: str | None
+    admin_key: str | None
+    database_url: str | None
+    config: Path | None
+
+    def __post_init__(self) -> None:
+        if self.url is not None and self.database_url is not None:
+            raise ConfigurationError("give either --url (a running server) or --database-url, not both")
+
+    @contextmanager
+    def session(self, session_id: str) -> Iterator[SessionSource]:
+        """Open one session."""
+        if self.url is not None:
+            with served(self.url, self.admin_key) as client:
+                yield ServedSession(client, session_id)
+        else:
+            with self._stored() as inspection:
+                yield stored_session(inspection, session_id)
+
+    @contextmanager
+    def lists(self) -> Iterator[ListSource]:
+        """Open the lists."""
+        if self.url is not None:
+            with served(self.url, self.admin_key) as client:
+                yield ServedLists(client)
+        else:
+            with self._stored() as inspection:
+                yield StoredLists(inspection)
+
+    @contextmanager
+    def _stored(self) -> Iterator[Inspection]:
+        from proxy.store.inspection import inspecting
+
+        with inspecting(database_url_of(self.database_url, self.config)) as inspection:
+            try:
+                yield inspection
+            except ConfigurationError:
+                raise
+            except ProxyError as error:
+                fail(in_flags(error.message))
+
+
+@contextmanager
+def served(url: str, admin_key: str | None) -> Iterator[Client]:
+    """A client of the server at `url`. An error that is raised in the block ends the command."""
+    from proxy.client import Client, ServerUnreachable
+
+    try:
+        with Client(url, admin_key) as client:
+            yield client
+    except ServerUnreachable as error:
+        fail(error.message)
+    except ProxyError as error:
+        fail(f"{url}: {in_flags(error.message)}")

@@ -1,0 +1,64 @@
+"""A table that fits the terminal: columns that matter less are left out before any is cut to nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+from rich.table import Table
+from rich.text import Text
+
+_GAP = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column. `rank`: the higher, the earlier it is left out. `least`: its narrowest useful width.
+
+    `whole`: long values are folded, not cut. `of`: the cell of a row.
+    """
+
+    name: str
+    rank: int
+    least: int
+    of: Callable[[Mapping[str, Any]], Text | str]
+    right: bool = False
+    whole: bool = False
+
+
+class FittingTable:
+    """Rows under the columns that there is room for, and a caption."""
+
+    def __init__(self, columns: Sequence[Column], rows: Iterable[Mapping[str, Any]], caption: RenderableType) -> None:
+        self._columns, self._rows, self._caption = columns, list(rows), caption
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        table = Table(box=None, padding=(0, _GAP, 0, 0), header_style="bold", pad_edge=False)
+        shown = fitting(self._columns, options.max_width)
+        for column in shown:
+            table.add_column(
+                column.name,
+                justify="right" if column.right else "left",
+                overflow="fold" if column.whole else "ellipsis",
+                no_wrap=not column.whole,
+                min_width=column.least,
+            )
+        for row in self._rows:
+            table.add_row(*(_text(column.of(row)) for column in shown))
+        if self._rows:
+            yield table
+        yield self._caption
+
+
+def fitting(columns: Sequence[Column], width: int) -> list[Column]:
+    """The columns whose least widths fit; at least the one that matters most."""
+    shown = list(columns)
+    while len(shown) > 1 and sum(column.least + _GAP for column in shown) - _GAP > width:
+        shown.remove(max(shown, key=lambda column: column.rank))
+    return shown
+
+
+def _text(cell: Text | str) -> Text:
+    return Text(cell) if isinstance(cell, str) else cell
