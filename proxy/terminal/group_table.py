@@ -1,4 +1,4 @@
-"""The list of groups for a terminal, as `GET /rl/groups` tells it: a line for each, with the distribution of its scores."""
+"""The list of groups for a terminal, as `GET /rl/groups` tells it, each with the distribution of its scores."""
 
 from __future__ import annotations
 
