@@ -1,12 +1,70 @@
-// One session: its tree, and the turn that is chosen.
-import { html } from "../../lib/html.js";
+// One session: its header, its tree, and beside it the turn that is chosen, its tokens, or the samples that an export makes.
+import { Empty, Failure, Waiting } from "../../lib/notice.js";
+import { html, useEffect, useState } from "../../lib/html.js";
+import { link, replace } from "../../lib/route.js";
+import { useTitle } from "../../lib/title.js";
+import { useSession } from "./session_data.js";
+import { nodeNamed } from "./session_facts.js";
+import { SessionHeader } from "./session_header.js";
+import { Split } from "./session_split.js";
+import { RunningPanel } from "./running_panel.js";
+import { SamplesView } from "./samples_view.js";
 import { TokenView } from "./token_view.js";
+import { TreeView } from "./tree_view.js";
 import { TurnPanel } from "./turn_panel.js";
+
+const TABS = [["", "Turn"], ["tokens", "Tokens"], ["samples", "Samples"]];
+const SETTLED_MS = 120;
 
 /** `name`: the session id. `query.turn`: the interaction id (or turn number) that is shown. `query.show`: the part of it. */
 export function SessionView({ name, query }) {
-  return html`<h1>${name}</h1>
-    ${query.turn && query.show === "tokens"
-      ? html`<${TokenView} sessionId=${name} turn=${query.turn} query=${query} />`
-      : html`<${TurnPanel} sessionId=${name} turn=${query.turn} query=${query} />`}`;
+  useTitle(`Session ${name}`);
+  const { tree, nodes, error, reload } = useSession(name);
+  if (!tree) return error ? html`<${Failure} what="Loading the session" error=${error} retry=${reload} />` : html`<${Waiting} text="Loading the session…" />`;
+  return html`<div class="session">
+    ${error && html`<${Failure} what="Reading the session again" error=${error} retry=${reload} />`}
+    <${SessionHeader} tree=${tree} nodes=${nodes} />
+    ${nodes.length
+      ? html`<${Parts} name=${name} query=${query} tree=${tree} nodes=${nodes} />`
+      : html`<${Empty} title="No turns yet">Nothing was sampled in this session. Its first turn appears here by itself.<//>`}
+  </div>`;
+}
+
+function Parts({ name, query, tree, nodes }) {
+  const chosen = nodeNamed(nodes, query.turn) ?? (query.turn ? undefined : nodes[0]);
+  const choose = (turn) => replace("session", name, { ...query, turn });
+  return html`<${Split}
+    left=${html`<${TreeView} sessionId=${name} nodes=${nodes} chosen=${chosen?.interaction_id} onChoose=${choose} />`}
+    right=${html`<nav class="session-tabs" aria-label="Parts of the session">
+        ${TABS.map(([show, title]) => html`<a href=${link("session", name, { ...query, show })} aria-current=${partOf(query) === show ? "page" : undefined}>${title}</a>`)}
+      </nav>
+      <section class="session-pane" aria-label=${TABS.find(([show]) => show === partOf(query))[1]} tabindex="-1">
+        <${Pane} name=${name} query=${query} tree=${tree} node=${chosen} nodes=${nodes} />
+      </section>`}
+  />`;
+}
+
+const partOf = (query) => (["tokens", "samples"].includes(query.show) ? query.show : "");
+
+function Pane({ name, query, tree, node, nodes }) {
+  const settled = useSettled(node?.interaction_id);
+  if (partOf(query) === "samples") return html`<${SamplesView} sessionId=${name} query=${query} tree=${tree} nodes=${nodes} />`;
+  if (!node) return html`<${Empty} title="No such turn">This session has no turn “${query.turn}”. Choose one in the tree.<//>`;
+  if (node.status === "running") return html`<${RunningPanel} node=${node} />`;
+  const Part = partOf(query) === "tokens" ? TokenView : TurnPanel;
+  const shown = nodes.find((each) => each.interaction_id === settled) ?? node;
+  return html`<${Part} key=${shown.interaction_id} sessionId=${name} turn=${shown.interaction_id} query=${query} tree=${tree} revision=${revisionOf(shown)} />`;
+}
+
+/** Changes when the entry of a turn does: its reward was set, or its mark. */
+const revisionOf = (node) => JSON.stringify([node.status, node.reward, node.rewards, node.return, node.trainable, node.spans, node.purpose]);
+
+/** The value once it has stayed for a moment: who holds an arrow key down does not want every turn in between. */
+function useSettled(value) {
+  const [settled, setSettled] = useState(value);
+  useEffect(() => {
+    const timer = setTimeout(() => setSettled(value), SETTLED_MS);
+    return () => clearTimeout(timer);
+  }, [value]);
+  return settled;
 }

@@ -1,0 +1,82 @@
+// One row of the tree: its place in the drawing, what happened, the first words of the answer, tokens, reward and return.
+import { compact, number, reward } from "../../lib/format.js";
+import { html } from "../../lib/html.js";
+import { printable } from "../../lib/printable.js";
+import { Line } from "../../lib/text.js";
+import { ForkNote } from "./fork_note.js";
+import { TreeGraph } from "./tree_graph.js";
+import { excerpt, isFork, isLost, isNumber, isUnaligned, meaningOf, spoken, wordOf } from "./tree_words.js";
+
+export const NOTE = 116; // pixels: the height of what a row opens
+
+/** `row`: of `layOut`, the `index`-th of `count`; `onToggle(id)` opens its note, `onFold(id)` folds its branches. */
+export function TreeRow({ row, index, count, lanes, top, height, chosen, open, folded, meanings, sessionId, onChoose, onToggle, onFold }) {
+  const { node } = row;
+  return html`<div id=${`tree-row-${index}`} class=${`tree-row ${row.parent < 0 && index ? "is-root" : ""}`} role="treeitem"
+    aria-level=${row.lane + 1} aria-posinset=${index + 1} aria-setsize=${count} aria-selected=${chosen}
+    aria-expanded=${row.branches ? !row.hidden : undefined} aria-label=${printable(spoken(node, row), { line: true })}
+    style=${{ top: `${top}px`, height: `${height}px` }} onClick=${onChoose}>
+    <${TreeGraph} row=${row} lanes=${lanes} height=${height} />
+    <div class="tree-line">
+      <span class="tree-turn tabular">${isNumber(node.turn) ? node.turn : "–"}</span>
+      <${Word} node=${node} open=${open} meanings=${meanings} onToggle=${onToggle} />
+      <${Chips} row=${row} folded=${folded} onFold=${onFold} />
+      <${Line} class="tree-words" text=${excerpt(node)} length=${160} />
+      <${Tokens} node=${node} />
+      <span class="number of-reward" title=${named(node)}>${isNumber(node.reward) ? reward(node.reward) : marks(node)}</span>
+      <span class="number of-return">${isNumber(node.return) ? reward(node.return) : ""}</span>
+    </div>
+    ${open && html`<${ForkNote} sessionId=${sessionId} node=${node} meaning=${meaningOf(node, meanings)} />`}
+  </div>`;
+}
+
+/** The reason or status. Of a turn that simply goes on nothing is said: most do. */
+function Word({ node, open, meanings, onToggle }) {
+  if (node.status === "complete" && node.reason === "continued") return null;
+  const meaning = meaningOf(node, meanings), kind = kindOf(node);
+  if (!isFork(node) && !isLost(node)) return html`<span class=${`badge ${kind}`} title=${meaning}>${wordOf(node)}</span>`;
+  const toggle = (event) => {
+    event.stopPropagation();
+    onToggle(node.interaction_id);
+  };
+  return html`<button type="button" class=${`badge ${kind}`} tabindex="-1" aria-expanded=${open} title=${meaning} onClick=${toggle}>
+    ${wordOf(node)}<span aria-hidden="true">${open ? "▴" : "▾"}</span>
+  </button>`;
+}
+
+function Chips({ row, folded, onFold }) {
+  const { node } = row;
+  const fold = (event) => {
+    event.stopPropagation();
+    onFold(node.interaction_id);
+  };
+  return html`${row.branches > 0 &&
+    html`<button type="button" class="badge" tabindex="-1" aria-expanded=${!folded} title=${folded ? "Show the branches" : "Hide the branches"} onClick=${fold}>
+      ${folded ? `+${number(row.hidden)}` : "−"}<span class="visually-hidden"> branches</span>
+    </button>`}
+    ${isUnaligned(node) && html`<span class="badge warn" title="The prompt does not begin with the parent's tokens.">unaligned</span>`}
+    ${row.orphan && html`<span class="badge warn" title="The turn that it continues is not among those of the session.">no parent</span>`}
+    ${node.trainable === false && node.status === "complete" && html`<span class="badge" title="Marked as not to be trained.">not trained</span>`}
+    ${node.purpose && node.purpose !== "main" && html`<span class="badge"><${Line} text=${node.purpose} length=${16} /></span>`}
+    ${node.agent && html`<span class="badge"><${Line} text=${node.agent} length=${16} /></span>`}`;
+}
+
+function Tokens({ node }) {
+  if (!isNumber(node.prompt_tokens)) return html`<span class="number tree-tokens"></span>`;
+  const title = `${number(node.prompt_tokens)} tokens of prompt, ${number(node.output_tokens)} sampled`;
+  return html`<span class="number tree-tokens" title=${title}>${compact(node.prompt_tokens)} + ${compact(node.output_tokens)}</span>`;
+}
+
+function kindOf(node) {
+  if (node.status === "failed" || node.reason === "drift") return "bad";
+  if (node.status === "superseded") return "past";
+  if (isLost(node)) return "warn";
+  if (node.status === "running") return "info";
+  return isFork(node) ? "past" : "";
+}
+
+/** A sign that there are named rewards, where there is no other. */
+const marks = (node) => (Object.keys(node.rewards ?? {}).length ? "…" : "");
+
+const named = (node) =>
+  Object.entries(node.rewards ?? {}).map(([name, value]) => `${printable(name, { line: true })}: ${reward(value)}`).join(", ") || undefined;

@@ -1,0 +1,60 @@
+// What a row of the tree says in words: for those who see it, and for those who hear it. Pure.
+import { number, reward } from "../../lib/format.js";
+import { inWords } from "../../lib/words.js";
+
+/** Reasons of turns that do not simply go on: what the page calls a fork. */
+export const isFork = (node) => node.status === "complete" && !["first", "continued"].includes(node.reason);
+
+/** Whether a node ended otherwise than complete. */
+export const isLost = (node) => ["failed", "aborted", "superseded", "begun"].includes(node.status);
+
+/** The word that stands in a node's row: its reason if it is complete, else its status. */
+export function wordOf(node) {
+  if (node.status === "complete") return inWords(node.reason);
+  return node.status === "begun" ? "cut off" : inWords(node.status);
+}
+
+/** What the word of a row means; "" until the meanings are read. `meanings`: of `useReasons`. */
+export function meaningOf(node, meanings) {
+  if (node.status === "running") return "the call has begun and not ended";
+  return (node.status === "complete" ? meanings.reason?.[node.reason] : meanings.status?.[node.status]) ?? "";
+}
+
+/** What a row says of the answer: its first words, its calls, or why there is none. */
+export function excerpt(node) {
+  if (node.status === "running") return node.here ? `${node.output_tokens ?? 0} tokens so far` : "on another worker or server, or cut off";
+  if (isLost(node) && node.error) return node.error;
+  const { text = "", calls = [] } = node.answer ?? {};
+  return [text, ...calls.map((name) => `${name}()`)].filter(Boolean).join("  ");
+}
+
+/** The name of a node in words, for those who cannot see the tree: "turn 3, rewritten, 120 + 14 tokens, return 0.5". */
+export function spoken(node, row) {
+  const name = node.turn === null || node.turn === undefined ? "no turn" : `turn ${node.turn}`;
+  const tokens = node.prompt_tokens === null || node.prompt_tokens === undefined ? "" : `${number(node.prompt_tokens)} + ${number(node.output_tokens)} tokens`;
+  const parts = [
+    name,
+    wordOf(node),
+    isUnaligned(node) ? "not aligned with its parent" : "",
+    row.orphan ? "its parent is not known" : "",
+    node.purpose && node.purpose !== "main" ? node.purpose : "",
+    node.agent ? `agent ${node.agent}` : "",
+    tokens,
+    isNumber(node.reward) ? `reward ${reward(node.reward)}` : "",
+    isNumber(node.return) ? `return ${reward(node.return)}` : "",
+    row.hidden ? `${row.hidden} hidden in branches` : "",
+  ];
+  return parts.filter(Boolean).join(", ");
+}
+
+/** A complete turn whose prompt does not begin with its parent's tokens. */
+export const isUnaligned = (node) => node.status === "complete" && Boolean(node.parent_id) && !node.aligned;
+
+export const isNumber = (value) => typeof value === "number" && Number.isFinite(value);
+
+/** Why nodes forked: {rewritten: 2, branched: 1}, by reason; roots after the first count. */
+export function countForks(nodes) {
+  const counts = {};
+  for (const node of nodes) if (isFork(node)) counts[node.reason] = (counts[node.reason] ?? 0) + 1;
+  return counts;
+}
