@@ -13,7 +13,7 @@ from proxy.api.export_options import parse_choice
 from proxy.api.export_request import FILTERS, SAMPLE_FILTERS, parse_filters, parse_wanted
 from proxy.api.known_fields import check_known, refuse
 from proxy.errors import InvalidRequest
-from proxy.protocols.fields import expect_bool, expect_object, optional_int, optional_text
+from proxy.protocols.fields import expect_bool, expect_list, expect_object, expect_text, optional_int, optional_text
 from proxy.store.session_query import SessionQuery
 from proxy.store.values import Wanted
 from proxy.trajectory.purpose import Purpose
@@ -25,11 +25,13 @@ _MAX_PAGE = 1000
 _MAX_GROUPS = 200
 _MOST_DIGITS = 18  # `int` refuses numbers of more than 4300
 _LONGEST_SEARCH = 200
-_STORED = ("version", "search")
-_SUMMED = ("reward", "purpose", "forked")
+STORED = ("session_ids", "version", "search")
+"""Filters of listings alone, by what the database has of a session."""
+SUMMED = ("reward", "purpose", "forked")
+"""Filters of listings alone, by what the turns of a session come to."""
 # Filters of exports that select turns or samples. Of these a listing has `purpose`: a turn of the session has it.
 _OF_SAMPLES = tuple(name for name in SAMPLE_FILTERS if name != "purpose")
-_LISTED_FILTERS = tuple(name for name in FILTERS if name not in SAMPLE_FILTERS) + _STORED + _SUMMED
+_LISTED_FILTERS = tuple(name for name in FILTERS if name not in SAMPLE_FILTERS) + STORED + SUMMED
 
 
 class Order(StrEnum):
@@ -112,7 +114,12 @@ def parse_groups(query: Mapping[str, str]) -> ParsedGroups:
             "the cursor is that of no page of groups: give the cursor of the last page", param="cursor"
         )
     filters = _filter(given.get("filter"))
-    refuse(filters, (*_SUMMED, "metadata", "metrics"), "selects no groups; list the sessions with it", "filter.")
+    refuse(
+        filters,
+        (*SUMMED, "metadata", "metrics"),
+        "selects no groups: list sessions with it, and with 'group_id'",
+        "filter.",
+    )
     fields, _ = parse_listing_filters(filters)
     return ParsedGroups(SessionQuery(**fields), limit, None if cursor is None else int(cursor))
 
@@ -121,8 +128,8 @@ def parse_listing_filters(filters: Mapping[str, Any]) -> tuple[dict[str, Any], S
     """The fields of a SessionQuery, and the conditions on summaries. Raises InvalidRequest that names the field."""
     refuse(filters, _OF_SAMPLES, "selects samples, not sessions; export the sessions with it", "filter.")
     check_known(filters, _LISTED_FILTERS, "filter.")
-    own = {name: filters[name] for name in (*_STORED, *_SUMMED) if filters.get(name) is not None}
-    shared = {name: value for name, value in filters.items() if name not in (*_STORED, *_SUMMED)}
+    own = {name: filters[name] for name in (*STORED, *SUMMED) if filters.get(name) is not None}
+    shared = {name: value for name, value in filters.items() if name not in (*STORED, *SUMMED)}
     fields = parse_filters(shared, named=True)
     for name in ("version", "reward"):
         if name in own:
@@ -132,11 +139,20 @@ def parse_listing_filters(filters: Mapping[str, Any]) -> tuple[dict[str, Any], S
             message = f"'filter.search' must have 1 to {_LONGEST_SEARCH} characters, not {len(search)}"
             raise InvalidRequest(message, param="filter.search")
         fields["search"] = search
+    if "session_ids" in own:
+        fields["session_ids"] = _ids(own["session_ids"])
     if "version" in own:
         fields["version"] = own["version"]
     purpose = parse_choice(own, "purpose", Purpose, "filter.")
     forked = expect_bool(own["forked"], "filter.forked") if "forked" in own else None
     return fields, SummaryFilter(own.get("reward"), purpose, forked)
+
+
+def _ids(value: Any) -> tuple[str, ...]:
+    ids = expect_list(value, "filter.session_ids")
+    if len(ids) > _MAX_PAGE:
+        raise InvalidRequest(f"'filter.session_ids' has more than {_MAX_PAGE} ids", param="filter.session_ids")
+    return tuple(expect_text(each, f"filter.session_ids[{index}]") for index, each in enumerate(ids))
 
 
 def _number(value: Any, at: str) -> Wanted:

@@ -25,7 +25,10 @@ from proxy.client.options import (
     ExportOptions,
     GenerateOptions,
     KeyKind,
+    ListingFilter,
+    ListingPart,
     MemoryTag,
+    Order,
     ParseOptions,
     PauseMode,
     RewardOptions,
@@ -248,12 +251,47 @@ class AsyncClient(Connection):
         """
         return await self.run(operations.acknowledge(claim, session_ids))
 
-    async def sessions(self, filter: SessionFilter | None = None) -> list[dict[str, Json]]:
+    async def sessions(
+        self,
+        filter: SessionFilter | ListingFilter | None = None,
+        *,
+        order: Order | None = None,
+        include: Sequence[ListingPart] = (),
+    ) -> list[dict[str, Json]]:
         """Return the sessions that `filter` selects, oldest first, as `GET /rl/sessions` lists them.
 
-        The pages are joined; without a filter it is all of them. Raises InvalidRequest for an unknown filter.
+        The pages are joined; without a filter it is all of them. `include` adds a `summary` to each, `returns` those of
+        its turns too. Raises InvalidRequest for an unknown filter.
         """
-        return await self.run(operations.sessions(filter))
+        return await self.run(operations.sessions(filter, order, include))
+
+    async def session_page(
+        self,
+        filter: SessionFilter | ListingFilter | None = None,
+        *,
+        order: Order | None = None,
+        include: Sequence[ListingPart] = (),
+        limit: int | None = None,
+        cursor: str | None = None,
+    ) -> dict[str, Json]:
+        """Return one page of sessions: `sessions`, the `cursor` of the next page (None: it was the last), and `counts`.
+
+        A page has at most `limit` sessions (default 1000) and may have fewer. `counts` come if `include` names them.
+        """
+        return await self.run(operations.session_page(filter, order, include, limit, cursor))
+
+    async def groups(
+        self,
+        filter: SessionFilter | ListingFilter | None = None,
+        *,
+        limit: int | None = None,
+        cursor: str | None = None,
+    ) -> dict[str, Json]:
+        """Return one page of groups, newest first, with the scores of their sessions that `filter` selects.
+
+        It has `groups`, at most `limit` (default 50), and the `cursor` of the next page (None: it was the last).
+        """
+        return await self.run(operations.groups(filter, limit, cursor))
 
     async def session_tree(self, session_id: str, include: Sequence[str] = ()) -> SessionTree:
         """Return one session with all its interactions. Raises SessionNotFound.

@@ -20,6 +20,9 @@ from proxy.client.options import (
     ExportOptions,
     GenerateOptions,
     KeyKind,
+    ListingFilter,
+    ListingPart,
+    Order,
     ParseOptions,
     RewardOptions,
     SessionFilter,
@@ -220,17 +223,47 @@ def acknowledge(done: Claim | str | None, session_ids: Sequence[str] | None) -> 
     return Acknowledged(tuple(answer["acknowledged"]), dict(answer["lost"]))
 
 
-def sessions(filter: SessionFilter | None = None) -> Steps[list[dict[str, Json]]]:
+def sessions(
+    filter: SessionFilter | ListingFilter | None = None,
+    order: Order | None = None,
+    include: Sequence[ListingPart] = (),
+) -> Steps[list[dict[str, Json]]]:
     """Follow the cursor over all pages."""
-    chosen = json.dumps(filter) if filter else None
     listed: list[dict[str, Json]] = []
     cursor = None
     while True:
-        page = yield Call("GET", "/rl/sessions", params=_given({"cursor": cursor, "filter": chosen}))
+        page = yield from session_page(filter, order, include, None, cursor)
         listed.extend(page["sessions"])
         cursor = page["cursor"]
         if cursor is None:
             return listed
+
+
+def session_page(
+    filter: SessionFilter | ListingFilter | None,
+    order: Order | None,
+    include: Sequence[ListingPart],
+    limit: int | None,
+    cursor: str | None,
+) -> Steps[dict[str, Json]]:
+    asked = {"filter": _as_text(filter), "order": order, "include": ",".join(include) or None}
+    page: dict[str, Json] = yield Call(
+        "GET", "/rl/sessions", params=_given({**asked, "limit": limit, "cursor": cursor})
+    )
+    return page
+
+
+def groups(
+    filter: SessionFilter | ListingFilter | None, limit: int | None, cursor: str | None
+) -> Steps[dict[str, Json]]:
+    asked = {"filter": _as_text(filter), "limit": limit, "cursor": cursor}
+    page: dict[str, Json] = yield Call("GET", "/rl/groups", params=_given(asked))
+    return page
+
+
+def _as_text(filter: Mapping[str, Json] | None) -> str | None:
+    """A filter as the query of a listing has it."""
+    return json.dumps(filter) if filter else None
 
 
 def session_tree(session_id: str, include: Sequence[str]) -> Steps[SessionTree]:

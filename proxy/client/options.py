@@ -87,6 +87,9 @@ TransferStep = Literal[
 ]
 """A step of SGLang's weight transfers."""
 Align = Literal["strict", "first", "last"]
+Order = Literal["oldest", "newest"]
+ListingPart = Literal["summary", "returns", "counts"]
+"""What a listing may include: sums of each session's turns, the returns of its turns, counts of all by status."""
 
 
 class RewardOptions(TypedDict, total=False):
@@ -221,6 +224,21 @@ class SessionFilter(TypedDict, total=False):
     agent: str | Sequence[str]
     min_version: int
     max_version_span: int
+
+
+class ListingFilter(SessionFilter, total=False):
+    """Which sessions to list: what else a listing filters by. It takes none of `agent` and the versions of samples.
+
+    `reward` (the score of the session) and `version` (of the weights, at its start): a number, a list of numbers, or
+    `{"min": ..., "max": ...}`. `forked`: with, or without, a turn that went back. `search`: a part of its id, its
+    task's or its group's. `purpose`: one that at least one turn has. `session_ids`: at most 1000.
+    """
+
+    session_ids: Sequence[str]
+    reward: Number | Sequence[Number] | Mapping[str, Number]
+    version: Number | Sequence[Number] | Mapping[str, Number]
+    forked: bool
+    search: str
 
 
 class ClaimOptions(TypedDict, total=False):

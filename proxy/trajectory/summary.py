@@ -91,12 +91,9 @@ def spread(values: Sequence[float]) -> Spread | None:
     """How `values` are distributed; None if there are none."""
     if not values:
         return None
-    count, low, high = len(values), min(values), max(values)
-    unit = max(abs(low), abs(high), 1.0)  # sums and squares of the greatest numbers would overflow
-    shares = [value / unit for value in values]
-    mean = fsum(shares) / count
-    std = sqrt(fsum((share - mean) ** 2 for share in shares) / (count - 1)) * unit if count > 1 else None
-    return Spread(min(max(mean * unit, low), high), std, low, high)
+    count, mean = len(values), fsum(values) / len(values)
+    squares = fsum((value - mean) ** 2 for value in values)
+    return Spread(mean, sqrt(squares / (count - 1)) if count > 1 else None, min(values), max(values))
 
 
 def version_range(ranges: Iterable[tuple[int, int] | None]) -> tuple[int, int] | None:

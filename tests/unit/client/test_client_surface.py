@@ -16,6 +16,7 @@ from proxy.api import (
     delivery,
     export_options,
     export_request,
+    listing_request,
     reward_request,
     session_request,
     token_options,
@@ -34,6 +35,7 @@ METHODS: dict[tuple[str, str], Callable[[Client, Session], object]] = {
     ("POST", "/rl/start_session"): lambda client, session: client.start_session("task"),
     ("GET", "/rl/reasons"): lambda client, session: client.reasons(),
     ("GET", "/rl/sessions"): lambda client, session: client.sessions(),
+    ("GET", "/rl/groups"): lambda client, session: client.groups(),
     ("GET", "/rl/sessions/{session}"): lambda client, session: client.session_tree("s"),
     ("DELETE", "/rl/sessions/{session}"): lambda client, session: client.delete_session("s"),
     ("GET", "/rl/sessions/{session}/interactions/{interaction}"): lambda client, session: client.show_turn("s", 0),
@@ -143,7 +145,8 @@ def test_the_options_of_a_method_are_the_fields_of_its_endpoint() -> None:
         options.SessionOptions: {*session_request._START_FIELDS} - {"task_id"},
         options.RewardOptions: {*reward_request.REWARD_FIELDS} - {"reward"},
         options.EndOptions: {*session_request._END_FIELDS},
-        options.SessionFilter: {*export_request._FILTERS},
+        options.SessionFilter: {*export_request.FILTERS},
+        options.ListingFilter: {*export_request.FILTERS, *listing_request.STORED, *listing_request.SUMMED},
         options.SampleOptions: sample_options,
         options.ExportOptions: {*export_request._FIELDS} - {"session_id", "session_ids", "filter", "cursor", *areals},
         options.TokenOptions: {*token_options.TOKEN_OPTIONS},
@@ -153,6 +156,8 @@ def test_the_options_of_a_method_are_the_fields_of_its_endpoint() -> None:
     for kind, names in fields.items():
         assert get_type_hints(kind).keys() == names, kind.__name__
     assert set(get_args(options.KeyKind)) == set(KeyKind)
+    assert set(get_args(options.Order)) == set(listing_request.Order)
+    assert set(get_args(options.ListingPart)) == set(listing_request.Part)
     assert set(get_args(options.PauseMode)) == set(PauseMode)
     assert set(get_args(options.MemoryTag)) == set(MEMORY_TAGS)
     assert set(get_args(options.TransferStep)) == set(WeightTransfer)
