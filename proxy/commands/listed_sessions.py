@@ -63,7 +63,7 @@ def _given(values: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value is not None}
 
 
-NOT_OF_GROUPS = ("--reward-min", "--reward-max", "--purpose", "--forked")
+NOT_OF_GROUPS = {"--reward-min", "--reward-max", "--purpose", "--forked"}
 """What selects no groups."""
 
 FLAGS = {

@@ -25,6 +25,9 @@ class SessionSource(Protocol):
     def turn(self, name: str, *include: str) -> dict[str, Any]:
         """One turn by id or number, with the parts that are named. Raises NotFound."""
 
+    def tokens(self, name: str, layout: Layout) -> dict[str, Any]:
+        """One turn with its `tokens` as an export in this layout has them. Raises NotFound."""
+
     def samples(self, layout: Layout) -> Export:
         """What an export of the session alone has in this layout."""
 
@@ -44,6 +47,9 @@ class ServedSession:
 
     def turn(self, name: str, *include: str) -> dict[str, Any]:
         return self._client.show_turn(self._id, name, include)
+
+    def tokens(self, name: str, layout: Layout) -> dict[str, Any]:
+        return self._client.show_turn(self._id, name, ["tokens"], layout=layout)
 
     def samples(self, layout: Layout) -> Export:
         return self._client.export(session_id=self._id, layout=layout)
@@ -65,6 +71,14 @@ class StoredSession:
 
         turn = find_turn(self._interactions, name)
         return turn_json(self._record, self._interactions, turn, frozenset(map(Part, include)))
+
+    def tokens(self, name: str, layout: Layout) -> dict[str, Any]:
+        from proxy.api.token_options import parse_token_options
+        from proxy.api.turn_json import find_turn
+        from proxy.api.turn_tokens import tokens_json
+
+        turn, options = find_turn(self._interactions, name), parse_token_options({"layout": layout})
+        return {**self.turn(name), "tokens": tokens_json(self._record, self._interactions, turn, options)}
 
     def samples(self, layout: Layout) -> Export:
         from proxy.api.export_options import parse_options

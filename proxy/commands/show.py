@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -11,8 +12,9 @@ from proxy.commands.database_url import ConfigFile, DatabaseUrl
 from proxy.commands.listed_sessions import LIMIT, NOT_OF_GROUPS, ListFlags, print_groups, print_sessions
 from proxy.commands.session_source import Layout
 from proxy.commands.shown_place import Place
-from proxy.commands.shown_session import print_samples, print_tree, print_turn
+from proxy.commands.shown_session import print_samples, print_tokens, print_tree, print_turn
 from proxy.errors import ConfigurationError
+from proxy.terminal.token_view import By
 
 if TYPE_CHECKING:
     from proxy.reasons import Explained
@@ -61,12 +63,19 @@ def show(
         str | None, typer.Option(metavar="TURN", help="Print one turn, by its number or the id of its interaction.")
     ] = None,
     whole: Annotated[
-        bool, typer.Option("--whole", help="With --turn: earlier messages in full, too, not in a line each.")
+        bool, typer.Option("--whole", help="With --turn: earlier messages in full, or the prompt with --tokens.")
     ] = False,
+    tokens: Annotated[bool, typer.Option("--tokens", help="With --turn: print its tokens, coloured.")] = False,
+    by: Annotated[
+        By | None,
+        typer.Option(help="With --tokens: colour by what is trained and why not, logprob or weight version [mask]."),
+    ] = None,
     samples: Annotated[
         bool, typer.Option("--samples", help="Print what each sample of an export contains, and what is not trained.")
     ] = False,
-    layout: Annotated[Layout, typer.Option(help="With --samples: the layout.")] = "concat",
+    layout: Annotated[
+        Layout | None, typer.Option(help="With --samples or --tokens: the layout of the export [concat].")
+    ] = None,
     groups: Annotated[
         bool, typer.Option("--groups", help="List groups, with the distribution of their scores.")
     ] = False,
@@ -93,33 +102,44 @@ def show(
     """List the newest sessions; or print one: its tree, one of its turns, or the samples that an export makes of it."""
     place = Place(url, admin_key, database_url, config)
     flags = ListFlags(group, task, status, reward_min, reward_max, version, purpose, forked, search, limit)
-    _check(session, diff, turn, whole, samples, groups, flags)
+    of_one = {"--diff": diff, "--turn": turn, "--whole": whole, "--tokens": tokens, "--by": by}
+    _check(session, {**of_one, "--samples": samples, "--layout": layout}, groups, flags)
     if session is None:
         with place.lists() as source:
             (print_groups if groups else print_sessions)(source, flags, as_json=as_json)
         return
     with place.session(session) as one:
-        if turn is not None:
+        if turn is not None and tokens:
+            print_tokens(one, turn, layout or "concat", by or "mask", whole=whole, as_json=as_json)
+        elif turn is not None:
             print_turn(one, turn, whole=whole, as_json=as_json)
         elif samples:
-            print_samples(one, layout, as_json=as_json)
+            print_samples(one, layout or "concat", as_json=as_json)
         else:
             print_tree(one, diff=diff, as_json=as_json)
 
 
-def _check(
-    session: str | None, diff: bool, turn: str | None, whole: bool, samples: bool, groups: bool, flags: ListFlags
-) -> None:
-    """Raise ConfigurationError for flags that have no effect together."""
-    of_one = {"--diff": diff, "--turn": turn is not None, "--whole": whole, "--samples": samples}
-    of_list = {"--groups": groups, **flags.given()}
-    for name, given in (of_one if session is None else of_list).items():
-        if given:
-            needs = "needs the id of a session" if session is None else "lists sessions: give it without an id"
-            raise ConfigurationError(f"{name} {needs}")
-    if turn is not None and (samples or diff):
-        raise ConfigurationError("--turn shows one turn, with its diff: give it without --samples and --diff")
-    if whole and turn is None:
-        raise ConfigurationError("--whole applies only with --turn")
-    if groups and (stray := next((name for name in NOT_OF_GROUPS if flags.given()[name]), None)):
-        raise ConfigurationError(f"{stray} selects sessions, not groups; list the sessions with it")
+def _check(session: str | None, of_one: Mapping[str, Any], groups: bool, flags: ListFlags) -> None:
+    """Raise ConfigurationError for flags that have no effect together. `of_one`: those for one session, by name."""
+    given = {name for name, value in of_one.items() if value not in (None, False)}
+    listing = {name for name, is_given in {"--groups": groups, **flags.given()}.items() if is_given}
+    if session is None and given:
+        raise ConfigurationError(f"{min(given)} needs the id of a session")
+    if session is not None and listing:
+        raise ConfigurationError(f"{min(listing)} is for lists of sessions: give it without an id")
+    for name, needed in NEEDS.items():
+        if name in given and not needed & given:
+            raise ConfigurationError(f"{name} applies only with {' or '.join(sorted(needed))}")
+    if "--turn" in given and (other := given & {"--samples", "--diff"}):
+        raise ConfigurationError(f"--turn shows one turn, with its diff: give it without {min(other)}")
+    if groups and (strays := listing & NOT_OF_GROUPS):
+        raise ConfigurationError(f"{min(strays)} selects sessions, not groups; list the sessions with it")
+
+
+NEEDS = {
+    "--whole": {"--turn"},
+    "--tokens": {"--turn"},
+    "--by": {"--tokens"},
+    "--layout": {"--samples", "--tokens"},
+}
+"""Flags that apply only with one of others."""

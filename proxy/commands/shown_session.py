@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from proxy.commands.session_source import Layout, SessionSource
+    from proxy.terminal.token_view import By
 
 
 def print_tree(source: SessionSource, *, diff: bool, as_json: bool) -> None:
@@ -42,6 +43,20 @@ def print_turn(source: SessionSource, name: str, *, whole: bool, as_json: bool) 
         print_json(answer)
         return
     turn_view.print_turn(source.turn, answer, console_of(), whole=whole)
+
+
+def print_tokens(source: SessionSource, name: str, layout: Layout, by: By, *, whole: bool, as_json: bool) -> None:
+    """Print the tokens of one turn, coloured by what becomes of them, by logprob or by weight version."""
+    from proxy.terminal.token_view import token_view
+    from proxy.terminal.turn_view import heading
+
+    answer = source.tokens(name, layout)
+    if as_json:
+        print_json(answer)
+        return
+    console = console_of()
+    console.print(heading(answer))
+    console.print(token_view(answer["tokens"], by, whole=whole))
 
 
 def print_samples(source: SessionSource, layout: Layout, *, as_json: bool) -> None:

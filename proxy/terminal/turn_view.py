@@ -28,7 +28,7 @@ def print_turn(read: ReadTurn, turn: Mapping[str, Any], console: Console, *, who
     above = 0
     if turn["parent_id"] is not None and not whole:
         above = len(read(turn["parent_id"], "messages")["messages"]) + 1
-    console.print(_heading(turn))
+    console.print(heading(turn))
     console.print(_facts(turn))
     compared = turn["compared"]
     if compared["nearest"]:
@@ -39,7 +39,8 @@ def print_turn(read: ReadTurn, turn: Mapping[str, Any], console: Console, *, who
         console.print(part)
 
 
-def _heading(turn: Mapping[str, Any]) -> Text:
+def heading(turn: Mapping[str, Any]) -> Text:
+    """Which turn it is: its number, reason, session and id."""
     name = "an attempt" if turn["turn"] is None else f"turn {turn['turn']}"
     colour = "bold" if turn["status"] == "complete" else "bold red"
     title = f"{name} {turn['reason']}" if turn["turn"] is not None else f"{name} that {_became(turn['status'])}"
