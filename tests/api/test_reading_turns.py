@@ -134,7 +134,7 @@ async def test_an_edited_call_and_changed_tools_are_shown(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("path", "status", "param", "said"),
     [
-        ("0?include=message", 400, "include", "messages, ids, logprobs, reply, times, compared"),
+        ("0?include=message", 400, "include", "messages, added, ids, logprobs, request, reply, times, compared"),
         ("0?includes=ids", 400, "includes", "did you mean 'include'?"),
         ("9", 404, "interaction_id", "there is no turn '9'"),
         ("chatcmpl-0", 404, "interaction_id", "there is no turn 'chatcmpl-0'"),
