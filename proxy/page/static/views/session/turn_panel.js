@@ -1,7 +1,39 @@
-// One turn: its messages, timing, and what it differs in.
+// One turn: what it was asked, what it answered, how long it took, and for a fork what it differs in.
 import { html } from "../../lib/html.js";
+import { useLoad } from "../../lib/load.js";
+import { Loaded } from "../../lib/notice.js";
+import { useReasons } from "../../lib/reasons.js";
+import { Conversation } from "./turn/conversation.js";
+import { CopyBar } from "./turn/copy_bar.js";
+import { TurnError, TurnHead } from "./turn/head.js";
+import { Fork } from "./turn/fork.js";
+import { readTurn } from "./turn/read_turn.js";
+import { Settings } from "./turn/settings.js";
 
-/** `sessionId`; `turn`: an interaction id or a turn number; `query`: of the address. */
-export function TurnPanel({ sessionId, turn, query }) {
-  return html`<section>turn ${turn}</section>`;
+const PARTS = "messages,times,compared";
+
+/** `sessionId`; `turn`: an interaction id or a turn number; `query`: of the address; `revision` reloads when it changes. */
+export function TurnPanel({ sessionId, turn, query, revision }) {
+  const loaded = useLoad((options) => readTurn(sessionId, turn, PARTS, options), [sessionId, turn, revision], { keep: true });
+  const mine = loaded.data && belongs(loaded.data, sessionId, turn) ? loaded : { ...loaded, data: undefined };
+  const reasons = useReasons();
+  const show = (data) => html`<${Turn} key=${data.interaction_id} turn=${data} query=${query} reasons=${reasons} />`;
+  return html`<section class="turn" aria-label="Turn" aria-busy=${loaded.loading}>
+    <${Loaded} what=${`Loading turn ${turn}`} from=${mine} show=${show} />
+  </section>`;
+}
+
+/** Old data stays while the same turn is read again, and never stands for another turn. */
+const belongs = (data, sessionId, turn) =>
+  data.session_id === sessionId && (data.interaction_id === turn || String(data.turn) === String(turn));
+
+function Turn({ turn, query, reasons }) {
+  return html`
+    <${TurnHead} turn=${turn} reasons=${reasons} />
+    <${CopyBar} turn=${turn} />
+    <${TurnError} turn=${turn} reasons=${reasons} />
+    <${Fork} turn=${turn} query=${query} reasons=${reasons} />
+    <${Conversation} turn=${turn} query=${query} />
+    <${Settings} turn=${turn} reasons=${reasons} />
+  `;
 }

@@ -1,0 +1,60 @@
+// Copies a turn: its text, its ids, and commands that read it or send it again. Saves its session as a file.
+import { address, adminKey, inPath } from "../../../lib/api.js";
+import { CopyButton } from "../../../lib/copy.js";
+import { html, useState } from "../../../lib/html.js";
+import { printable } from "../../../lib/printable.js";
+import { reason } from "../../../lib/notice.js";
+import { readCommand, sendCommand } from "./curl.js";
+import { Downloads } from "./downloads.js";
+import { messageText } from "./messages.js";
+import { readTurn } from "./read_turn.js";
+
+const READ = "messages,times,compared,reply";
+
+/** `turn`: with its messages. */
+export function CopyBar({ turn }) {
+  return html`<div class="bar turn-copy" role="group" aria-label="Copy and save">
+    <span class="small quiet">copy</span>
+    <${CopyButton} label="the answer as text" text=${() => messageText(turn.output)}>answer<//>
+    <${CopyButton} label="the conversation as text" text=${() => conversationText(turn)}>conversation<//>
+    <${CopyButton} label="the id of the turn" text=${turn.interaction_id}>id<//>
+    <${CopyButton} label="a curl command that reads this turn" text=${() => readCommand(turnUrl(turn), adminKey() !== null)}>curl: read<//>
+    <${Again} turn=${turn} />
+    <span class="push"></span>
+    <${Downloads} sessionId=${turn.session_id} />
+  </div>`;
+}
+
+function turnUrl(turn) {
+  const url = address(`rl/sessions/${inPath(turn.session_id)}/interactions/${encodeURIComponent(turn.interaction_id)}`);
+  url.searchParams.set("include", READ);
+  return url;
+}
+
+function conversationText(turn) {
+  const messages = [...turn.messages, turn.output];
+  return messages.map((message) => `[${message.role}]\n${messageText(message)}\n`).join("\n");
+}
+
+/** The command that sends the turn again. The API writes it, and says what the command does not say as the turn had it. */
+function Again({ turn }) {
+  const [said, setSaid] = useState(null);
+  const command = async () => {
+    try {
+      const { request } = await readTurn(turn.session_id, turn.interaction_id, "request");
+      setSaid({ text: consequences(request) });
+      return sendCommand(address(request.path), request.body, adminKey() !== null);
+    } catch (error) {
+      setSaid({ text: `The request could not be read: ${printable(reason(error))}`, bad: true });
+      throw error;
+    }
+  };
+  return html`<${CopyButton} label="a curl command that sends this turn again" text=${command}>curl: send again<//>
+    ${said && html`<span role="status" class=${`small turn-said ${said.bad ? "bad" : "quiet"}`}>${said.text}</span>`}`;
+}
+
+function consequences({ lacks, same_elsewhere: same }) {
+  const effect = "Sent, it becomes one more turn of this session, which must be active.";
+  const ids = lacks.length === 0 ? "The prompt will have the same token ids." : `It does not say as the turn had it: ${lacks.join(", ")}.`;
+  return `${effect} ${ids}${same ? "" : " In another session the prompt would have other ids."}`;
+}

@@ -1,0 +1,44 @@
+// Saves a session as files: everything that the API has of it, or its training samples.
+import { get, inPath, post } from "../../../lib/api.js";
+import { download } from "../../../lib/download.js";
+import { html, useState } from "../../../lib/html.js";
+import { reason } from "../../../lib/notice.js";
+import { printable } from "../../../lib/printable.js";
+
+const WHOLE = "added,logprobs,reply,times,compared,score";
+const LAYOUTS = ["concat", "individual", "tree"];
+
+/** `sessionId`: whose files. */
+export function Downloads({ sessionId }) {
+  const [layout, setLayout] = useState(LAYOUTS[0]);
+  const [state, setState] = useState(null);
+  const save = (what, load) => async () => {
+    setState({ text: `${what}: loading…` });
+    try {
+      await load();
+      setState({ text: `${what}: saved` });
+    } catch (error) {
+      setState({ text: `${what} could not be saved: ${printable(reason(error))}`, bad: true });
+    }
+  };
+  const samples = (format) => save(`samples (${format})`, () => saveSamples(sessionId, layout, format));
+  return html`<span class="small quiet">save</span>
+    <button type="button" class="plain" title="The session with all turns, as JSON" onClick=${save("session", () => saveSession(sessionId))}>session<//>
+    <label class="turn-layout"><span class="visually-hidden">Layout of the samples</span>
+      <select value=${layout} onChange=${(event) => setLayout(event.currentTarget.value)}>${LAYOUTS.map((name) => html`<option key=${name}>${name}</option>`)}</select>
+    </label>
+    <button type="button" class="plain" title="Its training samples as JSON" onClick=${samples("json")}>json</button>
+    <button type="button" class="plain" title="Its training samples as npz, for numpy" onClick=${samples("npz")}>npz</button>
+    <span role="status" class=${`small turn-said ${state?.bad ? "bad" : "quiet"}`}>${state?.text}</span>`;
+}
+
+async function saveSession(sessionId) {
+  const session = await get(`rl/sessions/${inPath(sessionId)}`, { include: WHOLE });
+  download(JSON.stringify(session), `${sessionId}.json`, "application/json");
+}
+
+/** The answer goes into the file as it comes: the browser keeps it outside of the page's memory. */
+async function saveSamples(sessionId, layout, format) {
+  const answer = await post("trajectories/export", { session_id: sessionId, layout, format });
+  download(await answer.blob(), `${sessionId}.${layout}.${format}`);
+}

@@ -1,0 +1,16 @@
+// How the time of a turn was spent, from the times that the API has. Pure: no DOM.
+
+/**
+ * {total, wait, sampling, rate} in seconds and tokens a second. `wait`: from the request to the first token, which
+ * includes queues and the reading of the prompt. `sampling`: from the first token to the last. Null where unknown.
+ */
+export function timing(times, outputTokens) {
+  const { created_at: begun, first_token_at: first, completed_at: end } = times;
+  const total = between(begun, end);
+  const wait = between(begun, first);
+  const sampling = between(first, end);
+  const rate = sampling !== null && sampling > 0 && outputTokens > 1 ? (outputTokens - 1) / sampling : null;
+  return { total, wait, sampling, rate };
+}
+
+const between = (from, to) => (from === null || from === undefined || to === null || to === undefined ? null : Math.max(0, to - from));
