@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +24,7 @@ _HERE = Path(__file__).parent
 _WITHOUT_PLAYWRIGHT = ("test_tools.py", "test_javascript.py")
 MANY = 10_000
 SCREEN = {"width": 1366, "height": 768}
-WAIT_MS = 20_000
+WAIT_MS = int(os.environ.get("TOKENGROVE_TEST_WAIT_MS", 15_000))
 """How long an expectation waits for the page; a machine may be busy, and no test passes because of it."""
 
 if importlib.util.find_spec("playwright") is None:
@@ -120,6 +120,3 @@ def opened(browser: Browser) -> Iterator[Opened]:
     problems = pages.problems()
     pages.close()
     assert problems == []
-
-
-Open = Callable[..., "Page"]

@@ -40,3 +40,23 @@ def serving(database_url: str, **settings: Any) -> Iterator[str]:
     configured = Settings(database_url=database_url, **given)
     with shared_renderer(configured), server.serving(configured) as url:
         yield url
+
+
+class Restarted:
+    """A server that a test stops and starts again, at the same address and on the same database."""
+
+    def __init__(self, folder: Path, **settings: Any) -> None:
+        self._database_url, self._settings = default_url(folder), settings
+        self._running = contextlib.ExitStack()
+        self._port = 0
+        self.start()
+
+    def start(self, **settings: Any) -> None:
+        """Start. `settings` replace those that were given at first."""
+        self._settings |= settings
+        self.url = self._running.enter_context(serving(self._database_url, port=self._port, **self._settings))
+        self._port = int(self.url.rpartition(":")[2])
+
+    def stop(self) -> None:
+        """Stop as SIGTERM does."""
+        self._running.close()

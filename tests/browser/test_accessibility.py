@@ -9,7 +9,7 @@ import pytest
 from tests.browser.views import VIEWS, wait
 
 if TYPE_CHECKING:
-    from tests.browser.conftest import Open
+    from tests.browser.conftest import Opened
 
 _RUN = "async () => (await axe.run(document, {resultTypes: ['violations']})).violations"
 
@@ -24,7 +24,7 @@ def _node(node: dict[str, Any]) -> str:
 
 
 @pytest.mark.parametrize("view", VIEWS)
-def test_axe_finds_no_violation_in_both_themes(url: str, opened: Open, axe: str, view: str) -> None:
+def test_axe_finds_no_violation_in_both_themes(url: str, opened: Opened, axe: str, view: str) -> None:
     page = opened(url + VIEWS[view], color_scheme="light")
     wait(page)
     page.evaluate(axe)
