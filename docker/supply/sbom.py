@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from proxy import __version__
+from supply import vendored
 
 ROOT = Path(__file__).resolve().parents[2]
 # What may be installed beside Apache-2.0 code and passed on with it. MPL-2.0 and LGPL-3.0 ask for the source of the
@@ -61,6 +62,7 @@ def bill_of(python: str) -> dict[str, Any]:
     for component in bill["components"]:
         if component["name"] in READ_BY_HAND:
             component["licenses"] = [{"license": {"id": READ_BY_HAND[component["name"]]}}]
+    bill["components"] += vendored.components(vendored.manifest())
     bill["components"].append(
         {
             "type": "platform",

@@ -19,6 +19,7 @@ _TYPES = {
     ".mjs": "text/javascript; charset=utf-8",
     ".css": "text/css; charset=utf-8",
     ".svg": "image/svg+xml",
+    "": "text/plain; charset=utf-8",  # licences
 }
 _POLICY = (
     "default-src 'none'; script-src 'self' 'sha256-{}'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
@@ -41,7 +42,7 @@ class PageFile:
 def page_files(folder: Path = _STATIC) -> Mapping[str, PageFile]:
     """All files by their path below the folder, with slashes; `index.html` is the page itself. Read once."""
     policy = _policy((folder / "index.html").read_text(encoding="utf-8"))
-    found = sorted(path for path in folder.rglob("*") if path.suffix in _TYPES)
+    found = sorted(path for path in folder.rglob("*") if path.is_file() and path.suffix in _TYPES)
     return {path.relative_to(folder).as_posix(): _file(path, policy) for path in found}
 
 

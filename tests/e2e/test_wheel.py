@@ -52,6 +52,10 @@ def test_the_wheel_has_the_client_its_types_and_the_migrations_and_no_other_top_
     assert {"proxy/py.typed", "proxy/migrations/env.py", "proxy/migrations/script.py.mako"} <= set(names)
     migrations = {f"proxy/migrations/versions/{path.name}" for path in (ROOT / "migrations" / "versions").glob("*.py")}
     assert migrations and migrations <= set(names)
+    page = {
+        path.relative_to(ROOT).as_posix() for path in (ROOT / "proxy" / "page" / "static").rglob("*") if path.is_file()
+    }
+    assert len(page) > 30 and page <= set(names)
 
 
 def test_the_client_is_imported_from_an_installed_wheel(wheel: Path, tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
-from supply import locks, sbom
+from supply import locks, sbom, vendored
 from supply.locks import Lock
 from tests.unit.test_docker import DOCKER, DOCKERFILES
 
@@ -132,6 +132,7 @@ def test_a_bill_of_materials_keeps_to_the_schema_and_is_refused_for_a_foreign_li
     assert {each["name"]: sbom.licences_of(each) for each in bill["components"]} == {
         "fine": ["MIT OR Apache-2.0"],
         "cpython": ["PSF-2.0"],
+        **{name: [package["licence"]] for name, package in vendored.manifest().items()},
     }
     assert sbom.faults_of(output.read_text()) is None
     assert "bomFormat" in str(sbom.faults_of("{}"))

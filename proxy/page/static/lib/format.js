@@ -63,7 +63,7 @@ export function when(at) {
 export function bytes(count) {
   if (!isNumber(count)) return MISSING;
   if (count < 1000) return `${count} B`;
-  for (const [limit, unit] of [[1e9, "GB"], [1e6, "MB"]]) if (count >= limit) return `${trimmed(count / limit, 1)} ${unit}`;
+  for (const [limit, unit] of [[1e9, "GB"], [1e6, "MB"]]) if (count >= limit * 0.99995) return `${trimmed(count / limit, 1)} ${unit}`;
   return `${trimmed(count / 1000, 1)} kB`;
 }
 
