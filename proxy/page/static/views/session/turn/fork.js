@@ -4,7 +4,7 @@ import { number, plural } from "../../../lib/format.js";
 import { html, useMemo } from "../../../lib/html.js";
 import { useLoad } from "../../../lib/load.js";
 import { Loaded } from "../../../lib/notice.js";
-import { inWords } from "../../../lib/reasons.js";
+import { inWords } from "../../../lib/words.js";
 import { link } from "../../../lib/route.js";
 import { Difference } from "./difference.js";
 import { messageText, sides } from "./messages.js";

@@ -2,7 +2,7 @@
 import { Badge, Status } from "../../../lib/badge.js";
 import { duration, number, reward, when } from "../../../lib/format.js";
 import { html } from "../../../lib/html.js";
-import { inWords } from "../../../lib/reasons.js";
+import { inWords } from "../../../lib/words.js";
 import { Line, LongText } from "./texts.js";
 import { timing } from "./timing.js";
 

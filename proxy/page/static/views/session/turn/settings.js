@@ -1,7 +1,7 @@
 // What a turn was asked with beside its messages: notes in words, tools, template options, sampling, and its ids.
 import { html, useState } from "../../../lib/html.js";
 import { CopyButton } from "../../../lib/copy.js";
-import { inWords } from "../../../lib/reasons.js";
+import { inWords } from "../../../lib/words.js";
 import { LongText, Line, Short, Text } from "./texts.js";
 
 /** `turn`: with its messages. `reasons`: of the API. */
