@@ -100,6 +100,8 @@ def check_together(name: ExportFormat, options: LayoutOptions) -> None:
             "format areal supports the layouts individual and concat; choose another 'format' or 'layout'",
             param="layout",
         )
+    if options.outline and name not in (ExportFormat.JSON, ExportFormat.JSONL):
+        raise UnsupportedParameter(f"'outline' does not work with format {name}; use json or jsonl", param="outline")
     if name is ExportFormat.SAFETENSORS and options.include:
         others = ", ".join(each for each in ExportFormat if each is not ExportFormat.SAFETENSORS)
         raise UnsupportedParameter(f"'include' does not work with format {name}; use one of {others}", param="include")

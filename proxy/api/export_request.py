@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
@@ -43,7 +43,9 @@ FILTERS = (
 )
 _RETRY_ORPHANS = "drop_retry_orphans"
 """AReaL's field: whether to leave out answers that a retry replaced. They are left out in any case."""
-_FIELDS = ("session_id", "session_ids", "filter", "wait_s", "limit", "cursor", _RETRY_ORPHANS, *OPTION_FIELDS)
+_OUTLINE = "outline"
+"""Whether samples have runs of tokens instead of arrays. Claims have no such field: they are for trainers."""
+_FIELDS = ("session_id", "session_ids", "filter", "wait_s", "limit", "cursor", _RETRY_ORPHANS, _OUTLINE, *OPTION_FIELDS)
 _RANGE = ("min", "max")
 _FAR = sys.float_info.max
 _MAX_LIMIT = 1000
@@ -87,6 +89,8 @@ def parse_export(body: Mapping[str, Any]) -> ParsedExport:
     session_ids = _parse_session_ids(body)
     filters = optional_object(body, "filter")
     name, options = parse_format(body), parse_options(body, filters)
+    if body.get(_OUTLINE) is not None:
+        options = replace(options, outline=expect_bool(body[_OUTLINE], _OUTLINE))
     check_together(name, options)
     wait_s = optional_float(body, "wait_s", least=0.0, most=_MAX_WAIT_S) or 0.0
     if wait_s and session_ids is None:

@@ -12,6 +12,7 @@ from proxy.reasons import Echo, Explained, FinishReason, Reason, Status
 from proxy.sessions.access import Access
 from proxy.store.notes import Note
 from proxy.trajectory.compared import Differs
+from proxy.trajectory.outline import RunKind
 from proxy.trajectory.recomputable import Unrecomputable
 from proxy.trajectory.untrained import LeftOut, Untrained
 
@@ -25,6 +26,7 @@ BY_FIELD: Mapping[str, type[Explained]] = {
     "untrained_tokens": Untrained,
     "left_out": LeftOut,
     "recomputable": Unrecomputable,
+    "runs": RunKind,
 }
 """The words by the field of an answer that has them."""
 

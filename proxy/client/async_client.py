@@ -233,6 +233,16 @@ class AsyncClient(Connection):
         """
         return await self.run(operations.export(session_id, session_ids, filter, options))
 
+    async def outline(
+        self, session_id: str, *, filter: SessionFilter | None = None, **options: Unpack[ExportOptions]
+    ) -> dict[str, Json]:
+        """Return what each sample of an export of a session contains, as runs of tokens instead of arrays.
+
+        For people to look at: `samples` have `tokens` and `runs` ([start, end, kind, turn]) beside their labels, and the
+        entry in `sessions` has `output_runs`. Raises what `export` raises.
+        """
+        return await self.run(operations.outline(session_id, filter, options))
+
     async def claim(self, *, filter: SessionFilter | None = None, **options: Unpack[ClaimOptions]) -> Claim:
         """Lease ended sessions that `filter` selects and nobody else holds; with `export`, return their samples too.
 

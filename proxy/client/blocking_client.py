@@ -235,6 +235,16 @@ class Client(Connection):
         """
         return self.run(operations.export(session_id, session_ids, filter, options))
 
+    def outline(
+        self, session_id: str, *, filter: SessionFilter | None = None, **options: Unpack[ExportOptions]
+    ) -> dict[str, Json]:
+        """Return what each sample of an export of a session contains, as runs of tokens instead of arrays.
+
+        For people to look at: `samples` have `tokens` and `runs` ([start, end, kind, turn]) beside their labels, and the
+        entry in `sessions` has `output_runs`. Raises what `export` raises.
+        """
+        return self.run(operations.outline(session_id, filter, options))
+
     def claim(self, *, filter: SessionFilter | None = None, **options: Unpack[ClaimOptions]) -> Claim:
         """Lease ended sessions that `filter` selects and nobody else holds; with `export`, return their samples too.
 

@@ -178,6 +178,13 @@ def export(
             return _warned(result)
 
 
+def outline(session_id: str, filter: SessionFilter | None, given: ExportOptions) -> Steps[dict[str, Json]]:
+    options, chosen = _divided(given, ExportOptions, filter)
+    body = {"session_id": session_id, **options, **_given({"filter": chosen or None}), "outline": True}
+    answer: dict[str, Json] = yield Call("POST", "/trajectories/export", body)
+    return answer
+
+
 def claim(filter: SessionFilter | None, given: ClaimOptions) -> Steps[Claim]:
     options, chosen = _divided(given, ClaimOptions, filter)
     body, wait_s = _given({**options, "filter": chosen or None}), given.get("wait_s", 0.0)

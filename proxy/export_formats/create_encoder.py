@@ -16,9 +16,9 @@ def encoder(name: ExportFormat, options: LayoutOptions) -> Encoder:
     """Create an encoder for one answer. Raises UnsupportedParameter if the format's library is not installed."""
     match name:
         case ExportFormat.JSON:
-            return JsonEncoder()
+            return JsonEncoder(outlined=options.outline)
         case ExportFormat.JSONL:
-            return JsonlEncoder()
+            return JsonlEncoder(outlined=options.outline)
         case ExportFormat.AREAL:
             return ArealEncoder()
         case ExportFormat.NPZ:

@@ -46,6 +46,8 @@ class Laid:
             counts["dropped_samples"] = self.dropped
         if options.freshness.is_asked:
             counts["stale_turns" if options.layout is Layout.TREE else "stale_samples"] = self.stale
+        if options.outline:
+            counts["output_runs"] = {name: self.ledger.runs(name) for name in self.ledger.states}
         if self.unrewarded:
             counts["unrewarded_samples"] = self.unrewarded
         return counts

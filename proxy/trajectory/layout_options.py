@@ -67,6 +67,7 @@ class LayoutOptions:
 
     `discount` and `credit` None: use the session's. `purposes` and `agents` None: select all turns. `padding` is set
     if and only if the layout is padded. `mask_unfinished`: train nothing of sessions that ended with `finished: false`.
+    `outline`: runs of tokens take the place of arrays.
     `reward_scope`: a session with siblings that were rewarded each by itself has the scope path in any case.
     """
 
@@ -86,6 +87,7 @@ class LayoutOptions:
     step_advantages: Baseline | None = None
     include: frozenset[Include] = frozenset()
     freshness: Freshness = ANY_VERSION
+    outline: bool = False
 
     @property
     def compares(self) -> bool:

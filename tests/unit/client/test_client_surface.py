@@ -137,7 +137,7 @@ def test_the_method_of_an_endpoint_calls_it(endpoint: tuple[str, str], monkeypat
 def test_the_options_of_a_method_are_the_fields_of_its_endpoint() -> None:
     """`style` is AReaL's name of `layout`, `request_id` an older one; pages are the client's own matter.
 
-    `drop_retry_orphans` is AReaL's and has no effect.
+    `drop_retry_orphans` is AReaL's and has no effect. `outline` is a method of its own, since its samples have no arrays.
     """
     areals = {"style", "drop_retry_orphans"}
     sample_options = set(export_options.OPTION_FIELDS) - {"style"}
@@ -148,7 +148,8 @@ def test_the_options_of_a_method_are_the_fields_of_its_endpoint() -> None:
         options.SessionFilter: {*export_request.FILTERS},
         options.ListingFilter: {*export_request.FILTERS, *listing_request.STORED, *listing_request.SUMMED},
         options.SampleOptions: sample_options,
-        options.ExportOptions: {*export_request._FIELDS} - {"session_id", "session_ids", "filter", "cursor", *areals},
+        options.ExportOptions: {*export_request._FIELDS}
+        - {"session_id", "session_ids", "filter", "cursor", "outline", *areals},
         options.TokenOptions: {*token_options.TOKEN_OPTIONS},
         options.Delivery: {*delivery._FIELDS} - {"request_id"},
         options.ClaimOptions: {*claim_endpoints._FIELDS} - {"filter"},

@@ -1,0 +1,81 @@
+"""A sample as runs of tokens instead of arrays: what people look at, hundreds of bytes instead of megabytes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from proxy.reasons import Explained
+from proxy.trajectory.ledger import equal_runs
+from proxy.trajectory.sample_row import Labels, SampleRow
+
+
+class RunKind(Explained):
+    """What the tokens of a run are."""
+
+    PADDING = "padding", "fills the row up to its length (layout `padded`)"
+    PROMPT = "prompt", "the prompt, before anything was sampled"
+    CONTEXT = "context", "what came between answers: tool results, messages of users, marks of the template"
+    SAMPLED = "sampled", "was sampled by the turn, and this sample does not train it"
+    TRAINED = "trained", "was sampled by the turn, and this sample trains it"
+
+
+_KINDS = tuple(RunKind)
+_CODE = {kind: code for code, kind in enumerate(_KINDS)}
+_OF_TOKENS = frozenset(
+    (
+        *("input_ids", "loss_mask", "logprobs", "versions", "turn_ids", "attention_mask", "position_ids"),
+        *("token_rewards", "unmasked_logprobs"),
+        *("prompts", "responses", "response_mask", "rollout_log_probs", "rm_scores"),
+    )
+)
+"""The columns with one entry a token: an outline has runs in their place."""
+
+
+def outline(row: SampleRow) -> Labels:
+    """The labels of a row, its columns that have no entry for each token, and instead of those `tokens` and `runs`.
+
+    `runs` are lists [start, end, kind, turn] that cover all tokens. `turn` is the index in `turns` of the turn that
+    sampled them, or whose prompt they came with; None: of none.
+    """
+    labels, columns = row.labels(), row.columns()
+    rest = {name: values for name, values in columns.items() if name not in _OF_TOKENS}
+    return {**labels, **rest, "tokens": len(columns["input_ids"]), "runs": runs(labels["turns"], columns)}
+
+
+def runs(turns: Sequence[Mapping[str, Any]], columns: Mapping[str, NDArray[Any]]) -> list[list[Any]]:
+    """The runs of a sample with these `turns` (labels) and `columns`."""
+    length = len(columns["input_ids"])
+    kinds, owners = np.full(length, _CODE[RunKind.CONTEXT], np.int64), np.full(length, -1, np.int64)
+    placed = sorted((tuple(turn["span"]), at) for at, turn in enumerate(turns) if turn["span"] is not None)
+    before = 0
+    for (start, end), at in placed:
+        owners[before:end], kinds[start:end] = at, _CODE[RunKind.SAMPLED]
+        before = end
+    for start, end in _prompts([span for span, _ in placed], columns, length):
+        kinds[start:end] = _CODE[RunKind.PROMPT]
+    kinds[columns["loss_mask"] == 1] = _CODE[RunKind.TRAINED]
+    padding = np.asarray(columns["attention_mask"]) == 0
+    kinds[padding], owners[padding] = _CODE[RunKind.PADDING], -1
+    return [
+        [start, end, _KINDS[kinds[start]].value, None if owners[start] < 0 else int(owners[start])]
+        for start, end in equal_runs(owners * len(_KINDS) + kinds)
+    ]
+
+
+def _prompts(
+    spans: Sequence[tuple[int, int]], columns: Mapping[str, NDArray[Any]], length: int
+) -> list[tuple[int, int]]:
+    """Where prompts stand: before the first output of a path, of each root in layout tree."""
+    parents = columns.get("node_parents")
+    if parents is None:
+        most = len(columns["prompts"]) if "prompts" in columns else length  # the first output may be cut off
+        return [(0, min((start for start, _ in spans), default=most))]
+    offsets = columns["node_offsets"]
+    starts = {int(offset): node for node, offset in enumerate(offsets[:-1]) if parents[node] < 0}
+    ends = {int(offsets[node + 1]): node for node in range(len(parents))}
+    first = {ends[end]: start for start, end in spans if end in ends}
+    return [(offset, first.get(node, int(offsets[node + 1]))) for offset, node in starts.items()]
