@@ -1,0 +1,133 @@
+// A chart over time or another number: drawn by uPlot on a canvas, with its own legend and its numbers as words or a table.
+import uPlot from "uplot";
+import { html, useEffect, useRef, useState } from "../../lib/html.js";
+import { colour, onThemeChange } from "../../lib/theme.js";
+import { inWords, rows, summary } from "./series.js";
+
+const DASHES = [[], [6, 4], [2, 3]];
+const LINES = ["solid", "dashed", "dotted"];
+
+/**
+ * `series`: [{label, colour: "--c1"}]; `data`: [x, values of each]; `format` writes a value, `x` where it is, and `tick`
+ * the same in short, for the axis.
+ * `time`: whether x are Unix seconds. `points`: mark each value. `asTable`: the numbers instead of the drawing.
+ * `empty`: what is said without values.
+ */
+export function Chart({ title, unit, series, data, format, x, tick = x, time = true, points = false, asTable = false, range, empty }) {
+  const [hovered, setHovered] = useState(null);
+  const known = data.slice(1).some((values) => values.some((value) => value !== null));
+  const named = series.map((each, place) => ({ ...each, values: data[place + 1] }));
+  return html`<section class="card overview-card" aria-label=${title}>
+    <${Head} title=${title} unit=${unit} series=${named} format=${format} at=${hovered} x=${x} data=${data} />
+    ${!known
+      ? html`<p class="overview-none">${empty}</p>`
+      : asTable
+        ? html`<${Table} title=${title} series=${series} data=${data} format=${format} x=${x} time=${time} />`
+        : html`<div class="overview-plot" role="img" aria-label=${`${title} ${unit}. ${inWords(named, format)}`}>
+            <${Plot} ...${{ series, data, format, tick, time, points, range, setHovered }} />
+          </div>`}
+  </section>`;
+}
+
+/** The title and the legend, with the values that the pointer is at, else the newest. */
+function Head({ title, unit, series, format, at, x, data }) {
+  const there = at !== null && at < data[0].length;
+  return html`<header class="overview-head">
+    <h2>${title} <span class="quiet small">${there ? x(data[0][at]) : unit}</span></h2>
+    <dl class="overview-legend">
+      ${series.map(({ label, colour: property, values }, place) => {
+        const value = there ? values[at] : summary(values).last;
+        return html`<div key=${label}>
+          <dt>
+            <span class="overview-line" aria-hidden="true" style=${{ borderTopStyle: LINES[place], color: `var(${property})` }}></span>
+            ${label}
+          </dt>
+          <dd class="tabular">${value === null || value === undefined ? "–" : format(value)}</dd>
+        </div>`;
+      })}
+    </dl>
+  </header>`;
+}
+
+function Table({ title, series, data, format, x, time }) {
+  return html`<div class="overview-scroll" tabindex="0" role="region" aria-label=${`${title}, as a table`}>
+    <table>
+      <thead>
+        <tr>
+          <th scope="col">${time ? "at" : "version"}</th>
+          ${series.map(({ label }) => html`<th key=${label} scope="col" class="number">${label}</th>`)}
+        </tr>
+      </thead>
+      <tbody>
+        ${rows(data).map(
+          ([at, ...values]) =>
+            html`<tr key=${at}>
+              <th scope="row" class="tabular">${x(at)}</th>
+              ${values.map((value, place) => html`<td key=${place} class="number">${value === null ? "–" : format(value)}</td>`)}
+            </tr>`,
+        )}
+      </tbody>
+    </table>
+  </div>`;
+}
+
+/** The canvas. It is made anew when its size or the theme changes, and given new data otherwise. */
+function Plot({ series, data, format, tick, time, points, range, setHovered }) {
+  const place = useRef(null);
+  const plot = useRef(null);
+  const latest = useRef(data);
+  latest.current = data;
+  const shape = series.map(({ label }) => label).join();
+  useEffect(() => {
+    const make = () => {
+      plot.current?.destroy();
+      const { clientWidth: width, clientHeight: height } = place.current;
+      const options = { width, height, ...looks({ series, format, tick, time, points, range }) };
+      options.hooks = { setCursor: [(drawn) => setHovered(drawn.cursor.idx ?? null)] };
+      plot.current = new uPlot(options, latest.current, place.current);
+    };
+    make();
+    const sized = new ResizeObserver(() => {
+      const { clientWidth: width, clientHeight: height } = place.current;
+      if (width !== plot.current.width || height !== plot.current.height) plot.current.setSize({ width, height });
+    });
+    sized.observe(place.current);
+    const themed = onThemeChange(make);
+    return () => {
+      sized.disconnect();
+      themed();
+      plot.current.destroy();
+      plot.current = null;
+    };
+  }, [shape, tick]);
+  useEffect(() => plot.current?.setData(data), [data]);
+  return html`<div class="overview-canvas" ref=${place}></div>`;
+}
+
+function looks({ series, format, tick, time, points, range }) {
+  const quiet = colour("--quiet");
+  const line = colour("--line");
+  const axis = { stroke: quiet, font: "11px system-ui, sans-serif", grid: { stroke: line, width: 1 }, ticks: { show: false } };
+  return {
+    legend: { show: false },
+    cursor: { drag: { x: false, y: false }, y: false, points: { size: 6 } },
+    padding: [8, 24, 0, 0],
+    scales: { x: { time }, y: { range: range ?? fromZero } },
+    axes: [
+      { ...axis, size: 22, gap: 4, space: 70, grid: { show: false }, values: (_, ticks) => ticks.map((at) => (Number.isInteger(at) ? tick(at) : "")) },
+      { ...axis, size: 46, gap: 4, space: 28, values: (_, ticks) => ticks.map(format) },
+    ],
+    series: [
+      {},
+      ...series.map(({ label, colour: property }, index) => ({
+        label,
+        stroke: colour(property),
+        width: 1.5,
+        dash: DASHES[index],
+        points: { show: points, size: 5, fill: colour(property) },
+      })),
+    ],
+  };
+}
+
+const fromZero = (_, least, most) => [Math.min(0, least ?? 0), Math.max((most ?? 0) * 1.1, 1e-3)];
