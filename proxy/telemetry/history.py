@@ -13,7 +13,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from operator import add
 
-from proxy.reasons import Reason, Status
 from proxy.telemetry.engine_metrics import EngineMetrics
 from proxy.telemetry.families import Counts, Histogram, Numbered
 from proxy.telemetry.http_metrics import HttpMetrics
@@ -32,7 +31,10 @@ MEASURED = ("in_flight", "waiting")
 FIRST_TOKEN = len(COUNTED)
 """Where the turns by time to first token begin: one number for each bucket of the histogram."""
 
-_NO_FORK = frozenset({Reason.FIRST, Reason.CONTINUED})
+_STATUSES = ("complete", "failed", "aborted")
+"""The values of `reasons.Status` that are counted, in the order of COUNTED."""
+_NO_FORK = frozenset({"first", "continued"})
+"""Those of `reasons.Reason` that are no fork."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +95,7 @@ class History:
     def _counts(self) -> list[float]:
         turns = self._turns
         return [
-            *(_sum(turns.ended, status, 1) for status in (Status.COMPLETE, Status.FAILED, Status.ABORTED)),
+            *(_sum(turns.ended, status, 1) for status in _STATUSES),
             *(turns.tokens.by[("prompt",)], turns.tokens.by[("output",)], turns.cached.by[()]),
             *(sum(turns.retries.by.values()), _forks(turns.interactions), sum(self._http.errors.by.values())),
             *_buckets(turns.first_token),

@@ -110,7 +110,7 @@ PARTS: dict[str, set[str]] = {
     "errors": set(),
     "export_formats": {"errors", "trajectory"},
     "hub": {"errors", "progress", "settings"},
-    "telemetry": {"proxy", "reasons"},
+    "telemetry": {"proxy"},
     "page": set(),
     "parsed_items": {"types"},
     "progress": set(),
