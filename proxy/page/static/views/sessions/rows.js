@@ -1,0 +1,61 @@
+// The rows of the list as pages and news change them. Pure: no DOM, no network. Entries are those of `GET /rl/sessions`.
+
+/** Entries after which come those of the next page. An entry that is there already is replaced where it stands. */
+export function appended(rows, page) {
+  const known = new Map(page.map((entry) => [entry.session_id, entry]));
+  const kept = rows.map((row) => taken(known, row.session_id) ?? row);
+  return [...kept, ...known.values()];
+}
+
+/**
+ * Rows whose beginning was read again as `page`: {rows, rest}. What followed the last row that is on both stays; `rest`:
+ * whether any did. If nothing is on both, too much is new to tell what lies between, and only the page stays.
+ */
+export function renewed(rows, page, { whole }) {
+  if (whole) return { rows: page, rest: false };
+  const there = new Set(page.map((entry) => entry.session_id));
+  const last = rows.findLastIndex((row) => there.has(row.session_id));
+  const older = last < 0 ? [] : rows.slice(last + 1);
+  return { rows: [...page, ...older], rest: older.length > 0 };
+}
+
+/**
+ * Rows after `asked` sessions were read again and `found` of them still match the filter: changed ones are replaced,
+ * others leave, and new ones come in where they belong, but not beyond the last row unless the list is `whole`.
+ */
+export function changed(rows, asked, found, { order, whole }) {
+  const known = new Map(found.map((entry) => [entry.session_id, entry]));
+  const gone = new Set(asked);
+  const kept = rows.flatMap((row) => {
+    const now = taken(known, row.session_id);
+    return now ? [now] : gone.has(row.session_id) ? [] : [row];
+  });
+  const last = kept.at(-1);
+  for (const entry of known.values()) {
+    const at = kept.findIndex((row) => follows(row, entry, order));
+    if (at >= 0) kept.splice(at, 0, entry);
+    else if (whole || !last) kept.push(entry);
+  }
+  return kept;
+}
+
+/** At most `most` of `ids`, and no more than an address holds. Returns [chosen, rest]. */
+export function portion(ids, most = 50, characters = 3000) {
+  const chosen = [];
+  let size = 0;
+  for (const id of ids) {
+    size += encodeURIComponent(JSON.stringify(id)).length + 3;
+    if (chosen.length === most || (size > characters && chosen.length > 0)) break;
+    chosen.push(id);
+  }
+  return [chosen, ids.slice(chosen.length)];
+}
+
+const follows = (row, other, order) =>
+  order === "newest" ? row.created_at < other.created_at : row.created_at > other.created_at;
+
+function taken(map, key) {
+  const value = map.get(key);
+  map.delete(key);
+  return value;
+}
