@@ -19,6 +19,7 @@ from proxy.commands.rollout import RunCommand, rollout
 from proxy.commands.serve import serve
 from proxy.commands.show import ShowHelp, show
 from proxy.commands.version import show_version
+from proxy.commands.watch import watch
 from proxy.errors import ConfigurationError
 
 app = typer.Typer(
@@ -63,5 +64,6 @@ app.command(cls=RunCommand)(rollout)
 app.command("eval", cls=RunCommand)(eval_)
 app.command()(harbor)
 app.command(cls=ShowHelp)(show)
+app.command()(watch)
 app.command("import")(import_)
 app.add_typer(db_app, name="db")

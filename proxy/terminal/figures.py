@@ -41,6 +41,11 @@ def count(value: float | None) -> str:
     return f"{value:.0f}"
 
 
+def rate(value: float) -> str:
+    """A number a second: two digits below ten, else as a count."""
+    return count(value) if value >= 9.95 or value == 0 else f"{value:.2g}"
+
+
 def number(value: float | None) -> str:
     """A reward, return or rate with three digits."""
     return NONE if value is None or not math.isfinite(value) else f"{value:.3g}"

@@ -16,13 +16,14 @@ _COLOURS = {"active": "green", "expired": "yellow", "Failed": "red", "Finished":
 
 
 def session_table(
-    entries: Sequence[Entry], now: float, counts: Mapping[str, int] | None, *, more: bool
+    entries: Sequence[Entry], now: float, counts: Mapping[str, int] | None, *, more: bool, caption: str | None = None
 ) -> FittingTable:
     """A table of `entries`. `now`: Unix seconds. `counts`: all sessions that match, by status, as far as known.
 
-    `more`: there are others that are not listed.
+    `more`: there are others that are not listed. `caption`: another text beneath.
     """
-    return FittingTable(_columns(now), entries, _caption(len(entries), counts, more))
+    beneath = _caption(len(entries), counts, more) if caption is None else Text(caption, "dim")
+    return FittingTable(_columns(now), entries, beneath)
 
 
 def _columns(now: float) -> list[Column]:
