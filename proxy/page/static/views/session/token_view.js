@@ -1,7 +1,82 @@
-// Every token of a turn's path as a cell.
-import { html } from "../../lib/html.js";
+// Every token of a turn's prompt and output as a cell: what it is, how likely it was, and whether it is trained.
+import { get, inPath } from "../../lib/api.js";
+import { html, useEffect, useMemo, useRef, useState } from "../../lib/html.js";
+import { useLoad } from "../../lib/load.js";
+import { Empty, Loaded } from "../../lib/notice.js";
+import { replace } from "../../lib/route.js";
+import { Details } from "./token_details.js";
+import { TokenGrid } from "./token_grid.js";
+import { COLOURS, classes, tokenModel } from "./token_model.js";
+import { Legend, Sections } from "./token_notes.js";
+import { find, searchable } from "./token_search.js";
+import { Tools } from "./token_tools.js";
 
-/** `sessionId`; `turn`: an interaction id or a turn number; `query`: of the address. */
-export function TokenView({ sessionId, turn, query }) {
-  return html`<section>tokens of ${turn}</section>`;
+/** Options of an export that the address of the page may have, as the API has them. `train=last` is short for its JSON. */
+const OPTIONS = [
+  "layout", "drift", "train", "filter", "unrewarded", "reward_name", "reward_granularity", "reward_scope", "mask_unfinished",
+  "prompt_length", "response_length", "on_too_long", "keep",
+];
+const SETTLED_MS = 300;
+
+/** `sessionId`; `turn`: an interaction id or a turn number; `query`: of the address; `revision`: changes when the turn did. */
+export function TokenView({ sessionId, turn, query, revision }) {
+  const options = Object.fromEntries(OPTIONS.filter((name) => query[name]).map((name) => [name, query[name]]));
+  if (options.train === "last") options.train = '{"turns":"last"}';
+  const path = `rl/sessions/${inPath(sessionId)}/interactions/${encodeURIComponent(turn)}`;
+  const load = ({ signal }) => get(path, { include: "tokens", ...options }, { signal });
+  const loaded = useLoad(load, [path, JSON.stringify(options), revision], { keep: true });
+  const shown = useMemo(() => loaded.data && { ...loaded.data, model: tokenModel(loaded.data.tokens) }, [loaded.data]);
+  const change = (more) => replace("session", sessionId, { ...query, ...more });
+  return html`<div class="tokens" aria-busy=${loaded.loading}>
+    <${Loaded} what="Loading the tokens" from=${{ ...loaded, data: shown }}
+      show=${(data) => html`<${Tokens} key=${data.interaction_id} data=${data} query=${query} change=${change} sessionId=${sessionId} />`} />
+  </div>`;
+}
+
+function Tokens({ data, query, change, sessionId }) {
+  const { model, tokens } = data;
+  const colouring = COLOURS.includes(query.colour) ? query.colour : "logprob";
+  const classOf = useMemo(() => classes(model, colouring), [model, colouring]);
+  const [active, setActive] = useActive(model, query.at, (at) => change({ at }));
+  const [hovered, setHovered] = useState(null);
+  const grid = useRef(null);
+  const [search, setSearch] = useState(query.find ?? "");
+  const index = useMemo(() => searchable(model.texts), [model]);
+  const places = useMemo(() => find(search, index, model.ids), [search, index]);
+  const go = (token, focus = true) => {
+    if (token < 0 || token >= model.count) return;
+    setActive(token);
+    grid.current?.show(token, focus);
+  };
+  if (model.count === 0) return html`<${Empty} title="No tokens">This turn ended before anything was sent to the engine.<//>`;
+  const seen = hovered !== null && hovered < model.count ? hovered : active;
+  return html`
+    <${Tools} model=${model} colouring=${colouring} query=${query} change=${change} active=${active} go=${go}
+      search=${search} setSearch=${setSearch} places=${places} />
+    <${Legend} model=${model} classOf=${classOf} colouring=${colouring} told=${tokens.export} />
+    <${Sections} tokens=${tokens} sessionId=${sessionId} query=${query} go=${go} />
+    <${TokenGrid} handle=${grid} model=${model} classOf=${classOf} colouring=${colouring} active=${active} places=${places}
+      onActive=${setActive} onHover=${setHovered} />
+    <${Details} model=${model} at=${seen} />`;
+}
+
+/** The token that has the focus, or would have it: the one that the address names, else the first that was sampled. */
+function useActive(model, named, keep) {
+  const [active, setActive] = useState(() => startOf(model, named));
+  const at = Math.min(active, Math.max(0, model.count - 1));
+  const settled = useRef(at);
+  useEffect(() => {
+    if (settled.current === at) return undefined;
+    const timer = setTimeout(() => {
+      settled.current = at;
+      keep(at);
+    }, SETTLED_MS);
+    return () => clearTimeout(timer);
+  }, [at]);
+  return [at, setActive];
+}
+
+function startOf(model, named) {
+  if (/^\d{1,9}$/.test(named ?? "") && Number(named) < model.count) return Number(named);
+  return model.parts.findLast((part) => part.kind === "output")?.start ?? 0;
 }

@@ -1,0 +1,53 @@
+// All that is known of one token: the one under the pointer, else the one of the focus.
+import { html } from "../../lib/html.js";
+import { number } from "../../lib/format.js";
+import { turnName } from "./token_cells.js";
+import { band } from "./token_model.js";
+import { escaped } from "./token_text.js";
+
+const BAND_WORDS = ["", "90% or more", "50 to 90%", "10 to 50%", "1 to 10%", "below 1%"];
+
+/** `at`: the index of the token. */
+export function Details({ model, at }) {
+  const text = model.texts[at];
+  const part = model.parts[model.partOf[at]];
+  const run = model.states[model.stateOf[at]];
+  const value = model.logprobs[at];
+  return html`<dl class="tokens-details" aria-label="The chosen token" role="group">
+    <${Fact} name="Token">${number(at)} <span class="quiet">of ${number(model.count)}</span><//>
+    <${Fact} name="Id">${model.ids[at]}<//>
+    <${Fact} name="Text" wide><code class="cut" title=${text === null ? undefined : escaped(text)}>${text === null ? "–" : escaped(text)}</code>${kind(model, at)}<//>
+    <${Fact} name="Logprob">${value === null ? "–" : value.toFixed(4).replace("-", "−")}<//>
+    <${Fact} name="Probability">${value === null ? "–" : html`${probability(value)} <span class="quiet">${BAND_WORDS[band(value)]}</span>`}<//>
+    <${Fact} name="Version">${model.versionOf[at] < 0 ? "–" : `v${model.versionOf[at]}`}<//>
+    <${Fact} name="From">${turnName(part)}, ${part.kind === "output" ? "answer" : "prompt"}<//>
+    <${Fact} name="State" wide><strong class=${run.state === "trained" ? "good" : run.state === "context" ? "quiet" : "warn"}>${run.state}</strong>
+      <span>${meaning(model, run)}</span><//>
+  </dl>`;
+}
+
+function Fact({ name, wide, children }) {
+  return html`<div class=${wide ? "wide" : ""}><dt>${name}</dt><dd>${children}</dd></div>`;
+}
+
+function kind(model, at) {
+  const found = model.kindOf[at];
+  const words = [
+    found & 1 && "special token", found & 2 && "goes on with the character before it", found & 4 && "bytes that are no text",
+    found & 8 && "not in the vocabulary",
+  ].filter(Boolean);
+  return words.length > 0 && html` <span class="quiet">${words.join(", ")}</span>`;
+}
+
+/** e to the power of a logprob in percent, with the digits that matter: "97.3%", "0.0012%". */
+function probability(value) {
+  const share = Math.exp(value) * 100;
+  if (share === 0) return "0%";
+  return share >= 1 ? `${share.toFixed(1)}%` : `${share.toPrecision(2).replace(/e-(\d+)$/, "×10⁻$1")}%`;
+}
+
+function meaning(model, run) {
+  const words = ` ${model.meanings[run.state] ?? ""}`.replaceAll("`", "");
+  if (!run.sample) return words;
+  return `${words}: the one that ends with ${run.sample.turn === null ? "a turn" : `turn ${run.sample.turn}`}`;
+}

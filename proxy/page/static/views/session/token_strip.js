@@ -1,0 +1,80 @@
+// All rows at once, small, in the colours of the cells: a click goes there. Who cannot see it has the grid and its keys.
+import { html, useEffect, useRef } from "../../lib/html.js";
+import { colour, onThemeChange } from "../../lib/theme.js";
+import { space } from "./token_rows.js";
+
+const WIDTH = 56;
+const FOUND = 9;
+const INKS = {
+  logprob: ["--line", "--heat-1", "--heat-2", "--heat-3", "--heat-4", "--heat-5", "--past"],
+  mask: ["--line", "--c1", "--c3"],
+  version: ["--line", "--c1", "--c2", "--c3", "--c4", "--c5", "--c6"],
+};
+
+/** `rows` as laid out in `columns`, `row` pixels high; `scroller`: a ref of the element that scrolls. */
+export function Strip({ rows, row, columns, model, classOf, colouring, found, scroller }) {
+  const canvas = useRef(null);
+  const frame = useRef(null);
+  useEffect(() => {
+    const draw = () => paint(canvas.current, { rows, columns, model, classOf, colouring, found });
+    draw();
+    const watcher = new ResizeObserver(draw);
+    watcher.observe(canvas.current);
+    const unwatch = onThemeChange(draw);
+    return () => {
+      watcher.disconnect();
+      unwatch();
+    };
+  }, [rows, classOf, colouring, found]);
+  useEffect(() => {
+    const element = scroller.current;
+    const follow = () => {
+      const whole = Math.max(1, element.scrollHeight);
+      frame.current.style.top = `${(element.scrollTop / whole) * 100}%`;
+      frame.current.style.height = `${Math.min(100, (element.clientHeight / whole) * 100)}%`;
+    };
+    follow();
+    element.addEventListener("scroll", follow, { passive: true });
+    const watcher = new ResizeObserver(follow);
+    watcher.observe(element);
+    return () => {
+      element.removeEventListener("scroll", follow);
+      watcher.disconnect();
+    };
+  }, [rows]);
+  const jump = (event) => {
+    if (event.buttons !== 1) return;
+    const box = canvas.current.getBoundingClientRect();
+    const element = scroller.current;
+    element.scrollTop = ((event.clientY - box.top) / box.height) * element.scrollHeight - element.clientHeight / 2;
+  };
+  return html`<div class="tokens-strip" aria-hidden="true" title="All tokens: click to go there" onPointerDown=${jump} onPointerMove=${jump}>
+    <canvas ref=${canvas}></canvas><div class="tokens-strip-frame" ref=${frame}></div>
+  </div>`;
+}
+
+function paint(canvas, { rows, columns, model, classOf, colouring, found }) {
+  const scale = devicePixelRatio || 1;
+  const [width, height] = [canvas.clientWidth || WIDTH, canvas.clientHeight];
+  canvas.width = Math.round(width * scale);
+  canvas.height = Math.round(height * scale);
+  const context = canvas.getContext("2d");
+  const tall = canvas.height / Math.max(1, rows.length);
+  const wide = canvas.width / (columns + 4);
+  const inks = [...INKS[colouring], ...new Array(FOUND).fill("")].slice(0, FOUND);
+  // What is rare is drawn last: where many rows share a line of pixels, it stays to be seen.
+  [...inks, "--focus"].forEach((ink, kind) => {
+    if (!ink) return;
+    context.fillStyle = colour(ink);
+    rows.forEach((row, at) => {
+      let used = 0;
+      for (let token = row.from; token < row.to; token += 1) {
+        const needed = space(model, token) * wide;
+        if (kind === FOUND ? found[token] : classOf[token] === kind) {
+          context.fillRect(used, at * tall, Math.max(needed, 1), Math.max(tall * 0.7, 1));
+        }
+        used += needed;
+      }
+    });
+  });
+}

@@ -1,0 +1,161 @@
+// The pure logic of the token view: texts, rows, colours, search.
+import assert from "node:assert/strict";
+import { test } from "node:test";
+import { band, classes, lowestFirst, nextUntrained, stateCounts, tokenModel } from "../../../proxy/page/static/views/session/token_model.js";
+import { SPACE, layOut, placeOf, rowOf, space, tokenAt } from "../../../proxy/page/static/views/session/token_rows.js";
+import { find, nextPlace, searchable } from "../../../proxy/page/static/views/session/token_search.js";
+import { cell, escaped, width } from "../../../proxy/page/static/views/session/token_text.js";
+
+/** Tokens as the API has them: a prompt of `prompt` texts, then an output of `output`. */
+function told(prompt, output, more = {}) {
+  const texts = [...prompt, ...output];
+  const [start, end] = [prompt.length, texts.length];
+  return {
+    ids: texts.map((_, at) => 100 + at), texts, continues: [], broken: [], special: [],
+    logprobs: texts.map((_, at) => (at < start ? null : -0.1 * (at - start))),
+    versions: [{ start, end, version: 3 }],
+    parts: [{ turn: 0, kind: "prompt", start: 0, end: start }, { turn: 0, kind: "output", start, end }],
+    states: [{ start: 0, end: start, state: "context", sample: null }, { start, end, state: "trained", sample: { turn: 0 } }],
+    meanings: {}, sections: [{ turns: [], tokens: end, differs: null }], lost: [], ...more,
+  };
+}
+
+test("white space is visible, and a row ends behind a new line", () => {
+  assert.deepEqual(cell(" the", 1, false), { shown: "·the", width: 4, breaks: false });
+  assert.deepEqual(cell("\n\n", 1, false), { shown: "⏎⏎", width: 2, breaks: true });
+  assert.deepEqual(cell("\t", 1, false), { shown: "⇥", width: 1, breaks: false });
+});
+
+test("wide characters take two columns, marks none", () => {
+  assert.equal(width("日本"), 4);
+  assert.equal(width("🙂"), 2);
+  assert.equal(width("👩‍👩‍👧"), 2);
+  assert.equal(width("e\u0301"), 1);
+  assert.deepEqual(cell("\u0301", 1, false), { shown: "◌\u0301", width: 1, breaks: false });
+});
+
+test("what would not be seen is shown as a sign, and what has no text by its id", () => {
+  assert.equal(cell("a\u202eb", 1, false).shown, "a⟨RLO⟩b");
+  assert.equal(cell("\u0000", 1, false).shown, "␀");
+  assert.deepEqual(cell("", 632, false), { shown: "⟨632⟩", width: 5, breaks: false });
+  assert.deepEqual(cell(null, 7, false).shown, "⟨7⟩");
+  assert.equal(cell("", 632, true).shown, "⋯");
+});
+
+test("a very long token is shortened in its cell", () => {
+  const found = cell(" ".repeat(128), 1, false);
+  assert.equal(found.width, 32);
+  assert.match(found.shown, /…$/);
+});
+
+test("an escaped text hides nothing", () => {
+  assert.equal(escaped('"a"\n'), '"\\"a\\"\\n"');
+  assert.equal(escaped("a\u202eb\u00a0"), '"a\\u{202E}b\u00a0"');
+});
+
+test("every token stands in one row, in order, and no row is too wide", () => {
+  const texts = Array.from({ length: 500 }, (_, at) => (at % 37 === 0 ? "\n" : "x".repeat(at % 9)));
+  const model = tokenModel(told(texts.slice(0, 300), texts.slice(300)));
+  const rows = layOut(model, 40);
+  let next = 0;
+  for (const row of rows) {
+    assert.equal(row.from, next);
+    if (row.of !== null) continue;
+    let used = 0;
+    for (let at = row.from; at < row.to; at += 1) {
+      used += space(model, at);
+      assert.equal(rowOf(rows, at), rows.indexOf(row));
+      if (at < row.to - 1) assert.equal(model.cells[at].breaks, false);
+    }
+    assert.ok(used <= 40);
+    next = row.to;
+  }
+  assert.equal(next, 500);
+  assert.deepEqual(rows.filter((row) => row.of !== null).map((row) => [row.from, row.of]), [[0, 0], [300, 1]]);
+});
+
+test("a cell wider than a row has a row of its own", () => {
+  const model = tokenModel(told(["a", "x".repeat(30), "b"], ["c"]));
+  assert.deepEqual(layOut(model, 20).filter((row) => row.of === null).map((row) => [row.from, row.to]), [[0, 1], [1, 2], [2, 3], [3, 4]]);
+});
+
+test("keys lead to the neighbours, to the cell below, and to the ends", () => {
+  const model = tokenModel(told(["aa", "bb\n", "cccccc", "d\n"], ["e", "f"]));
+  const rows = layOut(model, 60);
+  const go = (key, token, more = {}) => tokenAt(key, { ctrl: false, token, model, rows, page: 2, ...more });
+  assert.equal(go("ArrowRight", 0), 1);
+  assert.equal(go("ArrowLeft", 0), 0);
+  assert.equal(go("ArrowRight", 5), 5);
+  assert.equal(go("ArrowDown", 1), 2);
+  assert.equal(go("ArrowDown", 0), 2);
+  assert.equal(go("ArrowUp", 3), 1);
+  assert.equal(go("ArrowDown", 3), 5);
+  assert.equal(go("ArrowDown", 4), 4);
+  assert.equal(go("Home", 3), 2);
+  assert.equal(go("End", 2), 3);
+  assert.equal(go("Home", 5, { ctrl: true }), 0);
+  assert.equal(go("End", 0, { ctrl: true }), 5);
+  assert.equal(go("x", 0), null);
+});
+
+test("a place in a row counts the cells before it", () => {
+  const model = tokenModel(told(["aa", "bbb"], ["c"]));
+  const rows = layOut(model, 60);
+  assert.equal(placeOf(model, rows[1], 0), SPACE);
+  assert.ok(Math.abs(placeOf(model, rows[1], 1) - (2 + 2 * SPACE)) < 1e-9);
+});
+
+test("bands of probability", () => {
+  assert.deepEqual([0, Math.log(0.95), Math.log(0.6), Math.log(0.2), Math.log(0.05), -30].map(band), [1, 1, 2, 3, 4, 5]);
+  assert.equal(band(null), 0);
+});
+
+test("the classes of each colouring", () => {
+  const model = tokenModel(told(["p"], ["a", "b", "c"], {
+    logprobs: [null, -0.01, -9, null],
+    versions: [{ start: 1, end: 3, version: 3 }, { start: 3, end: 4, version: 9 }],
+    states: [
+      { start: 0, end: 1, state: "context" }, { start: 1, end: 2, state: "trained" },
+      { start: 2, end: 4, state: "grammar" },
+    ],
+  }));
+  assert.deepEqual([...classes(model, "logprob")], [0, 1, 5, 6]);
+  assert.deepEqual([...classes(model, "mask")], [0, 1, 2, 2]);
+  assert.deepEqual([...classes(model, "version")], [0, 1, 1, 2]);
+  assert.deepEqual(stateCounts(model), [["context", 1], ["trained", 1], ["grammar", 2]]);
+  assert.deepEqual([...model.tags], [[2, "✕grammar"], [3, "v9"]]);
+  assert.equal(nextUntrained(model, 0), 2);
+  assert.equal(nextUntrained(model, 2), 2);
+  assert.deepEqual(lowestFirst(model), [2, 1]);
+});
+
+test("nothing is untrained where all is trained", () => {
+  assert.equal(nextUntrained(tokenModel(told(["p"], ["a"])), 0), -1);
+});
+
+test("search finds text across tokens, whatever its case, and ids", () => {
+  const texts = ["He", "", "llo", " wor", "ld", " hello"];
+  const index = searchable(texts);
+  assert.deepEqual(find("hello", index, []), [[0, 2], [5, 5]]);
+  assert.deepEqual(find("O W", index, []), [[2, 3]]);
+  assert.deepEqual(find("", index, []), []);
+  assert.deepEqual(find("nowhere", index, []), []);
+  assert.deepEqual(find("#7", index, [7, 8, 7]), [[0, 0], [2, 2]]);
+});
+
+test("the next place goes around", () => {
+  const places = [[2, 3], [8, 8]];
+  assert.equal(nextPlace(places, 2, 1), 1);
+  assert.equal(nextPlace(places, 8, 1), 0);
+  assert.equal(nextPlace(places, 2, -1), 1);
+  assert.equal(nextPlace(places, 9, -1), 1);
+  assert.equal(nextPlace([], 0, 1), -1);
+});
+
+test("sixty thousand tokens are laid out", () => {
+  const texts = Array.from({ length: 60_000 }, (_, at) => [" the", "日本", "\n", "x".repeat(at % 12)][at % 4]);
+  const model = tokenModel(told(texts.slice(0, 30_000), texts.slice(30_000)));
+  const rows = layOut(model, 90);
+  assert.equal(rows.at(-1).to, 60_000);
+  assert.equal(model.cells.length, 60_000);
+});
