@@ -240,8 +240,8 @@ class Client(Connection):
     ) -> dict[str, Json]:
         """Return what each sample of an export of a session contains, as runs of tokens instead of arrays.
 
-        For people to look at: `samples` have `tokens` and `runs` ([start, end, kind, turn]) beside their labels, and the
-        entry in `sessions` has `output_runs`. Raises what `export` raises.
+        For people to look at: `samples` have `tokens` and `runs` ([start, end, kind, turn]) beside their labels, and
+        the entry in `sessions` has `output_runs`. Raises what `export` raises.
         """
         return self.run(operations.outline(session_id, filter, options))
 

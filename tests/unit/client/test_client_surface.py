@@ -137,7 +137,7 @@ def test_the_method_of_an_endpoint_calls_it(endpoint: tuple[str, str], monkeypat
 def test_the_options_of_a_method_are_the_fields_of_its_endpoint() -> None:
     """`style` is AReaL's name of `layout`, `request_id` an older one; pages are the client's own matter.
 
-    `drop_retry_orphans` is AReaL's and has no effect. `outline` is a method of its own, since its samples have no arrays.
+    `drop_retry_orphans` is AReaL's and has no effect. `outline` is a method of its own: its samples have no arrays.
     """
     areals = {"style", "drop_retry_orphans"}
     sample_options = set(export_options.OPTION_FIELDS) - {"style"}

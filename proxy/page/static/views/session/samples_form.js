@@ -1,0 +1,26 @@
+// The options of an export, as the reader chooses them. Each change is in the address at once.
+import { html } from "../../lib/html.js";
+import { inWords } from "../../lib/words.js";
+import { OPTIONS, PADDED_OPTIONS, valueOf, withOption } from "./samples_options.js";
+
+/** `onChange(query)`: the query with the change. */
+export function SamplesForm({ query, onChange }) {
+  const padded = valueOf(OPTIONS[0], query) === "padded";
+  const shown = OPTIONS.filter((option) => option.name !== "drift" || valueOf(OPTIONS[0], query) !== "tree");
+  return html`<form class="samples-form" aria-label="Options of the export" onSubmit=${(event) => event.preventDefault()}>
+    ${[...shown, ...(padded ? PADDED_OPTIONS : [])].map((option) => html`<${Option} key=${option.name} option=${option} query=${query} onChange=${onChange} />`)}
+  </form>`;
+}
+
+function Option({ option, query, onChange }) {
+  const value = valueOf(option, query);
+  const changed = (event) => onChange(withOption(option, query, event.target.value));
+  return html`<label>
+    <span class="quiet small">${option.label}</span>
+    ${option.values
+      ? html`<select value=${value} onChange=${changed}>
+          ${option.values.map((each) => html`<option value=${each} selected=${each === value}>${option.words?.[each] ?? inWords(each)}</option>`)}
+        </select>`
+      : html`<input type="number" min="1" max="1048576" value=${value} onChange=${changed} />`}
+  </label>`;
+}
