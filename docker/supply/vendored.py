@@ -60,7 +60,7 @@ def digest(content: bytes) -> str:
 
 
 def fetched(name: str, version: str) -> tuple[str, dict[str, bytes]]:
-    """The digest of a package's archive, as the registry writes it, and the package's files. Raises CalledProcessError."""
+    """The digest of a package's archive as the registry writes it, and its files. Raises CalledProcessError."""
     with tempfile.TemporaryDirectory() as folder:
         command = ["npm", "pack", "--silent", "--pack-destination", folder, f"{name}@{version}"]
         subprocess.run(command, check=True, capture_output=True)
