@@ -10,22 +10,32 @@ const STEP = 40;
 /** `turn`: with its messages. `query`: of the address. */
 export function Conversation({ turn, query }) {
   const places = useMemo(() => linked([...turn.messages, turn.output]), [turn]);
-  const fresh = places.slice(turn.inherited, -1);
+  const { count, of, title } = known(turn);
+  const fresh = places.slice(count, -1);
   return html`<section aria-label="Conversation">
-    ${turn.inherited > 0 && html`<${Earlier} places=${places.slice(0, turn.inherited)} turn=${turn} query=${query} />`}
-    <h2 class="turn-title">${turn.inherited > 0 ? `New in this turn: ${plural(fresh.length, "message")}` : plural(fresh.length, "message")}</h2>
+    ${count > 0 && html`<${Earlier} places=${places.slice(0, count)} title=${title} href=${link("session", turn.session_id, { ...query, turn: of.interaction_id })} of=${of} />`}
+    <h2 class="turn-title">${count > 0 ? `${turn.inherited === count ? "New in this turn" : "From the first that differs"}: ` : ""}${plural(fresh.length, "message")}</h2>
     <${Some} places=${fresh} />
     <${Answer} turn=${turn} place=${places.at(-1)} />
   </section>`;
 }
 
-/** The messages that the parent had, its answer included. They are drawn when somebody opens them. */
-function Earlier({ places, turn, query }) {
+/**
+ * How many messages another turn had before: {count, of, title}. It is the turn before this one, whose answer is the
+ * last of them; or for a fork the nearest turn, if it agrees with more of them.
+ */
+function known({ inherited, parent_id: parent, compared }) {
+  const same = compared.message?.index ?? 0;
+  if (same > inherited) return { count: same, of: compared.nearest, title: "as the nearest turn had them" };
+  return { count: inherited, of: { interaction_id: parent, turn: null }, title: "that the turn before had, its answer included" };
+}
+
+/** Messages that are known from another turn. They are drawn when somebody opens them. */
+function Earlier({ places, title, href, of }) {
   const [open, setOpen] = useState(false);
-  const parent = link("session", turn.session_id, { ...query, turn: turn.parent_id });
   return html`<details class="turn-earlier" onToggle=${(event) => setOpen(event.currentTarget.open)}>
-    <summary>${plural(places.length, "earlier message")} <span class="quiet small">that the turn before had, its answer included ·
-      <a href=${parent}>the turn before</a></span></summary>
+    <summary>${plural(places.length, "earlier message")} <span class="quiet small">${title} · ${" "}
+      <a href=${href}>${of.turn === null ? "the turn before" : `turn ${of.turn}`}</a></span></summary>
     ${open && html`<${Some} places=${places} last />`}
   </details>`;
 }

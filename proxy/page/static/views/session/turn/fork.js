@@ -1,7 +1,7 @@
 // Why a turn forked: the reason in words, the turn that came nearest, and what differs first.
 import { Badge } from "../../../lib/badge.js";
 import { number, plural } from "../../../lib/format.js";
-import { html, useMemo } from "../../../lib/html.js";
+import { html, useMemo, useState } from "../../../lib/html.js";
 import { useLoad } from "../../../lib/load.js";
 import { Loaded } from "../../../lib/notice.js";
 import { inWords } from "../../../lib/words.js";
@@ -9,17 +9,17 @@ import { link } from "../../../lib/route.js";
 import { Difference } from "./difference.js";
 import { messageText, sides } from "./messages.js";
 import { readTurn } from "./read_turn.js";
-import { Text } from "./texts.js";
+import { Line, Text } from "./texts.js";
 import { toolDifferences } from "./tool_differences.js";
 
 /** `turn`: with its messages and `compared`; nothing is drawn for one that did not fork. */
 export function Fork({ turn, query, reasons }) {
   const { compared } = turn;
-  const meaning = reasons.reason?.[turn.reason];
-  if (compared.nearest === null && ["first", "continued"].includes(turn.reason)) return null;
+  const placed = turn.status === "complete"; // only a commit gives a turn its reason
+  if (compared.nearest === null && (!placed || ["first", "continued"].includes(turn.reason))) return null;
   return html`<section class="turn-fork card" aria-label="Why it forked">
-    <h2><span aria-hidden="true">⑂ </span>${inWords(turn.reason)}</h2>
-    ${meaning && html`<p>${meaning}</p>`}
+    <h2><span aria-hidden="true">◆ </span>${placed ? inWords(turn.reason) : "Compared with the nearest turn"}</h2>
+    ${placed && html`<p>${reasons.reason?.[turn.reason]}</p>`}
     ${compared.nearest ? html`<${Nearest} turn=${turn} query=${query} reasons=${reasons} />` : html`<p class="quiet small">No earlier turn can be compared.</p>`}
   </section>`;
 }
@@ -56,12 +56,17 @@ function Compared({ turn, nearest }) {
   const names = { recorded: sideName(nearest, "the nearest turn"), sent: sideName(turn, "this turn") };
   return html`
     ${compared.message && html`<${MessageDifference} why=${compared.message.why} recorded=${recorded} sent=${sent} names=${names} />`}
-    ${tools.map(({ name, change, recorded: old, sent: now }) => html`<div key=${name}>
-      <h3>tool <code><${Text} text=${name} /></code> ${change}</h3>
-      <${Difference} recorded=${old} sent=${now} names=${names} />
-    </div>`)}
+    ${tools.map((tool) => html`<${ToolDifference} key=${tool.name} ...${tool} names=${names} open=${compared.why === "tools" && tools.length <= 3} />`)}
     ${compared.template_options && html`<h3>template options</h3>
       <${Difference} recorded=${laidOut(compared.template_options.recorded)} sent=${laidOut(compared.template_options.sent)} names=${names} />`}`;
+}
+
+function ToolDifference({ name, change, recorded, sent, names, open }) {
+  const [shown, setShown] = useState(open);
+  return html`<details open=${open} onToggle=${(event) => setShown(event.currentTarget.open)}>
+    <summary>tool <code><${Line} text=${name} length=${60} /></code> ${change}</summary>
+    ${shown && html`<${Difference} recorded=${recorded} sent=${sent} names=${names} />`}
+  </details>`;
 }
 
 const sideName = ({ turn }, otherwise) => (turn === null ? otherwise : `turn ${turn}`);
@@ -74,7 +79,7 @@ function MessageDifference({ why, recorded, sent, names }) {
   }
   if (old && now && old.role === now.role) return html`<${Difference} recorded=${messageText(old)} sent=${messageText(now)} names=${names} />`;
   return html`${[...recorded.map((message) => [message, "recorded"]), ...sent.map((message) => [message, "sent"])].slice(0, 20).map(([message, side], index) => html`<div key=${index}>
-      <h3>${message.role} <span class="quiet">only in ${names[side]}</span></h3>
+      <h3>${message.role}</h3>
       <${Difference} ...${{ recorded: "", sent: "", [side]: messageText(message) }} names=${names} />
     </div>`)}
     ${recorded.length + sent.length > 20 && html`<p class="quiet small">and ${plural(recorded.length + sent.length - 20, "more message")}</p>`}`;

@@ -1,6 +1,6 @@
 // The head of a turn: what became of it, what it cost, and when.
 import { Badge, Status } from "../../../lib/badge.js";
-import { duration, number, reward, when } from "../../../lib/format.js";
+import { duration, number, plural, reward, when } from "../../../lib/format.js";
 import { html } from "../../../lib/html.js";
 import { inWords } from "../../../lib/words.js";
 import { Line, LongText } from "./texts.js";
@@ -12,8 +12,8 @@ export function TurnHead({ turn, reasons }) {
     <div class="bar">
       <h2>${turn.turn === null ? "Turn without a number" : `Turn ${turn.turn}`}</h2>
       <${Status} status=${turn.status} title=${reasons.status?.[turn.status]} />
-      <${Badge} kind=${GOES_ON.includes(turn.reason) ? "" : "past"} sign=${GOES_ON.includes(turn.reason) ? undefined : "⑂"}
-        text=${inWords(turn.reason)} title=${reasons.reason?.[turn.reason]} />
+      ${turn.status === "complete" && html`<${Badge} kind=${GOES_ON.includes(turn.reason) ? "" : "past"} sign=${GOES_ON.includes(turn.reason) ? undefined : "◆"}
+        text=${inWords(turn.reason)} title=${reasons.reason?.[turn.reason]} />`}
       ${turn.finish_reason && html`<${Badge} kind=${turn.finish_reason === "length" ? "warn" : ""} text=${`ended: ${inWords(turn.finish_reason)}`} title=${reasons.finish_reason?.[turn.finish_reason]} />`}
       ${turn.purpose && turn.purpose !== "main" && html`<${Badge} kind="info" text=${`purpose: ${turn.purpose}`} />`}
       ${turn.agent && html`<span class="small">agent <${Line} text=${turn.agent} length=${40} class="mono" /></span>`}
@@ -30,11 +30,11 @@ const GOES_ON = ["first", "continued"];
 function facts(turn) {
   const cached = turn.cached_tokens === null ? "" : ` (${number(turn.cached_tokens)} cached)`;
   const thought = turn.reasoning_tokens ? ` (${number(turn.reasoning_tokens)} reasoning)` : "";
-  const named = Object.entries(turn.rewards).map(([name, value]) => html` <span class="quiet">${" "}<${Line} text=${name} length=${30} /> ${reward(value)}</span>`);
+  const named = Object.entries(turn.rewards);
   return [
     ["prompt", `${number(turn.prompt_tokens)}${cached}`, "Tokens of the whole prompt, and those that the engine had in its cache"],
     ["output", `${number(turn.output_tokens)}${thought}`, "Sampled tokens"],
-    ["reward", html`${reward(turn.reward)}${named}`, "As set for this turn, and those with a name"],
+    ["reward", html`${reward(turn.reward)}${named.length > 0 && html`<span class="quiet"> and ${plural(named.length, "named one")}</span>`}`, "As set for this turn; those with a name are listed below"],
     ["return", reward(turn.return), "The rewards of this turn and of those after it, discounted"],
     ["version", versions(turn.versions), "Weights that the tokens were sampled with"],
     ["api", turn.api, "The API that the agent used"],
@@ -58,7 +58,7 @@ function Times({ turn }) {
     <span class="tabular">
       ${wait === null ? html`<span class="quiet">no token came</span>` : html`<span class="turn-key turn-key-wait">${duration(wait)} to the first token</span>
       ${" "}<span class="turn-key turn-key-sampling">${duration(sampling)} sampling</span>${rate === null ? "" : ` · ${number(Math.round(rate))} tokens/s`}`}
-      <span class="quiet"> · ${duration(total)} in all · ${when(turn.times.created_at)}</span>
+      <span class="quiet"> · ${duration(total)} in all</span>
     </span>
   </div>`;
 }

@@ -1,16 +1,21 @@
 // What a turn was asked with beside its messages: notes in words, tools, template options, sampling, and its ids.
-import { html, useState } from "../../../lib/html.js";
 import { CopyButton } from "../../../lib/copy.js";
+import { reward, when } from "../../../lib/format.js";
+import { html, useState } from "../../../lib/html.js";
 import { inWords } from "../../../lib/words.js";
 import { LongText, Line, Short, Text } from "./texts.js";
 
 /** `turn`: with its messages. `reasons`: of the API. */
 export function Settings({ turn, reasons }) {
   const notes = Object.entries(turn.notes);
+  const rewards = Object.entries(turn.rewards);
   const options = Object.entries(turn.template_options);
   return html`<section class="turn-settings" aria-label="Settings of the turn">
     ${notes.length > 0 && html`<${Folded} title="Notes" count=${notes.length} open>
       <${Notes} notes=${notes} reasons=${reasons} />
+    <//>`}
+    ${rewards.length > 0 && html`<${Folded} title="Named rewards" count=${rewards.length} open=${rewards.length <= 4} hint=${rewards.map(([name, value]) => `${name} ${value}`).join(", ")}>
+      <${Rewards} rewards=${rewards} />
     <//>`}
     ${turn.tools.length > 0 && html`<${Folded} title="Tools" count=${turn.tools.length} hint=${turn.tools.slice(0, 12).map((tool) => tool.function.name).join(", ")}>
       <${Tools} tools=${turn.tools} />
@@ -21,7 +26,7 @@ export function Settings({ turn, reasons }) {
     <${Folded} title="Sampling" hint=${Object.entries(turn.sampling).map(([name, value]) => `${name} ${JSON.stringify(value)}`).join(", ")}>
       <${Values} entries=${Object.entries(turn.sampling)} />
     <//>
-    <${Folded} title="Ids" hint=${turn.interaction_id}><${Ids} turn=${turn} /><//>
+    <${Folded} title="Ids and times" hint=${turn.interaction_id}><${Ids} turn=${turn} /><//>
   </section>`;
 }
 
@@ -44,6 +49,11 @@ function Notes({ notes, reasons }) {
     </dd>
   </div>`)}</dl>`;
 }
+
+const Rewards = ({ rewards }) => html`<dl class="turn-values">${rewards.map(([name, value]) => html`<div key=${name}>
+  <dt><${Line} text=${name} length=${40} /></dt>
+  <dd class="tabular">${reward(value)}</dd>
+</div>`)}</dl>`;
 
 const written = (value) => (typeof value === "string" ? value : Array.isArray(value) ? value.map(written).join(", ") : JSON.stringify(value));
 
@@ -73,5 +83,6 @@ function Ids({ turn }) {
     <dt>${name}</dt>
     <dd><${Short} text=${id} length=${60} /> <${CopyButton} text=${id} label=${`the id: ${name}`} /></dd>
   </div>`)}
+  <div><dt>begun</dt><dd class="tabular">${when(turn.times.created_at)}, ended ${when(turn.times.completed_at)}</dd></div>
   <div><dt>place</dt><dd>${turn.seq} in the order of completion${turn.parent_id === null ? "" : turn.aligned ? ", its prompt begins with the tokens of the turn before" : ", its prompt was rendered anew: it does not begin with the tokens of the turn before"}</dd></div></dl>`;
 }
