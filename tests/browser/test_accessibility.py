@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.browser.views import VIEWS, wait
+from tests.browser.views import VIEWS, show
 
 if TYPE_CHECKING:
     from tests.browser.conftest import Opened
@@ -25,9 +25,8 @@ def _node(node: dict[str, Any]) -> str:
 
 @pytest.mark.parametrize("view", VIEWS)
 def test_axe_finds_no_violation_in_both_themes(url: str, opened: Opened, axe: str, view: str) -> None:
-    page = opened(url + VIEWS[view], color_scheme="light")
-    wait(page)
+    page = show(opened, url, VIEWS[view], color_scheme="light")
     page.evaluate(axe)
-    assert found(page.evaluate(_RUN)) == []
+    assert "\n".join(found(page.evaluate(_RUN))) == ""
     page.emulate_media(color_scheme="dark")
-    assert found(page.evaluate(_RUN)) == []
+    assert "\n".join(found(page.evaluate(_RUN))) == ""

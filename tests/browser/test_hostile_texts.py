@@ -13,33 +13,35 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from tests.browser import episodes, hostile
-from tests.browser.views import session, wait
+from tests.browser.views import ROWS, TOKENS, TURNS, View, session, wait
 
 if TYPE_CHECKING:
     from tests.browser.conftest import Opened
 
 VIEWS = {
-    "sessions": "/#/sessions",
-    "search": f"/#/sessions?search={hostile.SESSION_IDS[0]}",
-    "filter": f"/#/sessions?group={quote(hostile.IMAGE)}&task={quote(hostile.CLOSING)}",
-    "groups": "/#/groups",
-    "overview": "/#/overview",
-    "session": session(episodes.HOSTILE),
-    "long lines": session(episodes.LONG_LINES, "?turn=0"),
-    "no view": "/#/%3Cimg%20src%3Dx%20onerror%3Dalert(1)%3E/x",
-    "no session": session("javascript:alert(1)"),
-    **{f"turn {turn}": session(episodes.HOSTILE, f"?turn={turn}") for turn in range(4)},
-    **{f"tokens {turn}": session(episodes.HOSTILE, f"?turn={turn}&show=tokens") for turn in (0, 3)},
-    "samples": session(episodes.HOSTILE, "?show=samples"),
-    **{f"id {name[:20]}": session(name) for name in hostile.SESSION_IDS},
+    "sessions": View("/#/sessions", ROWS),
+    "search": View(f"/#/sessions?search={hostile.SESSION_IDS[0]}", ROWS),
+    "filter": View(f"/#/sessions?group={quote(hostile.CLOSING)}", ROWS),
+    "no match": View(f"/#/sessions?task={quote(hostile.FRAME)}"),
+    "groups": View("/#/groups"),
+    "group": View(f"/#/groups/{quote(hostile.CLOSING, safe='')}"),
+    "overview": View("/#/overview", "main canvas"),
+    "session": View(session(episodes.HOSTILE), TURNS),
+    "long lines": View(session(episodes.LONG_LINES, "?turn=0"), TURNS),
+    "no view": View("/#/%3Cimg%20src%3Dx%20onerror%3Dalert(1)%3E/x"),
+    "no session": View(session("javascript:alert(1)")),
+    **{f"turn {turn}": View(session(episodes.HOSTILE, f"?turn={turn}"), "main .turn h2") for turn in range(4)},
+    **{f"tokens {turn}": View(session(episodes.HOSTILE, f"?turn={turn}&show=tokens"), TOKENS) for turn in (0, 3)},
+    "samples": View(session(episodes.HOSTILE, "?show=samples"), "main .samples-sum"),
+    **{f"id {name[:20]}": View(session(name), TURNS) for name in hostile.SESSION_IDS},
 }
 
 
 @pytest.mark.parametrize("view", VIEWS)
 def test_texts_of_agents_are_no_markup(url: str, opened: Opened, view: str) -> None:
-    page = opened(url + VIEWS[view])
+    page = opened(url + VIEWS[view].address)
     opened.watched.allow("status of 40[04]")  # what no session or filter can be called
-    wait(page)
+    wait(page, VIEWS[view].drawn)
     expand(page)
     assert opened.watched.problems == []
 
@@ -51,7 +53,7 @@ def expand(page: Page) -> None:
 
 def test_the_texts_are_there_to_be_read(url: str, opened: Opened) -> None:
     page = opened(url + session(episodes.HOSTILE, "?turn=0"))
-    wait(page)
+    wait(page, "main .turn h2")
     expand(page)
     expect(page.locator("main")).to_contain_text(hostile.SCRIPT)
     expect(page.locator("main")).to_contain_text(hostile.IMAGE)

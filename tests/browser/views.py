@@ -1,8 +1,8 @@
-"""The addresses of all views of the page, with a part of each that is there once it has been drawn."""
+"""The views of the page: the address of each, and an element that is there once its data are drawn."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import quote
 
 from playwright.sync_api import expect
@@ -12,6 +12,19 @@ from tests.browser import episodes
 if TYPE_CHECKING:
     from playwright.sync_api import Page
 
+    from tests.browser.conftest import Opened
+
+ROWS = "main tbody tr[data-row]"
+TURNS = "main [role=treeitem]"
+TOKENS = "main [data-token]"
+
+
+class View(NamedTuple):
+    """`address`: below the server's URL. `drawn`: a selector of what is there once the view is drawn."""
+
+    address: str
+    drawn: str = "main h1"
+
 
 def session(name: str, query: str = "") -> str:
     """The address of a session's view, below the server's URL."""
@@ -19,21 +32,30 @@ def session(name: str, query: str = "") -> str:
 
 
 VIEWS = {
-    "sessions": "/#/sessions",
-    "groups": "/#/groups",
-    "group": "/#/groups/sum-2",
-    "overview": "/#/overview",
-    "session": session(episodes.FORKED),
-    "turn": session(episodes.FORKED, "?turn=1"),
-    "fork": session(episodes.FORKED, "?turn=6"),
-    "tokens": session(episodes.FORKED, "?turn=2&show=tokens"),
-    "samples": session(episodes.FORKED, "?show=samples"),
-    "failures": session("failures/all"),
+    "sessions": View("/#/sessions", ROWS),
+    "filtered": View("/#/sessions?group=sum-2&status=ended", ROWS),
+    "groups": View("/#/groups", "main a[href*='sum-2']"),
+    "group": View("/#/groups/sum-2", "main a[href*='sum-2-0']"),
+    "overview": View("/#/overview", "main canvas"),
+    "session": View(session(episodes.FORKED), TURNS),
+    "turn": View(session(episodes.FORKED, "?turn=1"), "main .turn h2"),
+    "fork": View(session(episodes.FORKED, "?turn=6"), "main .turn h2"),
+    "tokens": View(session(episodes.FORKED, "?turn=2&show=tokens"), TOKENS),
+    "samples": View(session(episodes.FORKED, "?show=samples"), "main .samples-sum"),
+    "failures": View(session("failures/all"), TURNS),
 }
 """Every view of the page by its name."""
 
 
-def wait(page: Page) -> None:
-    """Wait until the view has been drawn: it has its heading, and nothing that says that it still waits."""
+def show(opened: Opened, url: str, view: View, **options: object) -> Page:
+    """Open a view in a context of its own and wait until it is drawn."""
+    page = opened(url + view.address, **options)
+    wait(page, view.drawn)
+    return page
+
+
+def wait(page: Page, drawn: str = "main h1") -> None:
+    """Wait until a view has been drawn: `drawn` is there, one heading, and nothing that says that it still waits."""
+    expect(page.locator(drawn).first).to_be_visible()
     expect(page.locator("main h1")).to_have_count(1)
     expect(page.locator("main .waiting, main [aria-busy=true]")).to_have_count(0)
