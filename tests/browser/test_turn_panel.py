@@ -224,6 +224,20 @@ def test_the_copied_command_sends_the_same_prompt_again(url: str, opened: Opened
     assert after["prompt_ids"] == before["prompt_ids"] and after["reason"] == "resampled"
 
 
+def test_a_turn_of_a_session_that_has_ended_is_sent_to_a_new_one_with_all_digits(url: str, opened: Opened) -> None:
+    name, seed = "panel/over", 2**63 - 1
+    body = {"model": "m", "messages": [{"role": "user", "content": "It's 1 of $HOME"}], "seed": seed}
+    post(url, f"{name}/{CHAT}", body)
+    post(url, f"{name}/rl/end_session", {"reward": 1.0})
+    page, panel = turn(opened, url, name, 0)
+    expect(panel.get_by_text(f"seed {seed}")).to_be_visible()
+    command = copied(page, panel, "a curl command that sends this turn again")
+    expect(panel.get_by_text(f"it becomes the first turn of a new one, {name}-again")).to_be_visible()
+    subprocess.run(["bash", "-c", command], capture_output=True, check=True, timeout=30)
+    shown = httpx.get(f"{url}/rl/sessions/{name}-again/interactions/0?include=messages").json()
+    assert shown["messages"] == body["messages"] and shown["sampling"]["seed"] == seed
+
+
 def test_the_copied_command_reads_the_turn(url: str, opened: Opened) -> None:
     page, panel = turn(opened, url, "javascript:alert+1", 0)
     command = copied(page, panel, "a curl command that reads this turn")

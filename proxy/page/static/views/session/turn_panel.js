@@ -12,12 +12,12 @@ import { Settings } from "./turn/settings.js";
 
 const PARTS = "messages,times,compared";
 
-/** `sessionId`; `turn`: an interaction id or a turn number; `query`: of the address; `revision` reloads when it changes. */
-export function TurnPanel({ sessionId, turn, query, revision }) {
+/** `sessionId`; `turn`: an interaction id or a turn number; `query`: of the address; `tree`: its session; `revision` reloads it. */
+export function TurnPanel({ sessionId, turn, query, tree, revision }) {
   const loaded = useLoad((options) => readTurn(sessionId, turn, PARTS, options), [sessionId, turn, revision], { keep: true });
   const mine = loaded.data && belongs(loaded.data, sessionId, turn) ? loaded : { ...loaded, data: undefined };
   const reasons = useReasons();
-  const show = (data) => html`<${Turn} key=${data.interaction_id} turn=${data} query=${query} reasons=${reasons} />`;
+  const show = (data) => html`<${Turn} key=${data.interaction_id} turn=${data} query=${query} reasons=${reasons} active=${(tree?.status ?? "active") === "active"} />`;
   return html`<section class="turn" aria-label="Turn" aria-busy=${loaded.loading}>
     <${Loaded} what=${`Loading turn ${turn}`} from=${mine} show=${show} />
   </section>`;
@@ -27,10 +27,10 @@ export function TurnPanel({ sessionId, turn, query, revision }) {
 const belongs = (data, sessionId, turn) =>
   data.session_id === sessionId && (data.interaction_id === turn || String(data.turn) === String(turn));
 
-function Turn({ turn, query, reasons }) {
+function Turn({ turn, query, reasons, active }) {
   return html`
     <${TurnHead} turn=${turn} reasons=${reasons} />
-    <${CopyBar} turn=${turn} />
+    <${CopyBar} turn=${turn} active=${active} />
     <${TurnError} turn=${turn} reasons=${reasons} />
     <${Fork} turn=${turn} query=${query} reasons=${reasons} />
     <${Conversation} turn=${turn} query=${query} />

@@ -7,28 +7,22 @@ import { reason } from "../../../lib/notice.js";
 import { readCommand, sendCommand } from "./curl.js";
 import { Downloads } from "./downloads.js";
 import { messageText } from "./messages.js";
-import { readTurn } from "./read_turn.js";
+import { readTurn, turnUrl } from "./read_turn.js";
 
 const READ = "messages,times,compared,reply";
 
-/** `turn`: with its messages. */
-export function CopyBar({ turn }) {
+/** `turn`: with its messages. `active`: whether its session takes more turns. */
+export function CopyBar({ turn, active }) {
   return html`<div class="bar turn-copy" role="group" aria-label="Copy and save">
     <span class="small quiet">copy</span>
     <${CopyButton} label="the answer as text" text=${() => messageText(turn.output)}>answer<//>
     <${CopyButton} label="the conversation as text" text=${() => conversationText(turn)}>conversation<//>
     <${CopyButton} label="the id of the turn" text=${turn.interaction_id}>id<//>
-    <${CopyButton} label="a curl command that reads this turn" text=${() => readCommand(turnUrl(turn), adminKey() !== null)}>curl: read<//>
-    <${Again} turn=${turn} />
+    <${CopyButton} label="a curl command that reads this turn" text=${() => readCommand(turnUrl(turn.session_id, turn.interaction_id, READ), adminKey() !== null)}>curl: read<//>
+    <${Again} turn=${turn} active=${active} />
     <span class="push"></span>
     <${Downloads} sessionId=${turn.session_id} />
   </div>`;
-}
-
-function turnUrl(turn) {
-  const url = address(`rl/sessions/${inPath(turn.session_id)}/interactions/${encodeURIComponent(turn.interaction_id)}`);
-  url.searchParams.set("include", READ);
-  return url;
 }
 
 function conversationText(turn) {
@@ -37,13 +31,13 @@ function conversationText(turn) {
 }
 
 /** The command that sends the turn again. The API writes it, and says what the command does not say as the turn had it. */
-function Again({ turn }) {
+function Again({ turn, active }) {
   const [said, setSaid] = useState(null);
   const command = async () => {
     try {
       const { request } = await readTurn(turn.session_id, turn.interaction_id, "request");
-      setSaid({ text: consequences(request) });
-      return sendCommand(address(request.path), request.body, adminKey() !== null);
+      setSaid({ text: consequences(request, turn.session_id, active) });
+      return active ? sendCommand(address(request.path), request.body, adminKey() !== null) : elsewhere(turn.session_id, request);
     } catch (error) {
       setSaid({ text: `The request could not be read: ${printable(reason(error))}`, bad: true });
       throw error;
@@ -53,8 +47,19 @@ function Again({ turn }) {
     ${said && html`<span role="status" class=${`small turn-said ${said.bad ? "bad" : "quiet"}`}>${said.text}</span>`}`;
 }
 
-function consequences({ lacks, same_elsewhere: same }) {
-  const effect = "Sent, it becomes one more turn of this session, which must be active.";
-  const ids = lacks.length === 0 ? "The prompt will have the same token ids." : `It does not say as the turn had it: ${lacks.join(", ")}.`;
-  return `${effect} ${ids}${same ? "" : " In another session the prompt would have other ids."}`;
+const again = (sessionId) => `${sessionId}-again`;
+
+/** A session that has ended takes no more turns: the turn goes to a new one. */
+function elsewhere(sessionId, { path, body }) {
+  const name = again(sessionId);
+  const api = path.slice(path.lastIndexOf("/v1/"));
+  const withKey = adminKey() !== null;
+  return sendCommand(address("rl/start_session"), { session_id: name }, withKey) + sendCommand(address(inPath(name) + api), body, withKey);
+}
+
+function consequences({ lacks, same_elsewhere: same }, sessionId, active) {
+  const effect = active ? "Sent, it becomes one more turn of this session." : `This session has ended: sent, it becomes the first turn of a new one, ${printable(again(sessionId))}.`;
+  const ids = lacks.length > 0 ? `It does not say as the turn had it: ${lacks.join(", ")}.`
+    : active || same ? "The prompt will have the same token ids." : "The prompt will have other token ids, since earlier answers are tokenized again.";
+  return `${effect} ${ids}${active && !same ? " In another session the prompt would have other ids." : ""}`;
 }

@@ -1,5 +1,5 @@
 // Saves a session as files: everything that the API has of it, or its training samples.
-import { get, inPath, post } from "../../../lib/api.js";
+import { address, inPath, post, request } from "../../../lib/api.js";
 import { download } from "../../../lib/download.js";
 import { html, useState } from "../../../lib/html.js";
 import { reason } from "../../../lib/notice.js";
@@ -32,12 +32,14 @@ export function Downloads({ sessionId }) {
     <span role="status" class=${`small turn-said ${state?.bad ? "bad" : "quiet"}`}>${state?.text}</span>`;
 }
 
+// The answers go into the files byte for byte. The browser keeps a large one on its disk as it comes.
+
 async function saveSession(sessionId) {
-  const session = await get(`rl/sessions/${inPath(sessionId)}`, { include: WHOLE });
-  download(JSON.stringify(session), `${sessionId}.json`, "application/json");
+  const url = address(`rl/sessions/${inPath(sessionId)}`);
+  url.searchParams.set("include", WHOLE);
+  download(await (await request(url)).blob(), `${sessionId}.json`);
 }
 
-/** The answer goes into the file as it comes: the browser keeps it outside of the page's memory. */
 async function saveSamples(sessionId, layout, format) {
   const answer = await post("trajectories/export", { session_id: sessionId, layout, format });
   download(await answer.blob(), `${sessionId}.${layout}.${format}`);

@@ -1,6 +1,14 @@
 // Reads one turn from the API.
-import { get, inPath } from "../../../lib/api.js";
+import { address, inPath, request } from "../../../lib/api.js";
+import { parseExact } from "./exact_json.js";
 
-/** One turn with the parts that are named ("messages,times"), as the API gives it. `turn`: an id or a number. */
-export const readTurn = (sessionId, turn, include, options) =>
-  get(`rl/sessions/${inPath(sessionId)}/interactions/${encodeURIComponent(turn)}`, { include }, options);
+/** The URL of a turn with the parts that are named ("messages,times"). `turn`: an id or a number. */
+export function turnUrl(sessionId, turn, include) {
+  const url = address(`rl/sessions/${inPath(sessionId)}/interactions/${encodeURIComponent(turn)}`);
+  url.searchParams.set("include", include);
+  return url;
+}
+
+/** The turn as the API gives it, large integers as they are written there. */
+export const readTurn = async (sessionId, turn, include, options) =>
+  parseExact(await (await request(turnUrl(sessionId, turn, include), options)).text());
