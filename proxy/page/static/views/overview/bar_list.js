@@ -9,7 +9,7 @@ export function BarList({ title, note, items, meanings = {}, kind = "", heading,
     <header class="overview-head"><h2>${title} <span class="quiet small">${note}</span></h2></header>
     ${items.length === 0
       ? html`<p class="overview-none">${empty}</p>`
-      : html`<div class="overview-scroll" tabindex="0" role="region" aria-label=${title}>
+      : html`<div class="overview-scroll" tabindex="0" role="group" aria-label=${title}>
           <table class="overview-bars">
             <thead class="visually-hidden">
               <tr><th scope="col">${heading}</th><th scope="col">count</th><th scope="col">share of the largest</th></tr>

@@ -1,6 +1,6 @@
 // A chart over time or another number: drawn by uPlot on a canvas, with its own legend and its numbers as words or a table.
 import uPlot from "uplot";
-import { html, useEffect, useRef, useState } from "../../lib/html.js";
+import { html, useEffect, useLayoutEffect, useRef, useState } from "../../lib/html.js";
 import { colour, onThemeChange } from "../../lib/theme.js";
 import { inWords, rows, summary } from "./series.js";
 
@@ -50,7 +50,7 @@ function Head({ title, unit, series, format, at, x, data }) {
 }
 
 function Table({ title, series, data, format, x, time }) {
-  return html`<div class="overview-scroll" tabindex="0" role="region" aria-label=${`${title}, as a table`}>
+  return html`<div class="overview-scroll" tabindex="0" role="group" aria-label=${`${title}, as a table`}>
     <table>
       <thead>
         <tr>
@@ -78,20 +78,21 @@ function Plot({ series, data, format, tick, time, points, range, setHovered }) {
   const latest = useRef(data);
   latest.current = data;
   const shape = series.map(({ label }) => label).join();
-  useEffect(() => {
+  useLayoutEffect(() => {
+    const box = place.current;
     const make = () => {
       plot.current?.destroy();
-      const { clientWidth: width, clientHeight: height } = place.current;
+      const { clientWidth: width, clientHeight: height } = box;
       const options = { width, height, ...looks({ series, format, tick, time, points, range }) };
       options.hooks = { setCursor: [(drawn) => setHovered(drawn.cursor.idx ?? null)] };
-      plot.current = new uPlot(options, latest.current, place.current);
+      plot.current = new uPlot(options, latest.current, box);
     };
     make();
     const sized = new ResizeObserver(() => {
-      const { clientWidth: width, clientHeight: height } = place.current;
+      const { clientWidth: width, clientHeight: height } = box;
       if (width !== plot.current.width || height !== plot.current.height) plot.current.setSize({ width, height });
     });
-    sized.observe(place.current);
+    sized.observe(box);
     const themed = onThemeChange(make);
     return () => {
       sized.disconnect();

@@ -42,7 +42,7 @@ function Facts({ of }) {
 
 function Servers({ servers }) {
   if (servers.length === 0) return html`<p class="overview-none">There is no engine server: add one with POST /engine/servers.</p>`;
-  return html`<div class="overview-scroll" tabindex="0" role="region" aria-label="Engine servers">
+  return html`<div class="overview-scroll" tabindex="0" role="group" aria-label="Engine servers">
     <table class="overview-servers">
       <thead>
         <tr>
