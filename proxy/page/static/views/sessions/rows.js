@@ -1,9 +1,10 @@
-// The rows of the list as pages and news change them. Pure: no DOM, no network. Entries are those of `GET /rl/sessions`.
+// The rows of the list as pages and news change them. Pure: no DOM, no network. Entries are those of
+// `GET /rl/sessions`, or of `GET /rl/groups`.
 
 /** Entries after which come those of the next page. An entry that is there already is replaced where it stands. */
-export function appended(rows, page) {
-  const known = new Map(page.map((entry) => [entry.session_id, entry]));
-  const kept = rows.map((row) => taken(known, row.session_id) ?? row);
+export function appended(rows, page, keyOf = idOf) {
+  const known = new Map(page.map((entry) => [keyOf(entry), entry]));
+  const kept = rows.map((row) => taken(known, keyOf(row)) ?? row);
   return [...kept, ...known.values()];
 }
 
@@ -11,10 +12,10 @@ export function appended(rows, page) {
  * Rows whose beginning was read again as `page`: {rows, rest}. What followed the last row that is on both stays; `rest`:
  * whether any did. If nothing is on both, too much is new to tell what lies between, and only the page stays.
  */
-export function renewed(rows, page, { whole }) {
+export function renewed(rows, page, { whole, keyOf = idOf }) {
   if (whole) return { rows: page, rest: false };
-  const there = new Set(page.map((entry) => entry.session_id));
-  const last = rows.findLastIndex((row) => there.has(row.session_id));
+  const there = new Set(page.map(keyOf));
+  const last = rows.findLastIndex((row) => there.has(keyOf(row)));
   const older = last < 0 ? [] : rows.slice(last + 1);
   return { rows: [...page, ...older], rest: older.length > 0 };
 }
@@ -50,6 +51,8 @@ export function portion(ids, most = 50, characters = 3000) {
   }
   return [chosen, ids.slice(chosen.length)];
 }
+
+const idOf = (entry) => entry.session_id;
 
 const follows = (row, other, order) =>
   order === "newest" ? row.created_at < other.created_at : row.created_at > other.created_at;

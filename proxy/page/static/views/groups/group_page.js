@@ -1,0 +1,109 @@
+// One group: how its scores and returns are distributed, and its sessions side by side.
+import { Status } from "../../lib/badge.js";
+import { Age } from "../../lib/clock.js";
+import { compact, duration, number, plural, reward } from "../../lib/format.js";
+import { html, useMemo } from "../../lib/html.js";
+import { Empty, Failure, Waiting } from "../../lib/notice.js";
+import { link, replace } from "../../lib/route.js";
+import { Short } from "../../lib/text.js";
+import { useTitle } from "../../lib/title.js";
+import { VirtualTable } from "../../lib/virtual_table.js";
+import { SessionLink, SessionStatus } from "../sessions/columns.js";
+import { counted, versionsText } from "../sessions/words.js";
+import { Histogram, Sparkline } from "./charts.js";
+import { rangeOf, share, spread } from "./distribution.js";
+import { MOST, useGroup } from "./group_sessions.js";
+import { sorted } from "./sorting.js";
+
+const keyOf = (row) => row.session_id;
+const ORDERS = [["score", "best first"], ["start", "oldest first"], ["turns", "longest first"]];
+
+export function GroupPage({ name, query }) {
+  useTitle(`Group ${name}`);
+  const group = useGroup(name);
+  const { rows } = group;
+  const facts = useMemo(() => factsOf(rows), [rows]);
+  const order = query.order ?? "score";
+  const shown = useMemo(() => sorted(rows, order), [rows, order]);
+  const columns = useMemo(() => columnsFor(facts), [facts]);
+  return html`<section class="group">
+    <div class="bar">
+      <h1>Group <${Short} text=${name} length=${60} /></h1>
+      <${Facts} rows=${rows} entry=${group.entry} />
+    </div>
+    ${group.error && html`<${Failure} what="Loading the group" error=${group.error} retry=${group.reload} />`}
+    ${rows.length === 0
+      ? html`<${Nothing} group=${group} />`
+      : html`<div class="group-charts">
+            <${Histogram} title="Rewards" hint="the score of each session" unit="session" values=${facts.scores} found=${facts.score} />
+            <${Histogram} title="Returns" hint="of each turn of rewarded sessions" unit="turn" values=${facts.returns} found=${facts.return} />
+          </div>
+          <div class="bar">
+            <h2>Sessions side by side</h2>
+            <label class="sessions-field">Order
+              <select value=${order} onChange=${(event) => replace("groups", name, { ...query, order: event.target.value })}>
+                ${ORDERS.map(([key, word]) => html`<option key=${key} value=${key} selected=${key === order}>${word}</option>`)}
+              </select>
+            </label>
+            <a class="push small" href=${link("sessions", "", { group: name })}>In the list of sessions</a>
+          </div>
+          ${!group.whole && html`<p class="quiet small" role="status">${group.loading ? "Loading more sessions…" : `The first ${number(MOST)} sessions; the list of sessions has all.`}</p>`}
+          <${VirtualTable} class="group-table" label="Sessions of the group" columns=${columns} rows=${shown} keyOf=${keyOf} total=${group.entry?.sessions} />`}
+  </section>`;
+}
+
+function Nothing({ group }) {
+  if (group.error) return null;
+  if (!group.loaded) return html`<${Waiting} text="Loading the group…" />`;
+  return html`<${Empty} title="There is no such group"><a href=${link("groups")}>All groups</a><//>`;
+}
+
+/** The numbers of the group in a line. */
+function Facts({ rows, entry }) {
+  if (!entry) return null;
+  const tasks = entry.task_ids.filter((task) => task !== "");
+  return html`<span class="quiet">${plural(entry.sessions, "session")}${entry.group_size !== null && ` of ${number(entry.group_size)}`}</span>
+    ${Object.entries(entry.by_status).map(([status, count]) => count > 0 && html`<${Status} key=${status} status=${status} text=${`${number(count)} ${status === "active" ? "open" : status}`} />`)}
+    <span class="quiet">${number(entry.rewarded)} rewarded</span>
+    ${tasks.length > 0 && html`<span class="quiet">task <a href=${link("sessions", "", { task: tasks[0] })}><${Short} text=${tasks[0]} length=${30} /></a>${tasks.length > 1 && ` and ${tasks.length - 1} more`}</span>`}
+    <span class="quiet">${plural(entry.turns, "turn")}, ${compact(entry.output_tokens)} sampled tokens</span>
+    <span class="push quiet small">started <${Age} at=${entry.created_at} /> ago</span>`;
+}
+
+/** What the rows are compared by. */
+function factsOf(rows) {
+  const rewarded = rows.filter(({ summary }) => summary.score !== null);
+  const scores = rewarded.map(({ summary }) => summary.score);
+  const returns = rewarded.flatMap(({ summary }) => summary.returns.values);
+  const [score, found] = [spread(scores), spread(returns)];
+  return { scores, returns, score, return: found, scoreRange: withZero(rangeOf(scores)), returnRange: rangeOf(returns) ?? [0, 0], longest: Math.max(1, ...rows.map(({ summary }) => summary.turns)) };
+}
+
+/** Bars begin at zero. */
+const withZero = (range) => (range === null ? [0, 1] : [Math.min(0, range[0]), Math.max(0, range[1])]);
+
+const columnsFor = (facts) => [
+  { name: "session", title: "Session", width: "20%", cell: (row) => html`<${SessionLink} row=${row} length=${30} />` },
+  { name: "status", title: "Status", width: "13%", cell: (row) => html`<${SessionStatus} row=${row} />` },
+  { name: "reward", title: "Reward", number: true, width: "6%", cell: ({ summary: { score } }) => html`<span class=${score === null ? "quiet" : "sessions-score"}>${reward(score)}</span>` },
+  { name: "bar", title: html`<span class="visually-hidden">Reward as a bar</span>`, width: "10%", cell: ({ summary: { score } }) => score !== null && html`<${Bar} value=${score} range=${facts.scoreRange} />` },
+  { name: "difference", title: "To mean", hint: "Its reward less the mean of the group", number: true, width: "7%", cell: ({ summary: { score } }) => difference(score, facts.score) },
+  { name: "advantage", title: "In std", hint: "The same in standard deviations of the group: its advantage under GRPO", number: true, width: "6%", cell: ({ summary: { score } }) => advantage(score, facts.score) },
+  { name: "returns", title: "Returns", hint: "The returns of its turns, in their order", width: "11%", cell: ({ summary }) => html`<${Sparkline} label="Returns" values=${summary.score === null ? [] : summary.returns.values} range=${facts.returnRange} />` },
+  { name: "turns", title: "Turns", number: true, width: "5%", cell: ({ summary }) => number(summary.turns) },
+  { name: "forks", title: "Forks", number: true, width: "5%", cell: ({ summary }) => html`<span class=${summary.forks ? "" : "quiet"} title=${summary.forks ? counted(summary.reasons) : undefined}>${summary.forks ? number(summary.forks) : "–"}</span>` },
+  { name: "output", title: "Output", hint: "Sampled tokens", number: true, width: "6%", cell: ({ summary }) => html`<span title=${plural(summary.output_tokens, "token")}>${compact(summary.output_tokens)}</span>` },
+  { name: "version", title: "Version", number: true, width: "5%", cell: versionsText },
+  { name: "lasted", title: "Lasted", hint: "From its start to its end, or to the last change", number: true, width: "7%", cell: (row) => duration((row.ended_at ?? row.summary.last_at) - row.created_at) },
+];
+
+function Bar({ value, range }) {
+  const [zero, end] = [share(0, range), share(value, range)];
+  const style = { left: `${Math.min(zero, end) * 100}%`, width: `max(2px, ${Math.abs(end - zero) * 100}%)` };
+  return html`<span class="group-bar" aria-hidden="true"><span class=${value < 0 ? "group-below" : ""} style=${style}></span></span>`;
+}
+
+const signed = (value) => `${value > 0 ? "+" : ""}${reward(value)}`;
+const difference = (score, found) => (score === null || found.count < 2 ? html`<span class="quiet">–</span>` : signed(score - found.mean));
+const advantage = (score, found) =>
+  score === null || found.std === null ? html`<span class="quiet">–</span>` : signed(Number(((score - found.mean) / (found.std + 1e-6)).toFixed(2)));
