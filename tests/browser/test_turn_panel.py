@@ -271,12 +271,12 @@ def test_commands_never_hold_the_admin_key(tmp_path: Path, opened: Opened) -> No
 
 def test_a_session_and_its_samples_are_saved_whole(url: str, opened: Opened) -> None:
     page, panel = turn(opened, url, "chain/plain", 0)
-    whole = json.loads(saved(page, panel, "session", "chain_plain.json"))
+    whole = json.loads(saved(page, panel, "session JSON", "chain_plain.json"))
     assert [found["added"]["output"]["role"] for found in whole["interactions"]] == ["assistant"] * 6
-    panel.get_by_label("Layout of the samples").select_option("individual")
-    samples = json.loads(saved(page, panel, "json", "chain_plain.individual.json"))["samples"]
+    panel.get_by_label("export").select_option("individual")
+    samples = json.loads(saved(page, panel, "JSON", "chain_plain.individual.json"))["samples"]
     assert len(samples) == 6
-    panel.get_by_label("Layout of the samples").select_option("concat")
+    panel.get_by_label("export").select_option("concat")
     with np.load(io.BytesIO(saved(page, panel, "npz", "chain_plain.concat.npz"))) as arrays:
         assert sum(array.size for array in arrays.values()) > 0
 
@@ -290,7 +290,7 @@ def saved(page: Page, panel: Locator, button: str, name: str) -> bytes:
 
 def test_names_of_files_hold_nothing_that_a_session_id_brings(url: str, opened: Opened) -> None:
     page, panel = turn(opened, url, "日本", 0)
-    saved(page, panel, "session", "_.json")
+    saved(page, panel, "session JSON", "_.json")
 
 
 def test_a_megabyte_is_drawn_bit_by_bit(url: str, opened: Opened) -> None:

@@ -13,14 +13,17 @@ const READ = "messages,times,compared,reply";
 
 /** `turn`: with its messages. `active`: whether its session takes more turns. */
 export function CopyBar({ turn, active }) {
-  return html`<div class="bar turn-copy" role="group" aria-label="Copy and save">
-    <span class="small quiet">copy</span>
-    <${CopyButton} label="the answer as text" text=${() => messageText(turn.output)}>answer<//>
-    <${CopyButton} label="the conversation as text" text=${() => conversationText(turn)}>conversation<//>
-    <${CopyButton} label="the id of the turn" text=${turn.interaction_id}>id<//>
-    <${CopyButton} label="a curl command that reads this turn" text=${() => readCommand(turnUrl(turn.session_id, turn.interaction_id, READ), adminKey() !== null)}>curl: read<//>
-    <${Again} turn=${turn} active=${active} />
-    <span class="push"></span>
+  const copy = { class: "turn-button" };
+  return html`<div class="turn-bars">
+    <div class="turn-group" role="group" aria-label="Copy">
+      <span class="small quiet" aria-hidden="true">Copy</span>
+      <${CopyButton} ...${copy} label="the answer as text" text=${() => messageText(turn.output)}>answer<//>
+      <${CopyButton} ...${copy} label="the conversation as text" text=${() => conversationText(turn)}>conversation<//>
+      <${CopyButton} ...${copy} label="the id of the turn" text=${turn.interaction_id}>id<//>
+      <${CopyButton} ...${copy} label="a curl command that reads this turn"
+        text=${() => readCommand(turnUrl(turn.session_id, turn.interaction_id, READ), adminKey() !== null)}>curl: read<//>
+      <${Again} turn=${turn} active=${active} />
+    </div>
     <${Downloads} sessionId=${turn.session_id} />
   </div>`;
 }
@@ -43,7 +46,7 @@ function Again({ turn, active }) {
       throw error;
     }
   };
-  return html`<${CopyButton} label="a curl command that sends this turn again" text=${command}>curl: send again<//>
+  return html`<${CopyButton} class="turn-button" label="a curl command that sends this turn again" text=${command}>curl: resend<//>
     ${said && html`<span role="status" class=${`small turn-said ${said.bad ? "bad" : "quiet"}`}>${said.text}</span>`}`;
 }
 

@@ -13,7 +13,7 @@ const HOW = {
   place: "The texts are too long and too different to compare: shown is where they begin to differ.",
 };
 
-/** `recorded`, `sent`: the two texts. `names`: what they are called, {recorded, sent}. */
+/** `recorded`, `sent`: the two texts. `names`: whose they are, {recorded: "turn 4 has", sent: "this turn sent"}. */
 export function Difference({ recorded, sent, names }) {
   const [whole, setWhole] = useState(false);
   const found = useMemo(() => differences(recorded, sent), [recorded, sent]);
@@ -23,8 +23,8 @@ export function Difference({ recorded, sent, names }) {
   const gaps = pieces.some(({ kind }) => kind === "gap");
   return html`<figure class=${`turn-difference${both ? "" : " turn-one-side"}`}>
     <figcaption class="small quiet">
-      ${recorded !== "" && html`<span class="turn-removed">− ${both ? "" : "only in "}${names.recorded}</span>`}${" "}
-      ${sent !== "" && html`<span class="turn-added">+ ${both ? "" : "only in "}${names.sent}</span>`}
+      ${recorded !== "" && html`<span class="turn-removed">− ${names.recorded}</span>`}${" "}
+      ${sent !== "" && html`<span class="turn-added">+ ${names.sent}</span>`}
       ${" "}${HOW[found.by] ?? ""}
     </figcaption>
     <pre class="turn-text">${pieces.slice(0, MOST_PIECES).map((piece, index) => html`<${Piece} key=${index} ...${piece} both=${both} />`)}</pre>

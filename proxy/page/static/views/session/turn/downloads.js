@@ -21,15 +21,18 @@ export function Downloads({ sessionId }) {
       setState({ text: `${what} could not be saved: ${printable(reason(error))}`, bad: true });
     }
   };
-  const samples = (format) => save(`samples (${format})`, () => saveSamples(sessionId, layout, format));
-  return html`<span class="small quiet">save</span>
-    <button type="button" class="plain" title="The session with all turns, as JSON" onClick=${save("session", () => saveSession(sessionId))}>session<//>
-    <label class="turn-layout"><span class="visually-hidden">Layout of the samples</span>
-      <select value=${layout} onChange=${(event) => setLayout(event.currentTarget.value)}>${LAYOUTS.map((name) => html`<option key=${name}>${name}</option>`)}</select>
-    </label>
-    <button type="button" class="plain" title="Its training samples as JSON" onClick=${samples("json")}>json</button>
-    <button type="button" class="plain" title="Its training samples as npz, for numpy" onClick=${samples("npz")}>npz</button>
-    <span role="status" class=${`small turn-said ${state?.bad ? "bad" : "quiet"}`}>${state?.text}</span>`;
+  const samples = (format) => save(`export (${format})`, () => saveSamples(sessionId, layout, format));
+  return html`<div class="turn-group" role="group" aria-label="Download">
+    <span class="small quiet" aria-hidden="true">Download</span>
+    <button type="button" class="turn-button" title="The session with all its turns" onClick=${save("session", () => saveSession(sessionId))}>session JSON</button>
+    <label class="small quiet" for="turn-layout">export</label>
+    <select id="turn-layout" title="The layout of its training samples" value=${layout} onChange=${(event) => setLayout(event.currentTarget.value)}>
+      ${LAYOUTS.map((name) => html`<option key=${name}>${name}</option>`)}
+    </select>
+    <button type="button" class="turn-button" title="Its training samples as JSON" onClick=${samples("json")}>JSON</button>
+    <button type="button" class="turn-button" title="Its training samples as npz, for numpy" onClick=${samples("npz")}>npz</button>
+    <span role="status" class=${`small turn-said ${state?.bad ? "bad" : "quiet"}`}>${state?.text}</span>
+  </div>`;
 }
 
 // The answers go into the files byte for byte. The browser keeps a large one on its disk as it comes.

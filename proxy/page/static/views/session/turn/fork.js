@@ -53,7 +53,7 @@ function Compared({ turn, nearest }) {
   const { compared } = turn;
   const { recorded, sent } = useMemo(() => sides(compared, turn, nearest), [turn, nearest]);
   const tools = useMemo(() => (compared.tools ? toolDifferences(nearest.tools, turn.tools) : []), [turn, nearest]);
-  const names = { recorded: sideName(nearest, "the nearest turn"), sent: sideName(turn, "this turn") };
+  const names = { recorded: nearest.turn === null ? "the nearest turn has" : `turn ${nearest.turn} has`, sent: "this turn sent" };
   return html`
     ${compared.message && html`<${MessageDifference} why=${compared.message.why} recorded=${recorded} sent=${sent} names=${names} />`}
     ${tools.map((tool) => html`<${ToolDifference} key=${tool.name} ...${tool} names=${names} open=${compared.why === "tools" && tools.length <= 3} />`)}
@@ -69,7 +69,6 @@ function ToolDifference({ name, change, recorded, sent, names, open }) {
   </details>`;
 }
 
-const sideName = ({ turn }, otherwise) => (turn === null ? otherwise : `turn ${turn}`);
 const laidOut = (value) => JSON.stringify(value, null, 2);
 
 function MessageDifference({ why, recorded, sent, names }) {
@@ -87,7 +86,7 @@ function MessageDifference({ why, recorded, sent, names }) {
 
 /** The first tokens that differ, of both sides. */
 function Tokens({ token, turn, query }) {
-  const rows = [["recorded", "the nearest turn", "−"], ["sent", "this turn", "+"]];
+  const rows = [["recorded", "the nearest turn has", "−"], ["sent", "this turn sent", "+"]];
   return html`<table class="turn-tokens">
     <caption class="small quiet">From token ${number(token.index)} on
       (<a href=${link("session", turn.session_id, { ...query, show: "tokens" })}>all tokens</a>)</caption>
