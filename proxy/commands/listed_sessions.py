@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from proxy.commands.shown_session import console_of, print_json
+from proxy.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from proxy.commands.list_source import ListSource
+    from proxy.terminal.fitting_table import FittingTable
 
 LIMIT = 30
 """How many sessions or groups are listed unless the caller says so: what a terminal shows."""
+_WIDE = 160
 _MOST_OF_A_PAGE = 1000
 _MOST_GROUPS_OF_A_PAGE = 200
 
@@ -94,7 +98,7 @@ def print_sessions(source: ListSource, flags: ListFlags, *, as_json: bool) -> No
     from proxy.terminal.session_table import session_table
 
     entries = list(listed.entries())
-    console_of().print(session_table(entries, time.time(), listed.first.get("counts"), more=listed.more))
+    _print(session_table(entries, time.time(), listed.first.get("counts"), more=listed.more))
 
 
 def print_groups(source: ListSource, flags: ListFlags, *, as_json: bool) -> None:
@@ -108,12 +112,23 @@ def print_groups(source: ListSource, flags: ListFlags, *, as_json: bool) -> None
     from proxy.terminal.group_table import group_table
 
     entries = list(listed.entries())
-    console_of().print(group_table(entries, time.time(), more=listed.more))
+    _print(group_table(entries, time.time(), more=listed.more))
+
+
+def _print(table: FittingTable) -> None:
+    """Print a table that fits the terminal; a pipe, which has no width, gets every column."""
+    console = console_of()
+    width = None if console.is_terminal or "COLUMNS" in os.environ else _WIDE
+    console.print(table, soft_wrap=False, width=width)
 
 
 def _query(flags: ListFlags) -> dict[str, str]:
+    """Raises ConfigurationError for a number that JSON cannot have."""
     chosen = flags.filter()
-    return {"filter": json.dumps(chosen)} if chosen else {}
+    try:
+        return {"filter": json.dumps(chosen, allow_nan=False)} if chosen else {}
+    except ValueError:
+        raise ConfigurationError("--reward-min and --reward-max must be finite numbers") from None
 
 
 class _Pages:
