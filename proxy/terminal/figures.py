@@ -59,7 +59,7 @@ def one_line(text: str, most: int = 200) -> str:
 
 def sparkline(values: Sequence[float | None], width: int) -> str:
     """The last `width` values as bars from 0 to the highest; a space where there is none."""
-    shown = list(values)[-width:]
+    shown = list(values)[-width:] if width > 0 else []
     highest = max((value for value in shown if value is not None), default=0.0)
     return "".join(_bar(value, highest) for value in shown)
 
@@ -73,7 +73,8 @@ def histogram(values: Sequence[float], width: int) -> str:
         return _BARS[-1]
     counts = [0] * width
     for value in values:
-        counts[min(width - 1, int((value - least) / (most - least) * width))] += 1
+        # Halves: the range of the greatest numbers would overflow.
+        counts[min(width - 1, int((value / 2 - least / 2) / (most / 2 - least / 2) * width))] += 1
     return "".join(_bar(float(number), float(max(counts))) if number else " " for number in counts)
 
 

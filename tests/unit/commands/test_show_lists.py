@@ -159,7 +159,14 @@ def test_a_wrong_key_is_one_line(
     served: tuple[str, str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     url = served[0].split()[1]
-    for flags in (["show"], ["show", "live"], ["show", "--groups"], ["watch"], ["watch", "--once"], ["watch", "--json"]):
+    for flags in (
+        ["show"],
+        ["show", "live"],
+        ["show", "--groups"],
+        ["watch"],
+        ["watch", "--once"],
+        ["watch", "--json"],
+    ):
         monkeypatch.setattr("sys.argv", ["tokengrove", *flags, "--url", url, "--admin-key", "wrong"])
         with pytest.raises(SystemExit):
             commands.main()
