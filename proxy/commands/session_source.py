@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 from proxy.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from proxy.client import Client, Export
+    from proxy.client import Client
     from proxy.store.inspection import Inspection
     from proxy.types import Interaction, SessionRecord
 
@@ -28,8 +28,8 @@ class SessionSource(Protocol):
     def tokens(self, name: str, layout: Layout) -> dict[str, Any]:
         """One turn with its `tokens` as an export in this layout has them. Raises NotFound."""
 
-    def samples(self, layout: Layout) -> Export:
-        """What an export of the session alone has in this layout."""
+    def samples(self, layout: Layout) -> dict[str, Any]:
+        """What an export of the session alone has in this layout, with `outline`."""
 
 
 class ServedSession:
@@ -51,8 +51,8 @@ class ServedSession:
     def tokens(self, name: str, layout: Layout) -> dict[str, Any]:
         return self._client.show_turn(self._id, name, ["tokens"], layout=layout)
 
-    def samples(self, layout: Layout) -> Export:
-        return self._client.export(session_id=self._id, layout=layout)
+    def samples(self, layout: Layout) -> dict[str, Any]:
+        return self._client.outline(self._id, layout=layout)
 
 
 class StoredSession:
@@ -80,18 +80,19 @@ class StoredSession:
         turn, options = find_turn(self._interactions, name), parse_token_options({"layout": layout})
         return {**self.turn(name), "tokens": tokens_json(self._record, self._interactions, turn, options)}
 
-    def samples(self, layout: Layout) -> Export:
-        from proxy.api.export_options import parse_options
-        from proxy.client import Export
-        from proxy.client.values import sample_of
+    def samples(self, layout: Layout) -> dict[str, Any]:
+        from proxy.api.export_request import parse_export
+        from proxy.api.http import decode_json, encode_json
         from proxy.trajectory.certificate import certificate
         from proxy.trajectory.layouts import lay_out
+        from proxy.trajectory.outline import outline
 
-        options = parse_options({"layout": layout}, {})
+        options = parse_export({"layout": layout, "outline": True}).options
         laid = lay_out(self._record, self._interactions, options)
         entry = {**certificate(self._record, self._interactions, self._begun), **laid.entry, **laid.counts(options)}
-        samples = [sample_of({**row.labels(), **row.columns()}) for row in laid.rows]
-        return Export(samples, {self._record.session_id: entry})
+        answer = {"samples": [outline(row) for row in laid.rows], "sessions": [entry]}
+        plain: dict[str, Any] = decode_json(encode_json(answer))
+        return plain
 
 
 def stored_session(inspection: Inspection, session_id: str) -> StoredSession:

@@ -60,17 +60,16 @@ def print_tokens(source: SessionSource, name: str, layout: Layout, by: By, *, wh
 
 
 def print_samples(source: SessionSource, layout: Layout, *, as_json: bool) -> None:
-    """Print what each sample contains; as JSON a line for each."""
-    from proxy.terminal.sample_parts import sample_json
+    """Print what each sample contains; as JSON a line for each, as an export with `outline` has it."""
     from proxy.terminal.sample_view import sample_view
 
-    export, answer = source.samples(layout), source.tree()
-    numbers = {node["interaction_id"]: node["turn"] for node in answer["interactions"]}
+    outlined = source.samples(layout)
     if as_json:
-        for sample in export.samples:
-            print_json(sample_json(sample, numbers))
+        for sample in outlined["samples"]:
+            print_json(sample)
         return
-    console_of().print(sample_view(export, answer["session_id"], numbers))
+    numbers = {node["interaction_id"]: node["turn"] for node in source.tree()["interactions"]}
+    console_of().print(sample_view(outlined, numbers))
 
 
 def console_of() -> Console:

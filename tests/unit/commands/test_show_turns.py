@@ -130,18 +130,18 @@ def test_colours_are_only_for_terminals_that_want_them(served: tuple[str, str]) 
 def test_samples_show_what_each_trains_and_why_the_rest_is_not_trained(served: tuple[str, str]) -> None:
     shown = _show(served[0], "--samples")
     assert shown.startswith("sample 1 of 3, turns 0 → 1: ")
-    assert "5 of 20 TRAINED" in shown
-    assert "not: the token was marked with `trainable: false`, or is outside the marked `spans` (mask)" not in shown
-    assert "not: the token was marked with `trainable: false`, or is outside the marked `spans` (mark)" in shown
+    assert " | 5 TRAINED | 15 sampled\n" in shown
+    assert "  18 not: the token was marked with `trainable: false`, or is outside the marked `spans` (mark)\n" in shown
 
 
-def test_the_parts_of_a_sample_add_up(served: tuple[str, str]) -> None:
+def test_the_json_of_samples_is_that_of_an_export(served: tuple[str, str]) -> None:
+    url = served[0].split()[1]
     for layout in ("individual", "concat", "tree"):
-        lines = [json.loads(line) for line in _show(served[0], f"--samples --json --layout {layout}").splitlines()]
-        assert lines
-        for sample in lines:
-            assert sum(part["tokens"] for part in sample["parts"]) == sample["tokens"]
-            assert sum(part["trained"] for part in sample["parts"]) == sample["trained_tokens"]
+        body = {"session_id": "s", "layout": layout, "outline": True}
+        exported = httpx.post(f"{url}/trajectories/export", json=body, timeout=60).json()["samples"]
+        for place in served:
+            shown = _show(place, f"--samples --json --layout {layout}").splitlines()
+            assert [json.loads(line) for line in shown] == exported
 
 
 def test_the_json_of_a_session_is_the_answer_of_the_api(served: tuple[str, str]) -> None:
