@@ -1,5 +1,6 @@
 // A button that copies a text.
 import { html, useEffect, useRef, useState } from "./html.js";
+import { Icon } from "./icon.js";
 
 /** `text`: a string, or a function that returns one or a promise of one. `label`: what is copied, "curl". */
 export function CopyButton({ text, label, children, class: name = "plain" }) {
@@ -14,7 +15,7 @@ export function CopyButton({ text, label, children, class: name = "plain" }) {
   };
   const said = done === null ? "" : done ? "copied" : "could not be copied";
   return html`<button type="button" class=${name} title=${`Copy ${label}`} aria-label=${`Copy ${label}`} onClick=${copy}>
-    ${children ?? html`<span aria-hidden="true">⧉</span>`}
+    ${children ?? html`<${Icon} name="copy" />`}
     <span role="status" class=${done === false ? "bad" : "copied"}>${said}</span>
   </button>`;
 }
