@@ -2,6 +2,7 @@
 import { Empty, Failure, Waiting } from "../../lib/notice.js";
 import { html, useEffect, useState } from "../../lib/html.js";
 import { link, replace } from "../../lib/route.js";
+import { Short } from "../../lib/text.js";
 import { useTitle } from "../../lib/title.js";
 import { useSession } from "./session_data.js";
 import { nodeNamed } from "./session_facts.js";
@@ -20,7 +21,7 @@ const SETTLED_MS = 120;
 export function SessionView({ name, query }) {
   useTitle(`Session ${name}`);
   const { tree, nodes, error, reload } = useSession(name);
-  if (!tree) return error ? html`<${Failure} what="Loading the session" error=${error} retry=${reload} />` : html`<${Waiting} text="Loading the session…" />`;
+  if (!tree) return html`<${NotYet} name=${name} error=${error} reload=${reload} />`;
   return html`<div class="session">
     ${error && html`<${Failure} what="Reading the session again" error=${error} retry=${reload} />`}
     <${SessionHeader} tree=${tree} nodes=${nodes} />
@@ -28,6 +29,15 @@ export function SessionView({ name, query }) {
       ? html`<${Parts} name=${name} query=${query} tree=${tree} nodes=${nodes} />`
       : html`<${Empty} title="No turns yet">Nothing was sampled in this session. Its first turn appears here by itself.<//>`}
   </div>`;
+}
+
+/** Before the first answer: the session is on its way, is not there, or could not be read. */
+function NotYet({ name, error, reload }) {
+  return html`<h1><${Short} text=${name} length=${48} class="" /></h1>
+    ${error
+      ? html`<${Failure} what="Loading the session" error=${error} retry=${reload} />
+          <p><a href=${link("sessions")}>All sessions</a></p>`
+      : html`<${Waiting} text="Loading the session…" />`}`;
 }
 
 function Parts({ name, query, tree, nodes }) {
