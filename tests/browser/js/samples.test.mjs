@@ -22,8 +22,9 @@ test("advantages ask for the whole group, validation sessions too, where there i
 test("fields that a layout refuses are not sent", () => {
   assert.equal("drift" in bodyOf("s", null, { layout: "tree", drift: "mask" }), false);
   assert.equal("keep" in bodyOf("s", null, { keep: "tail" }), false);
-  const padded = bodyOf("s", null, { layout: "padded", prompt_length: "64", keep: "tail" });
-  assert.deepEqual([padded.prompt_length, padded.response_length, padded.on_too_long, padded.keep], [64, 4096, "drop", "tail"]);
+  const padded = { layout: "padded", prompt_length: "64", keep: "tail" }, body = bodyOf("s", null, padded);
+  assert.deepEqual([body.prompt_length, body.response_length, body.on_too_long, "keep" in body], [64, 4096, "drop", false]);
+  assert.equal(bodyOf("s", null, { ...padded, on_too_long: "truncate" }).keep, "tail");
 });
 
 test("what to train is one object", () => {

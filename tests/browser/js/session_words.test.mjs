@@ -4,13 +4,12 @@ import { test } from "node:test";
 
 const at = "../../../proxy/page/static/views/session/";
 const { factsOf, nodeNamed } = await import(`${at}session_facts.js`);
-const { excerpt, isFork, isLost, isUnaligned, meaningOf, spoken, wordOf } = await import(`${at}tree_words.js`);
+const { excerpt, isFork, isLost, isUnaligned, meaningOf, wordOf } = await import(`${at}tree_words.js`);
 
 const node = (more) => ({
   interaction_id: "i", parent_id: null, status: "complete", reason: "first", turn: 0, prompt_tokens: 10, output_tokens: 2, versions: [[2, 0]],
   purpose: "main", agent: null, reward: null, return: 0, aligned: false, model: "m", ...more,
 });
-const row = { orphan: false, hidden: 0 };
 
 test("a node is called by its reason, or by its status if it is not complete", () => {
   assert.equal(wordOf(node({ reason: "system_changed" })), "system changed");
@@ -42,12 +41,6 @@ test("a row shows the answer, the calls, the error, or the progress", () => {
   assert.equal(excerpt({ status: "running", here: true, output_tokens: 5 }), "5 tokens so far");
   assert.match(excerpt({ status: "running", here: false }), /another worker/);
   assert.equal(excerpt(node({})), "");
-});
-
-test("a row is spoken whole", () => {
-  const words = spoken(node({ turn: 3, parent_id: "p", purpose: "subagent", agent: "explorer", reward: -0.5, return: 1 }), { orphan: false, hidden: 4 });
-  assert.equal(words, "turn 3, first, not aligned with its parent, subagent, agent explorer, 10 + 2 tokens, reward −0.5, return 1, 4 hidden in branches");
-  assert.equal(spoken(node({ status: "running", turn: null, prompt_tokens: null, return: null }), row), "no turn, running");
 });
 
 test("facts count what is in the tree", () => {

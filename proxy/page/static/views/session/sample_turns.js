@@ -20,7 +20,7 @@ export function SampleTurns({ sample, index, entry, numbers, sessionId, query })
     { name: "return", title: "Return", width: "5rem", number: true, cell: (turn) => reward(turn.return) },
     ...(sample.step_advantages ? [{ name: "step", title: "Advantage", width: "6rem", number: true, cell: (turn) => reward(turn.step) }] : []),
     { name: "why", title: "Not trained because", cell: ({ untrained }) => html`<span title=${untrained.map((word) => meanings.untrained_tokens?.[word] ?? "").join("; ")}>${untrained.map(why).join(", ")}</span>` },
-    { name: "tokens", title: "", width: "5rem", cell: ({ id }) => html`<a href=${link("session", sessionId, { ...query, turn: id, show: "tokens" })} aria-label=${`Tokens of turn ${name(numbers, id)}`}>tokens</a>` },
+    { name: "tokens", title: "Tokens", width: "5rem", cell: ({ id }) => html`<a href=${link("session", sessionId, { ...query, turn: id, show: "tokens" })}>show<span class="visually-hidden"> tokens of turn ${name(numbers, id)}</span></a>` },
   ];
   return html`<h2 class="samples-of">Turns of sample ${index}</h2>
     <div class="samples-turns"><${VirtualTable} columns=${columns} rows=${rows} keyOf=${(row) => row.id} label=${`Turns of sample ${index}`} /></div>`;

@@ -1,14 +1,12 @@
 // The options of an export, as the reader chooses them. Each change is in the address at once.
 import { html } from "../../lib/html.js";
 import { inWords } from "../../lib/words.js";
-import { OPTIONS, PADDED_OPTIONS, valueOf, withOption } from "./samples_options.js";
+import { shownOptions, valueOf, withOption } from "./samples_options.js";
 
 /** `onChange(query)`: the query with the change. */
 export function SamplesForm({ query, onChange }) {
-  const padded = valueOf(OPTIONS[0], query) === "padded";
-  const shown = OPTIONS.filter((option) => option.name !== "drift" || valueOf(OPTIONS[0], query) !== "tree");
   return html`<form class="samples-form" aria-label="Options of the export" onSubmit=${(event) => event.preventDefault()}>
-    ${[...shown, ...(padded ? PADDED_OPTIONS : [])].map((option) => html`<${Option} key=${option.name} option=${option} query=${query} onChange=${onChange} />`)}
+    ${shownOptions(query).map((option) => html`<${Option} key=${option.name} option=${option} query=${query} onChange=${onChange} />`)}
   </form>`;
 }
 

@@ -1,7 +1,5 @@
 // The options of an export that the page offers, in the address and as the body of a request. Pure.
 
-const PADDED = ["prompt_length", "response_length", "on_too_long", "keep"];
-
 /** Each option: its field in the address and in the API, a label, and its values, the default first. */
 export const OPTIONS = [
   { name: "layout", label: "Layout", values: ["concat", "individual", "tree", "padded"] },
@@ -54,6 +52,15 @@ export function bodyOf(sessionId, groupId, query) {
   if (unrewarded) body.unrewarded = unrewarded;
   const train = { ...(turns === "all" ? {} : { turns }), ...(constrained ? { constrained: true } : {}) };
   if (Object.keys(train).length) body.train = train;
-  if (layout === "padded") for (const name of PADDED) body[name] = valueOf(PADDED_OPTIONS.find((each) => each.name === name), query);
+  for (const option of shownOptions(query)) if (PADDED_OPTIONS.includes(option)) body[option.name] = valueOf(option, query);
   return body;
+}
+
+/** The options that have an effect together with those that are chosen. */
+export function shownOptions(query) {
+  const [layout] = OPTIONS, [, , tooLong] = PADDED_OPTIONS;
+  const chosen = valueOf(layout, query), cuts = valueOf(tooLong, query) === "truncate";
+  const plain = OPTIONS.filter(({ name }) => name !== "drift" || chosen !== "tree");
+  const padded = chosen === "padded" ? PADDED_OPTIONS.filter(({ name }) => name !== "keep" || cuts) : [];
+  return [...plain, ...padded];
 }

@@ -48,9 +48,9 @@ function Parts({ name, query, tree, nodes }) {
     right=${html`<nav class="session-tabs" aria-label="Parts of the session">
         ${TABS.map(([show, title]) => html`<a href=${link("session", name, { ...query, show })} aria-current=${partOf(query) === show ? "page" : undefined}>${title}</a>`)}
       </nav>
-      <section class="session-pane" aria-label=${TABS.find(([show]) => show === partOf(query))[1]} tabindex="-1">
+      <div class="session-pane">
         <${Pane} name=${name} query=${query} tree=${tree} node=${chosen} nodes=${nodes} />
-      </section>`}
+      </div>`}
   />`;
 }
 

@@ -5,7 +5,7 @@ import { printable } from "../../lib/printable.js";
 import { Line } from "../../lib/text.js";
 import { ForkNote } from "./fork_note.js";
 import { TreeGraph } from "./tree_graph.js";
-import { excerpt, isFork, isLost, isNumber, isUnaligned, meaningOf, spoken, wordOf } from "./tree_words.js";
+import { excerpt, isFork, isLost, isNumber, isUnaligned, meaningOf, wordOf } from "./tree_words.js";
 
 export const NOTE = 116; // pixels: the height of what a row opens
 
@@ -14,17 +14,17 @@ export function TreeRow({ row, index, count, lanes, top, height, chosen, open, f
   const { node } = row;
   return html`<div id=${`tree-row-${index}`} class=${`tree-row ${row.parent < 0 && index ? "is-root" : ""}`} role="treeitem"
     aria-level=${row.lane + 1} aria-posinset=${index + 1} aria-setsize=${count} aria-selected=${chosen}
-    aria-expanded=${row.branches ? !row.hidden : undefined} aria-label=${printable(spoken(node, row), { line: true })}
+    aria-expanded=${row.branches ? !row.hidden : undefined}
     style=${{ top: `${top}px`, height: `${height}px` }} onClick=${onChoose}>
     <${TreeGraph} row=${row} lanes=${lanes} height=${height} />
     <div class="tree-line">
-      <span class="tree-turn tabular">${isNumber(node.turn) ? node.turn : "–"}</span>
+      <span class="tree-turn tabular">${isNumber(node.turn) ? html`${unseen("turn")}${node.turn}` : html`–${unseen("no turn")}`}</span>
       <${Word} node=${node} open=${open} meanings=${meanings} onToggle=${onToggle} />
       <${Chips} row=${row} folded=${folded} onFold=${onFold} />
       <${Line} class="tree-words" text=${excerpt(node)} length=${160} />
       <${Tokens} node=${node} />
-      <span class="number of-reward" title=${named(node)}>${isNumber(node.reward) ? reward(node.reward) : marks(node)}</span>
-      <span class="number of-return">${isNumber(node.return) ? reward(node.return) : ""}</span>
+      <span class="number of-reward" title=${named(node)}>${isNumber(node.reward) ? html`${unseen("reward")}${reward(node.reward)}` : marks(node)}</span>
+      <span class="number of-return">${isNumber(node.return) ? html`${unseen("return")}${reward(node.return)}` : ""}</span>
     </div>
     ${open && html`<${ForkNote} sessionId=${sessionId} node=${node} meaning=${meaningOf(node, meanings)} />`}
   </div>`;
@@ -32,7 +32,7 @@ export function TreeRow({ row, index, count, lanes, top, height, chosen, open, f
 
 /** The reason or status. Of a turn that simply goes on nothing is said: most do. */
 function Word({ node, open, meanings, onToggle }) {
-  if (node.status === "complete" && node.reason === "continued") return null;
+  if (node.status === "complete" && node.reason === "continued") return unseen("continued");
   const meaning = meaningOf(node, meanings), kind = kindOf(node);
   if (!isFork(node) && !isLost(node)) return html`<span class=${`badge ${kind}`} title=${meaning}>${wordOf(node)}</span>`;
   const toggle = (event) => {
@@ -64,7 +64,7 @@ function Chips({ row, folded, onFold }) {
 function Tokens({ node }) {
   if (!isNumber(node.prompt_tokens)) return html`<span class="number tree-tokens"></span>`;
   const title = `${number(node.prompt_tokens)} tokens of prompt, ${number(node.output_tokens)} sampled`;
-  return html`<span class="number tree-tokens" title=${title}>${compact(node.prompt_tokens)} + ${compact(node.output_tokens)}</span>`;
+  return html`<span class="number tree-tokens" title=${title}>${compact(node.prompt_tokens)} + ${compact(node.output_tokens)}${unseen("tokens")}</span>`;
 }
 
 function kindOf(node) {
@@ -74,6 +74,9 @@ function kindOf(node) {
   if (node.status === "running") return "info";
   return isFork(node) ? "past" : "";
 }
+
+/** A word for those who hear the row. */
+const unseen = (word) => html`<span class="visually-hidden"> ${word} </span>`;
 
 /** A sign that there are named rewards, where there is no other. */
 const marks = (node) => (Object.keys(node.rewards ?? {}).length ? "…" : "");

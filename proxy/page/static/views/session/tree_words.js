@@ -1,5 +1,4 @@
 // What a row of the tree says in words: for those who see it, and for those who hear it. Pure.
-import { number, reward } from "../../lib/format.js";
 import { inWords } from "../../lib/words.js";
 
 /** Reasons of turns that do not simply go on: what the page calls a fork. */
@@ -28,33 +27,7 @@ export function excerpt(node) {
   return [text, ...calls.map((name) => `${name}()`)].filter(Boolean).join("  ");
 }
 
-/** The name of a node in words, for those who cannot see the tree: "turn 3, rewritten, 120 + 14 tokens, return 0.5". */
-export function spoken(node, row) {
-  const name = node.turn === null || node.turn === undefined ? "no turn" : `turn ${node.turn}`;
-  const tokens = node.prompt_tokens === null || node.prompt_tokens === undefined ? "" : `${number(node.prompt_tokens)} + ${number(node.output_tokens)} tokens`;
-  const parts = [
-    name,
-    wordOf(node),
-    isUnaligned(node) ? "not aligned with its parent" : "",
-    row.orphan ? "its parent is not known" : "",
-    node.purpose && node.purpose !== "main" ? node.purpose : "",
-    node.agent ? `agent ${node.agent}` : "",
-    tokens,
-    isNumber(node.reward) ? `reward ${reward(node.reward)}` : "",
-    isNumber(node.return) ? `return ${reward(node.return)}` : "",
-    row.hidden ? `${row.hidden} hidden in branches` : "",
-  ];
-  return parts.filter(Boolean).join(", ");
-}
-
 /** A complete turn whose prompt does not begin with its parent's tokens. */
 export const isUnaligned = (node) => node.status === "complete" && Boolean(node.parent_id) && !node.aligned;
 
 export const isNumber = (value) => typeof value === "number" && Number.isFinite(value);
-
-/** Why nodes forked: {rewritten: 2, branched: 1}, by reason; roots after the first count. */
-export function countForks(nodes) {
-  const counts = {};
-  for (const node of nodes) if (isFork(node)) counts[node.reason] = (counts[node.reason] ?? 0) + 1;
-  return counts;
-}
