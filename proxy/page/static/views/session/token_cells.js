@@ -4,33 +4,48 @@ import { html } from "../../lib/html.js";
 import { printable } from "../../lib/printable.js";
 import { isUntrained, stateAt } from "./token_model.js";
 
-/** A row of cells: `row` {from, to}; `top` in pixels; `found`: by token, whether a search found it; `active`: the token of the focus. */
+/**
+ * A row of cells: `row` {from, to}; `top` in pixels; `found`: by token, whether a search found it; `active`: the token
+ * of the focus. Its cells are no components: a row is drawn at every step of the scroll bar.
+ */
 export function TokenRow({ index, row, top, model, classOf, found, active }) {
   const cells = [];
-  for (let at = row.from; at < row.to; at += 1) cells.push(html`<${Cell} model=${model} at=${at} classOf=${classOf} found=${found} active=${active} />`);
+  for (let at = row.from; at < row.to; at += 1) {
+    if (model.tags.has(at)) cells.push(tag(model.tags.get(at)));
+    cells.push(cell(model, at, `k${classOf[at]}${found[at] ? " found" : ""}`, at === active ? 0 : -1));
+  }
   return html`<div class="tokens-row" role="row" aria-rowindex=${index + 1} style=${{ top: `${top}px` }}>
     <span class="tokens-number" role="rowheader">${number(row.from)}</span>${cells}
   </div>`;
 }
 
-function Cell({ model, at, classOf, found, active }) {
-  const { shown, width } = model.cells[at];
+const tag = (words) => html`<span class=${words[0] === "✓" ? "tokens-tag trained" : "tokens-tag"} role="presentation">${words}</span>`;
+
+const cell = (model, at, kind, tab) => html`<span class=${`token ${kind}${marks(model, at)}`} role="gridcell" data-token=${at}
+  tabindex=${tab} aria-label=${label(model, at)} style=${WIDTHS[model.cells[at].width]}>${model.cells[at].shown}</span>`;
+
+const WIDTHS = Array.from({ length: 80 }, (_, columns) => `width: ${columns}ch`);
+
+/** The classes of a cell beside that of its colour. */
+function marks(model, at) {
   const kind = model.kindOf[at];
-  const name = [
-    "token", `k${classOf[at]}`, model.sampled[at] ? "sampled" : "context",
-    isUntrained(model, at) && "untrained", kind & 1 && "special", kind & 2 && "continues", kind & 4 && "broken", found[at] && "found",
-  ].filter(Boolean).join(" ");
-  return html`${model.tags.has(at) && html`<span class=${`tokens-tag ${model.tags.get(at)[0] === "✓" ? "trained" : ""}`} role="presentation">${model.tags.get(at)}</span>`}<span class=${name}
-    role="gridcell" data-token=${at} tabindex=${at === active ? 0 : -1} aria-label=${label(model, at)}
-    style=${{ width: `${width}ch` }}>${shown}</span>`;
+  const state = !model.sampled[at] ? " context" : isUntrained(model, at) ? " sampled untrained" : " sampled";
+  if (!kind) return state;
+  return `${state}${kind & 1 ? " special" : ""}${kind & 2 ? " continues" : ""}${kind & 4 ? " broken" : ""}`;
 }
 
 /** What a screen reader says of a cell. */
 function label(model, at) {
   const text = model.texts[at];
-  const said = text ? printable(text, { line: true }) : `token ${model.ids[at]}`;
+  const said = text ? spoken(text) : `token ${model.ids[at]}`;
   if (!model.sampled[at]) return `${said}, context`;
   return `${said}, logprob ${logprob(model.logprobs[at])}, ${stateAt(model, at)}`;
+}
+
+/** White space is named: nobody hears a blank. */
+function spoken(text) {
+  if (text.trim() !== "") return printable(text, { line: true });
+  return text.includes("\n") ? "new line" : text.length > 1 ? `${text.length} spaces` : "space";
 }
 
 /** The head of the tokens that a turn brought: which turn, what they are, and what becomes of them. */

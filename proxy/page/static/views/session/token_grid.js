@@ -14,7 +14,7 @@ export function TokenGrid({ handle, model, classOf, colouring, active, places, o
   const probe = useRef(null);
   const columns = useColumns(probe);
   const rows = useMemo(() => layOut(model, columns), [model, columns]);
-  const { ref, from, to } = useVirtual({ count: rows.length, row: ROW });
+  const { ref, from, to } = useVirtual({ count: rows.length, row: ROW, spare: 6 });
   const [focused, setFocused] = useState(0);
   const found = useMemo(() => flags(places, model.count), [places, model]);
   const at = rowOf(rows, active);
@@ -83,14 +83,15 @@ function useKept(needs) {
 function useColumns(probe) {
   const [columns, setColumns] = useState(80);
   useLayoutEffect(() => {
+    const [ruler, grid] = [probe.current, probe.current.parentElement];
     const measure = () => {
-      const one = probe.current.getBoundingClientRect().width / 50;
-      if (one > 0) setColumns(Math.max(20, Math.floor(probe.current.parentElement.clientWidth / one) - MARGIN));
+      const one = ruler.getBoundingClientRect().width / 50;
+      if (one > 0) setColumns(Math.max(20, Math.floor(grid.clientWidth / one) - MARGIN));
     };
     measure();
     const watcher = new ResizeObserver(measure);
-    watcher.observe(probe.current.parentElement);
-    watcher.observe(probe.current);
+    watcher.observe(grid);
+    watcher.observe(ruler);
     return () => watcher.disconnect();
   }, []);
   return columns;

@@ -16,10 +16,11 @@ export function Strip({ rows, row, columns, model, classOf, colouring, found, sc
   const canvas = useRef(null);
   const frame = useRef(null);
   useEffect(() => {
-    const draw = () => paint(canvas.current, { rows, columns, model, classOf, colouring, found });
+    const element = canvas.current; // the observer may call once more after the element has gone
+    const draw = () => paint(element, { rows, columns, model, classOf, colouring, found });
     draw();
     const watcher = new ResizeObserver(draw);
-    watcher.observe(canvas.current);
+    watcher.observe(element);
     const unwatch = onThemeChange(draw);
     return () => {
       watcher.disconnect();
@@ -27,11 +28,11 @@ export function Strip({ rows, row, columns, model, classOf, colouring, found, sc
     };
   }, [rows, classOf, colouring, found]);
   useEffect(() => {
-    const element = scroller.current;
+    const [element, mark] = [scroller.current, frame.current];
     const follow = () => {
-      const whole = Math.max(1, element.scrollHeight);
-      frame.current.style.top = `${(element.scrollTop / whole) * 100}%`;
-      frame.current.style.height = `${Math.min(100, (element.clientHeight / whole) * 100)}%`;
+      const whole = Math.max(1, rows.length * row);
+      mark.style.top = `${(element.scrollTop / whole) * 100}%`;
+      mark.style.height = `${Math.min(100, (element.clientHeight / whole) * 100)}%`;
     };
     follow();
     element.addEventListener("scroll", follow, { passive: true });
@@ -46,7 +47,7 @@ export function Strip({ rows, row, columns, model, classOf, colouring, found, sc
     if (event.buttons !== 1) return;
     const box = canvas.current.getBoundingClientRect();
     const element = scroller.current;
-    element.scrollTop = ((event.clientY - box.top) / box.height) * element.scrollHeight - element.clientHeight / 2;
+    element.scrollTop = ((event.clientY - box.top) / box.height) * rows.length * row - element.clientHeight / 2;
   };
   return html`<div class="tokens-strip" aria-hidden="true" title="All tokens: click to go there" onPointerDown=${jump} onPointerMove=${jump}>
     <canvas ref=${canvas}></canvas><div class="tokens-strip-frame" ref=${frame}></div>
@@ -55,26 +56,37 @@ export function Strip({ rows, row, columns, model, classOf, colouring, found, sc
 
 function paint(canvas, { rows, columns, model, classOf, colouring, found }) {
   const scale = devicePixelRatio || 1;
-  const [width, height] = [canvas.clientWidth || WIDTH, canvas.clientHeight];
-  canvas.width = Math.round(width * scale);
-  canvas.height = Math.round(height * scale);
+  canvas.width = Math.round((canvas.clientWidth || WIDTH) * scale);
+  canvas.height = Math.round(canvas.clientHeight * scale);
   const context = canvas.getContext("2d");
   const tall = canvas.height / Math.max(1, rows.length);
   const wide = canvas.width / (columns + 4);
-  const inks = [...INKS[colouring], ...new Array(FOUND).fill("")].slice(0, FOUND);
   // What is rare is drawn last: where many rows share a line of pixels, it stays to be seen.
-  [...inks, "--focus"].forEach((ink, kind) => {
-    if (!ink) return;
+  byKind(rows, model, classOf, found).forEach((boxes, kind) => {
+    const ink = kind === FOUND ? "--focus" : INKS[colouring][kind];
+    if (!boxes.length || !ink) return;
     context.fillStyle = colour(ink);
-    rows.forEach((row, at) => {
-      let used = 0;
-      for (let token = row.from; token < row.to; token += 1) {
-        const needed = space(model, token) * wide;
-        if (kind === FOUND ? found[token] : classOf[token] === kind) {
-          context.fillRect(used, at * tall, Math.max(needed, 1), Math.max(tall * 0.7, 1));
-        }
-        used += needed;
-      }
-    });
+    for (const [row, from, width] of boxes) {
+      context.fillRect(from * wide, row * tall, Math.max(width * wide, 1), Math.max(tall * 0.7, 1));
+    }
   });
+}
+
+/** Boxes [row, column, width] of neighbours of one class, by class; those that a search found are in the last list, too. */
+function byKind(rows, model, classOf, found) {
+  const boxes = Array.from({ length: FOUND + 1 }, () => []);
+  rows.forEach((row, at) => {
+    let [used, open] = [0, null];
+    for (let token = row.from; token < row.to; token += 1) {
+      const needed = space(model, token);
+      if (found[token]) boxes[FOUND].push([at, used, needed]);
+      if (open?.kind === classOf[token]) open.box[2] += needed;
+      else {
+        open = { kind: classOf[token], box: [at, used, needed] };
+        boxes[open.kind].push(open.box);
+      }
+      used += needed;
+    }
+  });
+  return boxes;
 }
