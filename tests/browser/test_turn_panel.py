@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 CHAT, RESPONSES, MESSAGES = "v1/chat/completions", "v1/responses", "v1/messages"
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}}, "required": ["a", "b"]}
 ADD = {"type": "function", "function": {"name": "add", "description": "adds", "parameters": SCHEMA}}
+READ = "curl: read, a command that shows this turn"
+RESEND = "curl: resend, a command that sends this turn again"
 ASK = "Please add 3 and 4."
 LONG = 16_000
 
@@ -216,7 +218,7 @@ def test_the_copied_command_sends_the_same_prompt_again(url: str, opened: Opened
     name = f"panel/again-{api.replace('/', '-')}"
     _CALLS[api](url, name)
     page, panel = turn(opened, url, name, 1)
-    command = copied(page, panel, "a curl command that sends this turn again")
+    command = copied(page, panel, RESEND)
     expect(panel.get_by_text("The prompt will have the same token ids.")).to_be_visible()
     ran = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=30)
     assert "Here is what came back: 7" in ran.stdout, ran.stdout + ran.stderr
@@ -231,7 +233,7 @@ def test_a_turn_of_a_session_that_has_ended_is_sent_to_a_new_one_with_all_digits
     post(url, f"{name}/rl/end_session", {"reward": 1.0})
     page, panel = turn(opened, url, name, 0)
     expect(panel.get_by_text(f"seed {seed}")).to_be_visible()
-    command = copied(page, panel, "a curl command that sends this turn again")
+    command = copied(page, panel, RESEND)
     expect(panel.get_by_text(f"it becomes the first turn of a new one, {name}-again")).to_be_visible()
     subprocess.run(["bash", "-c", command], capture_output=True, check=True, timeout=30)
     shown = httpx.get(f"{url}/rl/sessions/{name}-again/interactions/0?include=messages").json()
@@ -240,7 +242,7 @@ def test_a_turn_of_a_session_that_has_ended_is_sent_to_a_new_one_with_all_digits
 
 def test_the_copied_command_reads_the_turn(url: str, opened: Opened) -> None:
     page, panel = turn(opened, url, "javascript:alert+1", 0)
-    command = copied(page, panel, "a curl command that reads this turn")
+    command = copied(page, panel, READ)
     ran = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=30)
     shown = json.loads(ran.stdout)
     assert shown["session_id"] == "javascript:alert+1" and {"messages", "reply", "compared"} <= shown.keys()
@@ -259,8 +261,8 @@ def test_commands_never_hold_the_admin_key(tmp_path: Path, opened: Opened) -> No
         page.reload()
         opened.watched.allow("401")
         panel = page.locator(".turn")
-        for label in ("reads this turn", "sends this turn again"):
-            command = copied(page, panel, f"a curl command that {label}")
+        for label in (READ, RESEND):
+            command = copied(page, panel, label)
             assert '-H "authorization: Bearer $TOKENGROVE_ADMIN_KEY"' in command and servers.ADMIN_KEY not in command
             environment = {"TOKENGROVE_ADMIN_KEY": servers.ADMIN_KEY, "PATH": "/usr/bin:/bin"}
             ran = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=30, env=environment)

@@ -18,9 +18,9 @@ export function TurnPanel({ sessionId, turn, query, tree, revision }) {
   const mine = loaded.data && belongs(loaded.data, sessionId, turn) ? loaded : { ...loaded, data: undefined };
   const reasons = useReasons();
   const show = (data) => html`<${Turn} key=${data.interaction_id} turn=${data} query=${query} reasons=${reasons} active=${(tree?.status ?? "active") === "active"} />`;
-  return html`<section class="turn" aria-label="Turn" aria-busy=${loaded.loading}>
+  return html`<div class="turn" aria-busy=${loaded.loading}>
     <${Loaded} what=${`Loading turn ${turn}`} from=${mine} show=${show} />
-  </section>`;
+  </div>`;
 }
 
 /** Old data stays while the same turn is read again, and never stands for another turn. */

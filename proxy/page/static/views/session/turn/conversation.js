@@ -13,8 +13,9 @@ export function Conversation({ turn, query }) {
   const { count, of, title } = known(turn);
   const fresh = places.slice(count, -1);
   return html`<section aria-label="Conversation">
-    ${count > 0 && html`<${Earlier} places=${places.slice(0, count)} title=${title} href=${link("session", turn.session_id, { ...query, turn: of.interaction_id })} of=${of} />`}
-    <h2 class="turn-title">${count > 0 ? `${turn.inherited === count ? "New in this turn" : "From the first that differs"}: ` : ""}${plural(fresh.length, "message")}</h2>
+    ${count > 0 && html`<${Earlier} places=${places.slice(0, count)} title=${title} />`}
+    <h2 class="turn-title">${count > 0 ? `${turn.inherited === count ? "New in this turn" : "From the first that differs"}: ` : ""}${plural(fresh.length, "message")}
+      ${count > 0 && html` <span class="turn-after">after <a href=${link("session", turn.session_id, { ...query, turn: of.interaction_id })}>${of.turn === null ? "the turn before" : `turn ${of.turn}`}</a></span>`}</h2>
     <${Some} places=${fresh} />
     <${Answer} turn=${turn} place=${places.at(-1)} />
   </section>`;
@@ -31,11 +32,10 @@ function known({ inherited, parent_id: parent, compared }) {
 }
 
 /** Messages that are known from another turn. They are drawn when somebody opens them. */
-function Earlier({ places, title, href, of }) {
+function Earlier({ places, title }) {
   const [open, setOpen] = useState(false);
   return html`<details class="turn-earlier" onToggle=${(event) => setOpen(event.currentTarget.open)}>
-    <summary>${plural(places.length, "earlier message")} <span class="quiet small">${title} · ${" "}
-      <a href=${href}>${of.turn === null ? "the turn before" : `turn ${of.turn}`}</a></span></summary>
+    <summary>${plural(places.length, "earlier message")} <span class="quiet small">${title}</span></summary>
     ${open && html`<${Some} places=${places} last />`}
   </details>`;
 }

@@ -20,7 +20,7 @@ export function CopyBar({ turn, active }) {
       <${CopyButton} ...${copy} label="the answer as text" text=${() => messageText(turn.output)}>answer<//>
       <${CopyButton} ...${copy} label="the conversation as text" text=${() => conversationText(turn)}>conversation<//>
       <${CopyButton} ...${copy} label="the id of the turn" text=${turn.interaction_id}>id<//>
-      <${CopyButton} ...${copy} label="a curl command that reads this turn"
+      <${CopyButton} ...${copy} label="curl: read, a command that shows this turn"
         text=${() => readCommand(turnUrl(turn.session_id, turn.interaction_id, READ), adminKey() !== null)}>curl: read<//>
       <${Again} turn=${turn} active=${active} />
     </div>
@@ -46,7 +46,7 @@ function Again({ turn, active }) {
       throw error;
     }
   };
-  return html`<${CopyButton} class="turn-button" label="a curl command that sends this turn again" text=${command}>curl: resend<//>
+  return html`<${CopyButton} class="turn-button" label="curl: resend, a command that sends this turn again" text=${command}>curl: resend<//>
     ${said && html`<span role="status" class=${`small turn-said ${said.bad ? "bad" : "quiet"}`}>${said.text}</span>`}`;
 }
 
