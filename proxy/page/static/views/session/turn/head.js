@@ -12,13 +12,9 @@ export function TurnHead({ turn, reasons }) {
     <div class="bar">
       <h2>${turn.turn === null ? "Turn without a number" : `Turn ${turn.turn}`}</h2>
       <${Status} status=${turn.status} title=${reasons.status?.[turn.status]} />
-<<<<<<< HEAD
-      ${turn.status === "complete" && html`<${Badge} kind=${GOES_ON.includes(turn.reason) ? "" : "past"} sign=${GOES_ON.includes(turn.reason) ? undefined : "◆"}
+      ${turn.status === "complete" &&
+      html`<${Badge} kind=${GOES_ON.includes(turn.reason) ? "" : "past"} sign=${GOES_ON.includes(turn.reason) ? undefined : "fork"}
         text=${inWords(turn.reason)} title=${reasons.reason?.[turn.reason]} />`}
-=======
-      <${Badge} kind=${GOES_ON.includes(turn.reason) ? "" : "past"} sign=${GOES_ON.includes(turn.reason) ? undefined : "fork"}
-        text=${inWords(turn.reason)} title=${reasons.reason?.[turn.reason]} />
->>>>>>> 211269cf (Draw the page's signs as icons, which need no font)
       ${turn.finish_reason && html`<${Badge} kind=${turn.finish_reason === "length" ? "warn" : ""} text=${`ended: ${inWords(turn.finish_reason)}`} title=${reasons.finish_reason?.[turn.finish_reason]} />`}
       ${turn.purpose && turn.purpose !== "main" && html`<${Badge} kind="info" text=${`purpose: ${turn.purpose}`} />`}
       ${turn.agent && html`<span class="small">agent <${Line} text=${turn.agent} length=${40} class="mono" /></span>`}
