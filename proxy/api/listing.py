@@ -87,13 +87,32 @@ class Listing:
         found = await self._recordings.find_groups(wanted.query, wanted.before, wanted.limit + 1)
         page: list[tuple[GroupSummary, list[Summed]]] = []
         budget = _Budget()
-        for group in found[: wanted.limit]:
-            of_group = replace(wanted.query, group_id=group.group_id, limit=_PER_GROUP)
-            listed = await self._recordings.find_listed(of_group)
-            page.append((group, [each for piece in _pieces(listed) for each in await self._summaries.of(piece)]))
+        for groups in _together(found[: wanted.limit]):
+            ids = [group.group_id for group in groups]
+            limit = _PER_GROUP if len(groups) == 1 else None
+            listed = await self._recordings.find_listed(replace(wanted.query, group_ids=ids, limit=limit))
+            of_group: dict[str | None, list[Summed]] = {name: [] for name in ids}
+            for piece in _pieces(listed):
+                for summed in await self._summaries.of(piece):
+                    of_group[summed.session.record.group_id].append(summed)
+            page += [(group, of_group[group.group_id]) for group in groups]
             if not budget.spend(listed):
                 break
         return GroupPage(page, str(page[-1][0].number) if len(page) < len(found) else None)
+
+
+def _together(groups: Sequence[GroupSummary]) -> Iterator[list[GroupSummary]]:
+    """Groups in their order, those together whose sessions one query reads: at most those of a piece."""
+    some, sessions = list[GroupSummary](), 0
+    for group in groups:
+        count = sum(group.by_status.values())
+        if some and sessions + count > _PIECE:
+            yield some
+            some, sessions = [], 0
+        some.append(group)
+        sessions += count
+    if some:
+        yield some
 
 
 def _id(session: ListedSession) -> str:

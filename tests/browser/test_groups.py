@@ -68,7 +68,7 @@ def test_a_group_and_the_list_follow_what_happens(url: str, opened: Open) -> Non
         ask(url, session)
         post(url, f"/{session}/rl/end_session", reward=reward)
     expect(page.get_by_role("region", name="Rewards")).to_contain_text("mean 0.5 ± 0.707")
-    expect(row(page, sessions[1]).get_by_role("cell").nth(4)).to_have_text("+0.5")
+    expect(row(page, sessions[1]).get_by_role("cell").nth(4)).to_have_text("+0.50")
     for session in sessions:
         httpx.request("DELETE", f"{url}/rl/sessions/{session}").raise_for_status()
     expect(page.get_by_role("heading", name="There is no such group")).to_be_visible()

@@ -2,7 +2,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 import { filterCount, filterOf, orderOf, totalOf, withoutFilters } from "../../../proxy/page/static/views/sessions/filters.js";
-import { counted, versionsText } from "../../../proxy/page/static/views/sessions/words.js";
+import { aligned, counted, versionsText } from "../../../proxy/page/static/views/sessions/words.js";
 
 test("each part of the address is a filter, and empty ones are none", () => {
   const query = {
@@ -35,4 +35,8 @@ test("counts and versions in words", () => {
   assert.equal(versionsText({ version: 3, summary: { versions: [4, 4] } }), "4");
   assert.equal(versionsText({ version: 3, summary: { versions: null } }), "3");
   assert.equal(versionsText({ version: null, summary: { versions: null } }), "–");
+});
+
+test("rewards have as many decimals in each row", () => {
+  assert.deepEqual([0.5, 1, -0.256, 1e30, null].map((value) => aligned(value)), ["0.50", "1.00", "\u22120.26", "1.0e+30", "–"]);
 });

@@ -1,6 +1,7 @@
 // A list that is loaded page by page and kept up to date by news: one request at a time, so that none overtakes another.
 
 const PAUSE_MS = 400; // between two looks at what has changed; the server tells of changes once a second
+const FAILED_MS = 5000; // after a failure
 
 /**
  * The base of lists. A list has `more()`, which runs what loads rows, and `renew()` and `update(ids)`, which read what is
@@ -10,6 +11,7 @@ export class LiveList {
   constructor(state, show) {
     Object.assign(this, { state, show, busy: false, timer: null });
     this.control = new AbortController();
+    this.pause = PAUSE_MS;
     this.news = { ids: new Set(), all: false };
   }
 
@@ -50,24 +52,25 @@ export class LiveList {
     }, { quiet: true });
   }
 
-  /** Do one thing, then go on with the news after a pause. */
+  /** Do one thing, then go on with the news after a pause. A look at news that failed is made again. */
   async run(work, { quiet = false } = {}) {
     this.busy = true;
     if (!quiet) this.set({ loading: true });
-    try {
-      await work();
-      this.set({ loading: false, error: null });
-    } catch (error) {
-      if (this.signal.aborted) return;
-      // A cursor whose session was deleted since: begin again instead of stopping here.
-      if (error.param === "cursor") this.set({ rows: [], cursor: null, loaded: false });
-      this.set({ loading: false, error });
-    }
+    const error = await work().then(() => null, (reason) => reason);
     this.busy = false;
+    if (this.signal.aborted) return;
+    if (error?.param === "cursor") {
+      // The session that the cursor names was deleted since: begin again instead of stopping here.
+      this.set({ rows: [], cursor: null, loaded: false });
+      this.more();
+      return;
+    }
+    this.set({ loading: false, error });
+    this.news.all ||= quiet && error !== null;
     this.timer = setTimeout(() => {
       this.timer = null;
       this.look();
-    }, PAUSE_MS);
+    }, error === null ? this.pause : FAILED_MS);
   }
 
   set(change) {

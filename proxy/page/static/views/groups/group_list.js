@@ -5,6 +5,7 @@ import { useLiveList } from "../../lib/use_live_list.js";
 import { appended, renewed } from "../sessions/rows.js";
 
 const PAGE = 50;
+const PAUSE_MS = 2000; // each look reads all groups that are shown
 const RENEWED = 200; // the most that a page of the server has
 
 export const keyOf = (group) => group.group_id;
@@ -18,6 +19,7 @@ class GroupList extends LiveList {
   constructor(filter, state, show) {
     super(state, show);
     this.filter = filter;
+    this.pause = PAUSE_MS;
   }
 
   more() {

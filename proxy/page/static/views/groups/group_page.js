@@ -1,15 +1,15 @@
 // One group: how its scores and returns are distributed, and its sessions side by side.
 import { Status } from "../../lib/badge.js";
 import { Age } from "../../lib/clock.js";
-import { compact, duration, number, plural, reward } from "../../lib/format.js";
+import { compact, duration, number, plural } from "../../lib/format.js";
 import { html, useMemo } from "../../lib/html.js";
 import { Empty, Failure, Waiting } from "../../lib/notice.js";
 import { link, replace } from "../../lib/route.js";
 import { Short } from "../../lib/text.js";
 import { useTitle } from "../../lib/title.js";
 import { VirtualTable } from "../../lib/virtual_table.js";
-import { SessionLink, SessionStatus } from "../sessions/columns.js";
-import { counted, versionsText } from "../sessions/words.js";
+import { Reward, SessionLink, SessionStatus } from "../sessions/columns.js";
+import { aligned, counted, versionsText } from "../sessions/words.js";
 import { Histogram, Sparkline } from "./charts.js";
 import { rangeOf, share, spread } from "./distribution.js";
 import { MOST, useGroup } from "./group_sessions.js";
@@ -85,7 +85,7 @@ const withZero = (range) => (range === null ? [0, 1] : [Math.min(0, range[0]), M
 const columnsFor = (facts) => [
   { name: "session", title: "Session", width: "20%", cell: (row) => html`<${SessionLink} row=${row} length=${30} />` },
   { name: "status", title: "Status", width: "13%", cell: (row) => html`<${SessionStatus} row=${row} />` },
-  { name: "reward", title: "Reward", number: true, width: "6%", cell: ({ summary: { score } }) => html`<span class=${score === null ? "quiet" : "sessions-score"}>${reward(score)}</span>` },
+  { name: "reward", title: "Reward", number: true, width: "6%", cell: ({ summary }) => html`<${Reward} summary=${summary} />` },
   { name: "bar", title: html`<span class="visually-hidden">Reward as a bar</span>`, width: "10%", cell: ({ summary: { score } }) => score !== null && html`<${Bar} value=${score} range=${facts.scoreRange} />` },
   { name: "difference", title: "To mean", hint: "Its reward less the mean of the group", number: true, width: "7%", cell: ({ summary: { score } }) => difference(score, facts.score) },
   { name: "advantage", title: "In std", hint: "The same in standard deviations of the group: its advantage under GRPO", number: true, width: "6%", cell: ({ summary: { score } }) => advantage(score, facts.score) },
@@ -103,7 +103,7 @@ function Bar({ value, range }) {
   return html`<span class="group-bar" aria-hidden="true"><span class=${value < 0 ? "group-below" : ""} style=${style}></span></span>`;
 }
 
-const signed = (value) => `${value > 0 ? "+" : ""}${reward(value)}`;
+const signed = (value) => `${value > 0 ? "+" : ""}${aligned(value)}`;
 const difference = (score, found) => (score === null || found.count < 2 ? html`<span class="quiet">–</span>` : signed(score - found.mean));
 const advantage = (score, found) =>
-  score === null || found.std === null ? html`<span class="quiet">–</span>` : signed(Number(((score - found.mean) / (found.std + 1e-6)).toFixed(2)));
+  score === null || found.std === null ? html`<span class="quiet">–</span>` : signed((score - found.mean) / (found.std + 1e-6));

@@ -9,6 +9,7 @@ import { Short } from "../../lib/text.js";
 import { useTitle } from "../../lib/title.js";
 import { VirtualTable } from "../../lib/virtual_table.js";
 import { Draft } from "../sessions/filter_bar.js";
+import { aligned } from "../sessions/words.js";
 import { SmallHistogram } from "./charts.js";
 import { rangeOf } from "./distribution.js";
 import { keyOf, useGroupList } from "./group_list.js";
@@ -59,9 +60,9 @@ const columnsFor = (range) => [
   { name: "rewarded", title: "Rewarded", hint: "Sessions with a score", number: true, width: "7%", cell: ({ rewarded }) => number(rewarded) },
   { name: "scores", title: range ? html`Scores <span class="quiet">${reward(range[0])} … ${reward(range[1])}</span>` : "Scores", hint: "The scores of its sessions; the line is their mean", width: "13%",
     cell: ({ scores, mean }) => html`<${SmallHistogram} label="Scores" values=${scores} mean=${mean} range=${range} />` },
-  { name: "mean", title: "Mean", number: true, width: "6%", cell: ({ mean }) => html`<span class="sessions-score">${reward(mean)}</span>` },
+  { name: "mean", title: "Mean", number: true, width: "6%", cell: ({ mean }) => html`<span class="sessions-score" title=${reward(mean)}>${aligned(mean)}</span>` },
   { name: "std", title: "Std", hint: "Standard deviation, as advantages divide by it. 0: no advantage differs", number: true, width: "6%", cell: (group) => html`<${Std} group=${group} />` },
-  { name: "return", title: "Return", hint: "Mean of the returns of all turns", number: true, width: "6%", cell: ({ returns }) => reward(returns.mean) },
+  { name: "return", title: "Return", hint: "Mean of the returns of all turns", number: true, width: "6%", cell: ({ returns }) => aligned(returns.mean) },
   { name: "turns", title: "Turns", number: true, width: "5%", cell: ({ turns }) => compact(turns) },
   { name: "version", title: "Version", number: true, width: "6%", cell: ({ versions }) => rangeText(versions) },
   { name: "age", title: "Age", hint: "Since its first session started", number: true, width: "5%", cell: (group) => html`<${Age} at=${group.created_at} />` },
@@ -73,7 +74,7 @@ export const rangeText = (versions) => (versions === null ? "–" : versions[0] 
 /** Groups whose scores are all equal teach nothing: this says so in a word. */
 function Std({ group: { std, rewarded } }) {
   const same = std === 0 && rewarded > 1;
-  return html`<span class=${same ? "warn" : ""} title=${same ? "All scores are equal: no session is better than another" : undefined}>${same ? "equal" : reward(std)}</span>`;
+  return html`<span class=${same ? "warn" : ""} title=${same ? "All scores are equal: no session is better than another" : undefined}>${same ? "equal" : aligned(std)}</span>`;
 }
 
 function Tasks({ names }) {

@@ -6,14 +6,14 @@ import { html } from "../../lib/html.js";
 import { printable } from "../../lib/printable.js";
 import { link } from "../../lib/route.js";
 import { Short } from "../../lib/text.js";
-import { counted, versionsText } from "./words.js";
+import { aligned, counted, versionsText } from "./words.js";
 
 /** The columns of a VirtualTable whose rows are entries of `GET /rl/sessions` with their summaries. */
 export const COLUMNS = [
-  { name: "session", title: "Session", width: "19%", cell: (row) => html`<${SessionLink} row=${row} length=${30} />` },
+  { name: "session", title: "Session", width: "18%", cell: (row) => html`<${SessionLink} row=${row} length=${30} />` },
   { name: "status", title: "Status", width: "11%", cell: (row) => html`<${SessionStatus} row=${row} />` },
-  { name: "task", title: "Task", width: "11%", cell: ({ task_id: task }) => task && html`<${Only} name="task" text=${task} />` },
-  { name: "group", title: "Group", width: "11%", cell: ({ group_id: group }) => group && html`<${Only} name="group" text=${group} />` },
+  { name: "task", title: "Task", width: "11.5%", cell: ({ task_id: task }) => task && html`<${Only} name="task" text=${task} />` },
+  { name: "group", title: "Group", width: "11.5%", cell: ({ group_id: group }) => group && html`<${Only} name="group" text=${group} />` },
   { name: "turns", title: "Turns", hint: "Complete turns", number: true, width: "5.5%", cell: ({ summary }) => html`<${Turns} summary=${summary} />` },
   { name: "lost", title: "Lost", hint: "Calls that failed or were aborted", number: true, width: "5%", cell: ({ summary }) => html`<${Lost} summary=${summary} />` },
   { name: "forks", title: "Forks", hint: "Turns that went back, by reason in the title", number: true, width: "5%", cell: ({ summary }) => html`<${Forks} summary=${summary} />` },
@@ -66,7 +66,9 @@ function Tokens({ count }) {
   return html`<span title=${plural(count, "token")}>${compact(count)}</span>`;
 }
 
-function Reward({ summary: { score, returns } }) {
-  const told = score === null ? "No reward yet" : `Returns of its turns: first ${reward(returns.first)}, from ${reward(returns.min)} to ${reward(returns.max)}`;
-  return html`<span class=${score === null ? "quiet" : "sessions-score"} title=${told}>${reward(score)}</span>`;
+/** The score of a session. */
+export function Reward({ summary: { score, returns } }) {
+  if (score === null) return html`<span class="quiet" title="No reward yet">–</span>`;
+  const told = `Reward ${reward(score)}. Returns of its turns: first ${reward(returns.first)}, from ${reward(returns.min)} to ${reward(returns.max)}`;
+  return html`<span class="sessions-score" title=${told}>${aligned(score)}</span>`;
 }

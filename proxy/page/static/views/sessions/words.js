@@ -9,6 +9,10 @@ export function counted(counts) {
     .join(", ");
 }
 
+/** A reward with as many decimals in each row, so that columns line up: 0.5 as "0.50". */
+export const aligned = (value, decimals = 2) =>
+  typeof value === "number" ? (Math.abs(value) < 1e9 ? value.toFixed(decimals) : value.toExponential(1)).replace(/^-/, "\u2212") : "–";
+
 /** The weight versions of an entry: "3", "3–5"; before its first token that of its start. */
 export function versionsText({ version, summary }) {
   const [low, high] = summary.versions ?? [version, version];
