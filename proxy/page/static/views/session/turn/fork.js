@@ -2,6 +2,7 @@
 import { Badge } from "../../../lib/badge.js";
 import { number, plural } from "../../../lib/format.js";
 import { html, useMemo, useState } from "../../../lib/html.js";
+import { Icon } from "../../../lib/icon.js";
 import { useLoad } from "../../../lib/load.js";
 import { Loaded } from "../../../lib/notice.js";
 import { inWords } from "../../../lib/words.js";
@@ -18,7 +19,7 @@ export function Fork({ turn, query, reasons }) {
   const placed = turn.status === "complete"; // only a commit gives a turn its reason
   if (compared.nearest === null && (!placed || ["first", "continued"].includes(turn.reason))) return null;
   return html`<section class="turn-fork card" aria-label="Why it forked">
-    <h2><span aria-hidden="true">◆ </span>${placed ? inWords(turn.reason) : "Compared with the nearest turn"}</h2>
+    <h2><${Icon} name="fork" /> ${placed ? inWords(turn.reason) : "Compared with the nearest turn"}</h2>
     ${placed && html`<p>${reasons.reason?.[turn.reason]}</p>`}
     ${compared.nearest ? html`<${Nearest} turn=${turn} query=${query} reasons=${reasons} />` : html`<p class="quiet small">No earlier turn can be compared.</p>`}
   </section>`;
