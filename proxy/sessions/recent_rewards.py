@@ -1,7 +1,8 @@
 """The mean reward of the sessions that ended last, by weight version and over time.
 
 Nothing is read while nobody asks. Who asks gets what was computed at most some seconds ago; of the newest sessions only
-those are read that are new or changed since, a bounded number at a time, so the first answers have the newest alone.
+those are read that are new or changed since, a bounded number at a time, so the first answers have the newest alone
+and say how many are still to be read.
 """
 
 from __future__ import annotations
@@ -65,19 +66,21 @@ class RecentRewards:
         return self._shown
 
     async def _refresh(self) -> None:
-        begun = self._clock()
+        begun, left = self._clock(), 0
         try:
             ended = await self._recordings.last_ended(MOST_SESSIONS)
-            new = _first(each for each in ended if not self._is_known(each))
+            unknown = [each for each in ended if not self._is_known(each)]
+            new = _first(unknown)
             scored = await self._score([each.session_id for each in new], {each.session_id: each for each in new})
             known = self._known | scored
             self._known = {each.session_id: known[each.session_id] for each in ended if each.session_id in known}
-            self._shown = _json(list(self._known.values()))
+            left = len(unknown) - len(new)
+            self._shown = _json(list(self._known.values()), left)
         except ProxyError:
             pass  # the database does not answer, which others tell
         finally:
             now = self._clock()
-            self._again_at = now + max(_EVERY_S, _SHARE * (now - begun))
+            self._again_at = now + max(0.0 if left else _EVERY_S, _SHARE * (now - begun))
 
     def _is_known(self, ended: Ended) -> bool:
         known = self._known.get(ended.session_id)
@@ -118,7 +121,8 @@ def _scored(
     }
 
 
-def _json(scored: Sequence[_Scored]) -> dict[str, Any]:
+def _json(scored: Sequence[_Scored], left: int) -> dict[str, Any]:
+    """The means. `left`: the sessions that are still to be read."""
     rewarded = [each for each in scored if each.score is not None]
     versions = _means(rewarded, lambda each: each.version)
     newest = sorted((version for version in versions if version is not None), reverse=True)[:_MOST_VERSIONS]
@@ -126,6 +130,7 @@ def _json(scored: Sequence[_Scored]) -> dict[str, Any]:
     periods = _means(rewarded, lambda each: each.ended_at // width * width)
     return {
         "sessions": len(scored),
+        "unread": left,
         "rewarded": len(rewarded),
         "by_version": [{"version": version, **versions[version]} for version in sorted(newest)],
         "period_s": width,

@@ -5,15 +5,17 @@ import { colour, onThemeChange } from "../../lib/theme.js";
 import { inWords, rows, summary } from "./series.js";
 
 const DASHES = [[], [6, 4], [2, 3]];
+const WHOLE = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1e3, 2e3, 5e3, 1e4, 1e5, 1e6, 1e7, 1e8, 1e9];
 const LINES = ["solid", "dashed", "dotted"];
 
 /**
  * `series`: [{label, colour: "--c1"}]; `data`: [x, values of each]; `format` writes a value, `x` where it is, and `tick`
  * the same in short, for the axis.
- * `time`: whether x are Unix seconds. `points`: mark each value. `asTable`: the numbers instead of the drawing.
+ * `time`: whether x are Unix seconds, else they are whole numbers. `least`: what the axis reaches at least, without `range`.
+ * `points`: mark each value. `asTable`: the numbers instead of the drawing.
  * `empty`: what is said without values.
  */
-export function Chart({ title, unit, series, data, format, x, tick = x, time = true, points = false, asTable = false, range, empty }) {
+export function Chart({ title, unit, series, data, format, x, tick = x, time = true, points = false, asTable = false, least = 1, range, empty }) {
   const [hovered, setHovered] = useState(null);
   const known = data.slice(1).some((values) => values.some((value) => value !== null));
   const named = series.map((each, place) => ({ ...each, values: data[place + 1] }));
@@ -24,7 +26,7 @@ export function Chart({ title, unit, series, data, format, x, tick = x, time = t
       : asTable
         ? html`<${Table} title=${title} series=${series} data=${data} format=${format} x=${x} time=${time} />`
         : html`<div class="overview-plot" role="img" aria-label=${`${title} ${unit}. ${inWords(named, format)}`}>
-            <${Plot} ...${{ series, data, format, tick, time, points, range, setHovered }} />
+            <${Plot} ...${{ series, data, format, tick, time, points, least, range, setHovered }} />
           </div>`}
   </section>`;
 }
@@ -72,7 +74,7 @@ function Table({ title, series, data, format, x, time }) {
 }
 
 /** The canvas. It is made anew when its size or the theme changes, and given new data otherwise. */
-function Plot({ series, data, format, tick, time, points, range, setHovered }) {
+function Plot({ series, data, format, tick, time, points, least, range, setHovered }) {
   const place = useRef(null);
   const plot = useRef(null);
   const latest = useRef(data);
@@ -83,7 +85,7 @@ function Plot({ series, data, format, tick, time, points, range, setHovered }) {
     const make = () => {
       plot.current?.destroy();
       const { clientWidth: width, clientHeight: height } = box;
-      const options = { width, height, ...looks({ series, format, tick, time, points, range }) };
+      const options = { width, height, ...looks({ series, format, tick, time, points, least, range }) };
       options.hooks = { setCursor: [(drawn) => setHovered(drawn.cursor.idx ?? null)] };
       plot.current = new uPlot(options, latest.current, box);
     };
@@ -105,7 +107,7 @@ function Plot({ series, data, format, tick, time, points, range, setHovered }) {
   return html`<div class="overview-canvas" ref=${place}></div>`;
 }
 
-function looks({ series, format, tick, time, points, range }) {
+function looks({ series, format, tick, time, points, least, range }) {
   const quiet = colour("--quiet");
   const line = colour("--line");
   const axis = { stroke: quiet, font: "11px system-ui, sans-serif", grid: { stroke: line, width: 1 }, ticks: { show: false } };
@@ -113,9 +115,9 @@ function looks({ series, format, tick, time, points, range }) {
     legend: { show: false },
     cursor: { drag: { x: false, y: false }, y: false, points: { size: 6 } },
     padding: [8, 24, 0, 0],
-    scales: { x: { time }, y: { range: range ?? fromZero } },
+    scales: { x: { time }, y: { range: range ?? fromZero(least) } },
     axes: [
-      { ...axis, size: 22, gap: 4, space: 70, grid: { show: false }, values: (_, ticks) => ticks.map((at) => (Number.isInteger(at) ? tick(at) : "")) },
+      { ...axis, size: 22, gap: 4, space: time ? 70 : 30, ...(time ? {} : { incrs: WHOLE }), grid: { show: false }, values: (_, ticks) => ticks.map(tick) },
       { ...axis, size: 46, gap: 4, space: 28, values: (_, ticks) => ticks.map(format) },
     ],
     series: [
@@ -131,4 +133,5 @@ function looks({ series, format, tick, time, points, range }) {
   };
 }
 
-const fromZero = (_, least, most) => [Math.min(0, least ?? 0), Math.max((most ?? 0) * 1.1, 1e-3)];
+/** From zero to a little above the highest value, and to `least` in any case. */
+const fromZero = (least) => (_, lowest, most) => [Math.min(0, lowest ?? 0), Math.max((most ?? 0) * 1.1, least)];

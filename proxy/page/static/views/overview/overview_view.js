@@ -71,7 +71,7 @@ function Board({ now, history, seconds, asTable }) {
         series=${[{ label: "complete", colour: "--c1" }, { label: "failed", colour: "--c5" }]} />
       <${Chart} ...${common} title="Tokens" unit="/ s" format=${compact} data=${drawn("prompt_tokens_per_s", "cached_tokens_per_s", "output_tokens_per_s")}
         series=${[{ label: "prompt", colour: "--c2" }, { label: "cached", colour: "--c6" }, { label: "output", colour: "--c3" }]} />
-      <${Chart} ...${common} title="Time to first token" unit="" format=${duration} data=${drawn("first_token_p50_s", "first_token_p95_s")}
+      <${Chart} ...${common} title="Time to first token" unit="" format=${duration} least=${0.05} data=${drawn("first_token_p50_s", "first_token_p95_s")}
         series=${[{ label: "p50", colour: "--c1" }, { label: "p95", colour: "--c4" }]} empty="No turn in this time." />
       <${Chart} ...${common} title="Requests" unit="" format=${compact} data=${drawn("in_flight", "waiting")}
         series=${[{ label: "in flight", colour: "--c2" }, { label: "waiting", colour: "--c3" }]} />
@@ -92,12 +92,18 @@ function Board({ now, history, seconds, asTable }) {
 function Rewards({ rewards, asTable }) {
   const versions = useMemo(() => columns(rewards?.by_version ?? [], "version"), [rewards]);
   const periods = useMemo(() => columns(rewards?.over_time ?? [], "at"), [rewards]);
-  const of = `${compact(rewards?.rewarded ?? 0)} sessions`;
+  const of = whichSessions(rewards);
   const common = { asTable, format: reward, points: true, range: aroundValues, empty: "None of the sessions that ended last has a reward." };
   const series = [{ label: "mean", colour: "--c1" }];
   return html`
     <${Chart} ...${common} title="Mean reward by weights" unit=${of} series=${series} data=${versions} time=${false} x=${String} />
     <${Chart} ...${common} title="Mean reward over time" unit=${of} series=${series} data=${periods} x=${when} tick=${daily(periods[0]) ? day : clock} />`;
+}
+
+/** Which sessions the means are of. */
+function whichSessions(rewards) {
+  if (rewards === null) return "";
+  return rewards.unread > 0 ? `reading… ${compact(rewards.unread)} to go` : `last ${compact(rewards.sessions)} ended`;
 }
 
 const columns = (entries, x) => [entries.map((entry) => entry[x]), entries.map((entry) => entry.mean)];
