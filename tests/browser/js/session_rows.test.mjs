@@ -1,7 +1,7 @@
 // The list of sessions as pages and news change it: nothing stands twice, nothing that was seen is lost.
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { appended, changed, portion, renewed } from "../../../proxy/page/static/views/sessions/rows.js";
+import { appended, changed, gathered, portion, renewed } from "../../../proxy/page/static/views/sessions/rows.js";
 
 const entry = (id, at, state = "old") => ({ session_id: id, created_at: at, state });
 const ids = (rows) => rows.map((row) => row.session_id).join("");
@@ -47,4 +47,17 @@ test("only so many ids are asked for at once as an address holds, but at least o
   assert.deepEqual(portion([long, "a"]), [[long], ["a"]]);
   assert.deepEqual(portion(["a", long]), [["a"], [long]]);
   assert.deepEqual(portion([]), [[], []]);
+});
+
+test("short and empty pages are followed until there are enough entries, or no more", async () => {
+  const pages = { start: [[], "1"], 1: [["a"], "2"], 2: [["b", "c"], "3"], 3: [["d"], null] };
+  const asked = [];
+  const read = async (limit, cursor) => {
+    asked.push(limit);
+    const [rows, next] = pages[cursor ?? "start"];
+    return { rows, cursor: next, page: cursor };
+  };
+  assert.deepEqual(await gathered(3, read), { rows: ["a", "b", "c"], cursor: "3", first: { rows: [], cursor: "1", page: null } });
+  assert.deepEqual(asked, [3, 3, 2]);
+  assert.deepEqual((await gathered(9, read)).cursor, null);
 });

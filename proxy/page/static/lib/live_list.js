@@ -9,7 +9,7 @@ const FAILED_MS = 5000; // after a failure
  */
 export class LiveList {
   constructor(state, show) {
-    Object.assign(this, { state, show, busy: false, timer: null });
+    Object.assign(this, { state, show, busy: false, wanted: false, timer: null });
     this.control = new AbortController();
     this.pause = PAUSE_MS;
     this.news = { ids: new Set(), all: false };
@@ -24,13 +24,16 @@ export class LiveList {
     clearTimeout(this.timer);
   }
 
-  /** Whether rows can be loaded now: nothing else is, and there are more. */
-  get ready() {
-    return !this.busy && !(this.state.loaded && this.state.cursor === null);
+  /** For `more`: whether rows can be loaded now. While something else is read it says no, and `more` is called after that. */
+  mayLoad() {
+    const more = !this.state.loaded || this.state.cursor !== null;
+    this.wanted = more && this.busy;
+    return more && !this.busy;
   }
 
   /** After a failure: begin again if nothing is there, else look at what is new. */
   retry() {
+    this.rest(null);
     if (this.state.loaded) this.take({ changed: [], all: true });
     else this.more();
   }
@@ -44,7 +47,7 @@ export class LiveList {
 
   look() {
     const { ids, all } = this.news;
-    if (this.busy || this.timer !== null || !this.state.loaded || !(all || ids.size)) return;
+    if (this.busy || this.timer !== null || !this.state.loaded || !(all || ids.size) || this.signal.aborted) return;
     this.news = { ids: new Set(), all: false };
     this.run(async () => {
       if (all) await this.renew();
@@ -59,18 +62,21 @@ export class LiveList {
     const error = await work().then(() => null, (reason) => reason);
     this.busy = false;
     if (this.signal.aborted) return;
-    if (error?.param === "cursor") {
-      // The session that the cursor names was deleted since: begin again instead of stopping here.
-      this.set({ rows: [], cursor: null, loaded: false });
-      this.more();
-      return;
-    }
-    this.set({ loading: false, error });
+    // The session that a cursor names may have been deleted since: then begin again instead of stopping here.
+    const lost = error?.param === "cursor";
+    this.set(lost ? { rows: [], cursor: null, loaded: false } : { loading: false, error });
     this.news.all ||= quiet && error !== null;
-    this.timer = setTimeout(() => {
+    this.rest(error === null ? this.pause : FAILED_MS);
+    if (lost || (this.wanted && error === null)) this.more();
+  }
+
+  /** Look at the news in `ms` milliseconds, and not before; null: whenever there are some. */
+  rest(ms) {
+    clearTimeout(this.timer);
+    this.timer = ms === null ? null : setTimeout(() => {
       this.timer = null;
       this.look();
-    }, error === null ? this.pause : FAILED_MS);
+    }, ms);
   }
 
   set(change) {

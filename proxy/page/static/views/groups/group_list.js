@@ -2,7 +2,7 @@
 import { get } from "../../lib/api.js";
 import { LiveList } from "../../lib/live_list.js";
 import { useLiveList } from "../../lib/use_live_list.js";
-import { appended, renewed } from "../sessions/rows.js";
+import { appended, gathered, renewed } from "../sessions/rows.js";
 
 const PAGE = 50;
 const PAUSE_MS = 2000; // each look reads all groups that are shown
@@ -23,7 +23,7 @@ class GroupList extends LiveList {
   }
 
   more() {
-    if (!this.ready) return;
+    if (!this.mayLoad()) return;
     this.run(async () => {
       const wanted = this.state.rows.length + PAGE;
       do {
@@ -34,8 +34,12 @@ class GroupList extends LiveList {
   }
 
   async renew() {
-    const page = await this.read(Math.max(PAGE, Math.min(this.state.rows.length, RENEWED)), null);
-    const { rows, rest } = renewed(this.state.rows, page.groups, { whole: page.cursor === null, keyOf });
+    const wanted = Math.max(PAGE, Math.min(this.state.rows.length, RENEWED));
+    const page = await gathered(wanted, async (limit, cursor) => {
+      const { groups, ...more } = await this.read(limit, cursor);
+      return { rows: groups, ...more };
+    });
+    const { rows, rest } = renewed(this.state.rows, page.rows, { whole: page.cursor === null, keyOf });
     this.set({ rows, cursor: rest ? this.state.cursor : page.cursor });
   }
 

@@ -21,7 +21,8 @@ class Group extends LiveList {
   }
 
   more() {
-    if (this.ready) this.run(() => this.load((rows, cursor) => this.set({ rows, cursor, loaded: true })));
+    if (!this.mayLoad() || this.state.loaded) return;
+    this.run(() => this.load((rows, cursor) => this.set({ rows, cursor, loaded: true })));
   }
 
   /** Look whether anything of the group is new: most changes are of other sessions. */

@@ -9,6 +9,20 @@ export function appended(rows, page, keyOf = idOf) {
 }
 
 /**
+ * The first `wanted` entries, or all: {rows, cursor, first}. A page of the server may be short, or empty, while its cursor
+ * goes on. `read(limit, cursor)` returns a page as {rows, cursor}; `first`: the first page.
+ */
+export async function gathered(wanted, read) {
+  let [rows, cursor, first] = [[], null, null];
+  do {
+    const page = await read(wanted - rows.length, cursor);
+    first ??= page;
+    [rows, cursor] = [[...rows, ...page.rows], page.cursor];
+  } while (cursor !== null && rows.length < wanted);
+  return { rows, cursor, first };
+}
+
+/**
  * Rows whose beginning was read again as `page`: {rows, rest}. What followed the last row that is on both stays; `rest`:
  * whether any did. If nothing is on both, too much is new to tell what lies between, and only the page stays.
  */

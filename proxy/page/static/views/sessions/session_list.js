@@ -2,7 +2,7 @@
 import { get } from "../../lib/api.js";
 import { LiveList } from "../../lib/live_list.js";
 import { useLiveList } from "../../lib/use_live_list.js";
-import { appended, changed, portion, renewed } from "./rows.js";
+import { appended, changed, gathered, portion, renewed } from "./rows.js";
 
 const FIRST = 100; // sessions of the first page: what is seen, and some more
 const [NEXT, MOST] = [400, 1000]; // the next pages are as long as the list, within these
@@ -21,7 +21,7 @@ class SessionList extends LiveList {
 
   /** Load the next rows, as many as a page has: a page of the server may be short, or empty. */
   more() {
-    if (!this.ready) return;
+    if (!this.mayLoad()) return;
     this.run(async () => {
       const here = this.state.rows.length;
       const wanted = here + (this.state.loaded ? Math.min(MOST, Math.max(NEXT, here)) : FIRST);
@@ -36,10 +36,13 @@ class SessionList extends LiveList {
   }
 
   async renew() {
-    const limit = Math.max(FIRST, Math.min(this.state.rows.length, RENEWED));
-    const page = await this.read(this.filter, { limit, include: "summary,counts" });
-    const { rows, rest } = renewed(this.state.rows, page.sessions, { whole: page.cursor === null });
-    this.set({ rows, counts: page.counts, cursor: rest ? this.state.cursor : page.cursor });
+    const wanted = Math.max(FIRST, Math.min(this.state.rows.length, RENEWED));
+    const page = await gathered(wanted, async (limit, cursor) => {
+      const { sessions, ...more } = await this.read(this.filter, { limit, cursor, include: cursor === null ? "summary,counts" : "summary" });
+      return { rows: sessions, ...more };
+    });
+    const { rows, rest } = renewed(this.state.rows, page.rows, { whole: page.cursor === null });
+    this.set({ rows, counts: page.first.counts, cursor: rest ? this.state.cursor : page.cursor });
   }
 
   async update(all) {
