@@ -1,7 +1,9 @@
 // The pure logic of the token view: texts, rows, colours, search.
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { band, classes, lowestFirst, nextUntrained, stateCounts, tokenModel } from "../../../proxy/page/static/views/session/token_model.js";
+import {
+  band, classes, lowestFirst, nextUntrained, stateCounts, tokenModel,
+} from "../../../proxy/page/static/views/session/token_model.js";
 import { SPACE, layOut, placeOf, rowOf, space, tokenAt } from "../../../proxy/page/static/views/session/token_rows.js";
 import { find, nextPlace, searchable } from "../../../proxy/page/static/views/session/token_search.js";
 import { cell, escaped, width } from "../../../proxy/page/static/views/session/token_text.js";
@@ -15,7 +17,9 @@ function told(prompt, output, more = {}) {
     logprobs: texts.map((_, at) => (at < start ? null : -0.1 * (at - start))),
     versions: [{ start, end, version: 3 }],
     parts: [{ turn: 0, kind: "prompt", start: 0, end: start }, { turn: 0, kind: "output", start, end }],
-    states: [{ start: 0, end: start, state: "context", sample: null }, { start, end, state: "trained", sample: { turn: 0 } }],
+    states: [
+      { start: 0, end: start, state: "context", sample: null }, { start, end, state: "trained", sample: { turn: 0 } },
+    ],
     meanings: {}, sections: [{ turns: [], tokens: end, differs: null }], lost: [], ...more,
   };
 }
@@ -76,7 +80,8 @@ test("every token stands in one row, in order, and no row is too wide", () => {
 
 test("a cell wider than a row has a row of its own", () => {
   const model = tokenModel(told(["a", "x".repeat(30), "b"], ["c"]));
-  assert.deepEqual(layOut(model, 20).filter((row) => row.of === null).map((row) => [row.from, row.to]), [[0, 1], [1, 2], [2, 3], [3, 4]]);
+  const rows = layOut(model, 20).filter((row) => row.of === null);
+  assert.deepEqual(rows.map((row) => [row.from, row.to]), [[0, 1], [1, 2], [2, 3], [3, 4]]);
 });
 
 test("keys lead to the neighbours, to the cell below, and to the ends", () => {
@@ -106,7 +111,8 @@ test("a place in a row counts the cells before it", () => {
 });
 
 test("bands of probability", () => {
-  assert.deepEqual([0, Math.log(0.95), Math.log(0.6), Math.log(0.2), Math.log(0.05), -30].map(band), [1, 1, 2, 3, 4, 5]);
+  const logprobs = [1, 0.95, 0.6, 0.2, 0.05].map(Math.log);
+  assert.deepEqual([...logprobs, -30].map(band), [1, 1, 2, 3, 4, 5]);
   assert.equal(band(null), 0);
 });
 

@@ -19,10 +19,16 @@ export function TokenRow({ index, row, top, model, classOf, found, active }) {
   </div>`;
 }
 
-const tag = (words) => html`<span class=${words[0] === "✓" ? "tokens-tag trained" : "tokens-tag"} role="presentation">${words}</span>`;
+function tag(words) {
+  const kind = words[0] === "✓" ? "tokens-tag trained" : "tokens-tag";
+  return html`<span class=${kind} role="presentation">${words}</span>`;
+}
 
-const cell = (model, at, kind, tab) => html`<span class=${`token ${kind}${marks(model, at)}`} role="gridcell" data-token=${at}
-  tabindex=${tab} aria-label=${label(model, at)} style=${WIDTHS[model.cells[at].width]}>${model.cells[at].shown}</span>`;
+function cell(model, at, kind, tab) {
+  const { shown, width } = model.cells[at];
+  return html`<span class=${`token ${kind}${marks(model, at)}`} role="gridcell" data-token=${at} tabindex=${tab}
+    aria-label=${label(model, at)} style=${WIDTHS[width]}>${shown}</span>`;
+}
 
 const WIDTHS = Array.from({ length: 80 }, (_, columns) => `width: ${columns}ch`);
 
@@ -51,10 +57,12 @@ function spoken(text) {
 /** The head of the tokens that a turn brought: which turn, what they are, and what becomes of them. */
 export function PartHead({ index, top, model, part: at }) {
   const part = model.parts[at];
-  const [turn, count] = [turnName(part), part.end - part.start];
-  return html`<div class=${`tokens-head ${part.kind}`} role="row" aria-rowindex=${index + 1} style=${{ top: `${top}px` }}>
-    <span role="rowheader"><strong>${turn}</strong> ${part.kind === "output" ? "answer" : "prompt"}</span>
-    <span role="gridcell" class="tokens-head-facts">${plural(count, "token")}${part.kind === "output" && html` · ${facts(model, part)}`}</span>
+  const sampled = part.kind === "output";
+  const count = plural(part.end - part.start, "token");
+  const name = `tokens-head ${part.kind}`;
+  return html`<div class=${name} role="row" aria-rowindex=${index + 1} style=${{ top: `${top}px` }}>
+    <span role="rowheader"><strong>${turnName(part)}</strong> ${sampled ? "answer" : "prompt"}</span>
+    <span role="gridcell" class="tokens-head-facts">${sampled ? `${count} · ${facts(model, part)}` : count}</span>
   </div>`;
 }
 
@@ -72,8 +80,10 @@ function facts(model, part) {
     sum += model.logprobs[at];
     told += 1;
   }
-  const whole = states.size === 1;
-  const words = [...states].map(([state, count]) => `${state === "trained" ? "✓ trained" : `✕ not trained: ${state}`}${whole ? "" : ` ${number(count)}`}`);
+  const words = [...states].map(([state, count]) => {
+    const name = state === "trained" ? "✓ trained" : `✕ not trained: ${state}`;
+    return states.size === 1 ? name : `${name} ${number(count)}`;
+  });
   const likely = told ? `mean logprob ${logprob(sum / told)} (${percent(Math.exp(sum / told))})` : "no logprobs";
   return `${words.join(", ")} · ${likely} · ${[...versions].map((version) => `v${version}`).join(", ")}`;
 }

@@ -6,6 +6,7 @@ import { band } from "./token_model.js";
 import { escaped } from "./token_text.js";
 
 const BAND_WORDS = ["", "90% or more", "50 to 90%", "10 to 50%", "1 to 10%", "below 1%"];
+const STATE_KINDS = { trained: "good", context: "quiet" };
 
 /** `at`: the index of the token. */
 export function Details({ model, at }) {
@@ -13,18 +14,25 @@ export function Details({ model, at }) {
   const part = model.parts[model.partOf[at]];
   const run = model.states[model.stateOf[at]];
   const value = model.logprobs[at];
-  return html`<dl class="tokens-details" aria-label="The chosen token" role="group">
+  const quoted = text === null ? "–" : escaped(text);
+  const version = model.versionOf[at];
+  return html`<section aria-label="The chosen token"><dl class="tokens-details">
     <${Fact} name="Token">${number(at)} <span class="quiet">of ${number(model.count)}</span><//>
     <${Fact} name="Id">${model.ids[at]}<//>
-    <${Fact} name="Text" wide><code class="cut" title=${text === null ? undefined : escaped(text)}>${text === null ? "–" : escaped(text)}</code>${kind(model, at)}<//>
+    <${Fact} name="Text" wide><code class="cut" title=${quoted}>${quoted}</code>${kind(model, at)}<//>
     <${Fact} name="Logprob">${value === null ? "–" : value.toFixed(4).replace("-", "−")}<//>
-    <${Fact} name="Probability">${value === null ? "–" : html`${probability(value)} <span class="quiet">${BAND_WORDS[band(value)]}</span>`}<//>
-    <${Fact} name="Version">${model.versionOf[at] < 0 ? "–" : `v${model.versionOf[at]}`}<//>
+    <${Fact} name="Probability">${value === null ? "–" : probability(value)}${" "}
+      <span class="quiet">${BAND_WORDS[band(value)]}</span><//>
+    <${Fact} name="Version">${version < 0 ? "–" : `v${version}`}<//>
     <${Fact} name="From">${turnName(part)}, ${part.kind === "output" ? "answer" : "prompt"}<//>
-    <${Fact} name="State" wide><strong class=${run.state === "trained" ? "good" : run.state === "context" ? "quiet" : "warn"}>${run.state}</strong>
+    <${Fact} name="State" wide><strong class=${STATE_KINDS[run.state] ?? "warn"}>${run.state}</strong>
       <span>${meaning(model, run)}</span><//>
-  </dl>`;
+  </dl></section>`;
 }
+
+const KINDS = [
+  "special token", "goes on with the character before it", "bytes that are no text", "not in the vocabulary",
+];
 
 function Fact({ name, wide, children }) {
   return html`<div class=${wide ? "wide" : ""}><dt>${name}</dt><dd>${children}</dd></div>`;
@@ -32,10 +40,7 @@ function Fact({ name, wide, children }) {
 
 function kind(model, at) {
   const found = model.kindOf[at];
-  const words = [
-    found & 1 && "special token", found & 2 && "goes on with the character before it", found & 4 && "bytes that are no text",
-    found & 8 && "not in the vocabulary",
-  ].filter(Boolean);
+  const words = KINDS.filter((_, bit) => found & (1 << bit));
   return words.length > 0 && html` <span class="quiet">${words.join(", ")}</span>`;
 }
 

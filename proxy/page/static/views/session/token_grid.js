@@ -45,19 +45,24 @@ export function TokenGrid({ handle, model, classOf, colouring, active, places, o
   };
   const drawn = shownRows(rows, from, to, at);
   const kept = useKept([rows, classOf, colouring, found]);
+  const draw = (index, mark) => {
+    const { of } = rows[index];
+    const shared = { key: index, index, top: index * ROW, model };
+    return of === null
+      ? html`<${TokenRow} ...${shared} row=${rows[index]} classOf=${classOf} found=${found} active=${mark} />`
+      : html`<${PartHead} ...${shared} part=${of} />`;
+  };
   return html`<div class="tokens-body">
-    <div class="tokens-grid ${colouring}" ref=${ref} role="grid" aria-label="Tokens" aria-rowcount=${rows.length} tabindex="-1"
-      onKeyDown=${onKeyDown} onClick=${(event) => whenToken(event, move)}
+    <div class=${`tokens-grid ${colouring}`} ref=${ref} role="grid" aria-label="Tokens" aria-rowcount=${rows.length}
+      tabindex="-1" onKeyDown=${onKeyDown} onClick=${(event) => whenToken(event, move)}
       onMouseOver=${(event) => onHover(tokenOf(event))} onMouseLeave=${() => onHover(null)}>
       <span class="tokens-probe" ref=${probe} aria-hidden="true">${"0".repeat(50)}</span>
       <div class="tokens-space" role="presentation" style=${{ height: `${rows.length * ROW}px` }}>
-        ${drawn.map((index) => kept(index, index === at ? active : -1, () => rows[index].of === null
-          ? html`<${TokenRow} key=${index} index=${index} row=${rows[index]} top=${index * ROW} model=${model} classOf=${classOf}
-              found=${found} active=${index === at ? active : -1} />`
-          : html`<${PartHead} key=${index} index=${index} top=${index * ROW} model=${model} part=${rows[index].of} />`))}
+        ${drawn.map((index) => kept(index, index === at ? active : -1, draw))}
       </div>
     </div>
-    <${Strip} rows=${rows} row=${ROW} columns=${columns} model=${model} classOf=${classOf} colouring=${colouring} found=${found} scroller=${ref} />
+    <${Strip} rows=${rows} row=${ROW} columns=${columns} model=${model} classOf=${classOf} colouring=${colouring}
+      found=${found} scroller=${ref} />
   </div>`;
 }
 
@@ -74,7 +79,7 @@ function useKept(needs) {
   return (index, mark, draw) => {
     const old = kept.get(index);
     if (old?.mark === mark) return old.drawn;
-    const drawn = draw();
+    const drawn = draw(index, mark);
     kept.set(index, { mark, drawn });
     return drawn;
   };
@@ -105,7 +110,8 @@ function flags(places, count) {
 
 function centre(element, row) {
   const top = row * ROW;
-  if (top < element.scrollTop || top + ROW > element.scrollTop + element.clientHeight) element.scrollTop = top - element.clientHeight / 2;
+  const seen = top >= element.scrollTop && top + ROW <= element.scrollTop + element.clientHeight;
+  if (!seen) element.scrollTop = top - element.clientHeight / 2;
 }
 
 function keepSeen(element, row) {

@@ -8,8 +8,9 @@ const VERSIONS = 6;
 
 /**
  * The model of `tokens` (include=tokens of a turn). By token: `cells` ({shown, width, breaks}), `stateOf` and `partOf`
- * (indexes into `states` and `parts`), `versionOf` (-1: none), `kindOf` (1 special, 2 continues, 4 no text, 8 not in the
- * vocabulary), `sampled` (1 or 0). `versions`: those that occur, ascending. `tags`: by token, words before its cell.
+ * (indexes into `states` and `parts`), `versionOf` (-1: none), `kindOf` (bits: 1 special, 2 continues, 4 bytes that are
+ * no text, 8 not in the vocabulary), `sampled` (1 or 0). `versions`: those that occur, ascending. `tags`: by token,
+ * words before its cell.
  */
 export function tokenModel(tokens) {
   const count = tokens.ids.length;
@@ -54,7 +55,7 @@ function spread(runs, count) {
   return found;
 }
 
-/** Words that stand before a token: where the state or the weight version changes within an output, and where a section differs. */
+/** Words before a token: where state or version change within an output, and where a section begins to differ. */
 function tagsOf(model) {
   const tags = new Map();
   for (const part of model.parts) {
@@ -67,7 +68,7 @@ function tagsOf(model) {
     }
   }
   const differs = model.sections.at(-1)?.differs;
-  if (differs && differs.index < model.count) tags.set(differs.index, `≠${tags.has(differs.index) ? ` ${tags.get(differs.index)}` : ""}`);
+  if (differs && differs.index < model.count) tags.set(differs.index, `≠ ${tags.get(differs.index) ?? ""}`.trim());
   return tags;
 }
 
@@ -87,7 +88,10 @@ export function band(logprob) {
   return found < 0 ? BANDS.length + 1 : found + 1;
 }
 
-/** The class of each token under a colouring: 0 is context; logprob 1 to 5 (6: sampled without one), mask 1 trained or 2 not, version 1 to 6. */
+/**
+ * The class of each token under a colouring. 0 is context. logprob: its band, 1 to 5; 6: sampled without one. mask: 1
+ * trained, 2 not. version: 1 to 6, in turn.
+ */
 export function classes(model, colouring) {
   const found = new Uint8Array(model.count);
   const place = new Map(model.versions.map((version, index) => [version, 1 + (index % VERSIONS)]));
@@ -121,8 +125,8 @@ export function lowestFirst(model) {
   return found.sort((one, other) => model.logprobs[one] - model.logprobs[other] || one - other);
 }
 
-/** The first token of the next run that is not trained, behind `at` and then from the beginning; -1 if there is none. */
+/** The first token of the next run that is not trained, behind `at`, then from the beginning; -1: there is none. */
 export function nextUntrained(model, at) {
-  const starts = model.states.filter((run) => run.end > run.start && isUntrained(model, run.start)).map((run) => run.start);
+  const starts = model.states.map((run) => run.start).filter((start) => isUntrained(model, start));
   return starts.find((start) => start > at) ?? starts[0] ?? -1;
 }

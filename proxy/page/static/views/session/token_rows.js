@@ -1,4 +1,4 @@
-// Where each token stands: rows of cells of a given width. Pure: no DOM, so that sixty thousand tokens are laid out at once.
+// Where each token stands: rows of cells of a given width. Pure: no DOM, so sixty thousand tokens are laid out at once.
 
 /** The space between two cells, and before the first, in ch. */
 export const SPACE = 0.4;

@@ -10,7 +10,7 @@ export function searchable(texts) {
   return { text: lower.join(""), starts };
 }
 
-/** The places where `wanted` stands, as [first token, last token], at most 10,000. "#151643" looks for the id of a token. */
+/** The places where `wanted` stands, as [first token, last token], at most 10,000. "#151643" looks for an id. */
 export function find(wanted, index, ids) {
   if (/^#\d+$/.test(wanted)) return placesOfId(Number(wanted.slice(1)), ids);
   const [text, found] = [wanted.toLowerCase(), []];
@@ -40,7 +40,7 @@ function tokenOf(starts, place) {
   return low;
 }
 
-/** Of places in order, the index of the first that begins behind `token` (`step` 1) or the last before it (-1); around the ends. */
+/** Of places in order, the index of the first behind `token` (`step` 1), or the last before it (-1); goes around. */
 export function nextPlace(places, token, step) {
   if (!places.length) return -1;
   if (step > 0) return Math.max(0, places.findIndex(([first]) => first > token));

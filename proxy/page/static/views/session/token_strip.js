@@ -1,4 +1,4 @@
-// All rows at once, small, in the colours of the cells: a click goes there. Who cannot see it has the grid and its keys.
+// All rows at once, small, in the colours of the cells: a click goes there. Those who cannot see it have the grid.
 import { html, useEffect, useRef } from "../../lib/html.js";
 import { colour, onThemeChange } from "../../lib/theme.js";
 import { space } from "./token_rows.js";
@@ -49,7 +49,8 @@ export function Strip({ rows, row, columns, model, classOf, colouring, found, sc
     const element = scroller.current;
     element.scrollTop = ((event.clientY - box.top) / box.height) * rows.length * row - element.clientHeight / 2;
   };
-  return html`<div class="tokens-strip" aria-hidden="true" title="All tokens: click to go there" onPointerDown=${jump} onPointerMove=${jump}>
+  return html`<div class="tokens-strip" aria-hidden="true" title="All tokens: click to go there"
+    onPointerDown=${jump} onPointerMove=${jump}>
     <canvas ref=${canvas}></canvas><div class="tokens-strip-frame" ref=${frame}></div>
   </div>`;
 }
@@ -72,7 +73,7 @@ function paint(canvas, { rows, columns, model, classOf, colouring, found }) {
   });
 }
 
-/** Boxes [row, column, width] of neighbours of one class, by class; those that a search found are in the last list, too. */
+/** Boxes [row, column, width] of neighbours of one class, by class; what a search found is in the last list, too. */
 function byKind(rows, model, classOf, found) {
   const boxes = Array.from({ length: FOUND + 1 }, () => []);
   rows.forEach((row, at) => {

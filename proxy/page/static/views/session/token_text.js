@@ -3,7 +3,11 @@ import { parts, printable } from "../../lib/printable.js";
 
 /** What a cell shows of a token: at most so many characters. */
 const LONGEST = 32;
-const WIDE = /\p{Emoji_Presentation}|[\u1100-\u115f\u2e80-\ua4cf\uac00-\ud7a3\uf900-\ufaff\ufe30-\ufe6f\uff00-\uff60\uffe0-\uffe6\u{20000}-\u{3fffd}]/u;
+const WIDE = new RegExp(
+  "\\p{Emoji_Presentation}|[\\u1100-\\u115f\\u2e80-\\ua4cf\\uac00-\\ud7a3\\uf900-\\ufaff\\ufe30-\\ufe6f" +
+    "\\uff00-\\uff60\\uffe0-\\uffe6\\u{20000}-\\u{3fffd}]",
+  "u",
+);
 const MARKS_ONLY = /^[\p{M}\u200d]+$/u;
 const PLAIN = /^[\x20-\x7e]*$/;
 const SEGMENTS = new Intl.Segmenter("en", { granularity: "grapheme" });
@@ -11,7 +15,7 @@ const SEGMENTS = new Intl.Segmenter("en", { granularity: "grapheme" });
 /**
  * A token as its cell shows it: {shown, width (in ch), breaks (whether the row ends behind it)}.
  *
- * White space is visible: "·" a space, "⇥" a tab, "⏎" a new line. `continues`: the token only goes on with a character.
+ * White space is visible: "·" a space, "⇥" a tab, "⏎" a new line. `continues`: it only goes on with a character.
  */
 export function cell(text, id, continues) {
   if (continues) return { shown: "⋯", width: 1, breaks: false };

@@ -11,14 +11,14 @@ import { Legend, Sections } from "./token_notes.js";
 import { find, searchable } from "./token_search.js";
 import { Tools } from "./token_tools.js";
 
-/** Options of an export that the address of the page may have, as the API has them. `train=last` is short for its JSON. */
+/** Options of an export that the address may have, as the API has them. `train=last` is short for its JSON. */
 const OPTIONS = [
-  "layout", "drift", "train", "filter", "unrewarded", "reward_name", "reward_granularity", "reward_scope", "mask_unfinished",
-  "prompt_length", "response_length", "on_too_long", "keep",
+  "layout", "drift", "train", "filter", "unrewarded", "reward_name", "reward_granularity", "reward_scope",
+  "mask_unfinished", "prompt_length", "response_length", "on_too_long", "keep",
 ];
 const SETTLED_MS = 300;
 
-/** `sessionId`; `turn`: an interaction id or a turn number; `query`: of the address; `revision`: changes when the turn did. */
+/** `turn`: an interaction id or a turn number; `query`: of the address; `revision`: changes when the turn did. */
 export function TokenView({ sessionId, turn, query, revision }) {
   const options = Object.fromEntries(OPTIONS.filter((name) => query[name]).map((name) => [name, query[name]]));
   if (options.train === "last") options.train = '{"turns":"last"}';
@@ -29,7 +29,8 @@ export function TokenView({ sessionId, turn, query, revision }) {
   const change = (more) => replace("session", sessionId, { ...query, ...more });
   return html`<div class="tokens" aria-busy=${loaded.loading}>
     <${Loaded} what="Loading the tokens" from=${{ ...loaded, data: shown }}
-      show=${(data) => html`<${Tokens} key=${data.interaction_id} data=${data} query=${query} change=${change} sessionId=${sessionId} />`} />
+      show=${(data) => html`<${Tokens} key=${data.interaction_id} data=${data} query=${query} change=${change}
+        sessionId=${sessionId} />`} />
   </div>`;
 }
 
@@ -48,15 +49,15 @@ function Tokens({ data, query, change, sessionId }) {
     setActive(token);
     grid.current?.show(token, focus);
   };
-  if (model.count === 0) return html`<${Empty} title="No tokens">This turn ended before anything was sent to the engine.<//>`;
+  if (model.count === 0) return html`<${Empty} title="No tokens">This turn ended before it had a prompt.<//>`;
   const seen = hovered !== null && hovered < model.count ? hovered : active;
   return html`
     <${Tools} model=${model} colouring=${colouring} query=${query} change=${change} active=${active} go=${go}
       search=${search} setSearch=${setSearch} places=${places} />
     <${Legend} model=${model} classOf=${classOf} colouring=${colouring} told=${tokens.export} />
     <${Sections} tokens=${tokens} sessionId=${sessionId} query=${query} go=${go} />
-    <${TokenGrid} handle=${grid} model=${model} classOf=${classOf} colouring=${colouring} active=${active} places=${places}
-      onActive=${setActive} onHover=${setHovered} />
+    <${TokenGrid} handle=${grid} model=${model} classOf=${classOf} colouring=${colouring} active=${active}
+      places=${places} onActive=${setActive} onHover=${setHovered} />
     <${Details} model=${model} at=${seen} />`;
 }
 
