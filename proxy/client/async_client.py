@@ -333,11 +333,11 @@ class AsyncClient(Connection):
         return await self.run(operations.reasons())
 
     async def events(self, kinds: Collection[EventKind] | None = None) -> AsyncGenerator[ServerEvent]:
-        """Yield what `GET /rl/events` tells from now on: `statistics` every other second, `sessions` that changed.
+        """Yield what `GET /rl/events` tells: `statistics` at once and every other second, `sessions` that changed.
 
-        `kinds`: only these. It ends when the server closes the stream, as it does when it stops, and raises
-        ServerUnreachable if the connection breaks; after either, call it again and read anew what you follow. Closing
-        the iterator disconnects.
+        It connects when the first event is asked for; changes before that are not told. `kinds`: only these. It ends
+        when the server closes the stream, as it does when it stops, and raises ServerUnreachable if the connection
+        breaks; after either, call it again and read anew what you follow. Closing the iterator disconnects.
         """
         reader = EventReader()
         async with self._open(operations.events_call(kinds)) as response:

@@ -333,11 +333,11 @@ class Client(Connection):
         return self.run(operations.reasons())
 
     def events(self, kinds: Collection[EventKind] | None = None) -> Generator[ServerEvent]:
-        """Yield what `GET /rl/events` tells from now on: `statistics` every other second, `sessions` that changed.
+        """Yield what `GET /rl/events` tells: `statistics` at once and every other second, `sessions` that changed.
 
-        `kinds`: only these. It ends when the server closes the stream, as it does when it stops, and raises
-        ServerUnreachable if the connection breaks; after either, call it again and read anew what you follow. Closing
-        the iterator disconnects.
+        It connects when the first event is asked for; changes before that are not told. `kinds`: only these. It ends
+        when the server closes the stream, as it does when it stops, and raises ServerUnreachable if the connection
+        breaks; after either, call it again and read anew what you follow. Closing the iterator disconnects.
         """
         reader = EventReader()
         with self._open(operations.events_call(kinds)) as response:
