@@ -82,6 +82,7 @@ METHODS: dict[tuple[str, str], Callable[[Client, Session], object]] = {
 
 # Why an endpoint has no method, by the end of its path.
 WITHOUT = {
+    r"^/(ui(/.*)?)?": "the page, which browsers load",
     r"/(chat/completions|responses(/input_tokens)?|messages(/count_tokens)?)": "the SDKs of agents call it",
     r"/models/\{model\}": "the SDKs of agents call it",
     r"^(/\{session\})?/models": "the same endpoint below /v1 has a method",
