@@ -1,10 +1,11 @@
 // The filters above the list. The address holds them; a text takes effect a moment after the last key.
 import { compact, number } from "../../lib/format.js";
 import { html, useEffect, useRef, useState } from "../../lib/html.js";
+import { Icon } from "../../lib/icon.js";
 import { PURPOSES, STATUSES, filterCount, orderOf, totalOf } from "./filters.js";
 
 const PAUSE_MS = 250;
-const SIGNS = { active: "●", ended: "✓", expired: "◷" };
+const SIGNS = { active: "dot", ended: "check", expired: "clock" };
 const WORDS = { active: "open", ended: "ended", expired: "expired" };
 
 /** `query`: that of the address. `change({name: value})` sets filters. `counts`: sessions by status, or null. */
@@ -20,8 +21,8 @@ export function FilterBar({ query, counts, change, clear, children }) {
     <div class="bar">
       <${Field} label="Group" value=${query.group} set=${set("group")} />
       <${Field} label="Task" value=${query.task} set=${set("task")} />
-      <${Range} label="Reward" query=${query} name="reward" change=${change} />
-      <${Range} label="Version" query=${query} name="version" change=${change} />
+      <${Range} label="Reward" hint="The score of the session" query=${query} name="reward" change=${change} />
+      <${Range} label="Version" hint="The weight version when the session started" query=${query} name="version" change=${change} />
       <${Choice} label="Purpose" value=${query.purpose} set=${set("purpose")} options=${[["", "any"], ...PURPOSES.map((name) => [name, name])]} />
       <${Choice} label="Forks" value=${query.forked} set=${set("forked")} options=${[["", "any"], ["yes", "with"], ["no", "without"]]} />
       <${Choice} label="Order" value=${orderOf(query)} set=${set("order")} options=${[["newest", "newest first"], ["oldest", "oldest first"]]} />
@@ -36,7 +37,7 @@ function Statuses({ chosen, counts, set }) {
   return html`<div class="sessions-statuses" role="group" aria-label="Status">
     ${["", ...STATUSES].map((status) => html`<button type="button" key=${status} aria-pressed=${String(chosen === status)}
       onClick=${() => set(status)} title=${counts ? number(status ? counts[status] : all) : "Not counted with these filters"}>
-      ${status && html`<span aria-hidden="true">${SIGNS[status]}</span>`}${status ? WORDS[status] : "all"}
+      ${status && html`<${Icon} name=${SIGNS[status]} />`}${status ? WORDS[status] : "all"}
       ${counts && html`<span class="quiet tabular">${compact(status ? counts[status] : all)}</span>`}
     </button>`)}
   </div>`;
@@ -50,8 +51,8 @@ function Choice({ label, value, set, options }) {
   </label>`;
 }
 
-function Range({ label, query, name, change }) {
-  return html`<fieldset class="sessions-range"><legend class="visually-hidden">${label}</legend>
+function Range({ label, hint, query, name, change }) {
+  return html`<fieldset class="sessions-range" title=${hint}><legend class="visually-hidden">${label}</legend>
     <span aria-hidden="true">${label}</span>
     ${[["min", "least"], ["max", "greatest"]].map(([end, word]) => html`<${Draft} key=${end} class="sessions-number" label=${`${label}, ${word}`}
       inputmode="decimal" placeholder=${end} value=${query[`${name}_${end}`]} set=${(value) => change({ [`${name}_${end}`]: value })} />`)}
