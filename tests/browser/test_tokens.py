@@ -109,6 +109,16 @@ def test_the_options_of_the_export_change_what_is_trained(url: str, opened: Open
     expect(page.locator(".tokens-legend")).to_contain_text("not trained: train")
 
 
+def test_a_choice_right_after_a_move_is_kept(url: str, opened: Open) -> None:
+    page = tokens(opened, url, FORKED, "&turn=2")
+    page.locator('[data-token]').last.click()
+    page.keyboard.press("ArrowLeft")
+    page.get_by_role("button", name="Version").click()
+    expect(page).to_have_url(re.compile(r"at=\d+"))
+    expect(page).to_have_url(re.compile("colour=version"))
+    expect(page.get_by_role("button", name="Version")).to_have_attribute("aria-pressed", "true")
+
+
 def test_the_lowest_logprob_is_found_and_then_the_next(url: str, opened: Open) -> None:
     page, known = tokens(opened, url, FORKED, "&turn=2"), told(url, FORKED, 2)
     lowest = sorted((value, at) for at, value in enumerate(known["logprobs"]) if value is not None)

@@ -27,7 +27,7 @@ export function tokenModel(tokens) {
   };
   for (const run of tokens.versions) model.versionOf.fill(run.version, run.start, run.end);
   for (const part of tokens.parts) if (part.kind === "output") model.sampled.fill(1, part.start, part.end);
-  model.tags = tagsOf(model);
+  model.tags = tagsOf(model, tokens.versions);
   return model;
 }
 
@@ -56,19 +56,15 @@ function spread(runs, count) {
 }
 
 /** Words before a token: where state or version change within an output, and where a section begins to differ. */
-function tagsOf(model) {
+function tagsOf({ states, parts, sections, partOf, sampled, count }, versions) {
   const tags = new Map();
-  for (const part of model.parts) {
-    if (part.kind !== "output") continue;
-    for (let at = part.start + 1; at < part.end; at += 1) {
-      const words = [];
-      if (stateAt(model, at) !== stateAt(model, at - 1)) words.push(sign(stateAt(model, at)) + stateAt(model, at));
-      if (model.versionOf[at] !== model.versionOf[at - 1]) words.push(`v${model.versionOf[at]}`);
-      if (words.length) tags.set(at, words.join(" "));
-    }
-  }
-  const differs = model.sections.at(-1)?.differs;
-  if (differs && differs.index < model.count) tags.set(differs.index, `≠ ${tags.get(differs.index) ?? ""}`.trim());
+  const within = (at) => sampled[at] === 1 && parts[partOf[at]].start < at;
+  const add = (at, words) => tags.set(at, tags.has(at) ? `${tags.get(at)} ${words}` : words);
+  const changed = (runs, name) => runs.filter((run, at) => within(run.start) && runs[at - 1][name] !== run[name]);
+  for (const { start, state } of changed(states, "state")) add(start, sign(state) + state);
+  for (const { start, version } of changed(versions, "version")) add(start, `v${version}`);
+  const differs = sections.at(-1)?.differs;
+  if (differs && differs.index < count) tags.set(differs.index, `≠ ${tags.get(differs.index) ?? ""}`.trim());
   return tags;
 }
 

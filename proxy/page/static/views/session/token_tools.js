@@ -45,10 +45,13 @@ function Export({ query, change }) {
 }
 
 function Jumps({ model, active, go }) {
-  const lowest = useMemo(() => lowestFirst(model), [model]);
+  const sorted = useRef(null);
   const step = useRef(-1);
+  const told = useMemo(() => model.logprobs.some((value) => value !== null), [model]);
   const left = useMemo(() => model.states.some((run) => isUntrained(model, run.start)), [model]);
   const toLowest = () => {
+    if (sorted.current?.model !== model) sorted.current = { model, lowest: lowestFirst(model) };
+    const { lowest } = sorted.current;
     // Whoever has moved away begins with the lowest again.
     step.current = lowest[step.current] === active ? (step.current + 1) % lowest.length : 0;
     go(lowest[step.current]);
@@ -58,7 +61,7 @@ function Jumps({ model, active, go }) {
     <label>Go to <select class="tokens-part" value=${model.partOf[active]} onChange=${toPart}>
       ${model.parts.map((part, at) => html`<option value=${at}>${partName(part)}</option>`)}
     </select></label>
-    <button type="button" disabled=${!lowest.length} onClick=${toLowest}
+    <button type="button" disabled=${!told} onClick=${toLowest}
       title="Go to the lowest logprob; again: to the next lowest">Lowest logprob</button>
     <button type="button" disabled=${!left} onClick=${() => go(nextUntrained(model, active))} title=${left
       ? "Go to the next sampled token that is not trained"

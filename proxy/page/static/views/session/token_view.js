@@ -42,8 +42,8 @@ function Tokens({ data, query, change, sessionId }) {
   const [hovered, setHovered] = useState(null);
   const grid = useRef(null);
   const [search, setSearch] = useState(query.find ?? "");
-  const index = useMemo(() => searchable(model.texts), [model]);
-  const places = useMemo(() => find(search, index, model.ids), [search, index]);
+  const index = useMemo(() => (search === "" ? null : searchable(model.texts)), [model, search === ""]);
+  const places = useMemo(() => (index ? find(search, index, model.ids) : []), [search, index]);
   const go = (token, focus = true) => {
     if (token < 0 || token >= model.count) return;
     setActive(token);
@@ -66,11 +66,13 @@ function useActive(model, named, keep) {
   const [active, setActive] = useState(() => startOf(model, named));
   const at = Math.min(active, Math.max(0, model.count - 1));
   const settled = useRef(at);
+  const latest = useRef(keep);
+  latest.current = keep; // the address may have changed while the timer ran
   useEffect(() => {
     if (settled.current === at) return undefined;
     const timer = setTimeout(() => {
       settled.current = at;
-      keep(at);
+      latest.current(at);
     }, SETTLED_MS);
     return () => clearTimeout(timer);
   }, [at]);
