@@ -43,10 +43,10 @@ test("white space alone is a difference", () => {
 
 test("long texts are compared by lines, and texts that share nothing by the place alone", () => {
   const lines = Array.from({ length: 20_000 }, (_, number) => `line ${number}`);
-  const changed = lines.map((line, number) => (number % 4000 === 100 ? `${line}!` : line));
+  const changed = lines.map((line, number) => (number % 100 === 99 ? `${line}!` : line));
   const long = differences(lines.join("\n"), changed.join("\n"));
   assert.equal(long.by, "lines");
-  assert.equal(of(long.pieces, "added").length, 5);
+  assert.equal(of(long.pieces, "added").length, 200);
   const strange = differences(`${"a b ".repeat(400_000)}a`, `${"c d ".repeat(400_000)}c`);
   assert.equal(strange.by, "place");
   assert.deepEqual(strange.pieces.map(({ kind }) => kind), ["removed", "added"]);
@@ -57,6 +57,8 @@ test("a megabyte in which a word differs is compared by words", () => {
   const { by, pieces } = differences(`${text}one ${text}`, `${text}two ${text}`);
   assert.equal(by, "words");
   assert.deepEqual([of(pieces, "removed"), of(pieces, "added")], [["one"], ["two"]]);
+  const ends = differences(`a ${text}a`, `b ${text}b`);
+  assert.deepEqual([ends.by, of(ends.pieces, "removed"), of(ends.pieces, "added")], ["words", ["a", "a"], ["b", "b"]]);
 });
 
 test("equal parts lose their middle, and it is all there", () => {

@@ -10,25 +10,26 @@ const STEP = 40;
 /** `turn`: with its messages. `query`: of the address. */
 export function Conversation({ turn, query }) {
   const places = useMemo(() => linked([...turn.messages, turn.output]), [turn]);
-  const { count, of, title } = known(turn);
+  const { count, title, heading } = known(turn);
   const fresh = places.slice(count, -1);
+  const before = link("session", turn.session_id, { ...query, turn: turn.parent_id });
   return html`<section aria-label="Conversation">
     ${count > 0 && html`<${Earlier} places=${places.slice(0, count)} title=${title} />`}
-    <h2 class="turn-title">${count > 0 ? `${turn.inherited === count ? "New in this turn" : "From the first that differs"}: ` : ""}${plural(fresh.length, "message")}
-      ${count > 0 && html` <span class="turn-after">after <a href=${link("session", turn.session_id, { ...query, turn: of.interaction_id })}>${of.turn === null ? "the turn before" : `turn ${of.turn}`}</a></span>`}</h2>
+    <h2 class="turn-title">${heading}${plural(fresh.length, "message")}
+      ${turn.parent_id !== null && html` <span class="turn-after">after <a href=${before}>the turn before</a></span>`}</h2>
     <${Some} places=${fresh} />
     <${Answer} turn=${turn} place=${places.at(-1)} />
   </section>`;
 }
 
 /**
- * How many messages another turn had before: {count, of, title}. It is the turn before this one, whose answer is the
- * last of them; or for a fork the nearest turn, if it agrees with more of them.
+ * How many messages another turn had before: {count, title, heading}. It is the turn before this one, whose answer is
+ * the last of them; or for a fork the nearest turn, if it agrees with more of them.
  */
-function known({ inherited, parent_id: parent, compared }) {
+function known({ inherited, compared }) {
   const same = compared.message?.index ?? 0;
-  if (same > inherited) return { count: same, of: compared.nearest, title: "as the nearest turn had them" };
-  return { count: inherited, of: { interaction_id: parent, turn: null }, title: "that the turn before had, its answer included" };
+  if (same > inherited) return { count: same, title: "as the nearest turn had them", heading: "From the first that differs: " };
+  return { count: inherited, title: "that the turn before had, its answer included", heading: inherited > 0 ? "New in this turn: " : "" };
 }
 
 /** Messages that are known from another turn. They are drawn when somebody opens them. */

@@ -3,9 +3,10 @@
 import { diffLines } from "../../../vendor/diff/diff/line.js";
 import { diffWordsWithSpace } from "../../../vendor/diff/diff/word.js";
 
-const LONGEST_FOR_WORDS = 60_000;
-const LONGEST_FOR_LINES = 2_000_000;
+const SHORT = 60_000; // characters of both sides together that may differ all over and are still compared by words
+const LONGEST = 2_500_000;
 const MOST_EDITS = 2_000;
+const MOST_EDITS_OF_LONG = 100;
 const MOST_MS = 400;
 
 /**
@@ -25,11 +26,12 @@ export function differences(recorded, sent) {
 
 function middle(old, now) {
   const length = old.length + now.length;
-  const limits = { maxEditLength: MOST_EDITS, timeout: MOST_MS };
   if (old === "" || now === "") return { by: "words", pieces: whole(old, now) };
-  const words = length <= LONGEST_FOR_WORDS ? diffWordsWithSpace(old, now, limits) : undefined;
+  if (length > LONGEST) return { by: "place", pieces: whole(old, now) };
+  const most = length <= SHORT ? MOST_EDITS : MOST_EDITS_OF_LONG;
+  const words = diffWordsWithSpace(old, now, { maxEditLength: most, timeout: MOST_MS });
   if (words) return { by: "words", pieces: words.map(piece) };
-  const lines = length <= LONGEST_FOR_LINES ? diffLines(old, now, limits) : undefined;
+  const lines = diffLines(old, now, { maxEditLength: MOST_EDITS, timeout: MOST_MS });
   if (lines) return { by: "lines", pieces: lines.map(piece) };
   return { by: "place", pieces: whole(old, now) };
 }
