@@ -43,6 +43,8 @@ class Probe extends LiveList {
 }
 
 mock.timers.enable({ apis: ["setTimeout"] });
+let now = 0;
+mock.method(performance, "now", () => now);
 
 /** What follows from an answer has been done, pauses without length included. */
 async function settled() {
@@ -123,4 +125,17 @@ test("a list that was closed asks for nothing", async () => {
   await settled();
   list.take({ changed: ["x"], all: true });
   assert.deepEqual(list.asked, []);
+});
+
+test("the longer a look takes, the longer is the pause after it", async (t) => {
+  const list = await loaded();
+  t.after(() => list.close());
+  list.take({ changed: ["x"], all: false });
+  now += 300;
+  await list.answer([]);
+  list.take({ changed: ["y"], all: false });
+  mock.timers.tick(1198); // `settled` has let one pass
+  assert.deepEqual(list.asked, []);
+  mock.timers.tick(1);
+  assert.deepEqual(list.asked, ["update y"]);
 });

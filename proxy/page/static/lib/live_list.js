@@ -1,6 +1,7 @@
 // A list that is loaded page by page and kept up to date by news: one request at a time, so that none overtakes another.
 
 const PAUSE_MS = 400; // between two looks at what has changed; the server tells of changes once a second
+const SHARE = 4; // a look is followed by a pause of so many times its length: a server that is slow has other work
 const FAILED_MS = 5000; // after a failure
 
 /**
@@ -57,6 +58,7 @@ export class LiveList {
 
   /** Do one thing, then go on with the news after a pause. A look at news that failed is made again. */
   async run(work, { quiet = false } = {}) {
+    const begun = performance.now();
     this.busy = true;
     if (!quiet) this.set({ loading: true });
     const error = await work().then(() => null, (reason) => reason);
@@ -66,7 +68,7 @@ export class LiveList {
     const lost = error?.param === "cursor";
     this.set(lost ? { rows: [], cursor: null, loaded: false } : { loading: false, error });
     this.news.all ||= quiet && error !== null;
-    this.rest(error === null ? this.pause : FAILED_MS);
+    this.rest(error === null ? Math.max(this.pause, SHARE * (performance.now() - begun)) : FAILED_MS);
     if (lost || (this.wanted && error === null)) this.more();
   }
 
