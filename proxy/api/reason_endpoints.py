@@ -14,6 +14,7 @@ from proxy.store.notes import Note
 from proxy.trajectory.compared import Differs
 from proxy.trajectory.outline import RunKind
 from proxy.trajectory.recomputable import Unrecomputable
+from proxy.trajectory.token_states import TokenState
 from proxy.trajectory.untrained import LeftOut, Untrained
 
 BY_FIELD: Mapping[str, type[Explained]] = {
@@ -23,6 +24,7 @@ BY_FIELD: Mapping[str, type[Explained]] = {
     "why": Differs,
     "notes": Note,
     "echo": Echo,
+    "states": TokenState,
     "untrained_tokens": Untrained,
     "left_out": LeftOut,
     "recomputable": Unrecomputable,
