@@ -14,6 +14,9 @@ from starlette.responses import Response
 from proxy.page.files import PageFile, page_files
 
 _TAG = re.compile(r'(?:W/)?"([^"]*)"')
+_VERSIONED = re.compile(r"(?:@(\w+)/)?(.*)", re.DOTALL)
+_KEPT = "public, max-age=31536000, immutable"
+_ASKED_AGAIN = "no-cache"
 _REFUSED = re.compile(r"q=0(\.0*)?$")
 
 
@@ -21,7 +24,7 @@ class PageEndpoints:
     """Serves the files of the page from memory."""
 
     def __init__(self) -> None:
-        self._files = page_files()
+        self._page = page_files()
 
     async def root(self, request: Request) -> Response:
         """The page, for who accepts HTML by name. Raises HTTPException 404 for others."""
@@ -40,21 +43,26 @@ class PageEndpoints:
         return Response(status_code=308, headers={"location": "../ui"})
 
     async def file(self, request: Request) -> Response:
-        """A file of the page. Raises HTTPException 404 for any other name."""
-        return self._send(request.path_params["file"], request)
+        """A file of the page, with or without the version before its name. Raises HTTPException 404 for other names.
 
-    def _send(self, name: str, request: Request) -> Response:
-        file = self._files.get(name)
+        A file of another version, which another server of a group may have named, is the one of here, and not kept.
+        """
+        version, name = _VERSIONED.fullmatch(request.path_params["file"]).groups()  # type: ignore[union-attr]
+        return self._send(name, request, _KEPT if version == self._page.version else _ASKED_AGAIN)
+
+    def _send(self, name: str, request: Request, caching: str = _ASKED_AGAIN) -> Response:
+        file = self._page.files.get(name)
         if file is None:
             raise HTTPException(404)
-        return _answer(file, request)
+        return _answer(file, request, caching)
 
 
-def _answer(file: PageFile, request: Request) -> Response:
+def _answer(file: PageFile, request: Request, caching: str) -> Response:
     """The file, compressed if the client takes that; 304 without content if the client has it already."""
     zipped = "gzip" in _listed(request, "accept-encoding")
     headers = {
         **file.headers,
+        "cache-control": caching,
         "vary": "accept-encoding",
         "etag": f'"{file.tag}-gzip"' if zipped else f'"{file.tag}"',
     }

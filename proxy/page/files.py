@@ -1,4 +1,8 @@
-"""The files of the page and their headers: no script, style or request but the server's own, and no frame around it."""
+"""The files of the page and their headers: no script, style or request but the server's own, and no frame around it.
+
+The page names its files below `ui/@VERSION/`, where the version is a digest of all of them: a browser keeps them for
+good, and a page never runs with files of another version of the server.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +17,7 @@ from pathlib import Path
 
 _STATIC = Path(__file__).parent / "static"
 _IMPORT_MAP = re.compile(r'<script type="importmap">(.*?)</script>', re.DOTALL)
+_WANTED_FIRST = re.compile(r"app\.js|(frame|lib)/[\w/]+\.js|vendor/(preact|preact-hooks|htm)/[\w/]+\.mjs")
 _TYPES = {
     ".html": "text/html; charset=utf-8",
     ".js": "text/javascript; charset=utf-8",
@@ -38,12 +43,39 @@ class PageFile:
     headers: Mapping[str, str]
 
 
+@dataclass(frozen=True, slots=True)
+class PageFiles:
+    """All files by their path below the folder, with slashes, and their version. `index.html` is the page itself."""
+
+    files: Mapping[str, PageFile]
+    version: str
+
+
 @cache
-def page_files(folder: Path = _STATIC) -> Mapping[str, PageFile]:
-    """All files by their path below the folder, with slashes; `index.html` is the page itself. Read once."""
-    policy = _policy((folder / "index.html").read_text(encoding="utf-8"))
+def page_files(folder: Path = _STATIC) -> PageFiles:
+    """The files of the page. They are read once."""
     found = sorted(path for path in folder.rglob("*") if path.is_file() and path.suffix in _TYPES)
-    return {path.relative_to(folder).as_posix(): _file(path, policy) for path in found}
+    contents = {path.relative_to(folder).as_posix(): path.read_bytes() for path in found}
+    version = _digest(b"".join(hashlib.sha256(content).digest() for content in contents.values()))[:16]
+    page = _versioned(contents["index.html"].decode(), version, _wanted_first(list(contents)))
+    policy = _policy(page)
+    contents["index.html"] = page.encode()
+    return PageFiles({name: _file(name, content, policy) for name, content in contents.items()}, version)
+
+
+def _wanted_first(names: list[str]) -> list[str]:
+    """The scripts that every view needs: the browser asks for all of them at once, not for each as it finds it."""
+    return [name for name in names if _WANTED_FIRST.fullmatch(name)]
+
+
+def _versioned(page: str, version: str, first: list[str]) -> str:
+    """The page with the addresses of its files, and with links to the scripts that it will need."""
+    links = "".join(f'    <link rel="modulepreload" href="ui/{name}">\n' for name in first)
+    return (
+        page.replace("  </head>", f"{links}  </head>")
+        .replace('"ui/', f'"ui/@{version}/')
+        .replace('"./ui/', f'"./ui/@{version}/')
+    )
 
 
 def _policy(page: str) -> str:
@@ -52,11 +84,13 @@ def _policy(page: str) -> str:
     return _POLICY.format(base64.b64encode(hashlib.sha256(within.encode()).digest()).decode())
 
 
-def _file(path: Path, policy: str) -> PageFile:
-    content = path.read_bytes()
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+def _file(name: str, content: bytes, policy: str) -> PageFile:
     headers = {
-        "content-type": _TYPES[path.suffix],
-        "cache-control": "no-cache",  # asked for again with the tag: a new version of the server has new files
+        "content-type": _TYPES[Path(name).suffix],
         "content-security-policy": policy,
         "x-content-type-options": "nosniff",
         "x-frame-options": "DENY",
@@ -64,4 +98,4 @@ def _file(path: Path, policy: str) -> PageFile:
         "cross-origin-opener-policy": "same-origin",
         "cross-origin-resource-policy": "same-origin",
     }
-    return PageFile(content, gzip.compress(content, mtime=0), hashlib.sha256(content).hexdigest()[:32], headers)
+    return PageFile(content, gzip.compress(content, mtime=0), _digest(content)[:32], headers)

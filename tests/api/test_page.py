@@ -72,7 +72,7 @@ async def test_head_has_the_headers_of_get_and_no_content(server: Server) -> Non
 
 @on_one_server
 async def test_every_file_is_served_with_headers_that_let_nothing_else_in(server: Server) -> None:
-    for name, file in page_files().items():
+    for name, file in page_files().files.items():
         response = await server.http.get(f"/ui/{name}", headers={"accept-encoding": "identity"})
         assert (response.status_code, response.content) == (200, file.content), name
         rules = dict(rule.strip().split(" ", 1) for rule in response.headers["content-security-policy"].split(";"))
@@ -113,6 +113,20 @@ async def test_a_file_that_the_browser_has_is_not_sent_again(server: Server) -> 
 
 
 @on_one_server
+async def test_the_page_names_its_files_by_version_so_that_a_browser_keeps_them(server: Server) -> None:
+    page = await server.http.get("/ui")
+    assert page.headers["cache-control"] == "no-cache"
+    names = re.findall(r'"(?:\./)?(ui/[^"]+\.(?:js|mjs|css|svg))"', page.text)
+    assert len(names) > 20
+    for name in names:
+        assert name.startswith(f"ui/@{page_files().version}/")
+        response = await server.http.get(f"/{name}")
+        assert (response.status_code, response.headers["cache-control"][-9:]) == (200, "immutable"), name
+        other = await server.http.get(f"/{name.replace(page_files().version, '0123456789abcdef')}")
+        assert (other.headers["cache-control"], other.content) == ("no-cache", response.content)
+
+
+@on_one_server
 async def test_files_are_compressed_for_who_takes_that(server: Server) -> None:
     plain = await server.http.get("/ui/vendor/uplot/uPlot.esm.js", headers={"accept-encoding": "gzip;q=0, br"})
     zipped = await server.http.get("/ui/vendor/uplot/uPlot.esm.js", headers={"accept-encoding": "br;q=0.5, gzip"})
@@ -121,7 +135,7 @@ async def test_files_are_compressed_for_who_takes_that(server: Server) -> None:
     assert plain.headers["vary"] == zipped.headers["vary"] == "accept-encoding"
     assert plain.headers["etag"] != zipped.headers["etag"]
     assert zipped.content == plain.content
-    file = page_files()["vendor/uplot/uPlot.esm.js"]
+    file = page_files().files["vendor/uplot/uPlot.esm.js"]
     assert int(zipped.headers["content-length"]) == len(file.compressed) < len(file.content) / 2
     assert gzip.decompress(file.compressed) == file.content
 

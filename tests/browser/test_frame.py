@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.server
 import threading
 import urllib.error
 import urllib.request
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from playwright.sync_api import expect
+
+from tests.browser.servers import ADMIN_KEY, Restarted
+from tests.browser.test_accessibility import _RUN as RUN
+from tests.browser.test_accessibility import found
 
 if TYPE_CHECKING:
     from tests.browser.conftest import Opened
@@ -99,6 +105,20 @@ def test_the_page_works_below_a_prefix_of_a_gateway(url: str, opened: Opened) ->
         assert page.url == f"{address}/deep/grove/ui#/groups"
 
 
+def test_the_login_and_an_unknown_address_have_no_violation_in_both_themes(
+    tmp_path: Path, opened: Opened, axe: str
+) -> None:
+    server = Restarted(tmp_path, admin_key=ADMIN_KEY)
+    for address, heading in (("#/sessions", "Log in"), ("#/nothing", "There is no such view")):
+        for scheme in ("light", "dark"):
+            page = opened(f"{server.url}/{address}", color_scheme=scheme)
+            opened.watched.allow("401")
+            expect(page.get_by_role("heading", name=heading)).to_be_visible()
+            page.evaluate(axe)
+            assert found(page.evaluate(RUN)) == []
+    server.stop()
+
+
 class _Gateway:
     """A gateway that serves another server below `/deep/grove`."""
 
@@ -121,8 +141,9 @@ class _Gateway:
                     if name.lower() not in ("transfer-encoding", "connection", "date", "server"):
                         self.send_header(name, value)
                 self.end_headers()
-                while part := answer.read1(65536):
-                    self.wfile.write(part)
+                with contextlib.suppress(ConnectionError):  # the browser left
+                    while part := answer.read1(65536):
+                        self.wfile.write(part)
 
             def log_message(self, *_: object) -> None:
                 pass

@@ -1,31 +1,28 @@
 // The page: the frame, and within it the view that the address names, or the login.
 import { Header } from "./frame/header.js";
 import { Login, useLogin } from "./frame/login.js";
+import { isView, loadOthers, loadView, useView } from "./frame/views.js";
 import { adminKey } from "./lib/api.js";
 import { html, render, useEffect, useRef } from "./lib/html.js";
-import { Empty } from "./lib/notice.js";
-import { link, useRoute } from "./lib/route.js";
+import { Empty, Waiting } from "./lib/notice.js";
+import { link, parse, useRoute } from "./lib/route.js";
 import { useTitle } from "./lib/title.js";
-import { GroupsView } from "./views/groups/groups_view.js";
-import { OverviewView } from "./views/overview/overview_view.js";
-import { SessionView } from "./views/session/session_view.js";
-import { SessionsView } from "./views/sessions/sessions_view.js";
-
-const VIEWS = { sessions: SessionsView, groups: GroupsView, session: SessionView, overview: OverviewView };
 
 function App() {
   const route = useRoute();
   const { asked, replaced, done, logOut } = useLogin();
-  const View = Object.hasOwn(VIEWS, route.view) ? VIEWS[route.view] : Unknown;
-  const place = `${route.view}/${route.name}`;
-  const main = useFocusOnNavigation(`${place} ${asked}`);
+  const found = useView(route.view);
+  const View = isView(route.view) ? found : Unknown;
+  const main = useFocusOnNavigation(View === null ? null : `${route.view}/${route.name} ${asked}`);
   return html`
     <a class="skip" href="#main" onClick=${(event) => skip(event, main.current)}>Skip to the content</a>
     <${Header} view=${route.view} logOut=${adminKey() !== null && !asked ? logOut : undefined} />
     <main id="main" ref=${main} tabindex="-1">
       ${asked
         ? html`<${LoginView} replaced=${replaced} done=${done} />`
-        : html`<${View} key=${route.view} name=${route.name} query=${route.query} />`}
+        : View === null
+          ? html`<${Waiting} />`
+          : html`<${View} key=${route.view} name=${route.name} query=${route.query} />`}
     </main>
   `;
 }
@@ -41,15 +38,20 @@ function Unknown() {
     <${Empty} title="There is no such view"><a href=${link("sessions")}>All sessions</a><//>`;
 }
 
-/** After a change of `place` the focus goes to the heading of what is shown now, so that a screen reader says it. */
+/**
+ * After a change of `place` (null: it is not there yet) the focus goes to the heading of what is shown now, so that a
+ * screen reader says it.
+ */
 function useFocusOnNavigation(place) {
   const main = useRef(null);
   const before = useRef(place);
   useEffect(() => {
-    if (before.current === place) return;
+    if (place === null || place === before.current) return;
+    const first = before.current === null;
     before.current = place;
+    const focused = document.activeElement;
+    if (first || (focused !== main.current && main.current.contains(focused))) return; // the view has put it somewhere
     const target = main.current.querySelector("h1") ?? main.current;
-    if (main.current.contains(document.activeElement)) return; // the view has put it somewhere itself
     target.tabIndex = -1;
     target.focus({ preventScroll: true });
     main.current.scrollTop = 0;
@@ -63,4 +65,6 @@ function skip(event, main) {
   main.focus();
 }
 
+const { view } = parse(location.hash);
+if (isView(view)) loadView(view).then(loadOthers, () => {}); // before anything is drawn
 render(html`<${App} />`, document.getElementById("app"));

@@ -73,7 +73,7 @@ def test_each_package_has_its_licence_beside_it_and_the_page_serves_it() -> None
         folders = {path.split("/")[0] for path in package["files"]}
         assert all(f"{folder}/LICENSE" in package["files"] for folder in folders)
         for folder in folders:
-            assert page_files()[f"vendor/{folder}/LICENSE"].headers["content-type"].startswith("text/plain")
+            assert page_files().files[f"vendor/{folder}/LICENSE"].headers["content-type"].startswith("text/plain")
 
 
 def test_the_readme_of_the_folder_lists_the_packages_as_the_manifest_does() -> None:
@@ -90,9 +90,9 @@ def test_a_bill_of_materials_has_the_packages_and_allows_their_licences() -> Non
 
 
 def test_every_import_of_a_library_is_in_the_import_map_and_leads_to_a_file() -> None:
-    files = page_files()
+    files, version = page_files().files, page_files().version
     [written] = re.findall(r'<script type="importmap">(.*?)</script>', files["index.html"].content.decode(), re.S)
-    known = json.loads(written)["imports"]
+    known = {name: target.replace(f"@{version}/", "") for name, target in json.loads(written)["imports"].items()}
     for name, target in known.items():
         path = target.removeprefix("./ui/")
         assert path in files or (name.endswith("/") and any(file.startswith(path) for file in files)), name
