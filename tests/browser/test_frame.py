@@ -148,7 +148,7 @@ class _Gateway:
             def log_message(self, *_: object) -> None:
                 pass
 
-        self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server = _Listening(("127.0.0.1", 0), Handler)
 
     def __enter__(self) -> str:
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
@@ -157,6 +157,10 @@ class _Gateway:
     def __exit__(self, *_: object) -> None:
         self._server.shutdown()
         self._server.server_close()
+
+
+class _Listening(http.server.ThreadingHTTPServer):
+    request_queue_size = 128
 
 
 class _NoRedirects(urllib.request.HTTPRedirectHandler):
