@@ -1,17 +1,19 @@
 """Makes the pictures of the documents anew, in both themes: `python -m tests.browser.screenshots [FOLDER]`.
 
-They are taken on a database of every kind without hostile texts, on a laptop's screen, with the colours that PNG needs.
+They are taken on a database of every kind without hostile texts, on a laptop's screen, in 256 colours: the files are a third as large then.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import io
 import logging
 import os
 import tempfile
 from pathlib import Path
 
+from PIL import Image
 from playwright.sync_api import Page, sync_playwright
 
 from tests.browser import data, episodes, servers, tools
@@ -27,6 +29,7 @@ PICTURES = {
     "overview": VIEWS["overview"],
 }
 """The name of each picture, with the view that it shows."""
+COLOURS = 256
 SCREEN = {"width": 1366, "height": 768}
 
 
@@ -35,7 +38,8 @@ def take(page: Page, url: str, view: View, path: Path) -> None:
     page.goto(url + view.address)
     wait(page, view.drawn)
     page.evaluate("document.fonts.ready")
-    page.screenshot(path=path, animations="disabled", caret="hide")
+    taken = Image.open(io.BytesIO(page.screenshot(animations="disabled", caret="hide"))).convert("RGB")
+    taken.quantize(COLOURS, dither=Image.Dither.NONE).save(path, optimize=True)
 
 
 def main() -> None:
