@@ -111,7 +111,7 @@ def test_the_options_of_the_export_change_what_is_trained(url: str, opened: Open
 
 def test_a_choice_right_after_a_move_is_kept(url: str, opened: Open) -> None:
     page = tokens(opened, url, FORKED, "&turn=2")
-    page.locator('[data-token]').last.click()
+    page.locator("[data-token]").last.click()
     page.keyboard.press("ArrowLeft")
     page.get_by_role("button", name="Version").click()
     expect(page).to_have_url(re.compile(r"at=\d+"))
