@@ -6,6 +6,8 @@ const TURN = new URL("../../../proxy/page/static/views/session/turn/", import.me
 const { differences, shortened } = await import(new URL("text_diff.js", TURN));
 const { pretty } = await import(new URL("pretty_json.js", TURN));
 const { json, quoted, readCommand, sendCommand } = await import(new URL("curl.js", TURN));
+const { afterCharacters, cutAt, FOLDED } = await import(new URL("fold.js", TURN));
+const { seenSpace } = await import(new URL("white_space.js", TURN));
 const { timing } = await import(new URL("timing.js", TURN));
 const { linked, messageText, sides } = await import(new URL("messages.js", TURN));
 
@@ -110,6 +112,25 @@ test("times are the wait for the first token, and sampling", () => {
   assert.deepEqual(timing({ created_at: 10, first_token_at: 10.5, completed_at: 12.5 }, 41), { total: 2.5, wait: 0.5, sampling: 2, rate: 20 });
   assert.deepEqual(timing({ created_at: 10, first_token_at: null, completed_at: null }, 0), { total: null, wait: null, sampling: null, rate: null });
   assert.equal(timing({ created_at: 1, first_token_at: 1, completed_at: 1 }, 5).rate, null);
+});
+
+test("characters are counted as the server counts them", () => {
+  assert.equal(afterCharacters("a😀b", 2), 3);
+  assert.equal(afterCharacters("\ud83dx", 1), 1);
+  assert.equal(afterCharacters("ab", 5), 2);
+});
+
+test("a long text is cut at the end of a line, or between characters", () => {
+  assert.equal(cutAt("x".repeat(FOLDED), FOLDED), FOLDED);
+  const lines = "some line\n".repeat(10_000);
+  assert.equal(lines[cutAt(lines, FOLDED) - 1], "\n");
+  const wide = "😀".repeat(10_000);
+  assert.ok(wide.slice(0, cutAt(wide, 2_501)).isWellFormed());
+});
+
+test("white space that nobody would see becomes signs, and single spaces between words stay", () => {
+  assert.equal(seenSpace("a b"), "a b");
+  assert.equal(seenSpace(" a  b \n\tc"), "·a··b·↵\n⇥\tc");
 });
 
 const call = (id, name) => ({ id, type: "function", function: { name, arguments: "{}" } });

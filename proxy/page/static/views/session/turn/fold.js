@@ -13,3 +13,10 @@ export function cutAt(text, length) {
   const code = text.charCodeAt(length - 1);
   return code >= 0xd800 && code < 0xdc00 ? length - 1 : length;
 }
+
+/** The index after the first `count` characters as Python counts them: a pair of surrogates is one. */
+export function afterCharacters(text, count) {
+  let at = 0;
+  for (let seen = 0; seen < count && at < text.length; seen += 1) at += text.codePointAt(at) > 0xffff ? 2 : 1;
+  return at;
+}

@@ -1,6 +1,7 @@
 // One message: its role, text, reasoning (collapsed), calls, and of a result the call that it answers.
 import { plural } from "../../../lib/format.js";
 import { html } from "../../../lib/html.js";
+import { afterCharacters } from "./fold.js";
 import { pretty } from "./pretty_json.js";
 import { Line, LongText, Short } from "./texts.js";
 
@@ -20,8 +21,8 @@ export function MessageView({ place, answer = false, prefill = 0 }) {
     </div>
     ${message.reasoning_content && html`<${Reasoning} text=${message.reasoning_content} open=${answer && !message.content && !calls.length} />`}
     ${(message.content !== "" || (!calls.length && !message.reasoning_content)) && html`<${Body} text=${message.content} prefill=${prefill} />`}
-    ${calls.map((each) => html`<${Call} key=${each.id} call=${each} />`)}
-    ${message.images && html`<p class="small">images: ${message.images.map((image) => html`<${Short} key=${image} text=${image} /> `)}</p>`}
+    ${calls.map((each, index) => html`<${Call} key=${index} call=${each} />`)}
+    ${message.images && html`<p class="small">images: ${message.images.map((image, index) => html`<${Short} key=${index} text=${image} /> `)}</p>`}
   </li>`;
 }
 
@@ -31,7 +32,8 @@ const kind = (role) => (KNOWN.includes(role) ? `turn-${role}` : "");
 /** The text of a message; what the client wrote of an answer stands in a box of its own. */
 function Body({ text, prefill }) {
   if (!prefill) return html`<${LongText} text=${text} />`;
-  return html`<${LongText} text=${text.slice(0, prefill)} class="turn-prefill" /><${LongText} text=${text.slice(prefill)} />`;
+  const end = afterCharacters(text, prefill);
+  return html`<${LongText} text=${text.slice(0, end)} class="turn-prefill" /><${LongText} text=${text.slice(end)} />`;
 }
 
 function Reasoning({ text, open }) {
