@@ -53,7 +53,7 @@ def number(value: float | None) -> str:
 
 def one_line(text: str, most: int = 200) -> str:
     """A text that acts on nothing: one line of at most `most` characters, a cut one ends in `…`."""
-    shown = printable(text[: 4 * most]).replace("\n", "␤")
+    shown = printable(text[: 4 * most]).replace("\n", "↵")
     return shown if len(shown) <= most else f"{shown[: most - 1]}…"
 
 

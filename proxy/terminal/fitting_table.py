@@ -35,21 +35,35 @@ class FittingTable:
         self._columns, self._rows, self._caption = columns, list(rows), caption
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        table = Table(box=None, padding=(0, _GAP, 0, 0), header_style="bold", pad_edge=False)
         shown = fitting(self._columns, options.max_width)
-        for column in shown:
+        cells = [[_text(column.of(row)) for column in shown] for row in self._rows]
+        natural = [_widest(column, [row[at] for row in cells]) for at, column in enumerate(shown)]
+        widths = narrowed(natural, [column.least for column in shown], options.max_width - _GAP * (len(shown) - 1))
+        table = Table(box=None, padding=(0, _GAP, 0, 0), header_style="bold", pad_edge=False)
+        for column, width in zip(shown, widths, strict=True):
             table.add_column(
                 column.name,
                 justify="right" if column.right else "left",
                 overflow="fold" if column.whole else "ellipsis",
                 no_wrap=not column.whole,
-                min_width=column.least,
+                width=width,
             )
-        for row in self._rows:
-            table.add_row(*(_text(column.of(row)) for column in shown))
-        if self._rows:
+        for row in cells:
+            table.add_row(*row)
+        if cells:
             yield table
         yield self._caption
+
+
+def narrowed(natural: Sequence[int], least: Sequence[int], width: int) -> list[int]:
+    """Widths of columns that fit `width` in all: the widest give way first, none below its least width."""
+    widths = list(natural)
+    while sum(widths) > width:
+        wide = [at for at, each in enumerate(widths) if each > least[at]]
+        if not wide:
+            return widths
+        widths[max(wide, key=lambda at: widths[at])] -= 1
+    return widths
 
 
 def fitting(columns: Sequence[Column], width: int) -> list[Column]:
@@ -58,6 +72,10 @@ def fitting(columns: Sequence[Column], width: int) -> list[Column]:
     while len(shown) > 1 and sum(column.least + _GAP for column in shown) - _GAP > width:
         shown.remove(max(shown, key=lambda column: column.rank))
     return shown
+
+
+def _widest(column: Column, cells: Sequence[Text]) -> int:
+    return max(len(column.name), column.least, *(cell.cell_len for cell in cells))
 
 
 def _text(cell: Text | str) -> Text:

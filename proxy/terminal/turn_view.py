@@ -140,7 +140,7 @@ def _conversation(turn: Mapping[str, Any], above: int) -> Iterator[RenderableTyp
 def message_view(message: Mapping[str, Any], beside: str) -> Iterator[RenderableType]:
     """A message in full: its role, reasoning, text and calls. `beside` stands next to the role."""
     names = [str(message[name]) for name in ("name", "tool_call_id") if message.get(name)]
-    head = printable(" ".join([message["role"], *names])).replace("\n", "␤")
+    head = printable(" ".join([message["role"], *names])).replace("\n", "↵")
     yield Text.assemble((f"\n{head}", f"bold {_style(message)}"), (beside, "dim"))
     if reasoning := message.get("reasoning_content"):
         yield Text.assemble(("reasoning: ", "italic"), printable(reasoning), style="dim italic")

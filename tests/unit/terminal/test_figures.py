@@ -50,7 +50,7 @@ def test_a_number_has_three_digits(value: float | None, shown: str) -> None:
 
 
 def test_a_text_becomes_one_line_that_acts_on_nothing() -> None:
-    assert figures.one_line("a\nb\x1b[2J\u202ec\ud800\r") == "a␤b·[2J·c·␍"
+    assert figures.one_line("a\nb\x1b[2J\u202ec\ud800\r") == "a↵b·[2J·c·␍"
     assert figures.one_line("x" * 1_000_000, 10) == "x" * 9 + "…"
 
 
