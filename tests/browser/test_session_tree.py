@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 import httpx
@@ -27,7 +28,9 @@ def number_of(row: Locator) -> str:
 
 def show_turn(page: Page, number: int) -> Locator:
     """Return the row of a complete turn."""
-    return page.get_by_role("treeitem").filter(has=page.locator(".tree-turn", has_text=f"turn {number}"))
+    return page.get_by_role("treeitem").filter(
+        has=page.locator(".tree-turn", has_text=re.compile(rf"turn\s+{number}\b"))
+    )
 
 
 def say(url: str, name: str, *texts: str) -> None:
@@ -99,6 +102,17 @@ def test_a_fork_says_why_and_leads_to_the_nearest_turn(url: str, opened: Opened)
     link.click()
     expect(page.get_by_role("heading", name=f"Turn {nearest}")).to_be_visible()
     assert number_of(chosen(page)) == nearest
+
+
+def test_a_line_leads_from_the_chosen_fork_to_the_nearest_turn(url: str, opened: Opened) -> None:
+    compared = httpx.get(f"{url}/rl/sessions/{episodes.FORKED}/interactions/6?include=compared").json()["compared"]
+    page = opened(f"{url}{FORKED}?turn=6")
+    near = page.get_by_role("treeitem").filter(has_text="nearest")
+    expect(near).to_have_count(1)
+    assert number_of(near) == str(compared["nearest"]["turn"])
+    expect(page.locator(".tree-nearest")).to_be_attached()
+    show_turn(page, 1).click()
+    expect(page.locator(".tree-nearest")).to_have_count(0)
 
 
 def test_the_next_fork_is_found_by_a_button_and_told_by_a_key(url: str, opened: Opened) -> None:

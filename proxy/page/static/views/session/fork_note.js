@@ -1,11 +1,10 @@
 // Why a turn forked, in words, with a link to the turn that it is nearest to; or why a call failed. Read when it is opened.
-import { get, inPath } from "../../lib/api.js";
 import { html } from "../../lib/html.js";
-import { useLoad } from "../../lib/load.js";
 import { printable } from "../../lib/printable.js";
 import { useReasons } from "../../lib/reasons.js";
 import { link } from "../../lib/route.js";
 import { Line } from "../../lib/text.js";
+import { useComparison } from "./comparison.js";
 import { wordOf } from "./tree_words.js";
 
 /** `meaning`: of its reason or status. */
@@ -19,12 +18,11 @@ export function ForkNote({ sessionId, node, meaning }) {
 }
 
 function Compared({ sessionId, id }) {
-  const path = `/rl/sessions/${inPath(sessionId)}/interactions/${encodeURIComponent(id)}`;
-  const { data, error, reload } = useLoad(({ signal }) => get(path, { include: "compared" }, { signal }), [path]);
+  const { data, error, reload } = useComparison(sessionId, id);
   const meanings = useReasons();
   if (error) return html`<p role="alert">What it differs in could not be read. <button type="button" class="plain" onClick=${reload}>Try again</button></p>`;
   if (!data) return html`<p class="quiet" role="status">Comparing…</p>`;
-  const { nearest, why, message, token } = data.compared;
+  const { nearest, why, message, token } = data;
   if (!nearest) return html`<p>It has nothing in common with an earlier turn.</p>`;
   return html`<p>
       Nearest: <a href=${link("session", sessionId, { turn: nearest.interaction_id })}>turn ${nearest.turn ?? "that failed"}</a>.

@@ -23,6 +23,18 @@ export function TreeGraph({ row, lanes, height }) {
   </svg>`;
 }
 
+/**
+ * A dotted line from a fork to the turn that it is nearest to, left of all lanes. `from`, `to`: {lane, y} of both, with y
+ * in pixels from the top of the list.
+ */
+export function NearestLine({ from, to }) {
+  const [high, low] = from.y < to.y ? [from, to] : [to, from];
+  const height = low.y - high.y, edge = 3;
+  const path = `M ${x(high.lane) - 6} 0 Q ${edge} 0 ${edge} 8 V ${height - 8} Q ${edge} ${height} ${x(low.lane) - 7} ${height}`;
+  return html`<svg class="tree-nearest" width=${x(Math.max(from.lane, to.lane))} height=${height + 2} aria-hidden="true"
+    style=${{ top: `${high.y}px` }}><path d=${path} /></svg>`;
+}
+
 const line = (lane, from, to, broken = "") =>
   html`<line class=${`edge ${colour(lane)} ${broken}`} x1=${x(lane)} x2=${x(lane)} y1=${from} y2=${to} />`;
 

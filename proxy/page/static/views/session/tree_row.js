@@ -1,6 +1,7 @@
 // One row of the tree: its place in the drawing, what happened, the first words of the answer, tokens, reward and return.
-import { compact, number, reward } from "../../lib/format.js";
+import { compact, number, plural, reward } from "../../lib/format.js";
 import { html } from "../../lib/html.js";
+import { Icon } from "../../lib/icon.js";
 import { printable } from "../../lib/printable.js";
 import { Line } from "../../lib/text.js";
 import { ForkNote } from "./fork_note.js";
@@ -10,9 +11,9 @@ import { excerpt, isFork, isLost, isNumber, isUnaligned, meaningOf, wordOf } fro
 export const NOTE = 116; // pixels: the height of what a row opens
 
 /** `row`: of `layOut`, the `index`-th of `count`; `onToggle(id)` opens its note, `onFold(id)` folds its branches. */
-export function TreeRow({ row, index, count, lanes, top, height, chosen, open, folded, meanings, sessionId, onChoose, onToggle, onFold }) {
+export function TreeRow({ row, index, count, lanes, top, height, chosen, open, near, folded, meanings, sessionId, onChoose, onToggle, onFold }) {
   const { node } = row;
-  return html`<div id=${`tree-row-${index}`} class=${`tree-row ${row.parent < 0 && index ? "is-root" : ""}`} role="treeitem"
+  return html`<div id=${`tree-row-${index}`} class=${`tree-row ${row.parent < 0 && index ? "is-root" : ""} ${near ? "is-near" : ""}`} role="treeitem"
     aria-level=${row.lane + 1} aria-posinset=${index + 1} aria-setsize=${count} aria-selected=${chosen}
     aria-expanded=${row.branches ? !row.hidden : undefined}
     style=${{ top: `${top}px`, height: `${height}px` }} onClick=${onChoose}>
@@ -20,7 +21,7 @@ export function TreeRow({ row, index, count, lanes, top, height, chosen, open, f
     <div class="tree-line">
       <span class="tree-turn tabular">${isNumber(node.turn) ? html`${unseen("turn")}${node.turn}` : html`–${unseen("no turn")}`}</span>
       <${Word} node=${node} open=${open} meanings=${meanings} onToggle=${onToggle} />
-      <${Chips} row=${row} folded=${folded} onFold=${onFold} />
+      <${Chips} row=${row} near=${near} folded=${folded} onFold=${onFold} />
       <${Line} class="tree-words" text=${excerpt(node)} length=${160} />
       <${Tokens} node=${node} />
       <span class="number of-reward" title=${named(node)}>${isNumber(node.reward) ? html`${unseen("reward")}${reward(node.reward)}` : marks(node)}</span>
@@ -44,21 +45,28 @@ function Word({ node, open, meanings, onToggle }) {
   </button>`;
 }
 
-function Chips({ row, folded, onFold }) {
+function Chips({ row, near, folded, onFold }) {
   const { node } = row;
   const fold = (event) => {
     event.stopPropagation();
     onFold(node.interaction_id);
   };
   return html`${row.branches > 0 &&
-    html`<button type="button" class="badge" tabindex="-1" aria-expanded=${!folded} title=${folded ? "Show the branches" : "Hide the branches"} onClick=${fold}>
-      ${folded ? `+${number(row.hidden)}` : "−"}<span class="visually-hidden"> branches</span>
+    html`<button type="button" class="badge tree-fold" tabindex="-1" aria-expanded=${!folded} title=${foldTitle(row, folded)} onClick=${fold}>
+      <${Icon} name="fork" />${number(row.branches)} ${folded ? html`<span class="tabular">+${number(row.hidden)}</span>` : ""}
+      ${unseen(row.branches === 1 ? "branch" : "branches")}
     </button>`}
+    ${near && html`<span class="badge past" title="The chosen turn forked; of all turns before it this one is the nearest.">nearest</span>`}
     ${isUnaligned(node) && html`<span class="badge warn" title="The prompt does not begin with the parent's tokens.">unaligned</span>`}
     ${row.orphan && html`<span class="badge warn" title="The turn that it continues is not among those of the session.">no parent</span>`}
     ${node.trainable === false && node.status === "complete" && html`<span class="badge" title="Marked as not to be trained.">not trained</span>`}
     ${node.purpose && node.purpose !== "main" && html`<span class="badge"><${Line} text=${node.purpose} length=${16} /></span>`}
     ${node.agent && html`<span class="badge"><${Line} text=${node.agent} length=${16} /></span>`}`;
+}
+
+function foldTitle(row, folded) {
+  const branches = plural(row.branches, "branch", "branches");
+  return folded ? `Show ${branches} of this turn (${plural(row.hidden, "turn")})` : `Hide ${branches} of this turn`;
 }
 
 function Tokens({ node }) {

@@ -5,7 +5,8 @@ import { number } from "../../lib/format.js";
 import { useReasons } from "../../lib/reasons.js";
 import { keyAction, nextRow } from "./tree_keys.js";
 import { forksOf, layOut, unfoldFor } from "./tree_layout.js";
-import { ROW } from "./tree_graph.js";
+import { useNearest } from "./comparison.js";
+import { NearestLine, ROW } from "./tree_graph.js";
 import { NOTE, TreeRow } from "./tree_row.js";
 import { scrollFor, shownRows, topsOf } from "./tree_window.js";
 import { isFork, isLost } from "./tree_words.js";
@@ -49,6 +50,9 @@ export function TreeView({ sessionId, nodes, chosen, onChoose }) {
     if (at >= 0) list.scrollTo(at);
     else setFolded((old) => without(old, unfoldFor(nodes, chosen)));
   }, [chosen]);
+  const nearest = useNearest(sessionId, rows[at]?.node);
+  const near = useMemo(() => rows.findIndex((row) => row.node.interaction_id === nearest), [rows, nearest]);
+  const place = (index) => ({ lane: rows[index].lane, y: tops[index] + ROW / 2 });
   const drawn = drawnRows(shownRows(tops, list.top, list.height), at, rows.length);
   return html`<section class=${`tree ${shown.reward ? "" : "no-reward"} ${shown.returned ? "" : "no-return"}`} aria-label="Turns">
     <${Toolbar} nodes=${nodes} folded=${folded} setFolded=${setFolded} find=${find} />
@@ -59,8 +63,9 @@ export function TreeView({ sessionId, nodes, chosen, onChoose }) {
           (index) => html`<${TreeRow} key=${rows[index].node.interaction_id} row=${rows[index]} index=${index} count=${rows.length}
             lanes=${lanes} top=${tops[index]} height=${tops[index + 1] - tops[index]} chosen=${index === at} meanings=${meanings}
             open=${isOpen(rows[index], open)} folded=${folded.has(rows[index].node.interaction_id)} sessionId=${sessionId}
-            onChoose=${() => onChoose(rows[index].node.interaction_id)} onToggle=${toggle} onFold=${fold} />`,
+            near=${index === near} onChoose=${() => onChoose(rows[index].node.interaction_id)} onToggle=${toggle} onFold=${fold} />`,
         )}
+        ${near >= 0 && at >= 0 && near !== rows[at].parent && html`<${NearestLine} from=${place(at)} to=${place(near)} />`}
       </div>
     </div>
   </section>`;
