@@ -9,6 +9,7 @@ from uuid import uuid4
 import httpx
 from playwright.sync_api import expect
 
+from tests.browser import hostile
 from tests.browser.test_session_list import ask, names, post, row
 from tests.browser.views import wait
 
@@ -72,3 +73,16 @@ def test_a_group_and_the_list_follow_what_happens(url: str, opened: Open) -> Non
     for session in sessions:
         httpx.request("DELETE", f"{url}/rl/sessions/{session}").raise_for_status()
     expect(page.get_by_role("heading", name="There is no such group")).to_be_visible()
+
+
+def test_a_hostile_name_leads_to_its_group_and_back_to_its_sessions(url: str, opened: Open) -> None:
+    page = opened(f"{url}/#/sessions?search=hostile/texts")
+    row(page, "hostile/texts").get_by_role("cell").nth(3).get_by_role("link").click()
+    expect(page.get_by_label("Group")).to_have_value(hostile.CLOSING)
+    expect(page.locator("tbody tr[data-row]")).to_have_count(1 + len(hostile.SESSION_IDS))
+    page.get_by_role("link", name="Groups", exact=True).click()
+    page.get_by_label("Search").fill(hostile.CLOSING[:100])
+    expect(page.locator("tbody tr[data-row]")).to_have_count(1)
+    page.locator("tbody tr[data-row] a").click()
+    expect(page.get_by_role("heading", level=1).locator("bdi")).to_have_attribute("title", hostile.CLOSING)
+    expect(page.locator("tbody tr[data-row]")).to_have_count(1 + len(hostile.SESSION_IDS))
