@@ -1,4 +1,4 @@
-// A chart over time or another number: drawn by uPlot on a canvas, with its own legend and its numbers as words or a table.
+// A chart over time or another number: drawn by uPlot on a canvas, with a legend and its numbers as words or a table.
 import uPlot from "uplot";
 import { html, useEffect, useLayoutEffect, useRef, useState } from "../../lib/html.js";
 import { colour, onThemeChange } from "../../lib/theme.js";
@@ -9,13 +9,13 @@ const WHOLE = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1e3, 2e3, 5e3, 1e4, 1e5, 1e6,
 const LINES = ["solid", "dashed", "dotted"];
 
 /**
- * `series`: [{label, colour: "--c1"}]; `data`: [x, values of each]; `format` writes a value, `x` where it is, and `tick`
- * the same in short, for the axis.
- * `time`: whether x are Unix seconds, else they are whole numbers. `least`: what the axis reaches at least, without `range`.
- * `points`: mark each value. `asTable`: the numbers instead of the drawing.
- * `empty`: what is said without values.
+ * `series`: [{label, colour: "--c1"}]; `data`: [x, values of each]. `format` writes a value, `x` where it is, and `tick`
+ * the same in short, for the axis. `empty`: what is said without values. `asTable`: the numbers instead of the drawing.
+ * `drawing`: {time, points, whole, least, range}. `time` (by default): x are Unix seconds, else whole numbers. `points`:
+ * mark each value. `whole`: the ticks of values are whole numbers. `least`: what their axis reaches at least (1), or
+ * `range` chooses it.
  */
-export function Chart({ title, unit, series, data, format, x, tick = x, time = true, points = false, asTable = false, least = 1, range, empty }) {
+export function Chart({ title, unit, series, data, format, x, tick = x, asTable = false, empty, ...drawing }) {
   const [hovered, setHovered] = useState(null);
   const known = data.slice(1).some((values) => values.some((value) => value !== null));
   const named = series.map((each, place) => ({ ...each, values: data[place + 1] }));
@@ -24,9 +24,9 @@ export function Chart({ title, unit, series, data, format, x, tick = x, time = t
     ${!known
       ? html`<p class="overview-none">${empty}</p>`
       : asTable
-        ? html`<${Table} title=${title} series=${series} data=${data} format=${format} x=${x} time=${time} />`
+        ? html`<${Table} title=${title} series=${series} data=${data} format=${format} x=${x} time=${drawing.time ?? true} />`
         : html`<div class="overview-plot" role="img" aria-label=${`${title} ${unit}. ${inWords(named, format)}`}>
-            <${Plot} ...${{ series, data, format, tick, time, points, least, range, setHovered }} />
+            <${Plot} ...${{ series, data, format, tick, drawing, setHovered }} />
           </div>`}
   </section>`;
 }
@@ -74,7 +74,7 @@ function Table({ title, series, data, format, x, time }) {
 }
 
 /** The canvas. It is made anew when its size or the theme changes, and given new data otherwise. */
-function Plot({ series, data, format, tick, time, points, least, range, setHovered }) {
+function Plot({ series, data, format, tick, drawing, setHovered }) {
   const place = useRef(null);
   const plot = useRef(null);
   const latest = useRef(data);
@@ -85,7 +85,7 @@ function Plot({ series, data, format, tick, time, points, least, range, setHover
     const make = () => {
       plot.current?.destroy();
       const { clientWidth: width, clientHeight: height } = box;
-      const options = { width, height, ...looks({ series, format, tick, time, points, least, range }) };
+      const options = { width, height, ...looks({ series, format, tick, ...drawing }) };
       options.hooks = { setCursor: [(drawn) => setHovered(drawn.cursor.idx ?? null)] };
       plot.current = new uPlot(options, latest.current, box);
     };
@@ -107,18 +107,21 @@ function Plot({ series, data, format, tick, time, points, least, range, setHover
   return html`<div class="overview-canvas" ref=${place}></div>`;
 }
 
-function looks({ series, format, tick, time, points, least, range }) {
+function looks({ series, format, tick, time = true, points = false, whole = false, least = 1, range }) {
   const quiet = colour("--quiet");
   const line = colour("--line");
-  const axis = { stroke: quiet, font: "11px system-ui, sans-serif", grid: { stroke: line, width: 1 }, ticks: { show: false } };
+  const font = "11px system-ui, sans-serif";
+  const axis = { stroke: quiet, font, gap: 4, grid: { stroke: line, width: 1 }, ticks: { show: false } };
+  const below = { size: 22, space: time ? 70 : 30, ...(time ? {} : { incrs: WHOLE }), grid: { show: false } };
+  const left = { size: 46, space: 22, ...(whole ? { incrs: WHOLE } : {}) };
   return {
     legend: { show: false },
     cursor: { drag: { x: false, y: false }, y: false, points: { size: 6 } },
     padding: [8, 24, 0, 0],
     scales: { x: { time }, y: { range: range ?? fromZero(least) } },
     axes: [
-      { ...axis, size: 22, gap: 4, space: time ? 70 : 30, ...(time ? {} : { incrs: WHOLE }), grid: { show: false }, values: (_, ticks) => ticks.map(tick) },
-      { ...axis, size: 46, gap: 4, space: 28, values: (_, ticks) => ticks.map(format) },
+      { ...axis, ...below, values: (_, ticks) => ticks.map(tick) },
+      { ...axis, ...left, values: (_, ticks) => ticks.map(format) },
     ],
     series: [
       {},

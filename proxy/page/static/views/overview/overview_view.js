@@ -73,7 +73,7 @@ function Board({ now, history, seconds, asTable }) {
         series=${[{ label: "prompt", colour: "--c2" }, { label: "cached", colour: "--c6" }, { label: "output", colour: "--c3" }]} />
       <${Chart} ...${common} title="Time to first token" unit="" format=${duration} least=${0.05} data=${drawn("first_token_p50_s", "first_token_p95_s")}
         series=${[{ label: "p50", colour: "--c1" }, { label: "p95", colour: "--c4" }]} empty="No turn in this time." />
-      <${Chart} ...${common} title="Requests" unit="" format=${compact} data=${drawn("in_flight", "waiting")}
+      <${Chart} ...${common} title="Requests" unit="" whole=${true} format=${compact} data=${drawn("in_flight", "waiting")}
         series=${[{ label: "in flight", colour: "--c2" }, { label: "waiting", colour: "--c3" }]} />
       <${Rewards} rewards=${now.rewards} asTable=${asTable} />
       <${BarList} title="Forks" note="by reason, since the start" heading="reason" items=${bars(now.reasons, NO_FORKS)} meanings=${meanings}
