@@ -38,7 +38,9 @@ def reasons() -> dict[str, type[Explained]]:
     from proxy.reasons import Echo, FinishReason, Reason, Status
     from proxy.store.notes import Note
     from proxy.trajectory.compared import Differs
+    from proxy.trajectory.outline import RunKind
     from proxy.trajectory.recomputable import Unrecomputable
+    from proxy.trajectory.token_states import TokenState
     from proxy.trajectory.untrained import LeftOut, Untrained
 
     return {
@@ -48,6 +50,8 @@ def reasons() -> dict[str, type[Explained]]:
         "Why sampling ended (finish_reason)": FinishReason,
         "What the notes of a turn say (notes)": Note,
         "What a client changed in answers that it sent back (echo in the notes)": Echo,
+        "What becomes of a token (--tokens): it": TokenState,
+        "What the tokens of a sample are (--samples): it": RunKind,
         "Why a token is not trained (untrained_tokens): the token": Untrained,
         "Why a session is left out of an export (left_out): it": LeftOut,
         "Why logprobs cannot be computed again (recomputable): they": Unrecomputable,

@@ -109,7 +109,7 @@ def test_help_defines_every_reason() -> None:
         for word in kind:
             assert f"{word.value} {word.meaning}" in shown
     others = set(Explained.__subclasses__()) - set(reasons().values())
-    assert {kind.__name__ for kind in others} <= {"Part", "TokenState"}  # fields of a query and of tokens, no reasons
+    assert {kind.__name__ for kind in others} <= {"Part"}  # a field of a query, not a reason
 
 
 def test_notes_and_errors_of_a_turn_are_shown_whatever_they_are_called() -> None:
