@@ -52,11 +52,28 @@ function useFocusOnNavigation(place) {
     const focused = document.activeElement;
     if (first || (focused !== main.current && main.current.contains(focused))) return; // the view has put it somewhere
     const target = main.current.querySelector("h1") ?? main.current;
-    target.tabIndex = -1;
-    target.focus({ preventScroll: true });
+    focusOn(target);
     main.current.scrollTop = 0;
+    return keepFocus(main.current, target);
   }, [place]);
   return main;
+}
+
+function focusOn(heading) {
+  heading.tabIndex = -1;
+  heading.focus({ preventScroll: true });
+}
+
+/** A view that still loads may draw another heading in the place of the one with the focus: it gets the focus then. */
+function keepFocus(main, target) {
+  let heading = target;
+  const watcher = new MutationObserver(() => {
+    const lost = !heading.isConnected || heading === main;
+    const found = lost && [document.body, main].includes(document.activeElement) ? main.querySelector("h1") : null;
+    if (found) focusOn((heading = found));
+  });
+  watcher.observe(main, { childList: true, subtree: true });
+  return () => watcher.disconnect();
 }
 
 /** The address belongs to the router, so the link moves the focus itself. */
