@@ -118,7 +118,7 @@ function looks({ series, format, tick, time = true, points = false, whole = fals
     legend: { show: false },
     cursor: { drag: { x: false, y: false }, y: false, points: { size: 6 } },
     padding: [8, 24, 0, 0],
-    scales: { x: { time }, y: { range: range ?? fromZero(least) } },
+    scales: { x: { time, range: apart(time ? 30 : 1) }, y: { range: range ?? fromZero(least) } },
     axes: [
       { ...axis, ...below, values: (_, ticks) => ticks.map(tick) },
       { ...axis, ...left, values: (_, ticks) => ticks.map(format) },
@@ -135,6 +135,9 @@ function looks({ series, format, tick, time = true, points = false, whole = fals
     ],
   };
 }
+
+/** From the first to the last; a single one has `room` on both sides. */
+const apart = (room) => (_, first, last) => (first === last ? [first - room, last + room] : [first, last]);
 
 /** From zero to a little above the highest value, and to `least` in any case. */
 const fromZero = (least) => (_, lowest, most) => [Math.min(0, lowest ?? 0), Math.max((most ?? 0) * 1.1, least)];
