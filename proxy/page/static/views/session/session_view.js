@@ -1,6 +1,7 @@
 // One session: its header, its tree, and beside it the turn that is chosen, its tokens, or the samples that an export makes.
 import { Empty, Failure, Waiting } from "../../lib/notice.js";
 import { html, useEffect, useState } from "../../lib/html.js";
+import { printable } from "../../lib/printable.js";
 import { link, replace } from "../../lib/route.js";
 import { Short } from "../../lib/text.js";
 import { useTitle } from "../../lib/title.js";
@@ -59,7 +60,7 @@ const partOf = (query) => (["tokens", "samples"].includes(query.show) ? query.sh
 function Pane({ name, query, tree, node, nodes }) {
   const settled = useSettled(node?.interaction_id);
   if (partOf(query) === "samples") return html`<${SamplesView} sessionId=${name} query=${query} tree=${tree} nodes=${nodes} />`;
-  if (!node) return html`<${Empty} title="No such turn">This session has no turn “${query.turn}”. Choose one in the tree.<//>`;
+  if (!node) return html`<${Empty} title="No such turn">This session has no turn “${printable(query.turn, { line: true })}”. Choose one in the tree.<//>`;
   if (node.status === "running") return html`<${RunningPanel} node=${node} />`;
   const Part = partOf(query) === "tokens" ? TokenView : TurnPanel;
   const shown = nodes.find((each) => each.interaction_id === settled) ?? node;

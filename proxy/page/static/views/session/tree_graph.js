@@ -47,11 +47,15 @@ function shape(node, at, lane) {
   const kind = KNOWN.includes(node.status) ? node.status : "complete";
   const name = `node ${kind} ${lane} ${node.trainable === false ? "untrained" : ""}`;
   const [left, top, right, bottom] = [at - 4, MIDDLE - 4, at + 4, MIDDLE + 4];
-  if (kind === "failed") return html`<path class=${name} d=${`M ${left} ${top} L ${right} ${bottom} M ${right} ${top} L ${left} ${bottom}`} />`;
+  const crossed = `M ${left} ${top} L ${right} ${bottom} M ${right} ${top} L ${left} ${bottom}`;
+  if (kind === "failed") return html`<path class=${name} d=${crossed} />`;
   if (kind === "aborted") return html`<rect class=${name} x=${left} y=${top} width="8" height="8" />`;
-  if (kind === "running") return html`<g class=${name}><circle cx=${at} cy=${MIDDLE} r="5" /><path d=${half(at)} /></g>`;
-  if (kind === "complete" && isFork(node)) return html`<path class=${name} d=${`M ${at} ${MIDDLE - 6} l 6 6 -6 6 -6 -6 z`} />`;
+  if (kind === "running") {
+    return html`<g class=${name}><circle cx=${at} cy=${MIDDLE} r="5" /><path d=${half(at)} /></g>`;
+  }
+  if (kind === "complete" && isFork(node)) return html`<path class=${name} d=${diamond(at)} />`;
   return html`<circle class=${name} cx=${at} cy=${MIDDLE} r=${kind === "complete" ? 4.5 : 4} />`;
 }
 
+const diamond = (at) => `M ${at} ${MIDDLE - 6} l 6 6 -6 6 -6 -6 z`;
 const half = (at) => `M ${at} ${MIDDLE - 5} a 5 5 0 0 1 0 10 z`;

@@ -6,8 +6,8 @@ const PAGE = 15;
  * @param {string} key of a KeyboardEvent
  * @param {object[]} rows of `layOut`
  * @param {number} at the index of the current row, -1 for none
- * @returns {{to?: number, fold?: string, unfold?: string}|null} the row to go to, or the id of the node to fold or unfold;
- *   null if the key means nothing here
+ * @returns {{to?: number, fold?: string, unfold?: string}|null} the row to go to, or the id of the node to fold or
+ *   unfold; null if the key means nothing here
  */
 export function keyAction(key, rows, at) {
   if (!rows.length) return null;

@@ -1,4 +1,4 @@
-// Where each interaction of a session stands in the drawing: one row each, and a lane that keeps a conversation straight.
+// Where each interaction of a session stands in the drawing: one row each, and lanes that keep a conversation straight.
 // The child with the most turns below it goes on in its parent's lane; the others stand between the two, a lane further
 // right. So a lane is entered log2(turns) times at most, and a chain of any length is one line. Pure, and no recursion:
 // a chain may have thousands of turns.
@@ -11,16 +11,17 @@
 export function nodesOf({ interactions, running = [] }) {
   const ended = new Set(interactions.map((node) => node.interaction_id));
   const calls = running.filter((call) => !ended.has(call.interaction_id));
-  return [...interactions, ...calls.map((call) => ({ ...call, status: "running", turn: null, aligned: true, notes: {} }))];
+  const more = { status: "running", turn: null, aligned: true, notes: {} };
+  return [...interactions, ...calls.map((call) => ({ ...call, ...more }))];
 }
 
 /**
  * Rows from top to bottom. `folded`: ids of nodes whose side branches are hidden.
  * @param {object[]} nodes as `nodesOf` returns them
  * @param {Set<string>} folded
- * @returns {{rows: Row[], lanes: number}} Row: {node, lane, parent: index of its parent's row or -1, up: the parent's line
- *   comes from above, side: it comes from the lane to the left, down: its own line goes on, orphan: its parent is not
- *   known, branches: its side branches, hidden: nodes in them that are not shown}. Lanes left of `lane` pass the row.
+ * @returns {{rows: Row[], lanes: number}} Row: {node, lane, parent: index of its parent's row or -1, up: the parent's
+ *   line comes from above, side: it comes from the lane to the left, down: its own line goes on, orphan: its parent is
+ *   not known, branches: its side branches, hidden: nodes in them that are not shown}. Lanes left of `lane` pass the row.
  */
 export function layOut(nodes, folded = new Set()) {
   const forest = grow(nodes);
@@ -33,7 +34,8 @@ export function layOut(nodes, folded = new Set()) {
     const hidden = shown.length ? 0 : sum(sides, (each) => forest.at(each).total);
     at.set(node.interaction_id, rows.length);
     const above = parent ? at.get(parent.interaction_id) : -1;
-    rows.push({ node, lane, parent: above, up: above >= 0 && !side, side, down: Boolean(main), orphan, branches: sides.length, hidden });
+    const lines = { up: above >= 0 && !side, side, down: Boolean(main) };
+    rows.push({ node, lane, parent: above, ...lines, orphan, branches: sides.length, hidden });
     if (main) stack.push({ node: main, lane, side: false });
     for (const each of [...shown].reverse()) stack.push({ node: each, lane: lane + 1, side: true });
   }
@@ -60,7 +62,8 @@ export function unfoldFor(nodes, id) {
 function grow(nodes) {
   const byId = new Map(nodes.map((node) => [node.interaction_id, node]));
   const known = [...byId.values()];
-  const about = new Map(known.map((node) => [node, { parent: null, children: [], complete: 0, total: 1, orphan: false }]));
+  const nothing = () => ({ parent: null, children: [], complete: 0, total: 1, orphan: false });
+  const about = new Map(known.map((node) => [node, nothing()]));
   const circular = inCircles(known, byId);
   for (const node of known) {
     const parent = circular.has(node) ? undefined : byId.get(node.parent_id);
@@ -93,12 +96,13 @@ function inCircles(nodes, byId) {
 /** Sizes from the leaves up, then for each node the child that goes on (`main`) and the others (`sides`). */
 function measure(roots, about) {
   const order = [...roots];
-  for (let index = 0; index < order.length; index += 1) for (const child of about.get(order[index]).children) order.push(child);
+  for (const node of order) order.push(...about.get(node).children); // grows while it is read: parents come first
   for (const node of order.reverse()) {
     const own = about.get(node);
     own.complete = (node.status === "complete" ? 1 : 0) + sum(own.children, (child) => about.get(child).complete);
     own.total = 1 + sum(own.children, (child) => about.get(child).total);
-    own.main = own.children.reduce((best, child) => (best && !isLarger(about.get(child), about.get(best)) ? best : child), null);
+    const larger = (best, child) => (best && !isLarger(about.get(child), about.get(best)) ? best : child);
+    own.main = own.children.reduce(larger, null);
     own.sides = own.children.filter((child) => child !== own.main);
   }
 }

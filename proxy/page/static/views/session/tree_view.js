@@ -1,4 +1,4 @@
-// The tree of a session: a row each, like a git graph. Only the rows near the view exist, so 2,000 turns cost what 30 do.
+// The tree of a session: a row each, like a git graph. Only rows near the view exist, so 2,000 turns cost what 30 do.
 // One row is the current one; it is the chosen turn, and keys move it. The list itself has the focus.
 import { html, useLayoutEffect, useMemo, useRef, useState } from "../../lib/html.js";
 import { number } from "../../lib/format.js";
@@ -54,18 +54,22 @@ export function TreeView({ sessionId, nodes, chosen, onChoose }) {
   const near = useMemo(() => rows.findIndex((row) => row.node.interaction_id === nearest), [rows, nearest]);
   const place = (index) => ({ lane: rows[index].lane, y: tops[index] + ROW / 2 });
   const drawn = drawnRows(shownRows(tops, list.top, list.height), at, rows.length);
-  return html`<section class=${`tree ${shown.reward ? "" : "no-reward"} ${shown.returned ? "" : "no-return"}`} aria-label="Turns">
+  const empty = `${shown.reward ? "" : "no-reward"} ${shown.returned ? "" : "no-return"}`;
+  return html`<section class=${`tree ${empty}`} aria-label="Turns">
     <${Toolbar} nodes=${nodes} folded=${folded} setFolded=${setFolded} find=${find} />
     <div class="tree-list" role="tree" tabindex="0"
-      aria-label="Turns of the session" aria-activedescendant=${at >= 0 ? `tree-row-${at}` : undefined} ref=${list.ref} onKeyDown=${onKeyDown}>
+      aria-label="Turns of the session" aria-activedescendant=${at >= 0 ? `tree-row-${at}` : undefined}
+      ref=${list.ref} onKeyDown=${onKeyDown}>
       <div class="tree-space" role="none" style=${{ height: `${tops[rows.length]}px` }}>
         ${drawn.map(
-          (index) => html`<${TreeRow} key=${rows[index].node.interaction_id} row=${rows[index]} index=${index} count=${rows.length}
-            lanes=${lanes} top=${tops[index]} height=${tops[index + 1] - tops[index]} chosen=${index === at} meanings=${meanings}
-            open=${isOpen(rows[index], open)} folded=${folded.has(rows[index].node.interaction_id)} sessionId=${sessionId}
-            near=${index === near} onChoose=${() => onChoose(rows[index].node.interaction_id)} onToggle=${toggle} onFold=${fold} />`,
+          (index) => html`<${TreeRow} key=${rows[index].node.interaction_id} row=${rows[index]} index=${index}
+            count=${rows.length} lanes=${lanes} top=${tops[index]} height=${tops[index + 1] - tops[index]}
+            chosen=${index === at} near=${index === near} open=${isOpen(rows[index], open)}
+            folded=${folded.has(rows[index].node.interaction_id)} meanings=${meanings} sessionId=${sessionId}
+            onChoose=${() => onChoose(rows[index].node.interaction_id)} onToggle=${toggle} onFold=${fold} />`,
         )}
-        ${near >= 0 && at >= 0 && near !== rows[at].parent && html`<${NearestLine} from=${place(at)} to=${place(near)} />`}
+        ${near >= 0 && at >= 0 && near !== rows[at].parent &&
+        html`<${NearestLine} from=${place(at)} to=${place(near)} />`}
       </div>
     </div>
   </section>`;
@@ -81,12 +85,17 @@ function Toolbar({ nodes, folded, setFolded, find }) {
   const branching = useMemo(() => forksOf(nodes), [nodes]);
   const all = branching.length > 0 && branching.every((id) => folded.has(id));
   return html`<div class="tree-bar">
-    <button type="button" class="plain" disabled=${!forks} onClick=${() => find(isFork)}>Next fork <span class="tabular">(${number(forks)})</span></button>
-    <button type="button" class="plain" disabled=${!lost} onClick=${() => find(isLost)}>Next failure <span class="tabular">(${number(lost)})</span></button>
-    <button type="button" class="plain" disabled=${!branching.length} aria-pressed=${all} onClick=${() => setFolded(all ? NONE : new Set(branching))}>
-      Fold branches
+    <button type="button" class="plain" disabled=${!forks} onClick=${() => find(isFork)}>
+      Next fork <span class="tabular">(${number(forks)})</span>
     </button>
-    <span class="tree-heads" aria-hidden="true"><span>prompt + output</span><span class="of-reward">reward</span><span class="of-return">return</span></span>
+    <button type="button" class="plain" disabled=${!lost} onClick=${() => find(isLost)}>
+      Next failure <span class="tabular">(${number(lost)})</span>
+    </button>
+    <button type="button" class="plain" disabled=${!branching.length} aria-pressed=${all}
+      onClick=${() => setFolded(all ? NONE : new Set(branching))}>Fold branches</button>
+    <span class="tree-heads" aria-hidden="true">
+      <span>prompt + output</span><span class="of-reward">reward</span><span class="of-return">return</span>
+    </span>
   </div>`;
 }
 
@@ -98,11 +107,16 @@ function useList(rows, tops, at) {
     const { scrollTop, clientHeight } = ref.current;
     const [first] = shownRows(tops, scrollTop, 0, 0);
     const atEnd = scrollTop > 0 && scrollTop + clientHeight >= tops[rows.length] - 2;
-    anchor.current = rows.length ? { id: rows[first].node.interaction_id, offset: scrollTop - tops[first], atEnd } : null;
-    setView((old) => (old.top === scrollTop && old.height === clientHeight ? old : { top: scrollTop, height: clientHeight }));
+    const id = rows[first]?.node.interaction_id;
+    anchor.current = rows.length ? { id, offset: scrollTop - tops[first], atEnd } : null;
+    const same = (old) => old.top === scrollTop && old.height === clientHeight;
+    setView((old) => (same(old) ? old : { top: scrollTop, height: clientHeight }));
   };
   useLayoutEffect(() => {
-    const place = anchor.current ? placeOf(anchor.current, rows, tops, ref.current.clientHeight) : beginning(tops, at, ref.current);
+    const { clientHeight } = ref.current;
+    const place = anchor.current
+      ? placeOf(anchor.current, rows, tops, clientHeight)
+      : beginning(tops, at, clientHeight);
     if (place !== null && place !== ref.current.scrollTop) ref.current.scrollTop = place;
     measure();
     const element = ref.current, watcher = new ResizeObserver(measure);
@@ -120,7 +134,7 @@ function useList(rows, tops, at) {
 }
 
 /** Where the list begins: with the chosen row in the middle, if it is further down. */
-const beginning = (tops, at, { clientHeight }) => (at < 0 || tops[at + 1] <= clientHeight ? null : tops[at] - clientHeight / 2);
+const beginning = (tops, at, height) => (at < 0 || tops[at + 1] <= height ? null : tops[at] - height / 2);
 
 function placeOf({ id, offset, atEnd }, rows, tops, height) {
   if (atEnd) return Math.max(0, tops[rows.length] - height); // whoever watches the end goes on to watch it
@@ -140,7 +154,9 @@ function toggled(old, id) {
   return next;
 }
 
-const without = (old, ids) => (ids.some((id) => old.has(id)) ? new Set([...old].filter((id) => !ids.includes(id))) : old);
+function without(old, ids) {
+  return ids.some((id) => old.has(id)) ? new Set([...old].filter((id) => !ids.includes(id))) : old;
+}
 
 /** Which columns have anything in them. */
 const columnsOf = (nodes) => ({

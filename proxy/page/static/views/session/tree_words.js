@@ -21,7 +21,8 @@ export function meaningOf(node, meanings) {
 
 /** What a row says of the answer: its first words, its calls, or why there is none. */
 export function excerpt(node) {
-  if (node.status === "running") return node.here ? `${node.output_tokens ?? 0} tokens so far` : "on another worker or server, or cut off";
+  if (node.status === "running" && !node.here) return "on another worker or server, or cut off";
+  if (node.status === "running") return `${node.output_tokens ?? 0} tokens so far`;
   if (isLost(node) && node.error) return node.error;
   const { text = "", calls = [] } = node.answer ?? {};
   return [text, ...calls.map((name) => `${name}()`)].filter(Boolean).join("  ");
