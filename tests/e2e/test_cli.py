@@ -135,6 +135,16 @@ def test_with_an_admin_key_the_banner_shows_how_to_start_and_control_actions_lea
     assert "kept-to-itself" not in process.output
 
 
+@pytest.mark.parametrize("flags", [(), ("--no-page",)])
+def test_the_banner_says_where_the_page_is_if_there_is_one(tmp_path: Path, flags: tuple[str, ...]) -> None:
+    with server_process(tmp_path, "--engine", "scripted", *flags) as process:
+        status = httpx.get(f"{process.url}/ui").status_code
+        process.terminate()
+        assert process.wait() == 0
+    assert status == (404 if flags else 200)
+    assert (f"  page      {process.url}/ui\n" in process.output) is (not flags)
+
+
 def test_a_third_party_engine_is_loaded_by_name(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(
         "from proxy.engine.scripted.engine import ScriptedEngine\n"
