@@ -1,4 +1,4 @@
-// Why a turn forked, in words, with a link to the turn that it is nearest to; or why a call failed. Read when it is opened.
+// Why a turn forked, in words, with a link to the turn that it is nearest to; or why a call failed.
 import { html } from "../../lib/html.js";
 import { printable } from "../../lib/printable.js";
 import { useReasons } from "../../lib/reasons.js";

@@ -1,4 +1,4 @@
-// One session: its header, its tree, and beside it the turn that is chosen, its tokens, or the samples that an export makes.
+// One session: its header, its tree, and beside it the chosen turn, its tokens, or the samples that an export makes.
 import { Empty, Failure, Waiting } from "../../lib/notice.js";
 import { html, useEffect, useState } from "../../lib/html.js";
 import { printable } from "../../lib/printable.js";
@@ -18,7 +18,7 @@ import { TurnPanel } from "./turn_panel.js";
 const TABS = [["", "Turn"], ["tokens", "Tokens"], ["samples", "Samples"]];
 const SETTLED_MS = 120;
 
-/** `name`: the session id. `query.turn`: the interaction id (or turn number) that is shown. `query.show`: the part of it. */
+/** `name`: the session id. `query.turn`: the interaction id (or turn number) that is shown; `query.show`: its part. */
 export function SessionView({ name, query }) {
   useTitle(`Session ${name}`);
   const { tree, nodes, error, reload } = useSession(name);
@@ -47,7 +47,8 @@ function Parts({ name, query, tree, nodes }) {
   return html`<${Split}
     left=${html`<${TreeView} sessionId=${name} nodes=${nodes} chosen=${chosen?.interaction_id} onChoose=${choose} />`}
     right=${html`<nav class="session-tabs" aria-label="Parts of the session">
-        ${TABS.map(([show, title]) => html`<a href=${link("session", name, { ...query, show })} aria-current=${partOf(query) === show ? "page" : undefined}>${title}</a>`)}
+        ${TABS.map(([show, title]) => html`<a href=${link("session", name, { ...query, show })}
+          aria-current=${partOf(query) === show ? "page" : undefined}>${title}</a>`)}
       </nav>
       <div class="session-pane">
         <${Pane} name=${name} query=${query} tree=${tree} node=${chosen} nodes=${nodes} />
@@ -64,7 +65,8 @@ function Pane({ name, query, tree, node, nodes }) {
   if (node.status === "running") return html`<${RunningPanel} node=${node} />`;
   const Part = partOf(query) === "tokens" ? TokenView : TurnPanel;
   const shown = nodes.find((each) => each.interaction_id === settled) ?? node;
-  return html`<${Part} key=${shown.interaction_id} sessionId=${name} turn=${shown.interaction_id} query=${query} tree=${tree} revision=${revisionOf(shown)} />`;
+  return html`<${Part} key=${shown.interaction_id} sessionId=${name} turn=${shown.interaction_id} query=${query}
+    tree=${tree} revision=${revisionOf(shown)} />`;
 }
 
 /** Changes when the entry of a turn does: its reward was set, or its mark. */
