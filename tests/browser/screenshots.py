@@ -31,10 +31,8 @@ from tests.browser.views import TOKENS, VIEWS, View, session, wait
 FOLDER = Path(__file__).resolve().parents[2] / "docs" / "images"
 PICTURES = {
     "sessions": VIEWS["sessions"],
-    "group": VIEWS["group"],
     "session": View(session(episodes.FORKED, "?turn=6"), "main .turn h2"),
     "tokens": View(session("versions/three", "?turn=3&show=tokens&colour=logprob"), TOKENS),
-    "samples": VIEWS["samples"],
     "overview": VIEWS["overview"],
 }
 """The name of each picture, with the view that it shows."""
