@@ -10,12 +10,21 @@ import { link } from "../../lib/route.js";
 import { Short, Text } from "../../lib/text.js";
 import { factsOf } from "./session_facts.js";
 
-/** `tree`: the session; `nodes`: its interactions and running calls. */
-export function SessionHeader({ tree, nodes }) {
-  const facts = factsOf(nodes);
+/**
+ * `name`: the session id; `tree`: the session, undefined before it is read; `nodes`: its interactions and running calls.
+ * The heading is one element from the beginning on: it may have the focus.
+ */
+export function SessionHeader({ name, tree, nodes }) {
   return html`<header class="session-head">
     <div class="bar">
-      <h1><${Short} text=${tree.session_id} length=${48} class="" /></h1>
+      <h1><${Short} text=${name} length=${48} class="" /></h1>
+      ${tree && html`<${About} tree=${tree} />`}
+    </div>
+    ${tree && html`<${Facts} tree=${tree} facts=${factsOf(nodes)} />`}
+  </header>`;
+}
+
+const About = ({ tree }) => html`
       <${CopyButton} text=${tree.session_id} label="session id" />
       <${Status} status=${tree.status} />
       <${Outcome} tree=${tree} />
@@ -23,9 +32,9 @@ export function SessionHeader({ tree, nodes }) {
       ${tree.task_id && html`<span class="quiet">task <a href=${link("sessions", "", { task: tree.task_id })}><${Short} text=${tree.task_id} /></a></span>`}
       <span class="quiet push" title=${`Started ${when(tree.created_at)}${tree.ended_at ? `, ended ${when(tree.ended_at)}` : ""}`}>
         ${tree.ended_at ? html`took ${duration(tree.ended_at - tree.created_at)}, ended ` : "started "}<${Age} at=${tree.ended_at ?? tree.created_at} /> ago
-      </span>
-    </div>
-    <div class="session-facts">
+      </span>`;
+
+const Facts = ({ tree, facts }) => html`<div class="session-facts">
       <${Score} tree=${tree} />
       <${Fact} name="turns" value=${number(facts.turns)} />
       ${facts.running > 0 && html`<${Fact} name="running" value=${number(facts.running)} />`}
@@ -37,9 +46,7 @@ export function SessionHeader({ tree, nodes }) {
       <${Fact} name=${facts.versions && facts.versions[0] !== facts.versions[1] ? "weight versions" : "weight version"} value=${versions(facts.versions, tree.version)} />
       <${Fact} name="discount" value=${reward(tree.discount)} title=${`credit: ${tree.credit}`} />
       <${Named} name="metrics" values=${tree.metrics} /><${Named} name="metadata" values=${tree.metadata} />
-    </div>
-  </header>`;
-}
+    </div>`;
 
 function Outcome({ tree }) {
   const why = tree.exit_reason ? printable(tree.exit_reason) : undefined;

@@ -3,7 +3,6 @@ import { Empty, Failure, Waiting } from "../../lib/notice.js";
 import { html, useEffect, useState } from "../../lib/html.js";
 import { printable } from "../../lib/printable.js";
 import { link, replace } from "../../lib/route.js";
-import { Short } from "../../lib/text.js";
 import { useTitle } from "../../lib/title.js";
 import { useSession } from "./session_data.js";
 import { nodeNamed } from "./session_facts.js";
@@ -22,26 +21,23 @@ const SETTLED_MS = 120;
 export function SessionView({ name, query }) {
   useTitle(`Session ${name}`);
   const { tree, nodes, error, reload } = useSession(name);
-  if (!tree) return html`<${NotYet} name=${name} error=${error} reload=${reload} />`;
   return html`<div class="session">
-    ${error && html`<${Failure} what="Reading the session again" error=${error} retry=${reload} />`}
-    <${SessionHeader} tree=${tree} nodes=${nodes} />
-    ${nodes.length
-      ? html`<${Parts} name=${name} query=${query} tree=${tree} nodes=${nodes} />`
-      : html`<${Empty} title="No turns yet">Nothing was sampled in this session. Its first turn appears here by itself.<//>`}
+    <${SessionHeader} name=${name} tree=${tree} nodes=${nodes} />
+    ${error && html`<${Failure} what="Reading the session" error=${error} retry=${reload} />`}
+    ${tree ? html`<${Parts} name=${name} query=${query} tree=${tree} nodes=${nodes} />` : html`<${NotYet} error=${error} />`}
   </div>`;
 }
 
 /** Before the first answer: the session is on its way, is not there, or could not be read. */
-function NotYet({ name, error, reload }) {
-  return html`<h1><${Short} text=${name} length=${48} class="" /></h1>
-    ${error
-      ? html`<${Failure} what="Loading the session" error=${error} retry=${reload} />
-          <p><a href=${link("sessions")}>All sessions</a></p>`
-      : html`<${Waiting} text="Loading the session…" />`}`;
-}
+const NotYet = ({ error }) =>
+  error ? html`<p><a href=${link("sessions")}>All sessions</a></p>` : html`<${Waiting} text="Loading the session…" />`;
 
 function Parts({ name, query, tree, nodes }) {
+  if (!nodes.length) {
+    return html`<${Empty} title="No turns yet">
+      Nothing was sampled in this session. Its first turn appears here by itself.
+    <//>`;
+  }
   const chosen = nodeNamed(nodes, query.turn) ?? (query.turn ? undefined : nodes[0]);
   const choose = (turn) => replace("session", name, { ...query, turn });
   return html`<${Split}
