@@ -28,8 +28,11 @@ export async function tryKey(key) {
   await checked(await fetch(withQuery("rl/sessions", { limit: 1 }), { cache: "no-store", headers }));
 }
 
-/** A path of the API as `fetch` needs it: the page may be served under a prefix. */
-export const address = (path) => new URL(path.replace(/^\//, ""), document.baseURI);
+/**
+ * A path of the API as `fetch` needs it: the page may be served under a prefix. Without "./" a path that begins with a
+ * session called `https:evil.com` would be an address of that host.
+ */
+export const address = (path) => new URL(`./${path.replace(/^\//, "")}`, document.baseURI);
 
 /** GET a path with query parameters (null and undefined are left out); the JSON of the answer. */
 export async function get(path, query = {}, { signal } = {}) {
