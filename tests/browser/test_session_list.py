@@ -79,6 +79,22 @@ def test_rewards_purposes_versions_and_groups_select(url: str, opened: Open) -> 
     expect(page.locator("tbody tr[data-row]")).to_have_count(len(_ids(url, '{"version": {"max": 0}}')))
 
 
+def test_filters_that_are_typed_at_once_all_take_effect(url: str, opened: Open) -> None:
+    page = opened(f"{url}/#/sessions")
+    wait(page)
+    fields = [page.get_by_label(name) for name in ("Reward, least", "Reward, greatest")]
+    page.evaluate(
+        """(fields) => fields.forEach(([field, text]) => {
+            field.value = text;
+            field.dispatchEvent(new Event("input", { bubbles: true }));
+        })""",
+        [[fields[0].element_handle(), "0.2"], [fields[1].element_handle(), "0.9"]],
+    )
+    expect(page).to_have_url(re.compile(r"reward_min=0\.2&reward_max=0\.9$"))
+    expect(fields[0]).to_have_value("0.2")
+    expect(fields[1]).to_have_value("0.9")
+
+
 def _ids(url: str, filter: str) -> list[str]:
     answer = httpx.get(f"{url}/rl/sessions", params={"filter": filter}).json()
     assert answer["cursor"] is None and answer["sessions"]

@@ -68,6 +68,8 @@ export function Draft({ value = "", set, label, class: name = "", ...more }) {
   const [draft, setDraft] = useState(value);
   const timer = useRef(null);
   const sent = useRef(value);
+  const latest = useRef(set);
+  latest.current = set; // other filters may have changed while the timer ran
   useEffect(() => {
     if (value !== sent.current) setDraft(value);
     sent.current = value;
@@ -76,7 +78,7 @@ export function Draft({ value = "", set, label, class: name = "", ...more }) {
   const send = (text) => {
     clearTimeout(timer.current);
     sent.current = text;
-    set(text);
+    latest.current(text);
   };
   const typed = (text) => {
     setDraft(text);
