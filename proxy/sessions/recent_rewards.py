@@ -1,4 +1,4 @@
-"""The mean reward of the sessions that ended last, by weight version and over time.
+"""The mean reward of the sessions that ended last, by weight version and over time. Those that validate do not count.
 
 Nothing is read while nobody asks. Who asks gets what was computed at most some seconds ago; of the newest sessions only
 those are read that are new or changed since, a bounded number at a time, so the first answers have the newest alone

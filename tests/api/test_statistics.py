@@ -94,6 +94,17 @@ async def test_rewards_are_means_of_the_sessions_that_ended_last_by_their_weight
         assert sum(period["sessions"] for period in found["over_time"]) == 3
 
 
+async def test_rewards_leave_out_sessions_that_validate(tmp_path: Path) -> None:
+    async with serving(tmp_path, says("x", "x")) as server:
+        for name, validates, reward in [("trained", False, 0.25), ("measured", True, 1.0)]:
+            await server.ok("/rl/start_session", {"session_id": name, "metadata": {"validate": validates}})
+            await server.chat([user("a")], session=name)
+            await server.ok(f"/{name}/rl/end_session", {"reward": reward})
+        found = await rewards_of(server, sessions=1)
+        assert found["by_version"] == [{"version": 0, "sessions": 1, "mean": 0.25}]
+        assert [(period["sessions"], period["mean"]) for period in found["over_time"]] == [(1, 0.25)]
+
+
 async def test_who_asks_again_within_a_second_gets_the_same_numbers(tmp_path: Path) -> None:
     async with serving(tmp_path, says("one")) as server:
         first = await statistics(server)

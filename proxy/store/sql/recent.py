@@ -7,14 +7,24 @@ from sqlalchemy import Connection, select
 from proxy.store.ended import Ended
 from proxy.store.sql.tables import sessions
 
+_LOOKED_AT = 5
+"""Of so many times the sessions that are asked for, those that are not to be trained on are left out."""
+
 
 def last_ended(connection: Connection, most: int) -> list[Ended]:
-    """At most `most` sessions."""
+    """At most `most` sessions, without those that only validate. An evaluation of thousands may leave fewer."""
     columns = sessions.c
-    query = (
-        select(columns.session_id, columns.updated_at, columns.next_seq)
+    newest = (
+        select(columns.session_id, columns.updated_at, columns.next_seq, columns.ended_order, columns.validation)
         .where(columns.ended_order.is_not(None))
         .order_by(columns.ended_order.desc())
+        .limit(_LOOKED_AT * most)
+        .subquery()
+    )
+    query = (
+        select(newest.c.session_id, newest.c.updated_at, newest.c.next_seq)
+        .where(newest.c.validation.is_(False))
+        .order_by(newest.c.ended_order.desc())
         .limit(most)
     )
     return [Ended(*row) for row in connection.execute(query)]
