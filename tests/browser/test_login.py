@@ -101,6 +101,11 @@ def test_after_the_key_was_changed_the_page_says_so_and_takes_the_new_one(server
     expect(page.get_by_role("link", name="secret/session").first).to_be_visible()
 
 
+def test_the_browser_checks_no_spelling_of_the_key(server: Restarted, opened: Opened) -> None:
+    page = opened_login(opened, f"{server.url}/#/sessions")
+    expect(page.get_by_label("Admin key")).to_have_js_property("spellcheck", False)
+
+
 def test_log_out_forgets_the_key(server: Restarted, opened: Opened) -> None:
     page = opened_login(opened, f"{server.url}/#/sessions")
     log_in(page, ADMIN_KEY)

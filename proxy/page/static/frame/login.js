@@ -51,7 +51,7 @@ export function Login({ replaced, done }) {
     <input class="visually-hidden" type="text" name="username" autocomplete="username" value="admin" tabindex="-1" aria-hidden="true" readonly />
     <div class="field">
       <label for="admin-key">Admin key</label>
-      <input id="admin-key" ref=${field} type="password" name="password" autocomplete="current-password" required spellcheck="false"
+      <input id="admin-key" ref=${field} type="password" name="password" autocomplete="current-password" required spellcheck=${false}
         autocapitalize="off" aria-invalid=${problem ? "true" : undefined} value=${key} onInput=${(event) => setKey(event.target.value)} />
     </div>
     <button type="submit" class="primary" disabled=${waiting}>${waiting ? "Asking the server…" : "Log in"}</button>
