@@ -63,6 +63,19 @@ def test_a_view_of_a_server_that_is_gone_says_so_and_goes_on_when_it_is_back(ser
     expect(page.get_by_role("alert")).to_have_count(0)
 
 
+def test_an_overview_shown_while_the_server_is_gone_fills_by_itself(server: Restarted, opened: Opened) -> None:
+    page = live_page(server, opened)
+    page.get_by_role("link", name="Overview").click()
+    expect(page.get_by_role("region", name="Claim backlog")).to_be_visible()
+    page.get_by_role("link", name="Sessions").click()
+    server.stop()
+    page.get_by_role("link", name="Overview").click()
+    expect(page.get_by_role("alert")).to_contain_text("cannot be reached")
+    server.start()
+    expect(page.get_by_role("region", name="Claim backlog")).to_be_visible()
+    expect(page.get_by_role("alert")).to_have_count(0)
+
+
 def test_a_session_that_is_not_there_is_told_of(server: Restarted, opened: Opened) -> None:
     page = opened(f"{server.url}/#/session/no/such")
     opened.watched.allow("status of 404")

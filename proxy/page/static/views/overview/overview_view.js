@@ -2,7 +2,7 @@
 import { get } from "../../lib/api.js";
 import { listen } from "../../lib/events.js";
 import { compact, duration, reward, when } from "../../lib/format.js";
-import { html, useCallback, useEffect, useMemo, useState } from "../../lib/html.js";
+import { html, useCallback, useEffect, useMemo, useRef, useState } from "../../lib/html.js";
 import { useLoad } from "../../lib/load.js";
 import { Failure, Waiting } from "../../lib/notice.js";
 import { replace } from "../../lib/route.js";
@@ -46,12 +46,14 @@ function useStatisticsAndHistory() {
   const take = useCallback((now) => setSaid((old) => ({ now, history: joined(old.history, now.history) })), []);
   const { data, error, reload } = useLoad(({ signal }) => get("/rl/statistics", {}, { signal }), [], { keep: true });
   useEffect(() => data && take(data), [data]);
+  const failed = useRef(false);
+  failed.current = error !== null;
   useEffect(() => {
     let first = true;
     return listen({
       statistics: take,
       sessions: ({ all }) => {
-        if (all && !first) reload(); // after a break
+        if (all && (!first || failed.current)) reload(); // after a break, or the server was not there at first
         first = false;
       },
     });
