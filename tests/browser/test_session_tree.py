@@ -135,6 +135,35 @@ def test_a_folded_branch_opens_for_the_turn_that_an_address_names(url: str, open
     assert number_of(chosen(page)) == number
 
 
+def test_the_view_of_one_session_never_asks_for_turns_of_another(url: str, opened: Opened) -> None:
+    page = opened(url + FORKED)
+    expect(page.get_by_role("region", name="Conversation")).to_be_visible()
+    turns = httpx.get(f"{url}/rl/sessions/failures/all").json()["interactions"]
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.url))
+    page.evaluate("hash => { location.hash = hash; }", FAILED.removeprefix("/"))
+    expect(page.get_by_role("treeitem")).to_have_count(len(turns))
+    expect(page.get_by_role("region", name="Conversation")).to_be_visible()
+    read = {address.split("/interactions/")[1].split("?")[0] for address in asked if "/interactions/" in address}
+    assert read
+    assert read <= {turn["interaction_id"] for turn in turns}
+
+
+def test_a_call_that_runs_is_never_read_as_a_turn(url: str, opened: Opened) -> None:
+    call = {"interaction_id": "runs", "begun_at": 1.0, "here": False, "parent_id": None, "api": None}
+    tree = httpx.get(f"{url}/rl/sessions/{episodes.FORKED}", params={"include": "answer,running,score"}).json()
+    tree["running"] = [{**call, "purpose": None, "agent": None, "prompt_tokens": None, "output_tokens": None}]
+    page = opened(f"{url}/#/overview")
+    page.route(re.compile(rf"/rl/sessions/{episodes.FORKED}\?"), lambda route: route.fulfill(json=tree))
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.url))
+    page.evaluate("hash => { location.hash = hash; }", session(episodes.FORKED, "?turn=runs").removeprefix("/"))
+    expect(page.get_by_role("heading", name="A call that runs")).to_be_visible()
+    show_turn(page, 1).click()
+    expect(page.get_by_role("heading", name="Turn 1", exact=True)).to_be_visible()
+    assert not [address for address in asked if "/interactions/runs" in address]
+
+
 def test_the_view_follows_a_session_without_moving_the_reader(url: str, opened: Opened) -> None:
     for number in range(45):
         say(url, "tree/follows", f"Task {number}")

@@ -18,7 +18,10 @@ const TABS = [["", "Turn"], ["tokens", "Tokens"], ["samples", "Samples"]];
 const SETTLED_MS = 120;
 
 /** `name`: the session id. `query.turn`: the interaction id (or turn number) that is shown; `query.show`: its part. */
-export function SessionView({ name, query }) {
+export const SessionView = ({ name, query }) => html`<${Session} key=${name} name=${name} query=${query} />`;
+
+/** Of one session only: what was read of another one never stands under its name. */
+function Session({ name, query }) {
   useTitle(`Session ${name}`);
   const { tree, nodes, error, reload } = useSession(name);
   return html`<div class="session">
@@ -60,7 +63,8 @@ function Pane({ name, query, tree, node, nodes }) {
   if (!node) return html`<${Empty} title="No such turn">This session has no turn “${printable(query.turn, { line: true })}”. Choose one in the tree.<//>`;
   if (node.status === "running") return html`<${RunningPanel} node=${node} />`;
   const Part = partOf(query) === "tokens" ? TokenView : TurnPanel;
-  const shown = nodes.find((each) => each.interaction_id === settled) ?? node;
+  const before = nodes.find((each) => each.interaction_id === settled);
+  const shown = before && before.status !== "running" ? before : node; // of a running call nothing can be read
   return html`<${Part} key=${shown.interaction_id} sessionId=${name} turn=${shown.interaction_id} query=${query}
     tree=${tree} revision=${revisionOf(shown)} />`;
 }
