@@ -3,8 +3,8 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 
 const at = "../../../proxy/page/static/views/session/";
-const { OPTIONS, PADDED_OPTIONS, bodyOf, valueOf, withOption } = await import(`${at}samples_options.js`);
-const { countsOf, ofSession, piecesOf, turnsOf } = await import(`${at}samples_shape.js`);
+const { OPTIONS, PADDED_OPTIONS, bodyOf, valueOf, withOption } = await import(`${at}samples/samples_options.js`);
+const { countsOf, ofSession, piecesOf, turnsOf } = await import(`${at}samples/samples_shape.js`);
 
 const option = (name) => [...OPTIONS, ...PADDED_OPTIONS].find((each) => each.name === name);
 

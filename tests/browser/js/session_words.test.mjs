@@ -4,7 +4,7 @@ import { test } from "node:test";
 
 const at = "../../../proxy/page/static/views/session/";
 const { factsOf, nodeNamed } = await import(`${at}session_facts.js`);
-const { excerpt, isFork, isLost, isUnaligned, meaningOf, wordOf } = await import(`${at}tree_words.js`);
+const { excerpt, isFork, isLost, isUnaligned, meaningOf, wordOf } = await import(`${at}tree/tree_words.js`);
 
 const node = (more) => ({
   interaction_id: "i", parent_id: null, status: "complete", reason: "first", turn: 0, prompt_tokens: 10, output_tokens: 2, versions: [[2, 0]],

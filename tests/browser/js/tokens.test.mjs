@@ -3,10 +3,10 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 import {
   band, classes, lowestFirst, nextUntrained, stateCounts, tokenModel,
-} from "../../../proxy/page/static/views/session/token_model.js";
-import { SPACE, layOut, placeOf, rowOf, space, tokenAt } from "../../../proxy/page/static/views/session/token_rows.js";
-import { find, nextPlace, searchable } from "../../../proxy/page/static/views/session/token_search.js";
-import { cell, escaped, width } from "../../../proxy/page/static/views/session/token_text.js";
+} from "../../../proxy/page/static/views/session/tokens/token_model.js";
+import { SPACE, layOut, placeOf, rowOf, space, tokenAt } from "../../../proxy/page/static/views/session/tokens/token_rows.js";
+import { find, nextPlace, searchable } from "../../../proxy/page/static/views/session/tokens/token_search.js";
+import { cell, escaped, width } from "../../../proxy/page/static/views/session/tokens/token_text.js";
 
 /** Tokens as the API has them: a prompt of `prompt` texts, then an output of `output`. */
 function told(prompt, output, more = {}) {

@@ -3,9 +3,9 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 
 const at = "../../../proxy/page/static/views/session/";
-const { forksOf, layOut, nodesOf, unfoldFor } = await import(`${at}tree_layout.js`);
-const { keyAction, nextRow } = await import(`${at}tree_keys.js`);
-const { rowAt, scrollFor, shownRows, topsOf } = await import(`${at}tree_window.js`);
+const { forksOf, layOut, nodesOf, unfoldFor } = await import(`${at}tree/tree_layout.js`);
+const { keyAction, nextRow } = await import(`${at}tree/tree_keys.js`);
+const { rowAt, scrollFor, shownRows, topsOf } = await import(`${at}tree/tree_window.js`);
 
 let seq = 0;
 const node = (id, parent = null, status = "complete") => ({ interaction_id: id, parent_id: parent, status, seq: (seq += 1) });

@@ -2,7 +2,7 @@
 import { get, inPath } from "../../lib/api.js";
 import { useEffect, useState } from "../../lib/html.js";
 import { useLoad } from "../../lib/load.js";
-import { isFork } from "./tree_words.js";
+import { isFork } from "./tree/tree_words.js";
 
 const SETTLED_MS = 150;
 

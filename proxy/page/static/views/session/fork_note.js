@@ -5,7 +5,7 @@ import { useReasons } from "../../lib/reasons.js";
 import { link } from "../../lib/route.js";
 import { Line } from "../../lib/text.js";
 import { useComparison } from "./comparison.js";
-import { wordOf } from "./tree_words.js";
+import { wordOf } from "./tree/tree_words.js";
 
 /** `meaning`: of its reason or status. */
 export function ForkNote({ sessionId, node, meaning }) {

@@ -3,7 +3,7 @@ import { get, inPath } from "../../lib/api.js";
 import { useEffect, useMemo, useRef, useState } from "../../lib/html.js";
 import { useSessionChanges } from "../../lib/events.js";
 import { useLoad } from "../../lib/load.js";
-import { nodesOf } from "./tree_layout.js";
+import { nodesOf } from "./tree/tree_layout.js";
 
 const PARTS = "answer,running,score";
 const LEAST_MS = 250, POLL_MS = 2000;

@@ -1,5 +1,5 @@
 // What a session's header says, from its tree: counts, tokens, weight versions. Pure.
-import { isFork, isLost } from "./tree_words.js";
+import { isFork, isLost } from "./tree/tree_words.js";
 
 /**
  * Counts over the nodes of `nodesOf`: {turns, running, lost: {failed: 1}, forks, unaligned, sampled, longest, versions,

@@ -9,10 +9,10 @@ import { nodeNamed } from "./session_facts.js";
 import { SessionHeader } from "./session_header.js";
 import { Split } from "./session_split.js";
 import { RunningPanel } from "./running_panel.js";
-import { SamplesView } from "./samples_view.js";
-import { TokenView } from "./token_view.js";
-import { TreeView } from "./tree_view.js";
-import { TurnPanel } from "./turn_panel.js";
+import { SamplesView } from "./samples/samples_view.js";
+import { TokenView } from "./tokens/token_view.js";
+import { TreeView } from "./tree/tree_view.js";
+import { TurnPanel } from "./turn/turn_panel.js";
 
 const TABS = [["", "Turn"], ["tokens", "Tokens"], ["samples", "Samples"]];
 const SETTLED_MS = 120;

@@ -1,9 +1,9 @@
 // Every token of a turn's prompt and output as a cell: what it is, how likely it was, and whether it is trained.
-import { get, inPath } from "../../lib/api.js";
-import { html, useEffect, useMemo, useRef, useState } from "../../lib/html.js";
-import { useLoad } from "../../lib/load.js";
-import { Empty, Loaded } from "../../lib/notice.js";
-import { replace } from "../../lib/route.js";
+import { get, inPath } from "../../../lib/api.js";
+import { html, useEffect, useMemo, useRef, useState } from "../../../lib/html.js";
+import { useLoad } from "../../../lib/load.js";
+import { Empty, Loaded } from "../../../lib/notice.js";
+import { replace } from "../../../lib/route.js";
 import { Details } from "./token_details.js";
 import { TokenGrid } from "./token_grid.js";
 import { COLOURS, classes, tokenModel } from "./token_model.js";

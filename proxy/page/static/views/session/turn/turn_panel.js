@@ -1,14 +1,14 @@
 // One turn: what it was asked, what it answered, how long it took, and for a fork what it differs in.
-import { html } from "../../lib/html.js";
-import { useLoad } from "../../lib/load.js";
-import { Loaded } from "../../lib/notice.js";
-import { useReasons } from "../../lib/reasons.js";
-import { Conversation } from "./turn/conversation.js";
-import { CopyBar } from "./turn/copy_bar.js";
-import { TurnError, TurnHead } from "./turn/head.js";
-import { Fork } from "./turn/fork.js";
-import { readTurn } from "./turn/read_turn.js";
-import { Settings } from "./turn/settings.js";
+import { html } from "../../../lib/html.js";
+import { useLoad } from "../../../lib/load.js";
+import { Loaded } from "../../../lib/notice.js";
+import { useReasons } from "../../../lib/reasons.js";
+import { Conversation } from "./conversation.js";
+import { CopyBar } from "./copy_bar.js";
+import { TurnError, TurnHead } from "./head.js";
+import { Fork } from "./fork.js";
+import { readTurn } from "./read_turn.js";
+import { Settings } from "./settings.js";
 
 const PARTS = "messages,times,compared";
 

@@ -1,6 +1,6 @@
 // The options of an export, as the reader chooses them. Each change is in the address at once.
-import { html } from "../../lib/html.js";
-import { inWords } from "../../lib/words.js";
+import { html } from "../../../lib/html.js";
+import { inWords } from "../../../lib/words.js";
 import { shownOptions, valueOf, withOption } from "./samples_options.js";
 
 /** `onChange(query)`: the query with the change. */

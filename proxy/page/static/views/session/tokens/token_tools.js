@@ -1,6 +1,6 @@
 // The controls above the tokens: colours, the export whose masks are shown, jumps, and the search.
-import { number, plural } from "../../lib/format.js";
-import { html, useMemo, useRef } from "../../lib/html.js";
+import { number, plural } from "../../../lib/format.js";
+import { html, useMemo, useRef } from "../../../lib/html.js";
 import { isUntrained, lowestFirst, nextUntrained } from "./token_model.js";
 import { nextPlace } from "./token_search.js";
 import { turnName } from "./token_cells.js";

@@ -1,7 +1,7 @@
 // One row of the grid of tokens, and the row that heads the tokens which a turn brought.
-import { logprob, number, percent, plural } from "../../lib/format.js";
-import { html } from "../../lib/html.js";
-import { printable } from "../../lib/printable.js";
+import { logprob, number, percent, plural } from "../../../lib/format.js";
+import { html } from "../../../lib/html.js";
+import { printable } from "../../../lib/printable.js";
 import { isUntrained, stateAt } from "./token_model.js";
 
 /**

@@ -1,11 +1,11 @@
 // The tree of a session: a row each, like a git graph. Only rows near the view exist, so 2,000 turns cost what 30 do.
 // One row is the current one; it is the chosen turn, and keys move it. The list itself has the focus.
-import { html, useLayoutEffect, useMemo, useRef, useState } from "../../lib/html.js";
-import { number } from "../../lib/format.js";
-import { useReasons } from "../../lib/reasons.js";
+import { html, useLayoutEffect, useMemo, useRef, useState } from "../../../lib/html.js";
+import { number } from "../../../lib/format.js";
+import { useReasons } from "../../../lib/reasons.js";
 import { keyAction, nextRow } from "./tree_keys.js";
 import { forksOf, layOut, unfoldFor } from "./tree_layout.js";
-import { useNearest } from "./comparison.js";
+import { useNearest } from "../comparison.js";
 import { NearestLine, ROW } from "./tree_graph.js";
 import { NOTE, TreeRow } from "./tree_row.js";
 import { scrollFor, shownRows, topsOf } from "./tree_window.js";

@@ -1,7 +1,7 @@
 // What stands above the tokens: what the colours mean, what an export counts, and where the path was rendered anew.
-import { number, plural } from "../../lib/format.js";
-import { html } from "../../lib/html.js";
-import { link } from "../../lib/route.js";
+import { number, plural } from "../../../lib/format.js";
+import { html } from "../../../lib/html.js";
+import { link } from "../../../lib/route.js";
 import { stateCounts, tally } from "./token_model.js";
 import { escaped } from "./token_text.js";
 

@@ -1,8 +1,8 @@
 // One sample in the list: its turns, what it is worth, and a bar of what its tokens are. All bars have one scale.
-import { compact, number, reward } from "../../lib/format.js";
-import { html } from "../../lib/html.js";
-import { Line } from "../../lib/text.js";
-import { useReasons } from "../../lib/reasons.js";
+import { compact, number, reward } from "../../../lib/format.js";
+import { html } from "../../../lib/html.js";
+import { Line } from "../../../lib/text.js";
+import { useReasons } from "../../../lib/reasons.js";
 import { KINDS, countsOf, piecesOf } from "./samples_shape.js";
 
 const WIDTH = 1000, HEIGHT = 14;

@@ -1,6 +1,6 @@
 // All that is known of one token: the one under the pointer, else the one of the focus.
-import { html } from "../../lib/html.js";
-import { number } from "../../lib/format.js";
+import { html } from "../../../lib/html.js";
+import { number } from "../../../lib/format.js";
 import { turnName } from "./token_cells.js";
 import { band } from "./token_model.js";
 import { escaped } from "./token_text.js";

@@ -1,5 +1,5 @@
 // The lines and the node of one row of the tree, as SVG. Each kind of node has a shape of its own, not a colour alone.
-import { html } from "../../lib/html.js";
+import { html } from "../../../lib/html.js";
 import { isFork, isUnaligned } from "./tree_words.js";
 
 export const ROW = 28; // pixels: the height of a row

@@ -1,11 +1,11 @@
 // One row of the tree: its place in the drawing, what happened, the answer's first words, tokens, reward and return.
-import { Badge } from "../../lib/badge.js";
-import { compact, number, plural, reward } from "../../lib/format.js";
-import { html } from "../../lib/html.js";
-import { Icon } from "../../lib/icon.js";
-import { printable } from "../../lib/printable.js";
-import { Line } from "../../lib/text.js";
-import { ForkNote } from "./fork_note.js";
+import { Badge } from "../../../lib/badge.js";
+import { compact, number, plural, reward } from "../../../lib/format.js";
+import { html } from "../../../lib/html.js";
+import { Icon } from "../../../lib/icon.js";
+import { printable } from "../../../lib/printable.js";
+import { Line } from "../../../lib/text.js";
+import { ForkNote } from "../fork_note.js";
 import { TreeGraph } from "./tree_graph.js";
 import { excerpt, isFork, isLost, isNumber, isUnaligned, meaningOf, wordOf } from "./tree_words.js";
 

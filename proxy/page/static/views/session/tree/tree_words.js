@@ -1,5 +1,5 @@
 // What a row of the tree says in words: for those who see it, and for those who hear it. Pure.
-import { inWords } from "../../lib/words.js";
+import { inWords } from "../../../lib/words.js";
 
 /** Reasons of turns that do not simply go on: what the page calls a fork. */
 export const isFork = (node) => node.status === "complete" && !["first", "continued"].includes(node.reason);

@@ -1,13 +1,13 @@
 // What each sample of an export contains, for a layout and its options: a bar each, and the turns of the chosen one.
-import { post } from "../../lib/api.js";
-import { number } from "../../lib/format.js";
-import { html, useMemo } from "../../lib/html.js";
-import { useLoad } from "../../lib/load.js";
-import { Empty, Loaded, Notice } from "../../lib/notice.js";
-import { useReasons } from "../../lib/reasons.js";
-import { replace } from "../../lib/route.js";
-import { VirtualList } from "../../lib/virtual_list.js";
-import { inWords } from "../../lib/words.js";
+import { post } from "../../../lib/api.js";
+import { number } from "../../../lib/format.js";
+import { html, useMemo } from "../../../lib/html.js";
+import { useLoad } from "../../../lib/load.js";
+import { Empty, Loaded, Notice } from "../../../lib/notice.js";
+import { useReasons } from "../../../lib/reasons.js";
+import { replace } from "../../../lib/route.js";
+import { VirtualList } from "../../../lib/virtual_list.js";
+import { inWords } from "../../../lib/words.js";
 import { SampleBar, SampleLegend } from "./sample_bar.js";
 import { SampleTurns } from "./sample_turns.js";
 import { bodyOf } from "./samples_options.js";

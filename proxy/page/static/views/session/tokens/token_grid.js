@@ -1,6 +1,6 @@
 // The cells of all tokens in rows. Only the rows that are seen, and that of the focus, are in the document.
-import { html, useEffect, useLayoutEffect, useMemo, useRef, useState } from "../../lib/html.js";
-import { useVirtual } from "../../lib/virtual.js";
+import { html, useEffect, useLayoutEffect, useMemo, useRef, useState } from "../../../lib/html.js";
+import { useVirtual } from "../../../lib/virtual.js";
 import { PartHead, TokenRow } from "./token_cells.js";
 import { layOut, rowOf, tokenAt } from "./token_rows.js";
 import { Strip } from "./token_strip.js";

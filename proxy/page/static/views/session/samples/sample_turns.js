@@ -1,10 +1,10 @@
 // The turns of the chosen sample: where their outputs stand in it, what is trained of them, and why the rest is not.
-import { number, reward } from "../../lib/format.js";
-import { html } from "../../lib/html.js";
-import { useReasons } from "../../lib/reasons.js";
-import { link } from "../../lib/route.js";
-import { VirtualTable } from "../../lib/virtual_table.js";
-import { inWords } from "../../lib/words.js";
+import { number, reward } from "../../../lib/format.js";
+import { html } from "../../../lib/html.js";
+import { useReasons } from "../../../lib/reasons.js";
+import { link } from "../../../lib/route.js";
+import { VirtualTable } from "../../../lib/virtual_table.js";
+import { inWords } from "../../../lib/words.js";
 import { turnsOf } from "./samples_shape.js";
 
 /** `entry`: of the session in the export; `numbers`: turn numbers by id. */

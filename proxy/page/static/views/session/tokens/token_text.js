@@ -1,5 +1,5 @@
 // How the text of a token is seen in its cell, and how wide that is. Pure: no DOM.
-import { parts, printable } from "../../lib/printable.js";
+import { parts, printable } from "../../../lib/printable.js";
 
 /** What a cell shows of a token: at most so many characters. */
 const LONGEST = 32;

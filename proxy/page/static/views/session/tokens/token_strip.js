@@ -1,6 +1,6 @@
 // All rows at once, small, in the colours of the cells: a click goes there. Those who cannot see it have the grid.
-import { html, useEffect, useRef } from "../../lib/html.js";
-import { colour, onThemeChange } from "../../lib/theme.js";
+import { html, useEffect, useRef } from "../../../lib/html.js";
+import { colour, onThemeChange } from "../../../lib/theme.js";
 import { space } from "./token_rows.js";
 
 const WIDTH = 56;
