@@ -65,3 +65,12 @@ test("a clipped text keeps its beginning", () => {
   assert.equal(format.clip("hello world", 6), "hello…");
   assert.doesNotMatch(format.clip("😀😀😀😀", 4), /\p{Surrogate}/u);
 });
+
+test("a moment is written in the reader's time zone, its month from 01", () => {
+  assert.equal(format.when(new Date(2026, 0, 3, 4, 5, 6).getTime() / 1000), "2026-01-03 04:05:06");
+  assert.equal(format.when(new Date(2026, 11, 31, 23, 59, 0).getTime() / 1000), "2026-12-31 23:59:00");
+});
+
+test("bytes are never 1000 of a unit", () => {
+  each(format.bytes, [[999_940, "999.9 kB"], [999_960, "1 MB"], [1e6, "1 MB"], [999_960_000, "1 GB"]]);
+});

@@ -52,3 +52,8 @@ test("sessions are ordered by score, those without one last, and the given rows 
   assert.deepEqual([order("score"), order("turns"), order("start"), order("toString")], ["cbad", "acbd", "abcd", "abcd"]);
   assert.equal(rows[0].id, "a");
 });
+
+test("a value on an edge is in the bin above it, also where a division is not exact", () => {
+  const found = bins([0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1]);
+  assert.deepEqual(found.map(({ count }) => count), [1, 1, 1, 1, 1, 1, 1, 1, 1, 2]);
+});

@@ -139,3 +139,37 @@ test("the longer a look takes, the longer is the pause after it", async (t) => {
   mock.timers.tick(1);
   assert.deepEqual(list.asked, ["update y"]);
 });
+
+test("what comes after a list was closed is not shown", async () => {
+  const list = await loaded();
+  list.more();
+  list.close();
+  const shown = mock.method(list, "show");
+  await list.answer({ rows: ["late"] });
+  assert.deepEqual([shown.mock.callCount(), list.state.rows], [0, ["a"]]);
+});
+
+test("rows that were wanted during a failure are not asked for again and again", async (t) => {
+  const list = await loaded();
+  t.after(() => list.close());
+  list.take({ changed: ["x"], all: false });
+  list.more();
+  await list.fail(new Error("down"));
+  assert.deepEqual(list.asked, []);
+});
+
+test("rows that are loaded do not shorten the pause after a look", async (t) => {
+  const list = await loaded();
+  t.after(() => list.close());
+  list.take({ changed: ["x"], all: false });
+  now += 100;
+  await list.answer([]); // a pause of 400 ms
+  list.more();
+  now += 1000;
+  await list.answer(PAGE); // now one of 4000 ms
+  list.take({ changed: ["y"], all: false });
+  mock.timers.tick(3000);
+  assert.deepEqual(list.asked, []);
+  mock.timers.tick(1000);
+  assert.deepEqual(list.asked, ["update y"]);
+});

@@ -51,3 +51,13 @@ test("bars are sorted by count and measured by the largest", () => {
   ]);
   assert.deepEqual(bars({}), []);
 });
+
+test("one sample that is missing is a gap, and a value that is not known is none", () => {
+  assert.deepEqual(lately(history(5, 10, 20), ["turns_per_s"], 1000, 20)[0], [5, 10, 15, 20]);
+  const known = { ...history(5, 10), first_token_p50_s: [0.5, null] };
+  assert.deepEqual(lately(known, ["first_token_p50_s"], 1000, 10), [[5, 10], [0.5, null]]);
+});
+
+test("bars of one length are in the order of their names", () => {
+  assert.deepEqual(bars({ z: 2, a: 2, m: 2 }).map(({ name }) => name), ["a", "m", "z"]);
+});

@@ -83,3 +83,9 @@ test("of a group's answer the session's own part is shown", () => {
   assert.deepEqual(ofSession(answer, "s"), { samples: [{ session_id: "s" }], entry: { session_id: "s" }, compared: 2 });
   assert.equal(ofSession(answer, "gone").entry, undefined);
 });
+
+test("what is trained of a turn is counted over all of its runs", () => {
+  const runs = [[0, 2, "prompt", 0], [2, 4, "trained", 0], [4, 5, "sampled", 0], [5, 8, "trained", 0], [8, 9, "sampled", 0]];
+  const [turn] = turnsOf({ runs, turns: [{ interaction_id: "a", span: [2, 9] }] }, { a: [[0, 2, null], [2, 3, "mark"], [3, 6, null], [6, 7, "mark"]] });
+  assert.deepEqual([turn.output, turn.trained, turn.untrained], [7, 5, ["mark"]]);
+});

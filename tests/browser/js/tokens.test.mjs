@@ -165,3 +165,58 @@ test("sixty thousand tokens are laid out", () => {
   assert.equal(rows.at(-1).to, 60_000);
   assert.equal(model.cells.length, 60_000);
 });
+
+test("a band begins with its least probability", () => {
+  assert.deepEqual([0.5, 0.4999, 0].map((share) => band(Math.log(share))), [2, 3, 5]);
+});
+
+test("tokens without a text show their own id each, and a continuation its sign", () => {
+  const model = tokenModel({ ...told(["a", "", ""], ["", "b"], { continues: [1] }), ids: [1, 5, 7, 8, 9] });
+  assert.deepEqual(model.cells.map(({ shown }) => shown), ["a", "⋯", "⟨7⟩", "⟨8⟩", "b"]);
+  assert.deepEqual([...model.kindOf], [0, 2, 8, 8, 0]);
+});
+
+test("the token where a section begins to differ is marked", () => {
+  const differs = (index) => tokenModel(told(["a", "b"], ["c"], { sections: [{ turns: [], tokens: 3, differs: { index } }] }));
+  assert.deepEqual([...differs(1).tags], [[1, "≠"]]);
+  assert.deepEqual([...differs(3).tags], []);
+});
+
+test("the next run that is not trained is behind the token, then the first one", () => {
+  const model = tokenModel(told(["p"], ["a", "b", "c", "d"], {
+    states: [
+      { start: 0, end: 1, state: "context" }, { start: 1, end: 2, state: "grammar" },
+      { start: 2, end: 4, state: "trained" }, { start: 4, end: 5, state: "mark" },
+    ],
+  }));
+  assert.deepEqual([0, 1, 2, 4].map((at) => nextUntrained(model, at)), [1, 4, 4, 1]);
+});
+
+test("a row is filled to its last column, and begins anew behind a new line", () => {
+  const texts = ["aa", "bb", "cc\n", "dd", "ee", "ff"];
+  const model = tokenModel(told(texts, ["x"]));
+  const columns = space(model, 0) + space(model, 1);
+  const rows = layOut(model, columns).filter((row) => row.of === null);
+  assert.deepEqual(rows.map((row) => [row.from, row.to]), [[0, 2], [2, 3], [3, 5], [5, 6], [6, 7]]);
+});
+
+test("a cell with a tag begins behind it, with a space on either side", () => {
+  const model = tokenModel(told(["p"], ["aa", "bb"], { versions: [{ start: 1, end: 2, version: 3 }, { start: 2, end: 3, version: 4 }] }));
+  const row = layOut(model, 60).at(-1);
+  assert.ok(Math.abs(placeOf(model, row, 2) - (SPACE + 2 + SPACE + "v4".length + SPACE + SPACE)) < 1e-9);
+  assert.ok(Math.abs(space(model, 2) - (SPACE + "v4".length + SPACE + SPACE + 2)) < 1e-9);
+});
+
+test("up and down lead to the cell below the middle of a wide one", () => {
+  const model = tokenModel(told(["wwwwwwwwww\n", "a", "b", "c", "d", "e", "f", "g"], ["x"]));
+  const rows = layOut(model, 60);
+  assert.equal(tokenAt("ArrowDown", { ctrl: false, token: 0, model, rows, page: 2 }), 5);
+});
+
+test("search finds places that stand side by side", () => {
+  assert.deepEqual(find("ab", searchable(["ab", "a", "b"]), []), [[0, 0], [1, 2]]);
+});
+
+test("a row ends behind a token with a new line, wherever in it that is", () => {
+  assert.equal(cell("\n  x", 1, false).breaks, true);
+});

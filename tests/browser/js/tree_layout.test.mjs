@@ -127,3 +127,20 @@ test("rows of different heights are found by their place", () => {
   assert.deepEqual(shownRows([0], 0, 100), [0, 0]);
   assert.deepEqual([scrollFor(tops, 2, 0, 20), scrollFor(tops, 0, 25, 20), scrollFor(tops, 0, 0, 20)], [30, 0, 0]);
 });
+
+test("side branches stand below each other in the order in which they came", () => {
+  const nodes = [node("a"), node("b", "a"), node("c", "a"), node("d", "a"), ...chain("long", 2, "a")];
+  assert.deepEqual(shape(nodes), ["a", " b", " c", " d", "long0", "long1"]);
+});
+
+test("the left arrow leads from a folded node to its parent, also to the first row", () => {
+  const nodes = [node("a"), node("b", "a"), node("c", "b"), node("d", "b"), node("e", "d")];
+  const { rows } = layOut(nodes, new Set(["b"]));
+  assert.deepEqual(keyAction("ArrowLeft", rows, 1), { to: 0 });
+  assert.equal(keyAction("ArrowLeft", rows, 0), null);
+});
+
+test("the only row that is wanted is found from itself", () => {
+  const { rows } = layOut([node("a"), node("b", null, "failed")]);
+  assert.equal(nextRow(rows, 1, (each) => each.status === "failed"), 1);
+});

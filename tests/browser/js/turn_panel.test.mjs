@@ -1,5 +1,6 @@
 // The logic of the turn panel: differences of texts, JSON as it was written, commands to copy, times, links of results.
 import assert from "node:assert/strict";
+import { execFileSync } from "node:child_process";
 import { test } from "node:test";
 
 const TURN = new URL("../../../proxy/page/static/views/session/turn/", import.meta.url);
@@ -9,6 +10,7 @@ const { json, quoted, readCommand, sendCommand } = await import(new URL("curl.js
 const { afterCharacters, cutAt, FOLDED } = await import(new URL("fold.js", TURN));
 const { seenSpace } = await import(new URL("white_space.js", TURN));
 const { timing } = await import(new URL("timing.js", TURN));
+const { toolDifferences } = await import(new URL("tool_differences.js", TURN));
 const { linked, messageText, sides } = await import(new URL("messages.js", TURN));
 
 const side = (pieces, other) => pieces.filter(({ kind }) => kind !== other).map(({ text }) => text).join("");
@@ -153,4 +155,53 @@ test("the differing messages of a fork are those that the server names", () => {
   assert.deepEqual(found("removed", 2), { recorded: [text("b"), text("c")], sent: [] });
   assert.deepEqual(found("inserted"), { recorded: [], sent: [text("x")] });
   assert.deepEqual(sides({ message: null }, turn, nearest), { recorded: [], sent: [] });
+});
+
+test("a shell sends exactly the JSON, and runs nothing of it", () => {
+  const body = { content: "$(echo run) `echo run` $HOME \\\\ \nJSON\n'quoted' \"twice\" $((1 + 1))" };
+  const said = execFileSync("sh", ["-c", `curl() { cat; }\n${sendCommand("http://h/it's/$(echo run)", body, true)}`], { encoding: "utf8" });
+  assert.equal(said, `${JSON.stringify(body)}\n`);
+  const address = "http://h/it's/$(echo run)?filter=`x`&y=\"";
+  const asked = execFileSync("sh", ["-c", `curl() { printf %s "$2"; }\n${readCommand(address, false)}`], { encoding: "utf8" });
+  assert.equal(asked, address);
+});
+
+test("a text that is a little longer than the fold is drawn whole", () => {
+  assert.equal(cutAt("x".repeat(FOLDED + 600), FOLDED), FOLDED + 600);
+  assert.equal(cutAt("x".repeat(FOLDED + 601), FOLDED), FOLDED);
+});
+
+test("an answer of the nearest turn is among what it recorded", () => {
+  const user = { role: "user", content: "a" }, answer = { role: "assistant", content: "d" }, other = { role: "assistant", content: "e" };
+  const found = sides({ message: { index: 1, why: "content", count: 1 } }, { messages: [user, other] }, { messages: [user], output: answer });
+  assert.deepEqual(found, { recorded: [answer], sent: [other] });
+});
+
+test("only a result answers a call", () => {
+  const messages = [{ role: "assistant", content: "", tool_calls: [call("a", "add")] }, { role: "user", content: "1", tool_call_id: "a" }];
+  assert.deepEqual(linked(messages).map((place) => place.call), [null, null]);
+});
+
+test("an equal part that is hardly longer than its ends stays whole", () => {
+  const pieces = [{ kind: "removed", text: "a" }, { kind: "same", text: "x".repeat(300) }, { kind: "added", text: "b" }];
+  assert.deepEqual(shortened(pieces, 100), pieces);
+  assert.deepEqual(shortened([pieces[0], { kind: "same", text: "x".repeat(301) }, pieces[2]], 100).map(({ kind }) => kind), ["removed", "same", "gap", "same", "added"]);
+});
+
+test("brackets and commas behind an escaped quote are text", () => {
+  const text = '{"a":"\\"{,[","b":"\\\\"}';
+  assert.equal(pretty(text), `{\n  "a": "\\"{,[",\n  "b": "\\\\"\n}`);
+});
+
+test("a clock that was set back gives no negative times", () => {
+  assert.deepEqual(timing({ created_at: 10, first_token_at: 9, completed_at: 8 }, 5), { total: 0, wait: 0, sampling: 0, rate: null });
+});
+
+test("tools that differ are those that only one side has, or has otherwise, and else their order", () => {
+  const tool = (name, about = "") => ({ type: "function", function: { name, about } });
+  const found = (recorded, sent) => toolDifferences(recorded, sent).map(({ name, change }) => `${name} ${change}`);
+  const [old, now] = [[tool("kept"), tool("gone"), tool("other", "a")], [tool("other", "b"), tool("kept"), tool("new")]];
+  assert.deepEqual(found(old, now), ["gone removed", "other changed", "new added"]);
+  const [order] = toolDifferences([tool("a"), tool("b")], [tool("b"), tool("a")]);
+  assert.deepEqual([order.name, order.recorded, order.sent], ["(order)", "a\nb", "b\na"]);
 });
