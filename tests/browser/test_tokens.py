@@ -109,6 +109,15 @@ def test_the_options_of_the_export_change_what_is_trained(url: str, opened: Open
     expect(page.locator(".tokens-legend")).to_contain_text("not trained: train")
 
 
+def test_the_options_of_the_samples_lead_to_their_tokens(url: str, opened: Open) -> None:
+    for options in ("layout=padded&keep=tail", "layout=tree&drift=mask"):
+        page = opened(url + session(FORKED, f"?show=samples&{options}"))
+        expect(page.get_by_role("button", name="Sample 0")).to_be_visible()
+        page.get_by_role("link", name="Tokens", exact=True).click()
+        expect(page.get_by_role("grid", name="Tokens")).to_be_visible()
+        page.close()
+
+
 def test_a_choice_right_after_a_move_is_kept(url: str, opened: Open) -> None:
     page = tokens(opened, url, FORKED, "&turn=2")
     page.locator("[data-token]").last.click()

@@ -4,6 +4,7 @@ import { test } from "node:test";
 import {
   band, classes, lowestFirst, nextUntrained, stateCounts, tokenModel,
 } from "../../../proxy/page/static/views/session/tokens/token_model.js";
+import { tokenOptions } from "../../../proxy/page/static/views/session/tokens/token_options.js";
 import { SPACE, layOut, placeOf, rowOf, space, tokenAt } from "../../../proxy/page/static/views/session/tokens/token_rows.js";
 import { find, nextPlace, searchable } from "../../../proxy/page/static/views/session/tokens/token_search.js";
 import { cell, escaped, width } from "../../../proxy/page/static/views/session/tokens/token_text.js";
@@ -219,4 +220,12 @@ test("search finds places that stand side by side", () => {
 
 test("a row ends behind a token with a new line, wherever in it that is", () => {
   assert.equal(cell("\n  x", 1, false).breaks, true);
+
+test("the options of the samples in the address are those of an export that the API makes", () => {
+  assert.deepEqual(tokenOptions({}), {});
+  assert.deepEqual(tokenOptions({ layout: "tree", drift: "mask", turn: "3", colour: "mask" }), { layout: "tree" });
+  assert.deepEqual(tokenOptions({ drift: "mask", train: "last" }), { drift: "mask", train: '{"turns":"last"}' });
+  const padded = { layout: "padded", prompt_length: "1024", response_length: "4096", on_too_long: "drop" };
+  assert.deepEqual(tokenOptions({ layout: "padded", keep: "tail" }), padded);
+  assert.deepEqual(tokenOptions({ layout: "concat", prompt_length: "7", on_too_long: "truncate" }), { layout: "concat" });
 });

@@ -8,20 +8,15 @@ import { Details } from "./token_details.js";
 import { TokenGrid } from "./token_grid.js";
 import { COLOURS, classes, tokenModel } from "./token_model.js";
 import { Legend, Sections } from "./token_notes.js";
+import { tokenOptions } from "./token_options.js";
 import { find, searchable } from "./token_search.js";
 import { Tools } from "./token_tools.js";
 
-/** Options of an export that the address may have, as the API has them. `train=last` is short for its JSON. */
-const OPTIONS = [
-  "layout", "drift", "train", "filter", "unrewarded", "reward_name", "reward_granularity", "reward_scope",
-  "mask_unfinished", "prompt_length", "response_length", "on_too_long", "keep",
-];
 const SETTLED_MS = 300;
 
 /** `turn`: an interaction id or a turn number; `query`: of the address; `revision`: changes when the turn did. */
 export function TokenView({ sessionId, turn, query, revision }) {
-  const options = Object.fromEntries(OPTIONS.filter((name) => query[name]).map((name) => [name, query[name]]));
-  if (options.train === "last") options.train = '{"turns":"last"}';
+  const options = tokenOptions(query);
   const path = `rl/sessions/${inPath(sessionId)}/interactions/${encodeURIComponent(turn)}`;
   const load = ({ signal }) => get(path, { include: "tokens", ...options }, { signal });
   const loaded = useLoad(load, [path, JSON.stringify(options), revision], { keep: true });
