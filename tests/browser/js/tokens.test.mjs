@@ -220,6 +220,7 @@ test("search finds places that stand side by side", () => {
 
 test("a row ends behind a token with a new line, wherever in it that is", () => {
   assert.equal(cell("\n  x", 1, false).breaks, true);
+});
 
 test("the options of the samples in the address are those of an export that the API makes", () => {
   assert.deepEqual(tokenOptions({}), {});
