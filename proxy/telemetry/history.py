@@ -33,7 +33,7 @@ FIRST_TOKEN = len(COUNTED)
 
 _STATUSES = ("complete", "failed", "aborted")
 """The values of `reasons.Status` that are counted, in the order of COUNTED."""
-_NO_FORK = frozenset({"first", "continued"})
+_NO_FORK = frozenset({"first", "continued", "new_root"})
 """Those of `reasons.Reason` that are no fork."""
 
 

@@ -64,6 +64,7 @@ async def test_the_history_has_what_was_counted_in_five_seconds_and_the_rates_ar
         said = await statistics(server)
         assert said["history"]["every_s"] == EVERY_S
         assert said["history"]["turns_per_s"][-2:] == [0.0, 2 / EVERY_S]
+        assert said["history"]["forks_per_s"][-1] == 0, "a conversation of its own is no fork, as in a summary"
         assert said["history"]["first_token_p50_s"][-2] is None
         assert 0 < said["history"]["first_token_p50_s"][-1] <= said["history"]["first_token_p95_s"][-1]
         lengths = {name: len(values) for name, values in said["history"].items() if isinstance(values, list)}

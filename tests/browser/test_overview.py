@@ -35,10 +35,11 @@ def test_numbers_forks_and_failures_appear_while_one_looks(server: Restarted, op
     expect(page.locator(".overview-tile", has_text="Turns / s")).to_contain_text("0 in all")
     expect(page.get_by_role("region", name="Forks")).to_contain_text("No fork")
     chat(server, "a")
-    chat(server, "a", "another")
+    said = [user("hi"), {"role": "assistant", "content": "an answer of somebody else"}, user("and then?")]
+    httpx.post(f"{server.url}/a/v1/chat/completions", json={"model": "m", "max_tokens": 8, "messages": said})
     assert httpx.post(f"{server.url}/a/v1/chat/completions", json={"messages": []}).status_code == 400
     expect(page.locator(".overview-tile", has_text="Turns / s")).to_contain_text("2 in all")
-    expect(page.get_by_role("region", name="Forks").get_by_role("row", name="new_root 1")).to_be_visible()
+    expect(page.get_by_role("region", name="Forks").get_by_role("row", name="rewritten 1")).to_be_visible()
     expect(page.get_by_role("region", name="Failures").get_by_role("row", name="invalid_request 1")).to_be_visible()
 
 

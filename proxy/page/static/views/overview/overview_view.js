@@ -14,7 +14,7 @@ import { bars, joined, lately } from "./series.js";
 import { Tiles } from "./tiles.js";
 
 const SPANS = { "5m": [300, "5 min"], "15m": [900, "15 min"], "1h": [3600, "1 h"] };
-const NO_FORKS = ["first", "continued"];
+const NO_FORKS = ["first", "continued", "new_root"];
 
 /** `query.span`: 5m, 15m or 1h (default). `query.as`: "tables" shows the numbers of the charts. */
 export function OverviewView({ query }) {
@@ -79,7 +79,7 @@ function Board({ now, history, seconds, asTable }) {
         series=${[{ label: "in flight", colour: "--c2" }, { label: "waiting", colour: "--c3" }]} />
       <${Rewards} rewards=${now.rewards} asTable=${asTable} />
       <${BarList} title="Forks" note="by reason, since the start" heading="reason" items=${bars(now.reasons, NO_FORKS)} meanings=${meanings}
-        empty="No fork: every turn was the first of its session or went on where the last one ended." />
+        empty="No fork: every turn began a conversation or went on where the last one ended." />
       <${BarList} title="Failures" note="by error code, since the start" heading="code" items=${bars(now.errors)} kind="bad"
         empty="No request was answered with an error." />
       <${Chart} ...${common} title="Events" unit="/ s" format=${compact} data=${drawn("forks_per_s", "errors_per_s", "retries_per_s")}

@@ -2,7 +2,7 @@
 import { get, inPath } from "../../lib/api.js";
 import { useEffect, useState } from "../../lib/html.js";
 import { useLoad } from "../../lib/load.js";
-import { isFork } from "./tree/tree_words.js";
+import { isCompared } from "./tree/tree_words.js";
 
 const SETTLED_MS = 150;
 
@@ -17,7 +17,7 @@ export function useComparison(sessionId, id) {
  * for once the node has stayed for a moment.
  */
 export function useNearest(sessionId, node) {
-  const id = node && isFork(node) ? node.interaction_id : null;
+  const id = node && isCompared(node) ? node.interaction_id : null;
   const [found, setFound] = useState({ id: null, nearest: null });
   useEffect(() => {
     if (id === null) return undefined;

@@ -7,7 +7,7 @@ import { printable } from "../../../lib/printable.js";
 import { Line } from "../../../lib/text.js";
 import { ForkNote } from "../fork_note.js";
 import { TreeGraph } from "./tree_graph.js";
-import { excerpt, isFork, isLost, isNumber, isUnaligned, meaningOf, wordOf } from "./tree_words.js";
+import { excerpt, isCompared, isFork, isLost, isNumber, isUnaligned, meaningOf, wordOf } from "./tree_words.js";
 
 export const NOTE = 116; // pixels: the height of what a row opens
 
@@ -40,7 +40,7 @@ export function TreeRow(props) {
 function Word({ node, open, meanings, onToggle }) {
   if (node.status === "complete" && node.reason === "continued") return unseen("continued");
   const meaning = meaningOf(node, meanings), kind = kindOf(node);
-  if (!isFork(node) && !isLost(node)) {
+  if (!isCompared(node) && !isLost(node)) {
     return html`<span class=${`badge ${kind}`} title=${meaning}>${wordOf(node)}</span>`;
   }
   const toggle = (event) => {

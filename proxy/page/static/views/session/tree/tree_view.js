@@ -9,7 +9,7 @@ import { useNearest } from "../comparison.js";
 import { NearestLine, ROW } from "./tree_graph.js";
 import { NOTE, TreeRow } from "./tree_row.js";
 import { scrollFor, shownRows, topsOf } from "./tree_window.js";
-import { isFork, isLost } from "./tree_words.js";
+import { isCompared, isFork, isLost } from "./tree_words.js";
 
 const NONE = new Set();
 
@@ -76,7 +76,7 @@ export function TreeView({ sessionId, nodes, chosen, onChoose }) {
 }
 
 /** What a row can open: why it forked, or why it failed. */
-export const hasNote = (node) => isFork(node) || isLost(node);
+export const hasNote = (node) => isCompared(node) || isLost(node);
 
 const isOpen = (row, open) => open.has(row.node.interaction_id) && hasNote(row.node);
 

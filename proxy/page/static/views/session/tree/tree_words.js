@@ -1,8 +1,11 @@
 // What a row of the tree says in words: for those who see it, and for those who hear it. Pure.
 import { inWords } from "../../../lib/words.js";
 
-/** Reasons of turns that do not simply go on: what the page calls a fork. */
-export const isFork = (node) => node.status === "complete" && !["first", "continued"].includes(node.reason);
+/** Whether a turn neither goes on nor begins a conversation of its own: what the API counts as `forks`. */
+export const isFork = (node) => isCompared(node) && node.reason !== "new_root";
+
+/** Whether the API may compare a turn with its nearest one: a fork, or a new root, which nearly was one. */
+export const isCompared = (node) => node.status === "complete" && !["first", "continued"].includes(node.reason);
 
 /** Whether a node ended otherwise than complete. */
 export const isLost = (node) => ["failed", "aborted", "superseded", "begun"].includes(node.status);

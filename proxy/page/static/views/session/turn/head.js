@@ -13,7 +13,7 @@ export function TurnHead({ turn, reasons }) {
       <h2>${turn.turn === null ? "Turn without a number" : `Turn ${turn.turn}`}</h2>
       <${Status} status=${turn.status} title=${reasons.status?.[turn.status]} />
       ${turn.status === "complete" &&
-      html`<${Badge} kind=${GOES_ON.includes(turn.reason) ? "" : "past"} sign=${GOES_ON.includes(turn.reason) ? undefined : "fork"}
+      html`<${Badge} kind=${NO_FORKS.includes(turn.reason) ? "" : "past"} sign=${NO_FORKS.includes(turn.reason) ? undefined : "fork"}
         text=${inWords(turn.reason)} title=${reasons.reason?.[turn.reason]} />`}
       ${turn.finish_reason && html`<${Badge} kind=${turn.finish_reason === "length" ? "warn" : ""} text=${`ended: ${inWords(turn.finish_reason)}`} title=${reasons.finish_reason?.[turn.finish_reason]} />`}
       ${turn.purpose && turn.purpose !== "main" && html`<${Badge} kind="info" text=${`purpose: ${turn.purpose}`} />`}
@@ -26,7 +26,7 @@ export function TurnHead({ turn, reasons }) {
   </header>`;
 }
 
-const GOES_ON = ["first", "continued"];
+const NO_FORKS = ["first", "continued", "new_root"];
 
 function facts(turn) {
   const cached = turn.cached_tokens === null ? "" : ` (${number(turn.cached_tokens)} cached)`;
