@@ -1,7 +1,7 @@
 // Numbers over time, as the overview joins and says them.
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { bars, inWords, joined, lately, rows, summary } from "../../../proxy/page/static/views/overview/series.js";
+import { bars, inWords, joined, lately, rows, summary, withAsked } from "../../../proxy/page/static/views/overview/series.js";
 
 const history = (...at) => ({ every_s: 5, at, turns_per_s: at.map((each) => each / 10), waiting: at.map(() => 0) });
 
@@ -11,6 +11,14 @@ test("newer samples replace older ones of the same time, and what came before st
   assert.deepEqual(joined(history(5, 10), newer).at, [5, 10, 15, 20]);
   assert.deepEqual(joined(null, newer), newer);
   assert.deepEqual(joined(history(5), history()), history(5));
+});
+
+test("an answer that was long on its way takes nothing back that came since", () => {
+  const asked = { at: 16, history: history(5, 10, 15) };
+  const now = { at: 21, history: history(15, 20) };
+  assert.deepEqual(withAsked({ now, history: now.history }, asked), { now, history: history(5, 10, 15, 20) });
+  assert.deepEqual(withAsked({ now: null, history: null }, asked), { now: asked, history: asked.history });
+  assert.equal(withAsked({ now: { at: 3 }, history: history() }, asked).now, asked);
 });
 
 test("at most an hour is kept", () => {

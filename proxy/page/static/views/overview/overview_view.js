@@ -10,7 +10,7 @@ import { useTitle } from "../../lib/title.js";
 import { BarList } from "./bar_list.js";
 import { Chart } from "./chart.js";
 import { Engine } from "./engine.js";
-import { bars, joined, lately } from "./series.js";
+import { bars, joined, lately, withAsked } from "./series.js";
 import { Tiles } from "./tiles.js";
 
 const SPANS = { "5m": [300, "5 min"], "15m": [900, "15 min"], "1h": [3600, "1 h"] };
@@ -45,7 +45,7 @@ function useStatisticsAndHistory() {
   const [said, setSaid] = useState({ now: null, history: null });
   const take = useCallback((now) => setSaid((old) => ({ now, history: joined(old.history, now.history) })), []);
   const { data, error, reload } = useLoad(({ signal }) => get("/rl/statistics", {}, { signal }), [], { keep: true });
-  useEffect(() => data && take(data), [data]);
+  useEffect(() => data && setSaid((old) => withAsked(old, data)), [data]);
   const failed = useRef(false);
   failed.current = error !== null;
   useEffect(() => {

@@ -16,6 +16,15 @@ export function joined(older, newer) {
 }
 
 /**
+ * What is shown, {now, history}, with statistics that somebody asked for: what came while they were on their way is newer
+ * and stays. `now` and `asked`: statistics (docs/http-api.md), `now` null before the first.
+ */
+export function withAsked({ now, history }, asked) {
+  if (now !== null && now.at > asked.at) return { now, history: joined(asked.history, history) };
+  return { now: asked, history: joined(history, asked.history) };
+}
+
+/**
  * The last `seconds` before `now` of the named numbers: [times, values, values, ...], as charts need them.
  * Where the server was not running there is a gap: a moment whose values are null.
  */
