@@ -72,6 +72,17 @@ async def test_pages_of_groups_join_to_the_list(tmp_path: Path, monkeypatch: pyt
         assert await groups(server) == whole
 
 
+async def test_a_cursor_of_groups_goes_on_after_the_last_of_its_page(tmp_path: Path, database_url: str) -> None:
+    async with serving(tmp_path, says(), database_url=database_url) as server:
+        for number in range(5):
+            await server.ok("/rl/start_session", {"session_id": f"s{number}", "group_id": f"g{number}"})
+        found = await groups(server, limit=2)
+        assert [group["group_id"] for group in found] == ["g4", "g3", "g2", "g1", "g0"]
+        await server.ok("/rl/start_session", {"session_id": "late", "group_id": "g0"})
+        last = (await groups(server))[-1]
+        assert (last["group_id"], last["sessions"]) == ("g0", 2)
+
+
 async def test_a_large_group_is_judged_by_its_first_sessions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(listing, "_PER_GROUP", 2)
     async with serving(tmp_path, says(*ANSWERS)) as server:

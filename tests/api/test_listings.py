@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from proxy.api import listing
-from tests.support import Server, assistant, says, serving, user
+from proxy.engine.scripted.scripts import Fault, Reply, play
+from tests.support import Server, assistant, sampled, says, serving, user
 
 
 async def listed(server: Server, filter: dict[str, Any] | None = None, **params: Any) -> list[dict[str, Any]]:
@@ -172,6 +173,31 @@ async def test_counts_are_of_all_sessions_that_match_but_for_the_status(tmp_path
         assert await counts({"group_id": "g1"}) == {"active": 1, "ended": 1, "expired": 0}
         assert await counts({"forked": True}) is None
         assert await counts({"metadata": {"env": None}}) is None
+        params = {"include": "counts", "limit": 1, "cursor": "plain"}
+        assert (await server.http.get("/rl/sessions", params=params)).json()["counts"] == await counts({})
+
+
+async def test_the_tokens_of_a_turn_that_failed_are_not_summed_up(tmp_path: Path, database_url: str) -> None:
+    replies = [Reply(sampled("one")), Reply(sampled("two"), fault=Fault.ERROR)]
+    async with serving(tmp_path, play(replies), database_url=database_url) as server:
+        await server.chat([user("hi")], "s")
+        await server.post("/s/v1/chat/completions", {"messages": [user("another")]})
+        (entry,) = await listed(server, include="summary")
+        complete = next(
+            turn
+            for turn in (await server.http.get("/rl/sessions/s")).json()["interactions"]
+            if turn["status"] == "complete"
+        )
+        found = entry["summary"]
+        assert (found["turns"], found["failed"], found["aborted"]) == (1, 1, 0)
+        assert [found[name] for name in ("prompt_tokens", "output_tokens")] == [
+            complete[name] for name in ("prompt_tokens", "output_tokens")
+        ]
+
+
+async def test_the_longest_search_is_answered(tmp_path: Path) -> None:
+    async with serving(tmp_path, says()) as server:
+        assert await names(server, {"search": "x" * 200}) == []
 
 
 async def test_the_returns_of_all_turns_come_with_their_session(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from proxy.engine.scripted.scripts import Fault, Reply, play
+from proxy.sessions import recent_rewards
 from proxy.telemetry.history import EVERY_S
 from tests.support import Server, sampled, says, serving, user
 
@@ -93,6 +94,19 @@ async def test_rewards_are_means_of_the_sessions_that_ended_last_by_their_weight
             {"version": 7, "sessions": 1, "mean": 0.5},
         ]
         assert sum(period["sessions"] for period in found["over_time"]) == 3
+
+
+async def test_of_very_many_sessions_the_rewards_are_of_those_that_ended_last(
+    tmp_path: Path, database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recent_rewards, "MOST_SESSIONS", 1)
+    async with serving(tmp_path, says("x", "x"), database_url=database_url) as server:
+        for name in ("first", "second"):
+            await server.chat([user("a")], session=name)
+        for name, reward in (("second", 0.25), ("first", 0.75)):
+            await server.ok(f"/{name}/rl/end_session", {"reward": reward})
+        found = await rewards_of(server, sessions=1)
+        assert found["by_version"] == [{"version": 0, "sessions": 1, "mean": 0.75}]
 
 
 async def test_rewards_leave_out_sessions_that_validate(tmp_path: Path) -> None:

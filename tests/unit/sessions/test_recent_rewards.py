@@ -79,6 +79,50 @@ async def test_means_are_by_version_and_by_period_of_those_with_a_reward() -> No
     }
 
 
+async def test_a_reward_after_the_end_moves_no_session_in_time() -> None:
+    stored, clock, rewards = made()
+    stored.end("a", 1.0, at=100.0)
+    stored.sessions["a"] = replace(stored.sessions["a"], updated_at=900.0)
+    assert [period["at"] for period in (await read(rewards, clock))["over_time"]] == [100.0]
+
+
+async def test_of_very_many_versions_the_newest_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recent_rewards, "_MOST_VERSIONS", 2)
+    stored, clock, rewards = made()
+    for version in (4, 1, 3, 2):
+        stored.end(f"s{version}", 1.0, version=version)
+    assert [each["version"] for each in (await read(rewards, clock))["by_version"]] == [3, 4]
+
+
+async def test_what_is_left_is_read_soon_and_a_slow_database_is_left_in_peace(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recent_rewards, "_AT_ONCE", 1)
+    stored, clock, rewards = made()
+    for name in ("a", "b"):
+        stored.end(name, 1.0)
+
+    async def read_in(seconds: float) -> int:
+        """How many pieces were read once somebody asked, so long after the end of the last."""
+        clock.now += seconds
+        await rewards.read()
+        assert rewards._reading is not None
+        await rewards._reading
+        return len(stored.read)
+
+    assert [await read_in(0), await read_in(1), await read_in(1)] == [1, 2, 2]
+    assert (await read_in(5), stored.read) == (2, [["b"], ["a"]])
+    stored.end("slow", 1.0)
+    found = stored.find_sessions
+
+    async def slow(wanted: SessionQuery) -> list[SessionRecord]:
+        clock.now += 10
+        return await found(wanted)
+
+    monkeypatch.setattr(stored, "find_sessions", slow)
+    assert await read_in(6) == 3
+    stored.end("next", 1.0)
+    assert [await read_in(100), await read_in(101)] == [3, 4]
+
+
 async def test_only_what_is_new_or_changed_is_read_again() -> None:
     stored, clock, rewards = made()
     stored.end("a", 1.0)

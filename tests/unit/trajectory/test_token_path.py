@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from proxy.api.turn_tokens import tokens_json
 from proxy.reasons import Status
 from proxy.trajectory.layout_options import Keep, Layout, LayoutOptions, Padding, TooLong
 from proxy.trajectory.layouts import lay_out
@@ -139,6 +141,26 @@ def test_a_break_shows_the_first_token_that_differs() -> None:
     assert (first.differs, first.tokens, [each.id for each in first.interactions]) == (None, 8, ["a", "b"])
     assert second.differs is not None
     assert (second.differs.index, second.differs.sent, second.differs.recorded) == (6, [70], [7, 8])
+
+
+def test_a_prompt_that_ends_early_differs_behind_its_last_token() -> None:
+    above = interaction("a", suffix=[1, 2, 3], output=[4, 5], seq=0)
+    below = interaction("b", parent="a", suffix=[1, 2, 3], output=[9], seq=1)
+    differs = token_path(build_tree([above, below])["b"], Drift.FORK).sections[-1].differs
+    assert differs is not None
+    assert (differs.index, differs.sent, differs.recorded) == (3, [], [4, 5])
+
+
+def test_the_versions_of_an_output_follow_each_other() -> None:
+    first = replace(interaction("a", suffix=[1, 2], output=[3, 4, 5, 6, 7, 8]), versions=((1, 3), (2, 4), (3, 6)))
+    second = replace(
+        interaction("b", parent="a", prefix=8, suffix=[9], output=[10, 11], seq=1), versions=((1, 6), (1, 7))
+    )
+    shown = tokens_json(RECORD, [first, second], second, LayoutOptions())
+    assert [(run["start"], run["end"], run["version"]) for run in shown["versions"]] == [
+        *[(2, 3, 3), (3, 5, 4), (5, 8, 6)],
+        *[(9, 10, 6), (10, 11, 7)],
+    ]
 
 
 @pytest.mark.parametrize(
