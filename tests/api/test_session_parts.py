@@ -32,6 +32,30 @@ async def test_answers_are_one_line_and_short_and_calls_are_named(tmp_path: Path
     assert answers[2] == {"text": "x" * 160, "calls": []}
 
 
+async def test_an_answer_is_as_long_as_may_be_when_its_white_space_is_joined(tmp_path: Path) -> None:
+    async with serving(tmp_path, says("a" + " " * 400 + "b")) as server:
+        await server.chat([user("hi")])
+        [node] = (await shown(server, "answer"))["interactions"]
+    assert node["answer"]["text"] == "a b"
+
+
+async def test_a_turn_says_how_many_messages_its_parent_had_and_a_root_alone_has_its_tools(tmp_path: Path) -> None:
+    async with serving(tmp_path, says("one", "two")) as server:
+        first = await server.answer([user("hi")], tools=ADD)
+        await server.answer([user("hi"), first, user("more")], tools=ADD)
+        turns = [
+            (
+                await server.http.get(f"/rl/sessions/s/interactions/{number}", params={"include": "messages,added"})
+            ).json()
+            for number in range(2)
+        ]
+    assert [(turn["inherited"], len(turn["messages"])) for turn in turns] == [(0, 1), (2, 3)]
+    for turn in turns:
+        assert turn["messages"][turn["inherited"] :] == turn["added"]["messages"]
+    assert [turn["added"]["tools"] for turn in turns] == [turns[0]["tools"], None]
+    assert [turn["added"]["template_options"] for turn in turns] == [turns[0]["template_options"], None]
+
+
 async def test_a_running_turn_names_its_parent_and_counts_its_tokens(tmp_path: Path) -> None:
     hangs = Reply(sampled("never ends"), fault=Fault.HANG, fault_after=2)
     async with serving(tmp_path, play([Reply(sampled("hello")), hangs])) as server:

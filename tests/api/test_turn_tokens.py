@@ -195,3 +195,13 @@ async def test_a_turn_that_failed_shows_what_was_sampled(tmp_path: Path) -> None
 async def test_a_wrong_option_is_named(session: Server, query: dict[str, str], param: str) -> None:
     response = await session.http.get("/rl/sessions/s/interactions/0", params=query)
     assert (response.status_code, response.json()["error"]["param"]) == (400, param)
+
+
+async def test_the_parts_are_those_of_the_drift_that_is_asked_for(session: Server) -> None:
+    for drift in ("fork", "mask"):
+        shown = await tokens(session, 3, {"drift": drift})
+        assert shown["export"]["drift"] == drift
+    for layout in ("concat", "individual"):
+        exported = await session.ok("/trajectories/export", {"session_id": "s", "layout": layout})
+        shown = await tokens(session, 3, {"layout": layout})
+        assert shown["export"]["samples"] == len(exported["samples"]) > 1

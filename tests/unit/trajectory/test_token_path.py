@@ -151,6 +151,22 @@ def test_a_prompt_that_ends_early_differs_behind_its_last_token() -> None:
     assert (differs.index, differs.sent, differs.recorded) == (3, [], [4, 5])
 
 
+def test_the_tokens_that_are_shown_are_those_of_the_drift_that_is_asked_for() -> None:
+    nodes = drifted()
+    for drift in Drift:
+        shown = tokens_json(RECORD, nodes, nodes[-1], LayoutOptions(drift=drift))
+        path = token_path(build_tree(nodes)["c"], drift)
+        assert [(part["kind"], part["start"]) for part in shown["parts"]] == [
+            (part.kind.value, part.start) for part in path.parts
+        ]
+        assert len(shown["lost"]) == len(path.lost)
+
+
+def test_a_token_without_a_logprob_has_none() -> None:
+    node = replace(interaction("a", suffix=[1], output=[2, 3]), has_logprobs=False)
+    assert tokens_json(RECORD, [node], node, LayoutOptions())["logprobs"] == [None] * 3
+
+
 def test_the_versions_of_an_output_follow_each_other() -> None:
     first = replace(interaction("a", suffix=[1, 2], output=[3, 4, 5, 6, 7, 8]), versions=((1, 3), (2, 4), (3, 6)))
     second = replace(
