@@ -63,6 +63,19 @@ def test_the_span_is_in_the_address_and_the_buttons_say_it(url: str, opened: Ope
     expect(page.get_by_role("button", name="5 min", exact=True)).to_have_attribute("aria-pressed", "false")
 
 
+def test_an_engine_server_that_does_not_answer_says_why(url: str, opened: Opened) -> None:
+    page = opened(f"{url}/#/sessions")
+    opened.watched.allow("net::ERR_FAILED")
+    gone = {"in_flight": 0, "served": 5, "session_count": 0, "version": 0, "failure": "it refused the connection"}
+    said = {**httpx.get(f"{url}/rl/statistics").json(), "servers": [{"url": "http://e:1", "state": "ejected", **gone}]}
+    page.route("**/rl/events", lambda route: route.abort())
+    page.route("**/rl/statistics", lambda route: route.fulfill(json=said))
+    page.get_by_role("link", name="Overview").click()
+    row = page.get_by_role("region", name="Engine").get_by_role("row", name="http://e:1")
+    expect(row).to_contain_text("ejected")
+    expect(row.get_by_text("it refused the connection")).to_be_visible()
+
+
 def test_after_a_restart_the_numbers_are_those_of_the_new_server(server: Restarted, opened: Opened) -> None:
     page = opened(f"{server.url}/#/overview")
     opened.watched.allow("net::ERR_")

@@ -63,7 +63,8 @@ function Server({ server }) {
   const [kind, sign, meaning] = STATES[server.state] ?? ["", "?", ""];
   return html`<tr>
     <th scope="row" class="mono"><${Line} text=${server.url} length=${48} /></th>
-    <td><${Badge} kind=${kind} sign=${sign} text=${server.state} title=${meaning} /></td>
+    <td><${Badge} kind=${kind} sign=${sign} text=${server.state} title=${meaning} />
+      ${server.failure && html`<div class="quiet small"><${Line} text=${server.failure} length=${110} /></div>`}</td>
     <td class="number">${number(server.in_flight)}</td>
     <td class="number">${number(server.version)}</td>
   </tr>`;
