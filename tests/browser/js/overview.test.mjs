@@ -1,7 +1,7 @@
 // Numbers over time, as the overview joins and says them.
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { bars, inWords, joined, lately, rows, summary, withAsked } from "../../../proxy/page/static/views/overview/series.js";
+import { apart, bars, inWords, joined, lately, rows, summary, withAsked } from "../../../proxy/page/static/views/overview/series.js";
 
 const history = (...at) => ({ every_s: 5, at, turns_per_s: at.map((each) => each / 10), waiting: at.map(() => 0) });
 
@@ -68,4 +68,10 @@ test("one sample that is missing is a gap, and a value that is not known is none
 
 test("bars of one length are in the order of their names", () => {
   assert.deepEqual(bars({ z: 2, a: 2, m: 2 }).map(({ name }) => name), ["a", "m", "z"]);
+});
+
+test("a single moment stands in the middle of a minute, a single version between its neighbours", () => {
+  assert.deepEqual(apart(30)({ data: [[1000], [0.5]] }, 1000, 87_400), [970, 1030]);
+  assert.deepEqual(apart(1)({ data: [[0], [0.5]] }, 0, 100), [-1, 1]);
+  assert.deepEqual(apart(1)({ data: [[3, 9], [0.5, 1]] }, 3, 9), [3, 9]);
 });

@@ -2,7 +2,7 @@
 import uPlot from "uplot";
 import { html, useEffect, useLayoutEffect, useRef, useState } from "../../lib/html.js";
 import { colour, onThemeChange } from "../../lib/theme.js";
-import { inWords, rows, summary } from "./series.js";
+import { apart, inWords, rows, summary } from "./series.js";
 
 const DASHES = [[], [6, 4], [2, 3]];
 const WHOLE = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1e3, 2e3, 5e3, 1e4, 1e5, 1e6, 1e7, 1e8, 1e9];
@@ -135,9 +135,6 @@ function looks({ series, format, tick, time = true, points = false, whole = fals
     ],
   };
 }
-
-/** From the first to the last; a single one has `room` on both sides. */
-const apart = (room) => (_, first, last) => (first === last ? [first - room, last + room] : [first, last]);
 
 /** From zero to a little above the highest value, and to `least` in any case. */
 const fromZero = (least) => (_, lowest, most) => [Math.min(0, lowest ?? 0), Math.max((most ?? 0) * 1.1, least)];

@@ -76,3 +76,9 @@ export function bars(counts, without = []) {
   const largest = Math.max(...found.map(([, count]) => count), 1);
   return found.sort((a, b) => b[1] - a[1] || (a[0] < b[0] ? -1 : 1)).map(([name, count]) => ({ name, count, share: count / largest }));
 }
+
+/**
+ * How uPlot asks for the range of x: from the first to the last; a single one has `room` on both sides. Of a single one
+ * uPlot makes a range of its own before it asks: a day, or up to 100.
+ */
+export const apart = (room) => ({ data: [x] }, first, last) => (x.length === 1 ? [x[0] - room, x[0] + room] : [first, last]);
