@@ -19,6 +19,7 @@ EXPORTS: list[dict[str, Any]] = [
     {"layout": "tree"},
     {"drift": "mask"},
     {"train": {"turns": "last"}},
+    {"mask_unfinished": True},
     {"filter": {"min_version": 1}},
     {"layout": "padded", "prompt_length": 64, "response_length": 64},
     {"layout": "padded", "prompt_length": 8, "response_length": 5, "on_too_long": "truncate", "keep": "tail"},

@@ -36,6 +36,11 @@ def test_events_are_read_from_pieces_of_any_size(size: int) -> None:
     assert [event for piece in pieces for event in reader.feed(piece)] == EVENTS
 
 
+def test_an_event_without_a_name_is_a_message_whatever_came_before() -> None:
+    named, plain = list(EventReader().feed(b"event: sessions\ndata: 1\n\ndata: 2\n\n"))
+    assert (named, plain) == (ServerEvent("sessions", 1), ServerEvent("message", 2))
+
+
 def test_data_that_are_not_json_are_an_error_that_names_the_event() -> None:
     with pytest.raises(ProxyError, match="'odd'"):
         list(EventReader().feed(b"event: odd\ndata: <html>\n\n"))
