@@ -28,6 +28,7 @@ _AT_ONCE = 200
 _TURNS_AT_ONCE = 4000
 """Sessions, and turns of them, that are read at once."""
 _EVERY_S = 5.0
+_LATE_S = 10.0
 _SHARE = 20
 """Reading takes at most one in so many seconds."""
 _WIDTHS = (1, 2, 5, 10, 30, 60, 120, 300, 600, 1800, 3600, 3 * 3600, 6 * 3600, 12 * 3600, 24 * 3600, 7 * 24 * 3600)
@@ -58,10 +59,14 @@ class RecentRewards:
         self._shown: dict[str, Any] | None = None
 
     async def read(self) -> dict[str, Any] | None:
-        """The means as JSON; None before the first were computed. Does not wait for the database, but at first."""
+        """The means as JSON; None before the first were computed.
+
+        Waits for the database only at first, and if nobody has asked for a while: what was computed then is old.
+        """
+        late = self._clock() >= self._again_at + _LATE_S
         if self._reading is None or (self._reading.done() and self._clock() >= self._again_at):
             self._reading = asyncio.create_task(self._refresh())
-        if self._shown is None:
+        if self._shown is None or late:
             await asyncio.shield(self._reading)
         return self._shown
 

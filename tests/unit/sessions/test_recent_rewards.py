@@ -162,7 +162,7 @@ async def test_who_asks_does_not_wait_for_a_second_look_and_none_begins_at_once(
     stored.end("b", 0.0)
     assert (await rewards.read() or {})["sessions"] == 1
     assert len(stored.read) == 1
-    clock.now += 1000
+    clock.now += 8
     assert (await rewards.read() or {})["sessions"] == 1  # from before: the look goes on meanwhile
     await asyncio.wait([rewards._reading] if rewards._reading else [])
     assert (await rewards.read() or {})["sessions"] == 2
@@ -172,3 +172,13 @@ def test_there_are_at_most_sixty_periods_over_any_time() -> None:
     for span in (0.0, 50.0, 3600.0, 86_400.0, 30 * 86_400.0):
         width = recent_rewards._width([1e9, 1e9 + span])
         assert span // width + 2 <= recent_rewards._MOST_PERIODS
+
+
+async def test_who_asks_after_a_long_time_gets_the_means_of_now() -> None:
+    stored, clock, rewards = made()
+    stored.end("a", 1.0)
+    await read(rewards, clock)
+    stored.end("b", 0.0)
+    clock.now += 3600
+    found = await rewards.read()
+    assert found is not None and found["by_version"] == [{"version": 0, "sessions": 2, "mean": 0.5}]
