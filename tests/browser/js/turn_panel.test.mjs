@@ -114,6 +114,7 @@ test("times are the wait for the first token, and sampling", () => {
   assert.deepEqual(timing({ created_at: 10, first_token_at: 10.5, completed_at: 12.5 }, 41), { total: 2.5, wait: 0.5, sampling: 2, rate: 20 });
   assert.deepEqual(timing({ created_at: 10, first_token_at: null, completed_at: null }, 0), { total: null, wait: null, sampling: null, rate: null });
   assert.equal(timing({ created_at: 1, first_token_at: 1, completed_at: 1 }, 5).rate, null);
+  assert.equal(timing({ created_at: 1, first_token_at: 1, completed_at: 1.0002 }, 50).rate, null); // in one piece
 });
 
 test("characters are counted as the server counts them", () => {

@@ -36,9 +36,9 @@ const About = ({ tree }) => html`
 
 const Facts = ({ tree, facts }) => html`<div class="session-facts">
       <${Score} tree=${tree} />
-      <${Fact} name="turns" value=${number(facts.turns)} />
+      <${Fact} name=${facts.turns === 1 ? "turn" : "turns"} value=${number(facts.turns)} />
       ${facts.running > 0 && html`<${Fact} name="running" value=${number(facts.running)} />`}
-      <${Fact} name="forks" value=${number(facts.forks)} />
+      <${Fact} name=${facts.forks === 1 ? "fork" : "forks"} value=${number(facts.forks)} />
       ${tree.unaligned > 0 && html`<${Fact} name="unaligned" value=${number(tree.unaligned)} kind="warn" />`}
       ${Object.entries(facts.lost).map(([name, count]) => html`<${Fact} name=${name} value=${number(count)} kind=${name === "failed" ? "bad" : "warn"} />`)}
       <${Fact} name="sampled tokens" value=${compact(facts.sampled)} title=${number(facts.sampled)} />
