@@ -165,9 +165,7 @@ def test_reasoning_is_folded_and_the_bar_says_how_the_time_was_spent(url: str, o
     expect(reasoning.locator("pre")).to_be_hidden()
     reasoning.locator("summary").click()
     expect(reasoning.locator("pre")).to_contain_text("Step 0: look at what fails first.")
-    expect(panel.locator(".turn-times")).to_have_text(
-        re.compile(r"to the first token.*sampling.*in all", re.S)
-    )
+    expect(panel.locator(".turn-times")).to_have_text(re.compile(r"to the first token.*sampling.*in all", re.S))
     expect(panel.locator(".turn-facts")).to_contain_text("reasoning")
 
 
