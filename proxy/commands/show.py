@@ -14,7 +14,7 @@ from proxy.commands.session_source import Layout
 from proxy.commands.shown_place import Place
 from proxy.commands.shown_session import print_samples, print_tokens, print_tree, print_turn
 from proxy.errors import ConfigurationError
-from proxy.terminal.token_view import By
+from proxy.terminal.colouring import By
 
 if TYPE_CHECKING:
     from proxy.reasons import Explained

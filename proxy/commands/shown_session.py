@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from proxy.commands.session_source import Layout, SessionSource
-    from proxy.terminal.token_view import By
+    from proxy.terminal.colouring import By
 
 
 def print_tree(source: SessionSource, *, diff: bool, as_json: bool) -> None:

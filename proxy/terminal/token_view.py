@@ -7,17 +7,16 @@ tokens behind them.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 from rich.console import Group
 from rich.text import Text
 
+from proxy.terminal.colouring import By
 from proxy.tree_view import printable
 
 Tokens = Mapping[str, Any]
 """The part `tokens` of a turn, as `include=tokens` gives it."""
-
-By = Literal["mask", "logprob", "version"]
 
 _SHOWN = 160
 """Characters that are shown of either end of a prompt."""
