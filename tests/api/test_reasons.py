@@ -32,3 +32,9 @@ async def test_no_kind_of_reason_is_left_out(tmp_path: Path) -> None:
         assert words == {field: {word.value: word.meaning for word in kind} for field, kind in BY_FIELD.items()}
         refused = await server.http.get("/rl/reasons?lang=de")
         assert (refused.status_code, refused.json()["error"]["param"]) == (400, "lang")
+
+
+async def test_only_the_admin_key_reads_the_words(tmp_path: Path) -> None:
+    async with serving(tmp_path, says(), admin_key="secret") as server:
+        assert (await server.http.get("/rl/reasons")).status_code == 401
+        assert (await server.http.get("/rl/reasons", headers={"authorization": "Bearer secret"})).status_code == 200

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote, unquote
 
 import pytest
 
@@ -173,3 +174,17 @@ async def test_a_session_shows_once_what_each_turn_brought(tmp_path: Path) -> No
         whole = (await server.http.get("/rl/sessions/s/interactions/1?include=messages,added")).json()
         assert (whole["added"], whole["inherited"]) == (second, 3)
         assert whole["messages"][3:] == second["messages"]
+
+
+async def test_the_path_is_percent_encoded_and_one_choice_is_asked_for(tmp_path: Path) -> None:
+    name = "a@b/\u65e5+c"
+    async with serving(tmp_path, says("one", "two")) as server:
+        started = await server.ok("/rl/start_session", {"session_id": name})
+        headers = {"authorization": f"Bearer {started['api_key']}"}
+        body = {"messages": [user("q")], "n": 2}
+        assert (await server.http.post(CHAT, json=body, headers=headers)).status_code == 200
+        listed = (await server.http.get("/rl/sessions")).json()["sessions"]
+        assert [entry["session_id"] for entry in listed] == [name]
+        request = await written(server, 0, session=quote(name))
+        assert request["path"].isascii() and unquote(request["path"]) == f"/{name}{CHAT}"
+        assert "n" not in request["body"] or request["body"]["n"] == 1

@@ -26,11 +26,12 @@ class Numbers:
     def __init__(self) -> None:
         self.read_count = 0
         self.failing = False
+        self.error: Exception = StoreUnavailable("no database")
 
     async def read(self, history_s: float) -> dict[str, Any]:
         self.read_count += 1
         if self.failing:
-            raise StoreUnavailable("no database")
+            raise self.error
         return {"read": self.read_count}
 
 
@@ -123,6 +124,14 @@ async def test_one_that_does_not_read_keeps_the_newest_and_is_told_that_it_misse
     assert found.startswith(b"event: statistics\ndata: 9999\n\n" + ALL_CHANGED)
 
 
+async def test_statistics_that_were_read_are_not_told_again_with_a_later_note() -> None:
+    listener = Listener(BOTH)
+    listener.tell(Kind.STATISTICS, b"event: statistics\ndata: 1\n\n")
+    assert await listener.next() == b"event: statistics\ndata: 1\n\n"
+    listener.tell(Kind.SESSIONS, b"event: sessions\ndata: 2\n\n")
+    assert await listener.next() == b"event: sessions\ndata: 2\n\n"
+
+
 async def test_silence_is_broken_by_a_comment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(event_feed, "KEEPALIVE_S", 0.0)
     assert await Listener(BOTH).next() == KEEPALIVE
@@ -140,10 +149,13 @@ async def test_there_is_a_bound_and_room_again_when_one_leaves(quick: None) -> N
             pass
 
 
-async def test_the_next_tick_comes_whatever_fails_in_one(quick: None, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("error", [StoreUnavailable("no database"), KeyError("no database")])
+async def test_the_next_tick_comes_whatever_fails_in_one(
+    quick: None, caplog: pytest.LogCaptureFixture, error: Exception
+) -> None:
     changes = ChangedSessions()
     told, numbers, _ = feed(changes)
-    numbers.failing = True
+    numbers.failing, numbers.error = True, error
     with told.listening(BOTH) as listener:
         await until(lambda: numbers.read_count > 0)
         changes.note("a")

@@ -10,7 +10,7 @@ import pytest
 
 from proxy.client import ServerEvent, ServerUnreachable
 from proxy.commands.event_stream import AGAIN_S, Connected, Lost, follow
-from proxy.errors import Unauthorized
+from proxy.errors import ProxyError, StoreUnavailable, TooManyRequests, Unauthorized
 
 ONE, TWO = ServerEvent("statistics", {"at": 1}), ServerEvent("statistics", {"at": 2})
 
@@ -38,6 +38,13 @@ def test_a_server_that_comes_back_is_heard_again_and_its_absence_told_once() -> 
     assert told == [Connected(), ONE, closed, Connected(), TWO, Lost("no answer"), Connected(), ONE]
     assert waits == [AGAIN_S] * 4
     assert server.asked == [["statistics"]] * 5
+
+
+@pytest.mark.parametrize("error", [ServerUnreachable, StoreUnavailable, TooManyRequests])
+def test_a_server_that_cannot_answer_for_now_is_asked_again(error: type[ProxyError]) -> None:
+    server: Any = Server([ONE], [error("not now")], [TWO])
+    told = list(islice(follow(server, wait=lambda _: None), 5))
+    assert [each for each in told if isinstance(each, ServerEvent)] == [ONE, TWO]
 
 
 def test_a_server_that_never_answered_is_an_error() -> None:

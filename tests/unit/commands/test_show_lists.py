@@ -110,6 +110,14 @@ def test_names_of_an_agent_act_on_no_terminal_and_are_no_markup(served: tuple[st
         assert "\u202e" not in listed
 
 
+@pytest.mark.parametrize("flags", ["--group g", "--task task-1", "--limit 1", "--search live"])
+def test_flags_select_the_same_groups_of_a_server_and_of_its_database(served: tuple[str, str], flags: str) -> None:
+    server, database = (_show("--groups", "--json", *flags.split(), *place.split()) for place in served)
+    assert server == database
+    groups = [json.loads(line)["group_id"] for line in server.splitlines()]
+    assert groups == {"--limit 1": [HOSTILE], "--search live": []}.get(flags, ["g"])
+
+
 def test_groups_have_the_distribution_of_their_scores(served: tuple[str, str]) -> None:
     server, database = (_show("--groups", "--json", *place.split()) for place in served)
     assert server == database

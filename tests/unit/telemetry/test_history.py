@@ -77,6 +77,23 @@ def test_samples_of_two_processes_add_up_also_when_one_is_younger() -> None:
     assert sum(both[1].counted[FIRST_TOKEN:]) == 2
 
 
+def test_what_there_is_adds_up_over_processes_oldest_first() -> None:
+    old, new = (
+        [Sample(slot, [0] * len(COUNTED), measured) for slot, measured in slots]
+        for slots in ([(7, (5, 1)), (8, (2, 0))], [(6, (1, 1)), (7, (3, 4))])
+    )
+    found = [(each.slot, list(each.measured)) for each in added([old, new])]
+    assert found == [(6, [1, 1]), (7, [8, 5]), (8, [2, 0])]
+
+
+def test_two_samples_of_one_moment_are_one() -> None:
+    metrics = Metrics()
+    for now in (T, T + 0.1):
+        count_a_fork(metrics)
+        metrics.history.take(now)
+    assert [(each.slot, counted(each, "turns")) for each in metrics.history.since(0)] == [(SLOT, 2)]
+
+
 def test_a_quantile_is_linear_within_its_bucket() -> None:
     assert quantile(0.5, (1.0, 2.0, 4.0), (0, 0, 0, 0)) is None
     assert quantile(0.5, (1.0, 2.0, 4.0), (0, 10, 0, 0)) == 1.5
