@@ -35,6 +35,7 @@ def listening(url: str, **query: str) -> Iterator[Iterator[tuple[str, Any]]]:
     with httpx.stream("GET", f"{url}/rl/events", params=query, timeout=30) as answer:
         assert answer.status_code == 200
         assert answer.headers["content-type"] == "text/event-stream; charset=utf-8"
+        assert (answer.headers["cache-control"], answer.headers["x-accel-buffering"]) == ("no-cache", "no")
         lines = answer.iter_lines()
         assert next(lines) == "retry: 2000"
         yield _events(lines)

@@ -89,6 +89,7 @@ async def test_rewards_are_means_of_the_sessions_that_ended_last_by_their_weight
         await server.ok("/live/rl/set_reward", {"reward": 9.0})
         found = await rewards_of(server, sessions=4)
         assert found["rewarded"] == 3
+        assert (await statistics(server))["engine"]["version"] == 7
         assert found["by_version"] == [
             {"version": 0, "sessions": 2, "mean": 0.5},
             {"version": 7, "sessions": 1, "mean": 0.5},

@@ -64,3 +64,14 @@ def test_a_place_of_another_process_is_no_place_here() -> None:
     changed = ChangedSessions()
     changed.since(None)
     assert changed.since(place).all
+
+
+def test_a_session_that_changes_again_is_told_again() -> None:
+    changes = ChangedSessions(lambda: 0.0)
+    place = changes.since(None).place
+    for name in ("a", "b"):
+        changes.note(name)
+    between = changes.since(place)
+    changes.note("a")
+    assert changes.since(between.place).ids == ("a",)
+    assert changes.since(place).ids == ("b", "a")
