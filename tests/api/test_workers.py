@@ -76,9 +76,8 @@ async def test_an_update_by_any_worker_is_done_once_and_leaves_each_token_its_ve
         assert (await state(workers, asked))["in_flight"] == 4
         done = await workers[asked].ok("/engine/update_weights", {"path": "w", "version": 5, "mode": mode})
         assert (done["version"], done["paused"]) == (5, None)
-        assert [(body["weight_version"], body["flush_cache"]) for body in calls(wire, "/update_weights_from_disk")] == [
-            ("5", mode != "in_place")
-        ]
+        assert [body["weight_version"] for body in calls(wire, "/update_weights_from_disk")] == ["5"]
+        assert len(calls(wire, "/flush_cache")) == (mode != "in_place")
         await asyncio.gather(*turns)
         for number in (0, 1):
             ready = (await workers[number].http.get("/ready")).json()

@@ -36,7 +36,8 @@ class Cli:
     messages through the Agent Client Protocol. `{home}` in a command is the home folder; `{root}` is filled into
     `environment` and `files` (paths below its home, or below its repository after `repo/`). `sides`: the purposes of
     its side requests, such as titles. `chains`: the turns of the samples of its work. `shell`: the name of its shell
-    tool, the parameter for a command, and the other arguments of that tool.
+    tool, the parameter for a command, and the other arguments of that tool. `lingers`: appended to the command whose
+    output is checked.
     """
 
     binary: str
@@ -49,6 +50,7 @@ class Cli:
     asks_stdin: bool = False
     sides: frozenset[str] = frozenset()
     chains: tuple[int, ...] = (7,)
+    lingers: str = ""
 
 
 CODEX_CONFIG = """
@@ -88,7 +90,7 @@ QWEN_SETTINGS = {
     "telemetry": {"enabled": False},
     "privacy": {"usageStatisticsEnabled": False},
     "general": {"enableAutoUpdate": False},
-    # A terminal of its own loses the output of short commands.
+    # Within a terminal of its own it loses the output of short commands.
     "tools": {"shell": {"enableInteractiveShell": False}},
 }
 
@@ -196,6 +198,7 @@ CLIS = {
         ("run_shell_command", "command", {"description": "d", "is_background": False}),
         {"OPENAI_BASE_URL": "{root}/v1", "OPENAI_API_KEY": "k", "OPENAI_MODEL": "model"},
         {".qwen/settings.json": json.dumps(QWEN_SETTINGS)},
+        lingers="; sleep 0.5",  # on a busy machine it loses what a command prints just before it ends
         chains=(5, 2),  # when it continues a session, it leaves its note on the date out of the first message
     ),
     "copilot-chat": copilot("chat"),
@@ -246,7 +249,7 @@ def prompts(cli: Cli) -> tuple[str, str]:
         return {"name": name, "arguments": {parameter: [command] if parameter == "commands" else command, **more}}
 
     steps = [
-        {"think": "I look\n\n  around first.", "say": "Let me look.", "calls": [call("cat notes.txt")]},
+        {"think": "I look\n\n  around first.", "say": "Let me look.", "calls": [call(f"cat notes.txt{cli.lingers}")]},
         {"think": "No words.", "calls": [call("echo one"), call("printf 'two  \\n three\\t'")]},
         {"calls": [call("echo five")]},
         {"say": "Spaces at the end:  \n\n", "calls": [call("false")]},

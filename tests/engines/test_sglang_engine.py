@@ -131,6 +131,19 @@ async def test_tokens_around_an_update_have_the_logprobs_of_their_versions(gate,
         assert set(reply.versions) == ({0} if mode is PauseMode.DRAIN else {0, 1})
 
 
+async def test_an_update_right_after_clients_left_is_loaded_and_empties_the_prefix_cache(gate, weights) -> None:
+    for version in (1, 2, 0, 1, 2, 0):
+        begun = [asyncio.Event() for _ in range(4)]
+        left = [asyncio.create_task(gate.read(request_for(PROMPT, 400), event)) for event in begun]
+        await asyncio.gather(*(event.wait() for event in begun))
+        for task in left:
+            task.cancel()
+        await asyncio.gather(*left, return_exceptions=True)
+        assert await gate.admin.update_weights(str(weights[version]), version, PauseMode.DRAIN) == version
+        reply = await gate.read(request_for(PROMPT, 20))
+        assert reply.logprobs == pytest.approx(plain_logprobs(weights[version], PROMPT, reply.ids, 1.0), abs=1e-4)
+
+
 @pytest.mark.parametrize("sampled", [0, 1, 40])
 async def test_an_update_in_place_keeps_the_keys_of_the_old_weights(gate, weights, sampled: int) -> None:
     crowd = await under_way(gate, read, weights[0], 6, 300, sampled)

@@ -47,7 +47,7 @@ class Wire:
         self.before_update = asyncio.Event()
         self.before_update.set()
         self.updating = False
-        self.flushes = True
+        self.flushes, self.lingers = True, False
         self.fails: Callable[[Sequence[int]], bool] = lambda prompt: False
         self.breaks_after: int | None = None
         self.stops_short = False
@@ -117,8 +117,9 @@ class SglangWire(Wire):
         return JSONResponse(self.updating)
 
     async def flush(self, request: Request) -> Response:
-        """Refused unless `flushes` is set, as by a server that runs requests."""
-        return JSONResponse({}, 200 if self.flushes else 400)
+        """Refused unless `flushes` is set, as by a server that runs requests, and while an aborted request lingers."""
+        self.calls.append((request.url.path, None))
+        return JSONResponse({}, 200 if self.flushes and not self.lingers else 400)
 
     async def transfer(self, request: Request) -> Response:
         self.calls.append((request.url.path, await request.json()))
@@ -131,7 +132,9 @@ class SglangWire(Wire):
         return Response()
 
     async def pause(self, request: Request) -> Response:
-        await self.engine.pause(PauseMode((await request.json())["mode"]))
+        mode = PauseMode((await request.json())["mode"])
+        self.lingers = self.lingers and mode is not PauseMode.RETRACT
+        await self.engine.pause(mode)
         return JSONResponse({"status": "ok"})
 
     async def resume(self, request: Request) -> Response:
@@ -147,6 +150,8 @@ class SglangWire(Wire):
         self.calls.append((request.url.path, body))
         self.version = body["weight_version"]
         await self.engine.update_weights(body["model_path"], int(self.version))
+        if body["flush_cache"] and self.lingers:
+            return JSONResponse({"success": False, "message": "the cache was not flushed"}, 400)
         return JSONResponse({"success": True, "message": "", "num_paused_requests": 0})
 
     async def generate(self, request: Request) -> Response:

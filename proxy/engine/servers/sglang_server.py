@@ -241,10 +241,13 @@ class SglangServer:
     async def update_weights(self, path: str, version: int | None = None, *, busy: bool = False) -> int:
         """Load the weights in folder `path` of the server's file system. Raises InvalidRequest if it refuses."""
         new = self._version + 1 if version is None else version
-        flush = self._mode is not PauseMode.IN_PLACE or not (self._rids or busy)
-        body = {"model_path": path, "weight_version": str(new), "flush_cache": flush}
+        # The cache is flushed by a call of its own: a flush within the update fails, and the update with it, while a
+        # request that was aborted is still in SGLang's queue.
+        body = {"model_path": path, "weight_version": str(new), "flush_cache": False}
         await self._do("/update_weights_from_disk", body, param="path")
         self._version = new
+        if self._mode is not PauseMode.IN_PLACE or not (self._rids or busy):
+            await self.flush_cache()
         return new
 
     async def transfer_weights(self, step: WeightTransfer, fields: Mapping[str, Any]) -> int:

@@ -46,6 +46,7 @@ class SglangEngine:
         self._info: EngineInfo | None = None
         self._intervals = False
         self._ranks = Ranks(1)
+        self._readers = 0
 
     async def start(self) -> None:
         """Load the model: seconds to minutes. Raises ConfigurationError."""
@@ -70,6 +71,7 @@ class SglangEngine:
         check_request(request, info.vocab_size, info.context_length)
         rank = self._ranks.take(request.session_id)
         answer, wanted = SglangReply(self._numbers, len(request.prompt)), self._input(request, rank)
+        self._readers += 1
         self._streams.running += request.streamed
         try:
             async with aclosing(self._manager.generate_request(wanted, None)) as parts:
@@ -79,6 +81,7 @@ class SglangEngine:
         except ValueError as error:
             raise InvalidRequest(f"the engine refused the request: {error}") from None
         finally:
+            self._readers -= 1
             self._streams.running -= request.streamed
             self._ranks.give_back(rank)
 
@@ -102,7 +105,7 @@ class SglangEngine:
         self._mode = None
 
     async def update_weights(self, path: str, version: int | None = None) -> int:
-        """Load the weights in folder `path`. Raises InvalidRequest if they are not for this model.
+        """Load the weights in folder `path`. Raises InvalidRequest if they are not for this model; EngineFailed.
 
         Requests paused IN_PLACE, and the prefix cache, keep keys and values of the old weights; a pause of mode RETRACT
         computes them anew.
@@ -112,12 +115,16 @@ class SglangEngine:
         if not (Path(path) / "config.json").is_file():
             raise InvalidRequest(f"{path} is not a Hugging Face model folder (it has no config.json)", param="path")
         new = self._version + 1 if version is None else version
-        flush = self._mode is PauseMode.RETRACT or not self._running
-        update = UpdateWeightFromDiskReqInput(model_path=path, weight_version=str(new), flush_cache=flush)
+        # The cache is flushed by a call of its own. Within the update, SGLang cannot flush it while a request that was
+        # aborted is still in its queue; it then reports a failure, though the new weights are in place.
+        update = UpdateWeightFromDiskReqInput(model_path=path, weight_version=str(new), flush_cache=False)
         done, message, *_ = await self._manager.update_weights_from_disk(update, None)
         if not done:
             raise InvalidRequest(f"the weights in {path} were not loaded: {message}", param="path")
-        return self._now(new)
+        self._now(new)
+        if self._mode is not PauseMode.IN_PLACE or not self._readers:
+            await self.flush_cache()
+        return new
 
     async def transfer_weights(self, step: WeightTransfer, fields: Mapping[str, Any]) -> int:
         """Pass a step to SGLang. Tensors come in SGLang's serialisation, in base64. Raises InvalidRequest."""
@@ -181,10 +188,6 @@ class SglangEngine:
         if self._engine is None:
             raise EngineFailed("the engine is closed")
         return self._engine.tokenizer_manager
-
-    @property
-    def _running(self) -> bool:
-        return bool(self._manager.rid_to_state)
 
     def _input(self, request: GenerateRequest, rank: int | None) -> Any:
         from sglang.srt.managers.io_struct import GenerateReqInput

@@ -67,9 +67,18 @@ async def test_the_prefix_cache_is_flushed_although_a_request_arrives_just_after
     async with behind_gate() as (live, gate):
         late = await on_its_way(live, gate)
         await gate.admin.update_weights("/weights/1", 1, PauseMode.ABORT)
-        assert [body["flush_cache"] for path, body in live.wire.calls if "update" in path] == [True]
+        assert [path for path, _ in live.wire.calls] == ["/update_weights_from_disk", "/flush_cache"]
         live.arriving.set()
         reply = await late
+        assert reply.ids == following(PROMPT, 40) and set(reply.versions) == {1}
+
+
+async def test_weights_are_loaded_although_an_aborted_request_lingers_at_the_server() -> None:
+    async with behind_gate() as (live, gate):
+        live.wire.lingers = True
+        assert await gate.admin.update_weights("/weights/1", 1, PauseMode.DRAIN) == 1
+        assert [path for path, _ in live.wire.calls] == ["/update_weights_from_disk", "/flush_cache", "/flush_cache"]
+        reply = await gate.read(request_for(PROMPT, 40))
         assert reply.ids == following(PROMPT, 40) and set(reply.versions) == {1}
 
 
