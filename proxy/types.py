@@ -96,13 +96,65 @@ class ToolCall(NamedTuple):
     arguments: str
 
 
+class ImagePart(NamedTuple):
+    """An image in a message. Its bytes are found by `digest`, the SHA-256 of them as they came, in hex.
+
+    `at`: how many characters of the message's `content` stand before it. `width`, `height`: in pixels,
+    as it is decoded. `detail`: `low` or `high`, as the client asked; "": the default of the model's processor (`auto`).
+    """
+
+    digest: str
+    at: int = 0
+    width: int = 0
+    height: int = 0
+    detail: str = ""
+
+    def to_json(self) -> dict[str, Json]:
+        """Return the fields, without a `detail` that is not set."""
+        out: dict[str, Json] = {"digest": self.digest, "at": self.at, "width": self.width, "height": self.height}
+        return {**out, "detail": self.detail} if self.detail else out
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Json]) -> ImagePart:
+        return cls(**{name: value for name, value in data.items() if name in cls._fields})
+
+
+class ImageFile(NamedTuple):
+    """An image as a client sent it: it is never encoded anew. `digest`: SHA-256 of `data`, in hex. `width`, `height`: in pixels, as it is decoded.
+
+    `media_type`: `image/png`, `image/jpeg`, `image/webp` or `image/gif`, as the bytes say, whatever the client said.
+    `pixels`: a digest of the decoded pixels, equal for the same picture encoded anew without loss; "" if not known.
+    """
+
+    digest: str
+    media_type: str
+    width: int
+    height: int
+    data: bytes
+    pixels: str = ""
+
+
+class PlacedImage(NamedTuple):
+    """The tokens that stand for an image in a prompt: those from `start` on, `length` of them, both counted in the
+    whole prompt. The other fields are those of its `ImagePart`.
+    """
+
+    digest: str
+    start: int
+    length: int
+    width: int = 0
+    height: int = 0
+    detail: str = ""
+
+
 class Message(NamedTuple):
     """One message of a conversation, the same for all APIs. `content` is the text of its parts, joined.
 
-    `images`: digests. `tool_call_id`: for role `tool`. `name`: of the tool, or one of the names above. `origin`: the id
-    of the interaction that produced an echoed answer, as its item id, signature or encrypted content says. Two messages
-    are equal in a conversation if role, content, calls and images are, and `tool_call_id` up to renaming. A tuple,
-    because each request brings all messages of its conversation again: they are compared without Python code.
+    `images`: in their order in `content`. `tool_call_id`: for role `tool`. `name`: of the tool, or one of the names
+    above. `origin`: the id of the interaction that produced an echoed answer, as its item id, signature or encrypted
+    content says. Two messages are equal in a conversation if role, content, calls and images are, and `tool_call_id`
+    up to renaming. A tuple, because each request brings all messages of its conversation again: they are compared
+    without Python code.
     """
 
     role: Role
@@ -111,7 +163,7 @@ class Message(NamedTuple):
     tool_call_id: str | None = None
     reasoning: str | None = None
     name: str | None = None
-    images: tuple[str, ...] = ()
+    images: tuple[ImagePart, ...] = ()
     origin: str | None = None
 
     def to_json(self) -> dict[str, Json]:
@@ -124,7 +176,7 @@ class Message(NamedTuple):
             if value is not None:
                 out[key] = value
         if self.images:
-            out["images"] = list(self.images)
+            out["images"] = [image.to_json() for image in self.images]
         return out
 
     @classmethod
@@ -136,7 +188,7 @@ class Message(NamedTuple):
             tool_call_id=data.get("tool_call_id"),
             reasoning=data.get("reasoning"),
             name=data.get("name"),
-            images=tuple(data.get("images", ())),
+            images=tuple([ImagePart.from_json(image) for image in data.get("images", ())]),
         )
 
 
@@ -302,6 +354,7 @@ class TurnRequest:
     prefill: Message | None = None
     tool_parser: str | None = None
     timeline: Timeline = field(default_factory=Timeline, compare=False, repr=False)
+    files: dict[str, ImageFile] = field(default_factory=dict, compare=False, repr=False)
 
 
 class Continued(NamedTuple):
@@ -394,6 +447,7 @@ class Interaction:
     created_at: float = 0.0
     first_token_at: float | None = None
     completed_at: float | None = None
+    images: tuple[PlacedImage, ...] = ()
 
     @property
     def prompt_tokens(self) -> int:

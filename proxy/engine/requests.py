@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from proxy.engine.grammar import Grammar
 from proxy.errors import ContextLengthExceeded, InvalidRequest
+from proxy.images.prompt_images import PromptImages
 from proxy.prompt_ids import PromptIds
 from proxy.telemetry.timeline import Timeline
 from proxy.types import Ids, SamplingParams, TurnRequest
@@ -35,7 +36,8 @@ class GenerateRequest:
     client's request, for engines that answer from messages (mailbox, scripted). `turn_number`: the position of the turn
     in its session, from 0. `whole`: the caller reads the output only when it is complete; ignored if `turn` is set,
     whose `stream` then decides. `failures`: notes of the pool of engine servers, for when the rest is submitted again.
-    `timeline`: when it was admitted, and what happened to it in the engine.
+    `timeline`: when it was admitted, and what happened to it in the engine. `images`: those of the prompt, whose
+    placeholder tokens are in it already, as the model's own processor writes them; None without images.
     """
 
     request_id: str
@@ -50,6 +52,7 @@ class GenerateRequest:
     whole: bool = False
     failures: list[Failure] = field(default_factory=list)
     timeline: Timeline = field(default_factory=Timeline, compare=False, repr=False)
+    images: PromptImages | None = None
 
     @property
     def input_ids(self) -> Ids:

@@ -148,7 +148,7 @@ def message_view(message: Mapping[str, Any], beside: str) -> Iterator[Renderable
         yield Text(printable(message["content"]))
     yield from _calls(message.get("tool_calls", ()))
     if images := message.get("images"):
-        yield Text(f"images: {', '.join(images)}", "dim")
+        yield Text(f"images: {', '.join(image['digest'] for image in images)}", "dim")
     if not any(message.get(name) for name in ("content", "reasoning_content", "tool_calls", "images")):
         yield Text("(empty)", "dim")
 

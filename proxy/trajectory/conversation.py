@@ -37,7 +37,7 @@ def tool_dict(tool: Tool) -> dict[str, Any]:
 
 
 def message_dict(message: Message) -> dict[str, Any]:
-    """One message as a dict of the fields that are set. Arguments are the sampled text; images are digests."""
+    """One message as a dict of the fields that are set. Arguments are the sampled text."""
     out: dict[str, Any] = {"role": message.role.value, "content": message.content}
     if message.reasoning is not None:
         out["reasoning_content"] = message.reasoning
@@ -50,7 +50,7 @@ def message_dict(message: Message) -> dict[str, Any]:
         if value is not None:
             out[name] = value
     if message.images:
-        out["images"] = list(message.images)
+        out["images"] = [image.to_json() for image in message.images]
     return out
 
 

@@ -16,7 +16,7 @@ import jiter
 import orjson
 from xxhash import xxh3_64_intdigest, xxh3_128_hexdigest
 
-from proxy.types import TOKENS, Message, Role, SamplingParams, Tool, ToolCall, TurnRequest
+from proxy.types import TOKENS, ImagePart, Message, Role, SamplingParams, Tool, ToolCall, TurnRequest
 
 # Looked up once: Python 3.11 takes as long to find a member of an enum as to hash a short message.
 _SYSTEM, _ASSISTANT, _TOOL = Role.SYSTEM, Role.ASSISTANT, Role.TOOL
@@ -124,7 +124,11 @@ def message_key(message: Message, calls: tuple[str, ...]) -> int:
         return hash((number, text))
     called = tuple([_call_key(call) for call in tool_calls])
     answered = _call_position(call_id, calls) if role is _TOOL else _NO_CALL
-    return hash((number, text, called, answered, tuple([_text_key(image) for image in images])))
+    return hash((number, text, called, answered, tuple([_image_key(image) for image in images])))
+
+
+def _image_key(image: ImagePart) -> int:
+    return _text_key(f"{image.digest} {image.at} {image.detail}")
 
 
 def visible(text: str) -> str:

@@ -34,6 +34,7 @@ from proxy.types import (
     Ids,
     Message,
     Parsing,
+    PlacedImage,
     PromptText,
     Role,
     Tool,
@@ -58,7 +59,7 @@ class Prompt(NamedTuple):
     """Token ids for the engine, and the parent that they are meant to continue. `bridged` False: rendered in full.
 
     `messages`: the conversation that the ids stand for, with our own answers in the place of echoes that the client
-    changed as `echo` says. `identity` is that of `messages`.
+    changed as `echo` says. `identity` is that of `messages`. `images`: all of the prompt, in order.
     """
 
     ids: PromptIds
@@ -67,6 +68,7 @@ class Prompt(NamedTuple):
     identity: Identity
     bridged: bool
     echo: tuple[Echo, ...] = ()
+    images: tuple[PlacedImage, ...] = ()
 
 
 class Prompts:

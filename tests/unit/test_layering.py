@@ -95,6 +95,7 @@ PARTS: dict[str, set[str]] = {
         "engine.transformers",
         "errors",
         "hub",
+        "images",
         "telemetry",
         "progress",
         "prompt_ids",
@@ -110,6 +111,7 @@ PARTS: dict[str, set[str]] = {
     "errors": set(),
     "export_formats": {"errors", "trajectory"},
     "hub": {"errors", "progress", "settings"},
+    "images": {"errors", "types"},
     "telemetry": {"proxy"},
     "page": set(),
     "parsed_items": {"types"},
@@ -301,9 +303,11 @@ PARTS: dict[str, set[str]] = {
     "terminal": {"client", "reasons", "trajectory", "tree_view"},
     "tree_view": {"client"},
     "types": {"reasons", "telemetry"},
+    "vision": {"errors"},
     "workers": {"engine", "errors", "telemetry", "reasons"},
 }
 OUTSIDE: dict[str, set[str]] = {
+    "PIL": {"vision"},
     "alembic": {"store"},
     "datasets": {"rollout.roll.rock"},
     "fastokens": {"rendering"},
@@ -373,8 +377,16 @@ OUTSIDE: dict[str, set[str]] = {
     "starlette": {"api", "app", "commands", "page", "serving"},
     "tensordict": {"client", "client.adapters"},
     "tokenizers": {"engine.tiny", "rendering"},
-    "torch": {"client", "demos", "engine", "engine.transformers", "rollout.areal", "rollout.roll.values"},
-    "transformers": {"demos", "engine.transformers", "rendering", "rollout.verl.tools"},
+    "torch": {
+        "client",
+        "demos",
+        "engine",
+        "engine.tiny",
+        "engine.transformers",
+        "rollout.areal",
+        "rollout.roll.values",
+    },
+    "transformers": {"demos", "engine.tiny", "engine.transformers", "rendering", "rollout.verl.tools", "vision"},
     "typer": {"commands"},
     "uvicorn": {"serving"},
     "uvloop": {"serving"},
@@ -383,7 +395,7 @@ OUTSIDE: dict[str, set[str]] = {
     "zstandard": {"store"},
 }
 LAZY = {
-    *("torch", "transformers", "sglang", "renderers", "fastokens", "llguidance", "opentelemetry", "gem"),
+    *("torch", "transformers", "sglang", "PIL", "renderers", "fastokens", "llguidance", "opentelemetry", "gem"),
     *("httpx2", "tensordict", "trl", "datasets", "verl", "pyarrow", "yaml", "ray"),
 }
 """Heavy or optional packages: imported inside functions only, so that the command line and the app start without."""

@@ -7,18 +7,16 @@ but its tokens, chat template, logprobs and speed are real enough to test everyt
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import shutil
 import tempfile
 from pathlib import Path
 from typing import Any
 
-from proxy.engine.tiny.template import CHAT_TEMPLATE, MARKER_TOKENS, SPECIAL_TOKENS, TRAINING_TEXT
+from proxy.engine.tiny.files import write_json
+from proxy.engine.tiny.template import CHAT_TEMPLATE, SPECIAL_TOKENS, TRAINING_TEXT
+from proxy.engine.tiny.tokenizer import VOCAB_SIZE, tokenizer_config, train_tokenizer
 from proxy.errors import ConfigurationError
-
-VOCAB_SIZE = 640
-"""256 bytes, 375 merges and 9 added tokens. The embedding has no spare row, so every sampled id decodes."""
 
 CONTEXT_LENGTH = 131072
 HIDDEN, LAYERS, HEADS, KV_HEADS, HEAD_DIM, FEED_FORWARD = 64, 2, 4, 2, 16, 128
@@ -26,20 +24,16 @@ HIDDEN, LAYERS, HEADS, KV_HEADS, HEAD_DIM, FEED_FORWARD = 64, 2, 4, 2, 16, 128
 FORMAT = 1
 """Increment when the recipe of the weights changes: it is part of the folder's name, so stale builds are not loaded."""
 
-_SPLIT = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-
 
 def build_tiny_model(folder: Path, seed: int = 0) -> None:
     """Write config, generation config, tokenizer and weights into `folder`, which is created if missing."""
     folder.mkdir(parents=True, exist_ok=True)
-    tokenizer = _train_tokenizer()
+    tokenizer = train_tokenizer()
     tokenizer.save(str(folder / "tokenizer.json"))
     ids = {token: tokenizer.token_to_id(token) for token in SPECIAL_TOKENS}
-    _write_json(folder / "config.json", _model_config(ids))
-    _write_json(folder / "generation_config.json", _generation_config(ids))
-    _write_json(folder / "tokenizer_config.json", _tokenizer_config())
+    write_json(folder / "config.json", _model_config(ids))
+    write_json(folder / "generation_config.json", _generation_config(ids))
+    write_json(folder / "tokenizer_config.json", tokenizer_config(CHAT_TEMPLATE, CONTEXT_LENGTH))
     _write_weights(folder / "model.safetensors", seed)
 
 
@@ -86,27 +80,6 @@ def _fingerprint() -> str:
     return hashlib.sha256((recipe + CHAT_TEMPLATE + TRAINING_TEXT).encode()).hexdigest()[:12]
 
 
-def _train_tokenizer() -> Any:
-    from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
-
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.normalizer = normalizers.NFC()
-    split = pre_tokenizers.Split(Regex(_SPLIT), behavior="isolated")
-    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([split, byte_level])
-    tokenizer.decoder = decoders.ByteLevel()
-    added = len(SPECIAL_TOKENS) + len(MARKER_TOKENS)
-    trainer = trainers.BpeTrainer(
-        vocab_size=VOCAB_SIZE - added, initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()), show_progress=False
-    )
-    tokenizer.train_from_iterator([TRAINING_TEXT], trainer)
-    tokenizer.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in SPECIAL_TOKENS])
-    tokenizer.add_tokens([AddedToken(token, normalized=False, special=False) for token in MARKER_TOKENS])
-    if tokenizer.get_vocab_size() != VOCAB_SIZE:
-        raise ConfigurationError(f"the training text gave {tokenizer.get_vocab_size()} tokens, not {VOCAB_SIZE}")
-    return tokenizer
-
-
 def _model_config(ids: dict[str, int]) -> dict[str, Any]:
     return {
         "architectures": ["Qwen3ForCausalLM"],
@@ -139,17 +112,6 @@ def _generation_config(ids: dict[str, int]) -> dict[str, Any]:
     return {"bos_token_id": ids["<|endoftext|>"], "eos_token_id": stops, "pad_token_id": ids["<|endoftext|>"]}
 
 
-def _tokenizer_config() -> dict[str, Any]:
-    return {
-        "chat_template": CHAT_TEMPLATE,
-        "clean_up_tokenization_spaces": False,
-        "eos_token": "<|im_end|>",
-        "model_max_length": CONTEXT_LENGTH,
-        "pad_token": "<|endoftext|>",
-        "tokenizer_class": "PreTrainedTokenizerFast",
-    }
-
-
 def _weight_shapes() -> dict[str, tuple[int, ...]]:
     shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (VOCAB_SIZE, HIDDEN)}
     for layer in range(LAYERS):
@@ -180,7 +142,3 @@ def _write_weights(path: Path, seed: int) -> None:
         else:
             weights[name] = (random.random(shape, dtype=np.float32) - 0.5) * np.float32(0.5)
     save_file(weights, path, metadata={"format": "pt"})
-
-
-def _write_json(path: Path, value: dict[str, Any]) -> None:
-    path.write_text(json.dumps(value, indent=2, sort_keys=True) + "\n", encoding="utf-8")

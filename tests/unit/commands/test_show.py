@@ -169,7 +169,7 @@ def test_the_database_url_and_a_server_exclude_each_other(
     assert "not both" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("why", "value"), [("tool_call_id", "call_2"), ("images", ["digest"])])
+@pytest.mark.parametrize(("why", "value"), [("tool_call_id", "call_2"), ("images", [{"digest": "digest", "at": 0}])])
 def test_what_identifies_a_message_beside_its_text_is_printed(why: str, value: Any, capsys: Any) -> None:
     place = {"interaction_id": "a", "turn": 0}
     message = {"index": 1, "role": "tool", "why": why, "count": 1, "of": place}

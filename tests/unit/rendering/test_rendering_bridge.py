@@ -24,7 +24,7 @@ from proxy.rendering.templates.library_template import LibraryTemplate
 from proxy.rendering.templates.message_dicts import to_dicts
 from proxy.rendering.tokenizer import Tokenizer
 from proxy.settings import Settings
-from proxy.types import Ids, Message, Role, Tool, ToolCall, ids_of
+from proxy.types import Ids, ImagePart, Message, Role, Tool, ToolCall, ids_of
 from tests import golden
 
 TOOLS = (Tool("read", "Read a file.", {"type": "object", "properties": {"path": {"type": "string"}}}),)
@@ -326,7 +326,7 @@ def test_template_retention_renders_in_full_only_at_a_user_message(tiny_folder: 
 def test_an_image_is_refused_when_bridging_too(tiny: Renderer) -> None:
     prompt, output = tiny.render([user("Hi")], (), {}), tiny.encode("Yo<|im_end|>")
     with pytest.raises(InvalidRequest, match="no images"):
-        tiny.bridge(prompt, output, assistant("Yo"), [Message(Role.USER, "x", images=("d",))], (), {})
+        tiny.bridge(prompt, output, assistant("Yo"), [Message(Role.USER, "x", images=(ImagePart("d"),))], (), {})
 
 
 @pytest.mark.parametrize("call", [False, True], ids=["answer", "tool call"])

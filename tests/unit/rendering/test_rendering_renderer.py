@@ -18,7 +18,7 @@ from proxy.rendering import Renderer, load_renderer
 from proxy.rendering.templates.chat_template import ChatTemplate
 from proxy.rendering.templates.message_dicts import Arguments, to_dicts, tool_dicts
 from proxy.settings import Settings
-from proxy.types import Message, Role, Tool, ToolCall, ToolChoice, ToolChoiceMode
+from proxy.types import ImagePart, Message, Role, Tool, ToolCall, ToolChoice, ToolChoiceMode
 
 TOOLS = (
     Tool("read", "Read.", {"type": "object", "properties": {"path": {"type": "string"}}}),
@@ -143,7 +143,7 @@ def test_the_form_of_arguments_is_found(published: Callable[[str], Path], name: 
 
 
 @pytest.mark.parametrize(
-    "messages", [[], [Message(Role.USER, "x", images=("digest",))]], ids=["no messages", "an image"]
+    "messages", [[], [Message(Role.USER, "x", images=(ImagePart("digest"),))]], ids=["no messages", "an image"]
 )
 def test_empty_messages_and_images_are_refused(tiny: Renderer, messages: list[Message]) -> None:
     with pytest.raises(InvalidRequest) as caught:

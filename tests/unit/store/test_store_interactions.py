@@ -12,7 +12,9 @@ from proxy.errors import InvalidRequest
 from proxy.reasons import FinishReason, Reason, Status
 from proxy.store.notes import notes_of
 from proxy.store.store import Store
-from proxy.types import Api, Message, Role, SamplingParams, SessionRecord, Tool, ToolCall, ids_of
+from proxy.types import Api, ImagePart, Message, Role, SamplingParams, SessionRecord, Tool, ToolCall, ids_of
+
+IMAGE = ImagePart("5f" * 32, 3, 20, 10, "low")
 
 
 def full(node: Any) -> Any:
@@ -23,7 +25,15 @@ def full(node: Any) -> Any:
         aligned=True,
         reason=Reason.CONTINUED,
         api=Api.RESPONSES,
-        new_messages=(Message(Role.TOOL, "größe " * 300, tool_call_id="call_1", name="ls", images=("sha256:1",)),),
+        new_messages=(
+            Message(
+                Role.TOOL,
+                "größe " * 300,
+                tool_call_id="call_1",
+                name="ls",
+                images=(IMAGE,),
+            ),
+        ),
         output=Message(Role.ASSISTANT, "", (ToolCall("call_2", "bash", '{"a": 1}'),), reasoning="hm"),
         prefix_length=1_000,
         prompt_suffix=ids_of([0, 2**31 - 1]),

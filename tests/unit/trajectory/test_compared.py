@@ -8,7 +8,7 @@ import pytest
 
 from proxy.reasons import Reason, Status
 from proxy.trajectory.compared import Comparison, Comparisons, Differs, turn_numbers
-from proxy.types import Api, Interaction, Message, Role, Tool, ToolCall
+from proxy.types import Api, ImagePart, Interaction, Message, Role, Tool, ToolCall
 from tests.interactions import interaction
 
 SYSTEM = Message(Role.SYSTEM, "be kind")
@@ -136,7 +136,7 @@ OTHER_CALL = CALL._replace(arguments='{"a": 2, "b": 2}')
         ([ASK, said("I add."), NEW], Differs.TOOL_CALLS),
         ([ASK, said("Adding.", CALL), RESULT], Differs.CONTENT),
         ([ASK, said("I add.", CALL), RESULT._replace(tool_call_id="call_9")], Differs.TOOL_CALL_ID),
-        ([ASK._replace(images=("digest",)), said("I add.", CALL), NEW], Differs.IMAGES),
+        ([ASK._replace(images=(ImagePart("digest"),)), said("I add.", CALL), NEW], Differs.IMAGES),
     ],
 )
 def test_calls_results_and_images_are_told_apart(history: list[Message], why: Differs) -> None:

@@ -1,0 +1,12 @@
+"""The JSON files of a model folder."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+
+def write_json(path: Path, value: dict[str, Any]) -> None:
+    """Write the same bytes for equal values."""
+    path.write_text(json.dumps(value, indent=2, sort_keys=True) + "\n", encoding="utf-8")

@@ -1,0 +1,1 @@
+"""Images of conversations: their bytes, by digest. Nothing here knows a model."""

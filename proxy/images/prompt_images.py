@@ -1,0 +1,23 @@
+"""The images of one prompt, for an engine: where their tokens are, and their bytes, read when they are needed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from proxy.images.image_pool import ImagePool
+from proxy.types import ImageFile, PlacedImage
+
+
+class PromptImages:
+    """`placed`: in the order of the prompt. `files`: those whose bytes came with the request, by digest."""
+
+    __slots__ = ("_files", "_pool", "placed")
+
+    def __init__(self, placed: tuple[PlacedImage, ...], pool: ImagePool, files: Mapping[str, ImageFile]) -> None:
+        self.placed, self._pool, self._files = placed, pool, files
+
+    async def read(self) -> list[ImageFile]:
+        """Return the images, one for each of `placed`. Raises InvalidRequest for one that is nowhere."""
+        missing = [image.digest for image in self.placed if image.digest not in self._files]
+        read = {file.digest: file for file in await self._pool.get(missing)} if missing else {}
+        return [self._files.get(image.digest) or read[image.digest] for image in self.placed]
