@@ -120,10 +120,11 @@ class ImagePart(NamedTuple):
 
 
 class ImageFile(NamedTuple):
-    """An image as a client sent it: it is never encoded anew. `digest`: SHA-256 of `data`, in hex. `width`, `height`: in pixels, as it is decoded.
+    """An image as a client sent it: it is never encoded anew. `digest`: SHA-256 of `data`, in hex.
 
-    `media_type`: `image/png`, `image/jpeg`, `image/webp` or `image/gif`, as the bytes say, whatever the client said.
-    `pixels`: a digest of the decoded pixels, equal for the same picture encoded anew without loss; "" if not known.
+    `width`, `height`: in pixels, as it is decoded. `media_type`: `image/png`, `image/jpeg`, `image/webp` or
+    `image/gif`, as the bytes say, whatever the client said. `pixels`: a digest of the decoded pixels, equal for the
+    same picture encoded anew without loss; "" if not known.
     """
 
     digest: str

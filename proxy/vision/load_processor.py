@@ -21,8 +21,9 @@ def load_processor(folder: Path) -> Any:
         import PIL  # noqa: F401
         import transformers
     except ImportError as error:
+        how = how_to_get("tokengrove[images]")
         raise ConfigurationError(
-            f"the model in {folder} sees images: the package {error.name} is missing; {how_to_get('tokengrove[images]')}"
+            f"the model in {folder} sees images: the package {error.name} is missing; {how}"
         ) from None
     try:
         try:
