@@ -50,11 +50,11 @@ class Lock:
 
 
 ALL = (
-    Lock("cpu", ("cpu", "postgres", "otel"), more=("torch==2.13.0+cpu",)),
+    Lock("cpu", ("cpu", "images", "postgres", "otel"), more=("torch==2.13.0+cpu",)),
     # SGLang's image has what SGLang requires, and those versions stay.
     Lock(
         "gpu",
-        ("sglang", "postgres", "otel"),
+        ("sglang", "images", "postgres", "otel"),
         more=("llguidance>=1.9,<2",),
         python="3.12",
         platform="x86_64-manylinux_2_39",
