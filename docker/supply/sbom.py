@@ -33,7 +33,7 @@ ALLOWED = {
         "ISC",
         "LGPL-3.0-only",
     ),
-    *("LLVM-exception", "MIT", "MPL-2.0", "PSF-2.0", "Zlib"),
+    *("LLVM-exception", "MIT", "MIT-CMU", "MPL-2.0", "PSF-2.0", "Zlib"),
 }
 # Classifiers name a licence without its version; these are as good as one of the above.
 CLASSIFIERS = {
