@@ -307,7 +307,7 @@ PARTS: dict[str, set[str]] = {
     "workers": {"engine", "errors", "telemetry", "reasons"},
 }
 OUTSIDE: dict[str, set[str]] = {
-    "PIL": {"vision"},
+    "PIL": {"images", "vision"},
     "alembic": {"store"},
     "datasets": {"rollout.roll.rock"},
     "fastokens": {"rendering"},
@@ -390,7 +390,7 @@ OUTSIDE: dict[str, set[str]] = {
     "typer": {"commands"},
     "uvicorn": {"serving"},
     "uvloop": {"serving"},
-    "xxhash": {"parsed_items", "trajectory", "turns"},
+    "xxhash": {"images", "parsed_items", "trajectory", "turns"},
     "yaml": {"rollout.kinds", "rollout.roll.config", "rollout.verl", "rollout.verl.tools"},
     "zstandard": {"store"},
 }

@@ -1,0 +1,145 @@
+"""Reads images with Pillow: the one rule by which bytes become pixels, for sizes, engines, exports and tensors.
+
+PNG, JPEG, WebP and GIF only, as the bytes say; the first frame; the EXIF orientation applied; 8 bits of red, green and
+blue; what is transparent lies on white. The size is checked before anything is decoded. Equal bytes give equal pixels.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from io import BytesIO
+from typing import TYPE_CHECKING, Any
+
+from xxhash import xxh3_128_hexdigest
+
+from proxy.errors import InvalidRequest, how_to_get
+from proxy.types import ImageFile
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+MOST_PIXELS = 36_000_000
+"""A screen of 8K. Width times height, as the header says."""
+MOST_BYTES = 20 * 2**20
+_MEDIA_TYPES = {
+    **{"PNG": "image/png", "JPEG": "image/jpeg", "WEBP": "image/webp", "GIF": "image/gif"},
+    "MPO": "image/jpeg",  # a JPEG with further pictures behind it, as phones make them
+}
+_SIGNATURES = (b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff", b"GIF8")
+_FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
+_ORIENTATION = 0x0112
+_WHITE = (255, 255, 255, 255)
+# By orientation, from 2 on.
+_TURNS = (
+    *("FLIP_LEFT_RIGHT", "ROTATE_180", "FLIP_TOP_BOTTOM", "TRANSPOSE"),
+    *("ROTATE_270", "TRANSVERSE", "ROTATE_90"),
+)
+
+
+def digest_of(data: bytes) -> str:
+    """Return the digest of an image: SHA-256 of its bytes as they came, in hex."""
+    return hashlib.sha256(data).hexdigest()
+
+
+def read_image(
+    data: bytes, name: str = "image", *, most_pixels: int = MOST_PIXELS, most_bytes: int = MOST_BYTES
+) -> ImageFile:
+    """Return what the bytes of an image say, all of them decoded once: `pixels` is set.
+
+    `name`: the field of the request that has it. Raises InvalidRequest naming it for a broken, unsupported or too
+    large image.
+    """
+    _check_bytes(data, name, most_bytes)
+    with _reading(data, name), _opened(data) as image:
+        _check_pixels(image.size, name, most_pixels)
+        kind, rgb = _MEDIA_TYPES[str(image.format)], _to_rgb(image)
+    return ImageFile(digest_of(data), kind, rgb.width, rgb.height, data, pixels_of(rgb))
+
+
+def decode_image(data: bytes, name: str = "image") -> Image.Image:
+    """Return an image as the model sees it, in mode RGB. CPU-heavy. Raises InvalidRequest for a broken one.
+
+    For images that `read_image` has accepted: their size is not checked again.
+    """
+    with _reading(data, name), _opened(data) as image:
+        return _to_rgb(image)
+
+
+def pixels_of(image: Image.Image) -> str:
+    """Return a digest of an RGB image: of its size and its pixels, in hex."""
+    return xxh3_128_hexdigest(b"%d %d " % image.size + image.tobytes())
+
+
+@cache
+def _image_module() -> Any:
+    try:
+        from PIL import Image
+    except ImportError as error:
+        raise InvalidRequest(f"this server cannot read images; {how_to_get('tokengrove[images]')}") from error
+    # The size is checked here, against the server's own limit, which is below Pillow's.
+    warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
+    return Image
+
+
+def _opened(data: bytes) -> Image.Image:
+    image: Image.Image = _image_module().open(BytesIO(data), formats=_FORMATS)
+    return image
+
+
+@contextmanager
+def _reading(data: bytes, name: str) -> Iterator[None]:
+    """Name the field in every failure of Pillow. It raises whatever its parsers run into, so all of it is caught."""
+    pillow = _image_module()
+    try:
+        yield
+    except (InvalidRequest, MemoryError):
+        raise
+    except (pillow.DecompressionBombError, pillow.DecompressionBombWarning):
+        raise InvalidRequest(f"'{name}' has too many pixels; scale the image down", param=name) from None
+    except Exception:
+        known = data.startswith(_SIGNATURES) or (data[:4] == b"RIFF" and data[8:12] == b"WEBP")
+        message = "is a broken image: it cannot be decoded" if known else "is no PNG, JPEG, WebP or GIF image"
+        raise InvalidRequest(f"'{name}' {message}", param=name) from None
+
+
+def _check_bytes(data: bytes, name: str, most: int) -> None:
+    if not data:
+        raise InvalidRequest(f"'{name}' is an empty image", param=name)
+    if len(data) > most:
+        message = f"'{name}' is an image of {len(data)} bytes; at most {most} are allowed (--max-image-bytes)"
+        raise InvalidRequest(message, param=name)
+
+
+def _check_pixels(size: tuple[int, int], name: str, most: int) -> None:
+    width, height = size
+    if width * height > most:
+        raise InvalidRequest(
+            f"'{name}' is an image of {width} x {height} pixels; at most {most} pixels are allowed "
+            "(--max-image-pixels); scale it down",
+            param=name,
+        )
+
+
+def _orientation(image: Image.Image) -> int:
+    """Return the EXIF orientation, 1 to 8. A broken EXIF block is none: no viewer refuses the image for it."""
+    try:
+        value = image.getexif().get(_ORIENTATION, 1)
+    except Exception:  # whatever its parser runs into
+        return 1
+    return value if value in range(1, 9) else 1
+
+
+def _to_rgb(image: Image.Image) -> Image.Image:
+    pillow = _image_module()
+    turn = _orientation(image)
+    if image.mode.startswith("I"):  # 16 bits of grey, of which Pillow would cut off what is above 255
+        image = image.convert("I").point(lambda value: value * (1 / 256)).convert("L")
+    if image.has_transparency_data:
+        seen = image.convert("RGBA")
+        image = pillow.alpha_composite(pillow.new("RGBA", seen.size, _WHITE), seen)
+    rgb = image.convert("RGB")
+    return rgb if turn == 1 else rgb.transpose(pillow.Transpose[_TURNS[turn - 2]])
