@@ -19,9 +19,9 @@ from typing import Any, NamedTuple
 
 from proxy.engine.callbacks import sampler
 from proxy.engine.chunks import TakeChunk, TokenChunk, check_chunk
-from proxy.engine.interface import Engine, EngineInfo, MortalEngine, PauseMode, ServerPool
+from proxy.engine.interface import Capability, Engine, EngineInfo, MortalEngine, PauseMode, ServerPool
 from proxy.engine.requests import GenerateRequest, rest_of
-from proxy.errors import SHUTTING_DOWN, EngineFailed, EngineLost, EngineTimeout, EngineUnavailable
+from proxy.errors import SHUTTING_DOWN, EngineFailed, EngineLost, EngineTimeout, EngineUnavailable, UnsupportedParameter
 from proxy.reasons import FinishReason
 from proxy.settings import Settings
 from proxy.telemetry.engine_metrics import EngineMetrics
@@ -175,8 +175,11 @@ class Gate:
 
         Raises EngineTimeout if no token comes for `--engine-timeout-s`, EngineFailed, and what else the engine raises;
         EngineLost only after more than five servers that were lost while they ran it, or if one is lost in the middle
-        of an output under a grammar; EngineUnavailable if no engine server is alive for `--pause-timeout-s`.
+        of an output under a grammar; EngineUnavailable if no engine server is alive for `--pause-timeout-s`;
+        UnsupportedParameter for images if the engine does not take them.
         """
+        if request.images is not None:
+            self._check_images()
         await self.enter()
         request.timeline.admitted = time.monotonic()
         loop = asyncio.get_running_loop()
@@ -196,6 +199,14 @@ class Gate:
             raise
         finally:
             self._flights.discard(flight)
+
+    def _check_images(self) -> None:
+        info = self.info()
+        if Capability.IMAGES not in info.capabilities:
+            raise UnsupportedParameter(
+                f"the engine {info.name!r} does not take images for the model {info.model!r}; send text only",
+                param="messages",
+            )
 
     async def hold(self, mode: PauseMode) -> None:
         """Admit no request, and wait until the engine can be paused by `mode`; from then on no timeout runs.

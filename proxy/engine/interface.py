@@ -22,7 +22,8 @@ class Capability(StrEnum):
     """Optional features of an engine. A request that needs a missing one is refused with an error that names it.
 
     SEED: it takes a seed. DETERMINISTIC: equal seeds sample equal tokens, whatever else runs. Without it a seed is best
-    effort, and the turn records that.
+    effort, and the turn records that. IMAGES: the model sees `GenerateRequest.images`; an engine without it never gets
+    any.
     """
 
     GRAMMAR = "grammar"
@@ -35,6 +36,7 @@ class Capability(StrEnum):
     UPDATE_WEIGHTS = "update_weights"
     RELEASE_MEMORY = "release_memory"
     STREAMING = "streaming"
+    IMAGES = "images"
 
 
 class PauseMode(StrEnum):

@@ -68,7 +68,8 @@ async def test_a_seed_is_taken_also_without_deterministic_inference(sglang_engin
 async def test_it_implements_engine_and_reports_its_capabilities(sglang_engine: SglangEngine) -> None:
     info = sglang_engine.info()
     assert isinstance(sglang_engine, Engine)
-    assert info.capabilities == frozenset(Capability) - {Capability.DETERMINISTIC, Capability.RELEASE_MEMORY}
+    missing = {Capability.DETERMINISTIC, Capability.RELEASE_MEMORY, Capability.IMAGES}
+    assert info.capabilities == frozenset(Capability) - missing
     assert info.vocab_size == 640
     longest = info.context_length - len(PROMPT)
     assert len((await complete(sglang_engine, request_for(PROMPT, longest))).ids) == longest

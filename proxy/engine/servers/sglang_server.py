@@ -334,7 +334,7 @@ def _names(request: GenerateRequest) -> tuple[str, str]:
 
 def _capabilities_by(facts: Mapping[str, Any]) -> frozenset[Capability]:
     """The capabilities of a server that says `facts` of itself."""
-    missing = set()
+    missing = {Capability.IMAGES}
     if facts.get("skip_tokenizer_init") or facts.get("grammar_backend") == "none":
         missing.add(Capability.GRAMMAR)
     if facts.get("skip_tokenizer_init"):  # its scheduler asks the tokenizer for the end tokens

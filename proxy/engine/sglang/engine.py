@@ -287,7 +287,7 @@ def _value(text: str) -> Any:
 
 def _missing(arguments: Any) -> frozenset[Capability]:
     """The capabilities that the engine lacks with these server arguments."""
-    missing = set()
+    missing = {Capability.IMAGES}
     if arguments.skip_tokenizer_init or arguments.grammar_backend == "none":
         missing.add(Capability.GRAMMAR)
     if arguments.skip_tokenizer_init:  # its scheduler asks the tokenizer for the end tokens

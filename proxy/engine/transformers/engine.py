@@ -249,7 +249,8 @@ class TransformersEngine:
         return int(self._model.config.get_text_config().vocab_size)
 
     def _missing(self) -> frozenset[Capability]:
-        return frozenset() if self._grammars is not None else frozenset({Capability.GRAMMAR})
+        lacks_grammar = frozenset() if self._grammars is not None else frozenset({Capability.GRAMMAR})
+        return lacks_grammar | {Capability.IMAGES}
 
     # The methods below run on the control thread.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 
@@ -14,9 +14,19 @@ from proxy.engine.chunks import TokenChunk
 from proxy.engine.contract import CollectedReply
 from proxy.engine.interface import Capability, PauseMode
 from proxy.engine.requests import GenerateRequest
-from proxy.errors import EngineFailed, EngineLost, EngineTimeout, EngineUnavailable, InvalidRequest
+from proxy.errors import (
+    EngineFailed,
+    EngineLost,
+    EngineTimeout,
+    EngineUnavailable,
+    InvalidRequest,
+    UnsupportedParameter,
+)
+from proxy.images.image_pool import ImagePool
+from proxy.images.prompt_images import PromptImages
 from proxy.reasons import FinishReason
 from proxy.turns.generation import sample
+from proxy.types import ImageFile
 from tests.engines.gates import AdminGate
 from tests.support import let_pass, until
 from tests.unit.engine.gated import (
@@ -47,6 +57,10 @@ class DyingInAPause(WatchfulEngine):
 
 
 CUTTING = [PauseMode.IN_PLACE, PauseMode.RETRACT, PauseMode.ABORT]
+
+
+async def _read_none(digests: Sequence[str]) -> list[ImageFile]:
+    return []
 
 
 async def begun(
@@ -482,6 +496,17 @@ async def test_a_release_that_the_engine_cannot_do_disturbs_no_request(monkeypat
             await refused
     await task
     assert reply.ids == uninterrupted(request) and len(engine.requests) == 1
+
+
+async def test_images_never_reach_an_engine_that_does_not_take_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = WatchfulEngine()
+    gate, request = gate_of(engine), replace(asking("a", 3), images=PromptImages((), ImagePool(_read_none, 0), {}))
+    await gate.sample(request, CollectedReply().add)
+    lacking = replace(engine.info(), capabilities=frozenset(Capability) - {Capability.IMAGES})
+    monkeypatch.setattr(engine, "info", lambda: lacking)
+    with pytest.raises(UnsupportedParameter, match="'scripted' does not take images") as refused:
+        await gate.sample(request, CollectedReply().add)
+    assert refused.value.status == 400 and refused.value.param == "messages" and len(engine.requests) == 1
 
 
 async def test_a_release_that_fails_ends_its_pause() -> None:
