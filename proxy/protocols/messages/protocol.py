@@ -1,7 +1,8 @@
 """Parses Anthropic messages requests.
 
 honoured  model messages system max_tokens stop_sequences stream temperature top_p top_k (in both API versions)
-          tools (name description input_schema type; defer_loading drops the tool) tool_choice (type name
+          tools (name description input_schema type; defer_loading drops the tool; of the tools that Anthropic defines
+          and clients run also display_width_px display_height_px enable_zoom) tool_choice (type name
           disable_parallel_tool_use) output_config.format output_format (its older place), and the engine
           extensions return_token_ids return_completion_text stop_token_ids min_tokens
           thinking.type: `disabled` sets the template option enable_thinking to false; other types change nothing,
@@ -10,7 +11,8 @@ honoured  model messages system max_tokens stop_sequences stream temperature top
 ignored   cache_control (anywhere) metadata (a hint for the session) context_management service_tier speed inference_geo
           diagnostics billing_policy fallbacks fallback_credit_token output_config.effort output_config.task_budget
           thinking.budget_tokens thinking.display thinking.block_binding tools.strict tools.cache_control
-          tools.eager_input_streaming tools.input_examples tools.allowed_callers; betas user_profile_id workspace_id
+          tools.eager_input_streaming tools.input_examples tools.allowed_callers tools.display_number
+          tools.max_characters; betas user_profile_id workspace_id
           (headers); server tools such as web_search_20250305 (recorded as dropped); and every field not named here
           (top-level ones are recorded as dropped)
 refused   mcp_servers container compaction thread; other tools without an input_schema; images, documents and blocks of
@@ -35,6 +37,7 @@ from proxy.protocols.fields import (
     optional_str,
 )
 from proxy.protocols.messages.blocks import parse_system
+from proxy.protocols.messages.client_tools import client_tool
 from proxy.protocols.messages.conversation import parse_conversation
 from proxy.protocols.messages.reply import MessageStream, message_json
 from proxy.protocols.messages.request_body import messages_body
@@ -58,6 +61,7 @@ HONOURED = frozenset(
     {
         *("model", "messages", "system", "max_tokens", "stop_sequences", "stream", "temperature", "top_p", "top_k"),
         *("tools", "tools.name", "tools.description", "tools.input_schema", "tools.type", "tools.defer_loading"),
+        *("tools.display_width_px", "tools.display_height_px", "tools.enable_zoom"),
         *("tool_choice", "tool_choice.type", "tool_choice.name", "tool_choice.disable_parallel_tool_use"),
         *("output_config", "output_config.format", "output_format", "thinking", "thinking.type"),
         *("return_token_ids", "return_completion_text", "stop_token_ids", "min_tokens"),
@@ -72,7 +76,7 @@ IGNORED = frozenset(
         *("output_config.effort", "output_config.task_budget"),
         *("thinking.budget_tokens", "thinking.display", "thinking.block_binding"),
         *("tools.strict", "tools.cache_control", "tools.eager_input_streaming", "tools.input_examples"),
-        "tools.allowed_callers",
+        *("tools.allowed_callers", "tools.display_number", "tools.max_characters"),
     }
 )
 REFUSED = frozenset({"mcp_servers", "container", "compaction", "thread"})
@@ -216,6 +220,8 @@ def _parse_tools(value: Any, dropped: list[str]) -> tuple[Tool, ...]:
 
 def _parse_tool(tool: Mapping[str, Any], name: str) -> Tool:
     kind, schema = tool.get("type"), tool.get("input_schema")
+    if schema is None and (known := client_tool(tool, name)) is not None:
+        return known
     if kind not in (None, "custom") and schema is None:
         message = f"'{name}' has type {kind!r}, which only Anthropic's models know; give a tool with an 'input_schema'"
         raise UnsupportedParameter(message, param=name)

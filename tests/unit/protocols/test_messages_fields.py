@@ -99,18 +99,26 @@ def test_every_block_of_the_sdk_is_accepted_or_refused_by_name(role: str) -> Non
             assert refusal.value.param == "messages[0].content[0]"
 
 
+CLIENT_TOOLS = {
+    *(f"computer_{day}" for day in ("20241022", "20250124", "20251124")),
+    *(f"text_editor_{day}" for day in ("20241022", "20250124", "20250429", "20250728")),
+    *("bash_20241022", "bash_20250124", "memory_20250818"),
+}
 SERVER_TOOLS = ("web_search", "web_fetch", "code_execution", "tool_search_tool", "advisor", "mcp_toolset")
 
 
-def test_of_the_typed_tools_of_the_sdk_those_of_a_server_are_dropped_and_those_of_the_client_refused() -> None:
+def test_of_the_typed_tools_of_the_sdk_those_of_a_server_are_dropped_and_those_without_a_known_schema_refused() -> None:
     known = kinds(plain.ToolUnionParam) | kinds(beta.BetaToolUnionParam)
     assert {"bash_20250124", "web_search_20250305"} <= known
+    assert CLIENT_TOOLS <= known
     for kind in known - {"custom"}:
         asked = body(tools=[READ, {"type": kind, "name": "t"}])
         if kind.startswith(SERVER_TOOLS):
             request = MessagesProtocol().parse(asked)
             assert [tool.name for tool in request.tools] == ["Read"]
             assert request.dropped == (f"tools[1] of type {kind}",)
+        elif kind in CLIENT_TOOLS:
+            assert [tool.name for tool in MessagesProtocol().parse(asked).tools] == ["Read", "t"]
         else:
             with pytest.raises(UnsupportedParameter, match=kind) as refusal:
                 MessagesProtocol().parse(asked)

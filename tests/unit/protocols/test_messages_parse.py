@@ -17,7 +17,7 @@ from proxy.trajectory.matching import identify
 from proxy.types import Api, Message, ResponseFormat, Role, Tool, ToolCall, ToolChoice, ToolChoiceMode, TurnRequest
 from tests.unit.protocols.message_bodies import CACHE, READ, body, claude_code, result, says, text
 
-BASH = {"type": "bash_20250124", "name": "bash"}
+TOOLSET = {"type": "computer_toolset_20260801", "name": "computer"}
 PNG = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": ""}}
 SCHEMA = {"type": "object", "properties": {}}
 
@@ -235,7 +235,7 @@ def test_an_invalid_field_is_named(changes: dict[str, Any], param: str) -> None:
         ({"messages": [says("user", [result("t", [PNG])])]}, "messages[0].content[0].content[0]"),
         ({"messages": [says("user", [{"type": "document"}])]}, "messages[0].content[0]"),
         ({"system": [PNG]}, "system[0]"),
-        ({"tools": [BASH]}, "tools[0]"),
+        ({"tools": [TOOLSET]}, "tools[0]"),
     ],
 )
 def test_unsupported_fields_are_refused_by_name(changes: dict[str, Any], param: str) -> None:
