@@ -110,7 +110,7 @@ SERVER_TOOLS = ("web_search", "web_fetch", "code_execution", "tool_search_tool",
 def test_of_the_typed_tools_of_the_sdk_those_of_a_server_are_dropped_and_those_without_a_known_schema_refused() -> None:
     known = kinds(plain.ToolUnionParam) | kinds(beta.BetaToolUnionParam)
     assert {"bash_20250124", "web_search_20250305"} <= known
-    assert CLIENT_TOOLS <= known
+    assert known >= CLIENT_TOOLS
     for kind in known - {"custom"}:
         asked = body(tools=[READ, {"type": kind, "name": "t"}])
         if kind.startswith(SERVER_TOOLS):
