@@ -27,7 +27,7 @@ _TYPES = {
     "": "text/plain; charset=utf-8",  # licences
 }
 _POLICY = (
-    "default-src 'none'; script-src 'self' 'sha256-{}'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
+    "default-src 'none'; script-src 'self' 'sha256-{}'; style-src 'self'; img-src 'self' blob:; connect-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
     "require-trusted-types-for 'script'; trusted-types 'none'"
 )

@@ -11,6 +11,7 @@ from rich.markup import escape
 from rich.text import Text
 
 from proxy.client import TreeNode
+from proxy.terminal.image_notes import content_with_images
 from proxy.terminal.text_diff import block, diff
 from proxy.trajectory.compared import Differs
 from proxy.trajectory.conversation import message_text
@@ -88,13 +89,18 @@ def _messages(read: ReadTurn, name: str, compared: Compared) -> Iterator[Text]:
     elif not sent or not recorded or sent[0]["role"] != recorded[0]["role"]:
         yield from _blocks("-", recorded[:1])
         yield from _blocks("+", sent[:1])
-    elif message["why"] in (Differs.TOOL_CALL_ID, Differs.IMAGES):
+    elif message["why"] == Differs.TOOL_CALL_ID:
         for sign, side in (("-", recorded[0]), ("+", sent[0])):
             yield from block(sign, f"{message['why']}: {side.get(message['why'])}")
     else:
-        yield from diff(message_text(recorded[0]), message_text(sent[0]))
+        yield from diff(_text(recorded[0]), _text(sent[0]))
 
 
 def _blocks(sign: str, messages: Sequence[Mapping[str, Any]]) -> Iterator[Text]:
     for message in messages:
-        yield from block(sign, f"{message['role']}: {message_text(message)}")
+        yield from block(sign, f"{message['role']}: {_text(message)}")
+
+
+def _text(message: Mapping[str, Any]) -> str:
+    """What a message says and calls, with a note for each image, so that images that differ are seen to."""
+    return message_text({**message, "content": content_with_images(message)})

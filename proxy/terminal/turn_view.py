@@ -13,10 +13,13 @@ from rich.text import Text
 from proxy.reasons import Reason
 from proxy.terminal import figures
 from proxy.terminal.forks import ReadTurn, fork_lines, summary
+from proxy.terminal.image_notes import content_parts, content_with_images
 from proxy.tree_view import notes_text, printable
 
 _LISTED = 100
 """Characters that are shown of a message that an earlier turn has."""
+_IMAGE = "bold blue"
+"""Tells the note of an image from the same words in a text."""
 _ROLES = {"system": "magenta", "user": "cyan", "assistant": "green", "tool": "yellow"}
 
 
@@ -144,11 +147,9 @@ def message_view(message: Mapping[str, Any], beside: str) -> Iterator[Renderable
     yield Text.assemble((f"\n{head}", f"bold {_style(message)}"), (beside, "dim"))
     if reasoning := message.get("reasoning_content"):
         yield Text.assemble(("reasoning: ", "italic"), printable(reasoning), style="dim italic")
-    if message["content"]:
-        yield Text(printable(message["content"]))
+    if content := list(content_parts(message)):
+        yield Text.assemble(*[(printable(text), _IMAGE if is_image else "") for text, is_image in content])
     yield from _calls(message.get("tool_calls", ()))
-    if images := message.get("images"):
-        yield Text(f"images: {', '.join(image['digest'] for image in images)}", "dim")
     if not any(message.get(name) for name in ("content", "reasoning_content", "tool_calls", "images")):
         yield Text("(empty)", "dim")
 
@@ -163,7 +164,7 @@ def _calls(calls: Sequence[Mapping[str, Any]]) -> Iterator[Text]:
 def _spoken(message: Mapping[str, Any]) -> str:
     """A message in one text: what was said and called."""
     calls = [f"→ {call['function']['name']}({call['function']['arguments']})" for call in message.get("tool_calls", ())]
-    return " ".join([message["content"] or "", *calls]).strip()
+    return " ".join([content_with_images(message), *calls]).strip()
 
 
 def _style(message: Mapping[str, Any]) -> str:

@@ -79,7 +79,7 @@ async def test_every_file_is_served_with_headers_that_let_nothing_else_in(server
         assert (response.status_code, response.content) == (200, file.content), name
         rules = dict(rule.strip().split(" ", 1) for rule in response.headers["content-security-policy"].split(";"))
         assert rules["default-src"] == "'none'"
-        assert rules["img-src"] == "'self' data:"
+        assert rules["img-src"] == "'self' blob:"
         assert rules["connect-src"] == rules["style-src"] == "'self'"
         assert re.fullmatch(r"'self' 'sha256-[\w+/=]+'", rules["script-src"])
         assert rules["frame-ancestors"] == rules["base-uri"] == rules["form-action"] == "'none'"

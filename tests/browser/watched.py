@@ -14,11 +14,13 @@ window.violations = [];
 addEventListener("securitypolicyviolation", (event) =>
   violations.push(`${event.violatedDirective}: ${event.blockedURI} ${event.sample}`));
 """
-# What only a text that became markup could bring: scripts within the page besides its import map, links that lead away.
+# What only a text that became markup could bring: scripts within the page besides its import map, links that lead away,
+# and pictures that the page has not read itself.
 _FOREIGN = """
 () => [
   ...[...document.scripts].filter((script) => !script.src && script.type !== "importmap").map((found) => found.text),
   ...[...document.links].filter((link) => link.origin !== location.origin).map((link) => `link: ${link.href}`),
+  ...[...document.images].filter((image) => !image.src.startsWith("blob:")).map((image) => `picture: ${image.src}`),
 ]
 """
 

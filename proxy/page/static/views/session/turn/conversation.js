@@ -14,10 +14,10 @@ export function Conversation({ turn, query }) {
   const fresh = places.slice(count, -1);
   const before = link("session", turn.session_id, { ...query, turn: turn.parent_id });
   return html`<section aria-label="Conversation">
-    ${count > 0 && html`<${Earlier} places=${places.slice(0, count)} title=${title} />`}
+    ${count > 0 && html`<${Earlier} places=${places.slice(0, count)} title=${title} sessionId=${turn.session_id} />`}
     <h2 class="turn-title">${heading}${plural(fresh.length, "message")}
       ${turn.parent_id !== null && html` <span class="turn-after">after <a href=${before}>the turn before</a></span>`}</h2>
-    <${Some} places=${fresh} />
+    <${Some} places=${fresh} sessionId=${turn.session_id} />
     <${Answer} turn=${turn} place=${places.at(-1)} />
   </section>`;
 }
@@ -33,16 +33,16 @@ function known({ inherited, compared }) {
 }
 
 /** Messages that are known from another turn. They are drawn when somebody opens them. */
-function Earlier({ places, title }) {
+function Earlier({ places, title, sessionId }) {
   const [open, setOpen] = useState(false);
   return html`<details class="turn-earlier" onToggle=${(event) => setOpen(event.currentTarget.open)}>
     <summary>${plural(places.length, "earlier message")} <span class="quiet small">${title}</span></summary>
-    ${open && html`<${Some} places=${places} last />`}
+    ${open && html`<${Some} places=${places} sessionId=${sessionId} last />`}
   </details>`;
 }
 
 /** Messages in a list; of many, a part. `last`: the last ones are shown, since they are the nearest. */
-function Some({ places, last = false }) {
+function Some({ places, sessionId, last = false }) {
   const [count, setCount] = useState(STEP);
   const hidden = Math.max(0, places.length - count);
   const shown = last ? places.slice(hidden) : places.slice(0, count);
@@ -50,7 +50,7 @@ function Some({ places, last = false }) {
     Show ${Math.min(STEP, hidden)} more of ${plural(hidden, "message")}
   </button>`;
   return html`${last && more}
-    <ol class="turn-messages">${shown.map((place) => html`<${MessageView} key=${place.index} place=${place} />`)}</ol>
+    <ol class="turn-messages">${shown.map((place) => html`<${MessageView} key=${place.index} place=${place} sessionId=${sessionId} />`)}</ol>
     ${!last && more}`;
 }
 
@@ -59,5 +59,5 @@ function Answer({ turn, place }) {
   if (output.content === "" && !output.tool_calls && !output.reasoning_content && turn.status !== "complete") {
     return html`<p class="turn-empty quiet">This turn has no answer.</p>`;
   }
-  return html`<ol class="turn-messages"><${MessageView} place=${place} answer prefill=${turn.notes.prefill ?? 0} /></ol>`;
+  return html`<ol class="turn-messages"><${MessageView} place=${place} sessionId=${turn.session_id} answer prefill=${turn.notes.prefill ?? 0} /></ol>`;
 }

@@ -7,11 +7,15 @@ import { useLoad } from "../../../lib/load.js";
 import { Loaded } from "../../../lib/notice.js";
 import { inWords } from "../../../lib/words.js";
 import { link } from "../../../lib/route.js";
+import { otherImages } from "../images/image_words.js";
+import { Picture } from "../images/picture.js";
 import { Difference } from "./difference.js";
 import { messageText, sides } from "./messages.js";
 import { readTurn } from "./read_turn.js";
 import { Line, Text } from "./texts.js";
 import { toolDifferences } from "./tool_differences.js";
+
+const MOST_IMAGES = 8;
 
 /** `turn`: with its messages and `compared`; nothing is drawn for one that did not fork. */
 export function Fork({ turn, query, reasons }) {
@@ -56,7 +60,8 @@ function Compared({ turn, nearest }) {
   const tools = useMemo(() => (compared.tools ? toolDifferences(nearest.tools, turn.tools) : []), [turn, nearest]);
   const names = { recorded: nearest.turn === null ? "the nearest turn has" : `turn ${nearest.turn} has`, sent: "this turn sent" };
   return html`
-    ${compared.message && html`<${MessageDifference} why=${compared.message.why} recorded=${recorded} sent=${sent} names=${names} />`}
+    ${compared.message && html`<${MessageDifference} why=${compared.message.why} recorded=${recorded} sent=${sent} names=${names} />
+      <${ImageDifference} recorded=${recorded[0]} sent=${sent[0]} names=${names} sessionId=${turn.session_id} />`}
     ${tools.map((tool) => html`<${ToolDifference} key=${tool.name} ...${tool} names=${names} open=${compared.why === "tools" && tools.length <= 3} />`)}
     ${compared.template_options && html`<h3>template options</h3>
       <${Difference} recorded=${laidOut(compared.template_options.recorded)} sent=${laidOut(compared.template_options.sent)} names=${names} />`}`;
@@ -74,8 +79,8 @@ const laidOut = (value) => JSON.stringify(value, null, 2);
 
 function MessageDifference({ why, recorded, sent, names }) {
   const [old, now] = [recorded[0], sent[0]];
-  if (why === "tool_call_id" || why === "images") {
-    return html`<${Difference} recorded=${String(old?.[why] ?? "")} sent=${String(now?.[why] ?? "")} names=${names} />`;
+  if (why === "tool_call_id") {
+    return html`<${Difference} recorded=${old?.tool_call_id ?? ""} sent=${now?.tool_call_id ?? ""} names=${names} />`;
   }
   if (old && now && old.role === now.role) return html`<${Difference} recorded=${messageText(old)} sent=${messageText(now)} names=${names} />`;
   return html`${[...recorded.map((message) => [message, "recorded"]), ...sent.map((message) => [message, "sent"])].slice(0, 20).map(([message, side], index) => html`<div key=${index}>
@@ -83,6 +88,18 @@ function MessageDifference({ why, recorded, sent, names }) {
       <${Difference} ...${{ recorded: "", sent: "", [side]: messageText(message) }} names=${names} />
     </div>`)}
     ${recorded.length + sent.length > 20 && html`<p class="quiet small">and ${plural(recorded.length + sent.length - 20, "more message")}</p>`}`;
+}
+
+/** The images that only one side of a message has. */
+function ImageDifference({ recorded, sent, names, sessionId }) {
+  const found = otherImages(recorded?.images ?? [], sent?.images ?? []);
+  const sides = [["recorded", "−"], ["sent", "+"]].filter(([side]) => found[side].length > 0);
+  if (sides.length === 0) return null;
+  return html`<div class="turn-images">${sides.map(([side, sign]) => html`<div key=${side} class=${`turn-images-${side}`}>
+    <p class="small quiet">${sign} ${names[side]} ${plural(found[side].length, "image")} that the other has not</p>
+    ${found[side].slice(0, MOST_IMAGES).map((image, index) => html`<${Picture} key=${index} sessionId=${sessionId} image=${image} />`)}
+    ${found[side].length > MOST_IMAGES && html`<p class="quiet small">and ${plural(found[side].length - MOST_IMAGES, "more image")}</p>`}
+  </div>`)}</div>`;
 }
 
 /** The first tokens that differ, of both sides. */

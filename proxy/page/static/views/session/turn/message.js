@@ -1,6 +1,8 @@
 // One message: its role, text, reasoning (collapsed), calls, and of a result the call that it answers.
 import { plural } from "../../../lib/format.js";
 import { html } from "../../../lib/html.js";
+import { pieces } from "../images/image_words.js";
+import { Picture } from "../images/picture.js";
 import { afterCharacters } from "./fold.js";
 import { pretty } from "./pretty_json.js";
 import { Line, LongText, Short } from "./texts.js";
@@ -8,9 +10,10 @@ import { Line, LongText, Short } from "./texts.js";
 const LONGEST_JSON = 200_000;
 
 /** `place`: of `linked`. `answer`: whether it is the answer of this turn. `prefill`: characters that the client wrote. */
-export function MessageView({ place, answer = false, prefill = 0 }) {
+export function MessageView({ place, sessionId, answer = false, prefill = 0 }) {
   const { message, index, call } = place;
   const calls = message.tool_calls ?? [];
+  const images = message.images ?? [];
   return html`<li class=${`turn-message ${kind(message.role)}${answer ? " turn-answer" : ""}`}>
     <div class="turn-message-head">
       <h3>${answer ? "answer" : message.role}</h3>
@@ -20,9 +23,10 @@ export function MessageView({ place, answer = false, prefill = 0 }) {
       <span class="push quiet small tabular">${answer ? "" : `message ${index}`}</span>
     </div>
     ${message.reasoning_content && html`<${Reasoning} text=${message.reasoning_content} open=${answer && !message.content && !calls.length} />`}
-    ${(message.content !== "" || (!calls.length && !message.reasoning_content)) && html`<${Body} text=${message.content} prefill=${prefill} />`}
+    ${images.length > 0
+      ? html`<${Interleaved} text=${message.content} images=${images} sessionId=${sessionId} />`
+      : (message.content !== "" || (!calls.length && !message.reasoning_content)) && html`<${Body} text=${message.content} prefill=${prefill} />`}
     ${calls.map((each, index) => html`<${Call} key=${index} call=${each} />`)}
-    ${message.images && html`<p class="small">images: ${message.images.map((image, index) => html`<${Short} key=${index} text=${image} /> `)}</p>`}
   </li>`;
 }
 
@@ -34,6 +38,13 @@ function Body({ text, prefill }) {
   if (!prefill) return html`<${LongText} text=${text} />`;
   const end = afterCharacters(text, prefill);
   return html`<${LongText} text=${text.slice(0, end)} class="turn-prefill" /><${LongText} text=${text.slice(end)} />`;
+}
+
+/** A text with its images, each at its place. */
+function Interleaved({ text, images, sessionId }) {
+  return pieces(text, images).map((piece) => (piece.image
+    ? html`<${Picture} key=${`image ${piece.index}`} sessionId=${sessionId} image=${piece.image} />`
+    : html`<${LongText} key=${piece.start} text=${piece.text} />`));
 }
 
 function Reasoning({ text, open }) {
