@@ -35,6 +35,7 @@ from proxy.engine.interface import Engine, ServerPool
 from proxy.engine.pauses import NotedEngine, Pauses
 from proxy.errors import ConfigurationError, InvalidRequest, ProxyError, codes
 from proxy.hub import pinned, revision_of
+from proxy.images.image_pool import ImagePool
 from proxy.progress import doing, step
 from proxy.rendering.examination import Examination, examine
 from proxy.rendering.renderer import Renderer, check_folder, check_names, load_renderer
@@ -120,6 +121,7 @@ def build_app(
         engine.pauses = Pauses(store.pauses, _name_of(settings), leads=place is None or place.leads)
     gate = Gate(engine, settings, metrics.engine)
     sessions = SessionParts(store, settings, metrics, lambda: gate.info().weight_version)
+    images = ImagePool(store.images.read, settings.image_memory_bytes)
     turns = Turns(
         gate=gate,
         renderer=renderer,
@@ -131,6 +133,7 @@ def build_app(
         settings=settings,
         metrics=metrics.turns,
         pool=pool,
+        images=images,
         seat=None if place is None else place.seat,
     )
     bodies = Bodies(settings, freed)

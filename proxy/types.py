@@ -124,7 +124,8 @@ class ImageFile(NamedTuple):
 
     `width`, `height`: in pixels, as it is decoded. `media_type`: `image/png`, `image/jpeg`, `image/webp` or
     `image/gif`, as the bytes say, whatever the client said. `pixels`: a digest of the decoded pixels, equal for the
-    same picture encoded anew without loss; "" if not known.
+    same picture encoded anew without loss; "" if not known. `url`: where the server fetched it; None: the client sent
+    the bytes.
     """
 
     digest: str
@@ -133,6 +134,11 @@ class ImageFile(NamedTuple):
     height: int
     data: bytes
     pixels: str = ""
+    url: str | None = None
+
+    def __repr__(self) -> str:
+        """Without the bytes, nor the URL, which may hold a signature: a repr may end up in a log."""
+        return f"ImageFile({self.digest}, {self.media_type}, {self.width}x{self.height}, {len(self.data)} bytes)"
 
 
 class PlacedImage(NamedTuple):
@@ -146,6 +152,16 @@ class PlacedImage(NamedTuple):
     width: int = 0
     height: int = 0
     detail: str = ""
+
+    def to_json(self) -> dict[str, Json]:
+        """Return the fields, without a `detail` that is not set."""
+        out: dict[str, Json] = {"digest": self.digest, "start": self.start, "length": self.length}
+        out |= {"width": self.width, "height": self.height}
+        return {**out, "detail": self.detail} if self.detail else out
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Json]) -> PlacedImage:
+        return cls(**{name: value for name, value in data.items() if name in cls._fields})
 
 
 class Message(NamedTuple):

@@ -95,6 +95,11 @@ class LiveSession:
         """With `follows`: the hashes of requests that came here first, and so are no retries of that session's."""
         return set()
 
+    @cached_property
+    def images(self) -> set[str]:
+        """The digests of its images that are stored."""
+        return set()
+
     @property
     def closed(self) -> bool:
         """True if it takes no more turns. A turn that is committed now is not in the returns that its end stores."""
@@ -136,6 +141,8 @@ class LiveSession:
         sampled = len(interaction.output_ids)
         self.sampled_tokens += sampled
         self.size += _TURN_BYTES + _TOKEN_BYTES * (len(interaction.prompt_suffix) + sampled)
+        if interaction.images:
+            self.images.update([image.digest for image in interaction.images])
 
     def record_failure(self, interaction_id: str) -> None:
         """Note that this replica recorded the failure of a turn, even if its commit was in doubt before."""

@@ -20,6 +20,7 @@ from proxy.store.replica_news import ReplicaNews
 from proxy.store.session_changes import SessionChanges
 from proxy.store.session_starts import SessionStarts
 from proxy.store.sql import reads, writes
+from proxy.store.stored_images import StoredImages
 from proxy.store.turn_log import TurnLog
 
 
@@ -37,6 +38,7 @@ class Store:
     `changed`: which sessions changed lately.
     `metrics`: what all of them count.
     `pauses`: notes of paused engine servers.
+    `images`: images of conversations, by digest.
     """
 
     def __init__(self, opened: OpenDatabase) -> None:
@@ -56,6 +58,7 @@ class Store:
         self.changed = opened.changed
         self.metrics = opened.metrics
         self.pauses = EnginePauses(opened)
+        self.images = StoredImages(opened)
 
     @property
     def label(self) -> str:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 
 from proxy.store.news import Seen
 from proxy.store.open_database import OpenDatabase
 from proxy.store.sql import writes
 from proxy.store.writer import Phase
-from proxy.types import Interaction
+from proxy.types import ImageFile, Interaction
 
 
 class TurnLog:
@@ -23,14 +24,20 @@ class TurnLog:
         """True if other replicas may commit to the same sessions."""
         return self._database.shared
 
-    async def append(self, interaction: Interaction, seen: Seen | None = None) -> int | None:
+    async def append(
+        self, interaction: Interaction, seen: Seen | None = None, files: Sequence[ImageFile] = ()
+    ) -> int | None:
         """Commit an interaction; return its seq, and set it. A cancelled caller may find it committed all the same.
+
+        `files`: its images, except for those that its session surely has.
 
         With `seen`, None is returned and nothing committed if another replica changed the session since (optimistic
         locking). Raises SessionNotFound, and InvalidRequest for a known id or for unequal lengths of a complete node.
         """
-        change = writes.Append(interaction, seen)
+        change = writes.Append(interaction, seen, files)
         size = 4 * len(interaction.prompt_suffix) + 8 * len(interaction.output_ids)
+        if files:
+            size += sum(len(file.data) for file in files)
         seq: int | None = await self._write.submit(writes.append_interactions, change, size=size)
         if seq is not None:
             interaction.seq = seq

@@ -12,11 +12,12 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from itertools import product
 from typing import Any
 
 from proxy.errors import EngineFailed, ProxyError, SessionNotFound, StoreUnavailable
+from proxy.images.image_pool import ImagePool
 from proxy.reasons import FinishReason, Reason, Status
 from proxy.sessions.attempts import Stage
 from proxy.sessions.live_session import LiveSession, deleted
@@ -27,7 +28,7 @@ from proxy.store.turn_log import TurnLog
 from proxy.telemetry.turn_metrics import TurnMetrics
 from proxy.trajectory.cache import Node
 from proxy.turns.turn import Turn
-from proxy.types import Api, Interaction
+from proxy.types import Api, ImageFile, Interaction
 
 logger = logging.getLogger(__name__)
 
@@ -47,12 +48,13 @@ class Commits:
         registry: Registry,
         scores: Scores,
         metrics: TurnMetrics,
+        images: ImagePool,
         in_background: Callable[[Coroutine[Any, Any, None]], object],
     ) -> None:
         self._log, self._registry, self._scores, self._metrics = log, registry, scores, metrics
         metrics.ended.expect(product(Api, (Status.COMPLETE, Status.FAILED, Status.ABORTED)))
         metrics.interactions.expect((reason,) for reason in Reason)
-        self._in_background = in_background
+        self._images, self._in_background = images, in_background
         self._unrecorded: deque[Turn] = deque(maxlen=_MOST_UNRECORDED)
         self._record_at = 0.0
 
@@ -102,7 +104,8 @@ class Commits:
         node = session.cache.node_for(interaction, prompt.identity, prompt.match, prompt.ids)
         session.cache.reserve(node)
         try:
-            seq = await self._log.append(interaction, self._registry.seen(session))
+            files = await self._files(turn) if interaction.images else ()
+            seq = await self._log.append(interaction, self._registry.seen(session), files)
         except ProxyError:
             session.cache.release(node)
             note_doubt(session, interaction.id)
@@ -117,6 +120,8 @@ class Commits:
         """Make a committed turn visible: as a parent for later turns, and to its readers."""
         session = turn.session
         session.cache.publish(node)
+        if turn.interaction.images:
+            self._images.put(turn.request.files.values())  # for turns that refer to this one
         session.record_commit(turn.interaction)
         turn.release()
         turn.timeline.committed = time.monotonic()
@@ -149,12 +154,21 @@ class Commits:
                 elif time.time() < (turn.interaction.completed_at or 0.0) + _RETRIED_WITHIN_S:
                     self._unrecorded.append(turn)
                 else:
-                    await self._log.append(turn.interaction)
+                    await self._log.append(turn.interaction, None, await self._files(turn))
                     turn.session.record_failure(turn.interaction.id)
             except StoreUnavailable:
                 self._unrecorded.append(turn)
             except ProxyError:
                 pass  # it was committed after all, or its session was deleted
+
+    async def _files(self, turn: Turn) -> Sequence[ImageFile]:
+        """The images of a turn that its session does not surely have yet. Raises ProxyError for one that is nowhere."""
+        if not turn.interaction.images:
+            return ()
+        files, had = turn.request.files, turn.session.images
+        new = {image.digest for image in turn.interaction.images} - had
+        read = await self._images.get([digest for digest in new if digest not in files])
+        return [*read, *(files[digest] for digest in new if digest in files)]
 
     def _describe(self, turn: Turn, finish: FinishReason) -> None:
         interaction, parser = turn.interaction, turn.parser
@@ -189,7 +203,7 @@ class Commits:
         interaction.output = turn.parser.message
         self._metrics.ended.by[turn.request.api, status] += 1
         try:
-            seq = await self._log.append(interaction)
+            seq = await self._log.append(interaction, None, await self._files(turn))
         except ProxyError as problem:
             if isinstance(problem, SessionNotFound) and turn.session.confirmed:
                 self._registry.forget_deleted(turn.session)

@@ -180,6 +180,8 @@ class Turn:
         interaction.aligned = aligned
         interaction.prefix_length = parent.length if parent is not None and aligned else 0
         interaction.prompt_suffix = prompt.ids.last if aligned else prompt.ids.joined
+        if prompt.images:
+            interaction.images = tuple([each for each in prompt.images if each.start >= interaction.prefix_length])
 
     def publish(self, deltas: list[Delta]) -> None:
         """Show deltas to readers. From the close of a tool call on, hold them until the commit (`release`).

@@ -31,6 +31,7 @@ from proxy.errors import (
     StoreUnavailable,
     TooManyRequests,
 )
+from proxy.images.image_pool import ImagePool
 from proxy.prompt_ids import PromptIds
 from proxy.reasons import FinishReason, Status
 from proxy.rendering.renderer import Renderer
@@ -95,6 +96,7 @@ class Turns:
         settings: Settings,
         metrics: TurnMetrics,
         pool: FairPool,
+        images: ImagePool,
         seat: Seat | None = None,
     ) -> None:
         """`seat`: this worker's entries among those of the other workers; None without any."""
@@ -117,7 +119,7 @@ class Turns:
         self._draining = False
         self._background: set[asyncio.Task[None]] = set()
         self._parts = asyncio.Lock()
-        self._commits = Commits(log, registry, scores, metrics, self._in_background)
+        self._commits = Commits(log, registry, scores, metrics, images, self._in_background)
 
     @property
     def busy(self) -> bool:

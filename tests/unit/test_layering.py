@@ -43,6 +43,7 @@ PARTS: dict[str, set[str]] = {
         "workers",
     },
     "app": {
+        "images",
         "api",
         "engine",
         "engine.tiny",
@@ -285,6 +286,7 @@ PARTS: dict[str, set[str]] = {
     "tokengrove": {"client"},
     "trajectory": {"prompt_ids", "reasons", "types"},
     "turns": {
+        "images",
         "engine",
         "errors",
         "telemetry",

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from sqlalchemy import Connection, delete, func, insert, select
 
 from proxy.errors import SessionNotFound
+from proxy.store.sql.images import drop_images
 from proxy.store.sql.starts import give_back_of_live, note_pruned
 from proxy.store.sql.tables import intents, interactions, returns, sessions, unreplied, withdrawn_keys
 
@@ -34,6 +35,7 @@ def delete_rows(connection: Connection, names: Collection[str]) -> None:
     connection.execute(delete(returns).where(returns.c.interaction_id.in_(ids)))
     for table in (intents, unreplied, withdrawn_keys, interactions, sessions):
         connection.execute(delete(table).where(table.c.session_id.in_(names)))
+    drop_images(connection, names)
 
 
 def delete_sessions(connection: Connection, batch: Sequence[Deletion]) -> Sequence[int]:

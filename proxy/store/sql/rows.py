@@ -23,6 +23,7 @@ from proxy.types import (
     Logprobs,
     Message,
     Outcome,
+    PlacedImage,
     Role,
     SamplingParams,
     SessionRecord,
@@ -43,6 +44,7 @@ _SESSION_JSON = ("sampling", "turn_options", "limits", "metadata", "metrics")
 _INTERACTION_JSON = (
     *("new_messages", "output", "tools", "template_options", "sampling", "versions", "spans", "notes"),
     "asked",
+    "images",
 )
 _INTERACTION_TEXTS = ("id", "model", "purpose", "agent", "state_hash", "stop_string")
 
@@ -156,6 +158,7 @@ def interaction_row(node: Interaction, seq: int) -> RowValues:
         "completed_at": node.completed_at,
         "unmasked_logprobs": None if node.unmasked_logprobs is None else codec.encode_floats(node.unmasked_logprobs),
         "asked": node.asked,
+        "images": node.images and [image.to_json() for image in node.images],
     }
     codec.encode_columns(row, _INTERACTION_JSON)
     codec.check_texts(row, _INTERACTION_TEXTS)
@@ -204,6 +207,7 @@ def interaction_of(row: Row) -> Interaction:
         completed_at=row["completed_at"],
         unmasked_logprobs=_floats(row["unmasked_logprobs"]),
         asked=codec.decode_json(row["asked"], {}),
+        images=() if row["images"] is None else tuple(map(PlacedImage.from_json, codec.decode_json(row["images"]))),
     )
 
 

@@ -137,6 +137,11 @@ interactions = Table(
     Column("completed_at", Double),
     Column("unmasked_logprobs", LargeBinary, comment="float32, little-endian: without the mask of the grammar"),
     Column("asked", LargeBinary, comment="what the request asked of its reply, without defaults"),
+    Column(
+        "images",
+        LargeBinary,
+        comment="JSON: the images of prompt_suffix, each with the place of its tokens in the whole prompt",
+    ),
     UniqueConstraint("session_id", "seq"),
 )
 
@@ -192,5 +197,30 @@ engine_pauses = Table(
     Column("mode", Text, nullable=False),
     Column("released", Text, nullable=False, comment="kinds of memory, with commas"),
     Column("until", Double, nullable=False, comment="a lease, Unix seconds"),
+    sqlite_with_rowid=False,
+)
+
+# Images of conversations, each once for all sessions that have it; deleted with the last of them.
+images = Table(
+    "images",
+    metadata,
+    Column("digest", Text, primary_key=True, comment="SHA-256 of the data, in hex"),
+    Column("media_type", Text, nullable=False),
+    Column("width", Integer, nullable=False, comment="in pixels, as it is decoded"),
+    Column("height", Integer, nullable=False),
+    Column("pixels", Text, nullable=False, comment="a digest of the decoded pixels, if known"),
+    Column("size", Integer, nullable=False, comment="bytes of data"),
+    Column("created_at", Double, nullable=False),
+    # The last column, so that SQLite reads the others without it.
+    Column("data", LargeBinary, nullable=False, comment="as the client sent it"),
+)
+
+# No reference to the session: servers that know no images delete sessions too.
+session_images = Table(
+    "session_images",
+    metadata,
+    Column("session_id", Text, primary_key=True),
+    Column("digest", Text, ForeignKey("images.digest"), primary_key=True, index=True),
+    Column("url", Text, comment="where the server fetched it"),
     sqlite_with_rowid=False,
 )

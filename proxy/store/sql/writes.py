@@ -35,21 +35,26 @@ from proxy.errors import InvalidRequest, NotFound, SessionNotFound
 from proxy.reasons import Status
 from proxy.store.news import Seen, first_seen
 from proxy.store.sql import rows
+from proxy.store.sql.images import insert_images
 from proxy.store.sql.locks import lock_sessions, pass_alone
 from proxy.store.sql.starts import Start, check_start, give_back
 from proxy.store.sql.statement import Named, Statement, json_list
 from proxy.store.sql.tables import capacity, intents, interactions, returns, sessions, unreplied, withdrawn_keys
-from proxy.types import Credit, Interaction
+from proxy.types import Credit, ImageFile, Interaction
 
 BatchWrite = Callable[[Connection, Sequence[Any]], Sequence[Any]]
 
 
 @dataclass(slots=True)
 class Append:
-    """A node, and the state that its place in the tree was decided on (None: no other replica exists)."""
+    """A node, and the state that its place in the tree was decided on (None: no other replica exists).
+
+    `files`: those of its images that its session may not have yet.
+    """
 
     node: Interaction
     seen: Seen | None = None
+    files: Sequence[ImageFile] = ()
 
     @property
     def session_id(self) -> str:
@@ -184,6 +189,7 @@ def append_interactions(connection: Connection, batch: Sequence[Append]) -> Sequ
     new: list[rows.RowValues] = []
     seqs: list[int | None] = []
     refused: dict[str, int] = defaultdict(int)
+    files: list[tuple[str, ImageFile]] = []
     for each in batch:
         name = each.node.session_id
         next_seq, revision = state = states[name]
@@ -194,10 +200,14 @@ def append_interactions(connection: Connection, batch: Sequence[Append]) -> Sequ
         states[name] = Seen(next_seq + 1, revision)
         seqs.append(next_seq)
         new.append(rows.interaction_row(each.node, next_seq))
+        if each.files:
+            files += [(name, file) for file in each.files]
     if refused:
         _advance(connection, refused)
     if new:
         _insert_interactions(connection, new)
+    if files:
+        insert_images(connection, files)
     return seqs
 
 

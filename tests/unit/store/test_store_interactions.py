@@ -12,7 +12,18 @@ from proxy.errors import InvalidRequest
 from proxy.reasons import FinishReason, Reason, Status
 from proxy.store.notes import notes_of
 from proxy.store.store import Store
-from proxy.types import Api, ImagePart, Message, Role, SamplingParams, SessionRecord, Tool, ToolCall, ids_of
+from proxy.types import (
+    Api,
+    ImagePart,
+    Message,
+    PlacedImage,
+    Role,
+    SamplingParams,
+    SessionRecord,
+    Tool,
+    ToolCall,
+    ids_of,
+)
 
 IMAGE = ImagePart("5f" * 32, 3, 20, 10, "low")
 
@@ -69,6 +80,7 @@ def full(node: Any) -> Any:
         created_at=1.5,
         first_token_at=1.75,
         completed_at=2.5,
+        images=(PlacedImage("5f" * 32, 1000, 1, 20, 10, "low"),),
     )
 
 

@@ -191,7 +191,8 @@ def _is_additive(statement: str, new_tables: set[str]) -> bool:
     if re.match(r"BEGIN$|COMMIT$|COMMENT ON |DROP INDEX CONCURRENTLY IF EXISTS ", statement):
         return True
     if re.match(r"CREATE TABLE ", statement):
-        return "REFERENCES" not in statement  # older servers delete the rows that it would refer to
+        # Older servers delete the rows of other tables that it would refer to.
+        return set(re.findall(r"REFERENCES (\w+)", statement)) <= new_tables
     if match := re.match(r"CREATE (?:UNIQUE )?INDEX (\w+ ON|CONCURRENTLY \w+ ON) (\w+)", statement):
         return match[2] in new_tables or (match[1].startswith("CONCURRENTLY") and "UNIQUE" not in statement)
     if match := re.match(r"ALTER TABLE (\w+) ADD COLUMN (.*)", statement):
@@ -248,6 +249,7 @@ def test_statements_that_older_servers_or_their_turns_do_not_stand_are_refused(s
         "ALTER TABLE interactions ADD COLUMN mood TEXT DEFAULT 'calm' NOT NULL",
         "CREATE INDEX CONCURRENTLY ix ON interactions (model)",
         "CREATE TABLE moods (id TEXT NOT NULL)",
+        "CREATE TABLE moods (id TEXT REFERENCES moods (id))",
     ],
 )
 def test_statements_that_only_add_are_taken(statement: str) -> None:

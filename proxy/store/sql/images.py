@@ -1,0 +1,90 @@
+"""Images: written once a database, and deleted with the last session that has them.
+
+No image of a session is lost, whoever deletes another session at the same moment. On PostgreSQL, who adds an image to
+a session first locks its row, or makes it; who deletes a session first locks the rows of its images, and only then, in
+a statement of its own, looks who else has them. So one of the two sees what the other did. The reference from
+`session_images` would refuse what is left. SQLite has one writer.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Sequence
+
+from sqlalchemy import Connection, bindparam, delete, exists, select, text
+
+from proxy.store.sql.statement import Named, Statement, json_list
+from proxy.store.sql.tables import images, session_images
+from proxy.types import ImageFile
+
+_NAMES, _LINK_NAMES = images.c.keys(), session_images.c.keys()
+_NEW_IMAGE = f"INSERT INTO images ({', '.join(_NAMES)}) VALUES (:{', :'.join(_NAMES)}) ON CONFLICT (digest) DO "
+_INSERT_IMAGE = {
+    "sqlite": Statement(text(_NEW_IMAGE + "NOTHING")),  # an update would write the bytes again
+    "postgresql": Statement(text(_NEW_IMAGE + "UPDATE SET size = images.size")),  # which locks the row
+}
+_INSERT_LINK = Statement(
+    text(
+        f"INSERT INTO session_images ({', '.join(_LINK_NAMES)}) VALUES (:{', :'.join(_LINK_NAMES)}) "
+        "ON CONFLICT (session_id, digest) DO NOTHING"
+    )
+)
+_FILE = [images.c[name] for name in ("digest", "media_type", "width", "height", "data", "pixels")]
+_LOAD = Statement(select(*_FILE).where(Named(images.c.digest)))
+_PIXELS = Statement(select(images.c.digest, images.c.pixels).where(Named(images.c.digest)))
+_OF_SESSION = session_images.c.session_id == bindparam("of_session")
+_JOINED = session_images.join(images, images.c.digest == session_images.c.digest)
+_SIZES = Statement(select(images.c.digest, images.c.size).select_from(_JOINED).where(_OF_SESSION))
+_FIND = Statement(select(*_FILE).select_from(_JOINED).where(_OF_SESSION, images.c.digest == bindparam("of_digest")))
+
+
+def insert_images(connection: Connection, new: Sequence[tuple[str, ImageFile]]) -> None:
+    """Store images for sessions, whose rows are locked; those that are stored already stay as they are."""
+    files = {file.digest: file for _, file in new}
+    now = time.time()
+    image_rows = [  # in order, so that two transactions lock them in the same order
+        {**files[digest]._asdict(), "size": len(files[digest].data), "created_at": now} for digest in sorted(files)
+    ]
+    _INSERT_IMAGE[connection.dialect.name].run(connection, image_rows)
+    links = [{"session_id": name, "digest": file.digest, "url": file.url} for name, file in new]
+    _INSERT_LINK.run(connection, links)
+
+
+def load_images(connection: Connection, digests: Collection[str]) -> list[ImageFile]:
+    """The stored ones of these images."""
+    return [ImageFile(*row) for row in _LOAD.fetch(connection, {"names": json_list(digests)})]
+
+
+def load_pixels(connection: Connection, digests: Collection[str]) -> dict[str, str]:
+    """The digests of the pixels of stored images, by digest; those that are not known are left out."""
+    found = _PIXELS.fetch(connection, {"names": json_list(digests)})
+    return {digest: pixels for digest, pixels in found if pixels}
+
+
+def load_sizes(connection: Connection, session_id: str) -> dict[str, int]:
+    """How many bytes each image of a session has, by digest."""
+    return dict(_SIZES.fetch(connection, {"of_session": session_id}))
+
+
+def find_image(connection: Connection, session_id: str, digest: str) -> ImageFile | None:
+    """An image of a session; None if the session has none of this digest."""
+    found = _FIND.fetch(connection, {"of_session": session_id, "of_digest": digest})
+    return ImageFile(*found[0]) if found else None
+
+
+def drop_images(connection: Connection, session_ids: Collection[str]) -> None:
+    """Take their images from sessions, whose rows are locked, and delete those that no other session has."""
+    gone = delete(session_images).where(session_images.c.session_id.in_(session_ids))
+    digests = set(connection.execute(gone.returning(session_images.c.digest)).scalars())
+    if digests:
+        drop_unused(connection, digests)
+
+
+def drop_unused(connection: Connection, digests: Collection[str]) -> int:
+    """Delete those of these images that no session has; return their number."""
+    names = {"names": json_list(digests)}
+    of_these = Named(images.c.digest)
+    if connection.dialect.name != "sqlite":
+        connection.execute(select(images.c.digest).where(of_these).order_by(images.c.digest).with_for_update(), names)
+    used = exists().where(session_images.c.digest == images.c.digest)
+    return connection.execute(delete(images).where(of_these, ~used), names).rowcount

@@ -1,0 +1,32 @@
+"""Reads of stored images. They are written with the turn that brought them (`TurnLog.append`)."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from proxy.store.open_database import OpenDatabase
+from proxy.store.sql import images
+from proxy.types import ImageFile
+
+
+class StoredImages:
+    """Images by digest. Each is stored once, for all sessions that have it."""
+
+    def __init__(self, database: OpenDatabase) -> None:
+        self._database = database
+
+    async def read(self, digests: Sequence[str]) -> list[ImageFile]:
+        """Return the stored ones of these images, in any order."""
+        return await self._database.read(images.load_images, digests)
+
+    async def find(self, session_id: str, digest: str) -> ImageFile | None:
+        """Return an image of a session; None if the session has none of this digest."""
+        return await self._database.read(images.find_image, session_id, digest)
+
+    async def pixels(self, digests: Collection[str]) -> dict[str, str]:
+        """Return the digests of the pixels of stored images, by the images' own; those not known are left out."""
+        return await self._database.read(images.load_pixels, digests)
+
+    async def sizes(self, session_id: str) -> dict[str, int]:
+        """Return how many bytes each image of a session has, by digest."""
+        return await self._database.read(images.load_sizes, session_id)
