@@ -332,7 +332,11 @@ def generate(session: StartedSession | None, prompt_ids: Sequence[int], given: G
         if name in params:
             raise InvalidRequest(f"give {name!r} beside 'sampling_params' or in it, not both", param=name)
         params[name] = value
-    body = _given({"prompt_ids": prompt_ids, "sampling_params": params, "request_id": given.get("request_id")})
+    images = list(given.get("image_data") or ()) or None
+    body = _given(
+        {"prompt_ids": prompt_ids, "sampling_params": params, "request_id": given.get("request_id")}
+        | {"image_data": images}
+    )
     call = _of_tokens(session, "generate", body, given.get("timeout_s", GENERATE_S))
     return generated_of((yield replace(call, headers=_marks(session, given))))
 

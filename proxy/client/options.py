@@ -45,10 +45,12 @@ class GenerateOptions(TypedDict, total=False):
     `sampling_params`: the names of chat completions (`max_tokens`, `temperature`, ...) or SGLang's (`max_new_tokens`,
     ...). `stop_token_ids` and `ignore_eos` are two of them that token loops set for each call. `request_id` keeps calls
     together that share a prefix, where there is no session that does. `timeout_s`: how long to wait for the answer, in
-    seconds (default 3600: a call may wait for an update of the weights). In a session, `agent` marks the turn as that
-    of one of several agents, and `state_hash` names the state that it was sampled in, for `step_advantages`. With
-    the `idempotency_key` of an earlier call, whose answer may have been lost, it gets that answer: nothing is sampled.
-    All three are visible ASCII characters.
+    seconds (default 3600: a call may wait for an update of the weights). `image_data`: the images of the prompt in the
+    order of their tokens, as data URLs or base64, or as http URLs if the server fetches them.
+
+    In a session, `agent` marks the turn as that of one of several agents, and `state_hash` names the state that it was
+    sampled in, for `step_advantages`. With the `idempotency_key` of an earlier call, whose answer may have been lost,
+    it gets that answer: nothing is sampled. All three are visible ASCII characters.
     """
 
     sampling_params: Mapping[str, Json]
@@ -56,6 +58,7 @@ class GenerateOptions(TypedDict, total=False):
     stop_token_ids: Sequence[int]
     ignore_eos: bool
     timeout_s: float
+    image_data: Sequence[str]
     agent: str
     state_hash: str
     idempotency_key: str

@@ -381,6 +381,7 @@ OUTSIDE: dict[str, set[str]] = {
     "tokenizers": {"engine.tiny", "rendering"},
     "torch": {
         "client",
+        "client.adapters",
         "demos",
         "engine",
         "engine.tiny",

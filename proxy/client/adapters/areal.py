@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from proxy.client.adapters import vision
 from proxy.client.adapters.parts import messages_of, score_of, token_columns, weights
 from proxy.client.tensors import Array, to_torch
 from proxy.client.values import Json, Sample
@@ -37,14 +38,19 @@ def interactions(
     `token_rewards`, `advantages` and `step_advantages` float32 [1, L], of which the last two need an export that has
     them. Raises InvalidRequest for a column that the samples do not have.
 
+    Of samples of a model that sees, the tensors have what AReaL's vision workflow returns: `mm_token_type_ids` int64
+    [1, L], 1 on the tokens of images, and `multi_modal_input`, a list of one dict: `pixel_values` and `image_grid_thw`,
+    or nothing without images. Raises InvalidRequest for a sample with images that was exported without
+    `multi_modal_inputs`.
+
     Beside AReaL's three fields an entry has `parent` (the id of the turn before, or None), `session_id`, `weight`,
     `advantage`, `session_score`, and if the export included messages `messages` and `output_message_list`.
     """
     listed = list(samples)
-    tensors = _tensors(listed, list(columns))
+    tensors, has_images = _tensors(listed, list(columns)), vision.sees(listed)
     return {
         sample.interaction_id: {
-            "tensor_dict": to_torch(arrays) if torch else arrays,
+            "tensor_dict": {**(to_torch(arrays) if torch else arrays), **(_media(sample, torch) if has_images else {})},
             "reward": sample.reward,
             "interaction_id": sample.interaction_id,
             "parent": _parent(sample),
@@ -74,6 +80,12 @@ def fill(samples: Sequence[Sample], kind: type[Any], *, columns: Iterable[str] =
         if "messages" in entry:
             interaction.messages, interaction.output_message_list = entry["messages"], entry["output_message_list"]
     return filled
+
+
+def _media(sample: Sample, torch: bool) -> dict[str, Any]:
+    inputs = vision.tensors(sample) if torch else vision.arrays(sample)
+    types = {"mm_token_type_ids": vision.token_types(sample)[None]}
+    return {**(to_torch(types) if torch else types), "multi_modal_input": [inputs]}
 
 
 def _tensors(samples: Sequence[Sample], columns: Sequence[str]) -> list[dict[str, Array]]:

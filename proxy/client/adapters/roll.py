@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from proxy.client.adapters import vision
 from proxy.client.adapters.parts import (
     Sessions,
     as_json,
@@ -54,6 +55,10 @@ class RollFields:
     same shape: `returns`, `token_rewards` and, if the export has them, `advantages` and `step_advantages`, all 0 on
     tokens that are not trained (token rewards: where none was set). `versions` int32 [B, L]: weight versions of the
     trained tokens, -1 elsewhere. float32 [B]: `weight`; `step_rewards`, the return of the last turn.
+
+    Of samples of a model that sees, `position_ids` is [B, 3, L] (time, height, width), as ROLL's manager of images has
+    it, and `non_tensor_batch` has `multi_modal_inputs`: per row a dict of tensors, what the processor gave for its
+    images (`pixel_values`, `image_grid_thw`); empty without images.
 
     `non_tensor_batch`: `env_ids`, `group_ids`, `tags`, `exp_name` (metadata `env_id`, `group_id`, `tag`, `exp_name` of
     the session, else its id, its group, its task and the argument), `traj_id` (metadata `traj_id`, else the session),
@@ -218,9 +223,23 @@ def _fields(
     first_token_at: Mapping[str, float],
 ) -> RollFields:
     _check_lengths(rows, sequence_length)
+    samples = [row.sample for row in rows]
     others = {**_names(rows, exp_name), "step_scores": objects(step_scores)}
     meta = {"metrics": _means(rows, first_token_at), _TABLE[0]: [list(column) for column in _TABLE[1]]}
-    return RollFields(_batch(rows, sequence_length, pad_token_id), others, meta)
+    batch = _batch(rows, sequence_length, pad_token_id)
+    if vision.sees(samples):
+        others["multi_modal_inputs"] = objects([vision.tensors(sample) for sample in samples])
+        batch["position_ids"] = _positions(samples, batch["input_ids"].shape[1])
+    return RollFields(batch, others, meta)
+
+
+def _positions(samples: Sequence[Sample], length: int) -> NDArray[np.int64]:
+    """Positions int64 [B, 3, L], with zeros in the padding."""
+    padded = np.zeros((len(samples), 3, length), np.int64)
+    for line, sample in zip(padded, samples, strict=True):
+        found = vision.positions(sample)
+        line[:, : found.shape[1]] = found
+    return padded
 
 
 def _check_lengths(rows: Sequence[_Row], most: int | None) -> None:

@@ -18,12 +18,13 @@ from typing import Any
 
 import numpy as np
 
+from proxy.client.adapters import vision
 from proxy.client.adapters.parts import known_score, of_agent
 from proxy.client.blocking_client import Client
 from proxy.client.libraries import library
 from proxy.client.options import SessionFilter
 from proxy.client.values import Claim, Sample
-from proxy.errors import ProxyError
+from proxy.errors import InvalidRequest, ProxyError
 
 _EPSILON = 1e-8
 # Longest wait of a claim, or for room on the buffer, before the worker checks whether it should stop. Seconds.
@@ -47,11 +48,13 @@ def rollout_samples(samples: Iterable[Sample], group_ids: Mapping[str, int] | No
     `input_ids`, `completion_mask` int64 [L], `old_log_probs` float32 [L]. `model_version` is the oldest weight version
     that sampled a trained token. `group_ids` numbers the groups, by default from 0; the group of a session without a
     `group_id` is its own. A session counts once in its group, however many samples it has. `prompt` and `completion`,
-    which TRL only displays, are the messages if the export included them. Raises InvalidRequest without trl.
+    which TRL only displays, are the messages if the export included them. Raises InvalidRequest without trl, and for a
+    sample with images: TRL's asynchronous GRPO has no place for them, and would train on tokens that stand for nothing.
     """
     kind = library("trl.experimental.async_grpo.async_rollout_worker").RolloutSample
     groups: dict[str, list[Sample]] = defaultdict(list)
     for sample in samples:
+        _refuse_images(sample)
         groups[_group(sample)].append(sample)
     rows = []
     for number, (name, members) in enumerate(groups.items()):
@@ -62,6 +65,15 @@ def rollout_samples(samples: Iterable[Sample], group_ids: Mapping[str, int] | No
         trained = [member for member in members if member.loss_mask.any()]
         rows += [kind(**_fields(each, compared[_rollout(each)], spread), group_id=group_id) for each in trained]
     return rows
+
+
+def _refuse_images(sample: Sample) -> None:
+    if vision.placed(sample):
+        raise InvalidRequest(
+            f"sample {sample.interaction_id!r} has images, which TRL's RolloutSample cannot hold; train it with "
+            "GRPOTrainer (proxy.client.adapters.trl_rollout.training_batch), verl, AReaL or ROLL",
+            param="samples",
+        )
 
 
 def _group(sample: Sample) -> str:

@@ -3,6 +3,9 @@
 The response begins with the first sampled token and holds everything after it. `response_mask` is 1 on the trained
 tokens, so tool results and user turns are in the response with mask 0. The reward is on the last token of the response,
 or by turn or by token on request.
+
+Samples of a model that sees have what its actors ask for beside the tokens: `multi_modal_inputs`, and positions of four
+rows: those of the text, and those in time, height and width.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from proxy.client.adapters import vision
 from proxy.client.adapters.parts import (
     Sessions,
     agent_time,
@@ -58,6 +62,10 @@ class VerlBatch:
     `turn_scores` (rewards of the turns), `tool_rewards`, `extras`, `session_score`; `raw_prompt` if the export included
     messages; with `sessions`, `extra_info` (the metadata), the metadata's `data_source`, `ability`, `reward_model` and
     `agent_name` if all have them, and each metric that is a number in all sessions, float64 [B].
+
+    Of samples with images, or of a model that sees: `multi_modal_inputs`, per row a dict of tensors, empty without
+    images: what the processor gave for its images (`pixel_values`, `image_grid_thw` [images, 3] of Qwen's models), and
+    `images_seqlens`, the patches of each image. With `images`, `multi_modal_data`: per row `{"image": [PIL images]}`.
 
     `meta_info`: `metrics`, one dict per row as verl's AgentLoopMetrics (seconds); `timing`, their minimum, maximum and
     mean under verl's names; `reward_extra_keys`, the names of those metrics.
@@ -120,6 +128,7 @@ def padded(
     response_length: int | None = None,
     pad_token_id: int = 0,
     on_too_long: OnTooLong = "refuse",
+    images: vision.Images | None = None,
 ) -> VerlBatch:
     """`prompts` [B, P], `responses`, `response_mask` [B, R], `input_ids`, `attention_mask`, `position_ids` [B, P + R],
     all int64; float32 [B, R]: `rollout_log_probs`, `rm_scores`, `returns`, `token_rewards` and, if the export has them,
@@ -130,8 +139,12 @@ def padded(
     P and R default to the longest prompt and response. A longer sample is refused (InvalidRequest), dropped or
     truncated: prompts keep their end, responses their beginning, and rewards of what was cut move to the last remaining
     token (rewards of tokens are cut). `sessions` is `Export.sessions`, for metadata and metrics.
+
+    `position_ids` is [B, 4, P + R] if a sample has positions of a model that sees; `images` (`Export.images`) asks for
+    the pictures as well. Raises InvalidRequest for a sample with images that was exported without
+    `multi_modal_inputs`, or of which truncation would cut off an image.
     """
-    more = token_columns(samples)
+    more, has_images = token_columns(samples), vision.sees(samples)
     rows = _fitting(_rows(samples, more), prompt_length, response_length, on_too_long)
     columns = [row.columns(scores) for row in rows]
     kept = [row.sample for row in rows]
@@ -139,6 +152,9 @@ def padded(
     batch["weight"] = weights(kept)
     metrics = [_metrics(sample) for sample in kept]
     keys, others = _of_sessions(kept, sessions)
+    if has_images:
+        batch["position_ids"] = _padded_positions(rows, batch["attention_mask"], batch["prompts"].shape[1])
+        others |= _media(kept, images)
     lengths = [(_length(row.prompt), _length(row.response)) for row in rows]
     about = {"metrics": metrics, "timing": timing(metrics, lengths), "reward_extra_keys": keys}
     return VerlBatch(batch, {**_others(kept), **others}, about)
@@ -179,12 +195,16 @@ def tensors(
 def jagged(samples: Sequence[Sample], *, scores: Scores = "sample") -> TensorDict:
     """Return the columns of `padded` without padding, and `loss_mask`, as jagged nested tensors in a TensorDict.
 
+    Of samples of a model that sees, `position_ids` has rows of [4, L], and `multi_modal_inputs` a dict for each.
     `weight` float32 and `num_turns`, `min_global_steps`, `max_global_steps` int64 are [B]. Raises InvalidRequest
     without torch and tensordict.
     """
     torch, tensordict = library("torch"), library("tensordict")
-    rows = [_jagged_row(row, scores) for row in _rows(samples, token_columns(samples))]
-    tensors = {
+    found, has_images = _rows(samples, token_columns(samples)), vision.sees(samples)
+    rows = [_jagged_row(row, scores) for row in found]
+    if has_images:
+        rows = [{**row, "position_ids": _positions(of)} for row, of in zip(rows, found, strict=True)]
+    tensors: dict[str, Any] = {
         name: torch.nested.as_nested_tensor([torch.tensor(row[name]) for row in rows], layout=torch.jagged)
         for name in (rows[0] if rows else ())
     }
@@ -192,6 +212,8 @@ def jagged(samples: Sequence[Sample], *, scores: Scores = "sample") -> TensorDic
     for name in ("__num_turns__", "min_global_steps", "max_global_steps"):
         tensors[name.strip("_")] = torch.tensor(others[name].astype(np.int64))
     tensors["weight"] = torch.tensor(weights(samples))
+    if has_images:
+        tensors["multi_modal_inputs"] = tensordict.NonTensorStack(*[_inputs(sample) for sample in samples])
     result: TensorDict = tensordict.TensorDict(tensors, batch_size=[len(rows)])
     return result
 
@@ -228,6 +250,7 @@ def _fitting(rows: Sequence[_Row], prompt: int | None, response: int | None, on_
     for row in rows:
         cut = _cut(row, prompt, response)
         if (cut.prompt, cut.response) == (row.prompt, row.response) or on_too_long == "truncate":
+            vision.check_whole(row.sample, cut.prompt.start, cut.response.stop)
             fitting.append(cut)
         elif on_too_long == "refuse":
             raise InvalidRequest(
@@ -245,6 +268,39 @@ def _cut(row: _Row, prompt: int | None, response: int | None) -> _Row:
     if response is not None:
         last = min(last, row.response.start + response)
     return replace(row, prompt=slice(first, row.prompt.stop), response=slice(row.response.start, last))
+
+
+def _positions(row: _Row) -> NDArray[np.int64]:
+    """Positions int64 [4, L] of the tokens of a row: those of the text, and those in time, height and width."""
+    part = slice(row.prompt.start, row.response.stop)
+    of_images = vision.positions(row.sample, part)
+    return np.concatenate([np.arange(of_images.shape[1])[None], of_images])
+
+
+def _padded_positions(rows: Sequence[_Row], attention: NDArray[Any], width: int) -> NDArray[np.int64]:
+    """Positions int64 [B, 4, P + R], with zeros in the padding. `width`: P."""
+    padded = np.zeros((len(rows), 4, attention.shape[1]), np.int64)
+    for line, row in zip(padded, rows, strict=True):
+        start = width - _length(row.prompt)
+        found = _positions(row)
+        line[:, start : start + found.shape[1]] = found
+    return padded
+
+
+def _media(samples: Sequence[Sample], images: vision.Images | None) -> dict[str, NDArray[Any]]:
+    found = {"multi_modal_inputs": objects([_inputs(sample) for sample in samples])}
+    if images is not None:
+        pictures = [vision.pictures(sample, images) for sample in samples]
+        found["multi_modal_data"] = objects([{"image": each} if each else {} for each in pictures])
+    return found
+
+
+def _inputs(sample: Sample) -> dict[str, Any]:
+    """The tensors of the images, as verl's agent loops have them."""
+    found: dict[str, Any] = vision.tensors(sample)
+    if (grid := found.get("image_grid_thw")) is not None:
+        found["images_seqlens"] = (grid[:, 1] * grid[:, 2]).repeat_interleave(grid[:, 0])
+    return found
 
 
 def _others(samples: Sequence[Sample]) -> dict[str, NDArray[Any]]:

@@ -1,0 +1,125 @@
+"""The images of samples, in the forms that trainers of vision-language models ask for.
+
+An export has them with `multi_modal_inputs`: what the model's own processor made of the images of a sample, in the
+order of their tokens. No sample with images leaves an adapter without them: a trainer that does not see what the model
+saw would compute other logprobs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from proxy.client.libraries import library
+from proxy.client.tensors import Array
+from proxy.client.values import Json, Sample
+from proxy.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    import torch
+
+Images = Mapping[str, Any]
+"""`Export.images`: by digest an image, whose `data` are the bytes as they came."""
+
+POSITIONS = "mrope_position_ids"
+"""The field of a sample with its positions in three dimensions: time, height and width."""
+
+_TENSORS = "multi_modal_inputs"
+
+
+def placed(sample: Sample) -> tuple[Mapping[str, Json], ...]:
+    """The images of a sample in order: `digest`, `start` and `length` of their tokens in `input_ids`, and sizes."""
+    return tuple(getattr(sample, "images", None) or sample.extra.get("images") or ())
+
+
+def _given(sample: Sample) -> Mapping[str, Array] | None:
+    found: Mapping[str, Array] | None = getattr(sample, _TENSORS, None)
+    return sample.extra.get(_TENSORS) if found is None else found
+
+
+def sees(samples: Iterable[Sample]) -> bool:
+    """Whether any of the samples has tensors of images, or positions of a model that sees.
+
+    Raises InvalidRequest for a sample with images whose tensors the export left out.
+    """
+    found = False
+    for sample in samples:
+        inputs = _given(sample)
+        if placed(sample) and not inputs:
+            raise InvalidRequest(
+                f"sample {sample.interaction_id!r} has images: export with multi_modal_inputs=True, so that the "
+                "trainer gets what the model saw",
+                param=_TENSORS,
+            )
+        found = found or bool(inputs) or POSITIONS in sample.extra
+    return found
+
+
+def arrays(sample: Sample) -> dict[str, Array]:
+    """What the processor made of the images of a sample, by its names; empty without images.
+
+    For Qwen's models `pixel_values` float32 [patches, values of a patch] and `image_grid_thw` int64 [images, 3].
+    """
+    return {name: np.asarray(value) for name, value in (_given(sample) or {}).items()}
+
+
+def tensors(sample: Sample) -> dict[str, torch.Tensor]:
+    """`arrays` as tensors, which share their memory. Raises InvalidRequest without torch."""
+    torch = library("torch")
+    return {name: torch.from_numpy(np.ascontiguousarray(value)) for name, value in arrays(sample).items()}
+
+
+def positions(sample: Sample, part: slice = slice(None)) -> Array:
+    """Positions int64 [3, L] of a part of the sample that begins with text, from 0; without images they count up."""
+    found = sample.extra.get(POSITIONS)
+    if found is None:
+        length = len(sample.input_ids[part])
+        return np.broadcast_to(np.arange(length), (3, length)).astype(np.int64)
+    chosen = np.asarray(found, np.int64)[:, part]
+    return chosen - chosen[:, :1]
+
+
+def token_types(sample: Sample) -> Array:
+    """`mm_token_type_ids` int64 [L]: 1 on the tokens that stand for images, 0 on all others."""
+    types = np.zeros(len(sample.input_ids), np.int64)
+    for image in placed(sample):
+        types[image["start"] : image["start"] + image["length"]] = 1
+    return types
+
+
+def check_whole(sample: Sample, first: int, last: int) -> None:
+    """Raise InvalidRequest if an image is not between these tokens: what is left would not fit its tensors."""
+    for image in placed(sample):
+        if image["start"] < first or image["start"] + image["length"] > last:
+            raise InvalidRequest(
+                f"sample {sample.interaction_id!r} cannot be truncated, as that would cut off an image; raise "
+                "prompt_length and response_length, or give on_too_long='drop'",
+                param="on_too_long",
+            )
+
+
+def files(sample: Sample, images: Images) -> list[bytes]:
+    """The bytes of the images of a sample, as they came, in order. Raises InvalidRequest for one that is missing."""
+    return [_file(each["digest"], images).data for each in placed(sample)]
+
+
+def pictures(sample: Sample, images: Images) -> list[Any]:
+    """The images of a sample as PIL images, decoded as the model saw them. Raises InvalidRequest without Pillow."""
+    return [_file(each["digest"], images).pillow() for each in placed(sample)]
+
+
+def packed(samples: Sequence[Sample]) -> dict[str, torch.Tensor]:
+    """The tensors of all samples, one below the other, as a processor gives them for a batch."""
+    torch = library("torch")
+    each = [tensors(sample) for sample in samples]
+    names = dict.fromkeys(name for one in each for name in one)
+    return {name: torch.cat([one[name] for one in each if name in one]) for name in names}
+
+
+def _file(digest: str, images: Images) -> Any:
+    if digest not in images:
+        message = f"the image {digest} is not among the images given; export with images='bytes', and give its images"
+        raise InvalidRequest(message, param="images")
+    return images[digest]
