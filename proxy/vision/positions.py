@@ -1,0 +1,100 @@
+"""Positions of tokens in models that place images in space (mrope): the model's own rule, without its weights.
+
+Such a model rotates keys and queries by three positions: time, height and width. They are equal for a text, and those
+of an image are its grid's. After an image, they go on behind its longer side, so they depend on all images before, but
+an image's own positions are the same wherever it begins, up to that beginning: the rule is asked once for each grid.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import numpy as np
+
+Span = tuple[int, int]
+"""The tokens of an image in a sequence: where they begin, and how many they are."""
+
+Grid = tuple[int, int, int]
+"""A row of `image_grid_thw`: how many patches of the vision model an image has in time, height and width."""
+
+
+class Positions:
+    """The rule of one model. `shell`: an object of its class without weights, or None if it only counts its tokens."""
+
+    def __init__(self, shell: Any) -> None:
+        self._shell = shell
+        self._known: dict[tuple[int, Grid], tuple[np.ndarray[Any, Any], int]] = {}
+
+    @property
+    def three(self) -> bool:
+        """True if the model has three positions for each token."""
+        return self._shell is not None
+
+    def of(self, spans: Sequence[Span], grids: Sequence[Grid], tokens: int) -> np.ndarray[Any, Any] | None:
+        """Return the positions, int64 [3, tokens], of a sequence with images in `spans`; None unless the model has
+        `three`.
+
+        `grids`: one for each span, in their order. Tokens after the last image, sampled ones too, are those of a text.
+        """
+        if self._shell is None:
+            return None
+        import numpy as np
+
+        placed = np.empty((3, tokens), dtype=np.int64)
+        done = position = 0
+        for (start, length), grid in zip(spans, grids, strict=True):
+            placed[:, done:start] = np.arange(position, position + start - done)
+            position += start - done
+            image, advance = self._image(length, grid)
+            placed[:, start : start + length] = image + position
+            done, position = start + length, position + advance
+        placed[:, done:] = np.arange(position, position + tokens - done)
+        return placed
+
+    def _image(self, length: int, grid: Grid) -> tuple[np.ndarray[Any, Any], int]:
+        """The positions [3, length] of an image that begins at 0, and the position of the token after it."""
+        if (length, grid) not in self._known:
+            import torch
+
+            kinds = torch.ones((1, length + 1), dtype=torch.int32)
+            kinds[0, -1] = 0
+            ids = torch.zeros((1, length + 1), dtype=torch.int64)  # only their number is read
+            rows = torch.tensor([grid], dtype=torch.int64)
+            found, _ = self._shell.get_rope_index(ids, mm_token_type_ids=kinds, image_grid_thw=rows)
+            found = found[:, 0].numpy()
+            self._known[length, grid] = found[:, :-1], int(found[0, -1])
+        return self._known[length, grid]
+
+
+def positions_of(config: Any) -> Positions:
+    """The rule of the model with this `config` of transformers."""
+    import torch
+    import transformers
+
+    known = transformers.AutoModel._model_mapping
+    kind = known.get(type(config), None)
+    if kind is None or not hasattr(kind, "get_rope_index"):
+        return Positions(None)
+    shell = kind.__new__(kind)
+    torch.nn.Module.__init__(shell)
+    shell.config = config
+    return Positions(shell)
+
+
+@cache
+def positions_in(folder: Path) -> Positions:
+    """The rule of the model in `folder`, which is read once."""
+    from transformers import AutoConfig
+
+    return positions_of(AutoConfig.from_pretrained(folder, local_files_only=True))
+
+
+def mrope_positions(
+    folder: Path, spans: Sequence[Span], grids: Sequence[Grid], tokens: int
+) -> np.ndarray[Any, Any] | None:
+    """Return the positions, int64 [3, tokens], of a sequence for the model in `folder`; None if it has no mrope."""
+    return positions_in(folder).of(spans, grids, tokens)
