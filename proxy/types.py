@@ -335,7 +335,8 @@ class TurnRequest:
     `return_completion_text`: the reply has the text of each choice as it was sampled, markup included. `tool_parser`:
     the name of the format of its tool calls; None: the model's. Headers set some of the fields (`api.client_hints`),
     and then the session does (`turns.session_options`); then the request stays as it is. `timeline`: what it has
-    reached.
+    reached. `images`: those whose tokens `input_ids` have, in their order. `files`: the images of the request that are
+    not stored with its session yet, by digest. `image_urls`: where the fetched ones come from, by digest.
     """
 
     api: Api
@@ -371,7 +372,9 @@ class TurnRequest:
     prefill: Message | None = None
     tool_parser: str | None = None
     timeline: Timeline = field(default_factory=Timeline, compare=False, repr=False)
+    images: tuple[ImagePart, ...] = ()
     files: dict[str, ImageFile] = field(default_factory=dict, compare=False, repr=False)
+    image_urls: dict[str, str] = field(default_factory=dict, compare=False, repr=False)
 
 
 class Continued(NamedTuple):
