@@ -52,6 +52,7 @@ class LiveSession:
     `used_at`: when it was last used, by the monotonic clock.
     `ending`: its end is being committed; it takes no more turns, unless that fails.
     `deleted`: it was deleted, here or by another replica; nothing of it is stored any more.
+    `images`: those that are stored for it, by digest. `image_urls`: the digest of each that the server fetched, by URL.
     `follows`: the id of the session before it in its series (see `session_series`), which has ended.
     """
 
@@ -74,6 +75,8 @@ class LiveSession:
     ending: bool = False
     deleted: bool = False
     follows: str | None = None
+    images: dict[str, ImagePart] = field(default_factory=dict)
+    image_urls: dict[str, str] = field(default_factory=dict)
     id: str = field(init=False)
 
     def __post_init__(self) -> None:
@@ -97,11 +100,6 @@ class LiveSession:
     @cached_property
     def tried(self) -> set[str]:
         """With `follows`: the hashes of requests that came here first, and so are no retries of that session's."""
-        return set()
-
-    @cached_property
-    def images(self) -> set[str]:
-        """The digests of its images that are stored."""
         return set()
 
     @property
@@ -146,7 +144,7 @@ class LiveSession:
         self.sampled_tokens += sampled
         self.size += _TURN_BYTES + _TOKEN_BYTES * (len(interaction.prompt_suffix) + sampled)
         if interaction.images:
-            self.images.update([image.digest for image in interaction.images])
+            self.images.update({i.digest: ImagePart(i.digest, 0, i.width, i.height) for i in interaction.images})
 
     def record_failure(self, interaction_id: str) -> None:
         """Note that this replica recorded the failure of a turn, even if its commit was in doubt before."""

@@ -101,7 +101,10 @@ class Registry:
                 assert news.record is not None
                 session.record, session.seen = news.record, NOTHING_SEEN
             session.stored = session.confirmed = True
+            known = len(session.images)
             absorb(session, news, elsewhere=True)
+            if len(session.images) > known:
+                await self._learn_urls(session)
 
     def forget_deleted(self, session: LiveSession) -> None:
         """Drop a session from memory that is no longer in the store, and its keys."""
@@ -150,6 +153,10 @@ class Registry:
         session = None if kept is None else kept()
         return None if session is None or session.deleted else self.add(session)
 
+    async def _learn_urls(self, session: LiveSession) -> None:
+        """Read where images that were committed elsewhere came from: such a URL is not fetched again."""
+        session.image_urls.update(await self._news.load_image_urls(session.id))
+
     async def _load(self, session_id: str) -> LiveSession | None:
         """None if there is no such session: an error that the task kept would hold all that its callers have."""
         # A text that cannot be an id is not looked up: some databases fail on a NUL character.
@@ -163,6 +170,8 @@ class Registry:
             absorb(session, replace(news, seen=seen, interactions=part), elsewhere=self.shared)
             await asyncio.sleep(0)
         absorb(session, replace(news, interactions=()), elsewhere=self.shared)
+        if session.images:
+            await self._learn_urls(session)
         return self.add(session)
 
 

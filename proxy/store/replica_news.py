@@ -7,7 +7,7 @@ from collections.abc import Collection
 from proxy.store.known_sessions import KnownSessions
 from proxy.store.news import News, Seen
 from proxy.store.open_database import OpenDatabase
-from proxy.store.sql import reads, revisions
+from proxy.store.sql import images, reads, revisions
 
 
 class ReplicaNews:
@@ -46,3 +46,7 @@ class ReplicaNews:
     async def load_unreplied(self, session_id: str) -> set[str]:
         """Ids of the complete interactions whose reply was never written out to its end."""
         return await self._database.read(reads.load_unreplied, session_id)
+
+    async def load_image_urls(self, session_id: str) -> dict[str, str]:
+        """The digest of each image of a session that the server fetched, by URL."""
+        return await self._database.read(images.load_urls, session_id)

@@ -121,7 +121,9 @@ class Commits:
         session = turn.session
         session.cache.publish(node)
         if turn.interaction.images:
-            self._images.put(turn.request.files.values())  # for turns that refer to this one
+            files = turn.request.files.values()
+            self._images.put(files)  # for turns that refer to this one
+            session.image_urls.update({file.url: file.digest for file in files if file.url is not None})
         session.record_commit(turn.interaction)
         turn.release()
         turn.timeline.committed = time.monotonic()
@@ -166,7 +168,7 @@ class Commits:
         if not turn.interaction.images:
             return ()
         files, had = turn.request.files, turn.session.images
-        new = {image.digest for image in turn.interaction.images} - had
+        new = {image.digest for image in turn.interaction.images} - had.keys()
         read = await self._images.get([digest for digest in new if digest not in files])
         return [*read, *(files[digest] for digest in new if digest in files)]
 

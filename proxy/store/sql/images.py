@@ -35,6 +35,9 @@ _PIXELS = Statement(select(images.c.digest, images.c.pixels).where(Named(images.
 _OF_SESSION = session_images.c.session_id == bindparam("of_session")
 _JOINED = session_images.join(images, images.c.digest == session_images.c.digest)
 _SIZES = Statement(select(images.c.digest, images.c.size).select_from(_JOINED).where(_OF_SESSION))
+_URLS = Statement(
+    select(session_images.c.url, session_images.c.digest).where(_OF_SESSION, session_images.c.url.is_not(None))
+)
 _FIND = Statement(select(*_FILE).select_from(_JOINED).where(_OF_SESSION, images.c.digest == bindparam("of_digest")))
 
 
@@ -64,6 +67,11 @@ def load_pixels(connection: Connection, digests: Collection[str]) -> dict[str, s
 def load_sizes(connection: Connection, session_id: str) -> dict[str, int]:
     """How many bytes each image of a session has, by digest."""
     return dict(_SIZES.fetch(connection, {"of_session": session_id}))
+
+
+def load_urls(connection: Connection, session_id: str) -> dict[str, str]:
+    """The digest of each image of a session that the server fetched, by URL."""
+    return dict(_URLS.fetch(connection, {"of_session": session_id}))
 
 
 def find_image(connection: Connection, session_id: str, digest: str) -> ImageFile | None:
