@@ -103,8 +103,8 @@ def _parquet(body: bytes) -> dict[str, Any]:
 
 
 def _plain(row: dict[str, Any]) -> dict[str, Any]:
-    parsed = {name: json.loads(row[name]) for name in JSON_LABELS}
-    kept = {name: value for name, value in row.items() if name not in OPTIONAL or value is not None}
+    parsed, rare = {name: json.loads(row[name]) for name in JSON_LABELS}, (*OPTIONAL, "images")
+    kept = {name: value for name, value in row.items() if name not in rare or value is not None}
     return {**kept, **parsed}
 
 

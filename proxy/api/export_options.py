@@ -21,7 +21,7 @@ from proxy.protocols.fields import (
 )
 from proxy.trajectory.advantages import Baseline
 from proxy.trajectory.freshness import Freshness
-from proxy.trajectory.layout_options import Include, Keep, Layout, LayoutOptions, Padding, TooLong
+from proxy.trajectory.layout_options import Images, Include, Keep, Layout, LayoutOptions, Padding, TooLong
 from proxy.trajectory.main_reward import RAW, Granularity, MainReward
 from proxy.trajectory.paths import Drift
 from proxy.trajectory.purpose import Purpose
@@ -42,7 +42,7 @@ _PADDED_FIELDS = ("prompt_length", "response_length", "pad_token_id", "on_too_lo
 OPTION_FIELDS = (
     *("layout", "style", "format", "discount", "credit", "drift", "train", "include", *_PADDED_FIELDS),
     *("reward_name", "reward_granularity", "reward_scope", "unrewarded", "mask_unfinished"),
-    *("advantages", "step_advantages"),
+    *("advantages", "step_advantages", "images"),
 )
 """The fields of a body that say how to export."""
 # A row has about 110 bytes per token, padding included: with both lengths at this limit it takes 250 MB at most.
@@ -86,6 +86,7 @@ def parse_options(body: Mapping[str, Any], filters: Mapping[str, Any]) -> Layout
         advantages=advantages,
         step_advantages=step_advantages,
         include=_parse_include(body),
+        images=parse_choice(body, "images", Images) or Images.REFERENCES,
         freshness=Freshness(
             min_version=optional_int(filters, "min_version", least=0, at="filter."),
             max_version_span=optional_int(filters, "max_version_span", least=0, at="filter."),

@@ -173,6 +173,7 @@ class SampleOptions(TypedDict, total=False):
     pad_token_id: int
     on_too_long: Literal["refuse", "drop", "truncate"]
     keep: Literal["head", "tail", "middle"]
+    images: Literal["bytes", "references", "none"]
 
 
 class TokenOptions(TypedDict, total=False):

@@ -34,10 +34,11 @@ class Sample:
     `score` is what advantages compare: of the session, or of the sample's path or `agent` if `reward_scope` says so;
     None if nothing was `rewarded`. `agent` is the name that its last turn was marked with.
     `turns` has one entry per interaction, in order; `interaction_id` is the last one's. In layout padded, L is the
-    padded length and `attention_mask` is False in the padding. `recomputable` is the reason why logprobs cannot be
-    computed again from the ids and the temperature, or None. `extra` holds every other field: the columns `weight`
-    and `advantages` (float32 [1]) that the attributes `weight` and `advantage` read, those of layouts tree and padded
-    as arrays of their own dtypes, and what `include` asked for.
+    padded length and `attention_mask` is False in the padding. `images` has digest, start, length, width, height and,
+    if it was set, detail of each image: `input_ids[start : start + length]` stand for it. `recomputable` is the reason
+    why logprobs cannot be computed again from the ids and the temperature, or None. `extra` holds every other field:
+    the columns `weight` and `advantages` (float32 [1]) that the attributes `weight` and `advantage` read, those of
+    layouts tree and padded as arrays of their own dtypes, and what `include` asked for.
     """
 
     session_id: str
@@ -62,6 +63,7 @@ class Sample:
     reward_scope: str | None = None
     sampling: Mapping[str, Json] = field(default_factory=dict)
     turns: tuple[Mapping[str, Json], ...] = ()
+    images: tuple[Mapping[str, Json], ...] = ()
     extra: Mapping[str, Json] = field(default_factory=dict)
 
     @property
@@ -337,6 +339,8 @@ def sample_of(entry: Mapping[str, Json]) -> Sample:
     dtypes = {name: dtype for name, dtype in (_DTYPES | position_ids).items() if name in entry}
     arrays = {name: np.asarray(entry[name], dtype=dtype) for name, dtype in dtypes.items()}
     sequences = {name: tuple(entry[name]) for name in ("interaction_ids", "turns")}
+    images = [{key: value for key, value in each.items() if value is not None} for each in entry.get("images") or ()]
+    sequences["images"] = tuple(images)
     return Sample(**_known(Sample, {**entry, **arrays, **sequences}))
 
 

@@ -1,9 +1,9 @@
 """Arrow IPC streams and Parquet files: one row per sample; arrays are lists, labels are strings, numbers or JSON text.
 
-`sampling` and `turns` are JSON text. `token_rewards` is null in a row that has none. In an Arrow stream, a session is
-one record batch, or several if its rows are large; the custom metadata of its last batch has the JSON text `sessions`
-(a list of its entry). The last batch of the stream is empty and has `cursor`. A Parquet file has both in its key-value
-metadata.
+`sampling` and `turns` are JSON text. `token_rewards` and `images` are null in a row that has none. In an Arrow stream,
+a session is one record batch, or several if its rows are large; the custom metadata of its last batch has the JSON text
+`sessions` (a list of its entry). The last batch of the stream is empty and has `cursor`. A Parquet file has both in its
+key-value metadata.
 """
 
 from __future__ import annotations
@@ -41,9 +41,12 @@ class RecordBatches:
             raise UnsupportedParameter(message, param="format") from None
         self._columns = columns
         labels = {name: pa.string() for name in (*_TEXTS, *_JSON_LABELS)}
+        places = {name: pa.int64() for name in ("start", "length", "width", "height")}
+        place = pa.struct({"digest": pa.string(), **places, "detail": pa.string()})
         labels |= {"interaction_ids": pa.list_(pa.string()), "masked_tokens": pa.int64(), "recomputable": pa.string()}
         labels |= {"rewarded": pa.bool_(), "score": pa.float64()}
-        labels |= {name: pa.int64() if name == "truncated_tokens" else pa.string() for name in more_labels}
+        rare = {"truncated_tokens": pa.int64(), "images": pa.list_(place)}
+        labels |= {name: rare.get(name, pa.string()) for name in more_labels}
         arrays = {column.name: pa.list_(pa.from_numpy_dtype(column.dtype)) for column in columns}
         self.schema: pa.Schema = pa.schema(list((labels | arrays).items()))
         self._labels = labels
@@ -71,7 +74,7 @@ class RecordBatches:
 
 
 def _flat(labels: Labels) -> Labels:
-    return {**labels, **{name: dumps(labels[name]).decode() for name in _JSON_LABELS}}
+    return {"images": None, **labels, **{name: dumps(labels[name]).decode() for name in _JSON_LABELS}}
 
 
 def _lists(column: Column, values: Sequence[Any]) -> pa.Array:

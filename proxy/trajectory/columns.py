@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from proxy.trajectory.layout_options import Include, Layout, LayoutOptions, Padding
+from proxy.trajectory.layout_options import Images, Include, Layout, LayoutOptions, Padding
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +45,9 @@ def columns_of(options: LayoutOptions) -> tuple[Column, ...]:
 def text_labels(options: LayoutOptions) -> tuple[str, ...]:
     """The labels that only some options add to a row."""
     text = Include.TEXT in options.include and options.layout is not Layout.TREE
-    truncated = options.padding is not None
-    return (*(["truncated_tokens"] if truncated else []), *(["text"] if text else []))
+    truncated, images = options.padding is not None, options.images is not Images.NONE
+    told = {"truncated_tokens": truncated, "text": text, "images": images}
+    return tuple(name for name, asked in told.items() if asked)
 
 
 def _tokens() -> Iterable[Column]:

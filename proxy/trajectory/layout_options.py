@@ -34,6 +34,14 @@ class Include(StrEnum):
     TEXT = "text"
 
 
+class Images(StrEnum):
+    """What an export has of images: where they stand and their bytes, each once; only where they stand; or nothing."""
+
+    BYTES = "bytes"
+    REFERENCES = "references"
+    NONE = "none"
+
+
 class TooLong(StrEnum):
     """What to do with a sample longer than the padded lengths: refuse the export, drop the sample, or truncate it."""
 
@@ -88,6 +96,7 @@ class LayoutOptions:
     include: frozenset[Include] = frozenset()
     freshness: Freshness = ANY_VERSION
     outline: bool = False
+    images: Images = Images.REFERENCES
 
     @property
     def compares(self) -> bool:

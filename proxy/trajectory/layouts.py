@@ -18,7 +18,7 @@ import numpy as np
 from proxy.trajectory.advantages import Groups
 from proxy.trajectory.comparison import Comparison
 from proxy.trajectory.laid import Laid
-from proxy.trajectory.layout_options import Layout, LayoutOptions
+from proxy.trajectory.layout_options import Images, Layout, LayoutOptions
 from proxy.trajectory.ledger import Ledger
 from proxy.trajectory.made_rows import MadeRows
 from proxy.trajectory.padded_sample import PaddedSample, Window, window_of
@@ -48,7 +48,8 @@ def lay_out(
     """
     scored = scored_session(record, interactions, options)
     comparison = Comparison(scored, groups or Groups(), options)
-    maker = SampleMaker(scored, comparison, options.include, decode)
+    shows = options.images is not Images.NONE
+    maker = SampleMaker(scored, comparison, options.include, decode, shows_images=shows)
     return replace(_SessionLayout(scored, options, _ledger(scored, options), maker).laid(), entry=comparison.entry())
 
 
@@ -151,7 +152,7 @@ class _SessionLayout:
             self._note(places, Untrained.STALE)
             return Untrained.STALE
         self._note(places, None)
-        sample = self.maker.of_path(path.ids, places)
+        sample = self.maker.of_path(path, places)
         return sample if padding is None or window is None else PaddedSample(sample, padding, window)
 
     def _places(self, path: Path, window: Window | None) -> tuple[Placement, ...]:

@@ -2,10 +2,13 @@
 
 The prompt is everything before the first sampled token. The response is the rest, tool results included; its mask is 1
 on the tokens to train. Samples are truncated only with `on_too_long: truncate`, and the truncated tokens are counted.
+An image is kept whole or not at all, with the token on each side of it: models refuse a part of one.
 """
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,6 +20,7 @@ from proxy.trajectory.path_sample import PathSample
 from proxy.trajectory.paths import Path
 from proxy.trajectory.sample_row import Columns, Labels
 from proxy.trajectory.token_arrays import Placement, Span
+from proxy.types import PlacedImage
 
 # verl counts the messages of both sides: a prompt and its answer are two.
 _MESSAGES_A_TURN = 2
@@ -33,6 +37,10 @@ class Window:
         """The part [first, end) that is kept of an output of `length` tokens at `start`; None: none of it."""
         first, end = max(start, self.response.start), min(start + length, self.response.stop)
         return (first - start, end - start) if first < end or (first == end and not length) else None
+
+    def has(self, image: PlacedImage) -> bool:
+        """Whether an image is kept; no part of the others is."""
+        return any(part.start <= image.start < part.stop for part in (self.prompt, self.response))
 
     @property
     def cuts_context(self) -> bool:
@@ -61,13 +69,19 @@ class PaddedSample:
     def placements(self) -> tuple[Placement, ...]:
         return self.sample.placements
 
+    @property
+    def images(self) -> tuple[PlacedImage, ...]:
+        """The images that are kept, counted in the padded row."""
+        kept = [image for image in self.sample.images if self.window.has(image)]
+        return tuple(image._replace(start=image.start + self._shift(image.start)) for image in kept)
+
     def with_weight(self, weight: float) -> PaddedSample:
         return replace(self, sample=self.sample.with_weight(weight))
 
     def labels(self) -> Labels:
         """The sample's labels. The `span` of a turn is where the kept part of its output stands in the padded row."""
-        labels = self.sample.labels()
-        shift = self.padding.prompt_length - self.window.response.start
+        labels = replace(self.sample, images=self.images).labels()
+        shift = self._shift(self.window.response.start)
         for turn in labels["turns"]:
             turn["span"] = None if turn["span"] is None else [at + shift for at in turn["span"]]
         return {**labels, "truncated_tokens": self.truncated_tokens}
@@ -115,6 +129,11 @@ class PaddedSample:
         out[width : width + len(response)] = values[response.start : response.stop]
         return out
 
+    def _shift(self, at: int) -> int:
+        """How far a token that is kept moves in the padded row."""
+        width = self.padding.prompt_length
+        return width - (self.window.prompt.stop if at < self.window.prompt.stop else self.window.response.start)
+
     def _split(self, both: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
         return both[: self.padding.prompt_length], both[self.padding.prompt_length :]
 
@@ -138,5 +157,33 @@ def window_of(path: Path, padding: Padding) -> Window | None:
         return None
     spare = max(length - first - padding.response_length, 0)
     start = first + {Keep.HEAD: 0, Keep.MIDDLE: spare // 2, Keep.TAIL: spare}[padding.keep]
-    response = range(start, min(start + padding.response_length, length))
-    return Window(range(max(first - padding.prompt_length, 0), first), response)
+    begin, stop = max(first - padding.prompt_length, 0), min(start + padding.response_length, length)
+    blocks = _blocks(path.images)
+    begin = _later(begin, blocks) if begin else begin
+    start = _later(start, blocks) if start > first else start
+    stop = _earlier(stop, blocks) if stop < length else stop
+    return Window(range(min(begin, first), first), range(start, max(start, stop)))
+
+
+def _blocks(images: Sequence[PlacedImage]) -> list[Span]:
+    """The tokens [first, end) of each image and the one on each side, which most models surround it with."""
+    befores = [0, *(image.start + image.length for image in images)]
+    afters = [*(image.start for image in images[1:]), sys.maxsize]
+    return [
+        (max(image.start - 1, before), min(image.start + image.length + 1, after))
+        for image, before, after in zip(images, befores, afters, strict=False)
+    ]
+
+
+def _later(at: int, blocks: Sequence[Span]) -> int:
+    """Where to cut at or after this token so that no block is divided."""
+    for first, end in blocks:
+        at = end if first < at < end else at
+    return at
+
+
+def _earlier(at: int, blocks: Sequence[Span]) -> int:
+    """Where to cut at or before this token so that no block is divided."""
+    for first, end in reversed(blocks):
+        at = first if first < at < end else at
+    return at

@@ -11,12 +11,13 @@ from proxy.trajectory.sample_row import (
     Columns,
     Labels,
     Weighting,
+    image_labels,
     placed_rewards,
     row_labels,
     turn_labels,
 )
 from proxy.trajectory.token_arrays import FloatArray, Placement, TokenArrays
-from proxy.types import Interaction, SessionRecord
+from proxy.types import Interaction, PlacedImage, SessionRecord
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +40,7 @@ class PathSample:
     weighting: Weighting = Weighting()
     extras: tuple[Labels, ...] = ()
     text: str | None = None
+    images: tuple[PlacedImage, ...] = ()
 
     @property
     def last(self) -> Interaction:
@@ -65,6 +67,7 @@ class PathSample:
             "finish_reason": last.finish_reason.value if last.finish_reason else None,
             "sampling": last.sampling.to_json(),
             "masked_tokens": self.masked_tokens,
+            **image_labels(self.images),
             "turns": [self._turn(placed) for placed in self.placements],
         }
         return labels if self.text is None else {**labels, "text": self.text}

@@ -14,8 +14,8 @@ from enum import StrEnum
 
 import numpy as np
 
-from proxy.trajectory.tree import Branch, token_ids
-from proxy.types import Ids
+from proxy.trajectory.tree import Branch, images_of, token_ids
+from proxy.types import Ids, PlacedImage
 
 # An older output is searched together with this many tokens of the prompt before it. They contain the assistant's
 # header; without them, a short output would be found in a user's text.
@@ -34,13 +34,15 @@ class Path:
     """The nodes of a sample, oldest first, and its token ids.
 
     `starts[k]` is the index in `ids` at which the output of node k begins, or None if `ids` do not contain it.
-    `drifted[k]`: the tokens before that index are not those that the output was sampled after.
+    `drifted[k]`: the tokens before that index are not those that the output was sampled after. `images`: of the prompt
+    of the last node, in order.
     """
 
     nodes: tuple[Branch, ...]
     ids: Ids
     starts: tuple[int | None, ...]
     drifted: tuple[bool, ...]
+    images: tuple[PlacedImage, ...] = ()
 
 
 def leaves(nodes: Sequence[Branch], selected: Collection[str], drift: Drift) -> list[Branch]:
@@ -66,7 +68,8 @@ def path_to(leaf: Branch, drift: Drift) -> Path:
         drifted += [start is None or prompt[:start] != _prompt(node) for node, start in zip(above, found, strict=True)]
         starts += found
         joined += above
-    return Path(tuple(reversed(joined)), token_ids(leaf), tuple(reversed(starts)), tuple(reversed(drifted)))
+    order = (tuple(reversed(joined)), token_ids(leaf), tuple(reversed(starts)), tuple(reversed(drifted)))
+    return Path(*order, images_of(leaf))
 
 
 def _prompt(node: Branch) -> Ids:

@@ -16,12 +16,13 @@ from proxy.trajectory.comparison import Comparison
 from proxy.trajectory.conversation import conversation_above, message_dict, root, tool_dict
 from proxy.trajectory.layout_options import Include
 from proxy.trajectory.path_sample import PathSample
+from proxy.trajectory.paths import Path
 from proxy.trajectory.sample_row import Labels, scalar
 from proxy.trajectory.scored_session import ScoredSession
 from proxy.trajectory.token_arrays import BoolArray, Placement, fill
-from proxy.trajectory.tree import Branch, token_ids
+from proxy.trajectory.tree import Branch, images_of, token_ids
 from proxy.trajectory.tree_sample import TreeSample
-from proxy.types import Ids, Interaction, ids_of
+from proxy.types import Ids, Interaction, PlacedImage, ids_of
 
 Decode = Callable[[Sequence[int]], str]
 """Token ids to text."""
@@ -30,6 +31,7 @@ Decode = Callable[[Sequence[int]], str]
 @dataclass(frozen=True, slots=True)
 class SampleMaker:
     """Makes samples of a session. `include`: what they have beside tokens; text only with `decode`.
+    `shows_images`: they say where images stand.
 
     The weights of samples along paths and of trees are 0: they depend on the session's other samples.
     """
@@ -38,6 +40,7 @@ class SampleMaker:
     comparison: Comparison
     include: Set[Include]
     decode: Decode | None
+    shows_images: bool = True
 
     def of_turn(self, node: Branch, trained: BoolArray, share: float) -> PathSample:
         """The sample of one turn, its whole prompt and output. Its reward is the return; its weight is `share`, or 0
@@ -46,13 +49,14 @@ class SampleMaker:
         interaction = node.interaction
         place = Placement(interaction, 0, interaction.prompt_tokens, _whole(interaction), trained)
         ends = self.scored.ends_through([interaction.id])
-        sample = self._path_sample(token_ids(node), (place,), self.scored.returns[interaction.id], ends)
+        path = Path((node,), token_ids(node), (interaction.prompt_tokens,), (False,), images_of(node))
+        sample = self._path_sample(path, (place,), self.scored.returns[interaction.id], ends)
         return sample.with_weight(share if trained.any() else 0.0)
 
-    def of_path(self, ids: Ids, places: tuple[Placement, ...]) -> PathSample:
-        """The sample of a path with these tokens. Its reward is the score of its session or of the path."""
+    def of_path(self, path: Path, places: tuple[Placement, ...]) -> PathSample:
+        """The sample of a path. Its reward is the score of its session or of the path."""
         ends = (places[-1].interaction.id,)
-        return self._path_sample(ids, places, self.scored.scores.of(ends) or 0.0, ends)
+        return self._path_sample(path, places, self.scored.scores.of(ends) or 0.0, ends)
 
     def of_tree(self, nodes: Sequence[Branch], trained: Mapping[str, BoolArray]) -> TreeSample:
         """The sample of these nodes, parents first. `trained`: the tokens to train by turn id, bool [output]."""
@@ -70,11 +74,14 @@ class SampleMaker:
             main=tuple(self.scored.main[name] for name in names),
             weighting=self.comparison.weighting(places, self.scored.ends_through(names)),
             extras=self._extras(places, whole=False),
+            images=_moved(nodes, offsets) if self.shows_images else (),
         )
 
-    def _path_sample(self, ids: Ids, places: tuple[Placement, ...], reward: float, ends: tuple[str, ...]) -> PathSample:
+    def _path_sample(
+        self, path: Path, places: tuple[Placement, ...], reward: float, ends: tuple[str, ...]
+    ) -> PathSample:
         scored, last = self.scored, places[-1].interaction
-        arrays = fill(ids, places)
+        arrays = fill(path.ids, places)
         return PathSample(
             session=scored.record,
             placements=places,
@@ -86,7 +93,8 @@ class SampleMaker:
             raw_rewards=scalar(scored.main[last.id] or 0.0),
             weighting=self.comparison.weighting(places, ends),
             extras=self._extras(places, whole=True),
-            text=self._text(ids),
+            text=self._text(path.ids),
+            images=path.images if self.shows_images else (),
         )
 
     def _extras(self, places: Sequence[Placement], *, whole: bool) -> tuple[Labels, ...]:
@@ -131,6 +139,15 @@ def _join(
         ids += interaction.output_ids
         offsets.append(len(ids))
     return ids, tuple(places), np.array(offsets, np.int32)
+
+
+def _moved(nodes: Sequence[Branch], offsets: NDArray[np.int32]) -> tuple[PlacedImage, ...]:
+    """The images of all nodes, counted in the joined tokens."""
+    steps = [
+        (node.interaction, int(first) - node.interaction.prefix_length)
+        for node, first in zip(nodes, offsets[:-1], strict=True)
+    ]
+    return tuple(image._replace(start=image.start + shift) for each, shift in steps for image in each.images)
 
 
 def _parents(nodes: Sequence[Branch]) -> NDArray[np.int32]:

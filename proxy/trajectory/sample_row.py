@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from proxy.trajectory.recomputable import first_reason
 from proxy.trajectory.scores import RewardScope
 from proxy.trajectory.token_arrays import FloatArray, Placement
-from proxy.types import SessionRecord
+from proxy.types import PlacedImage, SessionRecord
 
 Columns = dict[str, NDArray[Any]]
 Labels = dict[str, Any]
@@ -32,6 +32,10 @@ class SampleRow(Protocol):
     @property
     def placements(self) -> tuple[Placement, ...]:
         """Its turns, parents first."""
+
+    @property
+    def images(self) -> tuple[PlacedImage, ...]:
+        """Its images in order; their places are counted in its own tokens. Empty if the export is to have none."""
 
     def labels(self) -> Labels:
         """Its description, as JSON values."""
@@ -104,6 +108,11 @@ def turn_labels(placed: Placement, main: float | None, value: float) -> Labels:
         "recomputable": placed.recomputable,
         "span": None if placed.span is None else list(placed.span),
     }
+
+
+def image_labels(images: Sequence[PlacedImage]) -> Labels:
+    """`images` of a row: digest, start, length, width, height and, if it was set, detail of each; none without any."""
+    return {"images": [image.to_json() for image in images]} if images else {}
 
 
 def placed_rewards(length: int, placements: Sequence[Placement]) -> FloatArray | None:

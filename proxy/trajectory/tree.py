@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from proxy.reasons import Status
-from proxy.types import Ids, Interaction, ids_of
+from proxy.types import Ids, Interaction, PlacedImage, ids_of
 
 
 class Linked(Protocol):
@@ -54,3 +54,15 @@ def token_ids(node: Linked) -> Ids:
     ids = ids_of()
     ids.frombytes(b"".join(pieces))
     return ids
+
+
+def images_of(node: Linked) -> tuple[PlacedImage, ...]:
+    """The images of a node's prompt, in order; their places are counted in its token ids."""
+    pieces: list[tuple[PlacedImage, ...]] = []
+    current: Linked | None = node
+    while current is not None:
+        interaction = current.interaction
+        if interaction.images:
+            pieces.append(interaction.images)
+        current = current.parent if interaction.aligned else None
+    return tuple(image for piece in reversed(pieces) for image in piece)

@@ -11,6 +11,7 @@ from proxy.trajectory.sample_row import (
     Columns,
     Labels,
     Weighting,
+    image_labels,
     placed_rewards,
     row_labels,
     scalar,
@@ -18,7 +19,7 @@ from proxy.trajectory.sample_row import (
 )
 from proxy.trajectory.scores import RewardScope
 from proxy.trajectory.token_arrays import FloatArray, Placement, TokenArrays
-from proxy.types import SessionRecord
+from proxy.types import PlacedImage, SessionRecord
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +42,7 @@ class TreeSample:
     main: tuple[float | None, ...]
     weighting: Weighting = Weighting()
     extras: tuple[Labels, ...] = ()
+    images: tuple[PlacedImage, ...] = ()
 
     @property
     def is_trained(self) -> bool:
@@ -61,6 +63,7 @@ class TreeSample:
             "finish_reason": last.finish_reason.value if last.finish_reason else None,
             "sampling": last.sampling.to_json(),
             "masked_tokens": 0,
+            **image_labels(self.images),
             "turns": turns,
         }
 
