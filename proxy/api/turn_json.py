@@ -11,6 +11,7 @@ from proxy.reasons import Explained
 from proxy.trajectory.compared import Comparison, Comparisons, MessageDifference, TokenDifference, turn_numbers
 from proxy.trajectory.conversation import conversation_above, message_dict, message_text, root, tool_dict
 from proxy.trajectory.layout_options import LayoutOptions
+from proxy.trajectory.placed_images import placed_images, with_tokens
 from proxy.trajectory.sample_maker import Decode
 from proxy.trajectory.scored_session import scored_session
 from proxy.trajectory.scores import Unrewarded
@@ -152,7 +153,7 @@ def _messages(node: Branch) -> dict[str, Any]:
     turn, top = node.interaction, root(node).interaction
     above = conversation_above(node)
     return {
-        "messages": [message_dict(message) for message in (*above, *turn.new_messages)],
+        "messages": with_tokens((*above, *turn.new_messages), placed_images(node)),
         "inherited": len(above),
         "output": message_dict(turn.output),
         "tools": [tool_dict(tool) for tool in top.tools],
@@ -164,7 +165,7 @@ def _messages(node: Branch) -> dict[str, Any]:
 def _added(node: Branch) -> dict[str, Any]:
     turn, first = node.interaction, node.parent is None
     added = {
-        "messages": [message_dict(message) for message in turn.new_messages],
+        "messages": with_tokens(turn.new_messages, turn.images),
         "output": message_dict(turn.output),
         "tools": [tool_dict(tool) for tool in turn.tools] if first else None,
         "template_options": dict(turn.template_options) if first else None,

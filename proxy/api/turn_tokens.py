@@ -15,6 +15,7 @@ from proxy.trajectory.compared import turn_numbers
 from proxy.trajectory.laid import Laid
 from proxy.trajectory.layout_options import LayoutOptions
 from proxy.trajectory.layouts import lay_out
+from proxy.trajectory.placed_images import placed_images, placed_json
 from proxy.trajectory.token_path import Break, PartKind, PathPart, Section, token_path
 from proxy.trajectory.token_states import StateRun, TokenStates
 from proxy.trajectory.tree import Branch, build_tree
@@ -33,7 +34,8 @@ def tokens_json(
     `options`: of the export that the states are of. Without `texts`, all texts are null.
     """
     nodes, numbers = build_tree(interactions), turn_numbers(interactions)
-    path = token_path(nodes.get(turn.id) or Branch(turn, nodes.get(turn.parent_id or ""), 0), options.drift)
+    node = nodes.get(turn.id) or Branch(turn, nodes.get(turn.parent_id or ""), 0)
+    path = token_path(node, options.drift)
     laid = lay_out(record, interactions, options)
     states = TokenStates(laid, options.layout).of(path.parts)
     ids = path.ids.tolist()
@@ -46,6 +48,7 @@ def tokens_json(
         "states": [_state(run, numbers) for run in states],
         "meanings": {run.state.value: _meaning(run) for run in states},
         "sections": [_section(section, numbers, texts) for section in path.sections],
+        "images": [placed_json(image) for image in placed_images(node)],
         "lost": [_turn(interaction, numbers) for interaction in path.lost],
         "export": _export(laid, options),
     }

@@ -4,6 +4,7 @@ import { test } from "node:test";
 import {
   band, classes, lowestFirst, nextUntrained, stateCounts, tokenModel,
 } from "../../../proxy/page/static/views/session/tokens/token_model.js";
+import { cellAt, imageAt, withFolds } from "../../../proxy/page/static/views/session/tokens/token_images.js";
 import { tokenOptions } from "../../../proxy/page/static/views/session/tokens/token_options.js";
 import { SPACE, layOut, placeOf, rowOf, space, tokenAt } from "../../../proxy/page/static/views/session/tokens/token_rows.js";
 import { find, nextPlace, searchable } from "../../../proxy/page/static/views/session/tokens/token_search.js";
@@ -229,4 +230,39 @@ test("the options of the samples in the address are those of an export that the 
   const padded = { layout: "padded", prompt_length: "1024", response_length: "4096", on_too_long: "drop" };
   assert.deepEqual(tokenOptions({ layout: "padded", keep: "tail" }), padded);
   assert.deepEqual(tokenOptions({ layout: "concat", prompt_length: "7", on_too_long: "truncate" }), { layout: "concat" });
+});
+
+const SEEN = { digest: "3f2a91c0".repeat(8), start: 3, length: 4, width: 56, height: 56 };
+const seeing = () => tokenModel(told(["a", "b", "c", "", "", "", "", "d"], ["e", "f"], { images: [SEEN] }));
+
+test("the tokens of an image are one cell until they are unfolded", () => {
+  const folded = withFolds(seeing(), new Set());
+  assert.equal(folded.cells[3].shown, "56×56 4 tokens");
+  assert.deepEqual([...folded.hidden], [0, 0, 0, 0, 1, 1, 1, 0, 0, 0]);
+  assert.deepEqual([2, 3, 6, 7].map((at) => cellAt(folded, at)), [2, 3, 3, 7]);
+  assert.deepEqual([2, 3, 6, 7].map((at) => imageAt(folded, at)?.start ?? null), [null, 3, 3, null]);
+  const open = withFolds(seeing(), new Set([3]));
+  assert.deepEqual([...open.hidden], new Array(10).fill(0));
+  assert.equal(open.cells[3].shown, "⟨103⟩");
+});
+
+test("keys pass over what is folded, in both directions and to the ends of rows", () => {
+  const model = withFolds(seeing(), new Set());
+  const rows = layOut(model, 80);
+  const key = (name, token, ctrl = false) => tokenAt(name, { ctrl, token, model, rows, page: 3 });
+  assert.deepEqual([key("ArrowRight", 2), key("ArrowRight", 3), key("ArrowLeft", 7), key("ArrowLeft", 0), key("ArrowRight", 9)], [3, 7, 3, 0, 9]);
+  assert.deepEqual([key("End", 0), key("End", 0, true), key("Home", 9, true)], [7, 9, 0]);
+});
+
+test("an image at the end of a prompt is reached by End, and rows hold every token once", () => {
+  const model = withFolds(tokenModel(told(["a", "", "", ""], ["e"], { images: [{ ...SEEN, start: 1, length: 3 }] })), new Set());
+  const rows = layOut(model, 18);
+  assert.equal(tokenAt("End", { ctrl: false, token: 1, model, rows, page: 3 }), 1);
+  assert.deepEqual(rows.filter((row) => row.of === null).map(({ from, to }) => [from, to]), [[0, 1], [1, 4], [4, 5]]);
+  assert.equal(space(model, 2), 0);
+});
+
+test("a span outside of the tokens is shown as tokens, not as an image", () => {
+  const model = tokenModel(told(["a"], ["e"], { images: [{ ...SEEN, start: 1, length: 9 }] }));
+  assert.equal(withFolds(model, new Set()), model);
 });

@@ -2,17 +2,23 @@
 import { logprob, number, percent, plural } from "../../../lib/format.js";
 import { html } from "../../../lib/html.js";
 import { printable } from "../../../lib/printable.js";
+import { ImageCell } from "./image_cell.js";
 import { isUntrained, stateAt } from "./token_model.js";
 
 /**
  * A row of cells: `row` {from, to}; `top` in pixels; `found`: by token, whether a search found it; `active`: the token
- * of the focus. Its cells are no components: a row is drawn at every step of the scroll bar.
+ * of the focus. Its cells are no components, but those of images: a row is drawn at every step of the scroll bar.
  */
-export function TokenRow({ index, row, top, model, classOf, found, active }) {
+export function TokenRow({ index, row, top, model, classOf, found, active, sessionId }) {
   const cells = [];
   for (let at = row.from; at < row.to; at += 1) {
+    if (model.hidden[at]) continue;
     if (model.tags.has(at)) cells.push(tag(model.tags.get(at)));
-    cells.push(cell(model, at, `k${classOf[at]}${found[at] ? " found" : ""}`, at === active ? 0 : -1));
+    const image = model.folds.get(at);
+    if (image) {
+      const within = found.subarray(at, at + image.length).includes(1);
+      cells.push(html`<${ImageCell} key=${at} sessionId=${sessionId} image=${image} shown=${model.cells[at]} at=${at} found=${within} tab=${at === active ? 0 : -1} />`);
+    } else cells.push(cell(model, at, `k${classOf[at]}${found[at] ? " found" : ""}`, at === active ? 0 : -1));
   }
   return html`<div class="tokens-row" role="row" aria-rowindex=${index + 1} style=${{ top: `${top}px` }}>
     <span class="tokens-number" role="rowheader">${number(row.from)}</span>${cells}

@@ -2,6 +2,7 @@
 import { html, useEffect, useLayoutEffect, useMemo, useRef, useState } from "../../../lib/html.js";
 import { useVirtual } from "../../../lib/virtual.js";
 import { PartHead, TokenRow } from "./token_cells.js";
+import { imageAt } from "./token_images.js";
 import { layOut, rowOf, tokenAt } from "./token_rows.js";
 import { Strip } from "./token_strip.js";
 
@@ -9,8 +10,8 @@ const ROW = 24;
 /** Columns of the number before each row, and of the edge behind it. */
 const MARGIN = 7.5;
 
-/** `handle`: a ref that gets {show(token, focus)}. `active`: the token of the focus. `places`: what a search found. */
-export function TokenGrid({ handle, model, classOf, colouring, active, places, onActive, onHover }) {
+/** `handle`: a ref that gets {show(token, focus)}. `active`: the token of the focus. `places`: what a search found. `onFold`: shows the tokens of an image, or folds them. */
+export function TokenGrid({ handle, sessionId, model, classOf, colouring, active, places, onActive, onHover, onFold }) {
   const probe = useRef(null);
   const columns = useColumns(probe);
   const rows = useMemo(() => layOut(model, columns), [model, columns]);
@@ -37,6 +38,7 @@ export function TokenGrid({ handle, model, classOf, colouring, active, places, o
   };
   const onKeyDown = (event) => {
     if (event.altKey || event.metaKey) return;
+    if (event.key === "Enter" && imageAt(model, active)) return onFold(active);
     const page = Math.max(1, Math.floor(ref.current.clientHeight / ROW) - 1);
     const next = tokenAt(event.key, { ctrl: event.ctrlKey, token: active, model, rows, page });
     if (next === null) return;
@@ -49,7 +51,7 @@ export function TokenGrid({ handle, model, classOf, colouring, active, places, o
     const { of } = rows[index];
     const shared = { key: index, index, top: index * ROW, model };
     return of === null
-      ? html`<${TokenRow} ...${shared} row=${rows[index]} classOf=${classOf} found=${found} active=${mark} />`
+      ? html`<${TokenRow} ...${shared} row=${rows[index]} classOf=${classOf} found=${found} active=${mark} sessionId=${sessionId} />`
       : html`<${PartHead} ...${shared} part=${of} />`;
   };
   return html`<div class="tokens-body">

@@ -10,7 +10,7 @@ const VERSIONS = 6;
  * The model of `tokens` (include=tokens of a turn). By token: `cells` ({shown, width, breaks}), `stateOf` and `partOf`
  * (indexes into `states` and `parts`), `versionOf` (-1: none), `kindOf` (bits: 1 special, 2 continues, 4 bytes that are
  * no text, 8 not in the vocabulary), `sampled` (1 or 0). `versions`: those that occur, ascending. `tags`: by token,
- * words before its cell.
+ * words before its cell. `images`: with {start, length}; `folds`, `hidden`: see token_images.js.
  */
 export function tokenModel(tokens) {
   const count = tokens.ids.length;
@@ -18,6 +18,7 @@ export function tokenModel(tokens) {
   const model = {
     count, ids: tokens.ids, texts: tokens.texts, logprobs: tokens.logprobs, parts: tokens.parts, states: tokens.states,
     meanings: tokens.meanings, sections: tokens.sections, kindOf,
+    images: tokens.images ?? [], folds: new Map(), hidden: new Uint8Array(count),
     cells: cellsOf(tokens, kindOf),
     stateOf: spread(tokens.states, count),
     partOf: spread(tokens.parts, count),

@@ -1,5 +1,7 @@
 // Where each token stands: rows of cells of a given width. Pure: no DOM, so sixty thousand tokens are laid out at once.
 
+import { cellAt, nextCell } from "./token_images.js";
+
 /** The space between two cells, and before the first, in ch. */
 export const SPACE = 0.4;
 
@@ -16,6 +18,7 @@ export function layOut(model, columns) {
     let from = part.start;
     let used = 0;
     for (let at = part.start; at < part.end; at += 1) {
+      if (model.hidden[at]) continue;
       const needed = space(model, at);
       if (at > from && used + needed > columns) {
         rows.push({ from, to: at, of: null });
@@ -32,8 +35,8 @@ export function layOut(model, columns) {
   return rows;
 }
 
-/** The columns that a token takes with its tag and the space before it. */
-export const space = (model, at) => model.cells[at].width + SPACE + tagSpace(model, at);
+/** The columns that a token takes with its tag and the space before it; 0 for one without a cell. */
+export const space = (model, at) => model.hidden[at] ? 0 : model.cells[at].width + SPACE + tagSpace(model, at);
 
 /** The columns of the tag before a token, with its space; 0 without one. */
 export const tagSpace = (model, at) => (model.tags.has(at) ? model.tags.get(at).length + 2 * SPACE : 0);
@@ -54,16 +57,15 @@ export function tokenAt(key, { ctrl, token, model, rows, page }) {
   const last = model.count - 1;
   if (last < 0) return null;
   const row = rowOf(rows, token);
-  const within = (at) => Math.min(last, Math.max(0, at));
   switch (key) {
-    case "ArrowLeft": return within(token - 1);
-    case "ArrowRight": return within(token + 1);
+    case "ArrowLeft": return nextCell(model, token, -1);
+    case "ArrowRight": return nextCell(model, token, 1);
     case "ArrowUp": return below(model, rows, token, row, -1);
     case "ArrowDown": return below(model, rows, token, row, 1);
     case "PageUp": return below(model, rows, token, row, -page);
     case "PageDown": return below(model, rows, token, row, page);
     case "Home": return ctrl ? 0 : rows[row].from;
-    case "End": return ctrl ? last : rows[row].to - 1;
+    case "End": return cellAt(model, ctrl ? last : rows[row].to - 1);
     default: return null;
   }
 }
@@ -80,7 +82,7 @@ function below(model, rows, token, row, steps) {
     used += space(model, at);
     if (used >= wanted) return at;
   }
-  return rows[target].to - 1;
+  return cellAt(model, rows[target].to - 1);
 }
 
 /** The column at which a cell begins in its row. */

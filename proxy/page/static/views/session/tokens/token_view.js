@@ -5,7 +5,9 @@ import { useLoad } from "../../../lib/load.js";
 import { Empty, Loaded } from "../../../lib/notice.js";
 import { replace } from "../../../lib/route.js";
 import { Details } from "./token_details.js";
+import { ImageBar } from "./image_bar.js";
 import { TokenGrid } from "./token_grid.js";
+import { cellAt, imageAt, withFolds } from "./token_images.js";
 import { COLOURS, classes, tokenModel } from "./token_model.js";
 import { Legend, Sections } from "./token_notes.js";
 import { tokenOptions } from "./token_options.js";
@@ -30,7 +32,9 @@ export function TokenView({ sessionId, turn, query, revision }) {
 }
 
 function Tokens({ data, query, change, sessionId }) {
-  const { model, tokens } = data;
+  const { tokens } = data;
+  const [unfolded, setUnfolded] = useState(() => new Set());
+  const model = useMemo(() => withFolds(data.model, unfolded), [data.model, unfolded]);
   const colouring = COLOURS.includes(query.colour) ? query.colour : "logprob";
   const classOf = useMemo(() => classes(model, colouring), [model, colouring]);
   const [active, setActive] = useActive(model, query.at, (at) => change({ at }));
@@ -44,6 +48,12 @@ function Tokens({ data, query, change, sessionId }) {
     setActive(token);
     grid.current?.show(token, focus);
   };
+  const image = imageAt(model, active);
+  const fold = (at) => {
+    const { start } = imageAt(model, at);
+    setUnfolded(model.folds.has(start) ? new Set([...unfolded, start]) : new Set([...unfolded].filter((other) => other !== start)));
+    go(start);
+  };
   if (model.count === 0) return html`<${Empty} title="No tokens">This turn ended before it had a prompt.<//>`;
   const seen = hovered !== null && hovered < model.count ? hovered : active;
   return html`
@@ -51,15 +61,16 @@ function Tokens({ data, query, change, sessionId }) {
       search=${search} setSearch=${setSearch} places=${places} />
     <${Legend} model=${model} classOf=${classOf} colouring=${colouring} told=${tokens.export} />
     <${Sections} tokens=${tokens} sessionId=${sessionId} query=${query} go=${go} />
-    <${TokenGrid} handle=${grid} model=${model} classOf=${classOf} colouring=${colouring} active=${active}
-      places=${places} onActive=${setActive} onHover=${setHovered} />
+    <${TokenGrid} handle=${grid} sessionId=${sessionId} model=${model} classOf=${classOf} colouring=${colouring} active=${active}
+      places=${places} onActive=${setActive} onHover=${setHovered} onFold=${fold} />
+    ${image && html`<${ImageBar} sessionId=${sessionId} image=${image} folded=${model.folds.has(image.start)} toggle=${() => fold(active)} />`}
     <${Details} model=${model} at=${seen} />`;
 }
 
 /** The token that has the focus, or would have it: the one that the address names, else the first that was sampled. */
 function useActive(model, named, keep) {
   const [active, setActive] = useState(() => startOf(model, named));
-  const at = Math.min(active, Math.max(0, model.count - 1));
+  const at = cellAt(model, Math.min(active, Math.max(0, model.count - 1)));
   const settled = useRef(at);
   const latest = useRef(keep);
   latest.current = keep; // the address may have changed while the timer ran
