@@ -15,7 +15,7 @@ from proxy.trajectory.compared import turn_numbers
 from proxy.trajectory.laid import Laid
 from proxy.trajectory.layout_options import LayoutOptions
 from proxy.trajectory.layouts import lay_out
-from proxy.trajectory.placed_images import placed_images, placed_json
+from proxy.trajectory.placed_images import placed_images
 from proxy.trajectory.token_path import Break, PartKind, PathPart, Section, token_path
 from proxy.trajectory.token_states import StateRun, TokenStates
 from proxy.trajectory.tree import Branch, build_tree
@@ -48,7 +48,7 @@ def tokens_json(
         "states": [_state(run, numbers) for run in states],
         "meanings": {run.state.value: _meaning(run) for run in states},
         "sections": [_section(section, numbers, texts) for section in path.sections],
-        "images": [placed_json(image) for image in placed_images(node)],
+        "images": [image.to_json() for image in placed_images(node)],
         "lost": [_turn(interaction, numbers) for interaction in path.lost],
         "export": _export(laid, options),
     }

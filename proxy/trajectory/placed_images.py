@@ -1,4 +1,4 @@
-"""The images in the prompt of a node, with the tokens that stand for them: its own and those of the turns it continues."""
+"""The images in the prompt of a node, and the tokens that stand for them: its own and those of the turns above it."""
 
 from __future__ import annotations
 
@@ -18,11 +18,6 @@ def placed_images(node: Linked) -> tuple[PlacedImage, ...]:
         parts.append(current.interaction.images)
         current = current.parent if current.interaction.aligned else None
     return tuple([image for part in reversed(parts) for image in part])
-
-
-def placed_json(image: PlacedImage) -> dict[str, Any]:
-    """The fields of an image, without a `detail` that is not set."""
-    return {name: value for name, value in image._asdict().items() if name != "detail" or value}
 
 
 def with_tokens(messages: Sequence[Message], placed: Sequence[PlacedImage]) -> list[dict[str, Any]]:

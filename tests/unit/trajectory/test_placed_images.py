@@ -1,10 +1,10 @@
-"""The images of a prompt are those of the turns that it continues and its own; each message says what its images take."""
+"""The images of a prompt are those of the turns that it continues and its own; messages say what theirs take."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from proxy.trajectory.placed_images import placed_images, placed_json, with_tokens
+from proxy.trajectory.placed_images import placed_images, with_tokens
 from proxy.trajectory.tree import build_tree
 from proxy.types import ImagePart, Interaction, Message, PlacedImage, Role
 from tests.interactions import interaction
@@ -58,8 +58,3 @@ def test_no_number_is_given_where_the_prompt_has_other_images_than_the_messages(
 def test_messages_without_images_are_as_they_were() -> None:
     plain = {"role": "user", "content": "look"}
     assert with_tokens([message()], []) == with_tokens([message()], [placed("one", 1, 4)]) == [plain]
-
-
-def test_a_placed_image_says_detail_only_if_it_is_set() -> None:
-    assert placed_json(placed("one", 1, 2)) == {"digest": "one", "start": 1, "length": 2, "width": 56, "height": 28}
-    assert placed_json(placed("one", 1, 2)._replace(detail="low"))["detail"] == "low"
