@@ -75,8 +75,6 @@ class LiveSession:
     ending: bool = False
     deleted: bool = False
     follows: str | None = None
-    images: dict[str, ImagePart] = field(default_factory=dict)
-    image_urls: dict[str, str] = field(default_factory=dict)
     id: str = field(init=False)
 
     def __post_init__(self) -> None:
