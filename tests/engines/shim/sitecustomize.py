@@ -1,32 +1,56 @@
-"""Lets torchvision be imported beside a torch without CUDA: two operators that it expects are declared first.
+"""Lets torchvision and SGLang's vision models be imported beside a torch without CUDA.
 
-Python imports this module at its start when its folder is on PYTHONPATH, in the engine's child processes too.
+They look for operators whose kernels are not here. These are declared before, and none can be called. Python imports
+this module at its start when its folder is on PYTHONPATH, in the engine's child processes too.
 """
 
 import importlib.abc
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NoReturn
 
-_OPERATORS = ("nms", "qnms")
+_BOXES = ("nms", "qnms")
+_KERNELS = (
+    "fused_sigmoid_mul_cpu",
+    "fused_qk_gemma_rmsnorm_cpu",
+    "fused_qk_gemma_rmsnorm_with_gate_cpu",
+    "fused_qkvzba_split_reshape_cat_contiguous_cpu",
+)
 
 
 class _Declarations(importlib.abc.MetaPathFinder):
-    """Finds nothing; declares the operators when torchvision begins to look for their implementations."""
+    """Finds nothing; declares operators when the module that looks for them is about to be imported."""
 
     def find_spec(self, fullname: str, path: Sequence[str] | None, target: Any = None) -> None:
-        if fullname != "torchvision._meta_registrations":
-            return
-        sys.meta_path.remove(self)
-        import torch
-
-        library = torch.library.Library("torchvision", "FRAGMENT")
-        for name in _OPERATORS:
-            try:
-                torch._C._dispatch_has_kernel_for_dispatch_key(f"torchvision::{name}", "Meta")
-            except RuntimeError:
-                library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-        torch._kept_for_torchvision = library  # a library that is collected takes its operators with it
+        declare = _DECLARATIONS.pop(fullname, None)
+        if declare is not None:
+            declare()
 
 
+def _declare_boxes() -> None:
+    """Declare operators of torchvision, for which it registers implementations."""
+    import torch
+
+    library = torch.library.Library("torchvision", "FRAGMENT")
+    for name in _BOXES:
+        try:
+            torch._C._dispatch_has_kernel_for_dispatch_key(f"torchvision::{name}", "Meta")
+        except RuntimeError:
+            library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+    torch._kept_for_torchvision = library  # a library that is collected takes its operators with it
+
+
+def _declare_kernels() -> None:
+    """Name kernels of SGLang that models of other kinds call, which are imported together with those of the tests."""
+    import torch
+
+    def missing(*arguments: Any, **options: Any) -> NoReturn:
+        raise NotImplementedError("this kernel of SGLang is not here")
+
+    for name in _KERNELS:
+        if not hasattr(torch.ops.sgl_kernel, name):
+            setattr(torch.ops.sgl_kernel, name, missing)
+
+
+_DECLARATIONS = {"torchvision._meta_registrations": _declare_boxes, "sglang.srt.models.qwen3_5": _declare_kernels}
 sys.meta_path.insert(0, _Declarations())
