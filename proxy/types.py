@@ -336,7 +336,7 @@ class TurnRequest:
     the name of the format of its tool calls; None: the model's. Headers set some of the fields (`api.client_hints`),
     and then the session does (`turns.session_options`); then the request stays as it is. `timeline`: what it has
     reached. `images`: those whose tokens `input_ids` have, in their order. `files`: the images of the request that are
-    not stored with its session yet, by digest. `image_urls`: where the fetched ones come from, by digest.
+    not stored with its session yet, by digest.
     """
 
     api: Api
@@ -374,7 +374,6 @@ class TurnRequest:
     timeline: Timeline = field(default_factory=Timeline, compare=False, repr=False)
     images: tuple[ImagePart, ...] = ()
     files: dict[str, ImageFile] = field(default_factory=dict, compare=False, repr=False)
-    image_urls: dict[str, str] = field(default_factory=dict, compare=False, repr=False)
 
 
 class Continued(NamedTuple):

@@ -46,8 +46,6 @@ class LiveSession:
     `seen`: how far memory follows the store, except for the turns `begun_here`, which this replica commits itself.
     `attempts`: earlier and running requests by request hash, oldest first.
     `parsed`: what was parsed of its latest bodies.
-    `images`: those that are stored with it, by digest, as parts that stand nowhere.
-    `image_urls`: digests of those that were fetched for it, by URL; the last turn with one may not be stored.
     `size`: about how many bytes of memory it takes.
     `used_at`: when it was last used, by the monotonic clock.
     `ending`: its end is being committed; it takes no more turns, unless that fails.
@@ -69,8 +67,6 @@ class LiveSession:
     attempts: dict[str, list[Attempt]] = field(default_factory=dict)
     used_at: float = field(default_factory=time.monotonic)
     parsed: ParsedBodies = field(default_factory=dict)
-    images: dict[str, ImagePart] = field(default_factory=dict)
-    image_urls: dict[str, str] = field(default_factory=dict)
     size: int = _SESSION_BYTES
     ending: bool = False
     deleted: bool = False
