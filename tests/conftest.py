@@ -27,6 +27,7 @@ from sqlalchemy import make_url
 
 from proxy.store import schema
 from tests import databases
+from tests.vision import vision_folder, vision_folders, vision_renderer  # noqa: F401
 
 MEMORY = Path("/dev/shm")
 if MEMORY.is_dir() and os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free > 4 * 2**30:

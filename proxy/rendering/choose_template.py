@@ -13,6 +13,7 @@ from pathlib import Path
 
 from proxy.errors import ConfigurationError, how_to_get
 from proxy.rendering.families import Family, candidates, family_named
+from proxy.rendering.image_tokens import ImageTokens
 from proxy.rendering.json_files import read_json
 from proxy.rendering.templates.chat_template import ChatTemplate, Template
 from proxy.rendering.templates.library_template import LibraryTemplate
@@ -31,15 +32,18 @@ class TemplateChoice:
     why: str
 
 
-def choose_template(tokenizer: Tokenizer, folder: Path, named: str | None, retention: str) -> TemplateChoice:
-    """Choose family and template. `named` is `--family`, `retention` is `--thinking-retention`.
+def choose_template(
+    tokenizer: Tokenizer, folder: Path, named: str | None, retention: str, images: ImageTokens | None = None
+) -> TemplateChoice:
+    """Choose family and template. `named` is `--family`, `retention` is `--thinking-retention`. `images`: how images
+    become tokens, for a model that sees.
 
     Raises ConfigurationError for an unknown family, one that the tokenizer does not fit, or a missing chat template.
     """
     given = None if named is None else family_named(named)
     if not tokenizer.chat_templates:
         return _without_template(given, tokenizer, folder, retention)
-    chat = ChatTemplate(tokenizer)
+    chat = ChatTemplate(tokenizer, images)
     if given is None:
         model_type = read_json(folder / "config.json").get("model_type")
         found = next(candidates(model_type if isinstance(model_type, str) else None, chat.source))

@@ -20,6 +20,7 @@ from proxy.rendering.bridge import Bridge
 from proxy.rendering.choose_formats import choose_reasoning, choose_tool_format, stop_tokens
 from proxy.rendering.choose_template import TemplateChoice, choose_template, require_library
 from proxy.rendering.families import family_named
+from proxy.rendering.image_tokens import ImageTokens, images_of
 from proxy.rendering.json_files import read_json
 from proxy.rendering.parsing.output_parser import OutputParser
 from proxy.rendering.parsing.parser_factory import ParserFactory
@@ -32,7 +33,9 @@ from proxy.rendering.tokenizer_files import chat_templates, require_vocabulary
 from proxy.rendering.tool_calls.known_formats import tool_format
 from proxy.rendering.tool_calls.tool_format import ToolFormat, split_marks
 from proxy.settings import Settings
-from proxy.types import Ids, Message, Parsing, Role, Tool, ToolChoice, ToolChoiceMode
+from proxy.types import Ids, Message, Parsing, PlacedImage, Role, Tool, ToolChoice, ToolChoiceMode
+from proxy.vision.processor import VisionProcessor
+from proxy.vision.sees import sees
 
 log = logging.getLogger(__name__)
 
@@ -52,7 +55,8 @@ def load_renderer(settings: Settings, folder: Path) -> Renderer:
     with doing(f"loading the tokenizer in {folder}"):
         tokenizer = Tokenizer.load(folder)
     with doing("checking the chat template"):
-        choice = choose_template(tokenizer, folder, settings.family, settings.thinking_retention)
+        images = load_image_tokens(tokenizer, folder)
+        choice = choose_template(tokenizer, folder, settings.family, settings.thinking_retention, images)
         return Renderer(
             tokenizer,
             choice,
@@ -60,7 +64,20 @@ def load_renderer(settings: Settings, folder: Path) -> Renderer:
             reasoning=choose_reasoning(choice, settings.reasoning_parser),
             tool_format=choose_tool_format(choice, settings.tool_parser),
             retention=settings.thinking_retention,
+            images=images,
         )
+
+
+def load_image_tokens(tokenizer: Tokenizer, folder: Path) -> ImageTokens | None:
+    """Return how images become tokens of the model in `folder`; None, with a warning, if a model that sees cannot."""
+    if not sees(folder):
+        return None
+    with doing(f"loading the processor in {folder}"):
+        try:
+            return ImageTokens(tokenizer, VisionProcessor.load(folder))
+        except ConfigurationError as error:
+            log.warning("images are refused: %s", error)
+            return None
 
 
 def check_folder(folder: Path, family: str | None) -> None:
@@ -93,7 +110,7 @@ def check_tool_parser(name: str) -> ToolFormat:
 class Renderer:
     """Converts messages to ids and back for one model. Thread-safe.
 
-    `why`: how the family was found. `encoder`, `template_engine`: what encodes text and what writes the chat template's
+    `images`: how images become tokens; None unless the model `sees`. `why`: how the family was found. `encoder`, `template_engine`: what encodes text and what writes the chat template's
     text, and why. `vocab_size`: one more than the highest id
     in the vocabulary.
     """
@@ -107,7 +124,9 @@ class Renderer:
         reasoning: ReasoningFormat | None,
         tool_format: ToolFormat | None,
         retention: str = "all",
+        images: ImageTokens | None = None,
     ) -> None:
+        self.images, self.sees = images, images is not None
         self.family = choice.family.name
         self.why = choice.why
         self.encoder = tokenizer.encoder
@@ -143,6 +162,13 @@ class Renderer:
             if key is not None:
                 self._prompts.put(key, ids, count_characters(messages))
         return ids
+
+    def placed(self, ids: Ids, messages: Sequence[Message], start: int = 0) -> tuple[PlacedImage, ...]:
+        """Return where the images of `messages` are in `ids`, which were rendered from them.
+
+        `start`: how many ids of the prompt come before `ids`.
+        """
+        return () if self.images is None else self.images.placed(ids, images_of(messages), start)
 
     def forget_prompts(self) -> None:
         """Give back the memory of the latest prompts and texts."""
@@ -200,7 +226,8 @@ class Renderer:
         generation_prompt: bool = True,
     ) -> Ids | None:
         """Do as `bridge`, but keep earlier reasoning whatever the settings say."""
-        require_no_images(new_messages)
+        if self.images is None:
+            require_no_images(new_messages)
         return self._bridge.suffix(
             prompt_ids,
             output_ids,
@@ -341,6 +368,7 @@ class Renderer:
             reasoning=reasoning,
             tool_format=calls,
             retention=self._retention,
+            images=self.images,
         )
 
     def _call_parts(self, calls: ToolFormat, tool: Tool) -> tuple[GrammarPart, ...]:

@@ -17,7 +17,7 @@ from proxy.prompt_ids import PromptIds
 from proxy.reasons import Reason, Status
 from proxy.trajectory.matching import ChainState, Identity, RootKeys, extend, identify
 from proxy.trajectory.recent import RecentConversations
-from proxy.types import Ids, Interaction, Message, Role, TurnRequest
+from proxy.types import Ids, Interaction, Message, PlacedImage, Role, TurnRequest
 
 # How many whole conversations of a session are kept.
 _KEPT = 8
@@ -29,8 +29,8 @@ _seq_of = attrgetter("interaction.seq")
 class Node:
     """An interaction in its tree. `start` and `end` are the hash chain before and after its answer.
 
-    `ids`: its whole prompt and its output. It does not know its children: without circles, a session that is dropped
-    gives its memory back at once.
+    `ids`: its whole prompt and its output. `images`: all of its prompt, in order. It does not know its children: without
+    circles, a session that is dropped gives its memory back at once.
     """
 
     interaction: Interaction
@@ -39,6 +39,7 @@ class Node:
     start: ChainState
     end: ChainState
     ids: PromptIds
+    images: tuple[PlacedImage, ...] = ()
 
     @property
     def length(self) -> int:
@@ -166,14 +167,24 @@ class InteractionCache:
             return Reason.FIRST
         return self._changed_head(request.messages, identity) or Reason.NEW_ROOT
 
-    def node_for(self, interaction: Interaction, identity: Identity, match: Match, prompt: PromptIds) -> Node:
-        """Make the node of a finished interaction, equal to the one of `place_stored`. The tree does not change."""
+    def node_for(
+        self,
+        interaction: Interaction,
+        identity: Identity,
+        match: Match,
+        prompt: PromptIds,
+        images: tuple[PlacedImage, ...] = (),
+    ) -> Node:
+        """Make the node of a finished interaction, equal to the one of `place_stored`. The tree does not change.
+
+        `images`: all of the prompt.
+        """
         start = identity.end
         if match.parent is not None:
             stored = extend(match.parent.end, interaction.new_messages)[-1]
             start = stored if stored.key == start.key else start
         end, ids = extend(start, [interaction.output])[-1], prompt.extended(interaction.output_ids)
-        return Node(interaction, match.parent, identity.root, start, end, ids)
+        return Node(interaction, match.parent, identity.root, start, end, ids, images)
 
     def place_stored(self, interaction: Interaction) -> Node:
         """Make the node of a stored interaction, whose parent is already in the tree. The tree does not change."""
@@ -183,9 +194,11 @@ class InteractionCache:
             root, start = identity.root, identity.end
         else:
             root, start = parent.root, extend(parent.end, interaction.new_messages)[-1]
-        before = parent.ids if parent is not None and interaction.aligned else PromptIds()
+        before, images = PromptIds(), interaction.images
+        if parent is not None and interaction.aligned:
+            before, images = parent.ids, parent.images + images
         ids = before.extended(interaction.prompt_suffix, interaction.output_ids)
-        return Node(interaction, parent, root, start, extend(start, [interaction.output])[-1], ids)
+        return Node(interaction, parent, root, start, extend(start, [interaction.output])[-1], ids, images)
 
     def reserve(self, node: Node) -> None:
         """Reserve a node's place before its commit, so that a sibling that ends in the meantime counts it."""

@@ -101,7 +101,7 @@ class Commits:
         """Place a turn in the tree and commit it. Return None if another replica changed the session meanwhile."""
         interaction, session, prompt = turn.interaction, turn.session, turn.prompt
         interaction.reason = self._reason(turn)
-        node = session.cache.node_for(interaction, prompt.identity, prompt.match, prompt.ids)
+        node = session.cache.node_for(interaction, prompt.identity, prompt.match, prompt.ids, prompt.images)
         session.cache.reserve(node)
         try:
             files = await self._files(turn) if interaction.images else ()

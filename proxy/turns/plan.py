@@ -9,6 +9,8 @@ from dataclasses import dataclass
 
 from proxy.engine.grammar import Grammar
 from proxy.engine.requests import GenerateRequest
+from proxy.images.image_pool import ImagePool
+from proxy.images.prompt_images import PromptImages
 from proxy.protocols.wire_protocol import new_hex
 from proxy.reasons import Reason, Status
 from proxy.rendering import OutputParser
@@ -30,7 +32,10 @@ _NO_ANSWER = Message(Role.ASSISTANT)
 
 @dataclass(slots=True, kw_only=True)
 class ReplyPlan:
-    """Everything that the `n` choices of one reply share. `sampling` has the session's defaults and the budgets."""
+    """Everything that the `n` choices of one reply share. `sampling` has the session's defaults and the budgets.
+
+    `pool`: where engines find the images of the prompt that did not come with the request.
+    """
 
     session: LiveSession
     request: TurnRequest
@@ -40,6 +45,7 @@ class ReplyPlan:
     best_effort: tuple[str, ...]
     attempt: Attempt
     reply_id: str
+    pool: ImagePool
 
 
 def make_turns(plan: ReplyPlan, renderer: Renderer) -> list[Turn]:
@@ -63,6 +69,7 @@ def _make_turn(plan: ReplyPlan, k: int, order: ChoiceOrder | None, renderer: Ren
         turn=request,
         turn_number=plan.session.turns_taken + k,
         timeline=request.timeline if k == 0 else copy(request.timeline),
+        images=PromptImages(prompt.images, plan.pool, request.files) if prompt.images else None,
     )
     make_id = new_call_id if request.api is not Api.MESSAGES else new_tool_use_id
     parser = new_parser(renderer, request, sampling, prompt.ids.tail(TAIL), make_id)

@@ -19,6 +19,7 @@ from proxy.errors import InvalidRequest
 from proxy.prompt_ids import PromptIds
 from proxy.reasons import Echo, FinishReason
 from proxy.rendering.bridge import TAIL
+from proxy.rendering.image_tokens import ImageTokens, images_of
 from proxy.rendering.renderer import Renderer
 from proxy.rendering.token_bound import at_most
 from proxy.resources.fair_pool import FairPool
@@ -76,6 +77,7 @@ class Prompts:
 
     def __init__(self, renderer: Renderer, pool: FairPool) -> None:
         self._renderer, self._pool = renderer, pool
+        self._images = renderer.images
 
     async def build(
         self,
@@ -103,18 +105,23 @@ class Prompts:
         if match.parent is not None:
             bridged = await self._bridge(session, request, match, match.parent, most, generation_prompt)
             if bridged is not None:
-                return Prompt(bridged, match, request.messages, identity, bridged=True, echo=echo)
+                images = () if self._images is None else _extended(self._images, match, request, bridged)
+                return Prompt(bridged, match, request.messages, identity, bridged=True, echo=echo, images=images)
         ids = PromptIds(await self.render(request, most, session.id, generation_prompt))
-        return Prompt(ids, match, request.messages, identity, bridged=False, echo=echo)
+        images = () if self._images is None else self._images.placed(ids.joined, images_of(request.messages))
+        return Prompt(ids, match, request.messages, identity, bridged=False, echo=echo, images=images)
 
     async def anew(self, session: LiveSession, request: TurnRequest, prompt: Prompt, most: int) -> Prompt:
         """Return a bridged prompt rendered in full, without its parent's tokens. Raises TooManyTokens as `build`."""
         ids = PromptIds(await self.render(with_messages(request, prompt.messages), most, session.id))
-        return prompt._replace(ids=ids, bridged=False)
+        images = () if self._images is None else self._images.placed(ids.joined, images_of(prompt.messages))
+        return prompt._replace(ids=ids, bridged=False, images=images)
 
     async def render(self, request: TurnRequest, most: int, owner: str, generation_prompt: bool = True) -> Ids:
         """Return the ids of all messages. Raises TooManyTokens as `build`."""
         work = _work(request.messages, request.prefill) + _work_of_tools(request.tools)
+        if self._images is not None:
+            work += self._images.work(request.messages)
         return await self._do(owner, work, most, self._render, request, generation_prompt)
 
     def _render(self, request: TurnRequest, generation_prompt: bool = True) -> Ids:
@@ -170,7 +177,10 @@ class Prompts:
                 )
             return self._with_prefill(suffix, request)
 
-        return known.ids + await self._do(owner, _work(new, request.prefill), most - len(known.ids), append)
+        work = _work(new, request.prefill)
+        if self._images is not None:
+            work += self._images.work(new)
+        return known.ids + await self._do(owner, work, most - len(known.ids), append)
 
     async def parse(self, ids: Ids, wanted: Parsing, owner: str) -> tuple[Message, FinishReason]:
         """Return the message of an output that is no turn, as `Renderer.parse`."""
@@ -223,7 +233,10 @@ class Prompts:
             )
             return None if suffix is None else self._with_prefill(suffix, request)
 
-        suffix = await self._do(session.id, _work(new, request.prefill), most - len(parent.ids), bridge)
+        work = _work(new, request.prefill)
+        if self._images is not None:
+            work += self._images.work(new)
+        suffix = await self._do(session.id, work, most - len(parent.ids), bridge)
         return None if suffix is None else parent.ids.extended(suffix)
 
     def _with_prefill(self, ids: Ids, request: TurnRequest) -> Ids:
@@ -259,6 +272,13 @@ class Prompts:
 def _bounded(most: int, function: Callable[..., _T], *arguments: Any) -> _T:
     with at_most(most):
         return function(*arguments)
+
+
+def _extended(images: ImageTokens, match: Match, request: TurnRequest, ids: PromptIds) -> tuple[PlacedImage, ...]:
+    """Return the images of a bridged prompt: those of the parent, and those of the new messages."""
+    assert match.parent is not None
+    added, new = ids.last, match.new_messages(request.messages)
+    return match.parent.images + images.placed(added, images_of(new), len(ids) - len(added))
 
 
 def _work(messages: Sequence[Message], prefill: Message | None) -> int:

@@ -173,7 +173,8 @@ class Turn:
     def prove(self) -> None:
         """Set `aligned` by comparing token ids, and split the prompt: an aligned parent's tokens are not stored again.
 
-        A prompt that was not bridged is never aligned: its whole text is stored as the suffix.
+        A prompt that was not bridged is never aligned: its whole text is stored as the suffix. The images are those of
+        the suffix.
         """
         interaction, prompt, parent = self.interaction, self.prompt, self.prompt.match.parent
         aligned = parent is not None and prompt.bridged and self.session.cache.proves(parent, prompt.ids)

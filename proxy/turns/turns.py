@@ -99,7 +99,9 @@ class Turns:
         images: ImagePool,
         seat: Seat | None = None,
     ) -> None:
-        """`seat`: this worker's entries among those of the other workers; None without any."""
+        """`images`: those of earlier turns. `seat`: this worker's entries among those of the other workers; None
+        without any."""
+        self._images = images
         self._gate = gate
         self._registry, self._seat = registry, seat
         self._renderer = renderer
@@ -199,6 +201,7 @@ class Turns:
             best_effort=best_effort(wanted, info),
             attempt=Attempt(key, request.idempotency_key),
             reply_id=new_id(),
+            pool=self._images,
         )
         choices = make_turns(plan, self._renderer)
         if isinstance(decision, NewSample):

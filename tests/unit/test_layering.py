@@ -135,6 +135,7 @@ PARTS: dict[str, set[str]] = {
         "rendering.tool_calls",
         "settings",
         "types",
+        "vision",
     },
     "rendering.parsing": {"rendering", "rendering.tool_calls", "types"},
     "rendering.templates": {"errors", "rendering", "types"},

@@ -8,12 +8,13 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 from proxy.errors import InvalidRequest
 from proxy.rendering.templates.call_ids import CallIds
 from proxy.rendering.templates.message_dicts import Arguments, MessageDict, to_dicts, tool_dicts
-from proxy.types import Message, Role, Tool, ToolCall
+from proxy.types import ImagePart, Message, Role, Tool, ToolCall
 
 # The keys under which templates look for the reasoning of an assistant message.
 REASONING_KEYS = ("reasoning_content", "thinking", "reasoning")
@@ -35,7 +36,7 @@ class Capabilities:
     call ids. `reasoning_key`: the message key it reads reasoning from, None if it never writes reasoning.
     `keeps_reasoning`: it goes on writing the reasoning of a call when results and further calls follow. The others say
     whether it writes several calls in one message, tools, tool results, a leading or later system message, and two
-    user messages in a row.
+    user messages in a row. `images`: the roles whose messages it writes with images.
     """
 
     arguments: Arguments | None
@@ -48,6 +49,7 @@ class Capabilities:
     system: bool
     late_system: bool
     two_users: bool
+    images: frozenset[Role] = frozenset()
 
     def require(self, messages: Sequence[Message], tools: Sequence[Tool]) -> None:
         """Raise InvalidRequest naming the first thing that the template would drop or refuse."""
@@ -68,6 +70,8 @@ class Capabilities:
                 raise _cannot_express("a system message after the first message")
             if role is earlier is Role.USER and not self.two_users:
                 raise _cannot_express("two user messages in a row")
+            if message.images and role not in self.images:
+                raise _cannot_express(f"images in {_IMAGES_IN[role]}")
             earlier = role
 
 
@@ -75,6 +79,12 @@ def _cannot_express(what: str, param: str = "messages") -> InvalidRequest:
     return InvalidRequest(f"the chat template of this model cannot express {what}", param=param)
 
 
+_IMAGES_IN = {
+    Role.SYSTEM: "system messages; put them into a user message",
+    Role.USER: "user messages",
+    Role.ASSISTANT: "assistant messages",
+    Role.TOOL: "tool results; send them in a user message after the results",
+}
 _USER = Message(Role.USER, "Probe-user")
 _SECOND = Message(Role.USER, "Probe-second")
 _ANSWER = Message(Role.ASSISTANT, "Probe-answer")
@@ -87,8 +97,11 @@ _RESULT_TEXTS = tuple(message.content for message in _RESULTS)
 _TOOL = Tool("probe_tool", "Probe-description", {"type": "object", "properties": {"probe_key": {"type": "string"}}})
 
 
-def probe_capabilities(write: WriteText) -> Capabilities:
-    """Probe a template by rendering some twenty short conversations."""
+def probe_capabilities(write: WriteText, placeholder: str = "") -> Capabilities:
+    """Probe a template by rendering some twenty short conversations.
+
+    `placeholder`: what it writes for an image; "" if the model sees none.
+    """
     arguments, ids = next(_call_forms(write), (None, CallIds.GIVEN))
     probes = _Probes(write, arguments or Arguments.OBJECT, ids)
     one, two = Message(Role.ASSISTANT, "", (_CALL,)), Message(Role.ASSISTANT, "", (_CALL, _OTHER))
@@ -104,6 +117,7 @@ def probe_capabilities(write: WriteText) -> Capabilities:
         system=probes.shows((_SYSTEM, _USER), "Probe-system", "Probe-user"),
         late_system=probes.shows((_USER, _ANSWER, _LATE, _SECOND), "Probe-late", "Probe-second"),
         two_users=probes.shows((_USER, _SECOND), "Probe-user", "Probe-second"),
+        images=frozenset(filter(partial(probes.shows_image, placeholder), Role)) if placeholder else frozenset(),
     )
 
 
@@ -123,6 +137,17 @@ class _Probes:
         """Return whether the rendering contains all `needles`."""
         text = self.text(messages, tools)
         return all(needle in text for needle in needles)
+
+    def shows_image(self, placeholder: str, role: Role) -> bool:
+        """Return whether the template writes each image in a message of this role once, and the text beside it."""
+        image = ImagePart("", len("Probe-seen"))
+        seen = Message(
+            role, "Probe-seenProbe-after", (), "call_0" if role is Role.TOOL else None, images=(image, image)
+        )
+        calls = Message(Role.ASSISTANT, "", (_CALL,))
+        before = {Role.SYSTEM: (), Role.USER: (), Role.ASSISTANT: (_USER,), Role.TOOL: (_USER, calls)}[role]
+        text = self.text((*before, seen) if role is not Role.SYSTEM else (seen, _USER))
+        return text.count(placeholder) == 2 and "Probe-seen" in text and "Probe-after" in text
 
     def shows_reasoning(self, key: str) -> bool:
         """Return whether the template writes reasoning from `key`: with an answer, or at least with a call."""

@@ -11,6 +11,7 @@ from functools import cached_property
 from typing import Any, Protocol
 
 from proxy.errors import ConfigurationError, InvalidRequest
+from proxy.rendering.image_tokens import ImageTokens, images_of
 from proxy.rendering.templates.capabilities import REASONING_KEYS, Capabilities, probe_capabilities
 from proxy.rendering.templates.message_dicts import Arguments, MessageDict, to_dicts, tool_dicts
 from proxy.rendering.templates.template_text import REFUSALS, TemplateText
@@ -45,9 +46,13 @@ class Template(Protocol):
 
 def require_text(messages: Sequence[Message]) -> None:
     """Raise InvalidRequest if there are no messages, or if one has an image."""
+    _require_messages(messages)
+    require_no_images(messages)
+
+
+def _require_messages(messages: Sequence[Message]) -> None:
     if not messages:
         raise InvalidRequest("'messages' must hold at least one message", param="messages")
-    require_no_images(messages)
 
 
 def require_no_images(messages: Sequence[Message]) -> None:
@@ -60,11 +65,12 @@ def require_no_images(messages: Sequence[Message]) -> None:
 class ChatTemplate:
     """A Hugging Face chat template: one Jinja source, or several of which one is for conversations with tools.
 
-    `source`: the Jinja source, joined if there are several. Raises ConfigurationError if one is missing or not valid.
+    `source`: the Jinja source, joined if there are several. `images`: how images become tokens; None: the model sees
+    none. Raises ConfigurationError if a source is missing or not valid.
     """
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
+    def __init__(self, tokenizer: Tokenizer, images: ImageTokens | None = None) -> None:
+        self._tokenizer, self._images = tokenizer, images
         named, special = tokenizer.chat_templates, tokenizer.special_tokens
         if "default" not in named:
             raise ConfigurationError(f"no chat template is named 'default' among {', '.join(named)}")
@@ -85,14 +91,25 @@ class ChatTemplate:
     @cached_property
     def capabilities(self) -> Capabilities:
         """What the template can express; probed once, on first use."""
-        return probe_capabilities(self.write)
+        return probe_capabilities(self.write, "" if self._images is None else self._images.vision.placeholder)
 
     def render(
         self, messages: Sequence[Message], tools: Sequence[Tool], options: Options, *, prompt: bool = True
     ) -> Ids:
+        if (images := self._images) is not None:
+            return self._seen(images, messages, tools, options, prompt=prompt)
         require_text(messages)
         self.capabilities.require(messages, tools)
         return self._tokenizer.encode(self._text(messages, tools, options, prompt=prompt))
+
+    def _seen(
+        self, tokens: ImageTokens, messages: Sequence[Message], tools: Sequence[Tool], options: Options, *, prompt: bool
+    ) -> Ids:
+        """Render for a model that sees: nothing but an image becomes the tokens of one."""
+        _require_messages(messages)
+        self.capabilities.require(messages, tools)
+        guarded, guard = tokens.guarded(messages)
+        return tokens.encode(self._text(guarded, tools, options, prompt=prompt), images_of(messages), guard)
 
     def _text(self, messages: Sequence[Message], tools: Sequence[Tool], options: Options, *, prompt: bool) -> str:
         """Render as text. If the template refuses, retry without reasoning: gpt-oss cannot write it beside content."""

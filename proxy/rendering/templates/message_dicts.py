@@ -11,7 +11,7 @@ from enum import StrEnum
 from typing import Any
 
 from proxy.rendering.templates.call_ids import CallIds, rewritten_ids
-from proxy.types import Message, Role, Tool, ToolCall
+from proxy.types import ImagePart, Message, Role, Tool, ToolCall
 
 MessageDict = dict[str, Any]
 
@@ -41,6 +41,8 @@ def _to_dict(
     message: Message, names: Mapping[str, str], written: Mapping[str, str], arguments: Arguments
 ) -> MessageDict:
     out: MessageDict = {"role": str(message.role), "content": message.content}
+    if message.images:
+        out["content"] = content_parts(message.content, message.images)
     if message.reasoning is not None:
         out["reasoning_content"] = message.reasoning
     if message.tool_calls:
@@ -53,6 +55,19 @@ def _to_dict(
         if name is not None:
             out["name"] = name
     return out
+
+
+def content_parts(content: str, images: Sequence[ImagePart] = ()) -> list[dict[str, str]]:
+    """Return the content of a message with images as the list of parts that templates read."""
+    parts, before = list[dict[str, str]](), 0
+    for image in images:
+        if text := content[before : image.at]:
+            parts.append({"type": "text", "text": text})
+        parts.append({"type": "image"})
+        before = image.at
+    if text := content[before:]:
+        parts.append({"type": "text", "text": text})
+    return parts
 
 
 def _call_dict(call: ToolCall, written: Mapping[str, str], arguments: Arguments) -> dict[str, Any]:
