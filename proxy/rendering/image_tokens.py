@@ -1,9 +1,9 @@
-"""Images in prompts: a chat template writes one placeholder for each, and the model's processor says what it stands for.
+"""Images in prompts: a chat template writes one placeholder for each; the processor says what that stands for.
 
-The ids are those of the whole expanded text. To find them, the text is encoded with one placeholder token for each image,
-and its ids then take the place of that token: added tokens divide a text, whatever stands beside them. Text of a
-conversation that spells such a token is written with a placeholder inside, whose token is taken out again: so it is
-encoded as the characters that it is, and never taken for an image.
+The ids are those of the whole expanded text. To find them, the text is encoded with one placeholder token for each
+image, and the ids of the image then take the place of that token: added tokens divide a text, whatever stands beside
+them. Text of a conversation that spells such a token is written with a placeholder inside, whose token is taken out
+again: so it is encoded as the characters that it is, and never taken for an image.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class ImageTokens:
         return out + ids[before:]
 
     def placed(self, ids: Ids, images: Sequence[ImagePart], start: int = 0) -> tuple[PlacedImage, ...]:
-        """Return where the images are in `ids`, which have no others. `start`: how many ids of the prompt come before."""
+        """Return where the images are in `ids`, which have no others. `start`: how many ids of the prompt are before."""
         places = np.flatnonzero(np.frombuffer(ids, np.int32) == self.token)
         found, at = [], 0
         for image in images:
@@ -133,7 +133,7 @@ class ImageTokens:
         return "".join([*out, text[before:]])
 
     def _divide(self, width: int, height: int, detail: str) -> tuple[str, Ids, str]:
-        """Return the text before the first token of an image's expansion, the ids up to its last token, and the rest."""
+        """Return the text before the first token of an image's expansion, the ids up to its last one, and the rest."""
         return self._split(self.vision.expansion(width, height, detail))
 
     def _split(self, text: str) -> tuple[str, Ids, str]:

@@ -110,9 +110,9 @@ def check_tool_parser(name: str) -> ToolFormat:
 class Renderer:
     """Converts messages to ids and back for one model. Thread-safe.
 
-    `images`: how images become tokens; None unless the model `sees`. `why`: how the family was found. `encoder`, `template_engine`: what encodes text and what writes the chat template's
-    text, and why. `vocab_size`: one more than the highest id
-    in the vocabulary.
+    `images`: how images become tokens; None unless the model `sees`. `why`: how the family was found. `encoder`,
+    `template_engine`: what encodes text and what writes the chat template's text, and why. `vocab_size`: one more than
+    the highest id in the vocabulary.
     """
 
     def __init__(

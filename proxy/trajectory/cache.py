@@ -29,8 +29,8 @@ _seq_of = attrgetter("interaction.seq")
 class Node:
     """An interaction in its tree. `start` and `end` are the hash chain before and after its answer.
 
-    `ids`: its whole prompt and its output. `images`: all of its prompt, in order. It does not know its children: without
-    circles, a session that is dropped gives its memory back at once.
+    `ids`: its whole prompt and its output. `images`: all of its prompt, in order. It does not know its children:
+    without circles, a session that is dropped gives its memory back at once.
     """
 
     interaction: Interaction

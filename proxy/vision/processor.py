@@ -1,7 +1,7 @@
 """The processor of one model: the text that takes the place of an image in a prompt, and the tensors of images.
 
-How many tokens an image takes depends on its size alone, so the processor is asked with a blank image of that size, once
-for each size. `inputs` proves that the tensors have as many tokens.
+How many tokens an image takes depends on its size alone, so the processor is asked with a blank image of that size,
+once for each size. `inputs` proves that the tensors have as many tokens.
 """
 
 from __future__ import annotations

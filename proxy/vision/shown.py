@@ -1,7 +1,7 @@
 """What a model is shown of an image, by the `detail` that the client asked for. Engines, exports and sizes all use it.
 
-`low`: scaled down so that neither side is longer than `LOW_DETAIL` pixels, before the model's processor sees it; smaller
-images stay as they are. `high` and "" (`auto`): as it is; the processor then applies the limits of its model.
+`low`: scaled down so that neither side is longer than `LOW_DETAIL` pixels, before the model's processor sees it;
+smaller images stay as they are. `high` and "" (`auto`): as it is; the processor then applies the limits of its model.
 """
 
 from __future__ import annotations
