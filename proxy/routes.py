@@ -19,6 +19,7 @@ from proxy.api.export_endpoint import ExportEndpoint
 from proxy.api.forwarding import Forwarding
 from proxy.api.generate_endpoint import GenerateEndpoint
 from proxy.api.health_endpoints import HealthEndpoints
+from proxy.api.image_endpoints import ImageEndpoints
 from proxy.api.key_endpoints import KeyEndpoints
 from proxy.api.listing import Listing
 from proxy.api.listing_endpoints import ListingEndpoints, Lists
@@ -101,6 +102,7 @@ def routes(parts: Parts) -> list[Route]:
     """All routes in order of matching: the frequent ones first, except where an earlier path would hide a later one."""
     session, listing = _session_endpoints(parts), _listing_endpoints(parts)
     watch = _statistics_endpoints(parts)
+    images = ImageEndpoints(parts.sessions.access, parts.sessions.registry, parts.store.images)
     # A session id may end in /models, which the agents' routes would match.
     first = [
         Route("/rl/reasons", ReasonEndpoints(parts.sessions.access).index, methods=["GET"]),
@@ -109,6 +111,7 @@ def routes(parts: Parts) -> list[Route]:
         Route("/rl/statistics", watch.statistics, methods=["GET"]),
         Route("/rl/events", watch.events, methods=["GET"]),
         Route("/rl/sessions/{session:path}/interactions/{interaction}", session.show_turn, methods=["GET"]),
+        Route("/rl/sessions/{session:path}/images/{digest}", images.show, methods=["GET"]),
         Route("/rl/sessions/{session:path}", session.show, methods=["GET"]),
         Route("/rl/sessions/{session:path}", parts.audited("session.delete", session.delete), methods=["DELETE"]),
     ]

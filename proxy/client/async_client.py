@@ -328,6 +328,13 @@ class AsyncClient(Connection):
         """
         return await self.run(operations.show_turn(session_id, turn, include, export))
 
+    async def image(self, session_id: str, digest: str) -> bytes:
+        """Return an image of a session as its client sent it, by the `digest` that messages and exports name.
+
+        Raises SessionNotFound, and NotFound for a digest that the session does not have.
+        """
+        return await self.run(operations.image(session_id, digest))
+
     async def reasons(self) -> dict[str, dict[str, str]]:
         """Return what the words mean that answers give as reasons: by the field that has them, then by word."""
         return await self.run(operations.reasons())

@@ -292,6 +292,12 @@ def show_turn(session_id: str, turn: int | str, include: Sequence[str], export: 
     return answer
 
 
+def image(session_id: str, digest: str) -> Steps[bytes]:
+    path = f"/rl/sessions/{session_path(session_id)}/images/{quote(digest, safe='')}"
+    answer: bytes = yield Call("GET", path, raw=True)
+    return answer
+
+
 def reasons() -> Steps[dict[str, dict[str, str]]]:
     answer: dict[str, dict[str, str]] = yield Call("GET", "/rl/reasons")
     return answer

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from operator import attrgetter
@@ -19,12 +19,17 @@ from proxy.telemetry.log_lines import Value
 from proxy.telemetry.session_labels import labels_of
 from proxy.trajectory.cache import InteractionCache
 from proxy.trajectory.returns import compute_returns
-from proxy.types import ImagePart, Interaction, SessionRecord, SessionStatus
+from proxy.types import ImageFile, ImagePart, Interaction, SessionRecord, SessionStatus
 
 Changes = Mapping[str, Mapping[str, Any]]
 """By interaction id: those of reward, rewards, token_rewards, trainable and spans that change, with new values."""
 
-LIMIT_COUNTS = frozenset({"max_turns", "max_tokens_per_turn", "max_context_tokens", "max_total_tokens"})
+LIMIT_COUNTS = frozenset(
+    {
+        *("max_turns", "max_tokens_per_turn", "max_context_tokens", "max_total_tokens"),
+        *("max_images", "max_image_bytes"),
+    }
+)
 LIMITS = LIMIT_COUNTS | {"deadline_s", "on_context_overflow"}
 
 _seq_of = attrgetter("seq")
@@ -50,7 +55,8 @@ class LiveSession:
     `used_at`: when it was last used, by the monotonic clock.
     `ending`: its end is being committed; it takes no more turns, unless that fails.
     `deleted`: it was deleted, here or by another replica; nothing of it is stored any more.
-    `images`: those that are stored for it, by digest. `image_urls`: the digest of each that the server fetched, by URL.
+    `images`: those that are stored for it, by digest, as parts that stand nowhere; `image_bytes`: their bytes together.
+    `image_urls`: digests of those that were fetched for it, by URL; the last turn with one may not be stored.
     `follows`: the id of the session before it in its series (see `session_series`), which has ended.
     """
 
@@ -71,6 +77,9 @@ class LiveSession:
     ending: bool = False
     deleted: bool = False
     follows: str | None = None
+    images: dict[str, ImagePart] = field(default_factory=dict)
+    image_urls: dict[str, str] = field(default_factory=dict)
+    image_bytes: int = 0
     id: str = field(init=False)
 
     def __post_init__(self) -> None:
@@ -139,6 +148,13 @@ class LiveSession:
         self.size += _TURN_BYTES + _TOKEN_BYTES * (len(interaction.prompt_suffix) + sampled)
         if interaction.images:
             self.images.update({i.digest: ImagePart(i.digest, 0, i.width, i.height) for i in interaction.images})
+
+    def record_images(self, files: Iterable[ImageFile]) -> None:
+        """Note that these images are stored for the session."""
+        for file in files:
+            if file.digest not in self.images:
+                self.images[file.digest] = ImagePart(file.digest, 0, file.width, file.height)
+                self.image_bytes += len(file.data)
 
     def record_failure(self, interaction_id: str) -> None:
         """Note that this replica recorded the failure of a turn, even if its commit was in doubt before."""

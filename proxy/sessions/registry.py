@@ -104,7 +104,7 @@ class Registry:
             known = len(session.images)
             absorb(session, news, elsewhere=True)
             if len(session.images) > known:
-                await self._learn_urls(session)
+                await self._learn_images(session)
 
     def forget_deleted(self, session: LiveSession) -> None:
         """Drop a session from memory that is no longer in the store, and its keys."""
@@ -153,9 +153,13 @@ class Registry:
         session = None if kept is None else kept()
         return None if session is None or session.deleted else self.add(session)
 
-    async def _learn_urls(self, session: LiveSession) -> None:
-        """Read where images that were committed elsewhere came from: such a URL is not fetched again."""
-        session.image_urls.update(await self._news.load_image_urls(session.id))
+    async def _learn_images(self, session: LiveSession) -> None:
+        """Read what is stored of images that were committed elsewhere: their bytes count, their URLs are not fetched
+        again."""
+        stored = await self._news.load_images(session.id)
+        session.images.update({part.digest: part for part, _, _ in stored})
+        session.image_urls.update({url: part.digest for part, _, url in stored if url is not None})
+        session.image_bytes = sum(size for _, size, _ in stored)
 
     async def _load(self, session_id: str) -> LiveSession | None:
         """None if there is no such session: an error that the task kept would hold all that its callers have."""
@@ -171,7 +175,7 @@ class Registry:
             await asyncio.sleep(0)
         absorb(session, replace(news, interactions=()), elsewhere=self.shared)
         if session.images:
-            await self._learn_urls(session)
+            await self._learn_images(session)
         return self.add(session)
 
 

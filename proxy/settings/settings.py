@@ -116,6 +116,10 @@ class Settings:
     image_memory_bytes: int = _setting(
         256 * 1024 * 1024, "Memory of the images that were used last, in bytes; others are read from the database."
     )
+    max_session_images: int = _setting(10_000, "Limit of the different images in one session.")
+    max_session_image_bytes: int = _setting(
+        1024 * 1024 * 1024, "Limit of the bytes of all images in one session; equal ones count once."
+    )
     max_body_values: int = _setting(
         1_250_000, "Limit of the values in a request body; an array, an object or a key counts as 12."
     )
@@ -173,6 +177,7 @@ _POSITIVE = (
     *("max_context_tokens", "max_tokens_per_turn", "max_body_bytes", "engine_timeout_s", "key_lifetime_s"),
     *("max_live_sessions", "session_idle_s", "max_turns_in_flight", "batch_size", "stream_interval", "workers"),
     *("max_inflight_body_bytes", "max_body_values", "session_memory_bytes", "image_memory_bytes", "max_connections"),
+    *("max_session_images", "max_session_image_bytes"),
 )
 
 

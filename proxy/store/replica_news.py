@@ -8,6 +8,7 @@ from proxy.store.known_sessions import KnownSessions
 from proxy.store.news import News, Seen
 from proxy.store.open_database import OpenDatabase
 from proxy.store.sql import images, reads, revisions
+from proxy.types import ImagePart
 
 
 class ReplicaNews:
@@ -47,6 +48,6 @@ class ReplicaNews:
         """Ids of the complete interactions whose reply was never written out to its end."""
         return await self._database.read(reads.load_unreplied, session_id)
 
-    async def load_image_urls(self, session_id: str) -> dict[str, str]:
-        """The digest of each image of a session that the server fetched, by URL."""
-        return await self._database.read(images.load_urls, session_id)
+    async def load_images(self, session_id: str) -> list[tuple[ImagePart, int, str | None]]:
+        """Each image of a session, as a part that stands nowhere, with its bytes and where the server fetched it."""
+        return await self._database.read(images.load_parts, session_id)

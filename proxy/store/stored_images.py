@@ -26,7 +26,3 @@ class StoredImages:
     async def pixels(self, digests: Collection[str]) -> dict[str, str]:
         """Return the digests of the pixels of stored images, by the images' own; those not known are left out."""
         return await self._database.read(images.load_pixels, digests)
-
-    async def sizes(self, session_id: str) -> dict[str, int]:
-        """Return how many bytes each image of a session has, by digest."""
-        return await self._database.read(images.load_sizes, session_id)

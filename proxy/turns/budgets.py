@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+
 from proxy.errors import ContextLengthExceeded, LimitReached
 from proxy.sessions.live_session import LiveSession
 from proxy.settings import Settings
-from proxy.types import SamplingParams
+from proxy.types import ImageFile, PlacedImage, SamplingParams
 
 # A prompt of so many times the context is still counted.
 _COUNTED = 4
@@ -42,6 +44,30 @@ def apply_budgets(
         left,
     )
     return sampling if most == sampling.max_tokens else with_most(sampling, most)
+
+
+def check_images(
+    session: LiveSession, placed: Iterable[PlacedImage], files: Mapping[str, ImageFile], settings: Settings
+) -> None:
+    """Raise LimitReached if the images of a prompt, with those that the session has, are too many or too large.
+
+    Those of turns that run at the same time are not counted.
+    """
+    new = {image.digest for image in placed} - session.images.keys()
+    if not new:
+        return
+    size = session.image_bytes + sum(len(files[digest].data) for digest in new if digest in files)
+    limits = session.record.limits
+    for found, what, name, of_server, setting in (
+        (len(session.images) + len(new), "images", "max_images", settings.max_session_images, "--max-session-images"),
+        (size, "bytes of images", "max_image_bytes", settings.max_session_image_bytes, "--max-session-image-bytes"),
+    ):
+        most, where = limits.get(name), f"limits.{name}"
+        if most is None or of_server < most:
+            most, where = of_server, setting
+        if found > most:
+            message = f"session {session.id!r} would have {found} {what}, and {most} are its most ({where})"
+            raise LimitReached(f"{message}; send fewer or smaller ones, or start a new session", param=where)
 
 
 def context_of(session: LiveSession | None, settings: Settings, context_length: int) -> int:

@@ -114,16 +114,17 @@ class Commits:
             session.cache.release(node)
             return None
         note_commit(session, seq)
+        if files:
+            session.record_images(files)
+            self._images.put(files)  # for later turns, whose requests may refer to them
+            self._metrics.images.by[()] += len(files)
+            self._metrics.image_bytes.by[()] += sum([len(file.data) for file in files])
         return node
 
     def _committed(self, turn: Turn, node: Node) -> None:
         """Make a committed turn visible: as a parent for later turns, and to its readers."""
         session = turn.session
         session.cache.publish(node)
-        if turn.interaction.images:
-            files = turn.request.files.values()
-            self._images.put(files)  # for turns that refer to this one
-            session.image_urls.update({file.url: file.digest for file in files if file.url is not None})
         session.record_commit(turn.interaction)
         turn.release()
         turn.timeline.committed = time.monotonic()
@@ -156,8 +157,10 @@ class Commits:
                 elif time.time() < (turn.interaction.completed_at or 0.0) + _RETRIED_WITHIN_S:
                     self._unrecorded.append(turn)
                 else:
-                    await self._log.append(turn.interaction, None, await self._files(turn))
+                    files = await self._files(turn)
+                    await self._log.append(turn.interaction, None, files)
                     turn.session.record_failure(turn.interaction.id)
+                    turn.session.record_images(files)
             except StoreUnavailable:
                 self._unrecorded.append(turn)
             except ProxyError:
@@ -170,7 +173,8 @@ class Commits:
         files, had = turn.request.files, turn.session.images
         new = {image.digest for image in turn.interaction.images} - had.keys()
         read = await self._images.get([digest for digest in new if digest not in files])
-        return [*read, *(files[digest] for digest in new if digest in files)]
+        urls = turn.request.image_urls
+        return [*read, *(files[digest]._replace(url=urls.get(digest)) for digest in new if digest in files)]
 
     def _describe(self, turn: Turn, finish: FinishReason) -> None:
         interaction, parser = turn.interaction, turn.parser
@@ -205,7 +209,8 @@ class Commits:
         interaction.output = turn.parser.message
         self._metrics.ended.by[turn.request.api, status] += 1
         try:
-            seq = await self._log.append(interaction, None, await self._files(turn))
+            files = await self._files(turn)
+            seq = await self._log.append(interaction, None, files)
         except ProxyError as problem:
             if isinstance(problem, SessionNotFound) and turn.session.confirmed:
                 self._registry.forget_deleted(turn.session)
@@ -226,6 +231,7 @@ class Commits:
                 )
             return
         turn.session.record_failure(interaction.id)
+        turn.session.record_images(files)
         if seq is not None:
             note_commit(turn.session, seq)
 

@@ -50,7 +50,7 @@ from proxy.store.turn_log import TurnLog
 from proxy.telemetry.timeline import Timeline
 from proxy.telemetry.turn_metrics import TurnMetrics
 from proxy.trajectory.matching import Identity, request_hash
-from proxy.turns.budgets import apply_budgets, context_of, most_counted, most_in_prompt
+from proxy.turns.budgets import apply_budgets, check_images, context_of, most_counted, most_in_prompt
 from proxy.turns.choice import Choice
 from proxy.turns.commits import Commits
 from proxy.turns.defaults import best_effort, check_capabilities, with_defaults
@@ -179,6 +179,8 @@ class Turns:
             request = with_messages(request, prompt.messages)
         self._prompts.check_vocabulary(prompt.ids, info.vocab_size, request)
         sampling = apply_budgets(wanted, request.n, session, len(prompt.ids), self._settings, info.context_length)
+        if prompt.images:
+            check_images(session, prompt.images, request.files, self._settings)
         grammar = self._prompts.grammar(request)
         request.timeline.rendered = time.monotonic()
         if logger.isEnabledFor(logging.DEBUG):

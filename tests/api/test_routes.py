@@ -62,7 +62,7 @@ async def test_every_route_is_listed_as_public_or_needs_a_key(tmp_path: Path) ->
 ADMINS = {
     "/rl/grant_capacity", "/grant_capacity", "/rl/start_session", "/trajectories/export", "/export_trajectories",
     "/rl/reasons", "/rl/statistics", "/rl/events", "/rl/groups", "/rl/sessions", "/rl/sessions/{session:path}",
-    "/rl/sessions/{session:path}/interactions/{interaction}",
+    "/rl/sessions/{session:path}/interactions/{interaction}", "/rl/sessions/{session:path}/images/{digest}",
     "/trajectories/claim", "/trajectories/acknowledge", "/mailbox/next", "/mailbox/deliver", "/engine",
     "/engine/pause_generation", "/engine/continue_generation", "/engine/update_weights", "/engine/flush_cache",
     "/engine/release_memory", "/engine/resume_memory", "/engine/servers",

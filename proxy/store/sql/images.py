@@ -15,7 +15,7 @@ from sqlalchemy import Connection, bindparam, delete, exists, select, text
 
 from proxy.store.sql.statement import Named, Statement, json_list
 from proxy.store.sql.tables import images, session_images
-from proxy.types import ImageFile
+from proxy.types import ImageFile, ImagePart
 
 _NAMES, _LINK_NAMES = images.c.keys(), session_images.c.keys()
 _NEW_IMAGE = f"INSERT INTO images ({', '.join(_NAMES)}) VALUES (:{', :'.join(_NAMES)}) ON CONFLICT (digest) DO "
@@ -34,9 +34,10 @@ _LOAD = Statement(select(*_FILE).where(Named(images.c.digest)))
 _PIXELS = Statement(select(images.c.digest, images.c.pixels).where(Named(images.c.digest)))
 _OF_SESSION = session_images.c.session_id == bindparam("of_session")
 _JOINED = session_images.join(images, images.c.digest == session_images.c.digest)
-_SIZES = Statement(select(images.c.digest, images.c.size).select_from(_JOINED).where(_OF_SESSION))
-_URLS = Statement(
-    select(session_images.c.url, session_images.c.digest).where(_OF_SESSION, session_images.c.url.is_not(None))
+_PARTS = Statement(
+    select(images.c.digest, images.c.width, images.c.height, images.c.size, session_images.c.url)
+    .select_from(_JOINED)
+    .where(_OF_SESSION)
 )
 _FIND = Statement(select(*_FILE).select_from(_JOINED).where(_OF_SESSION, images.c.digest == bindparam("of_digest")))
 
@@ -64,14 +65,10 @@ def load_pixels(connection: Connection, digests: Collection[str]) -> dict[str, s
     return {digest: pixels for digest, pixels in found if pixels}
 
 
-def load_sizes(connection: Connection, session_id: str) -> dict[str, int]:
-    """How many bytes each image of a session has, by digest."""
-    return dict(_SIZES.fetch(connection, {"of_session": session_id}))
-
-
-def load_urls(connection: Connection, session_id: str) -> dict[str, str]:
-    """The digest of each image of a session that the server fetched, by URL."""
-    return dict(_URLS.fetch(connection, {"of_session": session_id}))
+def load_parts(connection: Connection, session_id: str) -> list[tuple[ImagePart, int, str | None]]:
+    """Each image of a session, as a part that stands nowhere, with its bytes and where the server fetched it."""
+    found = _PARTS.fetch(connection, {"of_session": session_id})
+    return [(ImagePart(digest, 0, width, height), size, url) for digest, width, height, size, url in found]
 
 
 def find_image(connection: Connection, session_id: str, digest: str) -> ImageFile | None:

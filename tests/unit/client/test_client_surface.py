@@ -38,6 +38,7 @@ METHODS: dict[tuple[str, str], Callable[[Client, Session], object]] = {
     ("GET", "/rl/groups"): lambda client, session: client.groups(),
     ("GET", "/rl/sessions/{session}"): lambda client, session: client.session_tree("s"),
     ("DELETE", "/rl/sessions/{session}"): lambda client, session: client.delete_session("s"),
+    ("GET", "/rl/sessions/{session}/images/{digest}"): lambda client, session: client.image("s", "0" * 64),
     ("GET", "/rl/sessions/{session}/interactions/{interaction}"): lambda client, session: client.show_turn("s", 0),
     ("GET", "/rl/statistics"): lambda client, session: client.statistics(),
     ("GET", "/rl/events"): lambda client, session: next(client.events()),
@@ -131,7 +132,7 @@ def test_the_method_of_an_endpoint_calls_it(endpoint: tuple[str, str], monkeypat
     monkeypatch.setattr(Client, "_open", send)
     with Client("http://server") as client, pytest.raises(Sent):
         METHODS[endpoint](client, Session(client, KEYS))
-    names = {"session": "s", "interaction": "0"}
+    names = {"session": "s", "interaction": "0", "digest": "0" * 64}
     assert [(call.method, call.path) for call in calls] == [(endpoint[0], endpoint[1].format(**names))]
 
 

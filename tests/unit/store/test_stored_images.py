@@ -10,7 +10,7 @@ import pytest
 
 from proxy.errors import SessionNotFound
 from proxy.store.store import Store
-from proxy.types import ImageFile, Interaction, PlacedImage, SessionRecord
+from proxy.types import ImageFile, ImagePart, Interaction, PlacedImage, SessionRecord
 from tests.databases import execute
 
 Build = Callable[..., Interaction]
@@ -22,6 +22,10 @@ def image(data: bytes, **fields: str) -> ImageFile:
 
 
 CAT, DOG = image(b"cat" * 1000, pixels="p1"), image(b"dog", url="http://pets.example/dog.png")
+
+
+def part(file: ImageFile) -> ImagePart:
+    return ImagePart(file.digest, 0, file.width, file.height)
 
 
 def placed(*files: ImageFile) -> tuple[PlacedImage, ...]:
@@ -49,7 +53,8 @@ async def test_the_images_of_a_turn_are_committed_with_it(store: Store, session:
     assert sorted(await store.images.read([DOG.digest, "0" * 64, CAT.digest])) == sorted([CAT, DOG._replace(url=None)])
     assert await store.images.find("task-0", CAT.digest) == CAT
     assert await store.images.pixels([CAT.digest, DOG.digest]) == {CAT.digest: "p1"}
-    assert await store.images.sizes("task-0") == {CAT.digest: 3000, DOG.digest: 3}
+    parts = await store.news.load_images("task-0")
+    assert sorted(parts) == sorted([(part(CAT), 3000, None), (part(DOG), 3, DOG.url)])
 
 
 async def test_equal_bytes_are_stored_once_and_each_session_has_its_own(

@@ -1,0 +1,42 @@
+"""`GET /rl/sessions/{session}/images/{digest}`: an image of a session, as its client sent it.
+
+A digest names bytes that never change, so browsers may keep them; and whatever these bytes are, a browser runs nothing
+of them.
+"""
+
+from __future__ import annotations
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from proxy.api.http import key_of
+from proxy.api.known_fields import check_known
+from proxy.errors import NotFound
+from proxy.sessions.access import Access
+from proxy.sessions.ids import check_dots
+from proxy.sessions.registry import Registry
+from proxy.store.stored_images import StoredImages
+
+_HEADERS = {
+    "cache-control": "private, max-age=31536000, immutable",
+    "x-content-type-options": "nosniff",
+    "content-security-policy": "default-src 'none'; sandbox",
+}
+
+
+class ImageEndpoints:
+    """Gives images to whoever may read their session."""
+
+    def __init__(self, access: Access, registry: Registry, images: StoredImages) -> None:
+        self._access, self._registry, self._images = access, registry, images
+
+    async def show(self, request: Request) -> Response:
+        """The bytes of an image that a turn of the session has. Raises NotFound for another digest."""
+        self._access.check_admin(key_of(request))
+        check_known(request.query_params, ())
+        session = await self._registry.get(check_dots(request.path_params["session"]))
+        digest = request.path_params["digest"]
+        file = await self._images.find(session.id, digest)
+        if file is None:
+            raise NotFound(f"session {session.id!r} has no image {digest!r}", param="digest")
+        return Response(file.data, media_type=file.media_type, headers=_HEADERS)
