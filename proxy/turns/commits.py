@@ -173,8 +173,7 @@ class Commits:
         files, had = turn.request.files, turn.session.images
         new = {image.digest for image in turn.interaction.images} - had.keys()
         read = await self._images.get([digest for digest in new if digest not in files])
-        urls = turn.request.image_urls
-        return [*read, *(files[digest]._replace(url=urls.get(digest)) for digest in new if digest in files)]
+        return [*read, *(files[digest] for digest in new if digest in files)]
 
     def _describe(self, turn: Turn, finish: FinishReason) -> None:
         interaction, parser = turn.interaction, turn.parser
