@@ -76,6 +76,8 @@ class LiveSession:
     size: int = _SESSION_BYTES
     ending: bool = False
     deleted: bool = False
+    images: dict[str, ImagePart] = field(default_factory=dict)
+    image_urls: dict[str, str] = field(default_factory=dict)
     follows: str | None = None
     images: dict[str, ImagePart] = field(default_factory=dict)
     image_urls: dict[str, str] = field(default_factory=dict)
