@@ -79,8 +79,6 @@ class LiveSession:
     images: dict[str, ImagePart] = field(default_factory=dict)
     image_urls: dict[str, str] = field(default_factory=dict)
     follows: str | None = None
-    images: dict[str, ImagePart] = field(default_factory=dict)
-    image_urls: dict[str, str] = field(default_factory=dict)
     image_bytes: int = 0
     id: str = field(init=False)
 
