@@ -93,6 +93,21 @@ class ChatTemplate:
         """What the template can express; probed once, on first use."""
         return probe_capabilities(self.write, "" if self._images is None else self._images.vision.placeholder)
 
+    @cached_property
+    def _takes_lists(self) -> bool:
+        """Whether it writes the text of a message only from a list of parts, as some of models that see do."""
+        plain = [{"role": "user", "content": "Probe-user"}]
+
+        def shows(messages: list[MessageDict]) -> bool:
+            try:
+                return "Probe-user" in self._plain.write(
+                    {"messages": messages, "tools": None, "documents": None, "add_generation_prompt": False}
+                )
+            except REFUSALS:
+                return False
+
+        return not shows(plain) and shows(_with_lists(plain))
+
     def render(
         self, messages: Sequence[Message], tools: Sequence[Tool], options: Options, *, prompt: bool = True
     ) -> Ids:
@@ -156,6 +171,8 @@ class ChatTemplate:
     ) -> str:
         """Return the text of the conversation. Raises InvalidRequest with the template's own error message."""
         check_options(options)
+        if self._images is not None and self._takes_lists:
+            messages = _with_lists(messages)
         given = {"documents": None, **options, "messages": _with_reasoning(messages), "tools": tools}
         try:
             return (self._with_tools if tools else self._plain).write({**given, "add_generation_prompt": prompt})
@@ -179,6 +196,16 @@ def check_options(options: Options) -> None:
         raise InvalidRequest(
             "'documents' in 'chat_template_kwargs' must be a list of objects", param="chat_template_kwargs"
         )
+
+
+def _with_lists(messages: Sequence[MessageDict]) -> list[MessageDict]:
+    """Return the messages with their text as a list of parts."""
+    return [
+        {**message, "content": [{"type": "text", "text": message["content"]}]}
+        if isinstance(message.get("content"), str)
+        else message
+        for message in messages
+    ]
 
 
 def _with_reasoning(messages: Sequence[MessageDict]) -> list[MessageDict]:
