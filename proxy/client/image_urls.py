@@ -53,13 +53,16 @@ class ImageUrls:
         """Copies of messages whose images, in any form that loops and datasets have, are those of a chat completion.
 
         A part of type `image` has its picture as `image`, `bytes`, `url` or `path`; one that has none is the next of
-        `images`. Raises InvalidRequest if there are more of those than `images`, or fewer.
+        `images`, which are not needed if every part has its own. Raises InvalidRequest if the numbers differ.
         """
-        waiting = iter(images)
-        found = [{**message, **self._content(message, waiting)} for message in messages]
-        if next(waiting, None) is not None:
-            raise InvalidRequest("there are more images than parts of type image in the messages", param="images")
-        return found
+        messages = list(messages)
+        parts = images_of(messages)
+        empty = sum(part is None for part in parts)
+        if (empty or not parts) and empty != len(images):
+            message = f"the messages have {empty} parts for {len(images)} images"
+            raise InvalidRequest(message, param="images")
+        waiting = iter(images if empty else ())
+        return [{**message, **self._content(message, waiting)} for message in messages]
 
     def _content(self, message: Message, waiting: Iterator[Any]) -> dict[str, Any]:
         content = message.get("content")
@@ -73,8 +76,7 @@ class ImageUrls:
         if part.get("type") != "image":
             return {name: value for name, value in part.items() if value is not None}  # tables fill fields up
         image = next((part[name] for name in _PICTURES if part.get(name) is not None), None)
-        if image is None and (image := next(waiting, None)) is None:
-            raise InvalidRequest("there are fewer images than parts of type image in the messages", param="images")
+        image = next(waiting) if image is None else image
         detail = {"detail": part["detail"]} if part.get("detail") else {}
         return {"type": "image_url", "image_url": {"url": self.url(image), **detail}}
 
@@ -82,12 +84,30 @@ class ImageUrls:
 _PICTURES = ("image", "bytes", "url", "path")
 
 
+def images_of(messages: Iterable[Message]) -> list[Any]:
+    """The images of messages in their order, as the messages have them; None for a part that has none of its own.
+
+    Parts may be those of a chat completion (`image_url`), or of type `image`.
+    """
+    found = []
+    for message in messages:
+        content = message.get("content")
+        for part in content if isinstance(content, list | tuple) else ():
+            kind = part.get("type") if isinstance(part, Mapping) else None
+            if kind == "image":
+                found.append(next((part[name] for name in _PICTURES if part.get(name) is not None), None))
+            elif kind == "image_url":
+                given = part.get("image_url")
+                found.append(given.get("url") if isinstance(given, Mapping) else given)
+    return found
+
+
 def image_url(image: Any) -> str:
     """An image as a URL: that of a URL is the same.
 
-    A PIL image, or an array uint8 [height, width, 3], becomes a PNG, which loses nothing; bytes and the file of a path
-    (or `file://`) are taken as they are; a mapping has one of these as `bytes`, `image`, `url` or `path`. Raises
-    InvalidRequest for anything else, and for a file that cannot be read.
+    A PIL image, or an array uint8 [height, width, 3], becomes a PNG, which loses nothing; bytes, base64 of an image and
+    the file of a path (or `file://`) are taken as they are; a mapping has one of these as `bytes`, `image`, `url` or
+    `path`. Raises InvalidRequest for anything else, and for a file that cannot be read.
     """
     if isinstance(image, Mapping):
         inner = next((image[name] for name in _PICTURES if image.get(name) is not None), None)
@@ -95,7 +115,7 @@ def image_url(image: Any) -> str:
     if isinstance(image, str) and image.startswith(_REMOTE):
         return image
     if isinstance(image, str | os.PathLike):
-        return _of_bytes(_read(os.fspath(image)))
+        return _of_bytes(_base64(image) or _read(os.fspath(image)))
     if isinstance(image, bytes | bytearray | memoryview):
         return _of_bytes(bytes(image))
     if hasattr(image, "dtype") and hasattr(image, "shape"):
@@ -112,6 +132,15 @@ def image_url(image: Any) -> str:
 def _of_bytes(data: bytes) -> str:
     kind = next((name for begin, name in _BEGINNINGS if data.startswith(begin)), "png")
     return f"data:image/{kind};base64,{base64.b64encode(data).decode('ascii')}"
+
+
+def _base64(text: Any) -> bytes:
+    """The bytes that a text in base64 has, if they are an image; else none."""
+    try:
+        data = base64.b64decode(text, validate=True)
+    except (TypeError, ValueError):
+        return b""
+    return data if data.startswith(tuple(begin for begin, _ in _BEGINNINGS)) else b""
 
 
 def _of_array(values: Any) -> Any:

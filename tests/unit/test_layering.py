@@ -338,6 +338,7 @@ OUTSIDE: dict[str, set[str]] = {
         "rollout",
         "rollout.areal",
         "rollout.kinds",
+        "rollout.roll.envs",
         "rollout.roll.managers",
         "rollout.roll.runners",
         "rollout.roll.scheduler",

@@ -213,7 +213,7 @@ def jagged(samples: Sequence[Sample], *, scores: Scores = "sample") -> TensorDic
         tensors[name.strip("_")] = torch.tensor(others[name].astype(np.int64))
     tensors["weight"] = torch.tensor(weights(samples))
     if has_images:
-        tensors["multi_modal_inputs"] = tensordict.NonTensorStack(*[_inputs(sample) for sample in samples])
+        tensors["multi_modal_inputs"] = tensordict.NonTensorStack(*[vision.verl_inputs(sample) for sample in samples])
     result: TensorDict = tensordict.TensorDict(tensors, batch_size=[len(rows)])
     return result
 
@@ -288,18 +288,10 @@ def _padded_positions(rows: Sequence[_Row], attention: NDArray[Any], width: int)
 
 
 def _media(samples: Sequence[Sample], images: vision.Images | None) -> dict[str, NDArray[Any]]:
-    found = {"multi_modal_inputs": objects([_inputs(sample) for sample in samples])}
+    found = {"multi_modal_inputs": objects([vision.verl_inputs(sample) for sample in samples])}
     if images is not None:
         pictures = [vision.pictures(sample, images) for sample in samples]
         found["multi_modal_data"] = objects([{"image": each} if each else {} for each in pictures])
-    return found
-
-
-def _inputs(sample: Sample) -> dict[str, Any]:
-    """The tensors of the images, as verl's agent loops have them."""
-    found: dict[str, Any] = vision.tensors(sample)
-    if (grid := found.get("image_grid_thw")) is not None:
-        found["images_seqlens"] = (grid[:, 1] * grid[:, 2]).repeat_interleave(grid[:, 0])
     return found
 
 

@@ -71,6 +71,14 @@ def tensors(sample: Sample) -> dict[str, torch.Tensor]:
     return {name: torch.from_numpy(np.ascontiguousarray(value)) for name, value in arrays(sample).items()}
 
 
+def verl_inputs(sample: Sample) -> dict[str, torch.Tensor]:
+    """`tensors` as verl's agent loops have them: with `images_seqlens`, the patches of each image."""
+    found = tensors(sample)
+    if (grid := found.get("image_grid_thw")) is not None:
+        found["images_seqlens"] = (grid[:, 1] * grid[:, 2]).repeat_interleave(grid[:, 0])
+    return found
+
+
 def positions(sample: Sample, part: slice = slice(None)) -> Array:
     """Positions int64 [3, L] of a part of the sample that begins with text, from 0; without images they count up."""
     found = sample.extra.get(POSITIONS)

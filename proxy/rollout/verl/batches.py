@@ -13,6 +13,7 @@ from proxy.client.adapters.parts import objects
 from proxy.client.adapters.verl import VerlBatch, tensors, timing
 from proxy.errors import InvalidRequest
 from proxy.rollout.verl.outputs import AgentLoopOutput
+from proxy.rollout.verl.vision import columns as vision_columns
 
 # The extra fields that every batch has, so that batches of different loops can be joined.
 _EXTRA = ("turn_scores", "tool_rewards", "min_global_steps", "max_global_steps", "extras")
@@ -111,16 +112,21 @@ def padded_outputs(
     `attention_mask`, `position_ids`; `rollout_log_probs` if all outputs have logprobs; `rm_scores` if all have a
     reward, which is at the last token of the response. `non_tensor_batch`: `columns`, `__num_turns__`, `session_id`,
     `stop_reason`, and the extra fields of the outputs, those in `reward_extra_info` each by its own name.
+    If an output has images, `position_ids` is [B, 4, P + R], and `multi_modal_inputs` has a dict of tensors by row.
     `meta_info`: `metrics`, one dict per row, and beside `rm_scores` also `reward_extra_keys`.
     """
     names = ["response_mask"]
     names += ["rollout_log_probs"] if all(output.response_logprobs is not None for output in outputs) else []
     names += ["rm_scores"] if all(output.reward_score is not None for output in outputs) else []
     batch = tensors([_row(output) for output in outputs], prompt_length, response_length, pad_token_id, names)
+    media = vision_columns(outputs, batch["attention_mask"], batch["prompts"].shape[1])
+    if media:
+        batch["position_ids"] = media.pop("position_ids")
     scores = [output.extra_fields.get(_SCORES) or {} for output in outputs]
     extra = dict.fromkeys((*_EXTRA, *(name for output in outputs for name in output.extra_fields if name != _SCORES)))
     others: dict[str, NDArray[Any]] = {
         **columns,
+        **media,
         **{name: objects([output.extra_fields.get(name) for output in outputs]) for name in extra},
         **{name: np.array([each.get(name) for each in scores]) for name in (scores[0] if scores else ())},
         "session_id": objects([output.session_id for output in outputs]),

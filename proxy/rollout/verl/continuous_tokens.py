@@ -1,12 +1,17 @@
-"""The methods by which loops of verl 0.9 keep token ids, over the server: what was sampled is never rendered again."""
+"""The methods by which loops of verl 0.9 keep token ids, over the server: what was sampled is never rendered again.
+
+An image is sent to the server as it is, or as a PNG; the server's processor says which tokens stand for it.
+"""
 
 from __future__ import annotations
 
+import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from proxy.client.image_urls import ImageUrls, images_of
 from proxy.errors import InvalidRequest, UnsupportedParameter
 from proxy.rollout.verl.request_messages import as_requested
 
@@ -27,15 +32,30 @@ class MergeResult:
 
 
 class ContinuousTokens(ABC):
-    """What AgentLoopBase inherits. Images, videos and audio are refused: the server's models read text."""
+    """What AgentLoopBase inherits. Images are refused by a server whose model reads text only; videos and audio here.
+
+    Images are those of the messages, as verl's datasets and tools have them: parts of type `image`, or `image_url`.
+    """
 
     server_manager: Any
     apply_chat_template_kwargs: dict[str, Any]
     mm_processor_kwargs: dict[str, Any]
+    image_urls: ImageUrls
 
     @abstractmethod
     async def build_prompt(self, messages: Messages, tools: Sequence[Any] = ()) -> list[int]:
         """The ids of the first prompt."""
+
+    async def with_urls(self, messages: Messages, images: Any = None) -> list[dict[str, Any]]:
+        """Copies of the messages as a chat completion has them: their images are URLs.
+
+        `images`: those of parts of type `image` that have none of their own. Raises InvalidRequest if the numbers of
+        these differ, and for an image of a form that nobody knows.
+        """
+        given = [] if images is None else list(images) if isinstance(images, list | tuple) else [images]
+        if not given and not images_of(messages):
+            return [dict(message) for message in messages]
+        return await asyncio.to_thread(self.image_urls.messages, messages, given)
 
     async def ct_build_initial_tokens(
         self,
@@ -46,9 +66,9 @@ class ContinuousTokens(ABC):
         audios: Any = None,
         mm_inputs_out: Any = None,
     ) -> list[int]:
-        """`build_prompt`. `mm_inputs_out` stays as it is."""
-        self._assert_mm_supported(bool(images or videos or audios))
-        return await self.build_prompt(messages, tools or ())
+        """`build_prompt`. `images` as of `with_urls`. `mm_inputs_out` stays as it is."""
+        _refuse(videos=videos, audios=audios)
+        return await self.build_prompt(await self.with_urls(messages, images), tools or ())
 
     async def ct_merge_assistant_token(
         self,
@@ -94,28 +114,53 @@ class ContinuousTokens(ABC):
         options: dict[str, Any] = {"tools": list(tools)} if tools else {}
         if self.apply_chat_template_kwargs:
             options["chat_template_kwargs"] = self.apply_chat_template_kwargs
-        ids = await self.server_manager.tokenize(as_requested(updated_messages), continue_from=known, **options)
+        shown = as_requested(await self.with_urls(updated_messages))
+        ids = await self.server_manager.tokenize(shown, continue_from=known, **options)
         count = len(ids) - len(runtime_token_ids)
         logprobs = None if response_logprobs is None else [*response_logprobs, *[0.0] * count]
         return MergeResult(ids, count), [*response_mask, *[0] * count], logprobs
 
     async def process_multi_modal_info(self, messages: Messages) -> dict[str, Any]:
-        """Nothing: there is no processor, and the server refuses messages with images."""
-        return {}
+        """The images of the messages as `images`, in any form in which the messages have them; {} without images.
+
+        They are not scaled: the server's processor does that. Raises UnsupportedParameter for videos and audio.
+        """
+        for message in messages:
+            content = message.get("content")
+            parts = content if isinstance(content, list | tuple) else ()
+            kinds = {part.get("type") for part in parts if isinstance(part, Mapping)}
+            _refuse(videos="video" in kinds, audios="audio" in kinds)
+        images = [image for image in images_of(messages) if image is not None]
+        return {"images": images} if images else {}
 
     async def process_vision_info(self, messages: Messages) -> dict[str, Any]:
         """`process_multi_modal_info` under its earlier name."""
         return await self.process_multi_modal_info(messages)
 
+    def media_options(self, images: Any) -> dict[str, Any]:
+        """The arguments of `server_manager.generate` for these images of the prompt; none without images."""
+        if not images:
+            return {}
+        return {"image_data": images, "mm_processor_kwargs": self._get_mm_processor_kwargs()}
+
     @staticmethod
     def build_sglang_video_payload(videos: Any, mm_inputs: Mapping[str, Any]) -> None:
         """None, as without videos. Raises UnsupportedParameter for videos."""
-        ContinuousTokens._assert_mm_supported(bool(videos))
+        _refuse(videos=videos)
 
     @staticmethod
     def _assert_mm_supported(has_multi_modal: bool) -> None:
-        if has_multi_modal:
-            raise UnsupportedParameter("images, videos and audio are not supported: the server's models read text")
+        """Nothing: whether its model sees, the server says when it is given the images."""
+        del has_multi_modal
 
     def _get_mm_processor_kwargs(self, audio_data: Any = None) -> dict[str, Any]:
         return dict(self.mm_processor_kwargs)
+
+
+def _refuse(**media: Any) -> None:
+    """Raise UnsupportedParameter, which names it, for media that no model here takes."""
+    for name, given in media.items():
+        if given:
+            raise UnsupportedParameter(
+                f"{name} are not supported: the server's models read texts and images", param=name
+            )

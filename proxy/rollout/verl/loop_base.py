@@ -13,9 +13,11 @@ import inspect
 import logging
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, ClassVar
 
-from proxy.errors import InvalidRequest, UnsupportedParameter
+from proxy.client.image_urls import ImageUrls, images_of
+from proxy.errors import InvalidRequest
 from proxy.rollout.config import Config
 from proxy.rollout.server_tokenizer import ServerTokenizer
 from proxy.rollout.verl.continuous_tokens import ContinuousTokens
@@ -35,9 +37,9 @@ class AgentLoopBase(ContinuousTokens):
     `kwargs` has the columns of the sample: `raw_prompt`, `tools_kwargs`, `extra_info` and so on.
 
     `config` is the trainer's configuration (`Config`), `rollout_config` its `actor_rollout_ref.rollout`; `tokenizer` is
-    a tokenizer of transformers or a `ServerTokenizer`; `loop` is the running event loop. `processor` must be None:
-    the server's models read text. `dataset_cls` is not used here, and `hf_model_type` neither, since the server knows
-    its model; they are kept for subclasses.
+    a tokenizer of transformers or a `ServerTokenizer`; `loop` is the running event loop. `processor`, `dataset_cls` and
+    `hf_model_type` are not used here, since the server knows its model; they are kept for subclasses. `image_urls`
+    has the images that were sent.
     """
 
     _class_initialized: ClassVar[bool] = False
@@ -56,12 +58,11 @@ class AgentLoopBase(ContinuousTokens):
         config: object = None,
         **kwargs: Any,
     ) -> None:
-        if processor is not None:
-            raise UnsupportedParameter("'processor' must be None: the server's models read text", param="processor")
         self.config: Config = _trainer_config(config if trainer_config is None else trainer_config)
         self.rollout_config: Config = self.config.actor_rollout_ref.rollout
         self.data_config: Any = data_config.config if isinstance(data_config, DictConfigWrap) else self.config.data
         self.server_manager = server_manager
+        self.image_urls = getattr(server_manager, "image_urls", None) or ImageUrls()
         server_of_loop.set(next(iter(getattr(server_manager, "server_handles", ())), None))
         tokenizer = lists_ids(tokenizer)
         self.tokenizer, self.processor, self.tool_list = tokenizer, processor, getattr(tools, "tools", tools)
@@ -96,10 +97,12 @@ class AgentLoopBase(ContinuousTokens):
     async def build_prompt(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] = ()) -> list[int]:
         """The ids of the first prompt, by the loop's tokenizer, or by the server if that has none of its own.
 
-        A prompt longer than `prompt_length` loses its beginning, with a warning, as in verl.
+        Those of messages with images are always the server's. A prompt longer than `prompt_length` loses its beginning,
+        with a warning, as in verl; one with images raises InvalidRequest instead, also as in verl.
         """
         options: dict[str, Any] = {"tools": list(tools)} if tools else {}
-        if self.tokenizer is None or isinstance(self.tokenizer, ServerTokenizer):
+        messages, images = await self.with_urls(messages), images_of(messages)
+        if images or self.tokenizer is None or isinstance(self.tokenizer, ServerTokenizer):
             if self.apply_chat_template_kwargs:
                 options["chat_template_kwargs"] = self.apply_chat_template_kwargs
             ids: list[int] = await self.server_manager.tokenize(list(messages), **options)
@@ -108,8 +111,41 @@ class AgentLoopBase(ContinuousTokens):
         most: int = self.rollout_config.prompt_length
         if len(ids) <= most:
             return ids
+        if images:
+            message = (
+                f"a prompt with images has {len(ids)} tokens, and actor_rollout_ref.rollout.prompt_length is {most}"
+            )
+            raise InvalidRequest(f"{message}; show smaller images, or raise it", param="prompt_length")
         _logger.warning("a prompt of %d tokens loses its beginning: rollout.prompt_length is %d", len(ids), most)
         return ids[-most:]
+
+    async def apply_chat_template(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Any] | None = None,
+        images: Any = None,
+        videos: Any = None,
+        remove_system_prompt: bool = False,
+        **kwargs: Any,
+    ) -> list[int]:
+        """The ids of messages, as loops before verl 0.9 ask for them.
+
+        `remove_system_prompt`: without what the template writes before a conversation, for messages that are appended
+        to an answer. `images`: as of `with_urls`. Other arguments are for the chat template.
+        """
+        ContinuousTokens.build_sglang_video_payload(videos, {})
+        shown = await self.with_urls(messages, images)
+        own = self.tokenizer
+        if own is None or (images_of(shown) and not isinstance(own, ServerTokenizer)):
+            message = "apply_chat_template with images needs the server's tokenizer: give the loop none of its own"
+            raise InvalidRequest(message, param="tokenizer")
+        how = {**self.apply_chat_template_kwargs, **kwargs, **({"tools": list(tools)} if tools else {})}
+        whole = partial(own.apply_chat_template, shown, add_generation_prompt=True, tokenize=True, **how)
+        ids = list(await asyncio.to_thread(whole))
+        if not remove_system_prompt:
+            return ids
+        start = partial(own.apply_chat_template, [{}], add_generation_prompt=False, tokenize=True)
+        return ids[len(await asyncio.to_thread(start)) :]
 
     def _render(self, messages: list[Mapping[str, Any]], options: Mapping[str, Any]) -> list[int]:
         how = {"add_generation_prompt": True, "tokenize": True, **options, **self.apply_chat_template_kwargs}

@@ -101,7 +101,8 @@ class AgentLoopOutput:
     `logprobs`) has one value for each id of the response, 0 where the mask is 0. `num_turns` counts the messages of all
     sides. `metrics`: a dict, which becomes AgentLoopMetrics. `reward_score` becomes the reward of the session's last
     turn; `named_rewards` are others, by name and by the id of the turn. `stop_reason`: why the loop ended. `session_id`
-    is set by whoever ran the loop in a session.
+    is set by whoever ran the loop in a session. `multi_modal_data`: the images of the trajectory in order, as `images`;
+    `sample`: what the session recorded of such a trajectory, set as well by whoever ran the loop.
 
     Raises InvalidRequest if the lengths differ, the mask has other values, or a logprob or the reward is not finite.
     """
@@ -122,6 +123,7 @@ class AgentLoopOutput:
     named_rewards: dict[str, dict[str, float]] = field(default_factory=dict)
     session_id: str | None = None
     logprobs: Any = None
+    sample: Any = None
 
     def __post_init__(self) -> None:
         if self.logprobs is not None:

@@ -31,6 +31,7 @@ from proxy.rollout.verl.server_manager import AsyncLLMServerManager
 from proxy.rollout.verl.servers import Server
 from proxy.rollout.verl.settings import DictConfigWrap
 from proxy.rollout.verl.tracing import rollout_trace_attr
+from proxy.rollout.verl.vision import add_sample
 
 _logger = logging.getLogger(__name__)
 _LONGEST_NAME = 80
@@ -97,6 +98,7 @@ class SampleRun:
             async with limit:
                 output, called = await self.output(server, session)
             await to_the_end(end(output, called=called))
+            await add_sample(output, server.control, session.session_id)
             return output
         except BaseException as error:
             if ended:  # the batch was cancelled meanwhile

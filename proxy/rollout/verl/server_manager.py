@@ -7,6 +7,7 @@ in flight.
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter, OrderedDict
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -16,6 +17,8 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from proxy.client import AsyncClient, AsyncSession
+from proxy.client.image_urls import ImageUrls
+from proxy.client.options import GenerateOptions
 from proxy.errors import InvalidRequest, UnsupportedParameter
 from proxy.rollout.verl.outputs import TokenOutput
 from proxy.rollout.verl.settings import trainer_config
@@ -80,7 +83,7 @@ class AsyncLLMServerManager:
     `config` gives the default of `max_tokens`; without it the server's own limits hold. `admin_key` is for addresses.
     Clients that the manager made of addresses are closed by `close`, or by leaving an `async with` block. One made of
     addresses alone may be pickled, for workers of Ray; the admin key goes with it.
-    `answers`: what it sampled in its session, in order.
+    `answers`: what it sampled in its session, in order. `image_urls` has the images that it sent.
     """
 
     def __init__(
@@ -106,6 +109,7 @@ class AsyncLLMServerManager:
         ]
         self._placement = Placement(len(handles), max_cache_size)
         self.answers: list[TokenOutput] = []
+        self.image_urls = ImageUrls()
         self._end_token_ids: list[int] | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -147,23 +151,32 @@ class AsyncLLMServerManager:
         what `prompt_length + response_length` leaves behind the prompt, and at most what `max_model_len` leaves.
         `stop_token_ids` end an answer beside the model's own end tokens, as in verl.
         `logprobs` false: none are returned (they are recorded nevertheless). None is the default of a parameter.
-        `mm_processor_kwargs` concern images, videos and audio, which are refused; `priority` has no effect: the server
-        lets sessions take turns.
+        `image_data`: all images of the prompt, in the order of their tokens, in any form that `image_url` takes.
+        `priority` has no effect: the server lets sessions take turns.
 
-        Raises PromptTooLong, UnsupportedParameter for media and `prompt_logprobs`, InvalidRequest for an unknown
-        parameter, and the errors of the server.
+        Raises PromptTooLong, UnsupportedParameter for other media, `mm_processor_kwargs` of images and
+        `prompt_logprobs`, InvalidRequest for an unknown parameter, and the errors of the server, which refuses images
+        if its model reads text only.
         """
-        media = {"image_data": image_data, "video_data": video_data, "audio_data": audio_data}
-        for name, value in {**media, "mm_processor_output": mm_processor_output}.items():
-            if value is not None and (not isinstance(value, Sequence) or len(value) > 0):
-                raise UnsupportedParameter(f"'{name}' is not supported: the server's models read text", param=name)
+        media = {"video_data": video_data, "audio_data": audio_data, "mm_processor_output": mm_processor_output}
+        for name, value in media.items():
+            if _is_given(value):
+                message = f"'{name}' is not supported: the server's models read texts and images"
+                raise UnsupportedParameter(message, param=name)
+        options: GenerateOptions = {"request_id": request_id}
+        if _is_given(image_data):
+            if mm_processor_kwargs:
+                message = "'mm_processor_kwargs' is not supported: the processor is as the server's model folder says"
+                raise UnsupportedParameter(message, param="mm_processor_kwargs")
+            options["image_data"] = await asyncio.to_thread(self.image_urls.urls, image_data)
         ids = [int(each) for each in prompt_ids]
         params, wants_logprobs = self._sampling(sampling_params, len(ids))
         async with self._placement.running(request_id) as server:
             handle = self.server_handles[server]
             if "stop_token_ids" in params:  # the server takes them in the place of the model's
                 params["stop_token_ids"] = [*params["stop_token_ids"], *await self._end_tokens(handle)]
-            done = await handle.generate(ids, sampling_params=params, request_id=request_id)
+            options["sampling_params"] = params
+            done = await handle.generate(ids, **options)
         output = TokenOutput(
             done.output_ids,
             None if done.logprobs is None or not wants_logprobs else list(done.logprobs),
@@ -228,6 +241,10 @@ def _checked(handle: object) -> AsyncClient | AsyncSession:
         return handle
     message = f"a server is given as its address, an AsyncClient or an AsyncSession, not as {type(handle).__name__!r}"
     raise InvalidRequest(message, param="server_handles")
+
+
+def _is_given(media: object) -> bool:
+    return media is not None and (not isinstance(media, Sequence) or len(media) > 0)
 
 
 def _plain(value: Any) -> Any:

@@ -23,11 +23,16 @@ class SingleTurnAgentLoop(AgentLoopBase):
         """Run one sample: `run(messages, sampling_params)`, or `run(sampling_params, raw_prompt=messages)`."""
         if isinstance(messages, Mapping):
             messages, sampling_params = None, messages
-        prompt_ids = await self.build_prompt(kwargs["raw_prompt"] if messages is None else messages)
+        asked = kwargs["raw_prompt"] if messages is None else messages
+        media = await self.process_multi_modal_info(asked)
+        prompt_ids = await self.build_prompt(asked)
         metrics: dict[str, Any] = {}
         with simple_timer("generate_sequences", metrics):
             output = await self.server_manager.generate(
-                request_id=uuid4().hex, prompt_ids=prompt_ids, sampling_params=dict(sampling_params or {})
+                request_id=uuid4().hex,
+                prompt_ids=prompt_ids,
+                sampling_params=dict(sampling_params or {}),
+                **self.media_options(media.get("images")),
             )
         length: int = self.rollout_config.response_length
         logprobs = output.log_probs
@@ -38,6 +43,7 @@ class SingleTurnAgentLoop(AgentLoopBase):
             response_logprobs=None if logprobs is None else logprobs[:length],
             num_turns=2,
             metrics=metrics,
+            multi_modal_data=media or None,
             extra_fields={**output.extra_fields, "turn_scores": [], "tool_rewards": []},
             stop_reason="response_length" if len(output) > length else output.finish_reason,
         )

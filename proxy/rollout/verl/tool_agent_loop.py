@@ -1,5 +1,6 @@
 """verl's loop of answers and tool calls. The response is what was sampled and what the tools answered, id by id: an
-answer's ids are never rendered again, and nothing is appended that would reach `response_length`.
+answer's ids are never rendered again, and nothing is appended that would reach `response_length`. Images of the prompt
+and of tools are shown to the model in the order in which they came.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any
 from uuid import uuid4
 
+from proxy.client.image_urls import images_of
 from proxy.errors import InvalidRequest, ProxyError, UnsupportedParameter
 from proxy.rollout.verl.agent_data import AgentData, AgentState
 from proxy.rollout.verl.loop_base import AgentLoopBase, accepted
@@ -85,7 +87,7 @@ class ToolAgentLoop(AgentLoopBase):
         `tools_kwargs`: for each tool by name `create_kwargs`, `execute_kwargs`, `release_kwargs`, and
         `calc_reward_kwargs`, which asks for `calc_reward` after each call: the sum over the tools, of the last value of
         each, is then the output's `reward_score`. `extra_info["tool_selection"]`: names of the tools that the sample
-        has. Raises the server's errors, and UnsupportedParameter for a tool that answers with images or videos.
+        has. Raises the server's errors, and UnsupportedParameter for a tool that answers with videos.
         """
         if isinstance(messages, Mapping):
             messages, sampling_params = None, messages
@@ -93,7 +95,10 @@ class ToolAgentLoop(AgentLoopBase):
         if given is None:
             raise InvalidRequest("give the messages: run(messages, sampling_params), or raw_prompt", param="raw_prompt")
         messages = [dict(message) for message in given]
-        self.agent_data = data = AgentData(messages, request_id=uuid4().hex, tools_kwargs=kwargs.get("tools_kwargs"))
+        media = await self.process_multi_modal_info(messages)
+        self.agent_data = data = AgentData(
+            messages, media.get("images"), request_id=uuid4().hex, tools_kwargs=kwargs.get("tools_kwargs")
+        )
         data.tools = self._selected((kwargs.get("extra_info") or {}).get("tool_selection"))
         state = AgentState.PENDING
         while state is not AgentState.TERMINATED:
@@ -126,6 +131,7 @@ class ToolAgentLoop(AgentLoopBase):
                 request_id=agent_data.request_id,
                 prompt_ids=agent_data.prompt_ids,
                 sampling_params=self._limited(agent_data, sampling_params),
+                **self.media_options(agent_data.image_data),
             )
         agent_data.add_answer(output)
         if (reason := self._limit_reached(agent_data, output, ignore_termination)) is not None:
@@ -143,8 +149,8 @@ class ToolAgentLoop(AgentLoopBase):
         with simple_timer("tool_calls", agent_data.metrics):
             results = await _together([self._called(call, agent_data) for call in calls])
         for call, (response, reward, metrics) in zip(calls, results, strict=True):
-            if response.image or response.video:
-                message = f"the tool {call.name!r} answered with images or videos; the server's models read text"
+            if response.video:
+                message = f"the tool {call.name!r} answered with videos; the server's models read texts and images"
                 raise UnsupportedParameter(message)
             agent_data.add_result(call.name, reward, metrics)
         if self.on_tool_error == "stop" and len(agent_data.tool_errors) > errors:
@@ -152,7 +158,7 @@ class ToolAgentLoop(AgentLoopBase):
         return await self._append(
             agent_data,
             [
-                {"role": "tool", "tool_call_id": call.tool_call_id, "content": response.text or ""}
+                {"role": "tool", "tool_call_id": call.tool_call_id, "content": _shown(response)}
                 for call, (response, _, _) in zip(calls, results, strict=True)
             ],
         )
@@ -168,7 +174,7 @@ class ToolAgentLoop(AgentLoopBase):
             given = (call,)
         found: Any = await self._call_tool(*given)
         if isinstance(found, Mapping):
-            return ToolResponse(text=found.get("content") or ""), None, {}
+            return _response(found.get("content")), None, {}
         if isinstance(found, Exception):
             return self._failed(agent_data, f"Error executing tool '{call.name}': {found}")
         answered: Answered = found
@@ -245,10 +251,13 @@ class ToolAgentLoop(AgentLoopBase):
             "output_tokens": len(agent_data.response_ids),
         }
         messages = [*agent_data.messages, *added]
-        ids = await self._server.tokenize(messages, continue_from=known, **self._rendering(agent_data))
+        shown = await self.with_urls(messages)
+        ids = await self._server.tokenize(shown, continue_from=known, **self._rendering(agent_data))
         if len(agent_data.response_mask) + len(ids) - len(agent_data.prompt_ids) >= self.response_length:
             return agent_data.stopped("response_length")
         agent_data.messages = messages
+        if images := images_of(added):
+            agent_data.image_data = [*(agent_data.image_data or ()), *images]
         agent_data.add_context(ids)
         agent_data.user_turns += 1
         return AgentState.GENERATING
@@ -298,6 +307,7 @@ class ToolAgentLoop(AgentLoopBase):
             reward_score=sum(data.reward_scores.values()) if data.reward_scores else None,
             num_turns=data.user_turns + data.assistant_turns + 1,
             metrics=AgentLoopMetrics.of(data.metrics),
+            multi_modal_data={"images": data.image_data} if data.image_data else None,
             extra_fields={
                 **data.extra_fields,
                 "turn_scores": data.turn_scores,
@@ -316,6 +326,21 @@ class ToolAgentLoop(AgentLoopBase):
             message = f"{type(self).__name__} needs an AsyncLLMServerManager of proxy.rollout.verl"
             raise InvalidRequest(message, param="server_manager")
         return handles[0]
+
+
+def _response(content: Any) -> ToolResponse:
+    """The response that the content of a tool's message says: a text, or parts of texts and images."""
+    if not isinstance(content, list):
+        return ToolResponse(text=content or "")
+    texts = [part.get("text") or "" for part in content if part.get("type") == "text"]
+    return ToolResponse(text="".join(texts), image=images_of([{"content": content}]) or None)
+
+
+def _shown(response: ToolResponse) -> Any:
+    """The content of a tool's message: its text, or its images, and then its text."""
+    images = [{"type": "image", "image": image} for image in response.image or () if image is not None]
+    text = [{"type": "text", "text": response.text}] if response.text else []
+    return [*images, *text] if images else response.text or ""
 
 
 class _BadCall(Exception):

@@ -275,7 +275,9 @@ def test_the_native_game_keeps_its_messages_and_ends_when_a_manager_says_why() -
     ("env_type", "config", "said"),
     [
         ("sokoban", {"dim_rom": [6, 6]}, "did you mean 'dim_room'"),
-        ("sokoban", {"render_mode": "rgb_array"}, "shown as text"),
+        ("sokoban", {"render_mode": "human"}, "shown as text or rgb_array; render_mode is 'human'"),
+        ("sokoban_native_env", {"render_mode": "rgb_array"}, "shown as text; render_mode is 'rgb_array'"),
+        ("frozen_lake", {"cell_pixels": 4}, "a cell has at least 8"),
         ("sokoban", {"action_lookup": {5: "Jump"}}, "action_lookup"),
         ("frozen_lake", {"slippery": False}, "did you mean 'is_slippery'"),
         ("frozen_lake", {"action_lookup": {4: "Jump"}}, "action_lookup"),

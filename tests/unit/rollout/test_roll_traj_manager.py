@@ -511,7 +511,7 @@ def test_the_environment_gets_the_groups_seed_where_its_parameters_name_one(clie
 
 
 def test_what_cannot_be_played_is_refused_with_the_reason(client: Client) -> None:
-    with pytest.raises(InvalidRequest, match="shows the model images"):
+    with pytest.raises(InvalidRequest, match="pre_step_template is missing"):
         manager_of(client, Queue(0), kind=VLTrajEnvManager)
     with pytest.raises(InvalidRequest, match="serve --engine mailbox"):
         manager_of(client, Queue(0), proxy_type="openai")

@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from proxy.client import AsyncClient, Client, Sample
-from proxy.errors import InvalidRequest, UnsupportedParameter
+from proxy.errors import InvalidRequest
 from proxy.rollout.verl import AgentLoopBase, AgentLoopManager, AgentLoopOutput, AsyncLLMServerManager
 from proxy.rollout.verl.loop_base import lists_ids
 from proxy.rollout.verl.request_messages import as_requested
@@ -128,7 +128,7 @@ async def test_logprobs_are_given_for_all_ids_or_for_none() -> None:
     for response, answer in (([], [-0.5]), ([], None), (None, [-0.5, -0.5])):
         with pytest.raises(InvalidRequest, match="assistant_logprobs"):
             await loop.ct_merge_assistant_token([1], [2, 3], [], response, answer)
-    with pytest.raises(UnsupportedParameter, match="images"):
+    with pytest.raises(InvalidRequest, match="0 parts for 1 images"):
         await loop.ct_build_initial_tokens([user("q")], images=["an image"])
 
 

@@ -119,7 +119,7 @@ async def test_logprobs_that_do_not_fit_and_media_are_refused(tmp_path: Path) ->
         await loop.ct_merge_assistant_token([1], [2], [], [])
     with pytest.raises(InvalidRequest, match="'response_logprobs'"):
         await loop.ct_merge_assistant_token([1], [2], [], None, [-0.5])
-    with pytest.raises(UnsupportedParameter, match="images"):
+    with pytest.raises(InvalidRequest, match="0 parts for 1 images"):
         await loop.ct_build_initial_tokens(QUESTION, images=["an image"])
     with pytest.raises(UnsupportedParameter, match="videos"):
         loop.build_sglang_video_payload(["a video"], {})

@@ -85,7 +85,9 @@ async def test_a_prompt_without_room_for_a_response_is_refused(url: str, rollout
 @pytest.mark.parametrize(
     ("arguments", "error", "named"),
     [
-        ({"image_data": ["an image"]}, UnsupportedParameter, "image_data"),
+        ({"image_data": ["data:image/png;base64,AAAA"]}, InvalidRequest, "image_data"),
+        ({"image_data": ["data:"], "mm_processor_kwargs": {"fps": 2}}, UnsupportedParameter, "mm_processor_kwargs"),
+        ({"video_data": ["a video"]}, UnsupportedParameter, "video_data"),
         ({"mm_processor_output": [{}]}, UnsupportedParameter, "mm_processor_output"),
         ({"sampling_params": {"prompt_logprobs": 1}}, UnsupportedParameter, "prompt_logprobs"),
         ({"sampling_params": {"temprature": 1}}, InvalidRequest, "temprature"),

@@ -370,10 +370,18 @@ async def test_a_cancelled_loop_releases_its_instances(tmp_path: Path) -> None:
     assert sorted(tool.released) == ["instance-1", "instance-2"]
 
 
-async def test_images_of_a_tool_are_refused(tmp_path: Path) -> None:
-    tool = Add(answer=ToolResponse(image=[object()]))
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        (ToolResponse(image=["data:image/png;base64,AAAA"]), "image"),
+        (ToolResponse(image=[object()]), "an image is a PIL image"),
+        (ToolResponse(video=["a video"]), "'add' answered with videos"),
+    ],
+)
+async def test_what_a_model_of_text_cannot_see_is_refused(tmp_path: Path, answer: ToolResponse, reason: str) -> None:
+    tool = Add(answer=answer)
     async with served(tmp_path, says(CALL)) as it:
-        with pytest.raises(UnsupportedParameter, match="'add' answered with images"):
+        with pytest.raises(InvalidRequest, match=reason):
             await it.run(tool)
     assert tool.released == ["instance-1"]
 

@@ -51,7 +51,8 @@ def by_number(lookup: Mapping[Any, str]) -> dict[int, str]:
 
 
 def instructions(rules: str, grid_vocab: Mapping[str, str], action_lookup: Mapping[int, str]) -> str:
-    """The rules of a game, what the signs of its map mean, and its actions."""
+    """The rules of a game, what the signs of its map mean if it has any, and its actions."""
     signs = ", ".join(f"{sign}: {meaning}" for sign, meaning in grid_vocab.items())
     actions = ", ".join(action_lookup.values())
-    return f"{rules}\nThe signs of the map are:\n{signs}\nYour actions are:\n{actions}"
+    told = f"{rules}\nThe signs of the map are:\n{signs}" if signs else rules
+    return f"{told}\nYour actions are:\n{actions}"

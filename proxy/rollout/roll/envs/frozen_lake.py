@@ -1,4 +1,4 @@
-"""The frozen lake as text: what ROLL's users know as `frozen_lake`.
+"""The frozen lake as text or pictures: what ROLL's users know as `frozen_lake`.
 
 An episode depends on its seed and its actions only: the generator is the environment's own, and none of the process.
 """
@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from gem import Env
 
 from proxy.errors import InvalidRequest
 from proxy.rollout.roll.envs.actions import METRICS_AGG_MODE, by_number, instructions, parse_action, text_of
 from proxy.rollout.roll.envs.frozen_lake_map import FROZEN, GOAL, HOLE, START, Cell, find, generate_map
+from proxy.rollout.roll.envs.pictures import RENDER_MODES, Tile, draw
+from proxy.rollout.roll.envs.pictures import cell_pixels as size_of_cells
 from proxy.rollout.roll.envs.settings import check_parameters
 
 _RULES = (
@@ -27,6 +29,9 @@ _STEPS = ((0, -1), (1, 0), (0, 1), (-1, 0))
 class FrozenLakeEnv(Env):  # type: ignore[misc]
     """A lake with holes. An observation is its map as text, an action a text with the name of a direction.
 
+    With `render_mode` `rgb_array` an observation is a picture, uint8 [height, width, 3], whose cells have `cell_pixels`
+    pixels each way.
+
     `size`: rows and columns. `p`: how likely a cell is frozen. `is_slippery`: each move goes where it should, or to
     either side, with a probability of a third each. `map_seed`: of the map of a reset without a seed. `max_steps`: the
     episode is over after so many steps (`terminated` and `truncated`). `grid_lookup`: the sign of 0 player, 1 frozen, 2
@@ -35,6 +40,8 @@ class FrozenLakeEnv(Env):  # type: ignore[misc]
     of the rules. `action_pattern`, `special_token_list`: see `parse_action`. The goal earns 1, and a step without a
     valid action `format_penalty`. Raises InvalidRequest for other parameters.
     """
+
+    render_modes: ClassVar[Sequence[str]] = RENDER_MODES
 
     def __init__(
         self,
@@ -52,9 +59,11 @@ class FrozenLakeEnv(Env):  # type: ignore[misc]
         format_penalty: float = 0.0,
         action_pattern: str = "<answer>(.*?)</answer>",
         special_token_list: Sequence[str] | None = ("<|im_start|>", "<|im_end|>"),
+        cell_pixels: int = 32,
         **others: Any,
     ) -> None:
-        check_parameters("frozen_lake", _PARAMETERS, others, render_mode)
+        check_parameters("frozen_lake", _PARAMETERS, others, render_mode, self.render_modes)
+        self.cell_pixels = size_of_cells(cell_pixels)
         self.size, self.p, self.is_slippery, self.map_seed = size, p, is_slippery, map_seed
         self.max_steps = max_steps
         self.GRID_LOOKUP = by_number(grid_lookup or dict(enumerate("P_OGX√")))
@@ -73,17 +82,19 @@ class FrozenLakeEnv(Env):  # type: ignore[misc]
         self._draw = random.Random()
 
     def get_instructions(self) -> str:
-        """The rules, the signs of the map and the actions."""
-        return instructions(self.env_instruction, self.GRID_VOCAB, self.ACTION_LOOKUP)
+        """The rules, the signs of the map (in words for pictures) and the actions."""
+        is_text = self.render_mode == "text"
+        told = self.env_instruction if is_text or self.env_instruction != _RULES else f"{_RULES} {_COLOURS}"
+        return instructions(told, self.GRID_VOCAB if is_text else {}, self.ACTION_LOOKUP)
 
-    def reset(self, seed: int | None = None) -> tuple[str, dict[str, Any]]:
+    def reset(self, seed: int | None = None) -> tuple[Any, dict[str, Any]]:
         """Begin the game of `seed`; without one that of `map_seed`, or any. `info` has `env_instruction`."""
         self._draw = random.Random(self.map_seed if seed is None else seed)
         self.lake = generate_map(self._draw, self.size, self.p)
         self.player_pos, self.step_count = find(self.lake, START), 0
         return self.render(), {"env_instruction": self.get_instructions()}
 
-    def step(self, action: Any) -> tuple[str, float, bool, bool, dict[str, Any]]:
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         """Move as `action` says. A step without a valid action counts, and moves nothing."""
         if not self.lake:
             raise InvalidRequest("the game has not begun; call reset first")
@@ -111,10 +122,13 @@ class FrozenLakeEnv(Env):  # type: ignore[misc]
         """See `proxy.rollout.roll.envs.actions.parse_action`."""
         return parse_action(text, self.action_pattern, self.ACTION_LOOKUP, self.special_token_list)
 
-    def render(self, mode: str | None = None) -> str:
-        """The map, a row in each line."""
-        check_parameters("frozen_lake", (), {}, mode or self.render_mode)
-        cells = ((self._code((row, column)) for column in range(self.size)) for row in range(self.size))
+    def render(self, mode: str | None = None) -> Any:
+        """The map: a text with a row in each line, or a picture."""
+        mode = mode or self.render_mode
+        check_parameters("frozen_lake", (), {}, mode, self.render_modes)
+        cells = [[self._code((row, column)) for column in range(self.size)] for row in range(self.size)]
+        if mode != "text":
+            return draw(cells, _TILES, self.cell_pixels)
         return "\n".join("".join(self.GRID_LOOKUP.get(code, "?") for code in row) for row in cells)
 
     def sample_random_action(self) -> str:
@@ -156,7 +170,17 @@ class FrozenLakeEnv(Env):  # type: ignore[misc]
 
 
 _CONTENTS = ("player", "empty", "hole", "goal", "player in hole", "player on goal")
+_ICE = (215, 235, 245)
+_TILES = {
+    0: Tile(_ICE, "disc", (200, 40, 40)),
+    1: Tile(_ICE),
+    2: Tile(_ICE, "box", (25, 45, 100)),
+    3: Tile(_ICE, "box", (40, 160, 60)),
+    4: Tile((25, 45, 100), "disc", (200, 40, 40)),
+    5: Tile((40, 160, 60), "disc", (200, 40, 40)),
+}
+_COLOURS = "In the picture you are the red disc, the dark blue squares are holes, and the green square is the goal."
 _PARAMETERS = (
     *("size", "p", "is_slippery", "map_seed", "max_steps", "grid_lookup", "grid_vocab", "map_lookup", "action_lookup"),
-    *("env_instruction", "format_penalty", "action_pattern", "special_token_list", "render_mode"),
+    *("env_instruction", "format_penalty", "action_pattern", "special_token_list", "render_mode", "cell_pixels"),
 )

@@ -1,9 +1,12 @@
-"""Refuses parameters that a game does not have. Those of runners and managers stand beside them, and are theirs."""
+"""Refuses parameters that a game does not have, and ways in which it is not shown.
+
+Parameters of runners and managers stand beside those of games, and are theirs.
+"""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from proxy.errors import InvalidRequest
@@ -16,10 +19,15 @@ _OF_OTHERS = frozenset(
 )
 
 
-def check_parameters(game: str, known: Iterable[str], given: Mapping[str, Any], render_mode: str = "text") -> None:
-    """Raise InvalidRequest for a parameter that neither the game nor a runner or manager knows, and for pictures."""
-    if render_mode != "text":
-        raise InvalidRequest(f"{game} is shown as text; render_mode is {render_mode!r}", param="render_mode")
+def check_parameters(
+    game: str, known: Iterable[str], given: Mapping[str, Any], render_mode: str, modes: Sequence[str]
+) -> None:
+    """Raise InvalidRequest for a parameter that neither the game nor a runner or manager knows, and for a `render_mode`
+    that is none of `modes`.
+    """
+    if render_mode not in modes:
+        shown = " or ".join(modes)
+        raise InvalidRequest(f"{game} is shown as {shown}; render_mode is {render_mode!r}", param="render_mode")
     for name in given:
         if name not in _OF_OTHERS:
             near = difflib.get_close_matches(name, known, n=1)

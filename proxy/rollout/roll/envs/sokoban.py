@@ -1,4 +1,4 @@
-"""Sokoban as text: what ROLL's users know as `sokoban`.
+"""Sokoban as text or pictures: what ROLL's users know as `sokoban`.
 
 An episode depends on its seed and its actions only: the generator is the environment's own, and none of the process.
 """
@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from gem import Env
 
 from proxy.errors import InvalidRequest
 from proxy.rollout.roll.envs.actions import METRICS_AGG_MODE, by_number, instructions, parse_action, text_of
+from proxy.rollout.roll.envs.pictures import RENDER_MODES, Tile, draw
+from proxy.rollout.roll.envs.pictures import cell_pixels as size_of_cells
 from proxy.rollout.roll.envs.settings import check_parameters
 from proxy.rollout.roll.envs.sokoban_room import STEPS, Room, generate_room
 
@@ -28,6 +30,9 @@ _STEP, _BOX, _SOLVED = -0.1, 1.0, 10.0
 class SokobanEnv(Env):  # type: ignore[misc]
     """A room with boxes. An observation is its map as text, an action a text with the name of a direction.
 
+    With `render_mode` `rgb_array` an observation is a picture, uint8 [height, width, 3], whose cells have `cell_pixels`
+    pixels each way.
+
     `dim_room`: rows and columns. `max_steps`: the episode is over after so many steps (`terminated` and `truncated`).
     `search_depth`, `num_gen_steps`: see `generate_room`. `grid_lookup`: the sign of each content of a cell (0 wall, 1
     floor, 2 target, 3 box on target, 4 box, 5 player, 6 player on target); `grid_vocab`: what the signs mean.
@@ -35,6 +40,8 @@ class SokobanEnv(Env):  # type: ignore[misc]
     `action_pattern`, `special_token_list`: see `parse_action`. `format_penalty` is added to the reward of a step
     without a valid action. Rewards are those of gym-sokoban. Raises InvalidRequest for other parameters.
     """
+
+    render_modes: ClassVar[Sequence[str]] = RENDER_MODES
 
     def __init__(
         self,
@@ -51,9 +58,11 @@ class SokobanEnv(Env):  # type: ignore[misc]
         action_pattern: str = "<answer>(.*?)</answer>",
         special_token_list: Sequence[str] | None = ("<|im_start|>", "<|im_end|>"),
         num_gen_steps: int | None = None,
+        cell_pixels: int = 16,
         **others: Any,
     ) -> None:
-        check_parameters("sokoban", _PARAMETERS, others, render_mode)
+        check_parameters("sokoban", _PARAMETERS, others, render_mode, self.render_modes)
+        self.cell_pixels = size_of_cells(cell_pixels)
         rows, columns = dim_room
         self.dim_room = (int(rows), int(columns))
         self.max_steps, self.num_boxes = max_steps, num_boxes
@@ -70,8 +79,10 @@ class SokobanEnv(Env):  # type: ignore[misc]
         self.room: Room | None = None
 
     def get_instructions(self) -> str:
-        """The rules, the signs of the map and the actions."""
-        return instructions(self.env_instruction, self.GRID_VOCAB, self.ACTION_LOOKUP)
+        """The rules, the signs of the map (in words for pictures) and the actions."""
+        is_text = self.render_mode == "text"
+        told = self.env_instruction if is_text or self.env_instruction != _RULES else f"{_RULES} {_COLOURS}"
+        return instructions(told, self.GRID_VOCAB if is_text else {}, self.ACTION_LOOKUP)
 
     def reset(self, seed: int | None = None) -> tuple[Any, dict[str, Any]]:
         """Begin the game of `seed`; without one any. `info` has `env_instruction`."""
@@ -84,7 +95,7 @@ class SokobanEnv(Env):  # type: ignore[misc]
         """Move as `action` says. A step without a valid action counts, and moves nothing."""
         return self.play(self.parse_action(text_of(action)))
 
-    def play(self, chosen: Mapping[str, Any]) -> tuple[str, float, bool, bool, dict[str, Any]]:
+    def play(self, chosen: Mapping[str, Any]) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         """Make the step that `parse_action` has found, or that has no action."""
         room, number = self._room(), chosen["action"]
         self.num_env_steps += 1
@@ -111,12 +122,14 @@ class SokobanEnv(Env):  # type: ignore[misc]
         """See `proxy.rollout.roll.envs.actions.parse_action`."""
         return parse_action(text, self.action_pattern, self.ACTION_LOOKUP, self.special_token_list)
 
-    def render(self, mode: str | None = None) -> str:
-        """The map, a row in each line."""
-        check_parameters("sokoban", (), {}, mode or self.render_mode)
-        room = self._room()
-        rows = ((self.GRID_LOOKUP.get(room.code((r, c)), "?") for c in range(room.columns)) for r in range(room.rows))
-        return "\n".join(map("".join, rows))
+    def render(self, mode: str | None = None) -> Any:
+        """The map: a text with a row in each line, or a picture."""
+        mode, room = mode or self.render_mode, self._room()
+        check_parameters("sokoban", (), {}, mode, self.render_modes)
+        cells = [[room.code((row, column)) for column in range(room.columns)] for row in range(room.rows)]
+        if mode != "text":
+            return draw(cells, _TILES, self.cell_pixels)
+        return "\n".join("".join(self.GRID_LOOKUP.get(code, "?") for code in row) for row in cells)
 
     @property
     def boxes_on_target(self) -> int:
@@ -150,7 +163,29 @@ class SokobanEnv(Env):  # type: ignore[misc]
 
 
 _CONTENTS = ("wall", "empty", "target", "box on target", "box", "player", "player on target")
+_FLOOR, _BOX_COLOUR, _PLAYER = (235, 225, 205), (170, 110, 50), (200, 40, 40)
+_TILES = {
+    0: Tile((90, 90, 90)),
+    1: Tile(_FLOOR),
+    2: Tile(_FLOOR, "ring", (40, 160, 60)),
+    3: Tile((40, 160, 60), "box", _BOX_COLOUR),
+    4: Tile(_FLOOR, "box", _BOX_COLOUR),
+    5: Tile(_FLOOR, "disc", _PLAYER),
+    6: Tile((40, 160, 60), "disc", _PLAYER),
+}
+_COLOURS = (
+    "In the picture you are the red disc, brown squares are boxes, green rings are targets, walls are grey, and what "
+    "stands on a target has a green ground."
+)
 _PARAMETERS = (
     *("dim_room", "max_steps", "num_boxes", "search_depth", "num_gen_steps", "grid_lookup", "grid_vocab"),
-    *("action_lookup", "env_instruction", "format_penalty", "action_pattern", "special_token_list", "render_mode"),
+    *(
+        "action_lookup",
+        "env_instruction",
+        "format_penalty",
+        "action_pattern",
+        "special_token_list",
+        "render_mode",
+        "cell_pixels",
+    ),
 )

@@ -23,6 +23,7 @@ class SokobanNativeEnv(SokobanEnv):
     are those of `SokobanEnv`, with smaller rooms.
     """
 
+    render_modes = ("text",)
     reminder = "Keep to the form."
     """What the model is told after a message that has no action."""
 

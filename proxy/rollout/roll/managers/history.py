@@ -36,7 +36,8 @@ def amended(
 ) -> list[Sample]:
     """The exported samples, with the messages and tools that their tokens were made of.
 
-    If some answers were not sampled as turns, the samples are those of the history, and such answers are not trained.
+    If some answers were not sampled as turns, the samples are those of the history, and such answers are not trained:
+    none, if there are images, as nothing has their tensors.
     """
     answered = [entry for entry in history if "response_ids" in entry]
     if any("interaction_id" not in entry for entry in answered):
@@ -58,10 +59,11 @@ def _sample(entries: Entries, episode: EpisodeSession, history: Entries) -> Samp
     logprobs: list[float] = []
     turn_ids: list[int] = []
     turns = []
+    shows_images = any(entry.get("images") for entry in history)
     for at, entry in enumerate(entries):
         start = len(ids) + len(entry["prompt_ids"])
         ids += [*entry["prompt_ids"], *entry["response_ids"]]
-        is_trained = "interaction_id" in entry and "infer_logprobs" in entry
+        is_trained = "interaction_id" in entry and "infer_logprobs" in entry and not shows_images
         logprobs += [0.0] * (start - len(logprobs))
         logprobs += entry["infer_logprobs"] if is_trained else [0.0] * len(entry["response_ids"])
         turn_ids += [-1] * (start - len(turn_ids)) + [at if is_trained else -1] * len(entry["response_ids"])

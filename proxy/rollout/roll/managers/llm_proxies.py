@@ -11,7 +11,7 @@ import numpy as np
 from proxy.client.options import GenerateOptions
 from proxy.errors import InvalidRequest
 from proxy.rollout.roll.config import sampling_of
-from proxy.rollout.roll.managers.token_batch import token_ids_of
+from proxy.rollout.roll.managers.token_batch import images_of_input, token_ids_of
 from proxy.rollout.roll.values import DataProto
 
 _POLICY = "policy"
@@ -75,7 +75,8 @@ def create_llm_proxy(generate_scheduler: Any, llm_proxy_config: Any, tokenizer: 
 class PolicyProxy(BaseLLMProxy):
     """Samples from the model that is trained: every answer is a turn of the episode's session.
 
-    `meta_info["state_hash"]` and `meta_info["agent"]` of the prompt mark the turn.
+    `meta_info["state_hash"]` and `meta_info["agent"]` of the prompt mark the turn. The images of the prompt are the
+    `image` of `multi_modal_data`, as VLTrajEnvManager gives them.
     """
 
     def generate(
@@ -86,6 +87,8 @@ class PolicyProxy(BaseLLMProxy):
             marks["state_hash"] = str(lm_input.meta_info["state_hash"])
         if lm_input.meta_info.get("agent"):
             marks["agent"] = str(lm_input.meta_info["agent"])
+        if images := images_of_input(lm_input):
+            marks["image_data"] = images
         prompt_ids = token_ids_of(lm_input.batch["input_ids"], "input_ids")
         made = self.generate_scheduler.generate(prompt_ids, sampling_params=sampling_of(generation_config), **marks)
         batch = {

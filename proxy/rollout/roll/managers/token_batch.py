@@ -11,10 +11,26 @@ from proxy.errors import InvalidRequest
 from proxy.rollout.roll.values import DataProto
 
 
-def lm_input_of(token_ids: Sequence[int]) -> DataProto:
-    """A prompt: `input_ids`, `attention_mask` and `position_ids` (from 0), each int64 [1, L]."""
+def lm_input_of(token_ids: Sequence[int], images: Sequence[str] = ()) -> DataProto:
+    """A prompt: `input_ids`, `attention_mask` and `position_ids` (from 0), each int64 [1, L].
+
+    With `images`, which are URLs, `non_tensor_batch["multi_modal_data"]` has them as ROLL's collator has images:
+    `{"multi_modal_data": {"image": images}}`.
+    """
     ids = np.array([token_ids], np.int64)
-    return DataProto({"input_ids": ids, "attention_mask": np.ones_like(ids), "position_ids": np.arange(ids.size)[None]})
+    batch = {"input_ids": ids, "attention_mask": np.ones_like(ids), "position_ids": np.arange(ids.size)[None]}
+    if not images:
+        return DataProto(batch)
+    media = np.empty(1, dtype=object)
+    media[0] = {"multi_modal_data": {"image": list(images)}}
+    return DataProto(batch, {"multi_modal_data": media})
+
+
+def images_of_input(lm_input: DataProto) -> list[Any]:
+    """The images of a prompt that `lm_input_of` made, or ROLL's collator."""
+    found = lm_input.non_tensor_batch.get("multi_modal_data")
+    media = {} if found is None else found[0].get("multi_modal_data") or {}
+    return list(media.get("image") or ())
 
 
 def token_ids_of(column: Any, name: str) -> list[int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections import defaultdict
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from typing import Any, ClassVar
 
@@ -137,19 +138,23 @@ class TrajEnvManager(DirectEnvManager):
         """
         content, earlier = history.history[-1], history.history[:-1]
         messages = self._messages_of(history)
+        sent = self._sent({**content, "messages": messages})
         known = [token for entry in earlier for token in (*entry["prompt_ids"], *entry["response_ids"])]
         if earlier:
-            conversation = [message for entry in earlier for message in entry["messages"]]
+            conversation = [message for entry in earlier for message in self._sent(entry)]
             sampled = len(earlier[-1]["response_ids"])
-            input_ids = continued_prompt(self._live, conversation, known, sampled, messages, **self._options())
+            input_ids = continued_prompt(self._live, conversation, known, sampled, sent, **self._options())
         else:
-            input_ids = whole_prompt(self._live, messages, **self._options())
-        content.update(
-            prompt_ids=input_ids[len(known) :],
-            messages=messages,
-            state_hash=compute_object_hash(content["observation"]),
-        )
+            input_ids = whole_prompt(self._live, sent, **self._options())
+        content.update(prompt_ids=input_ids[len(known) :], messages=messages, state_hash=self._state_hash(content))
         return lm_input_of(input_ids)
+
+    def _sent(self, entry: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """The messages of a step as the server gets them."""
+        return list(entry["messages"])
+
+    def _state_hash(self, entry: Mapping[str, Any]) -> str:
+        return compute_object_hash(entry["observation"])
 
     def _make_environment(self) -> Any:
         """The environment of `env_type` in its `tool_wrapper`; a `seed` among its parameters is the group's."""
@@ -159,7 +164,12 @@ class TrajEnvManager(DirectEnvManager):
         return make_environment(self.env_config, params)
 
     def _observed(self, observation: Any) -> Any:
-        """An observation as the history keeps it."""
+        """An observation as the history keeps it. Raises InvalidRequest for a picture."""
+        if isinstance(observation, np.ndarray):
+            message = (
+                "the environment shows a picture, and this manager texts: use VLTrajEnvManager, or render_mode: text"
+            )
+            raise InvalidRequest(message, param="render_mode")
         return observation
 
     def _action(self, llm_output: DataProto) -> Any:

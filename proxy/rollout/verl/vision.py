@@ -1,0 +1,72 @@
+"""What the trainer needs of an output's images: the tensors and positions of the sample that the session recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from proxy.client import AsyncClient, Sample
+from proxy.client.adapters import vision
+from proxy.client.adapters.parts import objects
+from proxy.errors import InvalidRequest
+from proxy.rollout.verl.outputs import AgentLoopOutput
+
+
+async def add_sample(output: AgentLoopOutput, client: AsyncClient, session_id: str) -> None:
+    """Give an output with images the recorded sample with the same ids, whose images have their tensors.
+
+    What the output has after its last sampled id is cut off unless the model saw it: nothing says which tokens its
+    images would be. Raises InvalidRequest if the session recorded no such sample.
+    """
+    if not (output.multi_modal_data or {}).get("images"):
+        return
+    how: Any = {"layout": "concat", "multi_modal_inputs": "auto"}
+    export = await client.export(session_id=session_id, **how)
+    ids = [*output.prompt_ids, *output.response_ids]
+    sampled = max((at + 1 for at, bit in enumerate(output.response_mask) if bit), default=0)
+    least = len(output.prompt_ids) + sampled
+    found = next((sample for sample in export.samples if sample.input_ids[:least].tolist() == ids[:least]), None)
+    if found is None:
+        raise InvalidRequest(
+            "the loop returned ids with images that are not the beginning of what its session recorded, so nobody "
+            "knows which tokens are its images",
+            param="prompt_ids",
+        )
+    if found.input_ids[: len(ids)].tolist() != ids:
+        _cut(output, sampled)
+    end = len(output.prompt_ids) + len(output.response_ids)
+    if any(image["start"] + image["length"] > end for image in vision.placed(found)):
+        raise InvalidRequest(
+            f"the loop returned {end} ids, and its session recorded an image behind them: return all of the "
+            "trajectory, or raise response_length",
+            param="response_ids",
+        )
+    output.sample = found
+
+
+def _cut(output: AgentLoopOutput, length: int) -> None:
+    for name in ("response_ids", "response_mask", "response_logprobs"):
+        if (values := getattr(output, name)) is not None:
+            setattr(output, name, values[:length])
+    output.check()
+
+
+def columns(outputs: Sequence[AgentLoopOutput], attention: NDArray[Any], width: int) -> dict[str, NDArray[Any]]:
+    """`position_ids` [B, 4, P + R] and `multi_modal_inputs`, as verl's worker makes them, if an output has images.
+
+    `attention` is [B, P + R], `width` P.
+    """
+    if not any(output.sample for output in outputs):
+        return {}
+    samples: list[Sample | None] = [output.sample for output in outputs]
+    inputs = [{} if sample is None else vision.verl_inputs(sample) for sample in samples]
+    found = np.zeros((len(outputs), 4, attention.shape[1]), np.int64)
+    for line, output, sample in zip(found, outputs, samples, strict=True):
+        start, length = width - len(output.prompt_ids), len(output.prompt_ids) + len(output.response_ids)
+        counted = np.broadcast_to(np.arange(length), (3, length))
+        of_images = counted if sample is None else vision.positions(sample, slice(0, length))
+        line[:, start : start + length] = np.concatenate([np.arange(length)[None], of_images])
+    return {"position_ids": found, "multi_modal_inputs": objects(inputs)}
