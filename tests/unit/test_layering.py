@@ -108,7 +108,9 @@ PARTS: dict[str, set[str]] = {
     "engine.servers": {"engine", "engine.sglang", "errors", "progress", "prompt_ids", "reasons", "telemetry", "types"},
     "engine.sglang": {"engine", "errors", "hub", "reasons", "settings", "types"},
     "engine.tiny": {"errors"},
-    "engine.transformers": {"engine", "errors", "hub", "progress", "reasons", "settings", "types"},
+    "engine.transformers": {
+        *("engine", "errors", "hub", "images", "progress", "reasons", "settings", "types", "vision"),
+    },
     "errors": set(),
     "export_formats": {"errors", "trajectory"},
     "hub": {"errors", "progress", "settings"},

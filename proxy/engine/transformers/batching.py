@@ -33,11 +33,21 @@ class BatchSizes:
 
 @dataclass(frozen=True, slots=True)
 class StepEntry:
-    """One request in a step: the number of its tokens that the model processed, and whether it takes a new token."""
+    """One request in a step: the number of its tokens that the model processes, the place of the first of them in its
+    sequence, whether it takes a new token, and what was submitted to be `carried` with it.
+    """
 
     serial: str
     processed: int
     takes_token: bool
+    first: int
+    carried: Any = None
+
+
+class _Loaded(str):
+    """A serial that carries something: a cancelled request may run one more step, and needs it until then."""
+
+    carried: Any = None
 
 
 StepSampler = Callable[[Sequence[StepEntry], "torch.Tensor"], Sequence[int]]
@@ -93,8 +103,16 @@ class ContinuousBatch:
         error = self._manager.background_thread_status.fatal_error
         return "the engine's batching thread has ended" + (f": {error}" if error is not None else "")
 
-    def submit(self, serial: str, ids: Sequence[int], max_tokens: int, stop_token_ids: Sequence[int]) -> None:
-        """Queue a request. Raises EngineFailed if the batching thread has ended."""
+    def submit(
+        self, serial: str, ids: Sequence[int], max_tokens: int, stop_token_ids: Sequence[int], carried: Any = None
+    ) -> None:
+        """Queue a request. Raises EngineFailed if the batching thread has ended.
+
+        `carried`: what each of its steps shows in its `StepEntry`.
+        """
+        if carried is not None:
+            serial = _Loaded(serial)
+            serial.carried = carried
         taken = self._manager.add_request(
             list(ids), request_id=serial, max_new_tokens=max_tokens, eos_token_id=list(stop_token_ids) or [-1]
         )
@@ -109,6 +127,17 @@ class ContinuousBatch:
         """Return serial and reason of a request that failed in transformers; None after `timeout_s` seconds at most."""
         output = self._manager.get_result(timeout=timeout_s)
         return (output.request_id, output.error) if output is not None and output.error is not None else None
+
+    def entries(self) -> list[StepEntry]:
+        """The requests of the step that runs, in the order of their tokens. On the batching thread only."""
+        futures = self._manager.batch_processor.inputs_and_outputs.requests_in_batch
+        entries = []
+        for future in futures:
+            state, count = future.state, future.query_length
+            carried = getattr(state.request_id, "carried", None)
+            first = state.position_offset - count
+            entries.append(StepEntry(state.request_id, count, future.has_new_token, first, carried))
+        return entries
 
     def pause(self) -> None:
         """Park the batching thread between two steps; no effect if parked. Raises EngineFailed."""
@@ -175,8 +204,7 @@ class ContinuousBatch:
         """Replaces `ModelRunner._sample`: reads scores [1, takers, vocabulary], writes the tokens to output_ids[0]."""
         import torch
 
-        futures = self._manager.batch_processor.inputs_and_outputs.requests_in_batch
-        entries = [StepEntry(f.state.request_id, f.query_length, f.has_new_token) for f in futures]
+        entries = self.entries()
         takers = sum(entry.takes_token for entry in entries)
         tokens = self._sampler(entries, scores[0, :takers])
         output_ids[0, :takers].copy_(torch.tensor(tokens, dtype=output_ids.dtype))
@@ -189,10 +217,11 @@ def check_hooks() -> None:
     try:
         from transformers.generation.continuous_batching.cache_allocators import CacheAllocator
         from transformers.generation.continuous_batching.model_runner import ModelRunner
-        from transformers.generation.continuous_batching.requests import FutureRequestState
+        from transformers.generation.continuous_batching.requests import FutureRequestState, RequestState
 
         found = _takes(ModelRunner._sample, "scores", "output_ids")
         found = found and {"state", "has_new_token", "query_length"} <= set(FutureRequestState.__slots__)
+        found = found and "position_offset" in RequestState.__dataclass_fields__
         register = CacheAllocator.register_cache_tensor
         found = found and _takes(register, "bytes_per_sector", "non_trash_bytes", "cache_tensor", "pool")
     except (ImportError, AttributeError):

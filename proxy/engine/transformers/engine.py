@@ -30,8 +30,11 @@ from proxy.engine.transformers.loading import (
     load_model,
     parse_options,
     read_weights,
+    shows_images,
 )
 from proxy.engine.transformers.sampler import draw, new_row
+from proxy.engine.transformers.seen_prompt import SeenPrompt
+from proxy.engine.transformers.sight import Sight
 from proxy.engine.transformers.weights_memory import move_to_device, move_to_host, return_freed_memory
 from proxy.errors import (
     ConfigurationError,
@@ -70,6 +73,7 @@ class TransformersEngine:
         self._device: torch.device | None = None
         self._batch: ContinuousBatch | None = None
         self._grammars: GrammarCompiler | None = None
+        self._sight: Sight | None = None
         self._context_length = 0
         self._version = 0
         self._released: frozenset[str] = frozenset()
@@ -95,7 +99,8 @@ class TransformersEngine:
         self._running()
         check_request(request, self._vocab_size, self._context_length)
         grammar = await asyncio.to_thread(self._compile, request) if request.grammar is not None else None
-        flight = self._submit(request, grammar)
+        seen = None if self._sight is None else await self._sight.see(request)
+        flight = self._submit(request, grammar, seen)
         finish = None
         try:
             while finish is None:
@@ -165,7 +170,7 @@ class TransformersEngine:
             context_length=self._context_length,
             weight_version=self._version,
             capabilities=frozenset(Capability) - self._missing(),
-            detail=f"{builtin}{self._model.dtype} on {self._device}",
+            detail=f"{builtin}{self._model.dtype} on {self._device}" + ("; sees images" if self._sight else ""),
         )
 
     async def close(self) -> None:
@@ -189,14 +194,18 @@ class TransformersEngine:
             raise EngineFailed(self._down)
         return self._batch
 
-    def _submit(self, request: GenerateRequest, grammar: GrammarState | None) -> InFlight:
+    def _submit(self, request: GenerateRequest, grammar: GrammarState | None, seen: SeenPrompt | None) -> InFlight:
         stops = grammar.stop_token_ids if grammar else () if request.sampling.ignore_eos else request.stop_token_ids
         keeps = self._options.unmasked_logprobs
         row = new_row(
-            request.sampling, request.input_ids, request.top_logprobs, grammar, keeps_unmasked=keeps, ends=tuple(stops)
+            *(request.sampling, request.input_ids, request.top_logprobs, grammar),
+            keeps_unmasked=keeps,
+            ends=tuple(stops),
+            banned=() if self._sight is None else self._sight.placeholders.all,
         )
         with self._lock:
             flight = InFlight(request, row, frozenset(stops), f"r{next(self._serials)}", asyncio.get_running_loop())
+            flight.seen = seen
             self._flights[flight.serial] = flight
             try:
                 self._send(flight)
@@ -234,8 +243,9 @@ class TransformersEngine:
 
     def _send(self, flight: InFlight) -> None:
         """Submit prompt and output so far to the batch. Raises EngineFailed."""
-        ids = [*flight.request.input_ids, *flight.output]
-        self._running().submit(flight.serial, ids, flight.row.remaining, sorted(flight.stop_token_ids))
+        prompt = flight.request.input_ids if flight.seen is None else flight.seen.ids
+        ids = [*prompt, *flight.output]
+        self._running().submit(flight.serial, ids, flight.row.remaining, sorted(flight.stop_token_ids), flight.seen)
 
     def _compile(self, request: GenerateRequest) -> GrammarState:
         if self._grammars is None or request.grammar is None:
@@ -250,7 +260,7 @@ class TransformersEngine:
 
     def _missing(self) -> frozenset[Capability]:
         lacks_grammar = frozenset() if self._grammars is not None else frozenset({Capability.GRAMMAR})
-        return lacks_grammar | {Capability.IMAGES}
+        return lacks_grammar | (frozenset() if self._sight is not None else {Capability.IMAGES})
 
     # The methods below run on the control thread.
 
@@ -265,6 +275,8 @@ class TransformersEngine:
             folder = self._folder if named is None else folder_of("tokenizer", named)
             self._grammars = GrammarCompiler(folder, self._vocab_size)
         self._batch = ContinuousBatch(self._model, sizes, self._step)
+        if shows_images(self._model, self._folder):
+            self._sight = Sight(self._model, self._folder, self._options.image_cache_mb, self._batch.entries)
         self._batch.start()
 
     def _replace_weights(self, folder: Path, version: int | None) -> int:
@@ -272,6 +284,8 @@ class TransformersEngine:
 
         def swap() -> None:
             self._model.load_state_dict(weights)
+            if self._sight is not None:
+                self._sight.images.forget()
             self._version = self._version + 1 if version is None else version
             self._resubmit_all()
 
@@ -288,6 +302,8 @@ class TransformersEngine:
         if "kv_cache" in kinds:
             self._resubmit_all()
             batch.free_cache()
+        if self._sight is not None:
+            self._sight.images.forget()
         self._released |= kinds
         return_freed_memory(device)
 
@@ -320,6 +336,8 @@ class TransformersEngine:
         """
         batch = self._running()
         batch.forget()
+        if self._sight is not None:
+            self._sight.images.emptied()
         with self._lock:
             for flight in [*self._flights.values()]:
                 batch.cancel(flight.serial)
@@ -348,9 +366,10 @@ class TransformersEngine:
         return tokens
 
     def _item(self, flight: InFlight, drawn: Any) -> Item:
-        if drawn.failure is None:
+        unseen = None if self._sight is None or flight.seen is None else self._sight.failure(flight.seen)
+        if drawn.failure is None and unseen is None:
             return flight.take(drawn, self._version)
-        return EngineFailed(f"no token could be sampled: {drawn.failure}")
+        return EngineFailed(unseen or f"no token could be sampled: {drawn.failure}")
 
     # The methods below run on the watching thread.
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from proxy.engine.chunks import TokenChunk
 from proxy.engine.requests import GenerateRequest
 from proxy.engine.transformers.sampler import Drawn, SamplingRow
+from proxy.engine.transformers.seen_prompt import SeenPrompt
 from proxy.errors import ProxyError
 from proxy.reasons import FinishReason
 from proxy.types import Ids, Logprobs, ids_of
@@ -27,7 +28,7 @@ class InFlight:
 
     `serial`: its id in the batch, a new one after each resubmission. `processed`: prompt tokens that the model
     processed before the first token was sampled; the rest of the prompt came from the prefix cache. `finished`: no more
-    tokens are sampled.
+    tokens are sampled. `seen`: the prompt as the batch gets it, if it has images.
     """
 
     request: GenerateRequest
@@ -39,6 +40,7 @@ class InFlight:
     output: Ids = field(default_factory=ids_of)
     processed: int = 0
     finished: bool = False
+    seen: SeenPrompt | None = None
 
     def take(self, drawn: Drawn, version: int) -> TokenChunk:
         """Append a sampled token to the output; return its chunk."""

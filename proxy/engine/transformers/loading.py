@@ -14,21 +14,26 @@ from proxy.errors import ConfigurationError, InvalidRequest
 from proxy.hub import WEIGHTS
 from proxy.progress import doing
 from proxy.settings import Settings
+from proxy.vision.sees import sees
 
 _SMALL_MODEL = 20_000_000
 """Model parameters below which one CPU thread is faster than several, since distributing the work costs more."""
 
 _DEFAULT_CACHE_MB = 4096
 
-_OPTIONS = ("device", "threads", "cache_mb", "batch_tokens", "unmasked_logprobs")
-_NUMBERS = ("threads", "cache_mb", "batch_tokens")
+_OPTIONS = ("device", "threads", "cache_mb", "batch_tokens", "unmasked_logprobs", "image_cache_mb")
+_NUMBERS = ("threads", "cache_mb", "batch_tokens", "image_cache_mb")
+
+_SEEING = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe")
+"""Kinds of models (`model_type`) whose images this engine knows how to place; others sample text only."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineOptions:
     """`--engine-arg` options: torch device, CPU threads, KV cache in MiB, tokens per forward pass. None: chosen.
 
-    `unmasked_logprobs`: report the logprobs of answers under a grammar before its mask too.
+    `unmasked_logprobs`: report the logprobs of answers under a grammar before its mask too. `image_cache_mb`: features
+    of images that are kept, in MiB.
     """
 
     device: str | None = None
@@ -36,6 +41,7 @@ class EngineOptions:
     cache_mb: int | None = None
     batch_tokens: int | None = None
     unmasked_logprobs: bool = False
+    image_cache_mb: int = 512
 
 
 def parse_options(arguments: tuple[str, ...]) -> EngineOptions:
@@ -81,11 +87,18 @@ def load_model(folder: Path, options: EngineOptions) -> Any:
 
 def read_model(folder: Path, device: str) -> Any:
     """Load a model into CPU memory, in float32 if `device` is the CPU, else in its own dtype. Never downloads."""
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
+    config = AutoConfig.from_pretrained(folder, local_files_only=True)
+    kind = AutoModelForImageTextToText if config.model_type in _SEEING else AutoModelForCausalLM
     dtype = "float32" if device == "cpu" else "auto"
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="sdpa", local_files_only=True)
+    model = kind.from_pretrained(folder, dtype=dtype, attn_implementation="sdpa", local_files_only=True)
     return model.eval()
+
+
+def shows_images(model: Any, folder: Path) -> bool:
+    """True if this engine can show images to the model of `folder`, which may have lost its processor."""
+    return model.config.model_type in _SEEING and sees(folder)
 
 
 def read_weights(folder: Path, model: Any) -> Mapping[str, Any]:

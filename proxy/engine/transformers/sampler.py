@@ -1,8 +1,9 @@
 """Sample one token for each row of a batch. Every request has its own parameters, generator and grammar.
 
 Logprob rule: the natural log, in float32, of the token's probability after penalties, bias, temperature and grammar
-mask, before top-k, top-p and min-p. Temperature 0 takes the likeliest token and reports its logprob at temperature 1. A
-row that cannot be sampled fails alone: the other rows are sampled as if it were not there.
+mask, before top-k, top-p and min-p, and before tokens that are never drawn (placeholders of images) are left out.
+Temperature 0 takes the likeliest token and reports its logprob at temperature 1. A row that cannot be sampled fails
+alone: the other rows are sampled as if it were not there.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ class SamplingRow:
     """Sampling parameters and state of one request. `drawn`: tokens so far; `counts`: how often each id was sampled.
 
     `keeps_unmasked`: report the logprob before the grammar's mask too. `ends`: the end tokens, which are forbidden
-    until `min_tokens` are drawn.
+    until `min_tokens` are drawn. `banned`: tokens that are never drawn, and keep their share of the distribution.
     """
 
     params: SamplingParams
@@ -42,6 +43,7 @@ class SamplingRow:
     grammar: TokenMask | None = None
     keeps_unmasked: bool = False
     ends: tuple[int, ...] = ()
+    banned: tuple[int, ...] = ()
     drawn: int = 0
     counts: dict[int, int] = field(default_factory=dict)
 
@@ -73,6 +75,7 @@ def new_row(
     *,
     keeps_unmasked: bool = False,
     ends: tuple[int, ...] = (),
+    banned: tuple[int, ...] = (),
 ) -> SamplingRow:
     """A row before its first token. Without a seed in `params`, the operating system seeds the generator."""
     import torch
@@ -82,7 +85,7 @@ def new_row(
         generator.seed()
     else:
         generator.manual_seed(params.seed % 2**63)
-    return SamplingRow(params, prompt_ids, generator, top_logprobs, grammar, keeps_unmasked, ends)
+    return SamplingRow(params, prompt_ids, generator, top_logprobs, grammar, keeps_unmasked, ends, banned)
 
 
 def draw(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> list[Drawn]:
@@ -91,7 +94,7 @@ def draw(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> list[Drawn]:
     for index, row in enumerate(rows):
         _shape_scores(scores[index], row)
     unmasked = {index: scores[index].log_softmax(-1) for index, row in enumerate(rows) if _keeps_unmasked(row)}
-    failures = [_mask(scores[index], row.grammar, row.remaining) for index, row in enumerate(rows)]
+    failures = [_mask(scores[index], row) for index, row in enumerate(rows)]
     logprobs = scores.log_softmax(dim=-1)
     tokens = _choose(logprobs, rows)
     chosen = logprobs.gather(1, tokens.unsqueeze(1)).squeeze(1).tolist()
@@ -149,16 +152,19 @@ def _penalize_counts(scores: torch.Tensor, row: SamplingRow) -> None:
     scores[tokens] -= counts * row.params.frequency_penalty + row.params.presence_penalty
 
 
-def _mask(scores: torch.Tensor, grammar: TokenMask | None, remaining: int) -> str | None:
+def _mask(scores: torch.Tensor, row: SamplingRow) -> str | None:
     """Mask one row [vocabulary] in place by its grammar, if it has one; return a failure, if any."""
     import torch
 
-    if grammar is None:
+    if row.grammar is None:
         return None
     try:
-        allowed = torch.from_numpy(grammar.allowed(remaining)).to(scores.device)
+        allowed = torch.from_numpy(row.grammar.allowed(row.remaining)).to(scores.device)
     except ValueError as error:
         return str(error)
+    if row.banned:
+        allowed = allowed.clone()
+        allowed[list(row.banned)] = False
     if not bool(allowed.any()):
         return "the grammar allows no token here"
     scores.masked_fill_(~allowed, float("-inf"))
@@ -169,12 +175,14 @@ def _choose(logprobs: torch.Tensor, rows: Sequence[SamplingRow]) -> torch.Tensor
     """The token of each row: the likeliest at temperature 0, else inverse transform sampling after truncation."""
     import torch
 
-    best = logprobs.argmax(dim=-1)
+    best = _without_banned(logprobs, rows).argmax(dim=-1)
     sampled = [index for index, row in enumerate(rows) if row.params.temperature > 0.0]
     if not sampled:
         return best
     probs = logprobs[sampled].double().exp()
     for place, index in enumerate(sampled):
+        if rows[index].banned:
+            probs[place, list(rows[index].banned)] = 0.0
         _truncate(probs[place], rows[index].params)
     # One uniform number per token from the row's own generator: the sample does not depend on other rows.
     uniforms = [torch.rand(1, generator=rows[index].generator, dtype=torch.float64) for index in sampled]
@@ -185,6 +193,16 @@ def _choose(logprobs: torch.Tensor, rows: Sequence[SamplingRow]) -> torch.Tensor
     found = torch.searchsorted(cumulative, target, right=True).squeeze(1)
     best[sampled] = found.clamp(max=logprobs.shape[1] - 1)
     return best
+
+
+def _without_banned(logprobs: torch.Tensor, rows: Sequence[SamplingRow]) -> torch.Tensor:
+    """The logprobs with the tokens that are never drawn at -inf; the same tensor if there are none."""
+    if not any(row.banned for row in rows):
+        return logprobs
+    free = logprobs.clone()
+    for index, row in enumerate(rows):
+        free[index, list(row.banned)] = float("-inf")
+    return free
 
 
 def _truncate(probs: torch.Tensor, params: SamplingParams) -> None:

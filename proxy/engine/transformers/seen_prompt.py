@@ -1,0 +1,108 @@
+"""A prompt with images as the batch gets it: ids that tell images apart, positions, and where features stand."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from proxy.engine.transformers.seen_images import SeenImage, SeenImages
+from proxy.errors import InvalidRequest
+from proxy.types import Ids, ImageFile, PlacedImage
+from proxy.vision.positions import Positions
+
+if TYPE_CHECKING:
+    import numpy as np
+
+
+class Placeholders(NamedTuple):
+    """Ids that stand for images, videos and sounds in a prompt, and are never sampled. `image`: that of images."""
+
+    image: int
+    all: tuple[int, ...]
+
+
+class PlacedSight(NamedTuple):
+    """An image of a prompt: its tokens begin at `start`. `file`: its bytes, for features that must be made anew."""
+
+    start: int
+    image: SeenImage
+    file: ImageFile
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SeenPrompt:
+    """`ids`: the prompt with the id of its image for each placeholder. `positions`: int64 [3, tokens + 1], of the first
+    token after the prompt too; None for a model that counts tokens. `images`: in order.
+    """
+
+    ids: Ids
+    positions: np.ndarray[Any, Any] | None
+    images: tuple[PlacedSight, ...]
+
+    def positions_from(self, first: int, count: int) -> np.ndarray[Any, Any]:
+        """The positions [3, count] of the tokens from `first` on, which may be sampled ones after the prompt."""
+        import numpy as np
+
+        assert self.positions is not None
+        known = len(self.ids)
+        if first + count <= known:
+            return self.positions[:, first : first + count]
+        later = np.arange(max(first, known), first + count) + (self.positions[0, known] - known)
+        return np.concatenate([self.positions[:, first:known], np.broadcast_to(later, (3, len(later)))], axis=1)
+
+    def between(self, first: int, count: int) -> Iterator[tuple[PlacedSight, int, int]]:
+        """The images with tokens among `count` from `first` on, each with the part of it that is: from, up to."""
+        for placed in self.images:
+            start, stop = max(placed.start, first), min(placed.start + placed.image.length, first + count)
+            if start < stop:
+                yield placed, start - placed.start, stop - placed.start
+
+
+def see(
+    images: SeenImages,
+    rule: Positions,
+    placeholders: Placeholders,
+    ids: Ids,
+    placed: Sequence[PlacedImage],
+    files: Sequence[ImageFile],
+) -> SeenPrompt:
+    """Return the prompt `ids` as the batch gets it. CPU-heavy: it decodes new images.
+
+    Raises InvalidRequest if the placeholders are not as many as the features of the images that they stand for.
+    """
+    sights = tuple(
+        PlacedSight(at.start, images.know(file, at.detail), file) for at, file in zip(placed, files, strict=True)
+    )
+    for place, (at, sight) in enumerate(zip(placed, sights, strict=True)):
+        features, found = sight.image.length, ids[at.start : at.start + at.length].count(placeholders.image)
+        if not features == found == at.length:
+            raise InvalidRequest(
+                f"image {place} of the prompt takes {features} tokens in this model; the prompt has {found} "
+                f"placeholders among the {at.length} tokens that it says are the image",
+                param="input_ids",
+            )
+    check_placeholders(ids, placeholders, sum(at.length for at in placed))
+    unique = ids[:]
+    for sight in sights:
+        for at_token in range(sight.start, sight.start + sight.image.length):
+            unique[at_token] = sight.image.token
+    spans = [(sight.start, sight.image.length) for sight in sights]
+    return SeenPrompt(unique, rule.of(spans, [sight.image.grid for sight in sights], len(ids) + 1), sights)
+
+
+def check_placeholders(ids: Ids, placeholders: Placeholders, expected: int) -> None:
+    """Raise InvalidRequest unless `ids` has `expected` placeholders of images, and none of others."""
+    found = ids.count(placeholders.image)
+    if found != expected:
+        raise InvalidRequest(
+            f"input_ids has {found} image placeholders (id {placeholders.image}); the images of the request take "
+            f"{expected}",
+            param="input_ids",
+        )
+    for other in placeholders.all:
+        if other != placeholders.image and other in ids:
+            raise InvalidRequest(
+                f"input_ids has the placeholder {other} of a video or a sound; this engine shows images only",
+                param="input_ids",
+            )

@@ -1,0 +1,54 @@
+"""The sight of a model that sees: its processor, its images and its forward pass with them, as one object."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from proxy.engine.requests import GenerateRequest
+from proxy.engine.transformers.batching import StepEntry
+from proxy.engine.transformers.seen_images import SeenImage, SeenImages
+from proxy.engine.transformers.seen_prompt import Placeholders, SeenPrompt, check_placeholders, see
+from proxy.engine.transformers.vision_forward import VisionForward
+from proxy.vision.placeholder_ids import placeholder_ids
+from proxy.vision.positions import positions_of
+from proxy.vision.processor import VisionProcessor
+
+
+class Sight:
+    """`images`: what is kept of images. `placeholders`: ids that are never sampled."""
+
+    def __init__(self, model: Any, folder: Path, cache_mb: int, entries: Callable[[], Sequence[StepEntry]]) -> None:
+        """Hook into `model`. `entries`: the requests of the step that runs.
+
+        Raises ConfigurationError if the folder has no processor that can be loaded.
+        """
+        config = model.config
+        self.placeholders = Placeholders(config.image_token_id, placeholder_ids(folder))
+        vocab_size = int(config.get_text_config().vocab_size)
+        self.images = SeenImages(model, VisionProcessor.load(folder), vocab_size, cache_mb * 2**20)
+        self._rule = positions_of(config)
+        self._failures: dict[int, str] = {}
+        VisionForward(model, self.images, self.placeholders.image, entries, self._fail)
+
+    async def see(self, request: GenerateRequest) -> SeenPrompt | None:
+        """Return the prompt as the batch gets it; None without images. Raises InvalidRequest if both do not fit."""
+        ids = request.input_ids
+        if request.images is None or not request.images.placed:
+            check_placeholders(ids, self.placeholders, 0)
+            return None
+        files = await request.images.read()
+        placed = request.images.placed
+        return await asyncio.to_thread(see, self.images, self._rule, self.placeholders, ids, placed, files)
+
+    def failure(self, prompt: SeenPrompt) -> str | None:
+        """Why an image of the prompt could not be shown to the model; None if all were."""
+        if not self._failures:
+            return None
+        found = (self._failures.get(placed.image.token) for placed in prompt.images)
+        return next((reason for reason in found if reason is not None), None)
+
+    def _fail(self, image: SeenImage, error: Exception) -> None:
+        self._failures[image.token] = f"the model could not see the image {image.name.digest}: {error}"
