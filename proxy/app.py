@@ -35,7 +35,9 @@ from proxy.engine.interface import Engine, ServerPool
 from proxy.engine.pauses import NotedEngine, Pauses
 from proxy.errors import ConfigurationError, InvalidRequest, ProxyError, codes
 from proxy.hub import pinned, revision_of
+from proxy.images.fetch import ImageFetcher
 from proxy.images.image_pool import ImagePool
+from proxy.images.intake import ImageIntake, Limits
 from proxy.progress import doing, step
 from proxy.rendering.examination import Examination, examine
 from proxy.rendering.renderer import Renderer, check_folder, check_names, load_renderer
@@ -44,6 +46,7 @@ from proxy.resources.memory import FreedMemory
 from proxy.routes import Parts, routes, turn_endpoints
 from proxy.sessions.parts import SessionParts
 from proxy.settings import Settings
+from proxy.settings.checks import listed
 from proxy.store import schema
 from proxy.store.database import label, parse_url
 from proxy.store.store import Store
@@ -136,7 +139,7 @@ def build_app(
         images=images,
         seat=None if place is None else place.seat,
     )
-    bodies = Bodies(settings, freed)
+    bodies = Bodies(settings, freed, _intake(settings) if renderer.sees else None)
     _watch_room(metrics.process, bodies, pool)
     forwarding = None if place is None else Forwarding(place.peers, bodies)
     tracing = start_tracing(tell=place is None or place.leads)
@@ -218,6 +221,18 @@ def _metrics(store: Store, engine: Engine) -> Metrics:
 
         metrics.sources.append(see_servers)
     return metrics
+
+
+def _intake(settings: Settings) -> ImageIntake:
+    """What reads the images of requests."""
+    fetch = None
+    if settings.allow_image_urls:
+        hosts = tuple(name.lower().strip("[]") for name in listed(settings.image_hosts))
+        fetch = ImageFetcher(hosts, settings.image_url_timeout_s, settings.max_image_bytes)
+    limits = Limits(
+        settings.max_image_pixels, settings.max_image_bytes, settings.max_request_images, settings.max_body_bytes
+    )
+    return ImageIntake(limits, fetch)
 
 
 def _watch_room(metrics: ProcessMetrics, bodies: Bodies, pool: FairPool) -> None:

@@ -6,6 +6,7 @@ JSON, is parsed only from there on. What is kept is a function of these bytes, s
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable
 from operator import attrgetter
 from typing import Any, Generic, NamedTuple, Protocol, Self, TypeVar
@@ -13,7 +14,7 @@ from typing import Any, Generic, NamedTuple, Protocol, Self, TypeVar
 import orjson
 from xxhash import xxh3_128_digest
 
-from proxy.types import Api
+from proxy.types import Api, ImagePart
 
 FEWEST = 64
 """Fewer items are parsed anew: that takes no longer than to look for them."""
@@ -26,6 +27,7 @@ _TAIL = 8
 # Nothing is kept of more: no conversation that fits a context is longer, and a refused one must not stay in memory.
 _MOST_BYTES = 8 * 2**20
 _ENDS = b",]"
+_MARK = secrets.token_hex(16)
 
 
 class Copyable(Protocol):
@@ -65,7 +67,7 @@ class ParsedItems(Generic[S]):
         index `start` to the end.
         """
         try:
-            array = memoryview(orjson.dumps(items))
+            array = memoryview(orjson.dumps(items, _image_json))
         except orjson.JSONEncodeError:  # nested deeper than orjson writes
             parse(state, items, 0)
             return state
@@ -81,7 +83,7 @@ class ParsedItems(Generic[S]):
             kept.append(base)
         if start < middle:
             parse(state, items[:middle], start)
-            size = len(array) - len(orjson.dumps(items[middle:]))
+            size = len(array) - len(orjson.dumps(items[middle:], _image_json))
             kept[len(kept) - bool(known) :] = [_Known(size, xxh3_128_digest(array[:size]), middle, state.copy())]
             start = middle
         if start < end:
@@ -89,6 +91,13 @@ class ParsedItems(Generic[S]):
             kept.append(_Known(len(array) - 1, xxh3_128_digest(array[:-1]), end, state))
         self._kept = kept[-_KEPT:]
         return state
+
+
+def _image_json(image: object) -> Any:
+    """An image whose source was read (`protocols.image_sources`), as no client can write it."""
+    if isinstance(image, ImagePart):
+        return {_MARK: [*image]}
+    raise TypeError
 
 
 ParsedBodies = dict[Api, ParsedItems[Any]]

@@ -200,8 +200,10 @@ def _agent_routes(parts: Parts) -> list[Route]:
     """The routes that agents call."""
     access, turns, bodies = parts.sessions.access, parts.turns, parts.bodies
     models = ModelEndpoints(model_name(parts.settings), parts.renderer.stop_token_ids)
-    count_tokens = count_endpoint(MessagesProtocol().parse_count, {}, access, turns, bodies)
-    input_tokens = count_endpoint(ResponsesProtocol().parse, {"object": "response.input_tokens"}, access, turns, bodies)
+    messages, responses = MessagesProtocol(), ResponsesProtocol()
+    count_tokens = count_endpoint(messages.api, messages.parse_count, {}, access, turns, bodies)
+    head = {"object": "response.input_tokens"}
+    input_tokens = count_endpoint(responses.api, responses.parse, head, access, turns, bodies)
     tokens = TokenizeEndpoints(access, turns, parts.gate, parts.renderer.vocab_size, parts.settings, bodies)
     generate = GenerateEndpoint(
         access,

@@ -18,9 +18,13 @@ from proxy.api.body_weight import CONTAINER, weigh, weighs_at_most
 from proxy.api.headers import Headers, headers_of, key_in
 from proxy.api.http import as_object, decode_json
 from proxy.errors import BodyTooLarge, InvalidRequest, UnsupportedMediaType
+from proxy.images.intake import ImageIntake, NoSession
+from proxy.protocols.image_sources import image_sources
 from proxy.resources.fair_pool import FairPool
 from proxy.resources.memory import FreedMemory
+from proxy.sessions.live_session import LiveSession
 from proxy.settings import Settings
+from proxy.types import Api, ImageFile
 
 _T = TypeVar("_T")
 
@@ -39,8 +43,9 @@ _LARGE = 2**20
 class Bodies:
     """The bodies of all requests to one server process."""
 
-    def __init__(self, settings: Settings, freed: FreedMemory) -> None:
-        self.freed = freed
+    def __init__(self, settings: Settings, freed: FreedMemory, images: ImageIntake | None = None) -> None:
+        """`images`: reads those of bodies; None if the model sees none."""
+        self.freed, self.images = freed, images
         self.pool = FairPool(_THREADS, freed)
         self.most = settings.max_body_bytes
         self._most_values = settings.max_body_values
@@ -138,9 +143,25 @@ class Upload:
 
     async def do(self, size: int, function: Callable[..., _T], *arguments: Any) -> _T:
         """Call what reads a body of `size` bytes: in a worker thread, in turn by sender, if it may take long."""
-        if size <= INLINE_WORK:
-            return function(*arguments)
+        return function(*arguments) if size <= INLINE_WORK else await self.work(size, function, *arguments)
+
+    async def work(self, size: int, function: Callable[..., _T], *arguments: Any) -> _T:
+        """Call what may take long, however little it reads: in a worker thread, in turn by sender."""
         return await self._bodies.pool.run(_sender(self._scope, self._headers), size, function, *arguments)
+
+    async def read_images(
+        self, body: Any, size: int, api: Api, session: LiveSession | None, *, sizes_only: bool = False
+    ) -> dict[str, ImageFile]:
+        """Read the images of a decoded body, before it is parsed; `size`: of the body, in bytes.
+
+        `sizes_only`: nobody needs the bytes of images whose sizes are known. Returns those that are not stored with the
+        session, by digest. Raises InvalidRequest naming the field.
+        """
+        intake = self._bodies.images
+        if intake is None or not (sources := await self.do(size, image_sources, body, api)):
+            return {}
+        holder = NoSession() if session is None else session
+        return await intake.take(sources, holder, self.work, sizes_only=sizes_only)
 
     async def _receive_or_give_up(self, share: Share) -> Any:
         try:

@@ -28,7 +28,7 @@ from proxy.protocols.chat.tokenize import (
 from proxy.sessions.access import Access, Caller
 from proxy.settings import Settings
 from proxy.turns.turns import Turns
-from proxy.types import Ids, Parsing
+from proxy.types import Api, Ids, Parsing
 
 _T = TypeVar("_T")
 
@@ -95,7 +95,11 @@ class TokenizeEndpoints:
         with self._bodies.upload(request.scope, headers, request.receive) as upload:
             sent = await upload.read()
             body = await upload.decode_object(sent)
-            yield Caller(path, key, None if path else hint_in(headers, body)), await upload.do(len(sent), parse, body)
+            caller = Caller(path, key, None if path else hint_in(headers, body))
+            if self._bodies.images is not None:
+                session = await self._access.resolve_if_named(caller)
+                await upload.read_images(body, len(sent), Api.CHAT, session, sizes_only=True)
+            yield caller, await upload.do(len(sent), parse, body)
 
 
 def _parse_tokenize(body: Mapping[str, Any]) -> ParsedTokenize:

@@ -27,7 +27,7 @@ from proxy.sessions.access import Access, Caller, agent_in
 from proxy.telemetry.http_request import HttpRequest, request_of
 from proxy.turns.spans import trace_request, trace_turns
 from proxy.turns.turns import Turns
-from proxy.types import TurnRequest
+from proxy.types import Api, TurnRequest
 from proxy.workers.seats import RunsElsewhere
 
 # A turn whose body is longer keeps its share of the bytes of all bodies while the engine is paused.
@@ -110,7 +110,12 @@ class TurnEndpoint:
         request.enter(session.id, session.record.metadata)
         if self._turnstile.passes != entered:  # one query may have answered for all requests that waited for it
             await self._turnstile.enter()
+        files = None
+        if self._bodies.images is not None:
+            files = await upload.read_images(body, size, self._protocol.api, session)
         asked = await upload.do(size, self._protocol.parse, body, session.parsed)
+        if files:
+            asked.files = files
         asked.model = asked.model or self._model
         add_headers(asked, headers, agent_in(path, session.id))
         asked.request_id = request.client_id
@@ -147,14 +152,15 @@ def _check_depth(asked: TurnRequest) -> None:
 
 
 def count_endpoint(
+    api: Api,
     parse: Callable[[Any, ParsedBodies], TurnRequest],
     head: Mapping[str, str],
     access: Access,
     turns: Turns,
     bodies: Bodies,
 ) -> Endpoint:
-    """`input_tokens`: the prompt tokens that the same body would have as a turn. `parse` reads the body; `head` are the
-    other fields of the reply."""
+    """`input_tokens`: the prompt tokens that the same body would have as a turn. `parse` reads the body, in the form of
+    `api`; `head` are the other fields of the reply."""
 
     async def endpoint(request: Request) -> JsonResponse:
         headers, path = headers_of(request.scope), request.path_params.get("session")
@@ -165,6 +171,7 @@ def count_endpoint(
             sent = await upload.read()
             body = await upload.decode(sent)
             session = await access.resolve(Caller(path, key, None if path else hint_in(headers, body)))
+            await upload.read_images(body, len(sent), api, session, sizes_only=True)
             asked = await upload.do(len(sent), parse, body, session.parsed)
             try:
                 return JsonResponse({**head, "input_tokens": len(await turns.prompt_ids(session, asked))})

@@ -23,12 +23,14 @@ from proxy.protocols.fields import (
 from proxy.protocols.sampling_params import parse_sampling, sampling_json
 from proxy.protocols.wire_protocol import Answer, StreamEncoder, ordered_hex
 from proxy.reasons import FinishReason
-from proxy.types import Api, Ids, Interaction, SamplingParams, TurnRequest, VersionRuns
+from proxy.types import Api, Ids, ImagePart, Interaction, SamplingParams, TurnRequest, VersionRuns
 
 _AT = "sampling_params."
 _ALIASES = {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens", "sampling_seed": "seed"}
-_UNSUPPORTED = ("text", "stream", "json_schema", "regex", "ebnf", "structural_tag", "image_data", "lora_path")
-_HONOURED = frozenset({"model", "input_ids", "prompt_ids", "sampling_params", "request_id", "n", *_UNSUPPORTED})
+_UNSUPPORTED = ("text", "stream", "json_schema", "regex", "ebnf", "structural_tag", "lora_path")
+_HONOURED = frozenset(
+    {"model", "input_ids", "prompt_ids", "sampling_params", "request_id", "n", "image_data", *_UNSUPPORTED}
+)
 _HONOURED_PARAMS = frozenset({*SamplingParams._fields, *_ALIASES, "max_completion_tokens", "n", *_UNSUPPORTED})
 _FINISH = {FinishReason.LENGTH: "length", FinishReason.ABORT: "abort", FinishReason.CONTENT_FILTER: "content_filter"}
 
@@ -56,6 +58,7 @@ class GenerateProtocol:
             sampling=SamplingParams(**sampling),
             given=frozenset(sampling),
             input_ids=_parse_ids(body),
+            images=_parse_images(body),
             dropped=(
                 *ignored_fields(body, _HONOURED),
                 *(_AT + name for name in ignored_fields(params, _HONOURED_PARAMS)),
@@ -132,6 +135,16 @@ def _refuse_unsupported(body: Mapping[str, Any], given: Mapping[str, Any]) -> No
     for fields, at in ((body, ""), (given, _AT)):
         if (optional_int(fields, "n", least=1, at=at) or 1) != 1:
             raise UnsupportedParameter(f"'{at}n' must be 1; send one request per sample", param=f"{at}n")
+
+
+def _parse_images(body: Mapping[str, Any]) -> tuple[ImagePart, ...]:
+    """Return the images whose tokens the prompt has, in their order."""
+    images = body.get("image_data")
+    if not images:
+        return ()
+    if not isinstance(images, list) or not all(isinstance(image, ImagePart) for image in images):
+        raise UnsupportedParameter("'image_data' is not supported: this model accepts text only", param="image_data")
+    return tuple(images)
 
 
 def _by_own_names(params: Mapping[str, Any]) -> dict[str, Any]:

@@ -17,6 +17,8 @@ def take_prefill(request: TurnRequest, name: str) -> None:
     if last.tool_calls:
         message = f"'{name}' calls tools, so it cannot be continued; send their results after it"
         raise InvalidRequest(message, param=name)
+    if last.images:
+        raise InvalidRequest(f"'{name}' has an image, so it cannot be continued; only text can be", param=name)
     if last.reasoning and not last.content:
         raise InvalidRequest(f"'{name}' has reasoning but no text; only text can be continued", param=name)
     if all(message.role is Role.SYSTEM for message in messages):

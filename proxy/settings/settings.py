@@ -123,6 +123,22 @@ class Settings:
     max_body_values: int = _setting(
         1_250_000, "Limit of the values in a request body; an array, an object or a key counts as 12."
     )
+    max_request_images: int = _setting(
+        1000, "Limit of the images of one request, those of its history included; more get 400."
+    )
+    max_image_bytes: int = _setting(20 * 1024 * 1024, "Limit of an image in bytes, as it is sent; larger ones get 400.")
+    max_image_pixels: int = _setting(
+        36_000_000, "Limit of an image's width times height, at most 89000000; checked before it is decoded."
+    )
+    allow_image_urls: bool = _setting(
+        False, "Fetch images that a request names by http(s) URL; otherwise they get 400. Data URLs need no permission."
+    )
+    image_hosts: str | None = _setting(
+        None,
+        "Hosts that images are fetched from: NAME or *.SUFFIX, separated by commas; a NAME may have a private address. "
+        "None: all public hosts.",
+    )
+    image_url_timeout_s: float = _setting(10.0, "Seconds that fetching an image may take; then 400.")
     engine_timeout_s: float = _setting(600.0, "Seconds to wait for the engine's next token; then 504.")
     stream_interval: int | None = _setting(
         None, "Tokens that SGLang sends in one part of a stream; none: 1, and up to 3 while many streams run."
@@ -173,11 +189,14 @@ class Settings:
 
 
 _KEY_LENGTH = 16
+# Above it Pillow takes an image for a decompression bomb.
+_MOST_PIXELS = 89_000_000
 _POSITIVE = (
     *("max_context_tokens", "max_tokens_per_turn", "max_body_bytes", "engine_timeout_s", "key_lifetime_s"),
     *("max_live_sessions", "session_idle_s", "max_turns_in_flight", "batch_size", "stream_interval", "workers"),
     *("max_inflight_body_bytes", "max_body_values", "session_memory_bytes", "image_memory_bytes", "max_connections"),
     *("max_session_images", "max_session_image_bytes"),
+    *("max_request_images", "max_image_bytes", "max_image_pixels", "image_url_timeout_s"),
 )
 
 
@@ -222,6 +241,13 @@ def _check(settings: Settings) -> None:
         checks.ORIGIN,
         "https://HOST[:PORT], https://*.SUFFIX or SCHEME://*",
     )
+    checks.check_listed("--image-hosts", settings.image_hosts, checks.HOST, "a host name without a port, or *.SUFFIX")
+    if settings.image_hosts is not None and not settings.allow_image_urls:
+        raise ConfigurationError("--image-hosts has no effect without --allow-image-urls; add it, or leave this out")
+    if settings.max_image_pixels > _MOST_PIXELS:
+        raise ConfigurationError(
+            f"--max-image-pixels {settings.max_image_pixels} must be at most {_MOST_PIXELS}: no larger image is decoded"
+        )
     for name in _POSITIVE:
         value = getattr(settings, name)
         if value is not None and value <= 0:

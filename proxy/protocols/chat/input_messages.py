@@ -8,8 +8,9 @@ from typing import Any
 from proxy.errors import InvalidRequest, UnsupportedParameter
 from proxy.parsed_items import FEWEST, ParsedBodies, ParsedItems
 from proxy.protocols.fields import expect_list, expect_object, expect_str, json_type
+from proxy.protocols.parts import Images, image_of, joined
 from proxy.protocols.tool_results import link_tool_results
-from proxy.types import Api, Message, Role, ToolCall
+from proxy.types import Api, ImagePart, Message, Role, ToolCall
 
 # Looked up once: Python 3.11 takes as long to find a member of an enum as to make a message.
 _SYSTEM, _USER, _ASSISTANT, _TOOL = Role.SYSTEM, Role.USER, Role.ASSISTANT, Role.TOOL
@@ -67,16 +68,21 @@ def parse_message(value: Any, name: str) -> Message:
     content, thoughts = value.get("content"), None
     if role is _ASSISTANT and type(content) is list:
         content, thoughts = _without_thoughts(content, f"{name}.content")
-    text = content if isinstance(content, str) else _parse_content(content, f"{name}.content")
+    images: Images = ()
+    if isinstance(content, str):
+        text = content
+    else:
+        text, images = _parse_content(content, f"{name}.content")
     if role is _USER or role is _SYSTEM:
-        return Message(role, text)
+        return Message(role, text, images=images)
     if role is _TOOL:
-        return Message(role, text, tool_call_id=_answered_call(value, name), name=_optional_str(value, "name", name))
+        called, named = _answered_call(value, name), _optional_str(value, "name", name)
+        return Message(role, text, tool_call_id=called, name=named, images=images)
     if (refusal := value.get("refusal")) is not None:
         refusal = expect_str(refusal, f"{name}.refusal")
         text = text or refusal
     reasoning = _parse_reasoning(value) or thoughts
-    return Message(role, text, tool_calls=_parse_calls(value, name), reasoning=reasoning)
+    return Message(role, text, tool_calls=_parse_calls(value, name), reasoning=reasoning, images=images)
 
 
 def _without_thoughts(parts: list[Any], name: str) -> tuple[list[Any], str | None]:
@@ -90,18 +96,22 @@ def _without_thoughts(parts: list[Any], name: str) -> tuple[list[Any], str | Non
         kind = part.get("type") if isinstance(part, dict) else None
         if kind in ("thinking", "reasoning"):
             value = part.get(kind, part.get("text"))
-            thoughts.append(value if isinstance(value, str) else _parse_content(value, f"{name}[{index}].{kind}"))
+            thoughts.append(value if isinstance(value, str) else _parse_content(value, f"{name}[{index}].{kind}")[0])
         rest.append("" if kind in ("thinking", "reasoning", "redacted_thinking") else part)
     return rest, "".join(thoughts) or None
 
 
-def _parse_content(content: Any, name: str) -> str:
+def _parse_content(content: Any, name: str) -> tuple[str, Images]:
     if content is None:
-        return ""
-    return "".join(_part_text(part, f"{name}[{index}]") for index, part in enumerate(expect_list(content, name)))
+        return "", ()
+    parts = [_parse_part(part, f"{name}[{index}]") for index, part in enumerate(expect_list(content, name))]
+    try:
+        return "".join(parts), ()  # type: ignore[arg-type]
+    except TypeError:
+        return joined(parts)
 
 
-def _part_text(part: Any, name: str) -> str:
+def _parse_part(part: Any, name: str) -> str | ImagePart:
     if isinstance(part, str):
         return part
     kind = expect_object(part, name).get("type", "text")
@@ -109,6 +119,8 @@ def _part_text(part: Any, name: str) -> str:
         return expect_str(part.get("text"), f"{name}.text")
     if kind == "refusal":
         return expect_str(part.get("refusal"), f"{name}.refusal")
+    if (image := image_of(part)) is not None:
+        return image
     raise UnsupportedParameter(f"'{name}' has type {kind!r}; this model accepts text only", param=name)
 
 

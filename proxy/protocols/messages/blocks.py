@@ -14,7 +14,8 @@ import orjson
 
 from proxy.errors import InvalidRequest, UnsupportedParameter
 from proxy.protocols.fields import expect_list, expect_object, expect_str, optional_str
-from proxy.types import Message, Role, ToolCall
+from proxy.protocols.parts import Images, image_of, joined
+from proxy.types import ImagePart, Message, Role, ToolCall
 
 # Claude Code's first system block. It is dropped because its end changes with every request.
 BILLING_HEADER = "x-anthropic-billing-header:"
@@ -142,10 +143,21 @@ def _text_of(block: Mapping[str, Any], name: str) -> str:
     return expect_str(block.get("text"), f"{name}.text")
 
 
+def _part_of(block: Mapping[str, Any], name: str) -> str | ImagePart:
+    if block.get("type") == "text":
+        return expect_str(block.get("text"), f"{name}.text")
+    if (image := image_of(block)) is not None:
+        return image
+    raise _refusal(block, name)
+
+
 def _refusal(block: Mapping[str, Any], name: str) -> InvalidRequest:
     kind = block.get("type")
     if not isinstance(kind, str):
         return InvalidRequest(f"'{name}.type' is missing", param=f"{name}.type")
+    if image_of(block) is not None:
+        message = f"'{name}' is an image; only messages from the user, and tool results in them, may have images"
+        return UnsupportedParameter(message, param=name)
     return UnsupportedParameter(
         f"'{name}' has type {kind!r}, which is not supported: the model accepts text only", param=name
     )
@@ -154,28 +166,37 @@ def _refusal(block: Mapping[str, Any], name: str) -> InvalidRequest:
 def _parse_user(content: Any, name: str, dropped: list[str]) -> list[Message]:
     """Put tool results first, whatever the order of the blocks: they must follow the calls that they answer."""
     results: list[Message] = []
-    texts: list[str] = []
+    parts: list[str | ImagePart] = []
     for block, path in _blocks(content, name):
         if block.get("type") == "tool_result":
             results.append(_parse_result(block, path, dropped))
         else:
-            texts.append(_text_of(block, path))
-    text = "".join(texts)
-    return [*results, Message(Role.USER, text)] if text or not results else results
+            parts.append(_part_of(block, path))
+    images: Images = ()
+    try:
+        text = "".join(parts)  # type: ignore[arg-type]
+    except TypeError:
+        text, images = joined(parts)
+    return [*results, Message(Role.USER, text, images=images)] if text or images or not results else results
 
 
 def _parse_result(block: Mapping[str, Any], name: str, dropped: list[str]) -> Message:
     """Parse a tool result. Chat templates have no failure flag, so a failed result without text becomes `error`."""
-    texts = []
+    parts: list[str | ImagePart] = []
     for part, path in _blocks(block.get("content"), f"{name}.content"):
         if part.get("type") == "tool_reference":  # it names a tool with `defer_loading`, which is dropped
             dropped.append(path)
         else:
-            texts.append(_text_of(part, path))
-    text = "".join(texts)
-    if not text and block.get("is_error") is True:
+            parts.append(_part_of(part, path))
+    images: Images = ()
+    try:
+        text = "".join(parts)  # type: ignore[arg-type]
+    except TypeError:
+        text, images = joined(parts)
+    if not text and not images and block.get("is_error") is True:
         text = "error"
-    return Message(Role.TOOL, text, tool_call_id=expect_str(block.get("tool_use_id"), f"{name}.tool_use_id"))
+    called = expect_str(block.get("tool_use_id"), f"{name}.tool_use_id")
+    return Message(Role.TOOL, text, tool_call_id=called, images=images)
 
 
 def _parse_assistant(content: Any, name: str, dropped: list[str]) -> Message:

@@ -4,21 +4,26 @@ An answer goes out as several items: reasoning, message, function calls. Clients
 part, and with tool results between the calls. Items with the same origin (interaction id) are joined if only tool
 results lie between them. Adjacent items without an origin are joined if they can form one answer: reasoning, then at
 most one text, and calls. An `item_reference` means the stored answer: it becomes an assistant message with the name
-ITEM_REFERENCE and an origin, and the text and the calls that stand beside it in full.
+ITEM_REFERENCE and an origin, and the text and the calls that stand beside it in full. Of hosted tools one is known by
+what it shows: a `computer_call` whose screenshot the model sees is a call of a function `computer`.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import orjson
+
 from proxy.errors import InvalidRequest, UnsupportedParameter
 from proxy.parsed_items import FEWEST, ParsedBodies, ParsedItems
 from proxy.protocols.fields import expect_list, expect_object, expect_str, optional_str
+from proxy.protocols.parts import Images, image_of, joined
 from proxy.protocols.responses.item_ids import MESSAGE_PREFIX, origin_of, read_encrypted
 from proxy.protocols.tool_results import link_tool_results
-from proxy.types import ITEM_REFERENCE, Api, Message, Role, ToolCall
+from proxy.types import ITEM_REFERENCE, Api, ImagePart, Message, Role, ToolCall
 
 PARSED_ITEMS = frozenset({"message", "reasoning", "function_call", "function_call_output", ITEM_REFERENCE})
 # Items of hosted tools. This server runs none, so another server made these items: dropped, and recorded as dropped.
@@ -32,6 +37,7 @@ DROPPED_ITEMS = frozenset(
         "web_search_call",
     }
 )
+_COMPUTER = ("computer_call", "computer_call_output")
 _ROLES = {
     "system": Role.SYSTEM,
     "developer": Role.SYSTEM,
@@ -107,19 +113,22 @@ class _Answer:
 class _Conversation:
     """Messages under construction. The latest answer takes pieces until a message other than a tool result follows.
 
-    `dropped`: the paths of items that are left out. `_at`: the index of the latest answer, while it takes pieces; it is
+    `dropped`: the paths of items that are left out. `_computer`: calls of a computer that have no screenshot yet, with
+    their paths. `_at`: the index of the latest answer, while it takes pieces; it is
     not among the messages yet.
     """
 
     def __init__(self) -> None:
         self.dropped: list[str] = []
         self._messages: list[Message] = []
+        self._computer: dict[str, tuple[Mapping[str, Any], str]] = {}
         self._latest: _Answer | None = None
         self._at = 0
 
     def copy(self) -> _Conversation:
         other = _Conversation()
         other.dropped, other._messages, other._at = self.dropped.copy(), self._messages.copy(), self._at
+        other._computer = self._computer.copy()
         other._latest = None if self._latest is None else self._latest.copy()
         return other
 
@@ -130,8 +139,24 @@ class _Conversation:
             kind = _item_type(expect_object(item, name), name)
             if kind in DROPPED_ITEMS:
                 self.dropped.append(f"{name} of type {kind}")
+                if kind in _COMPUTER:
+                    self._see(kind, item, name)
             else:
                 _add_item(self, kind, item, name)
+
+    def _see(self, kind: str, item: Mapping[str, Any], name: str) -> None:
+        """Take a call of a computer, and its screenshot, where a screenshot was read: both are dropped otherwise."""
+        called = optional_str(item, "call_id", f"{name}.")
+        if kind == "computer_call":
+            if called is not None:
+                self._computer[called] = (item, name)
+        elif isinstance(output := item.get("output"), dict) and (image := image_of(output)) is not None:
+            self.dropped.remove(f"{name} of type {kind}")
+            if called in self._computer:
+                call, at = self._computer.pop(called)
+                self.dropped.remove(f"{at} of type computer_call")
+                self.add_piece(_Answer(_origin(call, at), calls=[_parse_computer_call(call, called)]))
+            self.add(Message(Role.TOOL, "", tool_call_id=called, images=(image,)))
 
     def add(self, message: Message) -> None:
         if message.role is not Role.TOOL:
@@ -186,11 +211,12 @@ def _add_message(conversation: _Conversation, item: Mapping[str, Any], name: str
     role = _ROLES.get(role_name) if isinstance(role_name, str) else None
     if role is None:
         raise InvalidRequest(f"'{name}.role' must be one of {', '.join(_ROLES)}", param=f"{name}.role")
-    text = _parse_text(item.get("content"), f"{name}.content")
     if role is Role.ASSISTANT:
+        text = _parse_text(item.get("content"), f"{name}.content")
         conversation.add_piece(_Answer(_origin(item, name), texts=[text]))
     else:
-        conversation.add(Message(role, text))
+        text, images = _parse_content(item.get("content"), f"{name}.content")
+        conversation.add(Message(role, text, images=images))
 
 
 def _parse_reasoning(item: Mapping[str, Any], name: str) -> _Answer:
@@ -210,9 +236,19 @@ def _parse_call(item: Mapping[str, Any], name: str) -> ToolCall:
     )
 
 
+def _parse_computer_call(item: Mapping[str, Any], call_id: str) -> ToolCall:
+    """The call as that of a function `computer`, whose arguments are the action, or the actions of newer models."""
+    asked = item.get("action")
+    arguments = {"actions": item.get("actions")} if asked is None else asked
+    try:
+        return ToolCall(call_id, "computer", orjson.dumps(arguments).decode())
+    except orjson.JSONEncodeError:
+        return ToolCall(call_id, "computer", json.dumps(arguments))
+
+
 def _parse_output(item: Mapping[str, Any], name: str) -> Message:
-    text = _parse_text(item.get("output"), f"{name}.output")
-    return Message(Role.TOOL, text, tool_call_id=optional_str(item, "call_id", f"{name}."))
+    text, images = _parse_content(item.get("output"), f"{name}.output")
+    return Message(Role.TOOL, text, tool_call_id=optional_str(item, "call_id", f"{name}."), images=images)
 
 
 def _parse_reference(item: Mapping[str, Any], name: str) -> _Answer:
@@ -230,12 +266,24 @@ def _origin(item: Mapping[str, Any], name: str) -> str | None:
 
 def _parse_text(value: Any, name: str) -> str:
     """Return a string, or the joined text of a list of parts, or "" for null."""
+    text, images = _parse_content(value, name)
+    if images:
+        raise UnsupportedParameter(f"'{name}' has an image; answers and reasoning are texts", param=name)
+    return text
+
+
+def _parse_content(value: Any, name: str) -> tuple[str, Images]:
+    """Return the text as `_parse_text` does, and the images that stand in it."""
     if value is None or isinstance(value, str):
-        return value or ""
-    return "".join(_part_text(part, f"{name}[{index}]") for index, part in enumerate(expect_list(value, name)))
+        return value or "", ()
+    parts = [_parse_part(part, f"{name}[{index}]") for index, part in enumerate(expect_list(value, name))]
+    try:
+        return "".join(parts), ()  # type: ignore[arg-type]
+    except TypeError:
+        return joined(parts)
 
 
-def _part_text(part: Any, name: str) -> str:
+def _parse_part(part: Any, name: str) -> str | ImagePart:
     if isinstance(part, str):
         return part
     kind = expect_object(part, name).get("type", "text")
@@ -243,4 +291,6 @@ def _part_text(part: Any, name: str) -> str:
         return expect_str(part.get("refusal"), f"{name}.refusal")
     if isinstance(kind, str) and kind in _TEXT_PARTS:
         return expect_str(part.get("text"), f"{name}.text")
+    if (image := image_of(part)) is not None:
+        return image
     raise UnsupportedParameter(f"'{name}' has type {kind!r}; this model accepts text only", param=name)

@@ -1,0 +1,190 @@
+"""The images of a request: read, checked and named by digest before the request is parsed.
+
+Agents send their whole history with every turn, so most images have been read before. Base64 text that this process has
+seen is recognised by its hash: it is not decoded again, and its image is neither opened nor hashed. Only an image that
+is not stored with the session yet brings its bytes: what is known of it in memory is no promise that it is stored.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, NamedTuple, Protocol
+
+from xxhash import xxh3_128_digest
+
+from proxy.errors import InvalidRequest, UnsupportedParameter
+from proxy.images.data_urls import decode_text, is_url
+from proxy.images.decode import read_image
+from proxy.types import ImageFile, ImagePart
+
+Work = Callable[..., Awaitable[Any]]
+"""`await work(size, function, *arguments)` calls a function in a thread; `size`: of what it reads, in bytes."""
+
+_MOST_KNOWN = 50_000
+_MOST_FETCHED = 64 * 2**20
+# Decoding base64 text of this length takes a fraction of a millisecond.
+_INLINE = 64 * 1024
+
+
+class Source(Protocol):
+    """An image in a request: a data URL, base64 text or an http(s) URL in the field `name`."""
+
+    @property
+    def text(self) -> str: ...
+
+    @property
+    def name(self) -> str: ...
+
+    def put(self, image: ImagePart) -> None: ...
+
+
+class Holder(Protocol):
+    """What a session has of images: those that are stored with it, and the digests of those that it fetched."""
+
+    images: dict[str, ImagePart]
+    image_urls: dict[str, str]
+
+
+class Fetch(Protocol):
+    """Fetches an image for a field of a request. Raises InvalidRequest naming the field."""
+
+    async def __call__(self, url: str, name: str) -> bytes: ...
+
+
+class Limits(NamedTuple):
+    """Most pixels and bytes of an image, most images of a request, and most bytes that it may have fetched."""
+
+    pixels: int
+    bytes: int
+    images: int
+    fetched: int
+
+
+class NoSession:
+    """The holder of a request without a session."""
+
+    def __init__(self) -> None:
+        self.images: dict[str, ImagePart] = {}
+        self.image_urls: dict[str, str] = {}
+
+
+class ImageIntake:
+    """For all sessions of a process. `fetch`: None where URLs are refused."""
+
+    def __init__(self, limits: Limits, fetch: Fetch | None = None) -> None:
+        self._limits, self._fetch = limits, fetch
+        self._known: OrderedDict[bytes, ImageFile] = OrderedDict()  # without their data
+        self._seed = secrets.randbits(64)  # nobody can make two texts of one hash
+        # What was fetched and may not be stored yet: a retry must find the same image.
+        self._fetched: OrderedDict[str, ImageFile] = OrderedDict()
+        self._fetching: dict[tuple[int, str], asyncio.Task[ImageFile]] = {}
+
+    async def take(
+        self, sources: Sequence[Source], holder: Holder, work: Work, *, sizes_only: bool = False
+    ) -> dict[str, ImageFile]:
+        """Read the images of a request, and put an `ImagePart` in the place of each. Returns those that are not stored
+        with the session, by digest.
+
+        `holder`: the session. `work`: takes what is CPU-heavy off the event loop. `sizes_only`: images whose sizes are
+        known may be left out of what is returned. Raises InvalidRequest that names the
+        field of an image that is broken, too large or cannot be had.
+        """
+        self._check_number(sources)
+        files: dict[str, ImageFile] = {}
+        texts = [source for source in sources if not is_url(source.text)]
+        length = sum(len(source.text) for source in texts)
+        keys = await self._do(work, length, self._keys, [source.text for source in texts])
+        parts: dict[bytes, ImagePart] = {}
+        for key, source in zip(keys, texts, strict=True):
+            if key not in parts:
+                file = await self._of_text(key, source, holder, work, sizes_only)
+                parts[key] = ImagePart(file.digest, 0, file.width, file.height)
+                if file.data:
+                    files[file.digest] = file
+            source.put(parts[key])
+        for source in sources:
+            if is_url(source.text):
+                source.put(await self._of_url(source, holder, work, files))
+        return files
+
+    def _check_number(self, sources: Sequence[Source]) -> None:
+        most = self._limits.images
+        if len(sources) > most:
+            name = sources[most].name
+            raise InvalidRequest(
+                f"'{name}' is image {most + 1} of the request; at most {most} are allowed (--max-request-images)",
+                param=name,
+            )
+
+    async def _do(self, work: Work, size: int, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Call what takes little time for little text."""
+        return function(*arguments) if size <= _INLINE else await work(size, function, *arguments)
+
+    def _keys(self, texts: Sequence[str]) -> list[bytes]:
+        return [xxh3_128_digest(text.encode("utf-8", "surrogatepass"), seed=self._seed) for text in texts]
+
+    async def _of_text(self, key: bytes, source: Source, holder: Holder, work: Work, sizes_only: bool) -> ImageFile:
+        """Return the image of a text, without its data if that is known and nobody needs it."""
+        text, name = source.text, source.name
+        known = self._known.get(key)
+        if known is None:
+            file: ImageFile = await work(len(text), self._read_text, text, name)
+            known = self._known[key] = file._replace(data=b"")
+            if len(self._known) > _MOST_KNOWN:
+                self._known.popitem(last=False)
+        else:
+            self._known.move_to_end(key)
+            if sizes_only or known.digest in holder.images:
+                return known
+            data = await self._do(work, len(text), decode_text, text, name, self._limits.bytes)
+            file = known._replace(data=data)
+        return known if known.digest in holder.images else file
+
+    def _read_text(self, text: str, name: str) -> ImageFile:
+        return self._read(decode_text(text, name, self._limits.bytes), name)
+
+    def _read(self, data: bytes, name: str) -> ImageFile:
+        return read_image(data, name, most_pixels=self._limits.pixels, most_bytes=self._limits.bytes)
+
+    async def _of_url(self, source: Source, holder: Holder, work: Work, files: dict[str, ImageFile]) -> ImagePart:
+        """Return the image at a URL, which is fetched once for a session."""
+        if self._fetch is None:
+            raise UnsupportedParameter(
+                f"'{source.name}' is a URL, and this server fetches no images; send the image as a data URL, or start "
+                "the server with --allow-image-urls",
+                param=source.name,
+            )
+        digest = holder.image_urls.get(source.text, "")
+        if (stored := holder.images.get(digest)) is not None:
+            return stored
+        file = self._fetched.get(digest) or await self._fetched_once(source, holder, work)
+        files[file.digest] = file
+        if sum(len(file.data) for file in files.values()) > self._limits.fetched:
+            raise InvalidRequest(
+                f"the new images of the request have more than {self._limits.fetched} bytes (--max-body-bytes)",
+                param=source.name,
+            )
+        return ImagePart(file.digest, 0, file.width, file.height)
+
+    async def _fetched_once(self, source: Source, holder: Holder, work: Work) -> ImageFile:
+        """Fetch an image, or wait for a request of the same session that does. Its failure is that of all of them."""
+        place = (id(holder), source.text)
+        task = self._fetching.get(place)
+        if task is None:
+            task = self._fetching[place] = asyncio.create_task(self._fetch_one(source, holder, work))
+            task.add_done_callback(lambda _: self._fetching.pop(place))
+        return await asyncio.shield(task)
+
+    async def _fetch_one(self, source: Source, holder: Holder, work: Work) -> ImageFile:
+        assert self._fetch is not None
+        data = await self._fetch(source.text, source.name)
+        read: ImageFile = await work(len(data), self._read, data, source.name)
+        file = read._replace(url=source.text)
+        holder.image_urls[source.text] = file.digest
+        self._fetched[file.digest] = file
+        while sum(len(file.data) for file in self._fetched.values()) > _MOST_FETCHED:
+            self._fetched.popitem(last=False)
+        return file

@@ -1,0 +1,152 @@
+"""Finds the images of a request's JSON, in the parts of its API that may have one.
+
+Each is replaced, in place, by an `ImagePart` before the body is parsed. No JSON can hold one, so parsers take nothing
+else for an image that was read: a body that nobody looked through is one of a model without vision.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+from proxy.errors import InvalidRequest, UnsupportedParameter
+from proxy.protocols.fields import expect_object, expect_str, json_type, optional_str
+from proxy.types import Api, ImagePart
+
+_DETAILS = {"auto": "", "low": "low", "high": "high", "original": "high"}
+_KIND = {Api.CHAT: "image_url", Api.RESPONSES: "input_image", Api.MESSAGES: "image"}
+_OTHER_MEDIA = frozenset(
+    {
+        *("image", "image_url", "input_image", "input_audio", "audio_url", "video", "video_url", "input_video"),
+        *("file", "input_file", "document"),
+    }
+)
+
+
+class Source(NamedTuple):
+    """An image as the client sent it: the value at `key` of `holder`. `name`: the path of the field.
+
+    `text`: a data URL, base64 text or an http(s) URL. `detail`: as in `ImagePart`.
+    """
+
+    holder: Any
+    key: str | int
+    text: str
+    name: str
+    detail: str = ""
+
+    def put(self, image: ImagePart) -> None:
+        """Put the image in the place of its source."""
+        self.holder[self.key] = image._replace(detail=self.detail)
+
+
+def image_sources(body: Any, api: Api) -> list[Source]:
+    """Return the images of a decoded body, in order. Raises InvalidRequest naming a part that is no image it takes."""
+    if not isinstance(body, dict):
+        return []
+    if api is Api.GENERATE:
+        return _of_image_data(body)
+    field = "input" if api is Api.RESPONSES else "messages"
+    items = body.get(field)
+    if type(items) is not list:
+        return []
+    found: list[Source] = []
+    for index, item in enumerate(items):
+        if type(item) is dict:
+            content, output = item.get("content"), item.get("output")
+            if type(content) is list:
+                found += _of_parts(content, api, f"{field}[{index}].content")
+            if type(output) is list:
+                found += _of_parts(output, api, f"{field}[{index}].output")
+            elif type(output) is dict and item.get("type") == "computer_call_output":
+                found.append(_input_image(output, f"{field}[{index}].output"))
+    return found
+
+
+def _of_parts(parts: list[Any], api: Api, name: str) -> Iterator[Source]:
+    for index, part in enumerate(parts):
+        if type(part) is not dict or (kind := part.get("type")) == "text":
+            continue
+        if kind == _KIND[api]:
+            yield _READ[api](part, f"{name}[{index}]")
+        elif kind == "tool_result" and api is Api.MESSAGES and type(part.get("content")) is list:
+            yield from _of_parts(part["content"], api, f"{name}[{index}].content")
+        elif type(kind) is str and kind in _OTHER_MEDIA:
+            raise UnsupportedParameter(
+                f"'{name}[{index}]' has type {kind!r}; beside text this server takes images, which this API sends as "
+                f"parts of type {_KIND[api]!r}",
+                param=f"{name}[{index}]",
+            )
+
+
+def _image_url(part: dict[str, Any], name: str) -> Source:
+    """A part of a chat message; some clients give the URL alone, without an object around it."""
+    value = part.get("image_url")
+    if isinstance(value, str):
+        return Source(part, "image_url", value, f"{name}.image_url", _detail(part, name))
+    value = expect_object(value, f"{name}.image_url")
+    text = expect_str(value.get("url"), f"{name}.image_url.url")
+    return Source(part, "image_url", text, f"{name}.image_url.url", _detail(value, f"{name}.image_url"))
+
+
+def _input_image(part: dict[str, Any], name: str) -> Source:
+    """A part of an input item, or the screenshot of a `computer_call_output`."""
+    if part.get("image_url") is None and part.get("file_id") is not None:
+        raise _no_files(f"{name}.file_id", "image_url")
+    return Source(
+        part,
+        "image_url",
+        expect_str(part.get("image_url"), f"{name}.image_url"),
+        f"{name}.image_url",
+        _detail(part, name),
+    )
+
+
+def _image_block(block: dict[str, Any], name: str) -> Source:
+    source, at = expect_object(block.get("source"), f"{name}.source"), f"{name}.source"
+    match source.get("type"):
+        case "base64":
+            # The bytes say their type: agents often name another one than the `media_type` that it is.
+            optional_str(source, "media_type", f"{at}.")
+            data = expect_str(source.get("data"), f"{at}.data")
+            if data[:5] in ("data:", "http:", "https"):
+                raise InvalidRequest(f"'{at}.data' must be base64 text, not a URL", param=f"{at}.data")
+            return Source(block, "source", data, f"{at}.data")
+        case "url":
+            return Source(block, "source", expect_str(source.get("url"), f"{at}.url"), f"{at}.url")
+        case "file":
+            raise _no_files(f"{at}.file_id", "a source of type base64")
+        case _:
+            raise InvalidRequest(f"'{at}.type' must be base64 or url", param=f"{at}.type")
+
+
+_READ = {Api.CHAT: _image_url, Api.RESPONSES: _input_image, Api.MESSAGES: _image_block}
+
+
+def _of_image_data(body: dict[str, Any]) -> list[Source]:
+    """Those of `/v1/generate`: base64 texts or URLs, one or a list, in the order of their tokens."""
+    value = body.get("image_data")
+    if value is None:
+        return []
+    if isinstance(value, str):
+        value = body["image_data"] = [value]
+    if not isinstance(value, list):
+        message = f"'image_data' must be a list of base64 texts or URLs, not {json_type(value)}"
+        raise InvalidRequest(message, param="image_data")
+    names = (f"image_data[{index}]" for index in range(len(value)))
+    return [Source(value, at, expect_str(value[at], name), name) for at, name in enumerate(names)]
+
+
+def _detail(part: Mapping[str, Any], name: str) -> str:
+    detail = part.get("detail")
+    if detail is None:
+        return ""
+    if not isinstance(detail, str) or detail not in _DETAILS:
+        raise InvalidRequest(f"'{name}.detail' must be one of {', '.join(_DETAILS)}", param=f"{name}.detail")
+    return _DETAILS[detail]
+
+
+def _no_files(name: str, instead: str) -> UnsupportedParameter:
+    return UnsupportedParameter(
+        f"'{name}' is not supported: this server keeps no files; send the image in {instead}", param=name
+    )
