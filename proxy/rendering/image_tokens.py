@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 
 import numpy as np
@@ -29,7 +29,10 @@ _WORK_OF_SIZE, _WORK_OF_IMAGE = 100_000, 200
 
 
 class ImageTokens:
-    """The tokens of images for one tokenizer and processor. Thread-safe. `token`: the one that an image is made of."""
+    """The tokens of images for one tokenizer and processor. Thread-safe.
+
+    `token`: the one that an image is made of. `mark`: the placeholder's, as templates write it.
+    """
 
     def __init__(self, tokenizer: Tokenizer, vision: VisionProcessor) -> None:
         self.vision = vision
@@ -37,7 +40,7 @@ class ImageTokens:
         mark = tokenizer.token_id(vision.placeholder)
         if mark is None or not tokenizer.is_marker(mark):
             raise ConfigurationError(f"{vision.placeholder} is no token of this model, so it cannot stand for an image")
-        self._mark = mark
+        self.mark = mark
         probe = vision.expansion(*_PROBE)
         ids = [token for token in tokenizer.encode(probe) if tokenizer.is_marker(token)]
         if not ids:
@@ -67,7 +70,7 @@ class ImageTokens:
         if not parts:
             return ids
         out, before = ids_of(), 0
-        places = np.flatnonzero(np.frombuffer(ids, np.int32) == self._mark).tolist()
+        places = np.flatnonzero(np.frombuffer(ids, np.int32) == self.mark).tolist()
         if len(places) != len(parts):
             raise InvalidRequest("the chat template of this model cannot express these images", param="messages")
         for at, part in zip(places, parts, strict=True):
@@ -77,7 +80,7 @@ class ImageTokens:
         return out + ids[before:]
 
     def placed(self, ids: Ids, images: Sequence[ImagePart], start: int = 0) -> tuple[PlacedImage, ...]:
-        """Return where the images are in `ids`, which have no others. `start`: how many ids of the prompt are before."""
+        """Return where the images are in `ids`, which have no others. `start`: how many ids of the prompt precede."""
         places = np.flatnonzero(np.frombuffer(ids, np.int32) == self.token)
         found, at = [], 0
         for image in images:
@@ -97,15 +100,23 @@ class ImageTokens:
 
     def count(self, image: ImagePart) -> int:
         """Return how many tokens `token` an image takes."""
-        return self._divided(image.width, image.height, image.detail)[1].count(self.token)
+        return self.core(image).count(self.token)
 
-    def work(self, messages: Sequence[Message]) -> int:
-        """Return how long it takes to expand the images of these messages, in characters of text to render."""
+    def core(self, image: ImagePart) -> Ids:
+        """Return the ids from the first to the last token that an image brings: what never depends on the text."""
+        return self._divided(image.width, image.height, image.detail)[1]
+
+    def expanded(self, image: ImagePart) -> Ids:
+        """Return the ids of all that takes the place of a placeholder."""
+        lead, core, tail = self._divided(image.width, image.height, image.detail)
+        return self._tokenizer.encode(lead) + core + self._tokenizer.encode(tail)
+
+    def work(self, images: Iterable[ImagePart]) -> int:
+        """Return how long it takes to expand images, in characters of text to render."""
         work = 0
-        for message in messages:
-            for image in message.images:
-                known = self.vision.knows(image.width, image.height, image.detail)
-                work += _WORK_OF_IMAGE if known else _WORK_OF_SIZE
+        for image in images:
+            known = self.vision.knows(image.width, image.height, image.detail)
+            work += _WORK_OF_IMAGE if known else _WORK_OF_SIZE
         return work
 
     def _with_marks(self, text: str, images: Iterator[ImagePart], parts: list[Ids], guard: str) -> str:
@@ -172,7 +183,7 @@ class ImageTokens:
         for before, after in (("", ""), ("a", "b"), ("a ", " b"), ("a\n", "\nb")):
             whole = self._tokenizer.encode(before + probe + after)
             marked = self._tokenizer.encode(before + lead + self.vision.placeholder + tail + after)
-            at = marked.index(self._mark)
+            at = marked.index(self.mark)
             if marked[:at] + core + marked[at + 1 :] != whole:
                 raise ConfigurationError(f"the tokens of {self.vision.placeholder} depend on the text beside them")
 

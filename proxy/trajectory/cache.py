@@ -125,9 +125,12 @@ class InteractionCache:
             del kept[next(iter(kept))]
         return found
 
-    def find_prefix(self, ids: Ids) -> Node | None:
-        """Find the deepest node whose prompt and output ids are a prefix of `ids`; the newest if several are equal."""
-        view = memoryview(ids)
+    def find_prefix(self, ids: Ids, images: Iterable[PlacedImage] = ()) -> Node | None:
+        """Find the deepest node whose prompt and output ids are a prefix of `ids`; the newest if several are equal.
+
+        `images`: all of `ids`. Those of the node are the same ones.
+        """
+        view, placed = memoryview(ids), frozenset(images)
         heads = [node for node in self.nodes.values() if node.parent is None or not node.interaction.aligned]
         best: tuple[int, int, Node] | None = None
         open_nodes = [(node, 0) for node in heads]
@@ -138,6 +141,8 @@ class InteractionCache:
             end = middle + len(own.output_ids)
             # Views compare up to the first difference and copy nothing: a session may have many long roots.
             if own.seq < 0 or view[start:middle] != own.prompt_suffix or view[middle:end] != own.output_ids:
+                continue
+            if own.images and not placed.issuperset(own.images):  # other pictures may have as many tokens
                 continue
             if best is None or (end, own.seq) > best[:2]:
                 best = end, own.seq, node

@@ -119,7 +119,7 @@ def message_key(message: Message, calls: tuple[str, ...]) -> int:
     text = _text_key(visible(content) if role is _ASSISTANT else content)
     number = _ROLE_NUMBER[role]
     if name is not None and name.startswith(TOKENS):
-        return hash((number, text, _text_key(name)))
+        return hash((number, text, _text_key(name), *(map(_image_key, images) if images else ())))
     if not (tool_calls or images or role is _TOOL):
         return hash((number, text))
     called = tuple([_call_key(call) for call in tool_calls])
@@ -264,6 +264,7 @@ def request_hash(request: TurnRequest, sampling: SamplingParams, identity: Ident
         None if request.input_ids is None else xxh3_64_intdigest(request.input_ids.tobytes()),
         identity.end.echo,  # an exact repetition repeats it; it distinguishes siblings with equal conversations
         *(() if request.prefill is None else (request.prefill,)),
+        *(map(_image_key, request.images) if request.images else ()),
         *((request.per_token, request.names_ids) if request.per_token else ()),
     )
     return xxh3_128_hexdigest(repr(parts).encode(errors="surrogatepass"))

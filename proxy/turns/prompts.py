@@ -6,6 +6,7 @@ tokenized again.
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -19,6 +20,7 @@ from proxy.errors import InvalidRequest
 from proxy.prompt_ids import PromptIds
 from proxy.reasons import Echo, FinishReason
 from proxy.rendering.bridge import TAIL
+from proxy.rendering.given_images import locate
 from proxy.rendering.image_tokens import ImageTokens, images_of
 from proxy.rendering.renderer import Renderer
 from proxy.rendering.token_bound import at_most
@@ -33,6 +35,7 @@ from proxy.types import (
     Api,
     Continued,
     Ids,
+    ImagePart,
     Message,
     Parsing,
     PlacedImage,
@@ -121,7 +124,7 @@ class Prompts:
         """Return the ids of all messages. Raises TooManyTokens as `build`."""
         work = _work(request.messages, request.prefill) + _work_of_tools(request.tools)
         if self._images is not None:
-            work += self._images.work(request.messages)
+            work += self._images.work(images_of(request.messages))
         return await self._do(owner, work, most, self._render, request, generation_prompt)
 
     def _render(self, request: TurnRequest, generation_prompt: bool = True) -> Ids:
@@ -132,21 +135,53 @@ class Prompts:
     async def given(self, session: LiveSession, request: TurnRequest, ids: Ids) -> Prompt:
         """Return the prompt of a request that sends token ids.
 
-        The parent is the deepest node whose tokens are a prefix of `ids`. The conversation is that of the parent, plus
-        one user message with the text of the remaining tokens.
+        The parent is the deepest node whose tokens and images are a prefix of those of the request. The conversation is
+        that of the parent, plus one user message with the text of the remaining tokens.
         """
-        parent = session.cache.find_prefix(ids)
+        images: tuple[PlacedImage, ...] = ()
+        if request.images or self._images is not None:
+            ids, images = await self.located(ids, request.images, session.id)
+        parent = session.cache.find_prefix(ids, images)
         request.timeline.matched = time.monotonic()
-        added = ids[parent.length if parent is not None else 0 :]
+        known = 0 if parent is None else parent.length
+        added = ids[known:]
         name = f"{TOKENS}{xxh3_64_intdigest(added.tobytes()):016x}"
-        new = Message(Role.USER, await self.decode(added, session.id), name=name)
+        text, parts = await self._read(ids, known, images, session.id) if images else (None, ())
+        text = await self.decode(added, session.id) if text is None else text
+        new = Message(Role.USER, text, name=name, images=parts)
         if parent is None:
-            return Prompt(PromptIds(ids), Match(None, 0), (new,), identify((new,), (), {}), bridged=True)
+            identity = identify((new,), (), {})
+            return Prompt(PromptIds(ids), Match(None, 0), (new,), identity, bridged=True, images=images)
         before = session.cache.conversation(parent)
         states = (parent.end, extend(parent.end, [new])[-1])
         identity = Identity(parent.root, len(before), states)
         match = Match(parent, len(before))
-        return Prompt(parent.ids.extended(added), match, (*before, new), identity, bridged=True)
+        return Prompt(parent.ids.extended(added), match, (*before, new), identity, bridged=True, images=images)
+
+    async def located(self, ids: Ids, images: Sequence[ImagePart], owner: str) -> tuple[Ids, tuple[PlacedImage, ...]]:
+        """Return the ids of a prompt with its images expanded, and where they are. `images`: those of the ids.
+
+        Raises InvalidRequest if the ids do not have the tokens of these images.
+        """
+        if self._images is None:
+            if images:
+                raise InvalidRequest("this model accepts text only, no images", param="input_ids")
+            return ids, ()
+        work = self._images.work(images) + len(ids)
+        return await self._do(owner, work, sys.maxsize, locate, self._images, ids, images)
+
+    async def _read(
+        self, ids: Ids, known: int, images: Sequence[PlacedImage], owner: str
+    ) -> tuple[str, tuple[ImagePart, ...]]:
+        """Return the text of the ids after the `known` ones, and the images that stand in it."""
+        text, parts = "", list[ImagePart]()
+        for image in images:
+            if image.start < known:
+                continue
+            text += await self.decode(ids[known : image.start], owner)
+            parts.append(ImagePart(image.digest, len(text), image.width, image.height, image.detail))
+            known = image.start + image.length
+        return text + await self.decode(ids[known:], owner), tuple(parts)
 
     async def continued(
         self, request: TurnRequest, known: Continued, most: int, owner: str, generation_prompt: bool
@@ -179,7 +214,7 @@ class Prompts:
 
         work = _work(new, request.prefill)
         if self._images is not None:
-            work += self._images.work(new)
+            work += self._images.work(images_of(new))
         return known.ids + await self._do(owner, work, most - len(known.ids), append)
 
     async def parse(self, ids: Ids, wanted: Parsing, owner: str) -> tuple[Message, FinishReason]:
@@ -235,7 +270,7 @@ class Prompts:
 
         work = _work(new, request.prefill)
         if self._images is not None:
-            work += self._images.work(new)
+            work += self._images.work(images_of(new))
         suffix = await self._do(session.id, work, most - len(parent.ids), bridge)
         return None if suffix is None else parent.ids.extended(suffix)
 

@@ -5,8 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from proxy.errors import InvalidRequest
 from proxy.rendering.renderer import Renderer
-from proxy.types import Api, ImageFile, Message, Role, TurnRequest
+from proxy.types import Api, Ids, ImageFile, Message, Role, TurnRequest
 from tests.support import Server, says, serving, user
 from tests.vision import image_file, part
 
@@ -42,3 +45,76 @@ async def test_a_turn_with_images_bridges_and_stores_where_its_images_are(
         ]
         assert await engine_saw[1].read() == [first, second]
         assert server.prompts()[2] == list(vision_renderer.render(answered, (), {}))
+
+
+async def generated(server: Server, ids: Ids, *files: ImageFile) -> Any:
+    """Run a turn of the session `s` that sends token ids and images, and return its interaction."""
+    state = server.app.state
+    request = TurnRequest(
+        Api.GENERATE,
+        "m",
+        (),
+        input_ids=ids,
+        images=tuple(part(file) for file in files),
+        files={file.digest: file for file in files},
+    )
+    session = await state.registry.get("s")
+    [choice] = await state.turns.begin(session, request, new_id=lambda: f"turn-{len(server.engine.requests)}")
+    return await choice.ended
+
+
+async def test_token_ids_are_continued_by_their_images_too(tmp_path: Path, vision_renderer: Renderer) -> None:
+    """Two pictures of one size have equal tokens, and the session goes on from the one that was sent."""
+    red, blue = image_file(100, 80, 1), image_file(100, 80, 2)
+    ids = vision_renderer.render([Message(Role.USER, "Look.", images=(part(red, 5),))], (), {})
+    async with serving(tmp_path, says("Hello.", "Red.", "Blue.", "Still red."), vision_renderer) as server:
+        await server.chat([user("first of all")])
+        of_red, of_blue = await generated(server, ids, red), await generated(server, ids, blue)
+        assert of_red.prompt_suffix == of_blue.prompt_suffix
+        longer = ids + of_red.output_ids + vision_renderer.encode("And?")
+        again = await generated(server, longer, red)
+        assert (again.parent_id, again.aligned, again.images) == (of_red.id, True, ())
+        [first, second] = [of_red.images, of_blue.images]
+        assert (first[0].digest, second[0].digest) == (red.digest, blue.digest)
+        assert of_red.new_messages[0].images[0].digest == red.digest
+        assert "<|image_pad|>" not in of_red.new_messages[0].content
+
+
+async def test_one_placeholder_is_expanded_and_other_counts_are_refused(
+    tmp_path: Path, vision_renderer: Renderer
+) -> None:
+    file = image_file(100, 80)
+    ids = vision_renderer.render([Message(Role.USER, "Look.", images=(part(file, 5),))], (), {})
+    assert vision_renderer.images is not None
+    pad = vision_renderer.images.token
+    place = ids.index(pad)
+    one = ids[: place + 1] + ids[place + ids.count(pad) :]
+    async with serving(tmp_path, says("Hello.", "One."), vision_renderer) as server:
+        await server.chat([user("first of all")])
+        with pytest.raises(InvalidRequest, match="image 0 takes 12 tokens .* has 2 in its place"):
+            await generated(server, ids[: place + 2] + ids[place + ids.count(pad) :], file)
+        with pytest.raises(InvalidRequest, match="has the tokens of 1 images, but 2 images came"):
+            await generated(server, ids, file, file)
+        with pytest.raises(InvalidRequest, match="more tokens of images than the 0 images"):
+            await generated(server, ids)
+        assert len(server.prompts()) == 1
+        await generated(server, one, file)
+        assert server.prompts()[1] == list(ids)
+
+
+async def test_a_session_that_was_read_from_the_database_goes_on_with_its_images(
+    tmp_path: Path, vision_renderer: Renderer
+) -> None:
+    first, second = image_file(100, 80), image_file(300, 200, 1)
+    async with serving(tmp_path, says("Hello.", "One.", "Two."), vision_renderer) as server:
+        await server.chat([user("first of all")])
+        asked = [Message(Role.USER, "Look: ", images=(part(first, 6),))]
+        one = await turn(server, asked, first)
+        server.forget_sessions()
+        two = await turn(server, [*asked, one.output, Message(Role.USER, "And?", images=(part(second),))], second)
+        assert (two.parent_id, two.aligned) == (one.id, True)
+        assert [image.digest for image in two.images] == [second.digest]
+        seen = server.engine.requests[-1].images
+        assert seen is not None
+        assert seen.placed == one.images + two.images
+        assert [file.digest for file in await seen.read()] == [first.digest, second.digest]
