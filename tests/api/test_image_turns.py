@@ -91,7 +91,7 @@ async def test_one_placeholder_is_expanded_and_other_counts_are_refused(
     one = ids[: place + 1] + ids[place + ids.count(pad) :]
     async with serving(tmp_path, says("Hello.", "One."), vision_renderer) as server:
         await server.chat([user("first of all")])
-        with pytest.raises(InvalidRequest, match="image 0 takes 12 tokens .* has 2 in its place"):
+        with pytest.raises(InvalidRequest, match=r"image 0 takes 12 tokens .* has 2 in its place"):
             await generated(server, ids[: place + 2] + ids[place + ids.count(pad) :], file)
         with pytest.raises(InvalidRequest, match="has the tokens of 1 images, but 2 images came"):
             await generated(server, ids, file, file)
